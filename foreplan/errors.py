@@ -1,0 +1,69 @@
+"""Every error foreplan raises for a person to read: one root, few leaves, numbers kept as fields."""
+
+from __future__ import annotations
+
+
+class ForeplanError(Exception):
+    """The root: its message says what is wrong, where, and what to do about it.
+
+    Attributes:
+        exit_code: what the command line exits with (1 a check failed, 2 wrong use, 3 does not fit).
+    """
+
+    exit_code = 2
+
+
+class UsageError(ForeplanError):
+    """An argument, option or name that foreplan cannot take."""
+
+
+class ModelError(ForeplanError):
+    """A model file or graph that is broken or holds what foreplan cannot compile; names the node."""
+
+
+class UnsupportedError(ModelError):
+    """An op, attribute, opset or data-dependent shape that has no kernel and no decomposition."""
+
+
+class ShapeError(ModelError):
+    """Shapes or dtypes that are unbound, or contradict each other; names the node and both sides."""
+
+
+class TraceError(ModelError):
+    """Python code that cannot be traced, such as `if` on a traced value; names the line."""
+
+
+class InputError(ForeplanError):
+    """A wrong array given to a step: its name, what was expected and what came."""
+
+
+class PlanError(ForeplanError):
+    """A plan or plan file that must not run: damaged, edited, or made for something else."""
+
+    exit_code = 1
+
+
+class VerificationError(PlanError):
+    """The verifier refused a plan; names the step and the two values that collide."""
+
+
+class DoesNotFitError(ForeplanError):
+    """A capacity or budget that cannot be met.
+
+    Attributes:
+        needed: bytes of the smallest plan found.
+        capacity: bytes that were allowed.
+        lower_bound: bytes no plan of this schedule can go below.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, needed: int, capacity: int, lower_bound: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.capacity = capacity
+        self.lower_bound = lower_bound
+
+
+class SessionError(ForeplanError):
+    """A session that cannot run, load or save; says what state it is left in."""

@@ -1,0 +1,63 @@
+"""Bytes, counts and times, to and from the text that people write and read."""
+
+from __future__ import annotations
+
+import re
+
+from foreplan.errors import UsageError
+
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_UNITS |= {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes from "2GiB", "512MiB", "1.5 GB" (powers of ten) or a plain number of bytes.
+
+    Raises:
+        UsageError: the text is not a size.
+    """
+    if isinstance(text, int):
+        if text < 0:
+            raise UsageError(f"a size in bytes must not be negative, got {text}")
+        return text
+    match = _SIZE.fullmatch(text)
+    if match is None or match[2].lower() not in _UNITS:
+        raise UsageError(f"{text!r} is not a size; write bytes or a unit, such as 2147483648, 512MiB or 1.5GiB")
+    whole = match[1]
+    unit = _UNITS[match[2].lower()]
+    return int(whole) * unit if whole.isdigit() else int(float(whole) * unit)
+
+
+def align_up(nbytes: int, alignment: int) -> int:
+    """The smallest multiple of `alignment` that is at least `nbytes` (both in bytes)."""
+    return -(-nbytes // alignment) * alignment
+
+
+def format_bytes(nbytes: int) -> str:
+    """Bytes as people read them, in IEC units: `7.25 GiB`, `512 B`."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{nbytes} B" if unit == "B" else f"{size:,.2f} {unit}"
+
+
+def format_count(count: float) -> str:
+    """A count with a decimal prefix: `12.3 G`, `5 M`, `17`."""
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(count) >= factor:
+            return f"{count / factor:.3g} {prefix}"
+    return f"{count:.3g}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration as people read it: `1.53 s`, `12.0 ms`, `3 min 05 s`."""
+    if seconds >= 120:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds * 1e6:.1f} µs"

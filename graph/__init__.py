@@ -1,0 +1,32 @@
+"""The typed static SSA graph of a model or of a whole training step."""
+
+from foreplan.graph.build import Builder
+from foreplan.graph.init import Array, Fill, Initializer, Normal, Stored, TruncatedNormal, Uniform
+from foreplan.graph.ir import Graph, Kind, Node, Value
+from foreplan.graph.op import Cost, Op, View, op_named, register
+from foreplan.graph.text import parse_graph
+from foreplan.graph.types import DType, TensorType, as_dtype
+
+__all__ = [
+    "Array",
+    "Builder",
+    "Cost",
+    "DType",
+    "Fill",
+    "Graph",
+    "Initializer",
+    "Kind",
+    "Node",
+    "Normal",
+    "Op",
+    "Stored",
+    "TensorType",
+    "TruncatedNormal",
+    "Uniform",
+    "Value",
+    "View",
+    "as_dtype",
+    "op_named",
+    "parse_graph",
+    "register",
+]

@@ -1,0 +1,135 @@
+"""Building graphs: the one way to add nodes, with types inferred and names kept unique."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from foreplan.errors import ShapeError
+from foreplan.graph.init import Initializer
+from foreplan.graph.ir import Graph, Kind, Node, Value
+from foreplan.graph.op import Op
+from foreplan.graph.types import TensorType
+
+
+class Builder:
+    """Collects values and nodes and freezes them into a Graph.
+
+    Attributes:
+        kind: the kind of values that `node` makes (ACTIVATION, or GRADIENT while differentiating).
+        scope: prefix of the names of new nodes, such as `layer1.0/`.
+        source: written into new nodes, for error messages.
+    """
+
+    def __init__(self, name: str = "graph", base: Graph | None = None) -> None:
+        self.name = name if base is None else base.name
+        self.kind = Kind.ACTIVATION
+        self.scope = ""
+        self.source = ""
+        self.inputs: list[Value] = list(base.inputs) if base else []
+        self.stored: list[Value] = list(base.stored) if base else []
+        self.nodes: list[Node] = list(base.nodes) if base else []
+        self.notes: list[str] = list(base.notes) if base else []
+        self._value_names = {value.name for value in base.values()} if base else set()
+        self._node_names = {node.name for node in base.nodes} if base else set()
+        self._next_suffix: dict[str, int] = {}
+        self._unwanted: Collection[Value] = ()
+
+    def input(self, name: str, type: TensorType, default: Initializer | None = None) -> Value:
+        """A value given anew each step; one with a default may be left out."""
+        value = Value(self._claim(name), type, Kind.INPUT, default)
+        self.inputs.append(value)
+        return value
+
+    def store(self, name: str, type: TensorType, kind: Kind, init: Initializer) -> Value:
+        """A parameter, buffer, state or constant: keeps its bytes between steps."""
+        value = Value(self._claim(name), type, kind, init)
+        self.stored.append(value)
+        return value
+
+    def node(self, op: Op, *inputs: Value, name: str = "", outputs: Iterable[str] = ()) -> tuple[Value, ...]:
+        """Apply an op and return its outputs.
+
+        Args:
+            op: what to apply.
+            inputs: what it reads, in the op's order.
+            name: of the node; made from the op's name if empty, made unique if taken.
+            outputs: names of the values; made from the node's name if empty.
+
+        Raises:
+            ShapeError: the op cannot take these inputs; the message names the node.
+        """
+        node_name = self._unique(self.scope + (name or op.name), self._node_names)
+        try:
+            types = op.infer([value.type for value in inputs])
+        except ShapeError as error:
+            where = f" ({self.source})" if self.source else ""
+            given = ", ".join(map(repr, inputs))
+            raise ShapeError(f"node {node_name!r}{where}: {op.name} of {given}: {error}") from None
+        wanted = list(outputs) or [node_name if len(types) == 1 else f"{node_name}.{i}" for i in range(len(types))]
+        made = tuple(Value(self._claim(n), type, self.kind) for n, type in zip(wanted, types, strict=True))
+        self._node_names.add(node_name)
+        self.nodes.append(Node(op, tuple(inputs), made, node_name, self.source))
+        return made
+
+    def apply(self, op: Op, *inputs: Value, name: str = "") -> Value:
+        """Apply an op that has one output and return it."""
+        (output,) = self.node(op, *inputs, name=name)
+        return output
+
+    def append(self, node: Node) -> None:
+        """Take over a finished node (its values' names are already unique)."""
+        self._node_names.add(node.name)
+        self._value_names.update(value.name for value in node.outputs)
+        self.nodes.append(node)
+
+    def wants(self, value: Value) -> bool:
+        """While differentiating: whether anybody reads the cotangent of `value`."""
+        return value not in self._unwanted
+
+    def note(self, text: str) -> None:
+        """Tell the user what was changed."""
+        self.notes.append(text)
+
+    def finish(
+        self,
+        outputs: Mapping[str, Value],
+        updates: Mapping[Value, Value] | None = None,
+        loss: Value | None = None,
+        gradients: Mapping[str, Value] | None = None,
+    ) -> Graph:
+        """Freeze and check what was built.
+
+        Raises:
+            ModelError: the graph breaks a rule of `verify_graph`.
+        """
+        from foreplan.graph.verify import verify_graph
+
+        graph = Graph(
+            name=self.name,
+            inputs=tuple(self.inputs),
+            stored=tuple(self.stored),
+            nodes=tuple(self.nodes),
+            outputs=dict(outputs),
+            updates=dict(updates or {}),
+            loss=loss,
+            gradients=dict(gradients or {}),
+            notes=tuple(self.notes),
+        )
+        verify_graph(graph)
+        return graph
+
+    def unique_name(self, name: str) -> str:
+        """`name`, or `name` with the first free number behind it if a value already has it."""
+        return self._unique(name, self._value_names)
+
+    def _claim(self, name: str) -> str:
+        free = self._unique(name, self._value_names)
+        self._value_names.add(free)
+        return free
+
+    def _unique(self, name: str, taken: Collection[str]) -> str:
+        free, suffix = name, self._next_suffix.get(name, 1)
+        while free in taken:
+            free, suffix = f"{name}.{suffix}", suffix + 1
+        self._next_suffix[name] = suffix
+        return free

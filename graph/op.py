@@ -1,0 +1,212 @@
+"""What an op must state, in one place; a frozen dataclass an op, its fields the op's typed attributes."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+
+from foreplan.errors import ModelError, UnsupportedError
+from foreplan.graph.ir import Value
+from foreplan.graph.types import DType, TensorType, as_dtype
+
+if TYPE_CHECKING:
+    from foreplan.graph.build import Builder
+
+Types = Sequence[TensorType]
+Arrays = Sequence[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run of an op takes: floating-point operations (multiply-add = 2) and bytes moved (read + written)."""
+
+    flops: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class View:
+    """An output that is a window onto input 0: byte offset from its first element, and byte strides."""
+
+    offset: int
+    strides: tuple[int, ...]
+
+
+class Training(Protocol):
+    """What an op may ask for when it takes its training form."""
+
+    def update(self, stored: Value, new: Value) -> None:
+        """Make `new` the content of a stored value for the next step (a running statistic)."""
+
+    def random_state(self) -> Value:
+        """The uint64[2] state (seed, step) that random ops read; changes from step to step."""
+
+    def next_stream(self) -> int:
+        """A number no other random op of the graph uses."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """The declaration of one op. Subclasses are frozen dataclasses and are made known by `@register`.
+
+    An instance carries its attributes; two nodes with equal ops and equal inputs compute the same values.
+    Types and arrays are passed as sequences in the op's own order of inputs and outputs.
+    """
+
+    name: ClassVar[str]
+    is_view: ClassVar[bool] = False  # output 0 is a window onto input 0 and `view` gives it
+    is_random: ClassVar[bool] = False  # reads a random state; the same state gives the same bits
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """Output types from input types.
+
+        Raises:
+            ShapeError: the inputs do not fit the op or each other (the caller adds the node's name).
+        """
+        raise NotImplementedError
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """Build the nodes that pull output cotangents back to input cotangents.
+
+        `cotangents` has an entry an output (None: nobody differentiates through it); the result has an entry an
+        input (None: no gradient flows there). `b.wants(value)` says whether an input's cotangent is needed at all:
+        nodes for unwanted ones are not built. The weight's gradient is built before the data's.
+
+        Raises:
+            UnsupportedError: the op has no derivative.
+        """
+        raise UnsupportedError(f"the op {self.name} has no derivative, and a gradient is asked through it")
+
+    def view(self, input: TensorType, strides: tuple[int, ...]) -> View | None:
+        """For `is_view` ops: the output as a window onto an input with these byte strides, or None where a dense
+        copy of the input is needed first (a dense input always has one).
+        """
+        raise NotImplementedError
+
+    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
+        """Pairs (output, input): the reference kernel gives the right result when that output takes exactly that
+        input's bytes.
+        """
+        return ()
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """Whether the reference kernel reads input `index` with these byte strides without copying it whole.
+        Dense inputs are never asked about.
+        """
+        return False
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """Work of one run; an element-wise op counts its scalar operations."""
+        raise NotImplementedError
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """Bytes of scratch memory that `compute` needs for its own duration."""
+        return 0
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """The NumPy reference: write every output, using no other memory that grows with the tensors.
+
+        Args:
+            inputs: read-only by contract; dense, or strided where `accepts_strides` said yes.
+            outputs: dense, to be written whole; may alias an input where `overwrites` allows.
+            workspace: uint8, `workspace()` bytes, 64-byte aligned, content undefined.
+        """
+        raise NotImplementedError
+
+    def for_training(self, b: Builder, inputs: Sequence[Value], training: Training) -> Sequence[Value] | None:
+        """The outputs in the form that training wants (batch statistics, random masks, saved indices), one an output
+        of the op; None where the op is the same in training and inference.
+        """
+        return None
+
+    def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
+        """For an integer input that selects something: its lowest and highest valid value. A session checks what
+        the user gives against it before the step begins.
+        """
+        return None
+
+    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
+        """The same outputs by simpler ops, for targets without a kernel; None where the op is itself simple."""
+        return None
+
+    def __str__(self) -> str:
+        return op_text(self)
+
+
+_REGISTRY: dict[str, type[Op]] = {}
+OpClass = TypeVar("OpClass", bound=type[Op])
+
+
+def register(cls: OpClass) -> OpClass:
+    """Make an op known by its name, for reading graphs and plans back from text."""
+    if cls.name in _REGISTRY:
+        raise ValueError(f"two ops are named {cls.name!r}")
+    _REGISTRY[cls.name] = cls
+    return cls
+
+
+def registered_ops() -> dict[str, type[Op]]:
+    """Every op by name, in the order of declaration."""
+    return dict(_REGISTRY)
+
+
+def op_named(name: str, **attributes: Any) -> Op:
+    """The op of that name with these attributes.
+
+    Raises:
+        ModelError: no such op, or it has no such attribute.
+    """
+    if name not in _REGISTRY:
+        raise ModelError(f"there is no op {name!r}")
+    cls = _REGISTRY[name]
+    known = {field.name for field in dataclasses.fields(cls)}
+    if unknown := sorted(set(attributes) - known):
+        raise ModelError(f"the op {name} has no attribute {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}")
+    try:
+        return cls(**attributes)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"the op {name} cannot be made with {attributes}: {error}") from None
+
+
+def _attribute_text(value: Any) -> str:
+    if isinstance(value, DType):
+        return repr(value.name)
+    return repr(value) if isinstance(value, int | float | str | tuple | bool | None) else repr(str(value))
+
+
+def op_text(op: Op) -> str:
+    """`name(attribute=value, …)` with the attributes that differ from their defaults; `parse_op` reads it."""
+    shown = []
+    for field in dataclasses.fields(op):
+        value = getattr(op, field.name)
+        if field.default is dataclasses.MISSING or value != field.default:
+            shown.append(f"{field.name}={_attribute_text(value)}")
+    return f"{op.name}({', '.join(shown)})"
+
+
+def parse_op(text: str) -> Op:
+    """The op written as `op_text` writes it; attributes are literals, nothing is evaluated.
+
+    Raises:
+        ModelError: the text is no op.
+    """
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError("not a call with named attributes")
+        attributes = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ModelError(f"{text!r} is not an op: {error}") from None
+    return op_named(call.func.id, **attributes)
+
+
+def coerce_dtype(op: Op, field: str) -> None:
+    """For `__post_init__`: let an attribute be given as a name and hold a DType."""
+    object.__setattr__(op, field, as_dtype(getattr(op, field)))

@@ -1,0 +1,147 @@
+"""Graphs as text: one line a value or node; printing and parsing are inverses (random weights stay descriptions)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from foreplan.errors import ModelError
+from foreplan.graph.init import Array, Fill, Initializer, Normal, TruncatedNormal, Uniform
+from foreplan.graph.ir import Graph, Kind, Node, Value
+from foreplan.graph.op import parse_op
+from foreplan.graph.types import TensorType, tensor_type
+
+# A name is written bare where it can be and quoted where it holds anything else.
+_BARE = re.compile(r"[A-Za-z0-9_./:\-]+")
+_NAME = r'%(?:[A-Za-z0-9_./:\-]+|"(?:[^"\\]|\\.)*")'
+_INITS: dict[str, Callable[..., Initializer]] = {
+    "fill": Fill,
+    "normal": Normal,
+    "truncated_normal": TruncatedNormal,
+    "uniform": Uniform,
+}
+
+
+def _quote(name: str) -> str:
+    return "%" + (name if _BARE.fullmatch(name) else '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"')
+
+
+def _unquote(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text[2:-1]) if text.startswith('%"') else text[1:]
+
+
+def print_graph(graph: Graph) -> str:
+    """The whole graph as text, ending in a newline."""
+    lines = [f"graph {_quote(graph.name)}"]
+    for value in (*graph.inputs, *graph.stored):
+        init = f" = {value.init}" if value.init is not None else ""
+        lines.append(f"{value.kind} {_quote(value.name)}: {value.type}{init}")
+    for node in graph.nodes:
+        mark = "~" if node.outputs and node.outputs[0].kind is Kind.GRADIENT else ""
+        left = ", ".join(f"{_quote(value.name)}: {value.type}" for value in node.outputs)
+        right = ", ".join(_quote(value.name) for value in node.inputs)
+        lines.append(f"{mark}{left} = {node.op} [{right}] as {_quote(node.name)}")
+    if graph.loss is not None:
+        lines.append(f"loss {_quote(graph.loss.name)}")
+    lines += [f"output {_quote(name)} = {_quote(value.name)}" for name, value in graph.outputs.items()]
+    lines += [f"gradient {_quote(name)} = {_quote(value.name)}" for name, value in graph.gradients.items()]
+    lines += [f"update {_quote(old.name)} = {_quote(new.name)}" for old, new in graph.updates.items()]
+    lines += [f"note {note!r}" for note in graph.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _parse_init(text: str, type: TensorType, where: str) -> Initializer:
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError
+        arguments = [ast.literal_eval(argument) for argument in call.args]
+        keywords = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+        if call.func.id == "array" and not keywords:
+            return Array(np.array(arguments[0], dtype=type.dtype.numpy).reshape(type.shape))
+        return _INITS[call.func.id](*arguments, **keywords)
+    except (KeyError, ValueError, SyntaxError, TypeError, IndexError):
+        raise ModelError(f"{where}: {text!r} does not describe content that text can carry") from None
+
+
+class _Parser:
+    """Reads the lines of one graph; every value is looked up by name."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Value] = {}
+        self.name = "graph"
+        self.inputs: list[Value] = []
+        self.stored: list[Value] = []
+        self.nodes: list[Node] = []
+        self.outputs: dict[str, Value] = {}
+        self.gradients: dict[str, Value] = {}
+        self.updates: dict[Value, Value] = {}
+        self.notes: list[str] = []
+        self.loss: Value | None = None
+
+    def line(self, line: str, where: str) -> None:
+        if match := re.fullmatch(rf"graph ({_NAME})", line):
+            self.name = _unquote(match[1])
+        elif match := re.fullmatch(rf"(input|parameter|buffer|state|constant) ({_NAME}): (\S+\])(?: = (.*))?", line):
+            kind, type = Kind(match[1]), tensor_type(match[3])
+            init = _parse_init(match[4], type, where) if match[4] else None
+            value = Value(_unquote(match[2]), type, kind, init)
+            (self.inputs if kind is Kind.INPUT else self.stored).append(value)
+            self.values[value.name] = value
+        elif match := re.fullmatch(rf"loss ({_NAME})", line):
+            self.loss = self.look_up(match[1], where)
+        elif match := re.fullmatch(rf"(output|gradient|update) ({_NAME}) = ({_NAME})", line):
+            value = self.look_up(match[3], where)
+            if match[1] == "update":
+                self.updates[self.look_up(match[2], where)] = value
+            else:
+                (self.outputs if match[1] == "output" else self.gradients)[_unquote(match[2])] = value
+        elif line.startswith("note "):
+            self.notes.append(str(ast.literal_eval(line[5:])))
+        elif match := re.fullmatch(rf"(~?)(.*?) = ([a-z_0-9]+\(.*\)) \[(.*?)\] as ({_NAME})", line):
+            kind = Kind.GRADIENT if match[1] else Kind.ACTIVATION
+            outputs = tuple(
+                Value(_unquote(name), tensor_type(type), kind)
+                for name, type in re.findall(rf"({_NAME}): ([a-z0-9]+\[[0-9,]*\])", match[2])
+            )
+            inputs = tuple(self.look_up(name, where) for name in re.findall(_NAME, match[4]))
+            self.nodes.append(Node(parse_op(match[3]), inputs, outputs, _unquote(match[5]), where))
+            self.values.update((value.name, value) for value in outputs)
+        else:
+            raise ModelError(f"{where}: cannot read {line!r}")
+
+    def look_up(self, name: str, where: str) -> Value:
+        value = self.values.get(_unquote(name))
+        if value is None:
+            raise ModelError(f"{where}: {name} is not defined above this line")
+        return value
+
+
+def parse_graph(text: str, where: str = "text") -> Graph:
+    """The graph that `print_graph` printed; blank lines and lines that start with # are skipped.
+
+    Raises:
+        ModelError: names the line that cannot be read, or the rule that the graph breaks.
+    """
+    from foreplan.graph.verify import verify_graph
+
+    parser = _Parser()
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.startswith("#"):
+            parser.line(line.strip(), f"{where}, line {number}")
+    graph = Graph(
+        parser.name,
+        tuple(parser.inputs),
+        tuple(parser.stored),
+        tuple(parser.nodes),
+        parser.outputs,
+        parser.updates,
+        parser.loss,
+        parser.gradients,
+        tuple(parser.notes),
+    )
+    verify_graph(graph)
+    return graph

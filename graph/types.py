@@ -1,0 +1,148 @@
+"""Element types and tensor types: what a value is before it has any bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type: its name as NumPy writes it, bytes an element, and `float`, `int`, `uint` or `bool`."""
+
+    name: str
+    itemsize: int
+    category: str
+
+    @cached_property
+    def numpy(self) -> np.dtype:
+        """The NumPy dtype (bfloat16 comes from ml_dtypes, imported on first use)."""
+        if self.name == "bfloat16":
+            import ml_dtypes
+
+            return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(self.name)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether gradients can flow through values of this type."""
+        return self.category == "float"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"DType({self.name})"
+
+
+DTYPES = {
+    dtype.name: dtype
+    for dtype in (
+        DType("float64", 8, "float"),
+        DType("float32", 4, "float"),
+        DType("float16", 2, "float"),
+        DType("bfloat16", 2, "float"),
+        DType("int64", 8, "int"),
+        DType("int32", 4, "int"),
+        DType("int16", 2, "int"),
+        DType("int8", 1, "int"),
+        DType("uint64", 8, "uint"),
+        DType("uint32", 4, "uint"),
+        DType("uint16", 2, "uint"),
+        DType("uint8", 1, "uint"),
+        DType("bool", 1, "bool"),
+    )
+}
+FLOAT32, FLOAT64, INT64, INT32, BOOL = (DTYPES[n] for n in ("float32", "float64", "int64", "int32", "bool"))
+
+
+def as_dtype(dtype: DType | str | np.dtype | type) -> DType:
+    """The DType meant by a name, a NumPy dtype or scalar type.
+
+    Raises:
+        ShapeError: foreplan has no such element type.
+    """
+    if isinstance(dtype, DType):
+        return dtype
+    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    if name not in DTYPES:
+        raise ShapeError(f"there is no element type {name!r}; choose one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """An element type and a static shape; written `float32[32,3,224,224]`."""
+
+    dtype: DType
+    shape: Shape
+
+    @cached_property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of a dense copy."""
+        return self.size * self.dtype.itemsize
+
+    @cached_property
+    def strides(self) -> Shape:
+        """Bytes from one element to the next along each axis, of a dense copy in C order."""
+        strides, step = [], self.dtype.itemsize
+        for extent in reversed(self.shape):
+            strides.append(step)
+            step *= extent
+        return tuple(reversed(strides))
+
+    def with_shape(self, shape: Shape) -> TensorType:
+        """The same element type in another shape."""
+        return TensorType(self.dtype, tuple(shape))
+
+    def with_dtype(self, dtype: DType | str) -> TensorType:
+        """The same shape in another element type."""
+        return TensorType(as_dtype(dtype), self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+def tensor_type(text: str) -> TensorType:
+    """The type written as `float32[3,4]`; the inverse of `str`.
+
+    Raises:
+        ShapeError: the text is not a tensor type.
+    """
+    name, bracket, rest = text.strip().partition("[")
+    if not bracket or not rest.endswith("]"):
+        raise ShapeError(f"{text!r} is not a tensor type; write one such as float32[32,10]")
+    extents = [part.strip() for part in rest[:-1].split(",")] if rest != "]" else []
+    if not all(part.isdigit() for part in extents):
+        raise ShapeError(f"{text!r} has an extent that is not a whole number; write one such as float32[32,10]")
+    return TensorType(as_dtype(name), tuple(int(part) for part in extents))
+
+
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """The common shape under NumPy's broadcasting rule.
+
+    Raises:
+        ShapeError: two extents differ and neither is 1.
+    """
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        listed = " and ".join(str(list(shape)) for shape in shapes)
+        raise ShapeError(f"the shapes {listed} do not broadcast: extents must be equal or 1 from the right") from None

@@ -1,0 +1,53 @@
+"""The rules every graph obeys, checked whenever one is finished."""
+
+from __future__ import annotations
+
+from foreplan.errors import ModelError
+from foreplan.graph.ir import Graph, Kind, Value
+
+
+def verify_graph(graph: Graph) -> None:
+    """Check names, order of nodes, types and results.
+
+    Raises:
+        ModelError: says which value or node breaks which rule.
+    """
+    names: set[str] = set()
+    defined: set[Value] = set()
+
+    def define(value: Value, where: str) -> None:
+        if value.name in names:
+            raise ModelError(f"graph {graph.name!r}: two values are named {value.name!r} ({where})")
+        names.add(value.name)
+        defined.add(value)
+
+    for value in graph.inputs:
+        if value.kind is not Kind.INPUT:
+            raise ModelError(f"graph {graph.name!r}: the input {value!r} has the kind {value.kind}")
+        define(value, "an input")
+    for value in graph.stored:
+        if not value.kind.is_stored or value.init is None:
+            raise ModelError(f"graph {graph.name!r}: the stored value {value!r} has kind {value.kind}, init {value.init}")
+        define(value, "stored")
+    for node in graph.nodes:
+        for value in node.inputs:
+            if value not in defined:
+                raise ModelError(f"node {node.name!r} of graph {graph.name!r} reads {value!r} before it is computed")
+        inferred = node.op.infer([value.type for value in node.inputs])
+        if inferred != tuple(value.type for value in node.outputs):
+            raise ModelError(
+                f"node {node.name!r} of graph {graph.name!r}: {node.op.name} gives "
+                f"{', '.join(map(str, inferred))}, but its outputs are {', '.join(map(repr, node.outputs))}"
+            )
+        for value in node.outputs:
+            define(value, f"an output of node {node.name!r}")
+    for value in graph.results:
+        if value not in defined:
+            raise ModelError(f"graph {graph.name!r} returns {value!r}, which nothing computes")
+    for old, new in graph.updates.items():
+        if old not in defined or not old.kind.is_stored or old.kind is Kind.CONSTANT:
+            raise ModelError(f"graph {graph.name!r} updates {old!r}, which is not a parameter, buffer or state")
+        if old.type != new.type:
+            raise ModelError(f"graph {graph.name!r} updates {old!r} with {new!r}: the types differ")
+    if graph.loss is not None and (graph.loss.shape or not graph.loss.dtype.is_float):
+        raise ModelError(f"graph {graph.name!r}: the loss must be a floating-point scalar, and is {graph.loss!r}")

@@ -1,0 +1,104 @@
+"""A program: a planner's Problem together with what each of its actions runs. The planner sees the Problem only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from foreplan.graph import Op, TensorType
+from foreplan.graph.ir import Kind
+from foreplan.planner.problem import Problem
+
+PERSISTENT, ARENA = 0, 1  # indices of the two device regions that every program has
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor as a kernel sees it: a window onto a problem value.
+
+    Attributes:
+        value: index into the problem's values.
+        offset: bytes from the value's first byte to the window's first element.
+        type: element type and shape of the window.
+        strides: bytes from one element to the next along each axis.
+    """
+
+    value: int
+    offset: int
+    type: TensorType
+    strides: tuple[int, ...]
+
+    def __str__(self) -> str:
+        dense = self.strides == self.type.strides
+        return f"v{self.value}+{self.offset}:{self.type}" + ("" if dense else f"/{list(self.strides)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one action runs.
+
+    Attributes:
+        op: with its attributes.
+        kernel: which of the target's kernels; `reference` is the op's own NumPy kernel.
+        inputs: in the op's order; several may be windows onto one value.
+        outputs: in the op's order, each a value of its own.
+        node: name of the graph's node, for people.
+        source: where the node comes from, for people.
+    """
+
+    op: Op
+    kernel: str
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    node: str
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A named tensor that crosses the border of a step: an input, a stored value, or a result.
+
+    Attributes:
+        kind: what it is to the user.
+        has_default: an input that may be left out.
+        valid: lowest and highest value an integer input may have, or None.
+    """
+
+    name: str
+    operand: Operand
+    kind: Kind
+    has_default: bool = False
+    valid: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Program(Problem):
+    """A Problem whose actions can be run.
+
+    Attributes:
+        calls: one an action.
+        target: name of the target that it was lowered for.
+        model: name of the graph.
+        inputs: what the user gives each step.
+        stored: parameters, buffers, state, constants; in region PERSISTENT, in an order in which the model's own
+            (parameters, buffers, constants) come before the training step's, so that programs of one model agree.
+        outputs: what the user asked for.
+        loss: the loss, or None.
+        gradients: by parameter, where they are returned.
+        notes: what import and passes changed, for people.
+    """
+
+    calls: tuple[Call, ...] = ()
+    target: str = "numpy"
+    model: str = ""
+    inputs: tuple[Slot, ...] = ()
+    stored: tuple[Slot, ...] = ()
+    outputs: tuple[Slot, ...] = ()
+    loss: Slot | None = None
+    gradients: tuple[Slot, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def by_name(self) -> Mapping[str, Slot]:
+        """Stored slots by name."""
+        return {slot.name: slot for slot in self.stored}

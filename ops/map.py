@@ -1,0 +1,335 @@
+"""`map`: all element-wise mathematics in one op, several results at once; its NumPy kernel works in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from typing import Any, ClassVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, Cost, DType, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Types
+from foreplan.graph.types import FLOAT32, Shape, broadcast_shapes
+from foreplan.ops.expr import (
+    FUNCTIONS,
+    Arg,
+    Call,
+    Const,
+    Expr,
+    as_expr,
+    cast,
+    derivative,
+    infer_dtypes,
+    parse_expr,
+    promote,
+    scalar_flops,
+    subexpressions,
+    substitute,
+    used_args,
+)
+from foreplan.ops.reduce import sum_to_shape
+from foreplan.units import align_up
+
+BLOCK = 16 * 1024  # elements a block: registers of a few blocks stay in a core's cache
+
+
+@register
+@dataclass(frozen=True)
+class Map(Op):
+    """y_i = expr_i(a0, a1, …) at each element; inputs broadcast as NumPy's do, all outputs have the common shape.
+
+    Attributes:
+        exprs: one scalar expression an output, as text; they read the inputs as a0, a1, …
+    """
+
+    name: ClassVar[str] = "map"
+    exprs: tuple[str, ...]
+
+    @property
+    def parsed(self) -> tuple[Expr, ...]:
+        """The expressions themselves."""
+        return _parse(self.exprs)
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The broadcast shape, with each expression's own element type."""
+        if not inputs:
+            raise ShapeError("map needs at least one input")
+        shape = broadcast_shapes(*(type.shape for type in inputs))
+        types = infer_dtypes([type.dtype for type in inputs], *self.parsed)
+        return tuple(TensorType(types[expr] or FLOAT32, shape) for expr in self.parsed)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """Symbolic: one map an input that is wanted, summed over the axes along which it was broadcast."""
+        n, flows = len(inputs), {}
+        arguments = [*inputs, *outputs, *(c if c is not None else o for c, o in zip(cotangents, outputs))]
+        for i, (expr, cotangent) in enumerate(zip(self.parsed, cotangents)):
+            if cotangent is not None:
+                for index, flow in derivative(expr, Arg(n + len(outputs) + i), Arg(n + i)).items():
+                    flows[index] = flows[index] + flow if index in flows else flow
+        gradients: list[Value | None] = [None] * n
+        for index, flow in flows.items():
+            if inputs[index].dtype.is_float and b.wants(inputs[index]):
+                gradient = elementwise(b, flow, *arguments, dtype=inputs[index].dtype)
+                gradients[index] = sum_to_shape(b, gradient, inputs[index].shape)
+        return gradients
+
+    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
+        """Any output may take the bytes of any input of its own type (blocks are read whole before they are written)."""
+        conditions = {
+            part.args[0].index
+            for part in subexpressions(*self.parsed)
+            if isinstance(part, Call) and part.function == "where" and isinstance(part.args[0], Arg)
+        }
+        return tuple(
+            (o, i) for o, out in enumerate(outputs) for i, x in enumerate(inputs) if x == out and i not in conditions
+        )
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """Every input may have any strides."""
+        return True
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """Scalar operations of the expressions, common ones once, at each element."""
+        moved = sum(type.nbytes for type in (*inputs, *outputs))
+        return Cost(scalar_flops(*self.parsed) * outputs[0].size, moved)
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """One block a register; none where a single ufunc does it all."""
+        kernel = _compile(self.exprs, tuple(type.dtype for type in inputs))
+        return 0 if kernel.direct else kernel.register_bytes(min(BLOCK, outputs[0].size))
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Evaluate block by block in registers that live in the workspace."""
+        kernel = _compile(self.exprs, tuple(_dtype_of(x) for x in inputs))
+        kernel.run(inputs, outputs, workspace)
+
+
+@lru_cache(maxsize=4096)
+def _parse(exprs: tuple[str, ...]) -> tuple[Expr, ...]:
+    return tuple(parse_expr(text) for text in exprs)
+
+
+@lru_cache(maxsize=64)
+def _by_numpy_dtype(dtype: np.dtype) -> DType:
+    from foreplan.graph import as_dtype
+
+    return as_dtype(dtype)
+
+
+def _dtype_of(array: np.ndarray) -> DType:
+    return _by_numpy_dtype(array.dtype)
+
+
+@dataclass(frozen=True)
+class _Instruction:
+    """compute(operands…, out=target); operands and target are ('arg' | 'reg' | 'out', index) or a literal."""
+
+    compute: Callable[..., Any]
+    operands: tuple[tuple[str, int] | np.generic, ...]
+    target: tuple[str, int]
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A compiled list of ufunc calls over blocks.
+
+    Attributes:
+        registers: element type of each register.
+        direct: the only instruction is one ufunc from inputs to the output, so it runs on whole arrays.
+    """
+
+    instructions: tuple[_Instruction, ...]
+    registers: tuple[DType, ...]
+    direct: bool
+
+    def register_bytes(self, block: int) -> int:
+        return sum(align_up(block * dtype.itemsize, 64) for dtype in self.registers)
+
+    def run(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        if self.direct:
+            (instruction,) = self.instructions
+            arrays = [inputs[x[1]] if isinstance(x, tuple) else x for x in instruction.operands]
+            instruction.compute(*arrays, out=outputs[0])
+            return
+        size = outputs[0].size
+        block = min(BLOCK, size)
+        registers, start = [], 0
+        for dtype in self.registers:
+            registers.append(workspace[start : start + block * dtype.itemsize].view(dtype.numpy))
+            start += align_up(block * dtype.itemsize, 64)
+        for args, outs in _blocks(inputs, outputs, block):
+            shape = outs[0].shape
+            count = outs[0].size
+            regs = [register[:count].reshape(shape) for register in registers]
+            places = {"arg": args, "reg": regs, "out": outs}
+            for step in self.instructions:
+                operands = [places[x[0]][x[1]] if isinstance(x, tuple) else x for x in step.operands]
+                step.compute(*operands, out=places[step.target[0]][step.target[1]])
+
+
+def _blocks(inputs: Arrays, outputs: Arrays, block: int) -> Iterator[tuple[list[np.ndarray], list[np.ndarray]]]:
+    """Matching pieces of at most `block` elements, over views with adjacent axes merged where all operands allow."""
+    shape = outputs[0].shape
+    arrays = [np.broadcast_to(x, shape) for x in inputs]
+    arrays += list(outputs)
+    axes = _merge_axes(shape, [array.strides for array in arrays])
+    shape = tuple(extent for extent, _ in axes)
+    merged = [
+        np.lib.stride_tricks.as_strided(array, shape, tuple(strides[i] for _, strides in axes))
+        for i, array in enumerate(arrays)
+    ]
+    n = len(inputs)
+    # The innermost axes that fit a block together, and one axis before them that is cut.
+    cut, inner = len(shape) - 1, 1
+    while cut > 0 and inner * shape[cut] <= block:
+        inner *= shape[cut]
+        cut -= 1
+    rows = max(1, block // inner)
+    for index in np.ndindex(shape[:cut]):
+        here = [array[index] for array in merged]
+        for start in range(0, shape[cut], rows):
+            piece = [array[start : start + rows] for array in here]
+            yield piece[:n], piece[n:]
+
+
+def _merge_axes(shape: Shape, strides: Sequence[tuple[int, ...]]) -> list[tuple[int, tuple[int, ...]]]:
+    """(extent, strides of each operand) with axes of extent 1 dropped and contiguous neighbours merged."""
+    axes: list[tuple[int, tuple[int, ...]]] = []
+    for extent, steps in zip(shape, zip(*strides)):
+        if extent == 1:
+            continue
+        if axes and all(outer == inner * extent for outer, inner in zip(axes[-1][1], steps)):
+            axes[-1] = (axes[-1][0] * extent, steps)
+        else:
+            axes.append((extent, steps))
+    return axes or [(1, tuple(0 for _ in strides))]
+
+
+@lru_cache(maxsize=4096)
+def _compile(texts: tuple[str, ...], dtypes: tuple[DType, ...]) -> _Kernel:
+    exprs = _parse(texts)
+    types = infer_dtypes(dtypes, *exprs)
+    parts = list(subexpressions(*exprs))
+    last_use = {arg: i for i, part in enumerate(parts) if isinstance(part, Call) for arg in part.args}
+    last_use.update({expr: len(parts) for expr in exprs})
+    instructions: list[_Instruction] = []
+    registers: list[DType] = []
+    free: list[int] = []
+    where_is: dict[Expr, tuple[str, int]] = {}
+
+    def take(dtype: DType) -> int:
+        for register in free:
+            if registers[register] == dtype:
+                free.remove(register)
+                return register
+        registers.append(dtype)
+        return len(registers) - 1
+
+    def operand(arg: Expr, dtype: DType | None) -> tuple[tuple[str, int] | np.generic, int | None]:
+        """Where the argument is, converted to `dtype` if that differs; and the register used up by converting."""
+        if isinstance(arg, Const):
+            return (dtype or FLOAT32).numpy.type(arg.value), None
+        place = ("arg", arg.index) if isinstance(arg, Arg) else where_is[arg]
+        if dtype is None or types[arg] == dtype:
+            return place, None
+        register = take(dtype)
+        instructions.append(_Instruction(_convert, (place,), ("reg", register)))
+        return ("reg", register), register
+
+    for i, part in enumerate(parts):
+        if not isinstance(part, Call):
+            continue
+        converts = part.function not in FUNCTIONS
+        wanted = [None] if converts else _operand_dtypes(part, types)
+        used = [operand(arg, dtype) for arg, dtype in zip(part.args, wanted)]
+        freed = [register for _, register in used if register is not None]
+        freed += [where_is[arg][1] for arg in set(part.args) if arg in where_is and last_use[arg] == i]
+        single = len(exprs) == 1 and part == exprs[0]
+        # `where` writes its target before it has read everything, so it never takes an operand's register.
+        if part.function != "where":
+            free.extend(freed)
+        target = ("out", 0) if single else ("reg", take(types[part] or FLOAT32))
+        if part.function == "where":
+            free.extend(freed)
+        compute = _convert if converts else FUNCTIONS[part.function].compute()
+        instructions.append(_Instruction(compute, tuple(place for place, _ in used), target))
+        where_is[part] = target
+    for i, expr in enumerate(exprs):
+        if where_is.get(expr) != ("out", i):
+            place, _ = operand(expr, types[expr] or FLOAT32)
+            instructions.append(_Instruction(_convert, (place,), ("out", i)))
+    direct = len(instructions) == 1 and (
+        isinstance(instructions[0].compute, np.ufunc) or instructions[0].compute is _convert
+    )
+    return _Kernel(tuple(instructions), tuple(registers), direct)
+
+
+def _convert(x: Any, out: np.ndarray) -> None:
+    np.copyto(out, x, casting="unsafe")
+
+
+def _operand_dtypes(part: Call, types: dict[Expr, DType | None]) -> list[DType | None]:
+    """The element type each argument is converted to before the call."""
+    rule = FUNCTIONS[part.function].result
+    if part.function == "where":
+        return [None, types[part], types[part]]
+    if rule != "bool":
+        return [types[part]] * len(part.args)
+    if part.function in ("and", "or", "xor", "not"):
+        return [types[arg] for arg in part.args]
+    return [_common_dtype([types[arg] for arg in part.args])] * len(part.args)
+
+
+def _common_dtype(dtypes: Sequence[DType | None]) -> DType | None:
+    known = [dtype for dtype in dtypes if dtype is not None]
+    return reduce(promote, known) if known else None
+
+
+def elementwise(
+    b: Builder,
+    fn: Expr | Callable[..., Expr],
+    *inputs: Value,
+    dtype: DType | None = None,
+    name: str = "",
+) -> Value:
+    """Apply a scalar function to values; only the inputs it reads are connected.
+
+    Args:
+        b: where nodes are added.
+        fn: an expression over a0, a1, …, or a function of expressions: `lambda x, y: x * y + 1`.
+        inputs: values that a0, a1, … stand for.
+        dtype: convert the result to this element type.
+        name: of the node.
+
+    Returns:
+        The result; the input itself where the function is the identity.
+
+    Raises:
+        ShapeError: the expression reads none of its inputs.
+    """
+    expr = fn if isinstance(fn, Expr) else as_expr(fn(*(Arg(i) for i in range(len(inputs)))))
+    used = used_args(expr)
+    if not used:
+        raise ShapeError(f"the expression {expr} reads none of its inputs")
+    expr = _renumber(expr, used)
+    values = [inputs[i] for i in used]
+    if dtype is not None and infer_dtypes([v.dtype for v in values], expr)[expr] != dtype:
+        expr = cast(expr, dtype)
+    return values[0] if expr == Arg(0) else b.apply(Map((str(expr),)), *values, name=name)
+
+
+def elementwise_many(
+    b: Builder, fns: Sequence[Expr], *inputs: Value, name: str = "", outputs: Sequence[str] = ()
+) -> tuple[Value, ...]:
+    """Several scalar functions of the same values in one pass, such as an optimizer's update."""
+    return b.node(Map(tuple(map(str, fns))), *inputs, name=name, outputs=outputs)
+
+
+def _renumber(expr: Expr, used: Sequence[int]) -> Expr:
+    places = {index: Arg(new) for new, index in enumerate(used)}
+    return substitute(expr, [places.get(i, Arg(0)) for i in range(max(used) + 1)])

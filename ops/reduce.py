@@ -1,0 +1,116 @@
+"""Reductions along axes: sum, mean, product, maximum, minimum, and the positions of the last two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError, UnsupportedError
+from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Types
+from foreplan.graph.types import Shape
+
+_UFUNCS = {"sum": np.add, "mean": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+@register
+@dataclass(frozen=True)
+class Reduce(Op):
+    """y = reduction of x along `axes`, which are dropped or, with `keepdims`, kept with extent 1.
+
+    Attributes:
+        how: sum, mean, prod, max or min.
+        axes: ascending, none negative.
+        keepdims: keep reduced axes with extent 1.
+    """
+
+    name: ClassVar[str] = "reduce"
+    how: str
+    axes: tuple[int, ...]
+    keepdims: bool = False
+
+    def __post_init__(self) -> None:
+        if self.how not in _UFUNCS:
+            raise ValueError(f"how must be one of {', '.join(_UFUNCS)}, and is {self.how!r}")
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The input's type with the reduced axes gone or of extent 1."""
+        (x,) = inputs
+        if list(self.axes) != sorted(set(self.axes)) or not all(0 <= axis < x.rank for axis in self.axes):
+            raise ShapeError(f"axes {self.axes} are not distinct ascending axes of {x}")
+        shape = [1 if i in self.axes else extent for i, extent in enumerate(x.shape)]
+        if not self.keepdims:
+            shape = [extent for i, extent in enumerate(shape) if i not in self.axes]
+        return (x.with_shape(tuple(shape)),)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """Sum and mean spread the cotangent; max and min send it to the extreme elements, shared on ties."""
+        from foreplan.ops.expr import call, where
+        from foreplan.ops.map import elementwise
+        from foreplan.ops.shape import broadcast_to, reshape
+
+        (x,), (y,), (g,) = inputs, outputs, cotangents
+        assert g is not None
+        if self.how == "prod":
+            raise UnsupportedError("reduce(how='prod') has no derivative here; write it as exp(sum(log(x)))")
+        kept = tuple(1 if i in self.axes else extent for i, extent in enumerate(x.shape))
+        g, y = reshape(b, g, kept), reshape(b, y, kept)
+        if self.how in ("sum", "mean"):
+            if self.how == "mean":
+                count = math.prod(x.shape[i] for i in self.axes)
+                g = elementwise(b, lambda g: g * (1.0 / count), g)
+            return [broadcast_to(b, g, x.shape)]
+        hits = elementwise(b, lambda x, y: where(call("eq", x, y), 1.0, 0.0), x, y, dtype=x.dtype)
+        ties = reduce(b, "sum", hits, self.axes, keepdims=True)
+        return [elementwise(b, lambda h, t, g: h * (g / t), hits, ties, g)]
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """Any strides."""
+        return True
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """One operation an input element."""
+        return Cost(inputs[0].size, inputs[0].nbytes + outputs[0].nbytes)
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """One ufunc reduction."""
+        (x,), (y,) = inputs, outputs
+        _UFUNCS[self.how].reduce(x, axis=self.axes, keepdims=self.keepdims, out=y, dtype=y.dtype)
+        if self.how == "mean":
+            y *= y.dtype.type(1.0 / math.prod(x.shape[i] for i in self.axes))
+
+
+def normalize_axes(axes: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
+    """Distinct ascending axes from what users write (negative ones, one number, None for all).
+
+    Raises:
+        ShapeError: an axis is out of range or given twice.
+    """
+    if axes is None:
+        return tuple(range(rank))
+    given = [axes] if isinstance(axes, int) else list(axes)
+    found = sorted(axis + rank if axis < 0 else axis for axis in given)
+    if len(set(found)) != len(found) or not all(0 <= axis < rank for axis in found):
+        raise ShapeError(f"axes {given} are not distinct axes of a tensor with {rank} axes")
+    return tuple(found)
+
+
+def reduce(b: Builder, how: str, x: Value, axes: Sequence[int] | int | None = None, keepdims: bool = False) -> Value:
+    """Reduce `x` along axes (all of them by default); `x` itself where there is nothing to reduce."""
+    found = normalize_axes(axes, len(x.shape))
+    return b.apply(Reduce(how, found, keepdims), x) if found else x
+
+
+def sum_to_shape(b: Builder, x: Value, shape: Shape) -> Value:
+    """The adjoint of broadcasting: sum `x` over the axes along which `shape` was broadcast to it."""
+    from foreplan.ops.shape import reshape
+
+    lead = len(x.shape) - len(shape)
+    axes = [i for i, extent in enumerate(x.shape) if i < lead or (shape[i - lead] == 1 and extent != 1)]
+    return reshape(b, reduce(b, "sum", x, axes), shape) if axes else reshape(b, x, shape)

@@ -1,0 +1,226 @@
+"""Ops that only look at bytes in another shape: reshape, transpose, slice, broadcast. They cost nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, Cost, Op, TensorType, Value, View, register
+from foreplan.graph.op import Arrays, Types
+from foreplan.graph.types import Shape, broadcast_shapes
+from foreplan.ops.reduce import sum_to_shape
+
+
+@dataclass(frozen=True)
+class ViewOp(Op):
+    """An op whose output is a window onto its input. Lowering runs no kernel for it; `compute` serves folding."""
+
+    is_view: ClassVar[bool] = True
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """Nothing: no byte is moved."""
+        return Cost(0, 0)
+
+
+@register
+@dataclass(frozen=True)
+class Reshape(ViewOp):
+    """The same elements in C order, in another shape.
+
+    Attributes:
+        shape: as many elements as the input has.
+    """
+
+    name: ClassVar[str] = "reshape"
+    shape: Shape
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The new shape, if it holds as many elements."""
+        (x,) = inputs
+        if math.prod(self.shape) != x.size:
+            raise ShapeError(f"{x} has {x.size} elements and does not fit the shape {list(self.shape)}")
+        return (x.with_shape(self.shape),)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """Back to the input's shape."""
+        (g,) = cotangents
+        assert g is not None
+        return [reshape(b, g, inputs[0].shape)]
+
+    def view(self, input: TensorType, strides: tuple[int, ...]) -> View | None:
+        """Dense inputs always; strided ones where axes are only split, or merged that are contiguous."""
+        window = np.lib.stride_tricks.as_strided(np.empty(0, input.dtype.numpy), input.shape, strides)
+        try:
+            window = np.reshape(window, self.shape, copy=False)
+        except ValueError:
+            return None
+        return View(0, window.strides)
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Copy."""
+        np.copyto(outputs[0], inputs[0].reshape(self.shape))
+
+
+@register
+@dataclass(frozen=True)
+class Transpose(ViewOp):
+    """Axes in another order.
+
+    Attributes:
+        perm: axis i of the output is axis perm[i] of the input.
+    """
+
+    name: ClassVar[str] = "transpose"
+    perm: tuple[int, ...]
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The permuted shape."""
+        (x,) = inputs
+        if sorted(self.perm) != list(range(x.rank)):
+            raise ShapeError(f"{list(self.perm)} is not a permutation of the axes of {x}")
+        return (x.with_shape(tuple(x.shape[i] for i in self.perm)),)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """The inverse permutation."""
+        (g,) = cotangents
+        assert g is not None
+        return [transpose(b, g, tuple(int(i) for i in np.argsort(self.perm)))]
+
+    def view(self, input: TensorType, strides: tuple[int, ...]) -> View | None:
+        """Strides in the new order."""
+        return View(0, tuple(strides[i] for i in self.perm))
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Copy."""
+        np.copyto(outputs[0], inputs[0].transpose(self.perm))
+
+
+@register
+@dataclass(frozen=True)
+class Slice(ViewOp):
+    """y = x[starts[0] :: steps[0], …], `shape` elements along each axis.
+
+    Attributes:
+        starts: first index along each axis, not negative.
+        shape: of the output.
+        steps: index step along each axis; negative ones walk backward.
+    """
+
+    name: ClassVar[str] = "slice"
+    starts: tuple[int, ...]
+    shape: Shape
+    steps: tuple[int, ...]
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The shape stated, if every index exists."""
+        (x,) = inputs
+        if not len(self.starts) == len(self.shape) == len(self.steps) == x.rank or 0 in self.steps:
+            raise ShapeError(f"starts {self.starts}, shape {self.shape}, steps {self.steps} do not fit {x}")
+        for start, count, step, extent in zip(self.starts, self.shape, self.steps, x.shape):
+            if count and not (0 <= start < extent and 0 <= start + (count - 1) * step < extent):
+                raise ShapeError(f"{count} elements from {start} in steps of {step} leave an axis of {extent} in {x}")
+        return (x.with_shape(self.shape),)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """The cotangent placed among zeros."""
+        from foreplan.ops.join import unslice
+
+        (g,) = cotangents
+        assert g is not None
+        return [unslice(b, g, inputs[0].shape, self.starts, self.steps)]
+
+    def view(self, input: TensorType, strides: tuple[int, ...]) -> View | None:
+        """An offset and longer steps."""
+        offset = sum(start * stride for start, stride in zip(self.starts, strides)) if 0 not in self.shape else 0
+        return View(offset, tuple(step * stride for step, stride in zip(self.steps, strides)))
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Copy."""
+        np.copyto(outputs[0], inputs[0][slices(self.starts, self.shape, self.steps)])
+
+
+@register
+@dataclass(frozen=True)
+class Broadcast(ViewOp):
+    """x repeated along new leading axes and axes of extent 1, by NumPy's rule.
+
+    Attributes:
+        shape: of the output.
+    """
+
+    name: ClassVar[str] = "broadcast"
+    shape: Shape
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The shape stated, if the input broadcasts to it."""
+        (x,) = inputs
+        if broadcast_shapes(x.shape, self.shape) != self.shape:
+            raise ShapeError(f"{x} does not broadcast to {list(self.shape)}")
+        return (x.with_shape(self.shape),)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """Sum over what was repeated."""
+        (g,) = cotangents
+        assert g is not None
+        return [sum_to_shape(b, g, inputs[0].shape)]
+
+    def view(self, input: TensorType, strides: tuple[int, ...]) -> View | None:
+        """Steps of zero along repeated axes."""
+        lead = len(self.shape) - input.rank
+        return View(
+            0,
+            tuple(
+                0 if i < lead or (input.shape[i - lead] == 1 and extent != 1) else strides[i - lead]
+                for i, extent in enumerate(self.shape)
+            ),
+        )
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Copy."""
+        np.copyto(outputs[0], inputs[0])
+
+
+def slices(starts: Sequence[int], shape: Shape, steps: Sequence[int]) -> tuple[slice, ...]:
+    """Python slices that pick `shape` elements from `starts` in `steps`."""
+    ends = (start + count * step for start, count, step in zip(starts, shape, steps))
+    return tuple(
+        slice(start, None if end < 0 else end, step) if count else slice(0, 0)
+        for start, end, step, count in zip(starts, ends, steps, shape)
+    )
+
+
+def reshape(b: Builder, x: Value, shape: Sequence[int]) -> Value:
+    """`x` in another shape, one extent of which may be -1; `x` itself if it has that shape already."""
+    known = math.prod(extent for extent in shape if extent != -1)
+    full = tuple(x.type.size // known if extent == -1 and known else extent for extent in shape)
+    return x if full == x.shape else b.apply(Reshape(full), x)
+
+
+def transpose(b: Builder, x: Value, perm: Sequence[int]) -> Value:
+    """`x` with its axes permuted."""
+    return x if list(perm) == list(range(len(x.shape))) else b.apply(Transpose(tuple(perm)), x)
+
+
+def broadcast_to(b: Builder, x: Value, shape: Shape) -> Value:
+    """`x` repeated to a shape."""
+    return x if x.shape == shape else b.apply(Broadcast(tuple(shape)), x)
+
+
+def slice_axis(b: Builder, x: Value, axis: int, start: int, count: int, step: int = 1) -> Value:
+    """`count` elements of one axis."""
+    starts, steps, shape = [0] * len(x.shape), [1] * len(x.shape), list(x.shape)
+    starts[axis], steps[axis], shape[axis] = start, step, count
+    return x if tuple(shape) == x.shape and step == 1 else b.apply(Slice(tuple(starts), tuple(shape), tuple(steps)), x)

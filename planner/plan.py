@@ -1,0 +1,107 @@
+"""What a planner answers: which action runs when, and where everything lies; with bounds and why they hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foreplan.planner.problem import Problem
+from foreplan.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One run of an action.
+
+    Attributes:
+        action: index into the problem's actions.
+        reads: byte offset of each value the action reads, in its own order, each relative to the value's region. A
+            value that a join of this plan reads lies in runs within the joined value, as the join's parts say;
+            its offset is that of its first run.
+        writes: likewise for what it writes.
+        workspace: byte offset of its scratch memory; 0 where it needs none.
+    """
+
+    action: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    workspace: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Bytes that are reserved for a stretch of steps; derived from a plan, for people and for bounds.
+
+    Attributes:
+        value: the value it holds, or -1 for a workspace.
+        lower: index of the first step during which the bytes are reserved.
+        upper: index after the last one (half-open).
+    """
+
+    value: int
+    region: int
+    offset: int
+    nbytes: int
+    lower: int
+    upper: int
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Why a plan is as good as it says.
+
+    Attributes:
+        peak_step: step at which the live set is largest; the sum over it is the lower bound.
+        placement: the heuristic or search that found the offsets.
+        order: the heuristic that found the order.
+        stages: (stage, arena_bytes after it), from program order on.
+    """
+
+    peak_step: int
+    placement: str
+    order: str
+    stages: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule with addresses.
+
+    Attributes:
+        problem_digest: of the problem that it answers.
+        steps: in order of execution.
+        starts: (value, offset) of every INPUT and STORED value when the step begins.
+        ends: (value, offset) of every OUTPUT and STORED value when it ends.
+        heights: bytes of each region.
+        arena_bytes: the heights of the device's regions together, persistent values included.
+        lower_bound_bytes: the highest live set of this schedule; no placement of it is lower.
+        order_lower_bound_bytes: no schedule of the problem's actions is lower; None where it was not proved.
+        budget: what the arena was asked to stay within, in bytes, or None.
+    """
+
+    problem_digest: str
+    steps: tuple[Step, ...]
+    starts: tuple[tuple[int, int], ...]
+    ends: tuple[tuple[int, int], ...]
+    heights: tuple[int, ...]
+    arena_bytes: int
+    lower_bound_bytes: int
+    order_lower_bound_bytes: int | None
+    certificate: Certificate
+    budget: int | None = None
+
+    def as_text(self, problem: Problem) -> str:
+        """A line a step, with names and offsets."""
+        lines = [
+            f"plan arena={self.arena_bytes} ({format_bytes(self.arena_bytes)}) lower_bound={self.lower_bound_bytes} "
+            f"order_lower_bound={self.order_lower_bound_bytes} heights={list(self.heights)}"
+        ]
+        names = [value.name for value in problem.values]
+        lines += [f"start {names[value]}@{offset}" for value, offset in self.starts]
+        for i, step in enumerate(self.steps):
+            action = problem.actions[step.action]
+            reads = ", ".join(f"{names[v]}@{o}" for v, o in zip(action.reads, step.reads))
+            writes = ", ".join(f"{names[v]}@{o}" for v, o in zip(action.writes, step.writes))
+            work = f" workspace {action.workspace}@{step.workspace}" if action.workspace else ""
+            lines.append(f"{i:5d} {action.name}: {writes} = {reads}{work}")
+        lines += [f"end {names[value]}@{offset}" for value, offset in self.ends]
+        return "\n".join(lines) + "\n"

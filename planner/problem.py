@@ -1,0 +1,254 @@
+"""What a planner is asked: values with bytes, and actions that read and write them. Integers only.
+
+Glossary:
+    value     bytes with one content, written once (SSA); a recomputed value has the same content again.
+    action    something the engine can run; a plan runs a sequence of them. Several actions may write the same value
+              (kernel candidates, recompute forms, a copy back from the host): any one of them will do.
+    region    a separately addressed stretch of memory; offsets are relative to their region.
+    arena     all regions of the device together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from functools import cached_property
+
+import numpy as np
+
+from foreplan.errors import PlanError
+from foreplan.units import format_bytes
+
+
+class Role(IntEnum):
+    """When a value has its content without any action having written it, and when it must still have it."""
+
+    TRANSIENT = 0  # written and read within the step
+    INPUT = 1  # there when the step begins; its bytes are free after the last read
+    OUTPUT = 2  # must be there when the step ends
+    STORED = 3  # there when the step begins, and its bytes belong to it (or its `home` successor) throughout
+
+
+class Category(StrEnum):
+    """What people call the bytes, in the order in which tables show them."""
+
+    PARAMETERS = "parameters"
+    OPTIMIZER_STATE = "optimizer_state"
+    GRADIENTS = "gradients"
+    ACTIVATIONS = "activations"
+    WORKSPACE = "workspace"
+    INPUTS = "inputs"
+    OUTPUTS = "outputs"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A stretch of memory.
+
+    Attributes:
+        name: for people: `persistent`, `arena`, `host`.
+        on_device: whether its height counts toward the arena's (host memory does not).
+    """
+
+    name: str
+    on_device: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Bytes with one content.
+
+    Attributes:
+        name: for people; unique.
+        nbytes: size.
+        alignment: its offset is a multiple of this power of two.
+        region: index into the problem's regions.
+        category: what people call it.
+        role: when its content is there, and when it must be.
+        home: the STORED value whose bytes this one must take, being its content for the next step; or -1.
+    """
+
+    name: str
+    nbytes: int
+    alignment: int = 64
+    region: int = 0
+    category: Category = Category.ACTIVATIONS
+    role: Role = Role.TRANSIENT
+    home: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Overwrite:
+    """An action's right (or duty) to let a write take the bytes of a read, which then is gone.
+
+    Attributes:
+        write: index into the action's writes.
+        read: index into the action's reads.
+        required: the action works only so: an update in place, an accumulation (beta = 1).
+    """
+
+    write: int
+    read: int
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where one read of a join lies within the joined value: `count` runs of `run` bytes, every `stride` bytes."""
+
+    offset: int
+    run: int
+    count: int = 1
+    stride: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing an engine can run.
+
+    Attributes:
+        name: for people; the graph's node.
+        reads: values whose content it needs, each once.
+        writes: values it gives their content.
+        overwrites: which writes may or must take the bytes of which reads.
+        workspace: bytes of scratch memory in region `workspace_region`, needed while it runs.
+        flops: floating-point operations, multiply-add = 2.
+        nbytes: bytes moved.
+        nanoseconds: predicted on the target.
+        effect: it must run exactly once (an update), as against pure actions, which may run any number of times.
+        parts: not empty for a join, a concatenation written in place: it moves nothing, and is allowed only where
+            each read was placed inside the one write from the start; one part a read.
+    """
+
+    name: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    overwrites: tuple[Overwrite, ...] = ()
+    workspace: int = 0
+    workspace_region: int = 0
+    flops: int = 0
+    nbytes: int = 0
+    nanoseconds: int = 0
+    effect: bool = False
+    parts: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Values, actions (listed in an order in which they can run) and regions.
+
+    The planner chooses which actions run, in what order, how often, and where every value lies while it lives, so
+    that every OUTPUT and every value with a home has its content at the end and every effect has happened once.
+    """
+
+    values: tuple[Value, ...]
+    actions: tuple[Action, ...]
+    regions: tuple[Region, ...] = (Region("arena"),)
+
+    @cached_property
+    def producers(self) -> tuple[tuple[int, ...], ...]:
+        """For each value, the actions that can write it, in order."""
+        lists: list[list[int]] = [[] for _ in self.values]
+        for i, action in enumerate(self.actions):
+            for value in action.writes:
+                lists[value].append(i)
+        return tuple(map(tuple, lists))
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """For each value, the actions that read it, in order."""
+        lists: list[list[int]] = [[] for _ in self.values]
+        for i, action in enumerate(self.actions):
+            for value in action.reads:
+                lists[value].append(i)
+        return tuple(map(tuple, lists))
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Bytes of each value, int64."""
+        return np.array([value.nbytes for value in self.values], dtype=np.int64)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of everything the planner can see."""
+        hasher = hashlib.sha256()
+        for line in self._lines():
+            hasher.update(line.encode())
+            hasher.update(b"\n")
+        return hasher.hexdigest()
+
+    def _lines(self) -> Iterator[str]:
+        for region in self.regions:
+            yield f"region {region.name} {'device' if region.on_device else 'host'}"
+        for i, v in enumerate(self.values):
+            home = f" home={v.home}" if v.home >= 0 else ""
+            yield f"v{i} {v.name!r} {v.nbytes} align={v.alignment} r{v.region} {v.category} {v.role.name.lower()}{home}"
+        for i, a in enumerate(self.actions):
+            extra = "".join(f" v{a.writes[o.write]}{'!' if o.required else '?'}v{a.reads[o.read]}" for o in a.overwrites)
+            extra += "".join(f" part={p.offset}+{p.count}*{p.run}/{p.stride}" for p in a.parts)
+            yield (
+                f"a{i} {a.name!r} {_ids(a.reads)} -> {_ids(a.writes)}{extra} ws={a.workspace}@r{a.workspace_region} "
+                f"flops={a.flops} bytes={a.nbytes} ns={a.nanoseconds}{' effect' if a.effect else ''}"
+            )
+
+    def as_text(self) -> str:
+        """Regions, values and actions, a line each. `v3?v1`: v3 may take v1's bytes; `v3!v1`: it must."""
+        return "\n".join(self._lines()) + "\n"
+
+    def __repr__(self) -> str:
+        total = format_bytes(int(self.sizes.sum()))
+        return f"<{type(self).__name__}: {len(self.values)} values, {total} in all, {len(self.actions)} actions>"
+
+
+def check_problem(problem: Problem) -> None:
+    """Check that a problem from outside is well-formed: indices, sizes, alignments, and an order that can run.
+
+    Raises:
+        PlanError: names the value or action and the rule it breaks.
+    """
+    n = len(problem.values)
+    for v in problem.values:
+        if v.nbytes < 0 or v.alignment < 1 or v.alignment & (v.alignment - 1):
+            raise PlanError(f"value {v.name!r}: {v.nbytes} bytes aligned to {v.alignment} (a power of two is needed)")
+        if not 0 <= v.region < len(problem.regions):
+            raise PlanError(f"value {v.name!r}: there is no region {v.region}")
+        if v.home != -1:
+            home = problem.values[v.home] if 0 <= v.home < n else None
+            if home is None or home.role is not Role.STORED or home.nbytes != v.nbytes or home.region != v.region:
+                raise PlanError(f"value {v.name!r}: its home must be a stored value of its size and region")
+            if v.role is not Role.OUTPUT:
+                raise PlanError(f"value {v.name!r}: a value with a home must have the role OUTPUT")
+    there = {i for i, v in enumerate(problem.values) if v.role in (Role.INPUT, Role.STORED)}
+    for action in problem.actions:
+        _check_action(problem, action, there)
+        there.update(action.writes)
+    for i, v in enumerate(problem.values):
+        if v.role is Role.OUTPUT and i not in there:
+            raise PlanError(f"value {v.name!r} must be there at the end, and no action writes it")
+
+
+def _check_action(problem: Problem, action: Action, there: set[int]) -> None:
+    n, name = len(problem.values), action.name
+    if not all(0 <= value < n for value in (*action.reads, *action.writes)):
+        raise PlanError(f"action {name!r}: reads {action.reads} or writes {action.writes} a value that is not there")
+    if len(set(action.reads)) != len(action.reads) or len(set(action.writes)) != len(action.writes):
+        raise PlanError(f"action {name!r}: reads or writes a value twice")
+    if missing := [problem.values[v].name for v in action.reads if v not in there]:
+        raise PlanError(f"action {name!r}: reads {missing[0]!r} before any action writes it")
+    for v in action.writes:
+        if problem.values[v].role in (Role.INPUT, Role.STORED):
+            raise PlanError(f"action {name!r}: writes {problem.values[v].name!r}, which is there from the start")
+    for pair in action.overwrites:
+        if not (0 <= pair.write < len(action.writes) and 0 <= pair.read < len(action.reads)):
+            raise PlanError(f"action {name!r}: an overwrite pair names no write or no read of its own")
+        new, old = problem.values[action.writes[pair.write]], problem.values[action.reads[pair.read]]
+        if new.nbytes > old.nbytes or new.region != old.region:
+            raise PlanError(f"action {name!r}: {new.name!r} cannot take the bytes of {old.name!r}, which has fewer")
+    if min(action.workspace, action.flops, action.nbytes, action.nanoseconds) < 0:
+        raise PlanError(f"action {name!r}: workspace, flops, bytes and nanoseconds must not be negative")
+    if not 0 <= action.workspace_region < len(problem.regions):
+        raise PlanError(f"action {name!r}: there is no region {action.workspace_region}")
+    if action.parts and (len(action.parts) != len(action.reads) or len(action.writes) != 1):
+        raise PlanError(f"action {name!r}: a join has one write and as many parts as reads")
