@@ -26,6 +26,7 @@ from foreplan.ops.expr import (
     parse_expr,
     promote,
     scalar_flops,
+    simplify,
     subexpressions,
     substitute,
     used_args,
@@ -79,14 +80,20 @@ class Map(Op):
         return gradients
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
-        """Any output may take the bytes of any input of its own type (blocks are read whole before they are written)."""
+        """Any output may take the bytes of any input of its own type: blocks are read whole before they are written.
+
+        Except that outputs are copied out one after the other, so an input that a later one is must still be there.
+        """
         conditions = {
             part.args[0].index
             for part in subexpressions(*self.parsed)
             if isinstance(part, Call) and part.function == "where" and isinstance(part.args[0], Arg)
         }
         return tuple(
-            (o, i) for o, out in enumerate(outputs) for i, x in enumerate(inputs) if x == out and i not in conditions
+            (o, i)
+            for o, out in enumerate(outputs)
+            for i, x in enumerate(inputs)
+            if x == out and i not in conditions and Arg(i) not in self.parsed[o + 1 :]
         )
 
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
@@ -157,6 +164,8 @@ class _Kernel:
             instruction.compute(*arrays, out=outputs[0])
             return
         size = outputs[0].size
+        if not size:
+            return
         block = min(BLOCK, size)
         registers, start = [], 0
         for dtype in self.registers:
@@ -223,10 +232,10 @@ def _compile(texts: tuple[str, ...], dtypes: tuple[DType, ...]) -> _Kernel:
     where_is: dict[Expr, tuple[str, int]] = {}
 
     def take(dtype: DType) -> int:
-        for register in free:
-            if registers[register] == dtype:
-                free.remove(register)
-                return register
+        for slot in free:
+            if registers[slot] == dtype:
+                free.remove(slot)
+                return slot
         registers.append(dtype)
         return len(registers) - 1
 
@@ -318,8 +327,10 @@ def elementwise(
         raise ShapeError(f"the expression {expr} reads none of its inputs")
     expr = _renumber(expr, used)
     values = [inputs[i] for i in used]
-    if dtype is not None and infer_dtypes([v.dtype for v in values], expr)[expr] != dtype:
+    dtypes = [value.dtype for value in values]
+    if dtype is not None and infer_dtypes(dtypes, expr)[expr] != dtype:
         expr = cast(expr, dtype)
+    expr = simplify(expr, dtypes)
     return values[0] if expr == Arg(0) else b.apply(Map((str(expr),)), *values, name=name)
 
 
@@ -327,7 +338,9 @@ def elementwise_many(
     b: Builder, fns: Sequence[Expr], *inputs: Value, name: str = "", outputs: Sequence[str] = ()
 ) -> tuple[Value, ...]:
     """Several scalar functions of the same values in one pass, such as an optimizer's update."""
-    return b.node(Map(tuple(map(str, fns))), *inputs, name=name, outputs=outputs)
+    dtypes = [value.dtype for value in inputs]
+    exprs = tuple(str(simplify(fn, dtypes)) for fn in fns)
+    return b.node(Map(exprs), *inputs, name=name, outputs=outputs)
 
 
 def _renumber(expr: Expr, used: Sequence[int]) -> Expr:
