@@ -18,6 +18,7 @@ class Builder:
         kind: the kind of values that `node` makes (ACTIVATION, or GRADIENT while differentiating).
         scope: prefix of the names of new nodes, such as `layer1.0/`.
         source: written into new nodes, for error messages.
+        wanted: while differentiating, the values whose cotangents are needed; None for all.
     """
 
     def __init__(self, name: str = "graph", base: Graph | None = None) -> None:
@@ -32,7 +33,7 @@ class Builder:
         self._value_names = {value.name for value in base.values()} if base else set()
         self._node_names = {node.name for node in base.nodes} if base else set()
         self._next_suffix: dict[str, int] = {}
-        self._unwanted: Collection[Value] = ()
+        self.wanted: Collection[Value] | None = None
 
     def input(self, name: str, type: TensorType, default: Initializer | None = None) -> Value:
         """A value given anew each step; one with a default may be left out."""
@@ -82,9 +83,16 @@ class Builder:
         self._value_names.update(value.name for value in node.outputs)
         self.nodes.append(node)
 
+    def reserve(self, values: Iterable[Value], nodes: Iterable[Node]) -> None:
+        """Keep these names, and the names of the nodes' outputs, for what `append` will bring."""
+        self._value_names.update(value.name for value in values)
+        for node in nodes:
+            self._node_names.add(node.name)
+            self._value_names.update(value.name for value in node.outputs)
+
     def wants(self, value: Value) -> bool:
         """While differentiating: whether anybody reads the cotangent of `value`."""
-        return value not in self._unwanted
+        return self.wanted is None or value in self.wanted
 
     def note(self, text: str) -> None:
         """Tell the user what was changed."""

@@ -90,6 +90,18 @@ class Uniform:
         return f"uniform(low={self.low!r}, high={self.high!r})"
 
 
+@dataclass(frozen=True)
+class RandomSeed:
+    """The first state of the random ops, uint64[2]: a seed drawn from the session's own, and step 0."""
+
+    def fill(self, out: np.ndarray, rng: np.random.Generator) -> None:
+        """Draw the seed."""
+        out[:] = rng.integers(1 << 63), 0
+
+    def __str__(self) -> str:
+        return "random_seed()"
+
+
 @dataclass(frozen=True, eq=False)
 class Array:
     """Content held in memory; for what is small or was handed over by the user."""

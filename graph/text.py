@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from foreplan.errors import ModelError
-from foreplan.graph.init import Array, Fill, Initializer, Normal, TruncatedNormal, Uniform
+from foreplan.graph.init import Array, Fill, Initializer, Normal, RandomSeed, TruncatedNormal, Uniform
 from foreplan.graph.ir import Graph, Kind, Node, Value
 from foreplan.graph.op import parse_op
 from foreplan.graph.types import TensorType, tensor_type
@@ -22,6 +22,7 @@ _INITS: dict[str, Callable[..., Initializer]] = {
     "normal": Normal,
     "truncated_normal": TruncatedNormal,
     "uniform": Uniform,
+    "random_seed": RandomSeed,
 }
 
 
@@ -53,7 +54,8 @@ def print_graph(graph: Graph) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _parse_init(text: str, type: TensorType, where: str) -> Initializer:
+def parse_init(text: str, type: TensorType, where: str) -> Initializer:
+    """The initializer written as its `str`; one whose content text does not carry raises ModelError."""
     try:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
@@ -87,7 +89,7 @@ class _Parser:
             self.name = _unquote(match[1])
         elif match := re.fullmatch(rf"(input|parameter|buffer|state|constant) ({_NAME}): (\S+\])(?: = (.*))?", line):
             kind, type = Kind(match[1]), tensor_type(match[3])
-            init = _parse_init(match[4], type, where) if match[4] else None
+            init = parse_init(match[4], type, where) if match[4] else None
             value = Value(_unquote(match[2]), type, kind, init)
             (self.inputs if kind is Kind.INPUT else self.stored).append(value)
             self.values[value.name] = value

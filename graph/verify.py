@@ -27,7 +27,7 @@ def verify_graph(graph: Graph) -> None:
         define(value, "an input")
     for value in graph.stored:
         if not value.kind.is_stored or value.init is None:
-            raise ModelError(f"graph {graph.name!r}: the stored value {value!r} has kind {value.kind}, init {value.init}")
+            raise ModelError(f"graph {graph.name!r}: the stored {value!r} has kind {value.kind}, init {value.init}")
         define(value, "stored")
     for node in graph.nodes:
         for value in node.inputs:

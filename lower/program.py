@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from foreplan.graph import Op, TensorType
+from foreplan.graph import Initializer, Op, TensorType
 from foreplan.graph.ir import Kind
-from foreplan.planner.problem import Problem
+from foreplan.planner.problem import Problem, Region
 
-PERSISTENT, ARENA = 0, 1  # indices of the two device regions that every program has
+# The regions that every program has. The first holds what programs of one model share, at the same offsets in each;
+# the second what a program keeps for itself from step to step; the third everything that lives within a step.
+PARAMETERS, STATE, ARENA = 0, 1, 2
+REGIONS = (Region("parameters"), Region("state"), Region("arena"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +63,14 @@ class Slot:
 
     Attributes:
         kind: what it is to the user.
-        has_default: an input that may be left out.
+        init: first content of a stored value; the default of an input that may be left out.
         valid: lowest and highest value an integer input may have, or None.
     """
 
     name: str
     operand: Operand
     kind: Kind
-    has_default: bool = False
+    init: Initializer | None = None
     valid: tuple[int, int] | None = None
 
 
@@ -80,8 +83,7 @@ class Program(Problem):
         target: name of the target that it was lowered for.
         model: name of the graph.
         inputs: what the user gives each step.
-        stored: parameters, buffers, state, constants; in region PERSISTENT, in an order in which the model's own
-            (parameters, buffers, constants) come before the training step's, so that programs of one model agree.
+        stored: parameters and buffers (in region PARAMETERS), state and constants (in region STATE).
         outputs: what the user asked for.
         loss: the loss, or None.
         gradients: by parameter, where they are returned.

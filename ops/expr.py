@@ -306,37 +306,8 @@ def _is(value: Expr, literal: float) -> bool:
 
 
 def call(function: str, *args: Expr | Scalar) -> Expr:
-    """A function of expressions, with the arithmetic that needs no element done at once."""
-    parts = tuple(as_expr(arg) for arg in args)
-    if function == "mul":
-        for one, other in (parts, parts[::-1]):
-            if _is(one, 1):
-                return other
-            if _is(one, -1):
-                return call("neg", other)
-            if _is(one, 0):
-                return Const(0.0)
-            # factor · where(c, 1, 0) is where(c, factor, 0)
-            if isinstance(one, Call) and one.function == "where" and all(_is(x, 0) or _is(x, 1) for x in one.args[1:]):
-                return where(one.args[0], *(other if _is(x, 1) else Const(0.0) for x in one.args[1:]))
-    if function in ("add", "sub") and _is(parts[1], 0):
-        return parts[0]
-    if function == "add" and _is(parts[0], 0):
-        return parts[1]
-    if function == "sub" and _is(parts[0], 0):
-        return call("neg", parts[1])
-    if function == "div" and _is(parts[1], 1):
-        return parts[0]
-    if function == "pow" and _is(parts[1], 1):
-        return parts[0]
-    if function == "pow" and _is(parts[1], 2):
-        return Call("square", (parts[0],))
-    if function == "neg" and isinstance(parts[0], Call) and parts[0].function == "neg":
-        return parts[0].args[0]
-    if function in _FOLDED and all(isinstance(part, Const) for part in parts):
-        values = [part.value for part in parts if isinstance(part, Const)]
-        return Const(_FOLDED[function](*values))
-    return Call(function, parts)
+    """A function of expressions."""
+    return Call(function, tuple(as_expr(arg) for arg in args))
 
 
 _FOLDED: dict[str, Callable[..., Scalar]] = {
@@ -347,10 +318,65 @@ _FOLDED: dict[str, Callable[..., Scalar]] = {
 }
 
 
+def simplify(expr: Expr, args: Sequence[DType]) -> Expr:
+    """The expression with the arithmetic that needs no element done at once; no part changes its element type."""
+    memo: dict[Expr, Expr] = {}
+    types = infer_dtypes(args, expr)
+    for part in subexpressions(expr):
+        if not isinstance(part, Call):
+            memo[part] = part
+            continue
+        plain = Call(part.function, tuple(memo[arg] for arg in part.args))
+        simpler = _simpler(plain)
+        if simpler is not None:
+            found = infer_dtypes(args, simpler)[simpler]
+            if found == types[part] or (found is None and types[part] == FLOAT32):
+                plain = simpler
+        memo[part] = plain
+    return memo[expr]
+
+
+def _simpler(part: Call) -> Expr | None:
+    """An equal expression with less to do (where nothing is infinite or NaN times zero), or None."""
+    function, parts = part.function, part.args
+    if function in _FOLDED and all(isinstance(arg, Const) for arg in parts):
+        return Const(_FOLDED[function](*(arg.value for arg in parts if isinstance(arg, Const))))
+    if function == "mul":
+        simpler = _simpler_product(*parts)
+        return simpler if simpler is not None else _simpler_product(*parts[::-1])
+    if function in ("add", "sub") and _is(parts[1], 0):
+        return parts[0]
+    if function == "add" and _is(parts[0], 0):
+        return parts[1]
+    if function == "sub" and _is(parts[0], 0):
+        return Call("neg", (parts[1],))
+    if function in ("div", "pow") and _is(parts[1], 1):
+        return parts[0]
+    if function == "pow" and _is(parts[1], 2):
+        return Call("square", (parts[0],))
+    if function == "neg" and isinstance(parts[0], Call) and parts[0].function == "neg":
+        return parts[0].args[0]
+    if function == "where" and parts[1] == parts[2]:
+        return parts[1]
+    return None
+
+
+def _simpler_product(one: Expr, other: Expr) -> Expr | None:
+    if _is(one, 1):
+        return other
+    if _is(one, -1):
+        return Call("neg", (other,))
+    if _is(one, 0):
+        return Const(0.0)
+    if isinstance(one, Call) and one.function == "where" and all(_is(x, 0) or _is(x, 1) for x in one.args[1:]):
+        # other · where(c, 1, 0) is where(c, other, 0)
+        return Call("where", (one.args[0], *(other if _is(x, 1) else Const(0.0) for x in one.args[1:])))
+    return None
+
+
 def where(condition: Expr, a: Expr | Scalar, b: Expr | Scalar) -> Expr:
     """`a` where the condition holds, else `b`."""
-    a, b = as_expr(a), as_expr(b)
-    return a if a == b else Call("where", (condition, a, b))
+    return call("where", condition, a, b)
 
 
 def cast(x: Expr, dtype: DType | str) -> Expr:

@@ -1,0 +1,115 @@
+"""Forward graph → training graph: reverse-mode differentiation in the same graph, each update as soon as it can be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from foreplan.errors import ModelError
+from foreplan.graph import Array, Builder, Graph, Kind, Node, Value
+from foreplan.ops.map import elementwise
+from foreplan.passes.optimizer import Optimizer, Updater
+
+
+def differentiate(graph: Graph, optimizer: Optimizer | None = None) -> Graph:
+    """The whole training step: forward, loss, backward, and an update a parameter.
+
+    Requires: `graph.loss` is set; ops are in the form wanted (see `training_form`). Ensures: every PARAMETER that the
+    loss depends on is updated, right behind its gradient; or, with no optimizer, has its gradient returned in
+    `graph.gradients`. No gradient is computed that nobody reads. The learning rate is an input with a default.
+
+    Raises:
+        ModelError: there is no loss, or the loss depends on no parameter.
+        UnsupportedError: an op on the way has no derivative; names the node.
+    """
+    if graph.loss is None:
+        raise ModelError(f"graph {graph.name!r} has no loss to differentiate; attach one first")
+    wanted = _depends_on_parameters(graph)
+    if graph.loss not in wanted:
+        raise ModelError(
+            f"graph {graph.name!r}: the loss {graph.loss!r} depends on no parameter; nothing can be trained"
+        )
+    b = Builder(base=graph)
+    b.kind, b.wanted = Kind.GRADIENT, wanted
+    updater = Updater(b, optimizer) if optimizer else None
+    backward = _Backward(b, graph, wanted, updater)
+    backward.run()
+    idle = [value.name for value in graph.parameters if value not in backward.gradients]
+    if idle:
+        shown = ", ".join(idle[:5]) + (f" and {len(idle) - 5} more" if len(idle) > 5 else "")
+        b.note(f"the loss does not depend on {shown}: no gradient, no update")
+    updates = dict(graph.updates)
+    if updater:
+        updates |= updater.finish()
+        return b.finish(graph.outputs, updates, graph.loss)
+    gradients = {value.name: backward.gradients[value] for value in graph.parameters if value in backward.gradients}
+    return b.finish(graph.outputs, updates, graph.loss, gradients)
+
+
+def _depends_on_parameters(graph: Graph) -> set[Value]:
+    """Float values that a parameter can reach: the ones whose cotangents may be needed."""
+    reached = set(graph.parameters)
+    for node in graph.nodes:
+        if not reached.isdisjoint(node.inputs):
+            reached.update(value for value in node.outputs if value.dtype.is_float)
+    return reached
+
+
+class _Backward:
+    """The reverse walk: cotangents are summed as they arrive, and dropped when they have been used."""
+
+    def __init__(self, b: Builder, graph: Graph, wanted: set[Value], updater: Updater | None) -> None:
+        self.b, self.graph, self.wanted, self.updater = b, graph, wanted, updater
+        self.cotangents: dict[Value, Value] = {}
+        self.gradients: dict[Value, Value] = {}
+        self.readers_left = Counter(value for node in graph.nodes for value in set(node.inputs))
+
+    def run(self) -> None:
+        loss = self.graph.loss
+        assert loss is not None
+        one = self.b.store("one", loss.type, Kind.CONSTANT, Array(np.ones((), loss.dtype.numpy)))
+        self.add(loss, one)
+        for node in reversed(self.graph.nodes):
+            self.pull_back(node)
+            for value in dict.fromkeys(node.inputs):
+                self.readers_left[value] -= 1
+                if value.kind is Kind.PARAMETER and not self.readers_left[value] and value in self.cotangents:
+                    self.finish_parameter(value)
+
+    def pull_back(self, node: Node) -> None:
+        cotangents = [self.cotangents.pop(value, None) for value in node.outputs]
+        if all(cotangent is None for cotangent in cotangents):
+            return
+        if self.wanted.isdisjoint(node.inputs):
+            return
+        self.b.scope, self.b.source = f"{node.name}/grad/", node.source
+        try:
+            flows = node.op.vjp(self.b, node.inputs, node.outputs, cotangents)
+        except ModelError as error:
+            where = f" ({node.source})" if node.source else ""
+            raise type(error)(f"node {node.name!r}{where} cannot be differentiated: {error}") from None
+        self.check(node, flows)
+        for value, flow in zip(node.inputs, flows):
+            if flow is not None and value in self.wanted:
+                self.add(value, flow)
+
+    def check(self, node: Node, flows: Sequence[Value | None]) -> None:
+        for value, flow in zip(node.inputs, flows, strict=True):
+            if flow is not None and flow.type != value.type:
+                raise ModelError(f"the vjp of {node.op.name} gives {flow!r} as the cotangent of {value!r}")
+
+    def add(self, value: Value, flow: Value) -> None:
+        """Sum at once: what was summed dies, and the sum can take its bytes."""
+        if value in self.cotangents:
+            flow = elementwise(self.b, lambda x, y: x + y, self.cotangents[value], flow, name="sum")
+        self.cotangents[value] = flow
+
+    def finish_parameter(self, parameter: Value) -> None:
+        gradient = self.cotangents.pop(parameter)
+        self.gradients[parameter] = gradient
+        if self.updater:
+            self.b.scope, self.b.source = f"{parameter.name}/", ""
+            self.updater.update(parameter, gradient)
+            self.b.scope = ""

@@ -1,0 +1,59 @@
+"""Copying a graph node by node with replacements: what every rewriting pass is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from foreplan.graph import Builder, Graph, Node, Value
+
+Replace = Callable[[Builder, Node, tuple[Value, ...]], Sequence[Value] | None]
+
+
+def rewrite(
+    graph: Graph,
+    replace: Replace,
+    *,
+    updates: Mapping[Value, Value] | None = None,
+    finish: Callable[[Builder], None] | None = None,
+) -> Graph:
+    """The graph with some nodes replaced; dead nodes are left out, stored values and inputs all kept.
+
+    Args:
+        graph: what to copy.
+        replace: called with the new graph's builder, each node and its new inputs; returns the values that take the
+            place of the node's outputs (new names are made), or None to copy the node as it is.
+        updates: further updates, in terms of values of the new graph (the mapping may be filled by `replace`).
+        finish: called with the builder when all nodes are there, to add what stands at the end.
+
+    Raises:
+        ModelError: the result breaks a rule of `verify_graph`.
+    """
+    from foreplan.graph.walk import live_nodes
+
+    b = Builder(graph.name)
+    b.inputs, b.stored, b.notes = list(graph.inputs), list(graph.stored), list(graph.notes)
+    b.reserve((*graph.inputs, *graph.stored), graph.nodes)
+    now: dict[Value, Value] = {}
+    for node in live_nodes(graph, graph.results):
+        inputs = tuple(now.get(value, value) for value in node.inputs)
+        b.source, b.scope = node.source, ""
+        b.kind = node.outputs[0].kind
+        outputs = replace(b, node, inputs)
+        if outputs is None:
+            same = inputs == node.inputs
+            b.append(node if same else Node(node.op, inputs, node.outputs, node.name, node.source))
+            outputs = node.outputs
+        now.update((old, new) for old, new in zip(node.outputs, outputs, strict=True) if old is not new)
+
+    if finish is not None:
+        finish(b)
+
+    def new(value: Value) -> Value:
+        return now.get(value, value)
+
+    return b.finish(
+        {name: new(value) for name, value in graph.outputs.items()},
+        {old: new(value) for old, value in graph.updates.items()} | dict(updates or {}),
+        None if graph.loss is None else new(graph.loss),
+        {name: new(value) for name, value in graph.gradients.items()},
+    )

@@ -1,0 +1,148 @@
+"""Passes that make a graph smaller: constant folding, common subexpressions, and fusing of element-wise chains."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from foreplan.graph import Array, Builder, Graph, Kind, Node, Op, Value
+from foreplan.ops.expr import Arg, Expr, subexpressions, substitute
+from foreplan.ops.map import Map
+from foreplan.passes.rewrite import rewrite
+
+FOLD_BYTES = 1024  # a folded constant larger than this would cost more memory than recomputing it
+FUSED_PARTS = 48  # expressions with more parts than this spill their registers out of the cache
+FUSED_INPUTS = 8
+
+
+def fold_constants(graph: Graph) -> Graph:
+    """Compute at once what small constants alone determine. Ensures: same results; random ops stay."""
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        small = sum(value.type.nbytes for value in (*inputs, *node.outputs)) <= FOLD_BYTES
+        if not small or node.op.is_random or not all(value.kind is Kind.CONSTANT for value in inputs):
+            return None
+        arrays = [_content(value) for value in inputs]
+        outputs = [np.empty(value.shape, value.dtype.numpy) for value in node.outputs]
+        types = [value.type for value in inputs]
+        workspace = np.empty(node.op.workspace(types, [value.type for value in node.outputs]), np.uint8)
+        node.op.compute(arrays, outputs, workspace)
+        return [
+            b.store(f"{value.name}.folded", value.type, Kind.CONSTANT, Array(array))
+            for value, array in zip(node.outputs, outputs)
+        ]
+
+    return _drop_idle_constants(rewrite(graph, replace))
+
+
+def _content(value: Value) -> np.ndarray:
+    array = np.empty(value.shape, value.dtype.numpy)
+    assert value.init is not None
+    value.init.fill(array, np.random.default_rng(0))
+    return array
+
+
+def _drop_idle_constants(graph: Graph) -> Graph:
+    """Without the constants that nothing reads any more."""
+    used = set(graph.results).union(*(node.inputs for node in graph.nodes))
+    stored = tuple(value for value in graph.stored if value.kind is not Kind.CONSTANT or value in used)
+    return dataclasses.replace(graph, stored=stored)
+
+
+def share_common(graph: Graph) -> Graph:
+    """One node for equal ops of equal inputs. Ensures: same results; forward and backward stay apart.
+
+    A backward node equal to a forward one is left alone: to share it would keep the forward result alive until then,
+    and that choice is the planner's.
+    """
+    seen: dict[tuple[Op, tuple[Value, ...], Kind], tuple[Value, ...]] = {}
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        key = (node.op, inputs, node.outputs[0].kind)
+        if key in seen:
+            return seen[key]
+        seen[key] = node.outputs
+        return None
+
+    return rewrite(graph, replace)
+
+
+def fuse_maps(graph: Graph) -> Graph:
+    """One `map` for a group of element-wise nodes whose inner results nobody else reads.
+
+    Ensures: same results. Only nodes of the same kind (forward or backward) and shape are fused, so that nothing
+    lives longer than it did, except inputs of the earlier node until the later one runs.
+    """
+    group = _groups(graph)
+    absorbed = {node for node, root in group.items() if node is not root}
+    members: dict[Node, list[Node]] = {}
+    for node in graph.nodes:
+        if node in group:
+            members.setdefault(group[node], []).append(node)
+    now: dict[Value, Value] = {}
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        now.update(zip(node.inputs, inputs))
+        if node in absorbed:
+            return node.outputs  # nobody will read it: the root computes it for itself
+        if len(members.get(node, ())) < 2:
+            return None
+        exprs, values = _fuse(members[node], now)
+        b.source, b.scope = node.source, ""
+        return b.node(Map(tuple(map(str, exprs))), *values, name=node.name + "/fused")
+
+    return rewrite(graph, replace)
+
+
+def _groups(graph: Graph) -> dict[Node, Node]:
+    """Each map node → the last node of its group."""
+    results = set(graph.results)
+    group: dict[Node, Node] = {}
+    parts: dict[Node, int] = {}
+    outside: dict[Node, set[Value]] = {}
+    for node in reversed(graph.nodes):
+        if not isinstance(node.op, Map):
+            continue
+        readers = {group.get(reader) for value in node.outputs for reader in graph.readers[value]}
+        root = next(iter(readers)) if len(readers) == 1 else None
+        size = sum(1 for _ in subexpressions(*node.op.parsed))
+        fits = (
+            root is not None
+            and len(node.outputs) == 1
+            and node.outputs[0] not in results
+            and node.outputs[0].shape == root.outputs[0].shape
+            and node.outputs[0].kind is root.outputs[0].kind
+            and not results.intersection(graph.updates.values()).intersection(root.outputs)
+            and parts[root] + size <= FUSED_PARTS
+            and len((outside[root] - set(node.outputs)) | set(node.inputs)) <= FUSED_INPUTS
+        )
+        if fits and root is not None:
+            group[node] = root
+            parts[root] += size
+            outside[root] = (outside[root] - set(node.outputs)) | set(node.inputs)
+        else:
+            group[node], parts[node], outside[node] = node, size, set(node.inputs)
+    return group
+
+
+def _fuse(nodes: Sequence[Node], now: dict[Value, Value]) -> tuple[list[Expr], list[Value]]:
+    """The last node's expressions over the group's outer inputs."""
+    values: list[Value] = []
+    inside: dict[Value, Expr] = {}
+    exprs: list[Expr] = []
+    for node in nodes:
+        assert isinstance(node.op, Map)
+        args: list[Expr] = []
+        for value in node.inputs:
+            if value not in inside:
+                new = now.get(value, value)
+                if new not in values:
+                    values.append(new)
+                args.append(Arg(values.index(new)))
+            else:
+                args.append(inside[value])
+        exprs = [substitute(expr, args) for expr in node.op.parsed]
+        inside.update(zip(node.outputs, exprs))
+    return exprs, values

@@ -1,0 +1,69 @@
+"""Inference form → training form: batch statistics, random masks, saved indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from foreplan.graph import Array, Builder, Graph, Kind, Node, RandomSeed, TensorType, Value
+from foreplan.graph.types import DTYPES
+
+
+class _Training:
+    """What ops ask for while they take their training form; implements `graph.op.Training`."""
+
+    def __init__(self) -> None:
+        self.builder = Builder()
+        self.updates: dict[Value, Value] = {}
+        self._state: Value | None = None
+        self._streams = 0
+
+    def update(self, stored: Value, new: Value) -> None:
+        self.updates[stored] = new
+
+    def random_state(self) -> Value:
+        if self._state is None:
+            type = TensorType(DTYPES["uint64"], (2,))
+            self._state = self.builder.store("random_state", type, Kind.STATE, RandomSeed())
+        return self._state
+
+    def next_stream(self) -> int:
+        self._streams += 1
+        return self._streams - 1
+
+    def finish(self) -> None:
+        """Let the random state move on by one step."""
+        from foreplan.ops.map import elementwise
+
+        if self._state is not None:
+            b = self.builder
+            one = np.array([0, 1], np.uint64)
+            step = b.store("random_step", self._state.type, Kind.CONSTANT, Array(one))
+            self.updates[self._state] = elementwise(b, lambda s, d: s + d, self._state, step, name="next_random_state")
+
+
+def training_form(graph: Graph) -> Graph:
+    """The graph with every op that behaves differently in training in its training form.
+
+    Requires: a graph in inference form. Ensures: running statistics are updated each step; random ops read one
+    `random_state` (STATE, uint64[2]) that changes each step.
+
+    Raises:
+        ModelError: the result breaks a rule of `verify_graph`.
+    """
+    from foreplan.passes.rewrite import rewrite
+
+    training = _Training()
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        training.builder = b
+        b.scope = node.name + "/"
+        return node.op.for_training(b, inputs, training)
+
+    def finish(b: Builder) -> None:
+        training.builder = b
+        b.scope = ""
+        training.finish()
+
+    return rewrite(graph, replace, updates=training.updates, finish=finish)
