@@ -113,7 +113,7 @@ class Array:
         out[...] = self.array.reshape(out.shape)
 
     def __str__(self) -> str:
-        if self.array.size <= 8:
+        if self.array.size <= 64:
             return f"array({self.array.tolist()!r})"
         return f"array(crc32=0x{zlib.crc32(np.ascontiguousarray(self.array).view(np.uint8)):08x})"
 

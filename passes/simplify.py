@@ -18,11 +18,11 @@ FUSED_INPUTS = 8
 
 
 def fold_constants(graph: Graph) -> Graph:
-    """Compute at once what small constants alone determine. Ensures: same results; random ops stay."""
+    """Compute at once what small constants alone determine. Ensures: same results; random ops and views stay."""
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         small = sum(value.type.nbytes for value in (*inputs, *node.outputs)) <= FOLD_BYTES
-        if not small or node.op.is_random or not all(value.kind is Kind.CONSTANT for value in inputs):
+        if not small or node.op.is_view or node.op.is_random or not all(value.kind is Kind.CONSTANT for value in inputs):
             return None
         arrays = [_content(value) for value in inputs]
         outputs = [np.empty(value.shape, value.dtype.numpy) for value in node.outputs]

@@ -1,0 +1,316 @@
+"""Graph → Program: views resolved into windows, kernels chosen, every byte of workspace known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from foreplan.errors import UnsupportedError, UsageError
+from foreplan.graph import Builder, Cost, Graph, Kind, Node, Op, TensorType, Value
+from foreplan.lower.numpy import NumpyTarget
+from foreplan.lower.program import ARENA, PARAMETERS, REGIONS, STATE, Call, Operand, Program, Slot
+from foreplan.lower.target import Target
+from foreplan.ops.map import Map
+from foreplan.passes.rewrite import rewrite
+from foreplan.planner import problem as p
+
+COPY = Map(("a0",))
+TARGETS: dict[str, type[Target]] = {"numpy": NumpyTarget}
+
+_CATEGORIES = {
+    Kind.INPUT: p.Category.INPUTS,
+    Kind.PARAMETER: p.Category.PARAMETERS,
+    Kind.BUFFER: p.Category.PARAMETERS,
+    Kind.CONSTANT: p.Category.PARAMETERS,
+    Kind.STATE: p.Category.OPTIMIZER_STATE,
+    Kind.ACTIVATION: p.Category.ACTIVATIONS,
+    Kind.GRADIENT: p.Category.GRADIENTS,
+}
+
+
+def target_named(name: str) -> Target:
+    """The target of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in TARGETS:
+        raise UsageError(f"there is no target {name!r}; choose one of {', '.join(TARGETS)}")
+    return TARGETS[name]()
+
+
+def lower(graph: Graph, target: str | Target = "numpy") -> Program:
+    """The planner's problem for a graph on a target, with what each action runs.
+
+    Ops for which the target has no kernel are decomposed. Views become windows: no action, no bytes; where a kernel
+    cannot read a window as it lies, a dense copy is an action of its own.
+
+    Raises:
+        UsageError: no such target.
+        UnsupportedError: the target has no kernel for an op, and the op no decomposition; names the node.
+    """
+    chosen = target_named(target) if isinstance(target, str) else target
+    return _Lowering(_decompose(graph, chosen), chosen).run()
+
+
+def _decompose(graph: Graph, target: Target) -> Graph:
+    def expand(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        types, outputs = [value.type for value in inputs], [value.type for value in node.outputs]
+        if node.op.is_view or target.kernels(node.op, types, outputs):
+            return None
+        b.scope = node.name + "/"
+        simpler = node.op.decompose(b, inputs)
+        if simpler is None:
+            where = f" ({node.source})" if node.source else ""
+            raise UnsupportedError(f"node {node.name!r}{where}: target {target.name} has no kernel for {node.op.name}")
+        return simpler
+
+    while True:  # a decomposition may use ops that need one themselves
+        smaller = rewrite(graph, expand)
+        if [node.op for node in smaller.nodes] == [node.op for node in graph.nodes]:
+            return smaller
+        graph = smaller
+
+
+def _dense(type: TensorType, strides: tuple[int, ...]) -> bool:
+    """Whether the elements lie in C order without gaps (the stride of an axis of extent 1 means nothing)."""
+    if type.size <= 1:
+        return True
+    return all(extent == 1 or a == b for extent, a, b in zip(type.shape, strides, type.strides))
+
+
+class _Lowering:
+    """One lowering: the lists that grow, and where each graph value has gone."""
+
+    def __init__(self, graph: Graph, target: Target) -> None:
+        self.graph, self.target = graph, target
+        self.values: list[p.Value] = []
+        self.actions: list[p.Action] = []
+        self.calls: list[Call] = []
+        self.where: dict[Value, Operand] = {}
+        self.copies: dict[Operand, Operand] = {}
+        self.names: set[str] = set()
+        # A value that becomes the content of one stored value is written straight to that value's home.
+        self.home: dict[Value, Value] = {}
+        for old, new in graph.updates.items():
+            self.home.setdefault(new, old)
+        self.position = {node: i for i, node in enumerate(graph.nodes)}
+        self.last_read = self.find_last_reads()
+
+    def run(self) -> Program:
+        graph = self.graph
+        inputs = [self.slot(value, self.new_root(value, p.Role.INPUT, ARENA)) for value in graph.inputs]
+        own = (Kind.PARAMETER, Kind.BUFFER)
+        ordered = sorted(graph.stored, key=lambda value: value.kind not in own)
+        stored = [
+            self.slot(v, self.new_root(v, p.Role.STORED, PARAMETERS if v.kind in own else STATE)) for v in ordered
+        ]
+        for node in graph.nodes:
+            self.lower_node(node)
+        outputs = [self.result(name, value, p.Category.OUTPUTS) for name, value in graph.outputs.items()]
+        gradients = [self.result(name, value, p.Category.GRADIENTS) for name, value in graph.gradients.items()]
+        loss = None if graph.loss is None else self.result("loss", graph.loss, p.Category.OUTPUTS)
+        self.finish_updates()
+        return Program(
+            values=tuple(self.values),
+            actions=tuple(self.actions),
+            regions=REGIONS,
+            calls=tuple(self.calls),
+            target=self.target.name,
+            model=graph.name,
+            inputs=tuple(inputs),
+            stored=tuple(stored),
+            outputs=tuple(outputs),
+            loss=loss,
+            gradients=tuple(gradients),
+            notes=graph.notes,
+        )
+
+    def find_last_reads(self) -> dict[Value, int]:
+        """The position of the last node that reads each value, itself or through views; results are read last."""
+        last = {value: len(self.graph.nodes) for value in self.graph.results}
+        for node in reversed(self.graph.nodes):
+            at = last.get(node.outputs[0], -1) if node.op.is_view else self.position[node]
+            for value in node.inputs:
+                last[value] = max(last.get(value, -1), at)
+        return last
+
+    def new_value(self, name: str, nbytes: int, category: p.Category, role: p.Role, region: int, home: int = -1) -> int:
+        unique, suffix = name, 1
+        while unique in self.names:
+            unique, suffix = f"{name}.{suffix}", suffix + 1
+        self.names.add(unique)
+        self.values.append(p.Value(unique, nbytes, self.target.alignment, region, category, role, home))
+        return len(self.values) - 1
+
+    def new_root(self, value: Value, role: p.Role, region: int) -> Operand:
+        index = self.new_value(value.name, value.type.nbytes, _CATEGORIES[value.kind], role, region)
+        self.where[value] = Operand(index, 0, value.type, value.type.strides)
+        return self.where[value]
+
+    def slot(self, value: Value, operand: Operand) -> Slot:
+        valid = self.valid_range(value) if value.kind is Kind.INPUT and not value.dtype.is_float else None
+        return Slot(value.name, operand, value.kind, value.init, valid)
+
+    def valid_range(self, value: Value) -> tuple[int, int] | None:
+        """The values that every op which selects by this input, perhaps through a view of it, can take."""
+        low, high = None, None
+        for node in self.graph.readers[value]:
+            types = [x.type for x in node.inputs]
+            for index in (i for i, x in enumerate(node.inputs) if x is value):
+                found = self.valid_range(node.outputs[0]) if node.op.is_view else node.op.valid_range(index, types)
+                if found is not None:
+                    low = found[0] if low is None else max(low, found[0])
+                    high = found[1] if high is None else min(high, found[1])
+        return None if low is None or high is None else (low, high)
+
+    def lower_node(self, node: Node) -> None:
+        if node.op.is_view:
+            self.where[node.outputs[0]] = self.look(node)
+            return
+        types, outputs = [value.type for value in node.inputs], [value.type for value in node.outputs]
+        operands = []
+        for i, value in enumerate(node.inputs):
+            operand = self.where[value]
+            dense = _dense(operand.type, operand.strides)
+            if not dense and not self.target.accepts_strides(node.op, i, types, operand.strides):
+                operand = self.copy(operand, node)
+            operands.append(operand)
+        writes = []
+        for value in node.outputs:
+            old = self.home.get(value)
+            if old is not None and self.updates_in_place(node, value, old):
+                role, region, home = p.Role.OUTPUT, self.region_of(old), self.where[old].value
+                index = self.new_value(value.name, value.type.nbytes, _CATEGORIES[old.kind], role, region, home)
+            else:
+                category = _CATEGORIES[value.kind]
+                index = self.new_value(value.name, value.type.nbytes, category, p.Role.TRANSIENT, ARENA)
+            self.where[value] = Operand(index, 0, value.type, value.type.strides)
+            writes.append(self.where[value])
+        for kernel in self.target.kernels(node.op, types, outputs):
+            self.act(
+                node.op, kernel.name, operands, writes, kernel.workspace, kernel.overwrites, node.name, node.source
+            )
+
+    def region_of(self, stored: Value) -> int:
+        return self.values[self.where[stored].value].region
+
+    def updates_in_place(self, node: Node, new: Value, old: Value) -> bool:
+        """Whether the node's kernels may write the new content over the old: nobody reads the old later, and they
+        themselves do not read it, or may overwrite it (and see it whole, and in no other way).
+        """
+        if self.last_read.get(old, -1) > self.position[node]:
+            return False
+        types, outputs = [value.type for value in node.inputs], [value.type for value in node.outputs]
+        root = self.where[old].value
+        at = [i for i, value in enumerate(node.inputs) if self.where[value].value == root]
+        if any(self.where[node.inputs[i]] != self.where[old] for i in at):
+            return False
+        output = node.outputs.index(new)
+        kernels = self.target.kernels(node.op, types, outputs)
+        return all((output, i) in kernel.overwrites for kernel in kernels for i in at)
+
+    def look(self, node: Node) -> Operand:
+        operand = self.where[node.inputs[0]]
+        view = node.op.view(operand.type, operand.strides)
+        if view is None:
+            operand = self.copy(operand, node)
+            view = node.op.view(operand.type, operand.strides)
+            assert view is not None, f"{node.op.name} has no view of a dense input"
+        type = node.outputs[0].type
+        strides = type.strides if _dense(type, view.strides) else view.strides
+        return Operand(operand.value, operand.offset + view.offset, type, strides)
+
+    def copy(self, operand: Operand, node: Node) -> Operand:
+        """A dense copy of a window, made once."""
+        if operand not in self.copies:
+            kind = node.outputs[0].kind
+            self.copies[operand] = self.copy_to(operand, f"{node.name}/dense", _CATEGORIES[kind], p.Role.TRANSIENT)
+        return self.copies[operand]
+
+    def act(
+        self,
+        op: Op,
+        kernel: str,
+        inputs: Sequence[Operand],
+        outputs: Sequence[Operand],
+        workspace: int,
+        overwrites: Sequence[tuple[int, int]],
+        name: str,
+        source: str,
+    ) -> None:
+        reads = tuple(dict.fromkeys(operand.value for operand in inputs))
+        writes = tuple(operand.value for operand in outputs)
+        pairs = [
+            p.Overwrite(o, reads.index(inputs[i].value), self.values[writes[o]].home == inputs[i].value)
+            for o, i in overwrites
+            if self.may_overwrite(inputs, i, outputs[o])
+        ]
+        cost = self.cost(op, inputs, outputs)
+        self.actions.append(
+            p.Action(
+                name=name,
+                reads=reads,
+                writes=writes,
+                overwrites=tuple(dict.fromkeys(pairs)),
+                workspace=workspace,
+                workspace_region=ARENA,
+                flops=cost.flops,
+                nbytes=cost.nbytes,
+                nanoseconds=self.target.profile.nanoseconds(cost),
+                effect=any(self.values[value].home >= 0 for value in writes),
+            )
+        )
+        self.calls.append(Call(op, kernel, tuple(inputs), tuple(outputs), name, source))
+
+    def may_overwrite(self, inputs: Sequence[Operand], index: int, output: Operand) -> bool:
+        """Only a whole, dense value that the kernel sees in no other way, in the same region; a stored value only
+        by what has its home there.
+        """
+        taken = inputs[index]
+        old, new = self.values[taken.value], self.values[output.value]
+        whole = taken.offset == 0 and _dense(taken.type, taken.strides) and taken.type.nbytes == old.nbytes
+        alone = all(x == taken for x in inputs if x.value == taken.value)
+        allowed = new.home == taken.value if old.role is p.Role.STORED or new.home >= 0 else True
+        return whole and alone and allowed and old.region == new.region and old.role is not p.Role.OUTPUT
+
+    def cost(self, op: Op, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> Cost:
+        return op.cost([x.type for x in inputs], [x.type for x in outputs])
+
+    def finish_updates(self) -> None:
+        """Copy new contents home where no kernel wrote them there: first those that others are about to replace."""
+        left = {}
+        for old, new in self.graph.updates.items():
+            operand, home = self.where[new], self.where[old].value
+            if self.values[operand.value].home == home and operand.type.nbytes == self.values[home].nbytes:
+                continue
+            if self.values[operand.value].role is p.Role.STORED:
+                operand = self.copy_to(operand, f"{new.name}/saved", p.Category.ACTIVATIONS, p.Role.TRANSIENT)
+            left[old] = operand
+        for old, operand in left.items():
+            index = self.new_value(
+                f"{old.name}/next",
+                old.type.nbytes,
+                _CATEGORIES[old.kind],
+                p.Role.OUTPUT,
+                self.region_of(old),
+                self.where[old].value,
+            )
+            written = Operand(index, 0, old.type, old.type.strides)
+            self.act(COPY, "reference", [operand], [written], 0, (), f"{old.name}/update", "")
+
+    def copy_to(self, operand: Operand, name: str, category: p.Category, role: p.Role) -> Operand:
+        index = self.new_value(name, operand.type.nbytes, category, role, ARENA)
+        written = Operand(index, 0, operand.type, operand.type.strides)
+        self.act(COPY, "reference", [operand], [written], 0, (), f"{name}/copy", "")
+        return written
+
+    def result(self, name: str, value: Value, category: p.Category) -> Slot:
+        """A value that is there at the end; what could be overwritten before then is copied."""
+        operand = self.where[value]
+        root = self.values[operand.value]
+        if root.role in (p.Role.INPUT, p.Role.STORED):
+            operand = self.copy_to(operand, f"{name}/result", category, p.Role.OUTPUT)
+        elif root.role is p.Role.TRANSIENT:
+            self.values[operand.value] = replace(root, role=p.Role.OUTPUT, category=category)
+        return Slot(name, operand, value.kind)

@@ -1,0 +1,60 @@
+"""What a target states: how fast the device is, and which kernels it has for an op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from foreplan.graph import Cost, Op
+from foreplan.graph.op import Types
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """What predicted times are made of.
+
+    Attributes:
+        name: for people.
+        flops_per_second: of dense float32 contractions.
+        bytes_per_second: of streaming reads and writes together.
+    """
+
+    name: str
+    flops_per_second: int
+    bytes_per_second: int
+
+    def nanoseconds(self, cost: Cost) -> int:
+        """The roofline (Williams, Waterman and Patterson 2009): whichever takes longer, arithmetic or memory."""
+        arithmetic = cost.flops * 1_000_000_000 // self.flops_per_second
+        memory = cost.nbytes * 1_000_000_000 // self.bytes_per_second
+        return max(arithmetic, memory)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One way to run an op.
+
+    Attributes:
+        name: known to the target's engine.
+        workspace: bytes of scratch memory, exact.
+        overwrites: pairs (output, input): that output may take exactly that input's bytes.
+    """
+
+    name: str
+    workspace: int
+    overwrites: tuple[tuple[int, int], ...]
+
+
+class Target(Protocol):
+    """A kind of engine, as far as lowering needs to know it; holds no device."""
+
+    name: str
+    profile: DeviceProfile
+    alignment: int  # of every value and workspace, in bytes
+
+    def kernels(self, op: Op, inputs: Types, outputs: Types) -> Sequence[Kernel]:
+        """The candidates for an op at these types, the preferred one first; none: lowering decomposes the op."""
+
+    def accepts_strides(self, op: Op, index: int, inputs: Types, strides: tuple[int, ...]) -> bool:
+        """Whether every candidate reads input `index` with these byte strides without a copy."""

@@ -1,0 +1,62 @@
+"""What a user hands to a step: checked by name, shape, type and range before a byte is written."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from foreplan.errors import InputError
+from foreplan.lower.program import Slot
+
+
+def check_inputs(slots: Iterable[Slot], given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The given arrays by name, each one as an input slot takes it.
+
+    Raises:
+        InputError: a name is unknown or missing, or an array has the wrong shape, type or values.
+    """
+    by_name = {slot.name: slot for slot in slots}
+    if unknown := [name for name in given if name not in by_name]:
+        close = difflib.get_close_matches(str(unknown[0]), by_name, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise InputError(f"there is no input {unknown[0]!r}{hint} The inputs are {', '.join(by_name) or 'none'}.")
+    if missing := [name for name, slot in by_name.items() if name not in given and slot.init is None]:
+        raise InputError(f"the input {missing[0]!r} ({by_name[missing[0]].operand.type}) is missing")
+    return {name: check_array(by_name[name], array) for name, array in given.items()}
+
+
+def check_array(slot: Slot, given: Any) -> np.ndarray:
+    """One array as its slot takes it.
+
+    Raises:
+        InputError: wrong shape, a type that does not convert safely, or a value out of range.
+    """
+    want = slot.operand.type
+    array = np.asarray(given)
+    if array.shape != want.shape:
+        raise InputError(f"{slot.name!r} must have the shape {list(want.shape)}, and has {list(array.shape)}")
+    target = want.dtype.numpy
+    if array.dtype != target:
+        if array.dtype.kind not in "biuf" or not (
+            np.can_cast(array.dtype, target, "same_kind") or (array.dtype.kind in "iu" and target.kind in "iu")
+        ):
+            raise InputError(
+                f"{slot.name!r} must be {want.dtype}, and is {array.dtype}; convert it, with .astype({str(want.dtype)!r})"
+            )
+        if target.kind in "iu" and array.size:
+            info = np.iinfo(target)
+            _check_range(slot.name, array, int(info.min), int(info.max), f"{want.dtype} holds")
+    if slot.valid is not None and array.size:
+        _check_range(slot.name, array, *slot.valid, "the model takes")
+    return array
+
+
+def _check_range(name: str, array: np.ndarray, low: int, high: int, what: str) -> None:
+    for extreme in (array.min(), array.max()):
+        if not low <= extreme <= high:
+            index = np.unravel_index(int(np.argmax(array == extreme)), array.shape)
+            at = f" at {[int(i) for i in index]}" if index else ""
+            raise InputError(f"{name!r} holds {extreme}{at}, and {what} {low} to {high}")

@@ -1,0 +1,88 @@
+"""The NumPy engine: a plan becomes a list of kernel calls on arrays that are windows onto one arena."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from foreplan.lower.program import Operand, Program
+from foreplan.planner.plan import Plan, Step
+from foreplan.runtime.engine import Compute, Watch
+from foreplan.units import align_up
+
+ALIGNMENT = 64
+
+
+def allocate(heights: Sequence[int]) -> list[np.ndarray]:
+    """One uint8 allocation that holds every region, each aligned to 64 bytes; returns the regions.
+
+    The pages are not touched: the operating system commits them when they are first written.
+    """
+    starts, total = [], 0
+    for height in heights:
+        starts.append(total)
+        total = align_up(total + height, ALIGNMENT)
+    raw = np.empty(total + ALIGNMENT, np.uint8)
+    shift = -raw.ctypes.data % ALIGNMENT
+    return [raw[shift + start : shift + start + height] for start, height in zip(starts, heights)]
+
+
+class NumpyBound:
+    """A plan on the NumPy engine.
+
+    Attributes:
+        regions: memory of each region.
+        calls: (kernel, inputs, outputs, workspace), one a step.
+    """
+
+    def __init__(self, program: Program, plan: Plan, regions: Sequence[np.ndarray]) -> None:
+        self.program = program
+        self.regions = regions
+        self.calls = [self._ready(step) for step in plan.steps]
+
+    def _ready(self, step: Step) -> tuple[Compute, list[np.ndarray], list[np.ndarray], np.ndarray]:
+        action, call = self.program.actions[step.action], self.program.calls[step.action]
+        reads, writes = dict(zip(action.reads, step.reads)), dict(zip(action.writes, step.writes))
+        inputs = [self.window(operand, reads[operand.value]) for operand in call.inputs]
+        for array in inputs:
+            array.flags.writeable = False
+        outputs = [self.window(operand, writes[operand.value]) for operand in call.outputs]
+        scratch = self.regions[action.workspace_region][step.workspace : step.workspace + action.workspace]
+        return call.op.compute, inputs, outputs, scratch
+
+    def window(self, operand: Operand, offset: int) -> np.ndarray:
+        """The array of a tensor whose value lies at `offset` of its region."""
+        region = self.regions[self.program.values[operand.value].region]
+        type = operand.type
+        if type.size == 0:
+            return np.empty(type.shape, type.dtype.numpy)
+        return np.ndarray(type.shape, type.dtype.numpy, region, offset + operand.offset, operand.strides)
+
+    def run(self) -> None:
+        """Execute the plan once."""
+        with np.errstate(all="ignore"):  # infinities and NaNs are results like any other
+            for compute, inputs, outputs, workspace in self.calls:
+                compute(inputs, outputs, workspace)
+
+    def run_watched(self, watch: Watch) -> None:
+        """Execute the plan once, with `watch` called around every step."""
+        with np.errstate(all="ignore"):
+            for i, (compute, inputs, outputs, workspace) in enumerate(self.calls):
+                watch.before(i)
+                compute(inputs, outputs, workspace)
+                watch.after(i)
+
+
+class NumpyEngine:
+    """Runs programs lowered for the target `numpy`."""
+
+    name = "numpy"
+
+    def allocate(self, heights: Sequence[int]) -> list[np.ndarray]:
+        """One arena for all regions."""
+        return allocate(heights)
+
+    def bind(self, program: Program, plan: Plan, regions: Sequence[np.ndarray]) -> NumpyBound:
+        """Every step as a ready call."""
+        return NumpyBound(program, plan, regions)
