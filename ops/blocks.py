@@ -15,6 +15,7 @@ BLOCK = 32 * 1024  # elements a block, unless one row is longer
 ALIGNMENT = 64
 
 Piece = tuple[Shape, np.dtype]
+Folded = tuple[int, int, int]  # extents: before an axis, along it, behind it
 
 
 def carve_bytes(*pieces: Piece) -> int:
@@ -32,7 +33,7 @@ def carve(workspace: np.ndarray, *pieces: Piece) -> list[np.ndarray]:
     return arrays
 
 
-def folded_shape(shape: Shape, axis: int) -> tuple[int, int, int]:
+def folded_shape(shape: Shape, axis: int) -> Folded:
     """(elements before the axis, along it, behind it); a negative axis counts from the end."""
     axis %= len(shape)
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
@@ -53,7 +54,7 @@ def can_fold(type: TensorType, strides: tuple[int, ...], axis: int) -> bool:
     return True
 
 
-def block_extents(folded: tuple[int, int, int], limit: int = BLOCK) -> tuple[int, int]:
+def block_extents(folded: Folded, limit: int = BLOCK) -> tuple[int, int]:
     """How much of the outer and the inner extent one block holds, the middle one being whole.
 
     A block has at most `limit` elements, or one row (64 adjacent ones where rows are not dense) if rows are longer.
@@ -65,7 +66,7 @@ def block_extents(folded: tuple[int, int, int], limit: int = BLOCK) -> tuple[int
     return min(outer, 1), min(inner, max(64, limit // max(1, n)))
 
 
-def blocks(folded: tuple[int, int, int], limit: int = BLOCK) -> Iterator[tuple[slice, slice]]:
+def blocks(folded: Folded, limit: int = BLOCK) -> Iterator[tuple[slice, slice]]:
     """(slice of the outer extent, slice of the inner extent) of each block, in order."""
     outer, _, inner = folded
     rows, columns = block_extents(folded, limit)

@@ -1,0 +1,191 @@
+"""Softmax and its logarithm along one axis, with their gradients; rows are done in blocks that stay in cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Types
+from foreplan.ops.blocks import Piece, block_extents, blocks, can_fold, carve, carve_bytes, fold, folded_shape
+from foreplan.ops.expr import exp, log
+from foreplan.ops.map import elementwise
+from foreplan.ops.reduce import normalize_axes, reduce
+
+
+@dataclass(frozen=True)
+class RowOp(Op):
+    """An op that maps each row along `axis` to a row, all tensors of one type.
+
+    Attributes:
+        axis: not negative.
+    """
+
+    axis: int
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The inputs' type, which must be one floating-point type that has the axis."""
+        first = inputs[0]
+        if any(type != first for type in inputs) or not first.dtype.is_float:
+            raise ShapeError(f"needs one floating-point type, and got {' and '.join(map(str, inputs))}")
+        if not 0 <= self.axis < first.rank:
+            raise ShapeError(f"{first} has no axis {self.axis}")
+        return (first,)
+
+    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
+        """The output may take any input's bytes: a block is read whole before it is written."""
+        return tuple((0, i) for i in range(len(inputs)))
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """Where the axes before and behind the row merge into one each."""
+        return can_fold(input, strides, self.axis)
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """Five scalar operations an element."""
+        return Cost(5 * outputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """A block of elements and a number a row of it."""
+        return carve_bytes(*_pieces(folded_shape(inputs[0].shape, self.axis), inputs[0].dtype.numpy))
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Block by block."""
+        *folded, y = (fold(array, self.axis) for array in (*inputs, *outputs))
+        whole, numbers = carve(workspace, *_pieces(y.shape, y.dtype))
+        for rows, columns in blocks(y.shape) if y.size else ():
+            out = y[rows, :, columns]
+            scratch = whole[: out.size].reshape(out.shape)
+            number = numbers[: out.shape[0] * out.shape[2]].reshape(out.shape[0], 1, out.shape[2])
+            self.block([x[rows, :, columns] for x in folded], out, scratch, number)
+
+    def block(self, inputs: Arrays, out: np.ndarray, scratch: np.ndarray, number: np.ndarray) -> None:
+        """The rows of one block: arrays [outer, n, inner], `number` [outer, 1, inner]."""
+        raise NotImplementedError
+
+
+def _pieces(folded: tuple[int, ...], dtype: np.dtype) -> tuple[Piece, Piece]:
+    outer, n, inner = folded
+    rows, columns = block_extents((outer, n, inner))
+    return ((rows * n * columns,), dtype), ((rows * columns,), dtype)
+
+
+@register
+@dataclass(frozen=True)
+class Softmax(RowOp):
+    """y = exp(x) / Σ exp(x) along the axis, computed after subtracting the row's maximum."""
+
+    name: ClassVar[str] = "softmax"
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """From the output alone."""
+        (g,) = cotangents
+        assert g is not None
+        return [b.apply(SoftmaxGrad(self.axis), outputs[0], g)]
+
+    def block(self, inputs: Arrays, out: np.ndarray, scratch: np.ndarray, number: np.ndarray) -> None:
+        """exp(x - max), divided by its sum."""
+        np.maximum.reduce(inputs[0], axis=1, keepdims=True, out=number)
+        np.subtract(inputs[0], number, out=out)
+        np.exp(out, out=out)
+        np.add.reduce(out, axis=1, keepdims=True, out=number)
+        np.divide(out, number, out=out)
+
+    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
+        """Two reductions and two maps."""
+        (x,) = inputs
+        high = reduce(b, "max", x, self.axis, keepdims=True)
+        e = elementwise(b, lambda x, m: exp(x - m), x, high)
+        total = reduce(b, "sum", e, self.axis, keepdims=True)
+        return [elementwise(b, lambda e, s: e / s, e, total)]
+
+
+@register
+@dataclass(frozen=True)
+class SoftmaxGrad(RowOp):
+    """dx = y · (g - Σ y·g) from softmax's output y and its cotangent g."""
+
+    name: ClassVar[str] = "softmax_grad"
+
+    def block(self, inputs: Arrays, out: np.ndarray, scratch: np.ndarray, number: np.ndarray) -> None:
+        """Products in scratch, so that the output may lie on either input."""
+        y, g = inputs
+        np.multiply(y, g, out=scratch)
+        np.add.reduce(scratch, axis=1, keepdims=True, out=number)
+        np.subtract(g, number, out=scratch)
+        np.multiply(scratch, y, out=out)
+
+    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
+        """A product, its sum, and a map."""
+        y, g = inputs
+        total = reduce(b, "sum", elementwise(b, lambda y, g: y * g, y, g), self.axis, keepdims=True)
+        return [elementwise(b, lambda y, g, s: y * (g - s), y, g, total)]
+
+
+@register
+@dataclass(frozen=True)
+class LogSoftmax(RowOp):
+    """y = x - log Σ exp(x) along the axis, computed after subtracting the row's maximum."""
+
+    name: ClassVar[str] = "log_softmax"
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """From the output alone."""
+        (g,) = cotangents
+        assert g is not None
+        return [b.apply(LogSoftmaxGrad(self.axis), outputs[0], g)]
+
+    def block(self, inputs: Arrays, out: np.ndarray, scratch: np.ndarray, number: np.ndarray) -> None:
+        """x - max, less the logarithm of the sum of its exponentials."""
+        np.maximum.reduce(inputs[0], axis=1, keepdims=True, out=number)
+        np.subtract(inputs[0], number, out=out)
+        np.exp(out, out=scratch)
+        np.add.reduce(scratch, axis=1, keepdims=True, out=number)
+        np.log(number, out=number)
+        np.subtract(out, number, out=out)
+
+    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
+        """Two reductions and maps."""
+        (x,) = inputs
+        high = reduce(b, "max", x, self.axis, keepdims=True)
+        total = reduce(b, "sum", elementwise(b, lambda x, m: exp(x - m), x, high), self.axis, keepdims=True)
+        return [elementwise(b, lambda x, m, s: (x - m) - log(s), x, high, total)]
+
+
+@register
+@dataclass(frozen=True)
+class LogSoftmaxGrad(RowOp):
+    """dx = g - exp(y) · Σ g from log-softmax's output y and its cotangent g."""
+
+    name: ClassVar[str] = "log_softmax_grad"
+
+    def block(self, inputs: Arrays, out: np.ndarray, scratch: np.ndarray, number: np.ndarray) -> None:
+        """exp(y) in scratch, so that the output may lie on either input."""
+        y, g = inputs
+        np.add.reduce(g, axis=1, keepdims=True, out=number)
+        np.exp(y, out=scratch)
+        np.multiply(scratch, number, out=scratch)
+        np.subtract(g, scratch, out=out)
+
+    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
+        """A sum and a map."""
+        y, g = inputs
+        total = reduce(b, "sum", g, self.axis, keepdims=True)
+        return [elementwise(b, lambda y, g, s: g - exp(y) * s, y, g, total)]
+
+
+def softmax(b: Builder, x: Value, axis: int = -1) -> Value:
+    """Softmax along an axis (negative ones count from the end)."""
+    return b.apply(Softmax(*normalize_axes(axis, len(x.shape))), x)
+
+
+def log_softmax(b: Builder, x: Value, axis: int = -1) -> Value:
+    """Logarithm of the softmax along an axis (negative ones count from the end)."""
+    return b.apply(LogSoftmax(*normalize_axes(axis, len(x.shape))), x)
