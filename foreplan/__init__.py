@@ -1,3 +1,101 @@
-"""foreplan: compile a whole training step, look at its memory plan, then run it."""
+"""foreplan: compile a whole training step, look at its memory plan, then run it.
+
+    graph = foreplan.from_onnx("model.onnx", batch=32)
+    step = foreplan.compile(graph, loss=foreplan.losses.cross_entropy, optimizer=foreplan.optim.Nesterov(0.1))
+    print(step.memory)
+    session = step.bind()
+    result = session.step({"x": images, "target": labels})
+
+Names are imported when they are first used, so that `import foreplan` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from foreplan.errors import (
+    DoesNotFitError,
+    ForeplanError,
+    InputError,
+    ModelError,
+    PlanError,
+    SessionError,
+    ShapeError,
+    TraceError,
+    UnsupportedError,
+    UsageError,
+    VerificationError,
+)
+
+if TYPE_CHECKING:
+    from foreplan import models
+    from foreplan.api import Compiled, compile, differentiate, inference, load_plan, lower, plan, verify
+    from foreplan.frontend import from_onnx, losses, nn, spec, trace
+    from foreplan.passes import optimizer as optim
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "Compiled": "foreplan.api",
+    "compile": "foreplan.api",
+    "differentiate": "foreplan.api",
+    "inference": "foreplan.api",
+    "load_plan": "foreplan.api",
+    "lower": "foreplan.api",
+    "plan": "foreplan.api",
+    "verify": "foreplan.api",
+    "from_onnx": "foreplan.frontend",
+    "spec": "foreplan.frontend",
+    "trace": "foreplan.frontend",
+}
+_MODULES = {
+    "losses": "foreplan.frontend.losses",
+    "models": "foreplan.models",
+    "nn": "foreplan.frontend.nn",
+    "optim": "foreplan.passes.optimizer",
+}
+
+__all__ = [
+    "Compiled",
+    "DoesNotFitError",
+    "ForeplanError",
+    "InputError",
+    "ModelError",
+    "PlanError",
+    "SessionError",
+    "ShapeError",
+    "TraceError",
+    "UnsupportedError",
+    "UsageError",
+    "VerificationError",
+    "compile",
+    "differentiate",
+    "from_onnx",
+    "inference",
+    "load_plan",
+    "losses",
+    "lower",
+    "models",
+    "nn",
+    "optim",
+    "plan",
+    "spec",
+    "trace",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        found: Any = importlib.import_module(_MODULES[name])
+    elif name in _HOME:
+        found = getattr(importlib.import_module(_HOME[name]), name)
+    else:
+        raise AttributeError(f"module 'foreplan' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

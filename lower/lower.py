@@ -12,6 +12,7 @@ from foreplan.lower.program import ARENA, PARAMETERS, REGIONS, STATE, Call, Oper
 from foreplan.lower.target import Target
 from foreplan.ops.map import Map
 from foreplan.passes.rewrite import rewrite
+from foreplan.passes.simplify import fuse_maps
 from foreplan.planner import problem as p
 
 COPY = Map(("a0",))
@@ -68,8 +69,8 @@ def _decompose(graph: Graph, target: Target) -> Graph:
     while True:  # a decomposition may use ops that need one themselves
         smaller = rewrite(graph, expand)
         if [node.op for node in smaller.nodes] == [node.op for node in graph.nodes]:
-            return smaller
-        graph = smaller
+            return graph
+        graph = fuse_maps(smaller)
 
 
 def _dense(type: TensorType, strides: tuple[int, ...]) -> bool:

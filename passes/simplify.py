@@ -22,7 +22,12 @@ def fold_constants(graph: Graph) -> Graph:
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         small = sum(value.type.nbytes for value in (*inputs, *node.outputs)) <= FOLD_BYTES
-        if not small or node.op.is_view or node.op.is_random or not all(value.kind is Kind.CONSTANT for value in inputs):
+        if (
+            not small
+            or node.op.is_view
+            or node.op.is_random
+            or not all(value.kind is Kind.CONSTANT for value in inputs)
+        ):
             return None
         arrays = [_content(value) for value in inputs]
         outputs = [np.empty(value.shape, value.dtype.numpy) for value in node.outputs]
@@ -146,3 +151,8 @@ def _fuse(nodes: Sequence[Node], now: dict[Value, Value]) -> tuple[list[Expr], l
         exprs = [substitute(expr, args) for expr in node.op.parsed]
         inside.update(zip(node.outputs, exprs))
     return exprs, values
+
+
+def simplified(graph: Graph) -> Graph:
+    """The passes of this file, in the order in which each helps the next."""
+    return fuse_maps(share_common(fold_constants(graph)))

@@ -53,7 +53,7 @@ def load_checkpoint(path: str, program: Program, arrays: Mapping[str, np.ndarray
         array, want = loaded[slot.name], slot.operand.type
         if array.shape != want.shape or array.dtype != want.dtype.numpy:
             raise SessionError(
-                f"{path!r} is of another model: {slot.name!r} is {array.dtype}{list(array.shape)} there, and {want} here"
+                f"{path!r} is of another model: its {slot.name!r} is {array.dtype}{list(array.shape)}, and not {want}"
             )
     for slot in found:
         np.copyto(arrays[slot.name], loaded[slot.name])

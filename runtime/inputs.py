@@ -44,7 +44,7 @@ def check_array(slot: Slot, given: Any) -> np.ndarray:
             np.can_cast(array.dtype, target, "same_kind") or (array.dtype.kind in "iu" and target.kind in "iu")
         ):
             raise InputError(
-                f"{slot.name!r} must be {want.dtype}, and is {array.dtype}; convert it, with .astype({str(want.dtype)!r})"
+                f"{slot.name!r} must be {want.dtype}, and is {array.dtype}: convert it, .astype({str(want.dtype)!r})"
             )
         if target.kind in "iu" and array.size:
             info = np.iinfo(target)

@@ -1,0 +1,63 @@
+# `make demo` and `make test` do all the set-up they need; see README.md.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup setup-test demo test test-fast lint format bench estimates clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make setup      create .venv with what the demo needs"
+	@echo "make demo       plan ResNet-50, train on real digits, write a memory map (under 3 minutes)"
+	@echo "make test       all tests"
+	@echo "make test-fast  the tests that take seconds"
+	@echo "make lint       ruff and mypy"
+	@echo "make estimates  the table of estimates in README.md"
+
+# The stamps make each install happen once, and again when pyproject.toml changes.
+$(VENV)/.created:
+	@test -n '$(PYTHON)' || { echo 'foreplan needs Python 3.11 or newer; say where: make PYTHON=/path/to/python3.11'; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.created pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[demo,test]'
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.test pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[demo,test,lint]'
+	@touch $@
+
+setup: $(VENV)/.demo
+
+setup-test: $(VENV)/.test
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-fast: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+estimates: $(VENV)/.demo
+	$(BIN)/python benchmarks/estimates.py
+
+clean:
+	rm -rf $(VENV) build out .pytest_cache .mypy_cache .ruff_cache *.egg-info

@@ -1,0 +1,380 @@
+"""Plan files: a program and its plan as text, one record a line, the same bytes every time; untrusted when read."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from foreplan import __version__
+from foreplan.errors import ForeplanError, PlanError
+from foreplan.files import write_atomically
+from foreplan.graph import Array, Initializer, Kind, Stored, TensorType
+from foreplan.graph.op import parse_op
+from foreplan.graph.text import parse_init
+from foreplan.graph.types import tensor_type
+from foreplan.lower import Call, Operand, Program, Slot, target_named
+from foreplan.planner import (
+    Action,
+    Category,
+    Certificate,
+    Overwrite,
+    Part,
+    Plan,
+    Region,
+    Role,
+    Step,
+    Value,
+    check_problem,
+)
+from foreplan.views.memory import Memory
+
+FORMAT = "foreplan.plan.1"
+Record = TypeVar("Record")
+
+
+def save_plan(path: str, program: Program, plan: Plan) -> None:
+    """Write a program and its plan. Parameters are described, not stored; small constants are stored.
+
+    Raises:
+        UsageError, SessionError: the file cannot be written; an older one at the same place is as it was.
+    """
+    write_atomically(path, plan_text(program, plan))
+
+
+def plan_text(program: Program, plan: Plan) -> str:
+    """The content of a plan file: JSON whose lists have one record a line."""
+    body = "\n".join(_body(program, plan))
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    return f'{{"format": "{FORMAT}",\n"sha256": "{digest}",\n{body}\n}}\n'
+
+
+def _body(program: Program, plan: Plan) -> Iterator[str]:
+    memory = Memory.of(program, plan)
+    header = {
+        "model": program.model,
+        "target": program.target,
+        "foreplan": __version__,
+        "problem": plan.problem_digest,
+        "budget": plan.budget,
+        "arena_bytes": plan.arena_bytes,
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "order_lower_bound_bytes": plan.order_lower_bound_bytes,
+        "categories": {str(k): v for k, v in memory.categories.items()},
+        "heights": list(plan.heights),
+        "certificate": dataclasses.asdict(plan.certificate),
+        "notes": list(program.notes),
+    }
+    yield f'"header": {_json(header)},'
+    yield from _section("regions", ([r.name, r.on_device] for r in program.regions))
+    yield from _section("values", (_value_record(value) for value in program.values))
+    yield from _section("actions", (_action_record(a, c) for a, c in zip(program.actions, program.calls)))
+    yield from _section("slots", (_slot_record(role, slot) for role, slot in _slots(program)))
+    yield from _section("starts", (list(pair) for pair in plan.starts))
+    yield from _section("steps", ([s.action, list(s.reads), list(s.writes), s.workspace] for s in plan.steps))
+    yield from _section("ends", (list(pair) for pair in plan.ends), last=True)
+
+
+def _json(record: Any) -> str:
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+
+
+def _section(name: str, records: Iterator[Any], last: bool = False) -> Iterator[str]:
+    lines = [_json(record) for record in records]
+    yield f'"{name}": ['
+    yield from (line + "," for line in lines[:-1])
+    yield from lines[-1:]
+    yield "]" if last else "],"
+
+
+def _value_record(value: Value) -> list[Any]:
+    fields = [value.name, value.nbytes, value.alignment, value.region, str(value.category), value.role.name.lower()]
+    return fields if value.home < 0 else [*fields, value.home]
+
+
+def _operand_record(operand: Operand) -> list[Any]:
+    record = [operand.value, operand.offset, str(operand.type)]
+    return record if operand.strides == operand.type.strides else [*record, list(operand.strides)]
+
+
+def _action_record(action: Action, call: Call) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "name": action.name,
+        "op": str(call.op),
+        "kernel": call.kernel,
+        "in": [_operand_record(operand) for operand in call.inputs],
+        "out": [_operand_record(operand) for operand in call.outputs],
+        "workspace": [action.workspace, action.workspace_region],
+        "cost": [action.flops, action.nbytes, action.nanoseconds],
+    }
+    if action.overwrites:
+        record["overwrites"] = [[pair.write, pair.read, pair.required] for pair in action.overwrites]
+    if action.effect:
+        record["effect"] = True
+    if action.parts:
+        record["parts"] = [[part.offset, part.run, part.count, part.stride] for part in action.parts]
+    if call.source:
+        record["source"] = call.source
+    return record
+
+
+def _slots(program: Program) -> Iterator[tuple[str, Slot]]:
+    yield from (("input", slot) for slot in program.inputs)
+    yield from (("stored", slot) for slot in program.stored)
+    yield from (("output", slot) for slot in program.outputs)
+    yield from (("gradient", slot) for slot in program.gradients)
+    if program.loss is not None:
+        yield "loss", program.loss
+
+
+def _slot_record(role: str, slot: Slot) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "role": role,
+        "name": slot.name,
+        "kind": str(slot.kind),
+        "at": _operand_record(slot.operand),
+    }
+    if slot.init is not None:
+        record["init"] = _init_record(slot.init)
+    if slot.valid is not None:
+        record["valid"] = list(slot.valid)
+    return record
+
+
+def _init_record(init: Initializer) -> Any:
+    if isinstance(init, Array):
+        return {"base64": base64.b64encode(np.ascontiguousarray(init.array).tobytes()).decode()}
+    if isinstance(init, Stored):
+        return {"file": str(init.path), "offset": init.offset, "type": str(init.type)}
+    return str(init)
+
+
+def read_plan(path: str) -> tuple[Program, Plan]:
+    """Read a plan file and check all of it but the schedule itself, which `verify` proves.
+
+    Raises:
+        PlanError: the file is missing, damaged, edited, of another version, or contradicts itself.
+    """
+    try:
+        text = Path(path).read_bytes().decode()
+    except OSError as error:
+        raise PlanError(f"the plan {path!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise PlanError(f"{path!r} is not a plan file") from None
+    try:
+        return _parse(text)
+    except PlanError as error:
+        raise PlanError(f"{path!r}: {error}; plan the model again") from None
+    except ForeplanError as error:
+        raise PlanError(f"{path!r} is damaged: {error}; plan the model again") from None
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
+        raise PlanError(f"{path!r} is damaged ({type(error).__name__}: {error}); plan the model again") from None
+
+
+def _parse(text: str) -> tuple[Program, Plan]:
+    try:
+        data = json.loads(text)
+    except ValueError:
+        raise PlanError("the file is no complete plan: it was truncated or edited") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise PlanError(f"the file is not a plan of the format {FORMAT}")
+    body = text.split("\n", 2)[2].removesuffix("\n}\n")
+    if hashlib.sha256(body.encode()).hexdigest() != data["sha256"]:
+        raise PlanError("the file was edited or damaged after foreplan wrote it")
+    program = _program(data)
+    _check_calls(program)
+    check_problem(program)
+    return program, _plan(data)
+
+
+def _program(data: Mapping[str, Any]) -> Program:
+    slots: dict[str, list[Slot]] = {role: [] for role in ("input", "stored", "output", "gradient", "loss")}
+    for record in data["slots"]:
+        slots[record["role"]].append(_slot(record))
+    header = data["header"]
+    return Program(
+        values=_each(data["values"], _value),
+        actions=_each(data["actions"], _action),
+        regions=_each(data["regions"], lambda r: Region(_text(r[0]), bool(r[1]))),
+        calls=_each(data["actions"], _call),
+        target=_text(header["target"]),
+        model=_text(header["model"]),
+        inputs=tuple(slots["input"]),
+        stored=tuple(slots["stored"]),
+        outputs=tuple(slots["output"]),
+        loss=slots["loss"][0] if slots["loss"] else None,
+        gradients=tuple(slots["gradient"]),
+        notes=_each(header["notes"], _text),
+    )
+
+
+def _plan(data: Mapping[str, Any]) -> Plan:
+    header = data["header"]
+    certificate = header["certificate"]
+    order_bound, budget = header["order_lower_bound_bytes"], header["budget"]
+    return Plan(
+        problem_digest=_text(header["problem"]),
+        steps=_each(data["steps"], lambda s: Step(_int(s[0]), _each(s[1], _int), _each(s[2], _int), _int(s[3]))),
+        starts=_each(data["starts"], lambda pair: (_int(pair[0]), _int(pair[1]))),
+        ends=_each(data["ends"], lambda pair: (_int(pair[0]), _int(pair[1]))),
+        heights=_each(header["heights"], _int),
+        arena_bytes=_int(header["arena_bytes"]),
+        lower_bound_bytes=_int(header["lower_bound_bytes"]),
+        order_lower_bound_bytes=None if order_bound is None else _int(order_bound),
+        certificate=Certificate(
+            _int(certificate["peak_step"]),
+            _text(certificate["placement"]),
+            _text(certificate["order"]),
+            _each(certificate["stages"], lambda stage: (_text(stage[0]), _int(stage[1]))),
+        ),
+        budget=None if budget is None else _int(budget),
+    )
+
+
+def _each(records: Any, read: Callable[[Any], Record]) -> tuple[Record, ...]:
+    if not isinstance(records, list):
+        raise ValueError("a list was expected")
+    return tuple(read(record) for record in records)
+
+
+def _int(value: Any) -> int:
+    if type(value) is not int or abs(value) >= 1 << 62:
+        raise ValueError(f"{value!r} is not a whole number in range")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a text")
+    return value
+
+
+def _value(record: Sequence[Any]) -> Value:
+    name, nbytes, alignment, region, category, role = record[:6]
+    home = _int(record[6]) if len(record) > 6 else -1
+    return Value(_text(name), _int(nbytes), _int(alignment), _int(region), Category(category), Role[role.upper()], home)
+
+
+def _operand(record: Sequence[Any]) -> Operand:
+    type = tensor_type(_text(record[2]))
+    strides = _each(record[3], _int) if len(record) > 3 else type.strides
+    if len(strides) != type.rank:
+        raise ValueError(f"{len(strides)} strides for {type}")
+    return Operand(_int(record[0]), _int(record[1]), type, strides)
+
+
+def _action(record: Mapping[str, Any]) -> Action:
+    reads = tuple(dict.fromkeys(_int(operand[0]) for operand in record["in"]))
+    return Action(
+        name=_text(record["name"]),
+        reads=reads,
+        writes=tuple(_int(operand[0]) for operand in record["out"]),
+        overwrites=_each(record.get("overwrites", []), lambda o: Overwrite(_int(o[0]), _int(o[1]), bool(o[2]))),
+        workspace=_int(record["workspace"][0]),
+        workspace_region=_int(record["workspace"][1]),
+        flops=_int(record["cost"][0]),
+        nbytes=_int(record["cost"][1]),
+        nanoseconds=_int(record["cost"][2]),
+        effect=bool(record.get("effect", False)),
+        parts=_each(record.get("parts", []), lambda part: Part(*(_int(x) for x in part))),
+    )
+
+
+def _call(record: Mapping[str, Any]) -> Call:
+    return Call(
+        op=parse_op(_text(record["op"])),
+        kernel=_text(record["kernel"]),
+        inputs=_each(record["in"], _operand),
+        outputs=_each(record["out"], _operand),
+        node=_text(record["name"]),
+        source=_text(record.get("source", "")),
+    )
+
+
+def _slot(record: Mapping[str, Any]) -> Slot:
+    operand, name = _operand(record["at"]), _text(record["name"])
+    valid = record.get("valid")
+    return Slot(
+        name=name,
+        operand=operand,
+        kind=Kind(record["kind"]),
+        init=_init(record["init"], operand.type, name) if "init" in record else None,
+        valid=None if valid is None else (_int(valid[0]), _int(valid[1])),
+    )
+
+
+def _init(record: Any, type: TensorType, name: str) -> Initializer:
+    if isinstance(record, str):
+        return parse_init(record, type, f"the content of {name!r}")
+    if "base64" in record:
+        data = base64.b64decode(record["base64"], validate=True)
+        return Array(np.frombuffer(data, type.dtype.numpy).reshape(type.shape))
+    return Stored(Path(_text(record["file"])), _int(record["offset"]), tensor_type(_text(record["type"])))
+
+
+def _check_calls(program: Program) -> None:
+    """What an action reads, writes and needs must be what its call really does: the verifier trusts the problem."""
+    target = target_named(program.target)
+    for slot in (slot for _, slot in _slots(program)):
+        _check_window(program, slot.operand, f"slot {slot.name!r}")
+    for action, call in zip(program.actions, program.calls):
+        where = f"node {call.node!r}"
+        for operand in (*call.inputs, *call.outputs):
+            _check_window(program, operand, where)
+        inputs, outputs = [x.type for x in call.inputs], [x.type for x in call.outputs]
+        if tuple(outputs) != call.op.infer(inputs):
+            raise PlanError(f"{where}: {call.op} of {inputs} does not give {outputs}")
+        for operand in call.outputs:
+            dense = operand.offset == 0 and operand.strides == operand.type.strides
+            if not dense or operand.type.nbytes != program.values[operand.value].nbytes:
+                raise PlanError(f"{where}: an output must be a whole value")
+        kernels = {kernel.name: kernel for kernel in target.kernels(call.op, inputs, outputs)}
+        kernel = kernels.get(call.kernel)
+        if kernel is None:
+            raise PlanError(f"{where}: target {target.name} has no kernel {call.kernel!r} for {call.op.name}")
+        if action.workspace != kernel.workspace:
+            raise PlanError(f"{where}: needs {kernel.workspace} bytes of workspace, and {action.workspace} are planned")
+        _check_strides(program, action, call, inputs)
+        _check_overwrites(action, call, kernel.overwrites, where)
+
+
+def _check_window(program: Program, operand: Operand, where: str) -> None:
+    if not 0 <= operand.value < len(program.values):
+        raise PlanError(f"{where}: there is no value {operand.value}")
+    value = program.values[operand.value]
+    if operand.type.size == 0:
+        return
+    steps = [(extent - 1) * stride for extent, stride in zip(operand.type.shape, operand.strides)]
+    low = operand.offset + sum(step for step in steps if step < 0)
+    high = operand.offset + sum(step for step in steps if step > 0) + operand.type.dtype.itemsize
+    if low < 0 or high > value.nbytes:
+        raise PlanError(f"{where}: reads bytes {low} to {high} of {value.name!r}, which has {value.nbytes}")
+    if any(number % operand.type.dtype.itemsize for number in (operand.offset, *operand.strides)):
+        raise PlanError(f"{where}: a window onto {value.name!r} is not aligned to its elements")
+
+
+def _check_strides(program: Program, action: Action, call: Call, inputs: Sequence[TensorType]) -> None:
+    target = target_named(program.target)
+    for i, operand in enumerate(call.inputs):
+        dense = all(
+            extent == 1 or a == b for extent, a, b in zip(operand.type.shape, operand.strides, operand.type.strides)
+        )
+        if not dense and operand.type.size > 1 and not target.accepts_strides(call.op, i, inputs, operand.strides):
+            raise PlanError(f"node {call.node!r}: its kernel cannot read input {i} with the strides {operand.strides}")
+
+
+def _check_overwrites(action: Action, call: Call, allowed: Sequence[tuple[int, int]], where: str) -> None:
+    for pair in action.overwrites:
+        readers = [i for i, operand in enumerate(call.inputs) if operand.value == action.reads[pair.read]]
+        output = call.outputs[pair.write]
+        for i in readers:
+            operand = call.inputs[i]
+            whole = operand.offset == 0 and operand.type.nbytes == output.type.nbytes
+            if (pair.write, i) not in allowed or not whole:
+                raise PlanError(f"{where}: its kernel may not overwrite input {i} with output {pair.write}")

@@ -1,0 +1,130 @@
+"""The repository's own rules: which part may import which, packaging, and how long an import takes."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PARTS = sorted(
+    name.removeprefix("foreplan.")
+    for name in PROJECT["tool"]["setuptools"]["packages"]
+    if name.count(".") == 1
+)
+# What each part may import, besides errors, units, files and itself. `planner` knows integers only.
+ALLOWED = {
+    "graph": set(),
+    "planner": set(),
+    "ops": {"graph"},
+    "frontend": {"graph", "ops"},
+    "passes": {"graph", "ops"},
+    "lower": {"graph", "ops", "passes", "planner"},
+    "runtime": {"graph", "ops", "lower", "planner"},
+    "models": {"graph", "ops", "frontend"},
+    "views": {"graph", "ops", "lower", "planner"},
+    "cuda": set(),
+}
+BASE = {"errors", "units", "files"}
+ONLY_IN = {"onnx": "frontend", "click": "foreplan", "safetensors": "runtime", "numba": "planner", "scipy": "ops"}
+
+
+def python_files() -> list[Path]:
+    return [file for part in (*PARTS, "foreplan") for file in sorted((ROOT / part).glob("**/*.py"))]
+
+
+def imports(file: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            if node.module == "foreplan":
+                found.update(f"foreplan.{alias.name}" for alias in node.names)
+    return found
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_imports_point_one_way(part: str) -> None:
+    for file in sorted((ROOT / part).glob("**/*.py")):
+        for name in imports(file):
+            if name.startswith("foreplan.") and name != "foreplan.__version__":
+                other = name.split(".")[1]
+                assert other in ALLOWED[part] | BASE | {part}, f"{file.relative_to(ROOT)} imports {name}"
+
+
+def test_base_imports_no_part() -> None:
+    for name in BASE:
+        found = {module for module in imports(ROOT / "foreplan" / f"{name}.py") if module.startswith("foreplan.")}
+        assert found <= {f"foreplan.{base}" for base in BASE}
+
+
+def test_outside_libraries_stay_where_they_belong() -> None:
+    for file in python_files():
+        part = file.relative_to(ROOT).parts[0]
+        for name in imports(file):
+            top = name.split(".")[0]
+            assert ONLY_IN.get(top, part) == part, f"{file.relative_to(ROOT)} imports {top}"
+            assert top not in PARTS, f"{file.relative_to(ROOT)} imports {top} by its bare name"
+
+
+def test_every_part_is_packaged_and_linked() -> None:
+    directories = PROJECT["tool"]["setuptools"]["package-dir"]
+    for part in PARTS:
+        assert directories[f"foreplan.{part}"] == part
+        assert (ROOT / "foreplan" / part).resolve() == ROOT / part
+        assert (ROOT / part).is_dir()
+    listed = set(PROJECT["tool"]["setuptools"]["packages"])
+    for file in ROOT.glob("*/**/__init__.py"):
+        package = file.parent.relative_to(ROOT).as_posix().replace("/", ".")
+        if package.split(".")[0] in PARTS:
+            assert f"foreplan.{package}" in listed
+
+
+def test_cuda_folder_holds_no_python() -> None:
+    assert not list((ROOT / "cuda").glob("**/*.py"))
+
+
+def test_banned_bare_names_cover_every_part() -> None:
+    banned = PROJECT["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
+    assert set(banned) == set(PARTS)
+
+
+def test_import_is_light() -> None:
+    code = "import sys, foreplan; print([m for m in ('numba', 'scipy', 'onnx', 'networkx', 'rich', 'jax') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_compiling_a_small_model_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, foreplan as fp\n"
+        "fp.lower(fp.models.mlp(batch=2, width=8, layers=1))\n"
+        "print([m for m in ('scipy', 'onnx', 'jax', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_version_is_stated_once_the_same() -> None:
+    import foreplan
+
+    assert foreplan.__version__ == PROJECT["project"]["version"]
+    assert f"## {foreplan.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_no_file_is_too_long() -> None:
+    long = {str(file.relative_to(ROOT)): n for file in python_files() if (n := len(file.read_text().splitlines())) > 450}
+    assert not long
+
+
+def test_no_leftovers() -> None:
+    pattern = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+    assert not [str(file) for file in python_files() if pattern.search(file.read_text())]
