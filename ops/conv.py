@@ -1,0 +1,328 @@
+"""Convolution over one, two or three spatial axes, its data gradient (transposed convolution) and weight gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Types
+from foreplan.graph.types import Shape
+from foreplan.ops.conv_kernels import (
+    add_product,
+    blocking,
+    column_conv,
+    column_data_grad,
+    column_weight_grad,
+    depthwise_bytes,
+    depthwise_conv,
+    depthwise_data_grad,
+    depthwise_weight_grad,
+    grouped,
+    grouped_weights,
+    is_depthwise,
+    product_bytes,
+)
+from foreplan.ops.window import Pads, Windows, count_positions, per_axis, spatial_is_dense, symmetric
+from foreplan.units import align_up
+
+
+@dataclass(frozen=True)
+class _Geometry(Op):
+    """Attributes of convolution and its gradients.
+
+    Attributes:
+        strides: elements from one window to the next, an entry a spatial axis.
+        pads: (low, high) zeros around each spatial axis; negative ones crop.
+        dilations: elements from one tap to the next.
+        groups: channels in and out fall into so many independent groups.
+    """
+
+    strides: Shape
+    pads: Pads
+    dilations: Shape
+    groups: int = 1
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """Images whose channels are dense: a range of channels or of items. Weights are read dense."""
+        is_image = input.rank == len(self.strides) + 2 and not self._is_weight(index)
+        return is_image and spatial_is_dense(input.shape, strides, input.dtype.itemsize)
+
+    def _is_weight(self, index: int) -> bool:
+        return index > 0
+
+    def windows(self, extent: Shape, kernel: Shape) -> Windows:
+        """The windows over images of this extent."""
+        positions = count_positions(extent, kernel, self.strides, self.pads, self.dilations)
+        return Windows(extent, kernel, self.strides, self.pads, self.dilations, positions)
+
+    def is_pointwise(self, kernel: Shape) -> bool:
+        """Whether every window is one element and every element has one."""
+        return set(kernel) == {1} == set(self.strides) and not any(map(any, self.pads))
+
+    def check(self, x: TensorType, w: TensorType) -> None:
+        """Raise unless images [N, C, …] and weights [K, C/groups, …] fit each other."""
+        if x.rank != w.rank or x.rank < 3 or x.dtype != w.dtype:
+            raise ShapeError(f"needs images [N, C, …] and weights [K, C/groups, …] of one type, and got {x} and {w}")
+        if self.groups < 1 or x.shape[1] != w.shape[1] * self.groups or w.shape[0] % self.groups:
+            raise ShapeError(
+                f"{w} with {self.groups} groups takes {w.shape[1] * self.groups} channels in whole groups of outputs, "
+                f"and got {x}"
+            )
+
+
+@register
+@dataclass(frozen=True)
+class Conv(_Geometry):
+    """y[n, k, o] = Σ_{c, r} w[k, c, r] · x[n, c, o·stride − low + r·dilation] (+ bias[k]), a cross-correlation.
+
+    Inputs: x [N, C, *S], w [K, C/groups, *R], optionally bias [K]. Output: [N, K, *O].
+    """
+
+    name: ClassVar[str] = "conv"
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """Positions along each axis as `count_positions` gives them."""
+        x, w = inputs[:2]
+        self.check(x, w)
+        if len(inputs) > 2 and (inputs[2].shape != w.shape[:1] or inputs[2].dtype != x.dtype):
+            raise ShapeError(f"the bias of weights {w} must be {x.dtype}[{w.shape[0]}], and is {inputs[2]}")
+        positions = count_positions(x.shape[2:], w.shape[2:], self.strides, self.pads, self.dilations)
+        return (x.with_shape((x.shape[0], w.shape[0], *positions)),)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """Weights first: with their gradient done, x's bytes may be free for the data's."""
+        from foreplan.ops.reduce import reduce
+
+        (x, w), (g,) = inputs[:2], cotangents
+        assert g is not None
+        geometry = (self.strides, self.pads, self.dilations, self.groups)
+        dw = b.apply(ConvWeightGrad(*geometry, kernel=w.shape[2:]), x, g) if b.wants(w) else None
+        gradients = [None, dw]
+        if len(inputs) > 2:
+            axes = (0, *range(2, len(g.shape)))
+            gradients.append(reduce(b, "sum", g, axes) if b.wants(inputs[2]) else None)
+        if b.wants(x):
+            gradients[0] = b.apply(ConvDataGrad(*geometry, spatial=x.shape[2:]), g, w)
+        return gradients
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """2·C/groups·taps an output element, and one more for the bias."""
+        taps = math.prod(inputs[1].shape[1:])
+        flops = outputs[0].size * (2 * taps + (len(inputs) > 2))
+        return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """Columns of a block of positions, and their product where it is not the output's own bytes."""
+        x, w = inputs[:2]
+        if self.is_pointwise(w.shape[2:]):
+            return 0
+        if is_depthwise(x.shape[1], w.shape, self.groups):
+            return depthwise_bytes(outputs[0])
+        return blocking(x, w, outputs[0]).column_bytes + blocking(x, w, outputs[0]).joined_bytes
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Columns of a block times the weights."""
+        (x, w), (y,) = inputs[:2], outputs
+        windows = self.windows(x.shape[2:], w.shape[2:])
+        if self.is_pointwise(w.shape[2:]):
+            np.matmul(grouped_weights(w, self.groups), grouped(x, self.groups), out=grouped(y, self.groups))
+        elif is_depthwise(x.shape[1], w.shape, self.groups):
+            depthwise_conv(windows, x, w, y, workspace)
+        else:
+            column_conv(windows, self.groups, x, w, y, workspace)
+        if len(inputs) > 2:
+            y += inputs[2].reshape(-1, *(1 for _ in self.strides))
+
+
+@register
+@dataclass(frozen=True)
+class ConvDataGrad(_Geometry):
+    """dx[n, c, i] = Σ w[k, c, r] · g[n, k, o] over all (k, o, r) whose tap lies at i; also transposed convolution.
+
+    Inputs: g [N, K, *O], w [K, C/groups, *R]. Output: [N, C, *spatial].
+
+    Attributes:
+        spatial: spatial shape of the output; its windows must number g's.
+    """
+
+    name: ClassVar[str] = "conv_data_grad"
+    spatial: Shape = ()
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """Images of the spatial shape, if convolving them gives g's."""
+        g, w = inputs
+        if g.rank != w.rank or g.rank < 3 or g.shape[1] != w.shape[0]:
+            raise ShapeError(f"needs gradients [N, K, …] and weights [K, C/groups, …], and got {g} and {w}")
+        dx = g.with_shape((g.shape[0], w.shape[1] * self.groups, *self.spatial))
+        self.check(dx, w)
+        positions = count_positions(self.spatial, w.shape[2:], self.strides, self.pads, self.dilations)
+        if positions != g.shape[2:]:
+            raise ShapeError(f"{list(self.spatial)} has {list(positions)} windows of {w}, and the gradient is {g}")
+        return (dx,)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """It is linear in g (whose cotangent is a convolution) and in w."""
+        (g, w), (t,) = inputs, cotangents
+        assert t is not None
+        geometry = (self.strides, self.pads, self.dilations, self.groups)
+        dw = b.apply(ConvWeightGrad(*geometry, kernel=w.shape[2:]), t, g) if b.wants(w) else None
+        dg = b.apply(Conv(*geometry), t, w) if b.wants(g) else None
+        return [dg, dw]
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """As the convolution's."""
+        flops = 2 * inputs[0].size * math.prod(inputs[1].shape[1:])
+        return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """Columns of a block of positions, and gradients of several images side by side."""
+        (g, w), (dx,) = inputs, outputs
+        if self.is_pointwise(w.shape[2:]):
+            return 0
+        if is_depthwise(dx.shape[1], w.shape, self.groups):
+            return depthwise_bytes(g)
+        return blocking(dx, w, g).column_bytes + blocking(dx, w, g).joined_bytes
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Columns = transposed weights times gradients, added into the image tap by tap."""
+        (g, w), (dx,) = inputs, outputs
+        windows = self.windows(self.spatial, w.shape[2:])
+        if self.is_pointwise(w.shape[2:]):
+            weights = grouped_weights(w, self.groups).swapaxes(-1, -2)
+            np.matmul(weights, grouped(g, self.groups), out=grouped(dx, self.groups))
+        elif is_depthwise(dx.shape[1], w.shape, self.groups):
+            depthwise_data_grad(windows, g, w, dx, workspace)
+        else:
+            column_data_grad(windows, self.groups, g, w, dx, workspace)
+
+
+@register
+@dataclass(frozen=True)
+class ConvWeightGrad(_Geometry):
+    """dw[k, c, r] = Σ_{n, o} g[n, k, o] · x[n, c, o·stride − low + r·dilation].
+
+    Inputs: x [N, C, *S], g [N, K, *O]. Output: [K, C/groups, *kernel].
+
+    Attributes:
+        kernel: taps along each spatial axis.
+    """
+
+    name: ClassVar[str] = "conv_weight_grad"
+    kernel: Shape = ()
+
+    def _is_weight(self, index: int) -> bool:
+        return False
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """Weights of the kernel's shape, if convolving x with them gives g's shape."""
+        x, g = inputs
+        if x.rank != g.rank or x.rank < 3 or x.shape[0] != g.shape[0]:
+            raise ShapeError(f"needs images [N, C, …] and gradients [N, K, …], and got {x} and {g}")
+        dw = x.with_shape((g.shape[1], x.shape[1] // max(1, self.groups), *self.kernel))
+        self.check(x, dw)
+        positions = count_positions(x.shape[2:], self.kernel, self.strides, self.pads, self.dilations)
+        if positions != g.shape[2:] or x.dtype != g.dtype:
+            raise ShapeError(f"{x} has {list(positions)} windows of {list(self.kernel)}, and the gradient is {g}")
+        return (dw,)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """It is linear in x and in g; the cotangent plays the weights."""
+        (x, g), (t,) = inputs, cotangents
+        assert t is not None
+        geometry = (self.strides, self.pads, self.dilations, self.groups)
+        dg = b.apply(Conv(*geometry), x, t) if b.wants(g) else None
+        dx = b.apply(ConvDataGrad(*geometry, spatial=x.shape[2:]), g, t) if b.wants(x) else None
+        return [dx, dg]
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """As the convolution's."""
+        flops = 2 * inputs[1].size * math.prod(outputs[0].shape[1:])
+        return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """Columns of a block, gradients of several images side by side, and the block's product."""
+        (x, g), (dw,) = inputs, outputs
+        if self.is_pointwise(self.kernel):
+            return product_bytes(dw, self.groups) if x.shape[0] > 1 else 0
+        if is_depthwise(x.shape[1], dw.shape, self.groups):
+            return depthwise_bytes(g) + align_up(dw.shape[0] * dw.dtype.itemsize, 64)
+        plan = blocking(x, dw, g)
+        single = plan.blocks(g.shape) == 1
+        return plan.column_bytes + plan.joined_bytes + (0 if single else product_bytes(dw, self.groups))
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Gradients of a block times its columns transposed, added up block by block."""
+        (x, g), (dw,) = inputs, outputs
+        windows = self.windows(x.shape[2:], self.kernel)
+        if self.is_pointwise(self.kernel):
+            images, grads, weights = grouped(x, self.groups), grouped(g, self.groups), grouped_weights(dw, self.groups)
+            for n in range(len(x)):
+                add_product(grads[n], images[n], weights, workspace, first=n == 0)
+        elif is_depthwise(x.shape[1], dw.shape, self.groups):
+            depthwise_weight_grad(windows, x, g, dw, workspace)
+        else:
+            column_weight_grad(windows, self.groups, x, g, dw, workspace)
+
+
+def conv(
+    b: Builder,
+    x: Value,
+    w: Value,
+    bias: Value | None = None,
+    *,
+    strides: Sequence[int] | int | None = None,
+    pads: Sequence[int] | Sequence[tuple[int, int]] | int | None = None,
+    dilations: Sequence[int] | int | None = None,
+    groups: int = 1,
+    name: str = "",
+) -> Value:
+    """Convolution of x [N, C, *S] with w [K, C/groups, *R]; one number stands for all axes."""
+    axes = len(x.shape) - 2
+    op = Conv(per_axis(strides, axes), symmetric(pads, axes), per_axis(dilations, axes), groups)
+    return b.apply(op, *((x, w) if bias is None else (x, w, bias)), name=name)
+
+
+def conv_transpose(
+    b: Builder,
+    x: Value,
+    w: Value,
+    bias: Value | None = None,
+    *,
+    strides: Sequence[int] | int | None = None,
+    pads: Sequence[int] | Sequence[tuple[int, int]] | int | None = None,
+    dilations: Sequence[int] | int | None = None,
+    groups: int = 1,
+    output_padding: Sequence[int] | int = 0,
+    name: str = "",
+) -> Value:
+    """Transposed convolution of x [N, C, *O] with w [C, K/groups, *R], as ONNX's ConvTranspose.
+
+    An axis has stride·(extent − 1) + output_padding + dilation·(taps − 1) + 1 − low − high elements.
+    """
+    from foreplan.ops.map import elementwise
+    from foreplan.ops.shape import reshape
+
+    axes = len(x.shape) - 2
+    steps, gaps, extra = per_axis(strides, axes), per_axis(dilations, axes), per_axis(output_padding, axes)
+    # Elements added at the high end are high padding taken back, so that the windows number x's extent exactly.
+    around = tuple((low, high - more) for (low, high), more in zip(symmetric(pads, axes), extra))
+    spatial = tuple(
+        step * (extent - 1) + gap * (taps - 1) + 1 - low - high
+        for step, extent, gap, taps, (low, high) in zip(steps, x.shape[2:], gaps, w.shape[2:], around)
+    )
+    y = b.apply(ConvDataGrad(steps, around, gaps, groups, spatial), x, w, name=name)
+    if bias is None:
+        return y
+    return elementwise(b, lambda y, c: y + c, y, reshape(b, bias, (-1, *(1 for _ in steps))))

@@ -1,0 +1,287 @@
+"""The NumPy kernels of convolution: windows gathered into blocks of columns, products by BLAS.
+
+A block takes a few thousand window positions at a time, so that scratch memory does not grow with the image (columns
+after Chellapilla, Puri and Simard 2006). Depth-wise convolutions are multiply-adds of shifted planes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from foreplan.graph import TensorType, as_dtype
+from foreplan.graph.types import Shape
+from foreplan.ops.window import Box, Windows, count_boxes, is_empty, spatial_size, zero_borders
+from foreplan.units import align_up
+
+COLUMN_BYTES = 3 << 20  # a block of columns; more gains BLAS nothing
+PRODUCT_BYTES = 1 << 20  # a partial weight gradient before it is added
+FEW_POSITIONS = 1024  # images with fewer are joined into one product
+PLANE_BLOCK = 1 << 16  # elements of a depth-wise block, which stay in a core's cache
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """How many window positions of how many images a block of columns takes.
+
+    Attributes:
+        images: items of the batch in one block; several only with all their positions.
+        positions: limit of each image's.
+        column_bytes: C·taps columns of a block.
+        joined_bytes: K rows of a block of several images, or 0 where a block is of one image.
+    """
+
+    images: int
+    positions: int
+    column_bytes: int
+    joined_bytes: int
+
+    def blocks(self, shape: Shape) -> int:
+        """Blocks in all, over outputs [N, K, *O]."""
+        return -(-shape[0] // self.images) * count_boxes(shape[2:], self.positions)
+
+    def walk(self, windows: Windows, batch: int) -> Iterator[tuple[slice, Box]]:
+        """Items of the batch and box of positions of each block."""
+        for n in range(0, batch, self.images):
+            for box in windows.boxes(self.positions):
+                yield slice(n, min(n + self.images, batch)), box
+
+
+@lru_cache(maxsize=4096)
+def blocking(x: TensorType, w: TensorType, y: TensorType) -> Blocking:
+    """From the types of images [N, C, *S], weights [K, C/groups, *R] and outputs [N, K, *O]."""
+    item = x.dtype.itemsize
+    column, row = x.shape[1] * math.prod(w.shape[2:]) * item, w.shape[0] * item
+    positions = spatial_size(y.shape)
+    images = 1
+    if positions < FEW_POSITIONS:
+        images = max(1, min(y.shape[0], COLUMN_BYTES // ((column + row) * positions), -(-FEW_POSITIONS // positions)))
+    limit = max(1, min(positions, COLUMN_BYTES // column))
+    columns = align_up(column * images * limit, 64)
+    return Blocking(images, limit, columns, align_up(row * images * limit, 64) if images > 1 else 0)
+
+
+def is_depthwise(channels: int, weights: Shape, groups: int) -> bool:
+    """Whether every channel has one output of its own (more outputs a channel go by columns)."""
+    return groups == channels == weights[0] and groups > 1
+
+
+def grouped(images: np.ndarray, groups: int) -> np.ndarray:
+    """[N, C, *S] as [N, groups, C/groups, positions], the same bytes."""
+    return images.reshape(len(images), groups, images.shape[1] // groups, spatial_size(images.shape))
+
+
+def grouped_weights(w: np.ndarray, groups: int) -> np.ndarray:
+    """[K, C/groups, *R] as [groups, K/groups, C/groups·taps], the same bytes."""
+    return w.reshape(groups, w.shape[0] // groups, math.prod(w.shape[1:]))
+
+
+def _columns(windows: Windows, channels: int, items: int, box: Box, memory: np.ndarray) -> np.ndarray:
+    """The block of columns as [C, taps, items, *box], at the start of `memory`."""
+    shape = (channels, len(windows.taps), items, *box.shape)
+    return memory[: math.prod(shape)].reshape(shape)
+
+
+def _gather(windows: Windows, images: np.ndarray, box: Box, columns: np.ndarray) -> None:
+    """Copy what each tap reads, zeros where it falls into the padding; images are [items, C, *S]."""
+    source = images.swapaxes(0, 1)
+    for i, tap in enumerate(windows.taps):
+        inside, there = windows.reach(tap, box)
+        target = columns[:, i]
+        if is_empty(inside):
+            target[...] = 0
+            continue
+        target[(..., *inside)] = source[(..., *there)]
+        zero_borders(target, inside)
+
+
+def _parts(workspace: np.ndarray, plan: Blocking, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Columns, joined rows and the rest of a workspace."""
+    middle = plan.column_bytes + plan.joined_bytes
+    return (
+        workspace[: plan.column_bytes].view(dtype),
+        workspace[plan.column_bytes : middle].view(dtype),
+        workspace[middle:],
+    )
+
+
+def _plan(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> Blocking:
+    dtype = as_dtype(x.dtype)
+    return blocking(TensorType(dtype, x.shape), TensorType(dtype, w.shape), TensorType(dtype, y.shape))
+
+
+def column_conv(
+    windows: Windows, groups: int, x: np.ndarray, w: np.ndarray, y: np.ndarray, workspace: np.ndarray
+) -> None:
+    """y = weights · columns, written where it belongs or, for several small images at once, copied there."""
+    plan = _plan(x, w, y)
+    memory, joined, _ = _parts(workspace, plan, x.dtype)
+    weights, outputs = grouped_weights(w, groups), grouped(y, groups)
+    for items, box in plan.walk(windows, len(x)):
+        images = x[items]
+        columns = _columns(windows, x.shape[1], len(images), box, memory)
+        _gather(windows, images, box, columns)
+        matrix = columns.reshape(groups, weights.shape[2], -1)
+        if plan.images == 1:
+            np.matmul(weights, matrix, out=outputs[items.start, :, :, box.start : box.stop])
+        else:
+            rows = joined[: w.shape[0] * matrix.shape[2]].reshape(groups, weights.shape[1], -1)
+            np.matmul(weights, matrix, out=rows)
+            outputs[items] = rows.reshape(*rows.shape[:2], len(images), -1).transpose(2, 0, 1, 3)
+
+
+def column_data_grad(
+    windows: Windows, groups: int, g: np.ndarray, w: np.ndarray, dx: np.ndarray, workspace: np.ndarray
+) -> None:
+    """Columns = weightsᵀ · gradients, added into the image tap by tap."""
+    plan = _plan(dx, w, g)
+    memory, joined, _ = _parts(workspace, plan, g.dtype)
+    weights, grads = grouped_weights(w, groups).swapaxes(-1, -2), grouped(g, groups)
+    for items, box in plan.walk(windows, len(g)):
+        target = dx[items].swapaxes(0, 1)
+        if box.start == 0:
+            target[...] = 0
+        columns = _columns(windows, dx.shape[1], target.shape[1], box, memory)
+        rows = _joined_rows(plan, grads, items, box, joined)
+        np.matmul(weights, rows, out=columns.reshape(groups, weights.shape[1], -1))
+        for i, tap in enumerate(windows.taps):
+            inside, there = windows.reach(tap, box)
+            if not is_empty(inside):
+                target[(..., *there)] += columns[(slice(None), i, Ellipsis, *inside)]
+
+
+def _joined_rows(plan: Blocking, grads: np.ndarray, items: slice, box: Box, joined: np.ndarray) -> np.ndarray:
+    """[groups, K/groups, positions of the block]: a window onto one image's gradients, or several copied together."""
+    if plan.images == 1:
+        return grads[items.start, :, :, box.start : box.stop]
+    part = grads[items]
+    rows = joined[: part.size].reshape(*part.shape[1:3], part.shape[0], part.shape[3])
+    rows[...] = part.transpose(1, 2, 0, 3)
+    return rows.reshape(*part.shape[1:3], -1)
+
+
+def column_weight_grad(
+    windows: Windows, groups: int, x: np.ndarray, g: np.ndarray, dw: np.ndarray, workspace: np.ndarray
+) -> None:
+    """dw = Σ gradients · columnsᵀ over blocks."""
+    plan = _plan(x, dw, g)
+    memory, joined, rest = _parts(workspace, plan, x.dtype)
+    weights, grads = grouped_weights(dw, groups), grouped(g, groups)
+    for items, box in plan.walk(windows, len(x)):
+        images = x[items]
+        columns = _columns(windows, x.shape[1], len(images), box, memory)
+        _gather(windows, images, box, columns)
+        rows = _joined_rows(plan, grads, items, box, joined)
+        matrix = columns.reshape(groups, weights.shape[2], -1)
+        add_product(rows, matrix, weights, rest, first=items.start == 0 and box.start == 0)
+
+
+def _product_rows(groups: int, outputs: int, columns: int, item: int) -> int:
+    """Rows (output channels a group) of a partial weight gradient that is kept aside."""
+    return max(1, min(outputs, PRODUCT_BYTES // (groups * columns * item)))
+
+
+def product_bytes(dw: TensorType, groups: int) -> int:
+    """Workspace of `add_product` into a weight gradient."""
+    columns = math.prod(dw.shape[1:])
+    return (
+        groups * columns * dw.dtype.itemsize * _product_rows(groups, dw.shape[0] // groups, columns, dw.dtype.itemsize)
+    )
+
+
+def add_product(rows: np.ndarray, columns: np.ndarray, total: np.ndarray, workspace: np.ndarray, first: bool) -> None:
+    """total (+)= rows · columnsᵀ for each group, by way of the workspace, a range of rows at a time."""
+    columns = columns.swapaxes(-1, -2)
+    if first:
+        np.matmul(rows, columns, out=total)
+        return
+    groups, outputs, width = total.shape
+    count = _product_rows(groups, outputs, width, total.itemsize)
+    memory = workspace.view(total.dtype)
+    for k in range(0, outputs, count):
+        part = total[:, k : k + count]
+        product = memory[: part.size].reshape(part.shape)
+        np.matmul(rows[:, k : k + count], columns, out=product)
+        part += product
+
+
+def _planes(windows: Windows, shape: Shape) -> Iterator[tuple[slice, slice, Box]]:
+    """Blocks of items, channels and positions of outputs [N, C, *O], each of at most PLANE_BLOCK elements."""
+    plane = spatial_size(shape)
+    channels = max(1, min(shape[1], PLANE_BLOCK // plane))
+    items = max(1, min(shape[0], PLANE_BLOCK // (plane * channels))) if channels == shape[1] else 1
+    for n in range(0, shape[0], items):
+        for c in range(0, shape[1], channels):
+            for box in windows.boxes(min(plane, PLANE_BLOCK)):
+                yield slice(n, n + items), slice(c, c + channels), box
+
+
+def depthwise_bytes(outputs: TensorType) -> int:
+    """Workspace of one block of products."""
+    return align_up(min(PLANE_BLOCK, outputs.size) * outputs.dtype.itemsize, 64)
+
+
+def _within(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(lower, upper) for lower, upper in zip(box.lower, box.upper))
+
+
+def _tap_weights(w: np.ndarray, channels: slice, tap: Shape) -> np.ndarray:
+    """One weight a channel, to multiply [items, channels, *positions] with."""
+    return w[(channels, 0, *tap)].reshape(-1, *(1 for _ in tap))
+
+
+def depthwise_conv(windows: Windows, x: np.ndarray, w: np.ndarray, y: np.ndarray, workspace: np.ndarray) -> None:
+    """y = Σ over taps of shifted planes times the channel's weight."""
+    memory = workspace.view(x.dtype)
+    for items, channels, box in _planes(windows, y.shape):
+        block = y[(items, channels, *_within(box))]
+        block[...] = 0
+        for tap in windows.taps:
+            inside, there = windows.reach(tap, box)
+            if is_empty(inside):
+                continue
+            target, source = block[(..., *inside)], x[(items, channels, *there)]
+            product = memory[: source.size].reshape(source.shape)
+            np.multiply(source, _tap_weights(w, channels, tap), out=product)
+            target += product
+
+
+def depthwise_data_grad(windows: Windows, g: np.ndarray, w: np.ndarray, dx: np.ndarray, workspace: np.ndarray) -> None:
+    """dx = Σ over taps of gradients times the channel's weight, each added where its tap lies."""
+    memory = workspace.view(g.dtype)
+    dx[...] = 0
+    for items, channels, box in _planes(windows, g.shape):
+        block = g[(items, channels, *_within(box))]
+        for tap in windows.taps:
+            inside, there = windows.reach(tap, box)
+            if is_empty(inside):
+                continue
+            target, source = dx[(items, channels, *there)], block[(..., *inside)]
+            product = memory[: source.size].reshape(source.shape)
+            np.multiply(source, _tap_weights(w, channels, tap), out=product)
+            target += product
+
+
+def depthwise_weight_grad(
+    windows: Windows, x: np.ndarray, g: np.ndarray, dw: np.ndarray, workspace: np.ndarray
+) -> None:
+    """dw = sums of gradients times shifted planes; the workspace holds a sum a channel, then a block of products."""
+    sums_bytes = align_up(dw.shape[0] * dw.itemsize, 64)
+    sums, memory = workspace[:sums_bytes].view(x.dtype), workspace[sums_bytes:].view(x.dtype)
+    axes = (0, *range(2, x.ndim))
+    dw[...] = 0
+    for items, channels, box in _planes(windows, g.shape):
+        block = g[(items, channels, *_within(box))]
+        for tap in windows.taps:
+            inside, there = windows.reach(tap, box)
+            if is_empty(inside):
+                continue
+            source = block[(..., *inside)]
+            product = memory[: source.size].reshape(source.shape)
+            np.multiply(source, x[(items, channels, *there)], out=product)
+            partial = np.add.reduce(product, axis=axes, out=sums[: source.shape[1]])
+            dw[(channels, 0, *tap)] += partial

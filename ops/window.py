@@ -1,0 +1,193 @@
+"""Sliding windows over spatial axes: what convolution, pooling and their gradients have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import product
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph.types import Shape
+
+Pads = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Box:
+    """A block of window positions that lie side by side in memory.
+
+    Attributes:
+        lower: first position along each spatial axis.
+        upper: behind the last one.
+        start: the first position's place in C order.
+        stop: behind the last one's.
+    """
+
+    lower: Shape
+    upper: Shape
+    start: int
+    stop: int
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Positions along each axis."""
+        return tuple(upper - lower for lower, upper in zip(self.lower, self.upper))
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of `kernel` taps, `strides` apart, over a padded spatial extent.
+
+    Tap r of position o reads element o·stride − low + r·dilation; taps that fall outside the extent read padding.
+
+    Attributes:
+        extent: spatial shape that the windows slide over, without padding.
+        kernel: taps along each axis.
+        strides: elements from one window to the next.
+        pads: (low, high) elements of padding; negative ones crop.
+        dilations: elements from one tap to the next.
+        positions: windows along each axis.
+    """
+
+    extent: Shape
+    kernel: Shape
+    strides: Shape
+    pads: Pads
+    dilations: Shape
+    positions: Shape
+
+    @cached_property
+    def taps(self) -> tuple[Shape, ...]:
+        """Every tap, in C order."""
+        return tuple(product(*map(range, self.kernel)))
+
+    def reach(self, tap: Shape, box: Box) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        """Where a tap falls inside the extent: slices of the box's positions, and slices of the extent they read.
+
+        Both select nothing where the tap falls outside for every position of the box.
+        """
+        inside, source = [], []
+        for axis, r in enumerate(tap):
+            first, count, element = _overlap(
+                box.lower[axis],
+                box.upper[axis],
+                self.pads[axis][0] - r * self.dilations[axis],
+                self.strides[axis],
+                self.extent[axis],
+            )
+            inside.append(slice(first, first + count))
+            source.append(slice(element, element + count * self.strides[axis], self.strides[axis]))
+        return tuple(inside), tuple(source)
+
+    def boxes(self, limit: int) -> Iterator[Box]:
+        """All positions in C order, in boxes of at most `limit` (at least one) positions."""
+        yield from _boxes(self.positions, limit)
+
+
+@lru_cache(maxsize=1 << 16)
+def _overlap(lower: int, upper: int, low: int, stride: int, extent: int) -> tuple[int, int, int]:
+    """(first position relative to `lower`, count, first element) with 0 ≤ o·stride − low < extent."""
+    first = max(lower, -(-low // stride))
+    last = min(upper, (extent - 1 + low) // stride + 1)
+    count = max(0, last - first)
+    return (first - lower, count, first * stride - low) if count else (0, 0, 0)
+
+
+@lru_cache(maxsize=256)
+def _boxes(positions: Shape, limit: int) -> tuple[Box, ...]:
+    # The innermost axes that fit together stay whole; one axis before them is cut, the rest are walked.
+    cut, inner = len(positions) - 1, 1
+    while cut > 0 and inner * positions[cut] <= limit:
+        inner *= positions[cut]
+        cut -= 1
+    rows = max(1, limit // inner)
+    found, start = [], 0
+    for index in np.ndindex(positions[:cut]):
+        for low in range(0, positions[cut], rows):
+            high = min(low + rows, positions[cut])
+            stop = start + (high - low) * inner
+            lower = (*index, low, *(0 for _ in positions[cut + 1 :]))
+            upper = (*(i + 1 for i in index), high, *positions[cut + 1 :])
+            found.append(Box(lower, upper, start, stop))
+            start = stop
+    return tuple(found)
+
+
+def count_boxes(positions: Shape, limit: int) -> int:
+    """How many boxes `Windows.boxes` gives."""
+    return len(_boxes(positions, limit))
+
+
+def count_positions(extent: Shape, kernel: Shape, strides: Shape, pads: Pads, dilations: Shape) -> Shape:
+    """Windows along each axis: floor((extent + low + high − dilation·(kernel − 1) − 1) / stride) + 1.
+
+    Raises:
+        ShapeError: the attributes are not one an axis, or no window fits.
+    """
+    if not len(extent) == len(kernel) == len(strides) == len(pads) == len(dilations) >= 1:
+        raise ShapeError(
+            f"{len(extent)} spatial axes need as many entries of kernel {kernel}, strides {strides}, pads {pads} and "
+            f"dilations {dilations}"
+        )
+    if min(*kernel, *strides, *dilations) < 1:
+        raise ShapeError(f"kernel {kernel}, strides {strides} and dilations {dilations} must be at least 1")
+    counts = tuple(
+        (size + low + high - step * (taps - 1) - 1) // stride + 1
+        for size, taps, stride, (low, high), step in zip(extent, kernel, strides, pads, dilations)
+    )
+    if min(counts) < 1:
+        raise ShapeError(
+            f"a window of {list(kernel)}, dilations {dilations}, does not fit {list(extent)} padded by {pads}"
+        )
+    return counts
+
+
+def zero_borders(block: np.ndarray, inside: Sequence[slice], value: float = 0) -> None:
+    """Write `value` outside the box `inside` of the last axes of `block`."""
+    lead = block.ndim - len(inside)
+    for axis, part in enumerate(inside):
+        here = (slice(None),) * (lead + axis)
+        if part.start > 0:
+            block[(*here, slice(0, part.start))] = value
+        if part.stop < block.shape[lead + axis]:
+            block[(*here, slice(part.stop, None))] = value
+
+
+def is_empty(inside: Sequence[slice]) -> bool:
+    """Whether slices from `Windows.reach` select nothing."""
+    return any(part.stop <= part.start for part in inside)
+
+
+def symmetric(pads: Sequence[int] | Sequence[tuple[int, int]] | int | None, axes: int) -> Pads:
+    """(low, high) an axis from one number for all, one number an axis, pairs, or None for no padding."""
+    if pads is None:
+        return ((0, 0),) * axes
+    if isinstance(pads, int):
+        return ((pads, pads),) * axes
+    return tuple((pad, pad) if isinstance(pad, int) else (int(pad[0]), int(pad[1])) for pad in pads)
+
+
+def per_axis(value: Sequence[int] | int | None, axes: int, default: int = 1) -> Shape:
+    """One number an axis from one for all, one an axis, or None for the default."""
+    if value is None:
+        return (default,) * axes
+    return (value,) * axes if isinstance(value, int) else tuple(value)
+
+
+def spatial_size(shape: Shape) -> int:
+    """Elements of one channel of a [N, C, …] shape."""
+    return math.prod(shape[2:])
+
+
+def spatial_is_dense(shape: Shape, strides: Shape, itemsize: int) -> bool:
+    """Whether each channel of a [N, C, …] array lies dense in memory and channels do not overlap."""
+    step = itemsize
+    for extent, stride in zip(reversed(shape[2:]), reversed(strides[2:])):
+        if extent != 1 and stride != step:
+            return False
+        step *= extent
+    return strides[1] >= step and strides[0] >= 0

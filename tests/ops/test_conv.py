@@ -1,0 +1,228 @@
+"""Convolution and its gradients against JAX, SciPy and differences; memory that does not grow with the image."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import scipy.signal
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, TensorType, as_dtype
+from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad, conv, conv_transpose
+from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
+
+# (x shape, w shape, strides, pads, dilations, groups)
+CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Any, tuple[int, ...], int]] = {
+    "same": ((2, 3, 7, 6), (4, 3, 3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 1),
+    "strided": ((2, 3, 9, 8), (4, 3, 3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), 1),
+    "stem": ((1, 3, 15, 14), (2, 3, 7, 7), (2, 2), ((3, 3), (3, 3)), (1, 1), 1),
+    "uneven": ((1, 2, 8, 9), (3, 2, 2, 3), (3, 2), ((0, 1), (2, 1)), (1, 1), 1),
+    "dilated": ((1, 2, 10, 9), (3, 2, 3, 3), (1, 2), ((2, 2), (2, 3)), (2, 3), 1),
+    "cropped": ((1, 2, 9, 8), (2, 2, 3, 3), (1, 1), ((-1, 0), (-2, -1)), (1, 1), 1),
+    "wide padding": ((1, 2, 3, 2), (2, 2, 2, 2), (1, 1), ((3, 3), (4, 2)), (1, 1), 1),
+    "pointwise": ((2, 4, 5, 3), (6, 4, 1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1), 1),
+    "pointwise grouped": ((2, 4, 5, 3), (6, 2, 1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1), 2),
+    "pointwise strided": ((2, 4, 5, 6), (3, 4, 1, 1), (2, 2), ((0, 0), (0, 0)), (1, 1), 1),
+    "grouped": ((2, 6, 5, 6), (4, 3, 3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 2),
+    "depthwise": ((2, 5, 7, 6), (5, 1, 3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 5),
+    "depthwise strided": ((2, 5, 7, 6), (5, 1, 3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), 5),
+    "depthwise doubled": ((2, 3, 6, 6), (6, 1, 3, 3), (1, 1), ((0, 1), (1, 0)), (1, 1), 3),
+    "one axis": ((2, 3, 11), (4, 3, 4), (2,), ((1, 2),), (2,), 1),
+    "one axis depthwise": ((2, 3, 11), (3, 1, 3), (1,), ((2, 0),), (1,), 3),
+    "three axes": ((1, 2, 4, 5, 6), (3, 2, 2, 3, 2), (1, 2, 1), ((1, 0), (1, 1), (0, 1)), (1, 1, 2), 1),
+    "one window": ((3, 2, 4, 4), (5, 2, 4, 4), (4, 4), ((0, 0), (0, 0)), (1, 1), 1),
+}
+
+
+def _reference(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int) -> Any:
+    return jax.lax.conv_general_dilated(
+        x, w, strides, pads, rhs_dilation=dilations, feature_group_count=groups, precision="highest"
+    )
+
+
+@cache
+def _case(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray], tuple[Any, ...]]:
+    """x, w, cotangent, [y, dx, dw] as JAX has them in float64, and the geometry."""
+    xs, ws, *geometry = CASES[name]
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal(xs), rng.standard_normal(ws)
+    with jax.enable_x64(True):
+        y, pull = jax.vjp(lambda x, w: _reference(x, w, *geometry), x, w)
+        g = rng.standard_normal(y.shape)
+        dx, dw = pull(g)
+        return x, w, g, [np.asarray(a) for a in (y, dx, dw)], tuple(geometry)
+
+
+@pytest.fixture(params=["whole", "small blocks"])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once with blocks as they are, once with blocks so small that every loop over them turns."""
+    if request.param == "small blocks":
+        from foreplan.ops import conv_kernels
+
+        monkeypatch.setattr(conv_kernels, "COLUMN_BYTES", 512)
+        monkeypatch.setattr(conv_kernels, "PRODUCT_BYTES", 256)
+        monkeypatch.setattr(conv_kernels, "FEW_POSITIONS", 20)
+        monkeypatch.setattr(conv_kernels, "PLANE_BLOCK", 16)
+        conv_kernels.blocking.cache_clear()
+        request.addfinalizer(conv_kernels.blocking.cache_clear)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("name", CASES)
+def test_against_jax(name: str) -> None:
+    x, w, g, (y, dx, dw), geometry = _case(name)
+    for dtype, tolerance in ((np.float64, 1e-12), (np.float32, 2e-5)):
+        x, w, g = x.astype(dtype), w.astype(dtype), g.astype(dtype)
+        np.testing.assert_allclose(run_op(Conv(*geometry), x, w)[0], y, tolerance, 20 * tolerance)
+        got = run_op(ConvDataGrad(*geometry, spatial=x.shape[2:]), g, w)[0]
+        np.testing.assert_allclose(got, dx, tolerance, 20 * tolerance)
+        got = run_op(ConvWeightGrad(*geometry, kernel=w.shape[2:]), x, g)[0]
+        np.testing.assert_allclose(got, dw, tolerance, 20 * tolerance)
+
+
+def test_against_scipy() -> None:
+    rng = np.random.default_rng(2)
+    x, w = rng.standard_normal((1, 2, 8, 9)), rng.standard_normal((3, 2, 3, 4))
+    expected = [sum(scipy.signal.correlate(x[0, c], w[k, c], "valid") for c in range(2)) for k in range(3)]
+    op = Conv((1, 1), ((0, 0), (0, 0)), (1, 1))
+    np.testing.assert_allclose(run_op(op, x, w)[0][0], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["same", "strided", "pointwise grouped", "depthwise strided", "one axis"])
+def test_differences(name: str) -> None:
+    xs, ws, strides, pads, dilations, groups = CASES[name]
+    rng = np.random.default_rng(3)
+    arrays = [rng.standard_normal(shape) for shape in (xs, ws, ws[:1])]
+    check_vjp(
+        lambda b, x, w, c: conv(b, x, w, c, strides=strides, pads=pads, dilations=dilations, groups=groups), *arrays
+    )
+
+
+@pytest.mark.parametrize("name", ["strided", "grouped", "depthwise"])
+def test_gradients_are_differentiable(name: str) -> None:
+    x, w, g, _, geometry = _case(name)
+    check_vjp(lambda b, g, w: b.apply(ConvDataGrad(*geometry, spatial=x.shape[2:]), g, w), g, w)
+    check_vjp(lambda b, x, g: b.apply(ConvWeightGrad(*geometry, kernel=w.shape[2:]), x, g), x, g)
+
+
+@pytest.mark.parametrize(
+    ("strides", "pads", "dilations", "output_padding", "groups"),
+    [
+        ((1, 1), ((0, 0), (0, 0)), (1, 1), (0, 0), 1),
+        ((2, 2), ((1, 1), (1, 1)), (1, 1), (1, 1), 1),
+        ((3, 2), ((0, 1), (2, 1)), (1, 1), (2, 0), 2),
+        ((1, 2), ((1, 0), (0, 2)), (2, 3), (0, 1), 1),
+    ],
+)
+def test_transposed(strides: Any, pads: Any, dilations: Any, output_padding: Any, groups: int) -> None:
+    import onnx
+    import onnxruntime
+
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((2, 4, 4, 5)).astype(np.float32)
+    w, c = rng.standard_normal((4, 3, 3, 2)).astype(np.float32), rng.standard_normal(3 * groups).astype(np.float32)
+    node = onnx.helper.make_node(
+        "ConvTranspose",
+        ["x", "w", "c"],
+        ["y"],
+        strides=strides,
+        pads=[low for low, _ in pads] + [high for _, high in pads],
+        dilations=dilations,
+        output_padding=output_padding,
+        group=groups,
+    )
+    infos = [
+        onnx.helper.make_tensor_value_info(n, 1, None if n == "y" else a.shape)
+        for n, a in (("x", x), ("w", w), ("c", c), ("y", x))
+    ]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "g", infos[:3], infos[3:]),
+        opset_imports=[onnx.helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x, "w": w, "c": c})[0]
+    b = Builder()
+    values = [b.input(n, type_of(a)) for n, a in (("x", x), ("w", w), ("c", c))]
+    y = conv_transpose(
+        b,
+        *values,
+        strides=strides,
+        pads=pads,
+        dilations=dilations,
+        output_padding=output_padding,
+        groups=groups,
+    )
+    got = evaluate(b.finish({"y": y}), {"x": x, "w": w, "c": c})[y]
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def _type(*shape: int) -> TensorType:
+    return TensorType(as_dtype("float32"), shape)
+
+
+def test_chain_of_wide_images_needs_little_workspace() -> None:
+    channels = (1, 256, 128, 64, 32, 16, 8, 4, 2, 1)
+    pads = ((1, 1), (1, 1))
+    for c, k in pairwise(channels):
+        x, w, y = _type(1, c, 1024, 1024), _type(k, c, 3, 3), _type(1, k, 1024, 1024)
+        for op, inputs, output in (
+            (Conv((1, 1), pads, (1, 1)), (x, w), y),
+            (ConvDataGrad((1, 1), pads, (1, 1), spatial=(1024, 1024)), (y, w), x),
+            (ConvWeightGrad((1, 1), pads, (1, 1), kernel=(3, 3)), (x, y), w),
+        ):
+            assert op.infer(inputs) == (output,)
+            assert op.workspace(inputs, (output,)) <= 8 << 20, op
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cost_is_two_a_multiply_add(name: str) -> None:
+    xs, ws, strides, pads, dilations, groups = CASES[name]
+    geometry = (strides, pads, dilations, groups)
+    x, w = _type(*xs), _type(*ws)
+    (y,) = Conv(*geometry).infer([x, w])
+    expected = 2 * y.size * int(np.prod(ws[1:]))
+    assert Conv(*geometry).cost([x, w], [y]).flops == expected
+    assert ConvDataGrad(*geometry, spatial=xs[2:]).cost([y, w], [x]).flops == expected
+    assert ConvWeightGrad(*geometry, kernel=ws[2:]).cost([x, y], [w]).flops == expected
+
+
+@pytest.mark.parametrize(
+    ("xs", "ws", "groups"),
+    [((4, 16, 40, 40), (16, 16, 3, 3), 1), ((1, 8, 96, 96), (8, 1, 3, 3), 8), ((2, 32, 32, 32), (32, 32, 1, 1), 1)],
+)
+def test_memory_is_only_the_workspace(xs: tuple[int, ...], ws: tuple[int, ...], groups: int) -> None:
+    pad = (ws[2] - 1) // 2
+    geometry = ((1, 1), ((pad, pad),) * 2, (1, 1), groups)
+    x, w, g = (np.ones(s, np.float32) for s in (xs, ws, (xs[0], ws[0], *xs[2:])))
+    for op, inputs in (
+        (Conv(*geometry), (x, w)),
+        (Conv(*geometry), (x, w, np.ones(ws[0], np.float32))),
+        (ConvDataGrad(*geometry, spatial=xs[2:]), (g, w)),
+        (ConvWeightGrad(*geometry, kernel=ws[2:]), (x, g)),
+    ):
+        assert allocated_bytes(op, *inputs) < 128 * 1024, op  # NumPy's own iteration buffers
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    op = Conv((1, 1), ((0, 0), (0, 0)), (1, 1))
+    for x, w, match in (
+        (_type(1, 3, 5, 5), _type(4, 2, 3, 3), "takes 2 channels"),
+        (_type(1, 3, 5, 5), _type(4, 3, 3), "needs images"),
+        (_type(1, 3, 2, 5), _type(4, 3, 3, 3), "does not fit"),
+        (_type(1, 3, 5), _type(4, 3, 3), "spatial axes"),
+    ):
+        with pytest.raises(ShapeError, match=match):
+            op.infer([x, w])
+    with pytest.raises(ShapeError, match="bias"):
+        op.infer([_type(1, 3, 5, 5), _type(4, 3, 3, 3), _type(3)])
+    with pytest.raises(ShapeError, match="windows"):
+        ConvDataGrad((1, 1), ((0, 0), (0, 0)), (1, 1), spatial=(9, 9)).infer([_type(1, 4, 3, 3), _type(4, 3, 3, 3)])
+    with pytest.raises(ShapeError, match="at least 1"):
+        Conv((0, 1), ((0, 0), (0, 0)), (1, 1)).infer([_type(1, 3, 5, 5), _type(4, 3, 3, 3)])
+    with pytest.raises(ShapeError, match="whole groups"):
+        Conv((1, 1), ((0, 0), (0, 0)), (1, 1), 2).infer([_type(1, 4, 5, 5), _type(3, 2, 3, 3)])
