@@ -321,18 +321,24 @@ _FOLDED: dict[str, Callable[..., Scalar]] = {
 def simplify(expr: Expr, args: Sequence[DType]) -> Expr:
     """The expression with the arithmetic that needs no element done at once; no part changes its element type."""
     memo: dict[Expr, Expr] = {}
-    types = infer_dtypes(args, expr)
+    before = infer_dtypes(args, expr)
+    types: dict[Expr, DType | None] = dict(before)
     for part in subexpressions(expr):
+        memo[part] = part
         if not isinstance(part, Call):
-            memo[part] = part
             continue
         plain = Call(part.function, tuple(memo[arg] for arg in part.args))
-        simpler = _simpler(plain)
-        if simpler is not None:
-            found = infer_dtypes(args, simpler)[simpler]
-            if found == types[part] or (found is None and types[part] == FLOAT32):
-                plain = simpler
+        types[plain] = _call_dtype(plain, [types[arg] for arg in plain.args])
+        if types[plain] != before[part]:  # a literal took the place of what had set the type
+            continue
         memo[part] = plain
+        simpler = _simpler(plain)
+        if simpler is None:
+            continue
+        types.setdefault(simpler, infer_dtypes(args, simpler)[simpler])
+        literal = types[simpler] is None and part != expr and (before[part] is None or before[part].is_float)
+        if types[simpler] == before[part] or literal:
+            memo[part] = simpler
     return memo[expr]
 
 

@@ -60,13 +60,13 @@ class Reduce(Op):
         if self.how == "prod":
             raise UnsupportedError("reduce(how='prod') has no derivative here; write it as exp(sum(log(x)))")
         kept = tuple(1 if i in self.axes else extent for i, extent in enumerate(x.shape))
-        g, y = reshape(b, g, kept), reshape(b, y, kept)
+        g = reshape(b, g, kept)
         if self.how in ("sum", "mean"):
             if self.how == "mean":
                 count = math.prod(x.shape[i] for i in self.axes)
                 g = elementwise(b, lambda g: g * (1.0 / count), g)
             return [broadcast_to(b, g, x.shape)]
-        hits = elementwise(b, lambda x, y: where(call("eq", x, y), 1.0, 0.0), x, y, dtype=x.dtype)
+        hits = elementwise(b, lambda x, y: where(call("eq", x, y), 1.0, 0.0), x, reshape(b, y, kept), dtype=x.dtype)
         ties = reduce(b, "sum", hits, self.axes, keepdims=True)
         return [elementwise(b, lambda h, t, g: h * (g / t), hits, ties, g)]
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from foreplan.errors import UsageError
 from foreplan.graph import Builder, Fill, Kind, TensorType, Value
-from foreplan.graph.types import FLOAT32, INT64
+from foreplan.graph.types import FLOAT32, FLOAT64, INT64
 from foreplan.ops.expr import Arg, Const, Expr, call, cast, sqrt
 from foreplan.ops.map import elementwise, elementwise_many
 
@@ -154,7 +154,8 @@ class Updater:
         self.updates[self.step] = next_step
         self.scalars: tuple[Value, ...] = ()
         if optimizer.scalars:
-            exprs = optimizer.prepare(cast(Arg(0), FLOAT32))
+            # 1 − 0.999 loses most of its digits in float32.
+            exprs = [cast(expr, FLOAT32) for expr in optimizer.prepare(cast(Arg(0), FLOAT64))]
             self.scalars = elementwise_many(b, exprs, next_step, name="corrections", outputs=optimizer.scalars)
 
     def update(self, parameter: Value, gradient: Value) -> None:
