@@ -1,0 +1,97 @@
+"""The numbers of a plan worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from foreplan.planner.problem import Category
+from foreplan.planner.verify import verify
+from foreplan.views.memory import Memory, does_not_fit
+from tests.views.small import KIB, small
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory.of(*small())
+
+
+def test_the_example_is_a_plan(memory):
+    verify(memory.plan, memory.problem)
+
+
+def test_sizes(memory):
+    assert memory.peak == memory.arena == memory.lower_bound == 17 * KIB
+    assert memory.order_lower_bound is None
+    assert memory.persistent == 4 * KIB
+    assert memory.workspace == 3 * KIB
+    assert memory.peak_step == 0
+    assert memory.live.tolist() == [17 * KIB, 13 * KIB, 5 * KIB]
+    assert Memory(memory.problem, memory.plan, outside=KIB).peak == 18 * KIB
+
+
+def test_categories_at_the_peak(memory):
+    assert list(memory.categories) == list(Category)
+    assert memory.categories == {
+        Category.PARAMETERS: 4 * KIB,
+        Category.OPTIMIZER_STATE: 0,
+        Category.GRADIENTS: 0,
+        Category.ACTIVATIONS: 8 * KIB,
+        Category.WORKSPACE: 3 * KIB,
+        Category.INPUTS: 2 * KIB,
+        Category.OUTPUTS: 0,
+    }
+
+
+def test_what_is_alive_when(memory):
+    assert [(b.name, b.nbytes) for b in memory.at(0)] == [
+        ("a", 8 * KIB),
+        ("w", 4 * KIB),
+        ("forward (workspace)", 3 * KIB),
+        ("x", 2 * KIB),
+    ]
+    assert [b.name for b in memory.at(1)] == ["a", "w", "g"]
+    assert sum(b.nbytes for b in memory.at(-1)) == 5 * KIB
+    a, g = memory.at(1)[0], memory.at(1)[2]
+    assert (a.producer, a.lower, a.upper, a.region, a.offset) == ("forward", 0, 2, "arena", 2 * KIB)
+    assert (g.producer, g.lower, g.upper, g.category) == ("backward", 1, 3, Category.GRADIENTS)
+    assert memory.at(0)[3].producer == ""
+    assert [b.name for b in memory.largest(2)] == ["a", "w"]
+    for step in (3, -4):
+        with pytest.raises(IndexError, match="the plan has 3"):
+            memory.at(step)
+
+
+def test_as_json_is_exact(memory):
+    data = json.loads(json.dumps(memory.as_json()))
+    assert data["peak_bytes"] == data["arena_bytes"] == 17408
+    assert data["peak_action"] == "forward"
+    assert data["categories"]["workspace"] == 3072
+    assert data["largest"][0] | {"name": "a", "nbytes": 8192} == data["largest"][0]
+
+
+def test_as_table(memory):
+    text = str(memory)
+    assert "17.00 KiB" in text and "17,408 bytes" in text
+    assert "reached" in text
+    assert "peak at instruction 0 of 3, forward: 17.00 KiB alive" in text
+    assert "[0, 2)" in text
+    assert all(len(line) <= 160 and line == line.rstrip() for line in text.splitlines())
+
+
+def test_long_and_hostile_names_stay_on_their_line():
+    problem, plan = small(evil=True)
+    text = str(Memory.of(problem, plan))
+    assert "alert(1)" in text  # a terminal interprets no markup
+    object.__setattr__(problem.values[2], "name", "a\x1b[2J\n" + "x" * 500)
+    text = str(Memory.of(problem, plan))
+    assert "\x1b" not in text and "…" in text
+    assert max(map(len, text.splitlines())) < 180
+
+
+def test_does_not_fit_says_all_that_is_asked(memory):
+    text = does_not_fit(memory, 10 * KIB, ["a smaller batch"])
+    for part in ("7.00 KiB too much", "17,408 bytes", "10,240 bytes", "lower bound", "instruction 0 of 3, forward"):
+        assert part in text
+    assert text.endswith("try next:\n  - a smaller batch")

@@ -1,0 +1,307 @@
+"""What a plan's memory is made of: the peak, its bounds, and the buffers that are alive at any instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from foreplan.planner.plan import Plan
+from foreplan.planner.problem import Category, Problem, Role
+from foreplan.planner.report import buffers, category_series
+from foreplan.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NamedBuffer:
+    """Bytes that are reserved for a stretch of instructions, in words.
+
+    Attributes:
+        name: of the value, or of the action whose workspace it is.
+        nbytes: size.
+        category: what people call the bytes.
+        producer: the action that writes it; empty for what is there when the step begins.
+        lower: the first instruction during which the bytes are reserved.
+        upper: the one after the last (half-open).
+        region: name of its region.
+        offset: of its first byte within the region.
+        shape: such as `float32[32,64]` where a kernel sees it whole; empty otherwise.
+        on_device: whether its region counts toward the arena.
+    """
+
+    name: str
+    nbytes: int
+    category: Category
+    producer: str
+    lower: int
+    upper: int
+    region: str
+    offset: int
+    shape: str = ""
+    on_device: bool = True
+
+
+def shapes_of(problem: Problem) -> dict[int, str]:
+    """The type of each value that a call of a program reads or writes whole; empty for a bare problem."""
+    from foreplan.lower.program import Program
+
+    shapes: dict[int, str] = {}
+    if not isinstance(problem, Program):
+        return shapes
+    slots = [slot.operand for slot in (*problem.inputs, *problem.stored, *problem.outputs, *problem.gradients)]
+    # Outputs before inputs: a reader may see a value through a reshape, its writer sees it as it was made.
+    written = [operand for call in problem.calls for operand in call.outputs]
+    read = [operand for call in problem.calls for operand in call.inputs]
+    for operand in (*slots, *written, *read):
+        if operand.offset == 0 and operand.type.nbytes == problem.values[operand.value].nbytes:
+            shapes.setdefault(operand.value, str(operand.type))
+    return shapes
+
+
+def named_buffers(problem: Problem, plan: Plan) -> tuple[NamedBuffer, ...]:
+    """Every buffer of a plan with its names, in the planner's own order."""
+    shapes = shapes_of(problem)
+    actions = [problem.actions[step.action] for step in plan.steps]
+    found = []
+    for b in buffers(plan, problem):
+        region = problem.regions[b.region]
+        place = (b.lower, b.upper, region.name, b.offset)
+        if b.value < 0:
+            name = actions[b.lower].name
+            found.append(
+                NamedBuffer(
+                    f"{name} (workspace)", b.nbytes, Category.WORKSPACE, name, *place, on_device=region.on_device
+                )
+            )
+            continue
+        value = problem.values[b.value]
+        # A value's bytes are its own from the step that writes it, or the step after where it took a larger one's.
+        writers = [a for a in actions[max(0, b.lower - 1) : b.lower + 1] if b.value in a.writes]
+        producer = writers[-1].name if writers else ""
+        found.append(
+            NamedBuffer(
+                value.name, b.nbytes, value.category, producer, *place, shapes.get(b.value, ""), region.on_device
+            )
+        )
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of a planned step, in bytes.
+
+    Attributes:
+        problem: what was planned; a `Program` gives shapes as well.
+        plan: its plan.
+        outside: bytes the step needs on the device outside the arena (0 on NumPy and CPU).
+    """
+
+    problem: Problem
+    plan: Plan
+    outside: int = 0
+
+    @classmethod
+    def of(cls, problem: Problem, plan: Plan) -> Memory:
+        """The memory of a plan; `Memory(problem, plan)` in words."""
+        return cls(problem, plan)
+
+    @property
+    def peak(self) -> int:
+        """Bytes the step takes on the device: the arena and what lies outside it."""
+        return self.plan.arena_bytes + self.outside
+
+    @property
+    def arena(self) -> int:
+        """Height of the packed arena, persistent values included."""
+        return self.plan.arena_bytes
+
+    @property
+    def lower_bound(self) -> int:
+        """The highest live set of this schedule."""
+        return self.plan.lower_bound_bytes
+
+    @property
+    def order_lower_bound(self) -> int | None:
+        """Proven over all schedules that the problem allows; None where it was not proved."""
+        return self.plan.order_lower_bound_bytes
+
+    @property
+    def peak_step(self) -> int:
+        """The instruction at which most bytes are alive."""
+        return self.plan.certificate.peak_step
+
+    @property
+    def persistent(self) -> int:
+        """Bytes that belong to stored values throughout: parameters, statistics, optimizer state, constants."""
+        return sum(value.nbytes for value in self.problem.values if value.role is Role.STORED)
+
+    @cached_property
+    def workspace(self) -> int:
+        """The largest scratch memory of any instruction."""
+        return max((self.problem.actions[step.action].workspace for step in self.plan.steps), default=0)
+
+    @cached_property
+    def buffers(self) -> tuple[NamedBuffer, ...]:
+        """Every buffer of the plan."""
+        return named_buffers(self.problem, self.plan)
+
+    @cached_property
+    def series(self) -> dict[Category, np.ndarray]:
+        """Bytes of each category during each instruction, on the device: int64[instructions], every category is there.
+
+        Each buffer counts with its size rounded up to the alignment of its region.
+        """
+        return category_series(self.plan, self.problem)
+
+    @cached_property
+    def categories(self) -> dict[Category, int]:
+        """Bytes of each category that are alive at the peak; together they are the lower bound."""
+        return {category: int(nbytes[self.peak_step]) for category, nbytes in self.series.items()}
+
+    @cached_property
+    def live(self) -> np.ndarray:
+        """Bytes alive on the device during each instruction, int64[instructions]."""
+        return np.sum(list(self.series.values()), axis=0)
+
+    def at(self, step: int) -> tuple[NamedBuffer, ...]:
+        """The buffers alive during an instruction, largest first.
+
+        Raises:
+            IndexError: the plan has no such instruction.
+        """
+        count = len(self.plan.steps)
+        if count and not -count <= step < count:
+            raise IndexError(f"there is no instruction {step}; the plan has {count}")
+        step = step % count if count else 0
+        alive = [b for b in self.buffers if b.lower <= step < b.upper]
+        return tuple(sorted(alive, key=lambda b: (-b.nbytes, b.lower, b.name)))
+
+    def largest(self, k: int = 5) -> tuple[NamedBuffer, ...]:
+        """The `k` largest buffers alive at the peak."""
+        return tuple(b for b in self.at(self.peak_step) if b.on_device)[:k]
+
+    def action_at(self, step: int) -> str:
+        """Name of the action that an instruction runs; empty where the plan has none."""
+        steps = self.plan.steps
+        return self.problem.actions[steps[step].action].name if steps else ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The same numbers for programs: exact integers, names as in the plan."""
+        return {
+            "peak_bytes": self.peak,
+            "arena_bytes": self.arena,
+            "lower_bound_bytes": self.lower_bound,
+            "order_lower_bound_bytes": self.order_lower_bound,
+            "persistent_bytes": self.persistent,
+            "workspace_bytes": self.workspace,
+            "budget_bytes": self.plan.budget,
+            "peak_step": self.peak_step,
+            "peak_action": self.action_at(self.peak_step),
+            "instructions": len(self.plan.steps),
+            "categories": {str(category): nbytes for category, nbytes in self.categories.items()},
+            "largest": [asdict(buffer) | {"category": str(buffer.category)} for buffer in self.largest(10)],
+        }
+
+    def __str__(self) -> str:
+        return as_table(self)
+
+
+def as_table(memory: Memory, largest: int = 10) -> str:
+    """The memory of a step as people read it; ends in a newline."""
+    gap = memory.arena - memory.lower_bound
+    share = f", {gap / memory.lower_bound:.2%} above it" if gap and memory.lower_bound else ""
+    rows = [
+        ("arena", memory.arena, "everything the step keeps or makes"),
+        ("lower bound", memory.lower_bound, f"of this schedule: {_gap_text(gap)}{share}"),
+    ]
+    if memory.outside:
+        rows.insert(0, ("peak", memory.peak, f"the arena and {format_bytes(memory.outside)} outside it"))
+    if memory.order_lower_bound is not None:
+        rows.append(("in any order", memory.order_lower_bound, "no schedule of these actions needs less"))
+    if memory.plan.budget is not None:
+        rows.append(("budget", memory.plan.budget, "asked for"))
+    rows.append(("persistent", memory.persistent, "kept from step to step"))
+    rows.append(("workspace", memory.workspace, "the most that one instruction uses"))
+    lines = [f"{name:<13} {format_bytes(nbytes):>12}  {nbytes:>16,} bytes   {note}" for name, nbytes, note in rows]
+    lines += ["", peak_text(memory), ""]
+    total = max(1, sum(memory.categories.values()))
+    lines += [
+        f"  {category.replace('_', ' '):<16} {format_bytes(nbytes):>12}  {nbytes / total:>6.1%}"
+        for category, nbytes in memory.categories.items()
+        if nbytes
+    ]
+    if shown := memory.largest(largest):
+        lines += ["", "the largest buffers alive there:", "", buffer_table(shown)]
+    return "\n".join(lines) + "\n"
+
+
+def _gap_text(gap: int) -> str:
+    return "reached, no placement is lower" if gap == 0 else f"the arena is {format_bytes(gap)}"
+
+
+def peak_text(memory: Memory) -> str:
+    """Where the peak is: `peak at instruction 7 of 20, conv1 (data gradient): 1.00 GiB alive`."""
+    count = len(memory.plan.steps)
+    if not count:
+        return "the plan has no instructions"
+    alive = format_bytes(sum(memory.categories.values()))
+    return f"peak at instruction {memory.peak_step} of {count}, {memory.action_at(memory.peak_step)}: {alive} alive"
+
+
+def buffer_table(shown: Sequence[NamedBuffer]) -> str:
+    """Buffers as aligned columns: bytes, name, shape, category, lifetime, producer."""
+    rows = [("bytes", "buffer", "shape", "category", "lifetime", "written by")]
+    rows += [
+        (
+            format_bytes(b.nbytes),
+            _short(b.name, 48),
+            _short(b.shape, 28),
+            b.category.replace("_", " "),
+            f"[{b.lower}, {b.upper})",
+            _short(b.producer, 40),
+        )
+        for b in shown
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+    lines = []
+    for row in rows:
+        cells = [row[0].rjust(widths[0]), *(cell.ljust(width) for cell, width in zip(row[1:], widths[1:]))]
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return "\n".join(lines)
+
+
+def _short(text: str, width: int) -> str:
+    """`text`, with its middle left out where it is longer than `width`; line breaks and controls made visible."""
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[-tail:]}"
+
+
+def does_not_fit(memory: Memory, capacity: int, advice: Sequence[str] = ()) -> str:
+    """Why a step does not fit, for people: needed, capacity, bounds, the peak and its five largest buffers.
+
+    Args:
+        memory: of the smallest plan found.
+        capacity: bytes that were allowed.
+        advice: what to try next, a line each.
+    """
+    missing = memory.peak - capacity
+    lines = [
+        f"does not fit: {format_bytes(missing)} too much",
+        f"  needed       {format_bytes(memory.peak):>12}  ({memory.peak:,} bytes)",
+        f"  capacity     {format_bytes(capacity):>12}  ({capacity:,} bytes)",
+        f"  lower bound  {format_bytes(memory.lower_bound):>12}  (of this schedule)",
+    ]
+    if memory.order_lower_bound is not None:
+        lines.append(f"  in any order {format_bytes(memory.order_lower_bound):>12}  (no schedule needs less)")
+    lines.append(f"  {peak_text(memory)}")
+    if shown := memory.largest(5):
+        lines += ["  its largest buffers:", buffer_table(shown)]
+    if advice:
+        lines += ["try next:", *(f"  - {line}" for line in advice)]
+    return "\n".join(lines)
