@@ -15,13 +15,21 @@ import numpy as np
 
 from foreplan.graph import TensorType, as_dtype
 from foreplan.graph.types import Shape
-from foreplan.ops.window import Box, Windows, count_boxes, is_empty, spatial_size, zero_borders
+from foreplan.ops.window import (
+    Box,
+    Windows,
+    block_size,
+    count_boxes,
+    is_empty,
+    plane_blocks,
+    spatial_size,
+    zero_borders,
+)
 from foreplan.units import align_up
 
 COLUMN_BYTES = 3 << 20  # a block of columns; more gains BLAS nothing
 PRODUCT_BYTES = 1 << 20  # a partial weight gradient before it is added
 FEW_POSITIONS = 1024  # images with fewer are joined into one product
-PLANE_BLOCK = 1 << 16  # elements of a depth-wise block, which stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -209,24 +217,9 @@ def add_product(rows: np.ndarray, columns: np.ndarray, total: np.ndarray, worksp
         part += product
 
 
-def _planes(windows: Windows, shape: Shape) -> Iterator[tuple[slice, slice, Box]]:
-    """Blocks of items, channels and positions of outputs [N, C, *O], each of at most PLANE_BLOCK elements."""
-    plane = spatial_size(shape)
-    channels = max(1, min(shape[1], PLANE_BLOCK // plane))
-    items = max(1, min(shape[0], PLANE_BLOCK // (plane * channels))) if channels == shape[1] else 1
-    for n in range(0, shape[0], items):
-        for c in range(0, shape[1], channels):
-            for box in windows.boxes(min(plane, PLANE_BLOCK)):
-                yield slice(n, n + items), slice(c, c + channels), box
-
-
 def depthwise_bytes(outputs: TensorType) -> int:
     """Workspace of one block of products."""
-    return align_up(min(PLANE_BLOCK, outputs.size) * outputs.dtype.itemsize, 64)
-
-
-def _within(box: Box) -> tuple[slice, ...]:
-    return tuple(slice(lower, upper) for lower, upper in zip(box.lower, box.upper))
+    return align_up(block_size(outputs.shape) * outputs.dtype.itemsize, 64)
 
 
 def _tap_weights(w: np.ndarray, channels: slice, tap: Shape) -> np.ndarray:
@@ -237,8 +230,8 @@ def _tap_weights(w: np.ndarray, channels: slice, tap: Shape) -> np.ndarray:
 def depthwise_conv(windows: Windows, x: np.ndarray, w: np.ndarray, y: np.ndarray, workspace: np.ndarray) -> None:
     """y = Σ over taps of shifted planes times the channel's weight."""
     memory = workspace.view(x.dtype)
-    for items, channels, box in _planes(windows, y.shape):
-        block = y[(items, channels, *_within(box))]
+    for items, channels, box in plane_blocks(windows, y.shape):
+        block = y[(items, channels, *box.slices)]
         block[...] = 0
         for tap in windows.taps:
             inside, there = windows.reach(tap, box)
@@ -254,8 +247,8 @@ def depthwise_data_grad(windows: Windows, g: np.ndarray, w: np.ndarray, dx: np.n
     """dx = Σ over taps of gradients times the channel's weight, each added where its tap lies."""
     memory = workspace.view(g.dtype)
     dx[...] = 0
-    for items, channels, box in _planes(windows, g.shape):
-        block = g[(items, channels, *_within(box))]
+    for items, channels, box in plane_blocks(windows, g.shape):
+        block = g[(items, channels, *box.slices)]
         for tap in windows.taps:
             inside, there = windows.reach(tap, box)
             if is_empty(inside):
@@ -274,8 +267,8 @@ def depthwise_weight_grad(
     sums, memory = workspace[:sums_bytes].view(x.dtype), workspace[sums_bytes:].view(x.dtype)
     axes = (0, *range(2, x.ndim))
     dw[...] = 0
-    for items, channels, box in _planes(windows, g.shape):
-        block = g[(items, channels, *_within(box))]
+    for items, channels, box in plane_blocks(windows, g.shape):
+        block = g[(items, channels, *box.slices)]
         for tap in windows.taps:
             inside, there = windows.reach(tap, box)
             if is_empty(inside):

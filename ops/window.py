@@ -15,6 +15,8 @@ from foreplan.graph.types import Shape
 
 Pads = tuple[tuple[int, int], ...]
 
+PLANE_BLOCK = 1 << 16  # elements of a block that is walked tap by tap: it stays in a core's cache
+
 
 @dataclass(frozen=True)
 class Box:
@@ -36,6 +38,11 @@ class Box:
     def shape(self) -> Shape:
         """Positions along each axis."""
         return tuple(upper - lower for lower, upper in zip(self.lower, self.upper))
+
+    @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """Slices of the spatial axes that select the box."""
+        return tuple(slice(lower, upper) for lower, upper in zip(self.lower, self.upper))
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,22 @@ def _boxes(positions: Shape, limit: int) -> tuple[Box, ...]:
 def count_boxes(positions: Shape, limit: int) -> int:
     """How many boxes `Windows.boxes` gives."""
     return len(_boxes(positions, limit))
+
+
+def plane_blocks(windows: Windows, shape: Shape) -> Iterator[tuple[slice, slice, Box]]:
+    """Items, channels and positions of outputs [N, C, *O], in blocks of at most `block_size` elements."""
+    plane = spatial_size(shape)
+    channels = max(1, min(shape[1], PLANE_BLOCK // plane))
+    items = max(1, min(shape[0], PLANE_BLOCK // (plane * channels))) if channels == shape[1] else 1
+    for n in range(0, shape[0], items):
+        for c in range(0, shape[1], channels):
+            for box in windows.boxes(min(plane, PLANE_BLOCK)):
+                yield slice(n, n + items), slice(c, c + channels), box
+
+
+def block_size(shape: Shape) -> int:
+    """Elements of the largest of `plane_blocks`."""
+    return min(PLANE_BLOCK, math.prod(shape))
 
 
 def count_positions(extent: Shape, kernel: Shape, strides: Shape, pads: Pads, dilations: Shape) -> Shape:

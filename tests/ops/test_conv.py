@@ -62,12 +62,12 @@ def _case(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarra
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once with blocks as they are, once with blocks so small that every loop over them turns."""
     if request.param == "small blocks":
-        from foreplan.ops import conv_kernels
+        from foreplan.ops import conv_kernels, window
 
         monkeypatch.setattr(conv_kernels, "COLUMN_BYTES", 512)
         monkeypatch.setattr(conv_kernels, "PRODUCT_BYTES", 256)
         monkeypatch.setattr(conv_kernels, "FEW_POSITIONS", 20)
-        monkeypatch.setattr(conv_kernels, "PLANE_BLOCK", 16)
+        monkeypatch.setattr(window, "PLANE_BLOCK", 16)
         conv_kernels.blocking.cache_clear()
         request.addfinalizer(conv_kernels.blocking.cache_clear)
 

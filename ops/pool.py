@@ -1,0 +1,399 @@
+"""Pooling: the largest element or the mean of each window, and what pulls their gradients back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
+from foreplan.graph.op import Arrays, Training, Types
+from foreplan.graph.types import Shape
+from foreplan.ops.window import (
+    Pads,
+    Windows,
+    block_size,
+    count_positions,
+    is_empty,
+    per_axis,
+    plane_blocks,
+    spatial_size,
+    symmetric,
+)
+from foreplan.units import align_up
+
+
+@dataclass(frozen=True)
+class _Pool(Op):
+    """Attributes of pooling and its gradients; one entry a spatial axis.
+
+    Attributes:
+        kernel: taps of a window.
+        strides: elements from one window to the next.
+        pads: (low, high) elements around the image that no window takes values from.
+        dilations: elements from one tap to the next.
+    """
+
+    kernel: Shape
+    strides: Shape
+    pads: Pads
+    dilations: Shape
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """Any strides."""
+        return True
+
+    def windows(self, extent: Shape) -> Windows:
+        """The windows over images of this extent."""
+        positions = count_positions(extent, self.kernel, self.strides, self.pads, self.dilations)
+        return Windows(extent, self.kernel, self.strides, self.pads, self.dilations, positions)
+
+    def pooled(self, x: TensorType) -> TensorType:
+        """The type of images [N, C, *S] pooled to [N, C, *O]."""
+        if x.rank < 3:
+            raise ShapeError(f"needs images [N, C, …], and got {x}")
+        return x.with_shape((*x.shape[:2], *self.windows(x.shape[2:]).positions))
+
+
+@register
+@dataclass(frozen=True)
+class MaxPool(_Pool):
+    """y[n, c, o] = the largest of x[n, c, o·stride − low + r·dilation] over taps r; NaN wins.
+
+    Input: x [N, C, *S]. Outputs: y [N, C, *O] and, with `save_index`, the number of the tap that y came from (the
+    first one of several; in C order), in the smallest unsigned type that holds it.
+
+    Attributes:
+        save_index: give the index as well, which is all that the gradient needs.
+    """
+
+    name: ClassVar[str] = "max_pool"
+    save_index: bool = False
+
+    @property
+    def index_dtype(self) -> DType:
+        """Of the saved index."""
+        taps = math.prod(self.kernel)
+        return as_dtype("uint8" if taps <= 1 << 8 else "uint16" if taps <= 1 << 16 else "uint32")
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """Positions along each axis as `count_positions` gives them."""
+        y = self.pooled(inputs[0])
+        return (y, y.with_dtype(self.index_dtype)) if self.save_index else (y,)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """The cotangent goes to the element that won; without a saved index it is found again from x."""
+        (x,), g = inputs, cotangents[0]
+        if g is None or not b.wants(x):
+            return [None]
+        index = outputs[1] if self.save_index else b.node(replace(self, save_index=True), x)[1]
+        grad = MaxPoolGrad(self.kernel, self.strides, self.pads, self.dilations, x.shape)
+        return [b.apply(grad, index, g)]
+
+    def for_training(self, b: Builder, inputs: Sequence[Value], training: Training) -> Sequence[Value] | None:
+        """With the index saved, a byte an output element, so that the backward pass need not keep x."""
+        return None if self.save_index else b.node(replace(self, save_index=True), *inputs)[:1]
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """A comparison a tap."""
+        moved = sum(type.nbytes for type in (*inputs, *outputs))
+        return Cost(outputs[0].size * math.prod(self.kernel), moved)
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """With an index: a block of candidates and a block of what changed."""
+        if not self.save_index:
+            return 0
+        count = block_size(outputs[0].shape)
+        return align_up(count * inputs[0].dtype.itemsize, 64) + count
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Running maxima over the taps, block by block."""
+        (x,), y = inputs, outputs[0]
+        windows = self.windows(x.shape[2:])
+        count = block_size(y.shape)
+        lowest = -np.inf if x.dtype.kind not in "iub" else np.iinfo(x.dtype).min if x.dtype.kind != "b" else False
+        for items, channels, box in plane_blocks(windows, y.shape):
+            where = (items, channels, *box.slices)
+            best = y[where]
+            best[...] = lowest
+            if self.save_index:
+                outputs[1][where] = 0
+            for i, tap in enumerate(windows.taps):
+                inside, there = windows.reach(tap, box)
+                if is_empty(inside):
+                    continue
+                target, source = best[(..., *inside)], x[(items, channels, *there)]
+                if not self.save_index:
+                    np.maximum(target, source, out=target)
+                    continue
+                candidate = workspace[: source.size * x.itemsize].view(x.dtype).reshape(source.shape)
+                changed = workspace[align_up(count * x.itemsize, 64) :][: source.size].view(bool).reshape(source.shape)
+                np.maximum(target, source, out=candidate)
+                np.not_equal(candidate, target, out=changed)
+                np.copyto(outputs[1][where][(..., *inside)], i, where=changed)
+                np.copyto(target, candidate)
+
+
+@register
+@dataclass(frozen=True)
+class MaxPoolGrad(_Pool):
+    """dx[n, c, i] = Σ g[n, c, o] over the windows o whose saved tap lies at i.
+
+    Inputs: index and g, both [N, C, *O]. Output: dx of `shape`.
+
+    Attributes:
+        shape: [N, C, *S] of what was pooled.
+    """
+
+    name: ClassVar[str] = "max_pool_grad"
+    shape: Shape = ()
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """g's element type in the shape stated, if pooling it gives g's shape."""
+        index, g = inputs
+        dx = g.with_shape(self.shape)
+        if self.pooled(dx) != g or index.shape != g.shape:
+            raise ShapeError(f"{dx} pools to {self.pooled(dx)}; the gradient is {g} and the index {index}")
+        return (dx,)
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """A comparison and an addition a tap."""
+        moved = sum(type.nbytes for type in (*inputs, *outputs))
+        return Cost(2 * inputs[1].size * math.prod(self.kernel), moved)
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """A block of gradients of one tap, and a block of where it won."""
+        count = block_size(inputs[1].shape)
+        return align_up(count * inputs[1].dtype.itemsize, 64) + count
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Tap by tap: the gradients of windows that this tap won are added where it lies."""
+        (index, g), (dx,) = inputs, outputs
+        windows = self.windows(self.shape[2:])
+        count = block_size(g.shape)
+        dx[...] = 0
+        for items, channels, box in plane_blocks(windows, g.shape):
+            where = (items, channels, *box.slices)
+            for i, tap in enumerate(windows.taps):
+                inside, there = windows.reach(tap, box)
+                if is_empty(inside):
+                    continue
+                source = g[where][(..., *inside)]
+                won = workspace[align_up(count * g.itemsize, 64) :][: source.size].view(bool).reshape(source.shape)
+                part = workspace[: source.size * g.itemsize].view(g.dtype).reshape(source.shape)
+                np.equal(index[where][(..., *inside)], index.dtype.type(i), out=won)
+                part[...] = 0
+                np.copyto(part, source, where=won)
+                dx[(items, channels, *there)] += part
+
+
+@dataclass(frozen=True)
+class _MeanPool(_Pool):
+    """Attributes of average pooling and its gradient.
+
+    Attributes:
+        count_include_pad: divide by all taps that fall on the image or its padding, not by those on the image only.
+        beyond: high padding that never counts, an entry a spatial axis (none if empty): ceil mode's last windows.
+    """
+
+    count_include_pad: bool = False
+    beyond: Shape = ()
+
+    def divide(self, block: np.ndarray, windows: Windows, lower: Shape, upper: Shape) -> None:
+        """Divide sums of the windows from `lower` to `upper` by their numbers of counted taps, in place."""
+        for axis, (low, high) in enumerate(self.pads):
+            extent = windows.extent[axis]
+            first, last = 0, extent
+            if self.count_include_pad:
+                first, last = -low, extent + high - (self.beyond[axis] if self.beyond else 0)
+            starts = np.arange(lower[axis], upper[axis]) * self.strides[axis] - low
+            taps = np.arange(self.kernel[axis]) * self.dilations[axis]
+            counts = np.zeros(len(starts), block.dtype)
+            for tap in taps:
+                counts += (starts + tap >= first) & (starts + tap < last)
+            np.maximum(counts, 1, out=counts)
+            block /= counts.reshape(-1, *(1 for _ in self.kernel[axis + 1 :]))
+
+
+@register
+@dataclass(frozen=True)
+class AvgPool(_MeanPool):
+    """y[n, c, o] = the mean of x[n, c, o·stride − low + r·dilation] over taps r.
+
+    Input: x [N, C, *S]. Output: y [N, C, *O]. Padding has the value 0, if it counts at all.
+    """
+
+    name: ClassVar[str] = "avg_pool"
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """Positions along each axis as `count_positions` gives them; floating point."""
+        if not inputs[0].dtype.is_float:
+            raise ShapeError(f"a mean needs floating-point elements, and got {inputs[0]}")
+        return (self.pooled(inputs[0]),)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """Each window's share goes to each of its taps."""
+        (x,), (g,) = inputs, cotangents
+        assert g is not None
+        return [b.apply(AvgPoolGrad(*_attributes(self), shape=x.shape), g) if b.wants(x) else None]
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """An addition a tap, and a division."""
+        return Cost(outputs[0].size * (math.prod(self.kernel) + 1), inputs[0].nbytes + outputs[0].nbytes)
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Sums over the taps, block by block, divided at the end."""
+        (x,), (y,) = inputs, outputs
+        windows = self.windows(x.shape[2:])
+        for items, channels, box in plane_blocks(windows, y.shape):
+            block = y[(items, channels, *box.slices)]
+            block[...] = 0
+            for tap in windows.taps:
+                inside, there = windows.reach(tap, box)
+                if not is_empty(inside):
+                    block[(..., *inside)] += x[(items, channels, *there)]
+            self.divide(block, windows, box.lower, box.upper)
+
+
+@register
+@dataclass(frozen=True)
+class AvgPoolGrad(_MeanPool):
+    """dx[n, c, i] = Σ g[n, c, o] / taps of o, over the windows o that have a tap at i.
+
+    Input: g [N, C, *O]. Output: dx of `shape`.
+
+    Attributes:
+        shape: [N, C, *S] of what was pooled.
+    """
+
+    name: ClassVar[str] = "avg_pool_grad"
+    shape: Shape = ()
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """g's element type in the shape stated, if pooling it gives g's shape."""
+        (g,) = inputs
+        dx = g.with_shape(self.shape)
+        if self.pooled(dx) != g:
+            raise ShapeError(f"{dx} pools to {self.pooled(dx)}, and the gradient is {g}")
+        return (dx,)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """It is linear, and the pooling itself is its adjoint."""
+        (g,), (t,) = inputs, cotangents
+        assert t is not None
+        return [b.apply(AvgPool(*_attributes(self)), t) if b.wants(g) else None]
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """An addition a tap, and a division."""
+        return Cost(inputs[0].size * (math.prod(self.kernel) + 1), inputs[0].nbytes + outputs[0].nbytes)
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """A block of shares."""
+        return block_size(inputs[0].shape) * inputs[0].dtype.itemsize
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Shares of a block, added tap by tap."""
+        (g,), (dx,) = inputs, outputs
+        windows = self.windows(self.shape[2:])
+        dx[...] = 0
+        for items, channels, box in plane_blocks(windows, g.shape):
+            source = g[(items, channels, *box.slices)]
+            shares = workspace[: source.size * g.itemsize].view(g.dtype).reshape(source.shape)
+            shares[...] = source
+            self.divide(shares, windows, box.lower, box.upper)
+            for tap in windows.taps:
+                inside, there = windows.reach(tap, box)
+                if not is_empty(inside):
+                    dx[(items, channels, *there)] += shares[(..., *inside)]
+
+
+def _attributes(op: _MeanPool) -> tuple[Shape, Shape, Pads, Shape, bool, Shape]:
+    return op.kernel, op.strides, op.pads, op.dilations, op.count_include_pad, op.beyond
+
+
+def _ceil_excess(extent: Shape, kernel: Shape, strides: Shape, pads: Pads, dilations: Shape) -> Shape:
+    """High padding an axis that makes room for a last partial window that starts on the image or its low padding."""
+    excess = []
+    for size, taps, stride, (low, high), gap in zip(extent, kernel, strides, pads, dilations):
+        reach = gap * (taps - 1) + 1
+        count = -(-(size + low + high - reach) // stride) + 1
+        if (count - 1) * stride >= size + low:
+            count -= 1
+        excess.append(max(0, (count - 1) * stride + reach - (size + low + high)))
+    return tuple(excess)
+
+
+def _geometry(
+    x: Value,
+    kernel: Sequence[int] | int,
+    strides: Sequence[int] | int | None,
+    pads: Sequence[int] | Sequence[tuple[int, int]] | int | None,
+    dilations: Sequence[int] | int | None,
+    ceil_mode: bool,
+) -> tuple[Shape, Shape, Pads, Shape, Shape]:
+    """Kernel, strides, pads with what ceil mode adds, dilations, and what it adds."""
+    axes = len(x.shape) - 2
+    taps = per_axis(kernel, axes)
+    steps = taps if strides is None else per_axis(strides, axes)
+    around, gaps = symmetric(pads, axes), per_axis(dilations, axes)
+    if not ceil_mode:
+        return taps, steps, around, gaps, ()
+    excess = _ceil_excess(x.shape[2:], taps, steps, around, gaps)
+    around = tuple((low, high + more) for (low, high), more in zip(around, excess))
+    return taps, steps, around, gaps, excess if any(excess) else ()
+
+
+def max_pool(
+    b: Builder,
+    x: Value,
+    kernel: Sequence[int] | int,
+    *,
+    strides: Sequence[int] | int | None = None,
+    pads: Sequence[int] | Sequence[tuple[int, int]] | int | None = None,
+    dilations: Sequence[int] | int | None = None,
+    ceil_mode: bool = False,
+    name: str = "",
+) -> Value:
+    """The largest element of each window of x [N, C, *S]; strides default to the kernel's extents."""
+    taps, steps, around, gaps, _ = _geometry(x, kernel, strides, pads, dilations, ceil_mode)
+    return b.apply(MaxPool(taps, steps, around, gaps), x, name=name)
+
+
+def avg_pool(
+    b: Builder,
+    x: Value,
+    kernel: Sequence[int] | int,
+    *,
+    strides: Sequence[int] | int | None = None,
+    pads: Sequence[int] | Sequence[tuple[int, int]] | int | None = None,
+    dilations: Sequence[int] | int | None = None,
+    ceil_mode: bool = False,
+    count_include_pad: bool = False,
+    name: str = "",
+) -> Value:
+    """The mean of each window of x [N, C, *S]; strides default to the kernel's extents."""
+    taps, steps, around, gaps, beyond = _geometry(x, kernel, strides, pads, dilations, ceil_mode)
+    return b.apply(AvgPool(taps, steps, around, gaps, count_include_pad, beyond), x, name=name)
+
+
+def lrn(b: Builder, x: Value, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Value:
+    """Local response normalisation of x [N, C, *S] over `size` neighbouring channels (Krizhevsky et al. 2012), as
+    ONNX's LRN: x / (bias + alpha / size · Σ x²)^beta.
+    """
+    from foreplan.ops.map import elementwise
+    from foreplan.ops.shape import reshape
+
+    rows = reshape(b, elementwise(b, lambda x: x * x, x), (x.shape[0], 1, x.shape[1], spatial_size(x.shape)))
+    pads = (((size - 1) // 2, size // 2), (0, 0))
+    mean = avg_pool(b, rows, (size, 1), strides=1, pads=pads, count_include_pad=True)
+    return elementwise(b, lambda x, m: x * (m * alpha + bias) ** -beta, x, reshape(b, mean, x.shape))

@@ -1,0 +1,196 @@
+"""Pooling against ONNX Runtime and brute force, gradients against differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, TensorType, as_dtype
+from foreplan.ops import window
+from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, avg_pool, lrn, max_pool
+from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
+
+
+def onnx_result(op: str, x: np.ndarray, opset: int = 19, **attributes: Any) -> np.ndarray:
+    node = onnx.helper.make_node(op, ["x"], ["y"], **attributes)
+    infos = [onnx.helper.make_tensor_value_info("x", 1, x.shape), onnx.helper.make_tensor_value_info("y", 1, None)]
+    graph = onnx.helper.make_graph([node], "g", infos[:1], infos[1:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=8)
+    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+
+
+def _run(build: Any, x: np.ndarray) -> np.ndarray:
+    b = Builder()
+    y = build(b, b.input("x", type_of(x)))
+    return evaluate(b.finish({"y": y}), {"x": x})[y]
+
+
+GEOMETRIES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "halving": ((2, 3, 8, 6), {"kernel": (2, 2)}),
+    "resnet": ((2, 3, 9, 11), {"kernel": (3, 3), "strides": (2, 2), "pads": ((1, 1), (1, 1))}),
+    "uneven": ((1, 2, 7, 9), {"kernel": (2, 3), "strides": (3, 1), "pads": ((0, 1), (1, 2))}),
+    "ceiling": ((1, 2, 8, 9), {"kernel": (3, 2), "strides": (2, 2), "ceil_mode": True}),
+    "ceiling padded": (
+        (1, 2, 8, 7),
+        {"kernel": (3, 3), "strides": (2, 3), "pads": ((1, 1), (1, 0)), "ceil_mode": True},
+    ),
+    "dilated": ((1, 2, 9, 10), {"kernel": (3, 2), "strides": (1, 2), "dilations": (2, 3)}),
+    "one axis": ((2, 3, 10), {"kernel": (3,), "strides": (2,), "pads": ((1, 1),)}),
+    "three axes": ((1, 2, 4, 5, 6), {"kernel": (2, 3, 2), "strides": (2, 1, 2), "pads": ((0, 1), (1, 1), (0, 0))}),
+}
+
+
+def _attributes(geometry: dict[str, Any]) -> dict[str, Any]:
+    found = {"kernel_shape": geometry["kernel"], "strides": geometry.get("strides", geometry["kernel"])}
+    if "pads" in geometry:
+        found["pads"] = [low for low, _ in geometry["pads"]] + [high for _, high in geometry["pads"]]
+    if "dilations" in geometry:
+        found["dilations"] = geometry["dilations"]
+    return found | {"ceil_mode": int(geometry.get("ceil_mode", False))}
+
+
+@pytest.fixture(params=["whole", "small blocks"])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "small blocks":
+        monkeypatch.setattr(window, "PLANE_BLOCK", 7)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_max(name: str) -> None:
+    shape, geometry = GEOMETRIES[name]
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    expected = onnx_result("MaxPool", x, **_attributes(geometry))
+    np.testing.assert_array_equal(_run(lambda b, v: max_pool(b, v, **geometry), x), expected)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("count_include_pad", [False, True])
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_mean(name: str, count_include_pad: bool) -> None:
+    shape, geometry = GEOMETRIES[name]
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    expected = onnx_result("AveragePool", x, **_attributes(geometry), count_include_pad=int(count_include_pad))
+    got = _run(lambda b, v: avg_pool(b, v, count_include_pad=count_include_pad, **geometry), x)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_saved_index_is_the_first_winner(name: str) -> None:
+    shape, geometry = GEOMETRIES[name]
+    x = np.random.default_rng(0).integers(0, 4, shape).astype(np.float32)  # many ties
+    b = Builder()
+    op = max_pool(b, b.input("x", type_of(x)), **geometry) and b.nodes[-1].op
+    assert isinstance(op, MaxPool)
+    y, index = run_op(MaxPool(op.kernel, op.strides, op.pads, op.dilations, save_index=True), x)
+    assert index.dtype == np.uint8
+    np.testing.assert_array_equal(y, run_op(op, x)[0])
+    taps = op.windows(shape[2:]).taps
+    for place in np.ndindex(*y.shape):
+        found = []
+        for number, tap in enumerate(taps):
+            at = [o * s - p[0] + r * d for o, s, p, r, d in zip(place[2:], op.strides, op.pads, tap, op.dilations)]
+            if all(0 <= i < extent for i, extent in zip(at, shape[2:])):
+                found.append((-x[(*place[:2], *at)], number))
+        assert min(found) == (-y[place], index[place])
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_differences(name: str) -> None:
+    shape, geometry = GEOMETRIES[name]
+    x = np.random.default_rng(1).permutation(int(np.prod(shape))).reshape(shape) * 0.1
+    check_vjp(lambda b, v: max_pool(b, v, **geometry), x)
+    check_vjp(lambda b, v: avg_pool(b, v, **geometry), x)
+    check_vjp(lambda b, v: avg_pool(b, v, count_include_pad=True, **geometry), x)
+
+
+def test_saved_index_serves_the_gradient() -> None:
+    x = np.random.default_rng(1).standard_normal((2, 3, 7, 7))
+    op = MaxPool((3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), save_index=True)
+    check_vjp(lambda b, v: b.node(op, v)[0], x)
+
+
+def test_training_saves_the_index() -> None:
+    b = Builder()
+    x = b.input("x", TensorType(as_dtype("float32"), (1, 2, 4, 4)))
+    plain = MaxPool((2, 2), (2, 2), ((0, 0), (0, 0)), (1, 1))
+    (y,) = plain.for_training(b, [x], None) or ()  # type: ignore[arg-type]
+    op = b.nodes[-1].op
+    assert isinstance(op, MaxPool) and op.save_index and y.shape == (1, 2, 2, 2)
+    assert op.for_training(b, [x], None) is None  # type: ignore[arg-type]
+
+
+def test_mean_gradient_is_differentiable() -> None:
+    op = AvgPoolGrad((3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), False, (), shape=(1, 2, 5, 6))
+    check_vjp(lambda b, g: b.apply(op, g), np.random.default_rng(0).standard_normal((1, 2, 3, 3)))
+
+
+def test_large_windows_have_larger_indices() -> None:
+    op = MaxPool((17, 17), (1, 1), ((0, 0), (0, 0)), (1, 1), save_index=True)
+    x = np.zeros((1, 1, 18, 17), np.float32)
+    x[0, 0, 16, 16] = 1
+    y, index = run_op(op, x)
+    assert index.dtype == np.uint16
+    np.testing.assert_array_equal(index[0, 0, :, 0], [16 * 17 + 16, 15 * 17 + 16])
+    dx = run_op(MaxPoolGrad(op.kernel, op.strides, op.pads, op.dilations, x.shape), index, np.ones_like(y))[0]
+    np.testing.assert_array_equal(dx, x * 2)
+
+
+def test_not_a_number_wins_and_infinities_are_kept() -> None:
+    x = np.array([[[1.0, np.nan, 3.0, 4.0, -np.inf, -np.inf]]], np.float32)
+    for save_index in (False, True):
+        op = MaxPool((2,), (2,), ((0, 0),), (1,), save_index)
+        np.testing.assert_array_equal(run_op(op, x)[0], [[[np.nan, 4, -np.inf]]])
+
+
+def test_integers() -> None:
+    x = np.array([[[-5, -3, -128, -128]]], np.int8)
+    np.testing.assert_array_equal(run_op(MaxPool((2,), (2,), ((0, 0),), (1,)), x)[0], [[[-3, -128]]])
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5])
+def test_local_response_normalisation(size: int) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 7, 3, 4)).astype(np.float32)
+    if size % 2:
+        expected = onnx_result("LRN", x, size=size, alpha=0.3, beta=0.6, bias=1.5)
+    else:  # ONNX Runtime has odd sizes only; the operator's definition, written out
+        ends = [(max(0, c - (size - 1) // 2), c + size // 2 + 1) for c in range(7)]
+        sums = np.stack([(x[:, low:high].astype(np.float64) ** 2).sum(1) for low, high in ends], 1)
+        expected = x / (1.5 + 0.3 / size * sums) ** 0.6
+    got = _run(lambda b, v: lrn(b, v, size, 0.3, 0.6, 1.5), x)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    check_vjp(lambda b, v: lrn(b, v, size, 0.3, 0.6, 1.5), x)
+
+
+def test_memory_is_only_the_workspace() -> None:
+    x = np.ones((2, 32, 96, 96), np.float32)
+    geometry: Any = ((3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1))
+    y, index = run_op(MaxPool(*geometry, save_index=True), x)
+    for op, inputs in (
+        (MaxPool(*geometry), (x,)),
+        (MaxPool(*geometry, save_index=True), (x,)),
+        (MaxPoolGrad(*geometry, x.shape), (index, y)),
+        (AvgPool(*geometry), (x,)),
+        (AvgPoolGrad(*geometry, shape=x.shape), (y,)),
+    ):
+        assert allocated_bytes(op, *inputs) < 128 * 1024, op  # NumPy's own iteration buffers
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x = TensorType(as_dtype("float32"), (1, 2, 3, 3))
+    with pytest.raises(ShapeError, match="does not fit"):
+        MaxPool((4, 4), (1, 1), ((0, 0), (0, 0)), (1, 1)).infer([x])
+    with pytest.raises(ShapeError, match="floating-point"):
+        AvgPool((2, 2), (1, 1), ((0, 0), (0, 0)), (1, 1)).infer([x.with_dtype("int32")])
+    with pytest.raises(ShapeError, match="pools to"):
+        AvgPoolGrad((2, 2), (1, 1), ((0, 0), (0, 0)), (1, 1), shape=(1, 2, 9, 9)).infer([x])
+    with pytest.raises(ShapeError, match="pools to"):
+        MaxPoolGrad((2, 2), (1, 1), ((0, 0), (0, 0)), (1, 1), shape=(1, 2, 9, 9)).infer([x, x])
+    with pytest.raises(ShapeError, match=r"\[N, C"):
+        MaxPool((), (), (), ()).infer([x.with_shape((2, 3))])
