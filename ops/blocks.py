@@ -46,9 +46,14 @@ def fold(array: np.ndarray, axis: int) -> np.ndarray:
 
 def can_fold(type: TensorType, strides: tuple[int, ...], axis: int) -> bool:
     """Whether `fold` works on a window with these byte strides."""
+    return can_reshape(type, strides, folded_shape(type.shape, axis))
+
+
+def can_reshape(type: TensorType, strides: tuple[int, ...], shape: Shape) -> bool:
+    """Whether a window with these byte strides is a window in another shape too, so that no copy is needed."""
     window = np.lib.stride_tricks.as_strided(np.empty(0, type.dtype.numpy), type.shape, strides)
     try:
-        fold(window, axis)
+        np.reshape(window, shape, copy=False)
     except ValueError:
         return False
     return True

@@ -17,7 +17,7 @@ from foreplan.ops.blocks import (
     Piece,
     block_extents,
     blocks,
-    can_fold,
+    can_reshape,
     carve,
     carve_bytes,
     fold,
@@ -207,8 +207,8 @@ class CrossEntropyGrad(_ItemOp):
 
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
         """The cotangent, which usually is one number for all items."""
-        kept = input.with_shape((*input.shape[: self.axis], 1, *input.shape[self.axis :]))
-        return index == 3 and can_fold(kept, (*strides[: self.axis], 0, *strides[self.axis :]), self.axis)
+        outer, _, inner = folded_shape((*input.shape[: self.axis], 1, *input.shape[self.axis :]), self.axis)
+        return index == 3 and can_reshape(input, strides, (outer, inner))
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
         """Difference, exponential and product an element."""

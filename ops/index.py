@@ -1,0 +1,449 @@
+"""Reading and adding at places that other tensors name: gather, scatter-add, and their element-wise forms.
+
+Indices may be negative and then count from the end. What users give is checked before a step begins (`valid_range`);
+inside a step an index is taken modulo the axis, so that no kernel reads or writes anything else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Array, Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
+from foreplan.graph.ir import Kind
+from foreplan.graph.op import Arrays, Types
+from foreplan.graph.types import FLOAT32, INT64, Shape
+from foreplan.ops.blocks import Folded, Piece, can_fold, can_reshape, carve, carve_bytes, fold, folded_shape, iota
+from foreplan.ops.expr import Arg, Expr, call, cast, where
+from foreplan.ops.map import elementwise
+from foreplan.ops.reduce import normalize_axes
+from foreplan.ops.shape import reshape, slice_axis
+
+INDICES = 8 * 1024  # indices a block
+SLAB = 128  # from so many elements an index on, one addition an index is faster than flat indices
+
+_INT64 = np.dtype(np.int64)
+
+
+def _check_indices(type: TensorType) -> None:
+    if type.dtype.category not in ("int", "uint"):
+        raise ShapeError(f"indices must be integers, and are {type}")
+
+
+@register
+@dataclass(frozen=True)
+class Gather(Op):
+    """y[a…, i…, b…] = data[a…, indices[i…], b…]: whole slices of one axis.
+
+    Attributes:
+        axis: not negative; the axes of `indices` take its place.
+    """
+
+    name: ClassVar[str] = "gather"
+    axis: int = 0
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The axis replaced by the indices' shape."""
+        data, indices = inputs
+        _check_indices(indices)
+        if not 0 <= self.axis < data.rank:
+            raise ShapeError(f"{data} has no axis {self.axis}")
+        if indices.size and not data.shape[self.axis]:
+            raise ShapeError(f"axis {self.axis} of {data} has nothing to gather")
+        return (data.with_shape((*data.shape[: self.axis], *indices.shape, *data.shape[self.axis + 1 :])),)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """Rows of the cotangent added where they were read."""
+        (data, indices), (g,) = inputs, cotangents
+        assert g is not None
+        return [b.apply(ScatterAdd(self.axis, data.shape), indices, g), None]
+
+    def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
+        """From the first element, counted from either end, to the last."""
+        extent = inputs[0].shape[self.axis]
+        return (-extent, extent - 1) if index == 1 else None
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """Bytes of the indices, and of the slices read and written."""
+        return Cost(0, inputs[1].nbytes + 2 * outputs[0].nbytes)
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """A block of indices as 64-bit integers, if they are not."""
+        return 0 if inputs[1].dtype == INT64 else carve_bytes(((min(INDICES, inputs[1].size),), _INT64))
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """NumPy's take, straight into the output."""
+        data, indices = fold(inputs[0], self.axis), inputs[1].reshape(-1)
+        out = outputs[0].reshape(data.shape[0], indices.size, data.shape[2])
+        if not out.size:
+            return
+        if indices.dtype == _INT64:
+            np.take(data, indices, axis=1, out=out, mode="wrap")
+            return
+        (wide,) = carve(workspace, ((min(INDICES, indices.size),), _INT64))
+        for start in range(0, indices.size, INDICES):
+            here = wide[: min(INDICES, indices.size - start)]
+            np.copyto(here, indices[start : start + here.size], casting="unsafe")
+            if here.size == indices.size:
+                np.take(data, here, axis=1, out=out, mode="wrap")
+            else:
+                for o in range(len(data)):
+                    np.take(data[o], here, axis=0, out=out[o, start : start + here.size], mode="wrap")
+
+
+@register
+@dataclass(frozen=True)
+class ScatterAdd(Op):
+    """y = zeros (or a third input) of `shape`, with updates[a…, i…, b…] added to y[a…, indices[i…], b…].
+
+    Additions happen in the order of the indices, so the result has the same bits every time.
+
+    Attributes:
+        axis: not negative.
+        shape: of the output.
+    """
+
+    name: ClassVar[str] = "scatter_add"
+    axis: int
+    shape: Shape
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """`shape`, if the updates have it with the axis replaced by the indices' shape."""
+        indices, updates, *base = inputs
+        out = updates.with_shape(self.shape)
+        if (wanted := Gather(self.axis).infer([out, indices])[0]) != updates:
+            raise ShapeError(f"updates must be {wanted}, and are {updates}")
+        if len(base) > 1 or any(type != out for type in base):
+            raise ShapeError(f"what is added to must be {out}, and is {base[0]}")
+        return (out,)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """The cotangent's rows, gathered; itself for the third input."""
+        (g,) = cotangents
+        assert g is not None
+        rows = gather(b, g, inputs[0], self.axis) if b.wants(inputs[1]) else None
+        return [None, rows, *[g] * (len(inputs) - 2)]
+
+    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
+        """What is added to may be changed in place."""
+        return ((0, 2),) if len(inputs) == 3 else ()
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """Updates whose axes merge into three, and anything to add to."""
+        behind = len(self.shape) - self.axis - 1
+        return index == 2 or (index == 1 and can_reshape(input, strides, self._folded(input.shape, behind)))
+
+    def _folded(self, updates: Shape, behind: int) -> Folded:
+        split = len(updates) - behind
+        return math.prod(updates[: self.axis]), math.prod(updates[self.axis : split]), math.prod(updates[split:])
+
+    def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
+        """From the first element, counted from either end, to the last."""
+        extent = self.shape[self.axis]
+        return (-extent, extent - 1) if index == 0 else None
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """One addition an element of the updates."""
+        return Cost(inputs[1].size, sum(type.nbytes for type in (*inputs, *outputs)) + inputs[1].nbytes)
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """Blocks of flat indices and of updates, where slices are too short to be added one by one."""
+        return carve_bytes(*self._pieces(inputs[1].dtype.numpy))
+
+    def _pieces(self, dtype: np.dtype) -> list[Piece]:
+        outer, _, inner = folded_shape(self.shape, self.axis)
+        if outer * inner >= SLAB:
+            return []
+        block = (max(1, INDICES // max(1, inner)), inner)
+        return [((inner,), _INT64), (block, _INT64), (block, dtype)]
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Slice by slice where slices are long, by flat indices where they are short."""
+        indices, (out,) = inputs[0].reshape(-1), outputs
+        if len(inputs) == 3:
+            np.copyto(out, inputs[2])
+        else:
+            out.fill(0)
+        if not inputs[1].size:
+            return
+        table = fold(out, self.axis)
+        updates = np.reshape(inputs[1], (table.shape[0], indices.size, table.shape[2]), copy=False)
+        pieces = self._pieces(out.dtype)
+        if pieces:
+            _add_flat(table, indices, updates, carve(workspace, *pieces))
+        else:
+            _add_slabs(table, indices, updates)
+
+
+def _add_slabs(table: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> None:
+    outer, n, _ = table.shape
+    if outer == 1:
+        rows, news = table[0], updates[0]
+    else:
+        rows, news = table.swapaxes(0, 1), updates.swapaxes(0, 1)
+    for start in range(0, indices.size, 1024):
+        for j, index in enumerate(indices[start : start + 1024].tolist(), start):
+            row = rows[index % n]
+            np.add(row, news[j], out=row)
+
+
+def _add_flat(table: np.ndarray, indices: np.ndarray, updates: np.ndarray, scratch: Arrays) -> None:
+    outer, n, _ = table.shape
+    column, flat, values = scratch
+    iota(column)
+    for start in range(0, indices.size, len(flat)):
+        here = flat[: min(len(flat), indices.size - start)]
+        np.copyto(here, indices[start : start + len(here), None], casting="unsafe")
+        np.remainder(here, n, out=here)
+        here *= len(column)
+        here += column
+        for o in range(outer):
+            news = values[: len(here)]
+            np.copyto(news, updates[o, start : start + len(here)])
+            np.add.at(table[o].reshape(-1), here.reshape(-1), news.reshape(-1))
+
+
+@dataclass(frozen=True)
+class _ElementOp(Op):
+    """What gathering and scattering elements share: a table and indices that differ in extent along one axis only.
+
+    Attributes:
+        axis: not negative.
+    """
+
+    axis: int
+
+    def check(self, table: TensorType, indices: TensorType) -> None:
+        """Raise ShapeError unless the two fit."""
+        _check_indices(indices)
+        if not 0 <= self.axis < table.rank or table.rank != indices.rank:
+            raise ShapeError(f"{table} and {indices} must have the same axes, {self.axis} among them")
+        if any(a != b for i, (a, b) in enumerate(zip(table.shape, indices.shape)) if i != self.axis):
+            raise ShapeError(f"{table} and {indices} differ in more than axis {self.axis}")
+        if indices.size and not table.shape[self.axis]:
+            raise ShapeError(f"axis {self.axis} of {table} has nothing to index")
+
+    def pieces(self, indices: Shape, dtype: np.dtype) -> list[Piece]:
+        """Row and column numbers, flat indices and values of one block."""
+        rows, at, columns = _element_extents(folded_shape(indices, self.axis))
+        block = (rows * at * columns,)
+        return [((rows,), _INT64), ((columns,), _INT64), (block, _INT64), (block, dtype)]
+
+
+def _element_extents(folded: Folded) -> Folded:
+    outer, m, inner = folded
+    columns = min(inner, INDICES)
+    at = min(m, max(1, INDICES // max(1, columns))) if columns == inner else 1
+    rows = min(outer, max(1, INDICES // max(1, at * columns))) if at == m and columns == inner else 1
+    return rows, at, columns
+
+
+def _element_blocks(
+    indices: np.ndarray, n: int, scratch: Arrays
+) -> Iterator[tuple[tuple[slice, slice, slice], np.ndarray, np.ndarray]]:
+    """(where in the indices, flat indices into a table [outer, n, inner], scratch for values) of each block."""
+    outer, m, inner = indices.shape
+    row, column, flat, values = scratch
+    iota(row)
+    row *= n * inner
+    iota(column)
+    extents = _element_extents((outer, m, inner))
+    starts = (range(0, extent, step) for extent, step in zip(indices.shape, extents))
+    for at in itertools.product(*starts) if indices.size else ():
+        o, j, i = (slice(s, min(s + step, extent)) for s, step, extent in zip(at, extents, indices.shape))
+        here = indices[o, j, i]
+        places = flat[: here.size].reshape(here.shape)
+        np.copyto(places, here, casting="unsafe")
+        np.remainder(places, n, out=places)
+        places *= inner
+        places += row[: here.shape[0], None, None]
+        places += column[: here.shape[2]]
+        places += o.start * n * inner + i.start
+        yield (o, j, i), places, values[: here.size].reshape(here.shape)
+
+
+@register
+@dataclass(frozen=True)
+class GatherElements(_ElementOp):
+    """y[a…, i, b…] = data[a…, indices[a…, i, b…], b…]."""
+
+    name: ClassVar[str] = "gather_elements"
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The indices' shape."""
+        data, indices = inputs
+        self.check(data, indices)
+        return (data.with_shape(indices.shape),)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """Elements of the cotangent added where they were read."""
+        (data, indices), (g,) = inputs, cotangents
+        assert g is not None
+        return [b.apply(ScatterElementsAdd(self.axis, data.shape), indices, g), None]
+
+    def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
+        """From the first element, counted from either end, to the last."""
+        extent = inputs[0].shape[self.axis]
+        return (-extent, extent - 1) if index == 1 else None
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """Bytes of the indices, and of the elements read and written."""
+        return Cost(0, inputs[1].nbytes + 2 * outputs[0].nbytes)
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """A block of flat indices and values."""
+        return carve_bytes(*self.pieces(inputs[1].shape, inputs[0].dtype.numpy))
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Block by block, by flat indices."""
+        data, indices, out = (fold(x, self.axis) for x in (*inputs, *outputs))
+        scratch = carve(workspace, *self.pieces(inputs[1].shape, data.dtype))
+        for where_, flat, values in _element_blocks(indices, data.shape[1], scratch):
+            np.take(data.reshape(-1), flat, out=values, mode="clip")
+            np.copyto(out[where_], values)
+
+
+@register
+@dataclass(frozen=True)
+class ScatterElementsAdd(_ElementOp):
+    """y = zeros of `shape`, with updates[a…, i, b…] added to y[a…, indices[a…, i, b…], b…].
+
+    Additions happen in the order of the indices, so the result has the same bits every time.
+
+    Attributes:
+        shape: of the output.
+    """
+
+    name: ClassVar[str] = "scatter_elements_add"
+    shape: Shape
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """`shape`, which may differ from the indices' along the axis."""
+        indices, updates = inputs
+        out = updates.with_shape(self.shape)
+        self.check(out, indices)
+        if updates.shape != indices.shape:
+            raise ShapeError(f"updates {updates} and indices {indices} must have one shape")
+        return (out,)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """The cotangent's elements, gathered."""
+        (g,) = cotangents
+        assert g is not None
+        return [None, b.apply(GatherElements(self.axis), g, inputs[0])]
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """Updates whose axes before and behind merge."""
+        return index == 1 and can_fold(input, strides, self.axis)
+
+    def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
+        """From the first element, counted from either end, to the last."""
+        extent = self.shape[self.axis]
+        return (-extent, extent - 1) if index == 0 else None
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """One addition an update."""
+        return Cost(inputs[1].size, sum(type.nbytes for type in (*inputs, *outputs)) + inputs[1].nbytes)
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """A block of flat indices and values."""
+        return carve_bytes(*self.pieces(inputs[0].shape, inputs[1].dtype.numpy))
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Block by block, by flat indices."""
+        indices, updates, out = (fold(x, self.axis) for x in (*inputs, *outputs))
+        out.fill(0)
+        scratch = carve(workspace, *self.pieces(inputs[0].shape, out.dtype))
+        for where_, flat, values in _element_blocks(indices, out.shape[1], scratch):
+            np.copyto(values, updates[where_])
+            np.add.at(out.reshape(-1), flat.reshape(-1), values.reshape(-1))
+
+
+def gather(b: Builder, data: Value, indices: Value, axis: int = 0) -> Value:
+    """Slices of one axis of `data` (a negative axis counts from the end), in the order and shape of `indices`."""
+    (found,) = normalize_axes(axis, len(data.shape))
+    return b.apply(Gather(found), data, indices)
+
+
+def gather_elements(b: Builder, data: Value, indices: Value, axis: int = 0) -> Value:
+    """data[a…, indices[a…, i, b…], b…] in the indices' shape, which may be smaller than the data's along other axes.
+
+    Raises:
+        ShapeError: the indices have other axes, or are larger along one of the others.
+    """
+    (found,) = normalize_axes(axis, len(data.shape))
+    for i, extent in enumerate(indices.shape[: len(data.shape)]):
+        if i != found and extent < data.shape[i]:
+            data = slice_axis(b, data, i, 0, extent)
+    return b.apply(GatherElements(found), data, indices)
+
+
+def gather_nd(b: Builder, data: Value, indices: Value, batch_dims: int = 0) -> Value:
+    """data[a…, indices[a…, i…, 0], indices[a…, i…, 1], …]: the last axis of `indices` holds positions in `data`.
+
+    Made of a map and a `gather` of rows. The first `batch_dims` axes (a…) are shared by data and indices.
+
+    Raises:
+        ShapeError: the indices do not fit the data.
+    """
+    depth = indices.shape[-1] if indices.shape else 0
+    indexed = data.shape[batch_dims : batch_dims + depth]
+    if len(indexed) != depth or not depth or data.shape[:batch_dims] != indices.shape[:-1][:batch_dims]:
+        raise ShapeError(f"the last axis of {indices!r} does not name positions in {data!r} behind {batch_dims} axes")
+    batch, rest = data.shape[:batch_dims], data.shape[batch_dims + depth :]
+    parts = [slice_axis(b, indices, -1, j, 1) for j in range(depth)]
+    step, steps = 1, []
+    for extent in reversed(indexed):
+        steps.append(step)
+        step *= extent
+    steps.reverse()
+
+    def place(*args: Expr) -> Expr:
+        terms = [
+            where(a < 0, cast(a, "int64") + extent, cast(a, "int64")) * stride
+            for a, extent, stride in zip(args, indexed, steps)
+        ]
+        return sum(terms[1:], terms[0]) + (args[depth] if batch else 0)
+
+    if batch:
+        starts = np.arange(math.prod(batch), dtype=np.int64) * step
+        shape = (*batch, *[1] * (len(indices.shape) - batch_dims))
+        parts.append(_constant(b, "batch_starts", starts.reshape(shape)))
+    flat = elementwise(b, place, *parts)
+    rows = reshape(b, data, (math.prod(batch) * math.prod(indexed), *rest))
+    return gather(b, rows, reshape(b, flat, indices.shape[:-1]))
+
+
+def one_hot(b: Builder, indices: Value, depth: int, axis: int = -1, dtype: DType | str = FLOAT32) -> Value:
+    """1 where the position along a new axis of extent `depth` is the index, else 0.
+
+    A negative index counts from the end; one outside [-depth, depth) gives zeros.
+    """
+    rank = len(indices.shape) + 1
+    (found,) = normalize_axes(axis, rank)
+    # Narrow indices are widened: they may be unable to hold the depth that is added to negative ones.
+    wide = indices.dtype if indices.dtype.name in ("int32", "int64") else INT64
+    places = np.arange(depth, dtype=wide.numpy).reshape([depth if i == found else 1 for i in range(rank)])
+    positions = _constant(b, "positions", places)
+    spread = reshape(b, indices, (*indices.shape[:found], 1, *indices.shape[found:]))
+    index = Arg(0) if wide == indices.dtype else cast(Arg(0), wide)
+    hit = where(index < 0, call("eq", index + depth, Arg(1)), call("eq", index, Arg(1)))
+    return elementwise(b, where(hit, 1.0, 0.0), spread, positions, dtype=as_dtype(dtype))
+
+
+def _constant(b: Builder, name: str, array: np.ndarray) -> Value:
+    return b.store(b.scope + name, TensorType(as_dtype(array.dtype), array.shape), Kind.CONSTANT, Array(array))

@@ -1,0 +1,178 @@
+"""Gather and scatter-add against NumPy's indexing and `np.add.at`, one-hot by definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, Value
+from foreplan.ops.index import (
+    Gather,
+    GatherElements,
+    ScatterAdd,
+    ScatterElementsAdd,
+    gather,
+    gather_elements,
+    gather_nd,
+    one_hot,
+)
+from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
+
+RNG = np.random.default_rng(0)
+NUMPY_BUFFERS = 80_000  # NumPy may take one of 8,192 elements an operand, whatever the size
+CASES = [
+    ((9, 4), 0, (5,)),
+    ((9, 4), 1, (2, 3)),
+    ((2, 7, 3), 1, (4,)),
+    ((5,), 0, ()),
+    ((6, 200), 0, (30,)),
+    ((2, 5, 90), 1, (3, 4)),
+]
+
+
+def indices_for(extent: int, shape: tuple[int, ...], dtype: str = "int64") -> np.ndarray:
+    return RNG.integers(-extent, extent, shape).astype(dtype)
+
+
+def scattered(shape: tuple[int, ...], axis: int, indices: np.ndarray, updates: np.ndarray) -> np.ndarray:
+    """One addition after the other."""
+    out = np.zeros(shape, updates.dtype)
+    moved = np.moveaxis(out, axis, 0)
+    rows = updates.reshape(*shape[:axis], indices.size, *shape[axis + 1 :])
+    for index, row in zip(indices.reshape(-1), np.moveaxis(rows, axis, 0)):
+        moved[index] += row
+    return out
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "int8"])
+@pytest.mark.parametrize("shape,axis,at", CASES)
+def test_gather_and_scatter_add(shape: tuple[int, ...], axis: int, at: tuple[int, ...], dtype: str) -> None:
+    data = RNG.standard_normal(shape).astype(np.float32)
+    indices = indices_for(shape[axis], at, dtype)
+    (y,) = run_op(Gather(axis), data, indices)
+    np.testing.assert_array_equal(y, np.take(data, indices, axis))
+    updates = RNG.standard_normal(y.shape).astype(np.float32)
+    (sums,) = run_op(ScatterAdd(axis, shape), indices, updates)
+    np.testing.assert_allclose(sums, scattered(shape, axis, indices, updates), rtol=1e-6)
+    (more,) = run_op(ScatterAdd(axis, shape), indices, updates, data)
+    np.testing.assert_allclose(more, data + sums, rtol=1e-5, atol=1e-6)
+
+
+def test_long_index_lists() -> None:
+    for shape, axis in (((50, 3), 0), ((3, 50), 1), ((50, 130), 0), ((2, 50, 70), 1)):
+        for dtype in (np.int64, np.int32):
+            data = RNG.standard_normal(shape).astype(np.float32)
+            indices = indices_for(50, (20000 if shape[-1] < 70 else 2500,)).astype(dtype)
+            (y,) = run_op(Gather(axis), data, indices)
+            np.testing.assert_array_equal(y, np.take(data, indices, axis))
+            (sums,) = run_op(ScatterAdd(axis, shape), indices, y)
+            wanted = scattered(shape, axis, indices, y.astype(np.float64))
+            np.testing.assert_allclose(sums, wanted, rtol=2e-4, atol=1e-2)
+
+
+def test_gradients() -> None:
+    data, indices = RNG.standard_normal((4, 5, 3)), indices_for(5, (2, 4))
+    check_vjp(lambda b, x, i: gather(b, x, i, 1), data, indices)
+    updates = RNG.standard_normal((4, 2, 4, 3))
+
+    def scatter(b: Builder, i: Value, u: Value, base: Value) -> Value:
+        return b.apply(ScatterAdd(1, (4, 5, 3)), i, u, base)
+
+    check_vjp(scatter, indices, updates, data)
+    check_vjp(lambda b, i, u: b.apply(ScatterAdd(1, (4, 5, 3)), i, u), indices, updates)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+@pytest.mark.parametrize(
+    "shape,axis,m", [((4, 5), 1, 3), ((4, 5), 0, 6), ((2, 5, 3), 1, 9), ((3, 40, 700), 1, 31), ((6000,), 0, 9000)]
+)
+def test_elements(shape: tuple[int, ...], axis: int, m: int, dtype: str) -> None:
+    data = RNG.standard_normal(shape).astype(np.float32)
+    at = tuple(m if i == axis else extent for i, extent in enumerate(shape))
+    indices = indices_for(shape[axis], at, dtype)
+    (y,) = run_op(GatherElements(axis), data, indices)
+    np.testing.assert_array_equal(y, np.take_along_axis(data, indices, axis))
+    updates = RNG.standard_normal(at).astype(np.float32)
+    (sums,) = run_op(ScatterElementsAdd(axis, shape), indices, updates)
+    wanted = np.zeros(shape, np.float32)
+    places = list(np.indices(at))
+    places[axis] = indices
+    np.add.at(wanted, tuple(places), updates)
+    np.testing.assert_allclose(sums, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_element_gradients_with_smaller_indices() -> None:
+    data, indices = RNG.standard_normal((4, 5)), indices_for(5, (3, 6))
+    b = Builder()
+    x, i = b.input("x", type_of(data)), b.input("i", type_of(indices))
+    y = gather_elements(b, x, i, -1)
+    found = evaluate(b.finish({"y": y}), {"x": data, "i": indices})[y]
+    np.testing.assert_array_equal(found, np.take_along_axis(data[:3], indices, 1))
+    check_vjp(lambda b, x, i: gather_elements(b, x, i, 1), data, indices)
+    check_vjp(lambda b, i, u: b.apply(ScatterElementsAdd(1, (3, 7)), i, u), indices, RNG.standard_normal((3, 6)))
+
+
+@pytest.mark.parametrize("batch_dims", [0, 1])
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_gather_nd(batch_dims: int, dtype: str) -> None:
+    data = RNG.standard_normal((2, 3, 4, 5))
+    indices = np.stack([indices_for(2 if batch_dims == 0 else 3, (2, 6)), indices_for(3, (2, 6))], -1).astype(dtype)
+    b = Builder()
+    x, i = b.input("x", type_of(data)), b.input("i", type_of(indices))
+    y = gather_nd(b, x, i, batch_dims)
+    found = evaluate(b.finish({"y": y}), {"x": data, "i": indices})[y]
+    if batch_dims:
+        wanted = np.stack([data[n][tuple(np.moveaxis(indices[n], -1, 0))] for n in range(2)])
+    else:
+        wanted = data[tuple(np.moveaxis(indices, -1, 0))]
+    np.testing.assert_array_equal(found, wanted)
+    check_vjp(lambda b, x, i: gather_nd(b, x, i, batch_dims), data, indices)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "int8", "uint8"])
+def test_one_hot(dtype: str) -> None:
+    indices = np.array([[0, 3, 2], [5, 1, 4]], dtype)
+    if not dtype.startswith("u"):
+        indices[1, 0] = -2
+    for depth in (4, 300):
+        for axis in (-1, 0, 1):
+            b = Builder()
+            i = b.input("i", type_of(indices))
+            y = one_hot(b, i, depth, axis, "float64")
+            found = np.moveaxis(evaluate(b.finish({"y": y}), {"i": indices})[y], axis, -1)
+            wanted = np.zeros((2, 3, depth))
+            for place in np.ndindex(2, 3):
+                if -depth <= indices[place] < depth:
+                    wanted[place][indices[place]] = 1
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_allocates_nothing() -> None:
+    table, wide = RNG.standard_normal((5000, 3)).astype(np.float32), RNG.standard_normal((500, 300)).astype(np.float32)
+    for dtype in (np.int64, np.int32):
+        at = indices_for(500, (80000,)).astype(dtype)
+        assert allocated_bytes(Gather(0), table, at) < NUMPY_BUFFERS
+        assert allocated_bytes(ScatterAdd(0, (5000, 3)), at, np.ones((80000, 3), np.float32)) < NUMPY_BUFFERS
+        assert allocated_bytes(ScatterAdd(0, (500, 300)), at[:4000], np.ones((4000, 300), np.float32)) < NUMPY_BUFFERS
+        elements = indices_for(500, (500, 300)).astype(dtype)
+        assert allocated_bytes(GatherElements(0), wide, elements) < NUMPY_BUFFERS
+        assert allocated_bytes(ScatterElementsAdd(0, (500, 300)), elements, wide) < NUMPY_BUFFERS
+
+
+def test_valid_range_and_refusals() -> None:
+    data, indices = type_of(np.zeros((4, 5))), type_of(np.zeros(3, np.int64))
+    assert Gather(1).valid_range(1, [data, indices]) == (-5, 4)
+    assert Gather(1).valid_range(0, [data, indices]) is None
+    assert ScatterAdd(0, (4, 5)).valid_range(0, [indices, data]) == (-4, 3)
+    b = Builder()
+    x, f = b.input("x", data), b.input("f", type_of(np.zeros(3)))
+    with pytest.raises(ShapeError, match="indices must be integers"):
+        gather(b, x, f)
+    i = b.input("i", indices)
+    with pytest.raises(ShapeError, match="updates must be"):
+        b.apply(ScatterAdd(0, (4, 5)), i, x)
+    with pytest.raises(ShapeError, match="same axes"):
+        gather_elements(b, x, i)
+    with pytest.raises(ShapeError, match="does not name positions"):
+        gather_nd(b, x, i)
