@@ -31,9 +31,9 @@ from foreplan.planner import (
     Role,
     Step,
     Value,
+    bytes_by_category,
     check_problem,
 )
-from foreplan.views.memory import Memory
 
 FORMAT = "foreplan.plan.1"
 Record = TypeVar("Record")
@@ -56,7 +56,6 @@ def plan_text(program: Program, plan: Plan) -> str:
 
 
 def _body(program: Program, plan: Plan) -> Iterator[str]:
-    memory = Memory.of(program, plan)
     header = {
         "model": program.model,
         "target": program.target,
@@ -66,7 +65,7 @@ def _body(program: Program, plan: Plan) -> Iterator[str]:
         "arena_bytes": plan.arena_bytes,
         "lower_bound_bytes": plan.lower_bound_bytes,
         "order_lower_bound_bytes": plan.order_lower_bound_bytes,
-        "categories": {str(k): v for k, v in memory.categories.items()},
+        "categories": {str(k): v for k, v in bytes_by_category(plan, program, plan.certificate.peak_step).items()},
         "heights": list(plan.heights),
         "certificate": dataclasses.asdict(plan.certificate),
         "notes": list(program.notes),

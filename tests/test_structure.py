@@ -14,9 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PARTS = sorted(
-    name.removeprefix("foreplan.")
-    for name in PROJECT["tool"]["setuptools"]["packages"]
-    if name.count(".") == 1
+    name.removeprefix("foreplan.") for name in PROJECT["tool"]["setuptools"]["packages"] if name.count(".") == 1
 )
 # What each part may import, besides errors, units, files and itself. `planner` knows integers only.
 ALLOWED = {
@@ -98,7 +96,8 @@ def test_banned_bare_names_cover_every_part() -> None:
 
 
 def test_import_is_light() -> None:
-    code = "import sys, foreplan; print([m for m in ('numba', 'scipy', 'onnx', 'networkx', 'rich', 'jax') if m in sys.modules])"
+    heavy = ("numba", "scipy", "onnx", "networkx", "rich", "jax")
+    code = f"import sys, foreplan; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -121,7 +120,9 @@ def test_version_is_stated_once_the_same() -> None:
 
 
 def test_no_file_is_too_long() -> None:
-    long = {str(file.relative_to(ROOT)): n for file in python_files() if (n := len(file.read_text().splitlines())) > 450}
+    long = {
+        str(file.relative_to(ROOT)): n for file in python_files() if (n := len(file.read_text().splitlines())) > 450
+    }
     assert not long
 
 

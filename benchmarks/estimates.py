@@ -1,0 +1,48 @@
+"""The table of estimates in README.md: every zoo model, training and inference, planned on the NumPy target.
+
+Run it with `make estimates`; it prints the table and writes it into README.md.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import foreplan as fp
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+MIB = 2**20
+
+
+def row(name: str) -> str:
+    graph = fp.models.build(name)
+    training = fp.compile(graph, loss=getattr(fp.losses, fp.models.default_loss(name)), optimizer=fp.optim.Nesterov(0.1))
+    inference = fp.compile(graph)
+    plan = training.plan
+    cells = [
+        f"`{name}`",
+        ", ".join("×".join(map(str, slot.operand.type.shape)) for slot in inference.program.inputs),
+        f"{plan.arena_bytes / MIB:,.1f}",
+        f"{plan.arena_bytes / plan.lower_bound_bytes - 1:.2%}",
+        f"{inference.plan.arena_bytes / MIB:,.1f}",
+        f"{len(plan.steps):,}",
+        f"{training.plan_seconds:.1f} s",
+    ]
+    print("| " + " | ".join(cells) + " |", flush=True)
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    head = [
+        "| model | input | training, MiB | over the bound | inference, MiB | instructions | planned in |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    print("\n".join(head))
+    table = "\n".join([*head, *(row(name) for name in fp.models.names())])
+    text = README.read_text()
+    replaced = re.sub(r"(<!-- estimates -->\n).*?(<!-- /estimates -->)", rf"\1{table}\n\2", text, flags=re.S)
+    README.write_text(replaced)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Lowering: which actions and values a graph becomes, and which rights they have."""
+
+from __future__ import annotations
+
+import pytest
+
+from foreplan.errors import UnsupportedError, UsageError
+from foreplan.graph import Graph, parse_graph
+from foreplan.lower import Program, lower
+from foreplan.lower.program import ARENA, PARAMETERS, STATE
+from foreplan.planner import Category, Role, check_problem
+
+
+def lowered(text: str) -> Program:
+    program = lower(parse_graph("graph %g\n" + text))
+    check_problem(program)
+    return program
+
+
+def actions(program: Program) -> list[str]:
+    """Each action as `op: reads -> writes`, with the overwrites it may (?) or must (!) do."""
+    names = [value.name for value in program.values]
+    lines = []
+    for action, call in zip(program.actions, program.calls):
+        pairs = "".join(
+            f" {names[action.writes[p.write]]}{'!' if p.required else '?'}{names[action.reads[p.read]]}"
+            for p in action.overwrites
+        )
+        reads, writes = (" ".join(names[v] for v in ids) for ids in (action.reads, action.writes))
+        lines.append(f"{call.op.name}: {reads} -> {writes}{pairs}{' effect' if action.effect else ''}")
+    return lines
+
+
+def test_values_have_regions_roles_and_categories() -> None:
+    program = lowered(
+        """input %x: float32[2,3]
+parameter %w: float32[2,3] = fill(1.0)
+buffer %mean: float32[2,3] = fill(0.0)
+state %v: float32[2,3] = fill(0.0)
+constant %k: float32[2,3] = fill(2.0)
+%y: float32[2,3] = map(exprs=('((a0 * a1) + ((a2 * a3) - a4))',)) [%x, %w, %mean, %v, %k] as %y
+output %out = %y
+"""
+    )
+    found = {v.name: (v.region, v.role, v.category, v.nbytes) for v in program.values}
+    assert found == {
+        "x": (ARENA, Role.INPUT, Category.INPUTS, 24),
+        "w": (PARAMETERS, Role.STORED, Category.PARAMETERS, 24),
+        "mean": (PARAMETERS, Role.STORED, Category.PARAMETERS, 24),
+        "v": (STATE, Role.STORED, Category.OPTIMIZER_STATE, 24),
+        "k": (STATE, Role.STORED, Category.PARAMETERS, 24),
+        "y": (ARENA, Role.OUTPUT, Category.OUTPUTS, 24),
+    }
+
+
+def test_views_are_windows_and_no_actions() -> None:
+    program = lowered(
+        """input %x: float32[2,3]
+%t: float32[3,2] = transpose(perm=(1, 0)) [%x] as %t
+%s: float32[2,1] = slice(starts=(0, 1), shape=(2, 1), steps=(2, 1)) [%t] as %s
+%y: float32[2,1] = map(exprs=('exp(a0)',)) [%s] as %y
+output %y = %y
+"""
+    )
+    assert actions(program) == ["map: x -> y"]
+    (operand,) = program.calls[0].inputs
+    assert (operand.offset, operand.strides, str(operand.type)) == (12, (8, 12), "float32[2,1]")
+
+
+def test_a_window_that_cannot_be_reshaped_is_copied_once() -> None:
+    program = lowered(
+        """input %x: float32[2,3]
+%t: float32[3,2] = transpose(perm=(1, 0)) [%x] as %t
+%r: float32[6] = reshape(shape=(6,)) [%t] as %r
+%q: float32[2,3] = reshape(shape=(2, 3)) [%t] as %q
+%y: float32[6] = map(exprs=('exp(a0)',)) [%r] as %y
+%z: float32[2,3] = map(exprs=('exp(a0)',)) [%q] as %z
+output %y = %y
+output %z = %z
+"""
+    )
+    assert actions(program) == ["map: x -> r/dense", "map: r/dense -> y y?r/dense", "map: r/dense -> z z?r/dense"]
+
+
+def test_updates_overwrite_their_stored_value_in_place() -> None:
+    program = lowered(
+        """input %g: float32[4]
+parameter %w: float32[4] = fill(1.0)
+state %v: float32[4] = fill(0.0)
+~%wn: float32[4], ~%vn: float32[4] = map(exprs=('(a0 - a1)', '(a2 + a1)')) [%w, %g, %v] as %update
+update %w = %wn
+update %v = %vn
+""".replace("~%vn", "%vn")
+    )
+    assert actions(program) == ["map: w g v -> wn vn wn!w vn!v effect"]
+    assert [program.values[v].home for v in program.actions[0].writes] == [1, 2]
+
+
+def test_an_update_whose_kernel_cannot_write_in_place_is_copied_home() -> None:
+    program = lowered(
+        """parameter %w: float32[4,4] = fill(1.0)
+%p: float32[4,4] = matmul() [%w, %w] as %p
+update %w = %p
+"""
+    )
+    assert actions(program) == ["matmul: w -> p", "map: p -> w/next effect"]
+
+
+def test_an_update_waits_for_later_readers_of_the_old_content() -> None:
+    program = lowered(
+        """parameter %w: float32[4] = fill(1.0)
+%n: float32[4] = map(exprs=('(a0 * 0.5)',)) [%w] as %n
+%y: float32[4] = map(exprs=('exp(a0)',)) [%w] as %y
+output %y = %y
+update %w = %n
+"""
+    )
+    assert actions(program) == ["map: w -> n", "map: w -> y", "map: n -> w/next effect"]
+
+
+def test_two_values_can_be_swapped() -> None:
+    program = lowered(
+        """parameter %a: float32[4] = fill(1.0)
+parameter %b: float32[4] = fill(2.0)
+update %a = %b
+update %b = %a
+"""
+    )
+    assert [line for line in actions(program) if "effect" not in line] == ["map: b -> b/saved", "map: a -> a/saved"]
+    assert [line for line in actions(program) if "effect" in line] == [
+        "map: b/saved -> a/next effect",
+        "map: a/saved -> b/next effect",
+    ]
+
+
+def test_a_returned_parameter_is_its_content_before_the_update() -> None:
+    program = lowered(
+        """parameter %w: float32[4] = fill(1.0)
+%n: float32[4] = map(exprs=('(a0 * 0.5)',)) [%w] as %n
+output %before = %w
+output %after = %n
+update %w = %n
+"""
+    )
+    assert "map: w -> before/result" in actions(program)
+    check_problem(program)
+
+
+def test_no_right_to_overwrite_what_is_seen_in_another_way_too() -> None:
+    program = lowered(
+        """input %x: float32[2,2]
+%t: float32[2,2] = transpose(perm=(1, 0)) [%x] as %t
+%y: float32[2,2] = map(exprs=('(a0 + a1)',)) [%x, %t] as %y
+output %y = %y
+"""
+    )
+    assert actions(program) == ["map: x -> y"]
+
+
+def test_valid_ranges_reach_inputs_through_views() -> None:
+    program = lowered(
+        """input %ids: int64[2,3]
+parameter %table: float32[7,4] = fill(1.0)
+%flat: int64[6] = reshape(shape=(6,)) [%ids] as %flat
+%rows: float32[6,4] = gather() [%table, %flat] as %rows
+output %rows = %rows
+"""
+    )
+    (slot,) = program.inputs
+    assert slot.valid == (-7, 6)
+
+
+def test_an_op_without_kernel_is_decomposed() -> None:
+    graph = parse_graph(
+        """graph %g
+input %x: float32[2,3,4,4]
+parameter %scale: float32[3] = fill(1.0)
+parameter %bias: float32[3] = fill(0.0)
+buffer %mean: float32[3] = fill(0.0)
+buffer %var: float32[3] = fill(1.0)
+%y: float32[2,3,4,4] = batch_norm() [%x, %scale, %bias, %mean, %var] as %bn
+output %y = %y
+"""
+    )
+    assert {call.op.name for call in lower(graph).calls} == {"map"}
+
+
+def test_an_unknown_target_is_refused() -> None:
+    with pytest.raises(UsageError, match="choose one of numpy"):
+        lower(Graph("g", (), (), (), {}), "abacus")
+
+
+def test_an_op_that_the_target_cannot_run_is_named() -> None:
+    from foreplan.lower.numpy import NumpyTarget
+
+    class Nothing(NumpyTarget):
+        def kernels(self, *args: object) -> tuple[()]:
+            return ()
+
+    graph = parse_graph(
+        "graph %g\ninput %x: float32[2]\n"
+        "%y: float32[2] = map(exprs=('exp(a0)',)) [%x] as %exponential\noutput %y = %y\n"
+    )
+    with pytest.raises(UnsupportedError, match="exponential"):
+        lower(graph, Nothing())
