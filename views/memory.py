@@ -23,7 +23,7 @@ class NamedBuffer:
         name: of the value, or of the action whose workspace it is.
         nbytes: size.
         category: what people call the bytes.
-        producer: the action that writes it; empty for what is there when the step begins.
+        producer: the action that writes it; for a stored value its update; empty for what no action writes.
         lower: the first instruction during which the bytes are reserved.
         upper: the one after the last (half-open).
         region: name of its region.
@@ -62,8 +62,13 @@ def shapes_of(problem: Problem) -> dict[int, str]:
 
 
 def named_buffers(problem: Problem, plan: Plan) -> tuple[NamedBuffer, ...]:
-    """Every buffer of a plan with its names, in the planner's own order."""
+    """Every buffer of a plan with its names, in the planner's own order.
+
+    A stored value and its content for the next step lie in the same bytes: they are one buffer, under the stored
+    value's name, written by its update.
+    """
     shapes = shapes_of(problem)
+    updates = {problem.values[v].home: v for v, _ in plan.ends if problem.values[v].home >= 0}
     actions = [problem.actions[step.action] for step in plan.steps]
     found = []
     for b in buffers(plan, problem):
@@ -78,13 +83,18 @@ def named_buffers(problem: Problem, plan: Plan) -> tuple[NamedBuffer, ...]:
             )
             continue
         value = problem.values[b.value]
+        if value.home >= 0 and updates.get(value.home) == b.value:
+            continue
         # A value's bytes are its own from the step that writes it, or the step after where it took a larger one's.
-        writers = [a for a in actions[max(0, b.lower - 1) : b.lower + 1] if b.value in a.writes]
-        producer = writers[-1].name if writers else ""
+        written, around = b.value, slice(max(0, b.lower - 1), b.lower + 1)
+        if b.value in updates:
+            written, around = updates[b.value], slice(None)
+            place = (b.lower, max(1, len(actions)), region.name, b.offset)
+        writers = [a.name for a in actions[around] if written in a.writes]
+        shape = shapes.get(b.value, "")
+        producer = writers[-1] if writers else ""
         found.append(
-            NamedBuffer(
-                value.name, b.nbytes, value.category, producer, *place, shapes.get(b.value, ""), region.on_device
-            )
+            NamedBuffer(value.name, b.nbytes, value.category, producer, *place, shape, on_device=region.on_device)
         )
     return tuple(found)
 

@@ -57,6 +57,8 @@ def test_what_is_alive_when(memory):
     assert (a.producer, a.lower, a.upper, a.region, a.offset) == ("forward", 0, 2, "arena", 2 * KIB)
     assert (g.producer, g.lower, g.upper, g.category) == ("backward", 1, 3, Category.GRADIENTS)
     assert memory.at(0)[3].producer == ""
+    w = memory.at(0)[1]  # with its content for the next step
+    assert (w.lower, w.upper, w.producer) == (0, 3, "update")
     assert [b.name for b in memory.largest(2)] == ["a", "w"]
     for step in (3, -4):
         with pytest.raises(IndexError, match="the plan has 3"):

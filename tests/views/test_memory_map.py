@@ -50,8 +50,7 @@ def test_the_data_holds_every_buffer():
         )
     }
     assert rows == {
-        "w": ("persistent", 0, 4 * KIB, 0, 2),
-        "w/next": ("persistent", 0, 4 * KIB, 2, 3),
+        "w": ("persistent", 0, 4 * KIB, 0, 3),
         "x": ("arena", 0, 2 * KIB, 0, 1),
         "a": ("arena", 2 * KIB, 8 * KIB, 0, 2),
         "g": ("arena", 0, KIB, 1, 3),
