@@ -1,0 +1,153 @@
+"""Arrays for the commands that run a model: read from .npz files, cut into batches, or made up."""
+
+from __future__ import annotations
+
+import contextlib
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from foreplan.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from foreplan.lower.program import Program, Slot
+
+Arrays = dict[str, "np.ndarray"]
+
+
+def read_arrays(path: str) -> Arrays:
+    """All arrays of an .npz file, by name. Nothing in the file is executed.
+
+    Raises:
+        UsageError: the file is not there, cannot be read, or is no .npz file of plain arrays.
+    """
+    import numpy as np
+
+    try:
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise UsageError(f"{path!r} holds one array without a name: write it with numpy.savez(path, x=array)")
+        with file:
+            return {name: file[name] for name in file.files}
+    except OSError as error:
+        raise UsageError(f"cannot read {path!r}: {error.strerror or error}") from None
+    except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        raise UsageError(
+            f"{path!r} is not an .npz file of plain arrays ({error}): write one with numpy.savez(path, x=array)"
+        ) from None
+
+
+def write_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write an .npz file that `numpy.load` reads; deterministic bytes.
+
+    Raises:
+        ForeplanError: the file cannot be written; see `open_atomically`.
+    """
+    import numpy as np
+
+    from foreplan.files import open_atomically
+
+    with open_atomically(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, array in arrays.items():
+            # The fixed date of ZipInfo keeps the file the same from run to run.
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
+
+
+def required(program: Program) -> tuple[Slot, ...]:
+    """The inputs that have no default."""
+    return tuple(slot for slot in program.inputs if slot.init is None)
+
+
+def samples_in(program: Program, arrays: Arrays, path: str) -> tuple[int, int]:
+    """How many samples a data file has and how many of them a step takes: leading axes of arrays and of inputs.
+
+    Raises:
+        InputError: an array is missing, has other extents than its input, or another number of samples.
+    """
+    from foreplan.graph import TensorType
+
+    slots = required(program)
+    wanted = ", ".join(f"{slot.name}: {slot.operand.type}" for slot in slots)
+    if missing := [slot.name for slot in slots if slot.name not in arrays]:
+        raise InputError(f"{path!r} has no array {missing[0]!r}; a step takes {wanted}")
+    if foreign := sorted(set(arrays) - {slot.name for slot in program.inputs}):
+        raise InputError(f"{path!r} has an array {foreign[0]!r} that no input takes; a step takes {wanted}")
+    batches = {slot.operand.type.shape[:1] for slot in slots}
+    if len(batches) != 1 or batches == {()}:
+        raise InputError(f"the inputs have no common leading axis to cut samples along: {wanted}")
+    counts: dict[str, int] = {}
+    for slot in slots:
+        array, want = arrays[slot.name], slot.operand.type
+        if array.ndim != want.rank or array.shape[1:] != want.shape[1:]:
+            sample = TensorType(want.dtype, want.shape[1:])
+            raise InputError(f"{path!r}: each sample of {slot.name!r} must be {sample}, and is {list(array.shape[1:])}")
+        counts[slot.name] = len(array)
+    if len(set(counts.values())) != 1:
+        raise InputError(f"{path!r}: the arrays have different numbers of samples: {counts}")
+    return next(iter(counts.values())), next(iter(batches))[0]
+
+
+def epoch(
+    program: Program, arrays: Arrays, samples: int, batch: int, seed: int, number: int
+) -> Iterator[Mapping[str, np.ndarray]]:
+    """Whole batches in an order that depends on the seed and the epoch's number alone; a rest that fills no batch is
+    left out of this epoch.
+    """
+    import numpy as np
+
+    order = np.random.default_rng([seed, number]).permutation(samples)
+    names = [slot.name for slot in required(program)]
+    for start in range(0, samples - batch + 1, batch):
+        # Sorted within the batch, for reading in order: a batch is a set.
+        chosen = np.sort(order[start : start + batch])
+        yield {name: arrays[name][chosen] for name in names}
+
+
+def made_up(program: Program, seed: int = 0) -> Arrays:
+    """Inputs for timing: normal floats, integers in the range that the model takes."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    arrays: Arrays = {}
+    for slot in required(program):
+        want = slot.operand.type
+        if want.dtype.is_float:
+            arrays[slot.name] = rng.standard_normal(want.shape, dtype=np.float32).astype(want.dtype.numpy)
+        else:
+            low, high = (0, 1) if slot.valid is None else (max(0, slot.valid[0]), slot.valid[1])
+            arrays[slot.name] = rng.integers(low, high, want.shape, endpoint=True).astype(want.dtype.numpy)
+    return arrays
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM instead of dying in the middle of a step; the second one is not held back.
+
+    Yields:
+        A list that holds the number of the signal as soon as there was one.
+    """
+    import signal
+
+    caught: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def max_rss_bytes() -> int:
+    """The most memory this process has had resident, in bytes (Linux counts in KiB)."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,225 @@
+"""Commands about plans: estimate, plan, verify, view, diff, place, models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from foreplan.cli_options import (
+    compile_model,
+    is_plan_file,
+    json_option,
+    model_options,
+    open_compiled,
+    parse_budget,
+    print_json,
+    say,
+    settings_from,
+    working,
+)
+from foreplan.errors import PlanError, UsageError
+from foreplan.units import format_bytes, format_count, format_seconds, parse_bytes
+
+
+@click.command(short_help="Say how much memory a step takes.")
+@model_options
+@json_option
+def estimate(model: str, as_json: bool, **options: Any) -> None:
+    """Say how much memory a step of MODEL takes, and what fills the peak. Nothing is allocated, no weight is read.
+
+    \b
+    Examples:
+      foreplan estimate resnet50 --batch 32
+      foreplan estimate model.onnx --shapes x:32x3x224x224 --optimizer adamw --budget 2GiB --remat auto
+      foreplan estimate gpt2 --infer --json
+    """
+    compiled = compile_model(model, settings_from(options))
+    figures = compiled.estimate()
+    if as_json:
+        print_json(figures)
+        return
+    click.echo(_headline(figures))
+    click.echo()
+    click.echo(str(compiled.memory), nl=False)
+    for note in figures["notes"]:
+        say(f"note: {note}")
+
+
+def _headline(figures: dict[str, Any]) -> str:
+    extra = figures["extra_flops_ratio"]
+    recomputed = f", {extra:.2%} of it recomputed" if extra else ""
+    return (
+        f"{figures['model']}, {figures['mode']} on {figures['target']}: {figures['nodes']:,} nodes, "
+        f"{figures['instructions']:,} instructions, {format_count(figures['flops'])}FLOP{recomputed}; "
+        f"planned in {format_seconds(figures['plan_seconds'])}"
+    )
+
+
+@click.command(short_help="Write the plan of a step to a file.")
+@model_options
+@click.option("-o", "--out", "path", required=True, metavar="FILE", help="Where to write the plan.")
+@json_option
+def plan(model: str, path: str, as_json: bool, **options: Any) -> None:
+    """Plan a step of MODEL and write the plan to a file, which `verify`, `view`, `diff` and `run` read.
+
+    \b
+    Examples:
+      foreplan plan resnet50 --batch 32 -o resnet50.plan
+      foreplan plan model.onnx --batch 8 --budget 1GiB --remat auto -o model.plan
+    """
+    compiled = compile_model(model, settings_from(options))
+    compiled.save(path)
+    figures = compiled.estimate()
+    if as_json:
+        print_json(figures | {"file": path})
+    else:
+        click.echo(f"{path}: {_headline(figures)}; arena {format_bytes(figures['arena_bytes'])}")
+
+
+@click.command(short_help="Check a plan file.")
+@click.argument("file")
+@json_option
+def verify(file: str, as_json: bool) -> None:
+    """Check a plan file: replay it over abstract memory and prove that every read sees its value.
+
+    Exits with 1 if the plan is damaged or refused.
+
+    \b
+    Example:
+      foreplan verify resnet50.plan
+    """
+    from foreplan import api
+
+    try:
+        compiled = api.load_plan(file)
+    except PlanError as error:
+        if as_json:
+            print_json({"file": file, "verified": False, "reason": str(error)})
+        raise
+    figures = compiled.estimate()
+    if as_json:
+        print_json({"file": file, "verified": True} | figures)
+    else:
+        click.echo(
+            f"{file}: verified; {figures['model']} on {figures['target']}, {figures['instructions']:,} instructions, "
+            f"arena {format_bytes(figures['arena_bytes'])}"
+        )
+
+
+@click.command(short_help="Show where the bytes are, as a table or a map.")
+@model_options
+@click.option("-o", "--out", "path", metavar="MAP.html", help="Write the memory map: one HTML file, opens offline.")
+@click.option("--dot", metavar="GRAPH.dot", help="Write the graph for Graphviz.")
+@json_option
+def view(model: str, path: str | None, dot: str | None, as_json: bool, **options: Any) -> None:
+    """Show where the bytes are: MODEL may be a plan file too.
+
+    Without -o, prints the memory as a table.
+
+    \b
+    Examples:
+      foreplan view resnet50 --batch 32 -o map.html
+      foreplan view resnet50.plan
+      foreplan view model.onnx --dot graph.dot
+    """
+    if dot is not None and is_plan_file(model):
+        raise UsageError("--dot draws a model's graph, which a plan file does not hold: give the model instead")
+    compiled = open_compiled(model, settings_from(options))
+    if path is not None:
+        compiled.view(path)
+    if dot is not None:
+        from foreplan.views.dot import write_dot
+
+        assert compiled.graph is not None
+        write_dot(dot, compiled.graph)
+    if as_json:
+        print_json(compiled.memory.as_json())
+    elif path is None and dot is None:
+        click.echo(str(compiled.memory), nl=False)
+    else:
+        for written in filter(None, (path, dot)):
+            say(f"wrote {written}")
+
+
+@click.command(short_help="Say what changed between two plans.")
+@click.argument("before")
+@click.argument("after")
+@click.option("--budget", metavar="SIZE", help="Budget for those given as models, to see what it changes.")
+@json_option
+def diff(before: str, after: str, budget: str | None, as_json: bool) -> None:
+    """Say what changed between two plans; each is a plan file or a MODEL.
+
+    \b
+    Examples:
+      foreplan diff old.plan new.plan
+      foreplan diff resnet50:batch=16 resnet50:batch=32 --json
+    """
+    from foreplan.cli_options import Settings
+    from foreplan.views.diff import diff as compare
+
+    settings = Settings(budget=parse_budget(budget), remat="auto" if budget else "free")
+    a, b = (open_compiled(text, settings) for text in (before, after))
+    difference = compare(a.program, a.plan, b.program, b.plan)
+    if as_json:
+        print_json(difference.as_json())
+    else:
+        click.echo(str(difference), nl=False)
+
+
+@click.command(short_help="Place intervals from a CSV file.")
+@click.argument("table", metavar="IN.csv")
+@click.option("--capacity", metavar="SIZE", help="Exit with 3 if the buffers do not fit into this.")
+@click.option("-o", "--out", "path", metavar="OUT.csv", help="Where to write the offsets; standard output by default.")
+@json_option
+def place(table: str, capacity: str | None, path: str | None, as_json: bool) -> None:
+    """Place plain intervals: a CSV with the columns id,lower,upper,size in, the same with an offset column out.
+
+    Lifespans are half-open. The form is MiniMalloc's.
+
+    \b
+    Examples:
+      foreplan place buffers.csv -o placed.csv
+      foreplan place buffers.csv --capacity 1048576 -o placed.csv
+    """
+    from foreplan.files import write_atomically
+    from foreplan.planner import place_intervals, read_intervals
+    from foreplan.planner.intervals import intervals_text
+
+    found = read_intervals(table)
+    limit = None if capacity is None else parse_bytes(capacity)
+    with working(f"placing {table}"):
+        placed = place_intervals(found, limit)
+    text = intervals_text(found, placed.offsets.tolist())
+    if path is not None:
+        write_atomically(path, text)
+    if as_json:
+        sizes = {"height": placed.height, "lower_bound": placed.lower_bound, "capacity": limit}
+        print_json({"buffers": len(found)} | sizes | {"heuristic": placed.heuristic})
+    elif path is None:
+        click.echo(text, nl=False)
+    else:
+        click.echo(f"{path}: height {placed.height:,}, lower bound {placed.lower_bound:,}")
+
+
+@click.command("models", short_help="List the zoo.")
+@json_option
+def models_command(as_json: bool) -> None:
+    """List the zoo.
+
+    \b
+    Example:
+      foreplan models
+    """
+    from foreplan import models
+
+    listed = models.describe()
+    if as_json:
+        print_json(listed)
+        return
+    width = max(map(len, listed), default=0)
+    for name, text in listed.items():
+        click.echo(f"{name:<{width}}  {text}")
+
+
+COMMANDS = (estimate, plan, verify, view, diff, place, models_command)

@@ -1,0 +1,238 @@
+"""What the commands share: the options that choose a model and its step, and what they print to whom."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from foreplan.errors import UsageError
+
+if TYPE_CHECKING:
+    import rich.console
+
+    from foreplan.api import Compiled
+    from foreplan.passes.optimizer import Optimizer
+
+OPTIMIZERS = {"sgd": "SGD", "momentum": "Momentum", "nesterov": "Nesterov", "adam": "Adam", "adamw": "AdamW"}
+LOSSES = ("cross_entropy", "binary_cross_entropy", "mse", "l1", "huber", "mean", "sum")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _remember_json(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    context.meta["json"] = value  # for whoever reports an error
+    return value
+
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, is_eager=True, callback=_remember_json, help="Print one JSON object."
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to make a step of a model, as the command line says it.
+
+    Attributes:
+        batch: extent of the batch axis; None leaves the model's own.
+        shapes: input name → shape.
+        train: the whole training step, as against the forward pass.
+        optimizer: a key of OPTIMIZERS.
+        rate: learning rate.
+        loss: one of LOSSES; empty: the model's own, cross-entropy for an ONNX file.
+        budget: bytes, a text such as 2GiB, or a ratio below 1; None: no budget.
+        outputs: names of what a step returns beside the loss.
+    """
+
+    batch: int | None = None
+    shapes: dict[str, tuple[int, ...]] | None = None
+    train: bool = True
+    optimizer: str = "nesterov"
+    rate: float = 0.01
+    loss: str = ""
+    target: str = "numpy"
+    budget: str | float | None = None
+    remat: str = "free"
+    outputs: tuple[str, ...] = ()
+
+
+def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]] | None:
+    """Shapes by input name, from texts such as `x:32x3x224x224` (several in one text are separated by commas).
+
+    Raises:
+        UsageError: a text is no shape, or a name comes twice.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in (part for group in texts for part in group.split(",") if part.strip()):
+        name, colon, extents = text.strip().rpartition(":")
+        numbers = extents.lower().split("x") if extents else []
+        if not colon or not name or not all(n.isascii() and n.isdigit() for n in numbers):
+            raise UsageError(f"{text!r} is not a shape; write name:extents, such as x:32x3x224x224")
+        if name in shapes:
+            raise UsageError(f"the shape of {name!r} is given twice")
+        shapes[name] = tuple(int(n) for n in numbers)
+    return shapes or None
+
+
+def parse_budget(text: str | None) -> str | float | None:
+    """A budget as `compile` takes it: a ratio such as 0.5 becomes a number, a size stays text."""
+    if text is None:
+        return None
+    with contextlib.suppress(ValueError):
+        ratio = float(text)
+        if 0 < ratio < 1:
+            return ratio
+    from foreplan.units import parse_bytes
+
+    parse_bytes(text)
+    return text
+
+
+def with_batch(name: str, batch: int | None) -> str:
+    """A zoo name with its batch replaced: `mlp:width=64` and 32 give `mlp:width=64,batch=32`."""
+    if batch is None:
+        return name
+    model, _, arguments = name.partition(":")
+    kept = [part for part in arguments.split(",") if part and part.partition("=")[0].strip() != "batch"]
+    return f"{model}:{','.join([*kept, f'batch={batch}'])}"
+
+
+def model_options(function: _Function) -> _Function:
+    """MODEL and everything that says how to make a step of it."""
+    for decorator in reversed(
+        (
+            click.argument("model"),
+            click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Extent of the batch axis."),
+            click.option(
+                "--shapes", multiple=True, metavar="X:32x3x224x224", help="Shape of an input; may be given again."
+            ),
+            click.option(
+                "--train/--infer", default=True, help="The whole training step (the default), or the forward pass."
+            ),
+            click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="nesterov", show_default=True),
+            click.option("--lr", "rate", type=float, default=0.01, show_default=True, help="Learning rate."),
+            click.option(
+                "--loss",
+                type=click.Choice(LOSSES),
+                help="On the first output. By default a zoo model's own, and cross_entropy for an ONNX model.",
+            ),
+            click.option("--target", default="numpy", show_default=True, help="The engine to plan for."),
+            click.option("--budget", metavar="SIZE", help="Stay within 2GiB, 512MiB, or a ratio such as 0.5."),
+            click.option(
+                "--remat",
+                type=click.Choice(["off", "free", "auto"]),
+                default="free",
+                show_default=True,
+                help="What may be recomputed to save memory.",
+            ),
+            click.option("--output", "outputs", multiple=True, help="Return this output of the model as well."),
+        )
+    ):
+        function = decorator(function)
+    return function
+
+
+def settings_from(options: dict[str, Any]) -> Settings:
+    """The settings among a command's parsed options, which are taken out of them."""
+    return Settings(
+        batch=options.pop("batch"),
+        shapes=parse_shapes(options.pop("shapes")),
+        train=options.pop("train"),
+        optimizer=options.pop("optimizer"),
+        rate=options.pop("rate"),
+        loss=options.pop("loss") or "",
+        target=options.pop("target"),
+        budget=parse_budget(options.pop("budget")),
+        remat=options.pop("remat"),
+        outputs=tuple(options.pop("outputs")),
+    )
+
+
+def compile_model(model: str, settings: Settings) -> Compiled:
+    """Import or build the model that MODEL names, and compile its step."""
+    from foreplan import api, models
+
+    with working(f"compiling {model}"):
+        if model.endswith(".onnx") or os.path.exists(model):
+            graph = api.from_onnx(model, shapes=settings.shapes, batch=settings.batch)
+            default = "cross_entropy"
+        else:
+            if settings.shapes:
+                raise UsageError(f"--shapes is for ONNX files; a zoo model takes arguments: {model}:batch=32")
+            name = with_batch(model, settings.batch)
+            graph, default = models.build(name), models.default_loss(name)
+        return api.compile(
+            graph,
+            loss=(settings.loss or default) if settings.train else None,
+            optimizer=make_optimizer(settings) if settings.train else None,
+            target=settings.target,
+            budget=settings.budget,
+            remat=settings.remat,
+            outputs=settings.outputs or None,
+        )
+
+
+def make_optimizer(settings: Settings) -> Optimizer:
+    """The optimizer that the settings name."""
+    from foreplan import optim
+
+    made: Optimizer = getattr(optim, OPTIMIZERS[settings.optimizer])(learning_rate=settings.rate)
+    return made
+
+
+def is_plan_file(text: str) -> bool:
+    """Whether FILE|MODEL means a plan file: a file that is there and is not an ONNX model."""
+    return os.path.isfile(text) and not text.endswith(".onnx")
+
+
+def open_compiled(text: str, settings: Settings | None = None) -> Compiled:
+    """The compiled step of a plan file, or of a model."""
+    if is_plan_file(text):
+        from foreplan import api
+
+        return api.load_plan(text)
+    return compile_model(text, settings or Settings())
+
+
+def print_json(data: Any) -> None:
+    """One object on standard output; what JSON has no number for (nan, inf) becomes null."""
+    click.echo(json.dumps(_finite(data), indent=2, ensure_ascii=False))
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {str(key): _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and data - data != 0 else data
+
+
+def say(text: str) -> None:
+    """A line for people on standard error, only where that is a terminal."""
+    if sys.stderr.isatty():
+        click.echo(text, err=True)
+
+
+def console() -> rich.console.Console:
+    """For progress: standard error, silent where that is not a terminal."""
+    from rich.console import Console
+
+    return Console(stderr=True, quiet=not sys.stderr.isatty())
+
+
+@contextlib.contextmanager
+def working(text: str) -> Iterator[None]:
+    """A spinner on standard error while the block runs, only where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.markup import escape
+
+    with console().status(escape(text)):
+        yield
