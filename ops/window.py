@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from foreplan.errors import ShapeError
 from foreplan.graph.types import Shape
 
 Pads = tuple[tuple[int, int], ...]
+Index = tuple[Any, ...]  # what NumPy arrays are indexed with
 
 PLANE_BLOCK = 1 << 16  # elements of a block that is walked tap by tap: it stays in a core's cache
 
@@ -40,7 +42,7 @@ class Box:
         return tuple(upper - lower for lower, upper in zip(self.lower, self.upper))
 
     @cached_property
-    def slices(self) -> tuple[slice, ...]:
+    def slices(self) -> Index:
         """Slices of the spatial axes that select the box."""
         return tuple(slice(lower, upper) for lower, upper in zip(self.lower, self.upper))
 
@@ -72,7 +74,7 @@ class Windows:
         """Every tap, in C order."""
         return tuple(product(*map(range, self.kernel)))
 
-    def reach(self, tap: Shape, box: Box) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    def reach(self, tap: Shape, box: Box) -> tuple[Index, Index]:
         """Where a tap falls inside the extent: slices of the box's positions, and slices of the extent they read.
 
         Both select nothing where the tap falls outside for every position of the box.

@@ -195,9 +195,7 @@ def pull_back(
     for node in nodes:
         if any(value in wanted for value in node.inputs):
             wanted.update(value for value in node.outputs if value.dtype.is_float)
-    everything = {value for node in nodes for value in (*node.inputs, *node.outputs)}
-    b._unwanted = everything - wanted
-    b.kind = Kind.GRADIENT
+    b.kind, b.wanted = Kind.GRADIENT, wanted
     flows = dict(cotangents)
     for node in reversed(nodes):
         incoming = [flows.get(value) for value in node.outputs]

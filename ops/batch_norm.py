@@ -1,0 +1,361 @@
+"""Batch normalisation (Ioffe and Szegedy 2015) in inference and training, and its gradient.
+
+The kernels go over a few channels at a time, so that a channel is still in the cache when it is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, Cost, Kind, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Training, Types
+from foreplan.graph.types import Shape
+from foreplan.ops.expr import rsqrt
+from foreplan.ops.map import elementwise
+from foreplan.ops.reduce import reduce
+from foreplan.ops.shape import reshape
+from foreplan.ops.window import spatial_is_dense, spatial_size
+
+CHANNEL_BLOCK = 1 << 18  # elements of the channels that are worked on together
+BLOCK = 1 << 16  # elements of a block within them
+
+
+@dataclass(frozen=True)
+class _ChannelNorm(Op):
+    """Attributes of normalisation over everything but the channels of [N, C, *S].
+
+    Attributes:
+        epsilon: added to the variance.
+    """
+
+    epsilon: float
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """Images whose channels are dense: a range of channels or of items."""
+        return input.rank >= 2 and spatial_is_dense(input.shape, strides, input.dtype.itemsize)
+
+    def check(self, x: TensorType, *vectors: TensorType) -> TensorType:
+        """The type of a vector with an entry a channel, if that is what all `vectors` are."""
+        if x.rank < 2 or not x.dtype.is_float or not x.size:
+            raise ShapeError(f"needs a floating-point [N, C, …] that is not empty, and got {x}")
+        vector = x.with_shape(x.shape[1:2])
+        if wrong := [type for type in vectors if type != vector]:
+            raise ShapeError(f"the parameters for {x} must be {vector}, and one is {wrong[0]}")
+        return vector
+
+
+@register
+@dataclass(frozen=True)
+class BatchNorm(_ChannelNorm):
+    """y = (x − mean) · scale / sqrt(variance + epsilon) + bias with statistics that are given, an entry a channel.
+
+    Inputs: x [N, C, *S], scale, bias, mean, variance, all [C]. Output: y as x.
+
+    Attributes:
+        momentum: share of the old statistics that an update keeps in training, as ONNX has it.
+    """
+
+    name: ClassVar[str] = "batch_norm"
+    momentum: float = 0.9
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The type of x."""
+        self.check(*inputs)
+        return (inputs[0],)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """With the statistics as given numbers."""
+        (x, scale, bias, mean, variance), (g,) = inputs, cotangents
+        assert g is not None
+        shape, axes = _vector_shape(x), _other_axes(x)
+        r = elementwise(b, lambda v: rsqrt(v + self.epsilon), variance)
+        dscale = dbias = dmean = dvariance = None
+        if b.wants(scale) or b.wants(variance):
+            moments = elementwise(b, lambda g, x, m: g * (x - m), g, x, reshape(b, mean, shape))
+            moment = reduce(b, "sum", moments, axes)
+            dscale = elementwise(b, lambda s, r: s * r, moment, r) if b.wants(scale) else None
+            if b.wants(variance):
+                dvariance = elementwise(b, lambda t, s, r: -0.5 * t * s * r * r * r, moment, scale, r)
+        if b.wants(bias) or b.wants(mean):
+            dbias = reduce(b, "sum", g, axes)
+            dmean = elementwise(b, lambda t, s, r: -(t * s * r), dbias, scale, r) if b.wants(mean) else None
+        factor = reshape(b, elementwise(b, lambda s, r: s * r, scale, r), shape)
+        dx = elementwise(b, lambda g, f: g * f, g, factor) if b.wants(x) else None
+        return [dx, dscale, dbias, dmean, dvariance]
+
+    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
+        """y may take the bytes of x."""
+        return ((0, 0),)
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """A subtraction, a product and an addition an element."""
+        return Cost(3 * outputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Block by block."""
+        x, scale, bias, mean, variance = inputs
+        factor = _factor(scale, variance, self.epsilon)
+        rows, y = _rows(x), _rows(outputs[0])
+        for items, channels, positions in _all_blocks(rows.shape):
+            block = y[items, channels, positions]
+            np.subtract(rows[items, channels, positions], mean[channels, None], out=block)
+            block *= factor[channels, None]
+            block += bias[channels, None]
+
+    def for_training(self, b: Builder, inputs: Sequence[Value], training: Training) -> Sequence[Value] | None:
+        """With the batch's own statistics, which the running ones follow."""
+        x, scale, bias, *running = inputs
+        y, *batch = b.node(BatchNormTrain(self.epsilon), x, scale, bias)
+        keep = self.momentum
+        for old, new in zip(running, batch):
+            if old.kind is Kind.BUFFER:
+                training.update(old, elementwise(b, lambda o, n: o * keep + n * (1 - keep), old, new))
+        return [y]
+
+    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+        """One map over the channels and one over the elements."""
+        x, scale, bias, mean, variance = inputs
+        factor = elementwise(b, lambda s, v: s * rsqrt(v + self.epsilon), scale, variance)
+        shape = _vector_shape(x)
+        vectors = [reshape(b, vector, shape) for vector in (mean, factor, bias)]
+        return [elementwise(b, lambda x, m, f, c: (x - m) * f + c, x, *vectors)]
+
+
+@register
+@dataclass(frozen=True)
+class BatchNormTrain(_ChannelNorm):
+    """Batch normalisation with the statistics of x itself over all axes but the channels.
+
+    Inputs: x [N, C, *S], scale and bias [C]. Outputs: y as x, mean and (population) variance [C]. `BatchNorm` of x
+    with these statistics gives the same y, bit for bit.
+    """
+
+    name: ClassVar[str] = "batch_norm_train"
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The type of x, and two vectors."""
+        vector = self.check(*inputs)
+        return (inputs[0], vector, vector)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """From x and the two vectors; those are differentiable, too."""
+        (x, scale, _), (_, mean, variance), (g, g_mean, g_variance) = inputs, outputs, cotangents
+        gradients: list[Value | None] = [None, None, None]
+        if g is not None:
+            gradients = list(b.node(BatchNormGrad(self.epsilon), x, scale, mean, variance, g))
+        share, shape = 1.0 / (x.type.size // x.shape[1]), _vector_shape(x)
+        extra = []
+        if g_mean is not None:
+            extra.append(elementwise(b, lambda x, t: x * 0.0 + t * share, x, reshape(b, g_mean, shape)))
+        if g_variance is not None:
+            vectors = [reshape(b, vector, shape) for vector in (mean, g_variance)]
+            extra.append(elementwise(b, lambda x, m, t: (x - m) * t * (2 * share), x, *vectors))
+        for flow in extra:
+            dx = gradients[0]
+            gradients[0] = flow if dx is None else elementwise(b, lambda x, y: x + y, dx, flow)
+        return gradients
+
+    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
+        """y may take the bytes of x: a channel's statistics are done before its first element is written."""
+        return ((0, 0),)
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """Mean 1, centring 1, variance 2, scale and bias 2 an element."""
+        return Cost(6 * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """A block of differences from the mean, and a partial sum an item and channel of it."""
+        return _workspace(inputs[0])
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Two passes for the statistics and one for the elements, a few channels at a time."""
+        (x, scale, bias), (y, mean, variance) = inputs, outputs
+        rows, normal = _rows(x), _rows(y)
+        count = rows.shape[0] * rows.shape[2]
+        for channels in _channel_groups(rows.shape):
+            here, m, v = rows[:, channels], mean[channels], variance[channels]
+            np.add.reduce(here, axis=(0, 2), out=m)
+            m /= count
+            v[...] = 0
+            for items, positions in _blocks(here.shape):
+                block = here[items, :, positions]
+                centred, sums = _scratch(workspace, block)
+                np.subtract(block, m[:, None], out=centred)
+                v += np.add.reduce(np.vecdot(centred, centred, out=sums), axis=0)
+            v /= count
+            factor = _factor(scale[channels], v, self.epsilon)
+            for items, positions in _blocks(here.shape):
+                block = normal[items, channels, positions]
+                np.subtract(here[items, :, positions], m[:, None], out=block)
+                block *= factor[:, None]
+                block += bias[channels, None]
+
+    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+        """Two reductions and maps."""
+        x, scale, bias = inputs
+        shape, axes = _vector_shape(x), _other_axes(x)
+        mean = reduce(b, "mean", x, axes)
+        squares = elementwise(b, lambda x, m: (x - m) ** 2, x, reshape(b, mean, shape))
+        variance = reduce(b, "mean", squares, axes)
+        (y,) = BatchNorm(self.epsilon).decompose(b, [x, scale, bias, mean, variance])
+        return [y, mean, variance]
+
+
+@register
+@dataclass(frozen=True)
+class BatchNormGrad(_ChannelNorm):
+    """Gradients of `BatchNormTrain`: with x̂ = (x − mean) · r, r = 1 / sqrt(variance + epsilon) and M = N · |S|,
+    dbias = Σ g, dscale = Σ g · x̂, dx = scale · r · (g − dbias / M − x̂ · dscale / M).
+
+    Inputs: x [N, C, *S], scale, mean, variance [C], g as x. Outputs: dx as x, dscale, dbias [C].
+    """
+
+    name: ClassVar[str] = "batch_norm_grad"
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The type of x, and two vectors."""
+        x, *vectors, g = inputs
+        vector = self.check(x, *vectors)
+        if g != x:
+            raise ShapeError(f"the gradient of {x} must have its type, and is {g}")
+        return (x, vector, vector)
+
+    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
+        """dx may take the bytes of g or of x: a channel's sums are done before its first element is written."""
+        return ((0, 4), (0, 0))
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """Sum 1, centring 1, product with g 2, and 4 for dx, an element."""
+        return Cost(8 * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """A block of differences from the mean, and a partial sum an item and channel of it."""
+        return _workspace(inputs[0])
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """One pass for the sums and one for the elements, a few channels at a time."""
+        (x, scale, mean, variance, g), (dx, dscale, dbias) = inputs, outputs
+        rows, grads, result = _rows(x), _rows(g), _rows(dx)
+        count = rows.shape[0] * rows.shape[2]
+        for channels in _channel_groups(rows.shape):
+            here, there, m = rows[:, channels], grads[:, channels], mean[channels]
+            r = 1 / np.sqrt(variance[channels] + x.dtype.type(self.epsilon))
+            np.add.reduce(there, axis=(0, 2), out=dbias[channels])
+            moment = np.zeros_like(r)
+            for items, positions in _blocks(here.shape):
+                block = here[items, :, positions]
+                centred, sums = _scratch(workspace, block)
+                np.subtract(block, m[:, None], out=centred)
+                moment += np.add.reduce(np.vecdot(centred, there[items, :, positions], out=sums), axis=0)
+            np.multiply(moment, r, out=dscale[channels])
+            slope, shift, factor = moment * r * r / count, dbias[channels] / count, scale[channels] * r
+            for items, positions in _blocks(here.shape):
+                block = here[items, :, positions]
+                centred, _ = _scratch(workspace, block)
+                np.subtract(block, m[:, None], out=centred)
+                centred *= slope[:, None]
+                centred += shift[:, None]
+                target = result[items, channels, positions]
+                np.subtract(there[items, :, positions], centred, out=target)
+                target *= factor[:, None]
+
+    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+        """Two reductions and maps."""
+        x, scale, mean, variance, g = inputs
+        shape, axes = _vector_shape(x), _other_axes(x)
+        m = reshape(b, mean, shape)
+        r = elementwise(b, lambda v: rsqrt(v + self.epsilon), variance)
+        dbias = reduce(b, "sum", g, axes)
+        moment = reduce(b, "sum", elementwise(b, lambda g, x, m: g * (x - m), g, x, m), axes)
+        share = 1.0 / (x.type.size // x.shape[1])
+        slope = elementwise(b, lambda t, r: t * r * r * share, moment, r)
+        vectors = [reshape(b, vector, shape) for vector in (dbias, slope, elementwise(b, lambda s, r: s * r, scale, r))]
+        dx = elementwise(b, lambda g, x, m, s, k, f: (g - s * share - (x - m) * k) * f, g, x, m, *vectors)
+        return [dx, elementwise(b, lambda t, r: t * r, moment, r), dbias]
+
+
+def _vector_shape(x: Value) -> Shape:
+    """That of a vector a channel, to go with x."""
+    return (-1, *(1 for _ in x.shape[2:]))
+
+
+def _other_axes(x: Value) -> Shape:
+    return (0, *range(2, len(x.shape)))
+
+
+def _factor(scale: np.ndarray, variance: np.ndarray, epsilon: float) -> np.ndarray:
+    return scale / np.sqrt(variance + variance.dtype.type(epsilon))
+
+
+def _rows(images: np.ndarray) -> np.ndarray:
+    """[N, C, *S] as [N, C, positions], the same bytes."""
+    return images.reshape(*images.shape[:2], spatial_size(images.shape))
+
+
+def _channel_groups(shape: Shape) -> Iterator[slice]:
+    """Ranges of channels of [N, C, positions] that are worked on together."""
+    count = max(1, CHANNEL_BLOCK // (shape[0] * shape[2]))
+    for start in range(0, shape[1], count):
+        yield slice(start, min(start + count, shape[1]))
+
+
+def _blocks(shape: Shape) -> Iterator[tuple[slice, slice]]:
+    """Ranges of items and positions of [N, C, positions] that make at most BLOCK elements (or one a channel)."""
+    items, channels, positions = shape
+    width = max(1, min(positions, BLOCK // channels))
+    height = max(1, BLOCK // (channels * width)) if width == positions else 1
+    for n in range(0, items, height):
+        for start in range(0, positions, width):
+            yield slice(n, min(n + height, items)), slice(start, min(start + width, positions))
+
+
+def _all_blocks(shape: Shape) -> Iterator[tuple[slice, slice, slice]]:
+    for channels in _channel_groups(shape):
+        for items, positions in _blocks((shape[0], channels.stop - channels.start, shape[2])):
+            yield items, channels, positions
+
+
+def _workspace(x: TensorType) -> int:
+    """Bytes for the largest block of `_scratch`: its elements, and one sum an item and channel."""
+    positions = spatial_size(x.shape)
+    most = 0
+    # The first group of channels and the last one differ; within a group no block is larger than the first.
+    for channels in {group.stop - group.start for group in _channel_groups((*x.shape[:2], positions))}:
+        items, range_ = next(_blocks((x.shape[0], channels, positions)))
+        most = max(most, (items.stop - items.start) * channels * (range_.stop - range_.start + 1))
+    return most * x.dtype.itemsize
+
+
+def _scratch(workspace: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Memory for a dense copy of the block, and for a sum a row of it."""
+    memory = workspace.view(block.dtype)
+    rows = block.shape[0] * block.shape[1]
+    return (
+        memory[: block.size].reshape(block.shape),
+        memory[block.size : block.size + rows].reshape(block.shape[:2]),
+    )
+
+
+def batch_norm(
+    b: Builder,
+    x: Value,
+    scale: Value,
+    bias: Value,
+    running_mean: Value,
+    running_variance: Value,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    name: str = "",
+) -> Value:
+    """Batch normalisation of x [N, C, *S]; training takes the batch's statistics and lets the running ones follow."""
+    return b.apply(BatchNorm(epsilon, momentum), x, scale, bias, running_mean, running_variance, name=name)

@@ -1,0 +1,28 @@
+"""Normalisation: every form under one name. Statistics over a batch's channels, or over the rows of a tensor."""
+
+from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad, BatchNormTrain, batch_norm
+from foreplan.ops.row_norm import (
+    LayerNorm,
+    LayerNormGrad,
+    RMSNorm,
+    RMSNormGrad,
+    group_norm,
+    instance_norm,
+    layer_norm,
+    rms_norm,
+)
+
+__all__ = [
+    "BatchNorm",
+    "BatchNormGrad",
+    "BatchNormTrain",
+    "LayerNorm",
+    "LayerNormGrad",
+    "RMSNorm",
+    "RMSNormGrad",
+    "batch_norm",
+    "group_norm",
+    "instance_norm",
+    "layer_norm",
+    "rms_norm",
+]

@@ -1,0 +1,367 @@
+"""Normalisation of rows: layer normalisation (Ba, Kiros and Hinton 2016), its form without centring (Zhang and
+Sennrich 2019), group and instance normalisation built on them, and gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Types
+from foreplan.graph.types import FLOAT32, DType, Shape
+from foreplan.ops.expr import rsqrt
+from foreplan.ops.map import elementwise
+from foreplan.ops.reduce import reduce
+from foreplan.ops.shape import reshape
+from foreplan.units import align_up
+
+ROW_BLOCK = 1 << 16  # elements of the rows that are worked on together
+
+
+@dataclass(frozen=True)
+class _RowNorm(Op):
+    """Attributes of normalisation over the axes from `axis` on.
+
+    Attributes:
+        axis: the first normalised axis; not negative.
+        epsilon: added to the variance or mean square.
+    """
+
+    axis: int
+    epsilon: float
+
+    centred: ClassVar[bool]  # whether the mean is taken away first
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The type of x, and statistics a row: the mean if it is taken away, and 1 / deviation."""
+        x, *parameters = inputs
+        _check(self.axis, x, parameters, 2 if self.centred else 1)
+        statistic = TensorType(_statistics_dtype(x), x.shape[: self.axis])
+        return (x, statistic, statistic) if self.centred else (x, statistic)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """From x and the statistics of its rows, which are not differentiable themselves."""
+        x, *parameters = inputs
+        g = cotangents[0]
+        if g is None or any(flow is not None for flow in cotangents[1:]):
+            raise ShapeError(f"{self.name}: only the normalised output is differentiable, not its statistics")
+        op = (LayerNormGrad if self.centred else RMSNormGrad)(self.axis, scaled=bool(parameters))
+        gradients = b.node(op, x, *parameters[:1], *outputs[1:], g)
+        return gradients[: len(inputs)]
+
+    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
+        """y may take the bytes of x: a row's statistics are done before its first element is written."""
+        return ((0, 0),)
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """Mean and centring 2, mean square 2, product 1, scale and bias 1 each, an element."""
+        each = (5 if self.centred else 3) + len(inputs) - 1
+        return Cost(each * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """A few rows at a time."""
+        x, *parameters = inputs
+        width = math.prod(x.shape[self.axis :])
+        rows, normal = x.reshape(-1, width), outputs[0].reshape(-1, width)
+        means, deviations = outputs[1].reshape(-1), outputs[-1].reshape(-1)
+        scale, bias = [*(vector.reshape(-1) for vector in parameters), None, None][:2]
+        for part in _row_blocks(len(rows), width):
+            block, r = normal[part], deviations[part]
+            source = rows[part]
+            if self.centred:
+                mean = means[part]
+                np.add.reduce(source, axis=1, out=mean)
+                mean /= width
+                np.subtract(source, mean[:, None], out=block)
+                source = block
+            np.vecdot(source, source, out=r)
+            r /= width
+            r += r.dtype.type(self.epsilon)
+            np.sqrt(r, out=r)
+            np.reciprocal(r, out=r)
+            np.multiply(source, r[:, None], out=block)
+            if scale is not None:
+                block *= scale
+            if bias is not None:
+                block += bias
+
+    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+        """Reductions and maps."""
+        x, *parameters = inputs
+        axes = range(self.axis, len(x.shape))
+        statistics, centred = [], x
+        if self.centred:
+            mean = reduce(b, "mean", x, axes, keepdims=True)
+            statistics.append(reshape(b, mean, x.shape[: self.axis]))
+            centred = elementwise(b, lambda x, m: x - m, x, mean)
+        square = reduce(b, "mean", elementwise(b, lambda x: x * x, centred), axes, keepdims=True)
+        r = elementwise(b, lambda v: rsqrt(v + self.epsilon), square)
+        statistics.append(reshape(b, r, x.shape[: self.axis]))
+        y = elementwise(b, lambda x, r: x * r, centred, r)
+        for fn, vector in zip((lambda y, s: y * s, lambda y, c: y + c), parameters):
+            y = elementwise(b, fn, y, vector)
+        return [y, *statistics]
+
+
+@register
+@dataclass(frozen=True)
+class LayerNorm(_RowNorm):
+    """y = (x − mean) · r · scale + bias, r = 1 / sqrt(variance + epsilon), over the axes from `axis` on.
+
+    Inputs: x, and optionally scale, and optionally bias, both of x's shape from `axis` on. Outputs: y as x; mean and r,
+    of x's shape before `axis`, at least float32.
+    """
+
+    name: ClassVar[str] = "layer_norm"
+    centred: ClassVar[bool] = True
+
+
+@register
+@dataclass(frozen=True)
+class RMSNorm(_RowNorm):
+    """y = x · r · scale, r = 1 / sqrt(mean(x²) + epsilon), over the axes from `axis` on.
+
+    Inputs: x, and optionally scale of x's shape from `axis` on. Outputs: y as x; r of x's shape before `axis`, at
+    least float32.
+    """
+
+    name: ClassVar[str] = "rms_norm"
+    centred: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class _RowNormGrad(Op):
+    """Gradients from x, the scale if there was one, the rows' statistics and g.
+
+    With x̂ = (x − mean) · r and h = g · scale: dbias = Σ g and dscale = Σ g · x̂ over rows;
+    dx = r · (h − mean(h) − x̂ · mean(h · x̂)) with means over the row, the first of them only if x was centred.
+
+    Attributes:
+        axis: the first normalised axis.
+        scaled: whether there is a scale; without one dx is the only output.
+    """
+
+    axis: int
+    scaled: bool = True
+
+    centred: ClassVar[bool]
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The type of x, and gradients of the parameters."""
+        x, *rest = inputs
+        statistic = TensorType(_statistics_dtype(x), x.shape[: self.axis])
+        expected = [statistic] * (1 + self.centred) + [x]
+        if len(rest) != self.scaled + len(expected) or rest[self.scaled :] != expected:
+            raise ShapeError(
+                f"needs x, {'its scale, ' * self.scaled}the statistics of its rows and g, and got {inputs}"
+            )
+        _check(self.axis, x, rest[: self.scaled], 1)
+        parameter = x.with_shape(x.shape[self.axis :])
+        return (x, *[parameter] * (self.scaled * (1 + self.centred)))
+
+    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
+        """dx may take the bytes of g or of x: rows are read whole before they are written."""
+        return ((0, len(inputs) - 1), (0, 0))
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """x̂ 2, sums over rows 3, product with the scale 1, means and dx 8, an element; less without centring."""
+        each = (8 if self.centred else 5) + self.scaled * (4 + self.centred)
+        return Cost(each * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """Two blocks of rows, and one more row."""
+        x = inputs[0]
+        width = math.prod(x.shape[self.axis :])
+        rows = min(_block_rows(width), x.size // max(1, width))
+        return 2 * align_up(rows * width * x.dtype.itemsize, 64) + width * x.dtype.itemsize
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """A few rows at a time."""
+        x, g, deviations = inputs[0], inputs[-1], inputs[-2].reshape(-1)
+        scale = inputs[1].reshape(-1) if self.scaled else None
+        width = math.prod(x.shape[self.axis :])
+        rows, grads, result = (array.reshape(-1, width) for array in (x, g, outputs[0]))
+        parameters = [array.reshape(-1) for array in outputs[1:]]
+        for array in parameters:
+            array[...] = 0
+        size = align_up(min(_block_rows(width), len(rows)) * width * x.itemsize, 64)
+        first, second = workspace[:size].view(x.dtype), workspace[size : 2 * size].view(x.dtype)
+        row = workspace[2 * size :].view(x.dtype)
+        for part in _row_blocks(len(rows), width):
+            r, block = deviations[part, None], grads[part]
+            normal = first[: block.size].reshape(block.shape)
+            product = second[: block.size].reshape(block.shape)
+            if self.centred:
+                np.subtract(rows[part], inputs[-3].reshape(-1)[part, None], out=normal)
+                normal *= r
+            else:
+                np.multiply(rows[part], r, out=normal)
+            if scale is None:
+                means = np.vecdot(block, normal) / width
+                product[...] = block
+            else:
+                np.multiply(block, normal, out=product)
+                parameters[0] += np.add.reduce(product, axis=0, out=row)
+                if self.centred:
+                    parameters[1] += np.add.reduce(block, axis=0, out=row)
+                means = np.matmul(product, scale) / width
+                np.multiply(block, scale, out=product)
+            normal *= means[:, None]
+            if self.centred:
+                product -= (np.add.reduce(product, axis=1) / width)[:, None]
+            product -= normal
+            np.multiply(product, r, out=result[part])
+
+    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+        """Reductions and maps."""
+        x, g = inputs[0], inputs[-1]
+        kept = (*x.shape[: self.axis], *(1 for _ in x.shape[self.axis :]))
+        axes, before = range(self.axis, len(x.shape)), range(self.axis)
+        r = reshape(b, inputs[-2], kept)
+        if self.centred:
+            normal = elementwise(b, lambda x, m, r: (x - m) * r, x, reshape(b, inputs[-3], kept), r)
+        else:
+            normal = elementwise(b, lambda x, r: x * r, x, r)
+        parameters = []
+        h = g
+        if self.scaled:
+            parameters.append(reduce(b, "sum", elementwise(b, lambda g, n: g * n, g, normal), list(before)))
+            if self.centred:
+                parameters.append(reduce(b, "sum", g, list(before)))
+            h = elementwise(b, lambda g, s: g * s, g, inputs[1])
+        means = reduce(b, "mean", elementwise(b, lambda h, n: h * n, h, normal), axes, keepdims=True)
+        if self.centred:
+            mean = reduce(b, "mean", h, axes, keepdims=True)
+            return [elementwise(b, lambda h, a, n, m, r: (h - a - n * m) * r, h, mean, normal, means, r), *parameters]
+        return [elementwise(b, lambda h, n, m, r: (h - n * m) * r, h, normal, means, r), *parameters]
+
+
+@register
+@dataclass(frozen=True)
+class LayerNormGrad(_RowNormGrad):
+    """Inputs: x, scale if `scaled`, mean, r, g. Outputs: dx and, if `scaled`, dscale and dbias."""
+
+    name: ClassVar[str] = "layer_norm_grad"
+    centred: ClassVar[bool] = True
+
+
+@register
+@dataclass(frozen=True)
+class RMSNormGrad(_RowNormGrad):
+    """Inputs: x, scale if `scaled`, r, g. Outputs: dx and, if `scaled`, dscale."""
+
+    name: ClassVar[str] = "rms_norm_grad"
+    centred: ClassVar[bool] = False
+
+
+def _check(axis: int, x: TensorType, parameters: Sequence[TensorType], most: int) -> None:
+    """Raise unless x has the axis and the parameters have its shape from there on."""
+    if not 0 <= axis < x.rank or not x.dtype.is_float or not x.size:
+        raise ShapeError(f"axis {axis} must be one of a floating-point tensor that is not empty, and got {x}")
+    wrong = [type for type in parameters if type != x.with_shape(x.shape[axis:])]
+    if wrong or len(parameters) > most:
+        raise ShapeError(
+            f"takes at most {most} parameters {x.with_shape(x.shape[axis:])} for {x} from axis {axis} on, and got "
+            f"{', '.join(map(str, parameters))}"
+        )
+
+
+def _statistics_dtype(x: TensorType) -> DType:
+    return x.dtype if x.dtype.itemsize > FLOAT32.itemsize else FLOAT32
+
+
+def _block_rows(width: int) -> int:
+    return max(1, ROW_BLOCK // max(1, width))
+
+
+def _row_blocks(rows: int, width: int) -> Iterator[slice]:
+    count = _block_rows(width)
+    for start in range(0, rows, count):
+        yield slice(start, min(start + count, rows))
+
+
+def _as_parameter(b: Builder, vector: Value, shape: Shape) -> Value:
+    """A parameter broadcast to the normalised shape."""
+    from foreplan.ops.shape import broadcast_to
+
+    return broadcast_to(b, vector, shape)
+
+
+def layer_norm(
+    b: Builder,
+    x: Value,
+    scale: Value | None = None,
+    bias: Value | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    name: str = "",
+) -> Value:
+    """Layer normalisation over the axes from `axis` on; scale and bias broadcast to x's shape there."""
+    axis = axis + len(x.shape) if axis < 0 else axis
+    op = LayerNorm(axis, epsilon)
+    if scale is None:
+        y = b.node(op, x, name=name)[0]
+        return y if bias is None else elementwise(b, lambda y, c: y + c, y, bias)
+    parameters = [_as_parameter(b, vector, x.shape[axis:]) for vector in (scale, bias) if vector is not None]
+    return b.node(op, x, *parameters, name=name)[0]
+
+
+def rms_norm(
+    b: Builder, x: Value, scale: Value | None = None, *, axis: int = -1, epsilon: float = 1e-5, name: str = ""
+) -> Value:
+    """Root-mean-square normalisation over the axes from `axis` on; the scale broadcasts to x's shape there."""
+    axis = axis + len(x.shape) if axis < 0 else axis
+    parameters = [] if scale is None else [_as_parameter(b, scale, x.shape[axis:])]
+    return b.node(RMSNorm(axis, epsilon), x, *parameters, name=name)[0]
+
+
+def group_norm(
+    b: Builder,
+    x: Value,
+    groups: int,
+    scale: Value | None = None,
+    bias: Value | None = None,
+    *,
+    epsilon: float = 1e-5,
+    name: str = "",
+) -> Value:
+    """Group normalisation (Wu and He 2018) of x [N, C, *S]: each group of C / groups channels of an item on its own;
+    scale and bias have an entry a channel.
+
+    Raises:
+        ShapeError: the channels do not fall into so many groups.
+    """
+    if len(x.shape) < 2 or groups < 1 or x.shape[1] % groups:
+        raise ShapeError(f"the channels of {x!r} do not fall into {groups} equal groups")
+    y = layer_norm(b, reshape(b, x, (x.shape[0], groups, -1)), axis=2, epsilon=epsilon, name=name)
+    y, shape = reshape(b, y, x.shape), (-1, *(1 for _ in x.shape[2:]))
+    if scale is not None and bias is not None:
+        vectors = (reshape(b, scale, shape), reshape(b, bias, shape))
+        return elementwise(b, lambda y, s, c: y * s + c, y, *vectors)
+    if scale is not None:
+        return elementwise(b, lambda y, s: y * s, y, reshape(b, scale, shape))
+    return y if bias is None else elementwise(b, lambda y, c: y + c, y, reshape(b, bias, shape))
+
+
+def instance_norm(
+    b: Builder,
+    x: Value,
+    scale: Value | None = None,
+    bias: Value | None = None,
+    *,
+    epsilon: float = 1e-5,
+    name: str = "",
+) -> Value:
+    """Instance normalisation (Ulyanov, Vedaldi and Lempitsky 2016) of x [N, C, *S]: each channel of an item on its
+    own.
+    """
+    return group_norm(b, x, x.shape[1], scale, bias, epsilon=epsilon, name=name)
