@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 OPTIMIZERS = {"sgd": "SGD", "momentum": "Momentum", "nesterov": "Nesterov", "adam": "Adam", "adamw": "AdamW"}
 LOSSES = ("cross_entropy", "binary_cross_entropy", "mse", "l1", "huber", "mean", "sum")
+# Parameters of commands that a plan file leaves no choice about; the learning rate is an input of the step.
+DECIDED = ("batch", "shapes", "train", "optimizer", "loss", "target", "budget", "remat", "outputs")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -186,6 +188,12 @@ def make_optimizer(settings: Settings) -> Optimizer:
     return made
 
 
+def given(*names: str) -> list[str]:
+    """Which of a command's parameters the user has written, as against their defaults."""
+    context = click.get_current_context()
+    return [n for n in names if context.get_parameter_source(n) is click.core.ParameterSource.COMMANDLINE]
+
+
 def is_plan_file(text: str) -> bool:
     """Whether FILE|MODEL means a plan file: a file that is there and is not an ONNX model."""
     return os.path.isfile(text) and not text.endswith(".onnx")
@@ -196,6 +204,8 @@ def open_compiled(text: str, settings: Settings | None = None) -> Compiled:
     if is_plan_file(text):
         from foreplan import api
 
+        if written := given(*DECIDED):
+            raise UsageError(f"{text!r} is a plan, which has decided on --{written[0]} already: give the model instead")
         return api.load_plan(text)
     return compile_model(text, settings or Settings())
 

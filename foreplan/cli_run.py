@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 import time
@@ -13,9 +12,8 @@ import click
 
 from foreplan.cli_data import epoch, interruptible, made_up, max_rss_bytes, read_arrays, samples_in, write_arrays
 from foreplan.cli_options import (
-    compile_model,
     console,
-    is_plan_file,
+    given,
     json_option,
     model_options,
     open_compiled,
@@ -195,7 +193,9 @@ def train(
     arrays = read_arrays(data)
     if settings.batch is None and settings.shapes is None and model.endswith(".onnx"):
         say("no --batch: the model's own batch is used, or 1 where it has none")
-    compiled = open_compiled(model, settings) if is_plan_file(model) else compile_model(model, settings)
+    compiled = open_compiled(model, settings)
+    if compiled.program.loss is None:
+        raise UsageError(f"{model} is a plan for inference; `train` wants one made without --infer")
     samples, batch = samples_in(compiled.program, arrays, data)
     if samples < batch:
         raise UsageError(f"{data!r} has {samples} samples, and a step takes {batch}: give --batch {samples} or less")
@@ -208,12 +208,23 @@ def train(
     first = session.steps_done if resume else 0
     if first >= last:
         raise UsageError(f"{resume!r} has {first} steps behind it, and {last} are asked for: raise --epochs or --steps")
-    training = _train(compiled, session, arrays, (samples, batch), (first, last), seed)
+    fixed: Arrays = {}
+    if given("rate"):  # a plan has its own default
+        import numpy as np
+
+        fixed["learning_rate"] = np.asarray(settings.rate, np.float32)
+    training = _train(compiled, session, arrays, fixed, (samples, batch), (first, last), seed)
     _finish(training, session, path, as_json)
 
 
 def _train(
-    compiled: Compiled, session: Session, arrays: Arrays, sizes: tuple[int, int], steps: tuple[int, int], seed: int
+    compiled: Compiled,
+    session: Session,
+    arrays: Arrays,
+    fixed: Arrays,
+    sizes: tuple[int, int],
+    steps: tuple[int, int],
+    seed: int,
 ) -> Training:
     """Steps from the first to the one before the last, whatever epochs they lie in; stops after a signal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -230,7 +241,7 @@ def _train(
                 if not first <= index < last:
                     continue
                 started = time.perf_counter()
-                loss = session.step(inputs).loss
+                loss = session.step({**fixed, **inputs}).loss
                 assert loss is not None
                 training.seconds.append(time.perf_counter() - started)
                 training.losses.append(loss)
@@ -283,7 +294,7 @@ def bench(model: str, steps: int, threads: int | None, seed: int, as_json: bool,
       foreplan bench resnet50 --batch 8 --steps 5 --threads 4
       foreplan bench model.onnx --batch 1 --infer --json
     """
-    settings = dataclasses.replace(settings_from(options))
+    settings = settings_from(options)
     compiled = open_compiled(model, settings)
     before = max_rss_bytes()
     started = time.perf_counter()

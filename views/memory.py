@@ -262,8 +262,8 @@ def peak_text(memory: Memory) -> str:
 
 
 def buffer_table(shown: Sequence[NamedBuffer]) -> str:
-    """Buffers as aligned columns: bytes, name, shape, category, lifetime, producer."""
-    rows = [("bytes", "buffer", "shape", "category", "lifetime", "written by")]
+    """Buffers as aligned columns: bytes, name, shape, category, lifetime."""
+    rows = [("bytes", "buffer", "shape", "category", "lifetime")]
     rows += [
         (
             format_bytes(b.nbytes),
@@ -271,11 +271,10 @@ def buffer_table(shown: Sequence[NamedBuffer]) -> str:
             _short(b.shape, 28),
             b.category.replace("_", " "),
             f"[{b.lower}, {b.upper})",
-            _short(b.producer, 40),
         )
         for b in shown
     ]
-    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
     lines = []
     for row in rows:
         cells = [row[0].rjust(widths[0]), *(cell.ljust(width) for cell, width in zip(row[1:], widths[1:]))]

@@ -159,6 +159,20 @@ def test_plan_verify_view_diff(tmp_path):
     assert "plan file does not hold" in foreplan("view", a, "--dot", tmp_path / "h.dot", code=2).stderr
 
 
+def test_a_plan_has_decided_already(tmp_path, data):
+    path, other = tmp_path / "a.plan", tmp_path / "b.plan"
+    foreplan("plan", MODEL, "--lr", 0.02, "-o", path)
+    for option in (("--optimizer", "adam"), ("--batch", 3), ("--infer",), ("--budget", "1GiB")):
+        assert f"has decided on {option[0].replace('infer', 'train')}" in foreplan("view", path, *option, code=2).stderr
+    options = ("--data", data, "--steps", 12)
+    by_plan = answer("train", path, *options)["losses"]
+    assert by_plan == answer("train", MODEL, "--lr", 0.02, *options)["losses"]
+    assert answer("train", path, "--lr", 0.03, *options)["losses"] != by_plan
+    foreplan("plan", MODEL, "--infer", "-o", other)
+    assert "plan for inference" in foreplan("train", other, *options, code=2).stderr
+    assert "plan for training" in foreplan("run", path, "--data", data, code=2).stderr
+
+
 def test_plans_are_deterministic(tmp_path):
     for name in ("a", "b"):
         foreplan("plan", MODEL, "-o", tmp_path / name)
