@@ -1,0 +1,157 @@
+"""Attention against JAX's, its gradients against JAX's and finite differences."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, Value
+from foreplan.ops import attention as module
+from foreplan.ops.attention import Attention, AttentionGrad, attention
+from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
+
+RNG = np.random.default_rng(0)
+SHAPES = [(2, 4, 4, 6, 6, 8, 8), (1, 4, 2, 5, 9, 3, 4), (2, 2, 1, 9, 5, 4, 2), (1, 3, 3, 300, 300, 8, 8)]
+
+
+def sample(shape: tuple[int, ...], dtype: str = "float64") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    batch, heads, kv_heads, queries, keys, depth, value_depth = shape
+    q = RNG.standard_normal((batch, heads, queries, depth)).astype(dtype)
+    k = RNG.standard_normal((batch, kv_heads, keys, depth)).astype(dtype)
+    v = RNG.standard_normal((batch, kv_heads, keys, value_depth)).astype(dtype)
+    return q, k, v
+
+
+@partial(jax.jit, static_argnames=("causal", "scale"))
+def reference(q, k, v, mask, g, *, causal: bool, scale: float):
+    """(o, lse, gradients of q, k, v, mask) of attention by its definition, in JAX, of heads-first arrays."""
+
+    def forward(q, k, v, mask):
+        k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+        s = jnp.einsum("nhid,nhjd->nhij", q, k) * scale + mask
+        if causal:
+            s = jnp.where(jnp.tril(jnp.ones(s.shape[2:], bool)), s, -jnp.inf)
+        return jnp.einsum("nhij,nhjd->nhid", jax.nn.softmax(s, -1), v), jax.nn.logsumexp(s, -1)
+
+    o, pull, lse = jax.vjp(forward, q, k, v, mask, has_aux=True)
+    return o, lse, pull(g)
+
+
+@pytest.fixture(autouse=True)
+def _float64() -> object:
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize("heads_last", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_against_jax(shape: tuple[int, ...], causal: bool, heads_last: bool) -> None:
+    q, k, v = sample(shape)
+    mask = RNG.standard_normal((1, shape[1], 1, shape[4]))
+    g = RNG.standard_normal((*q.shape[:3], v.shape[3]))
+    wanted, lse, gradients = reference(q, k, v, mask, g, causal=causal, scale=0.3)
+    order = (0, 2, 1, 3) if heads_last else (0, 1, 2, 3)
+    q, k, v, g = (np.ascontiguousarray(x.transpose(order)) for x in (q, k, v, g))
+    o, found = run_op(Attention(0.3, causal, heads_last), q, k, v, mask)
+    np.testing.assert_allclose(o.transpose(order), wanted, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(found, lse, rtol=1e-10)
+    *rest, dmask = run_op(AttentionGrad(0.3, causal, heads_last, True), q, k, v, o, found, g, mask)
+    for got, gradient in zip(rest, gradients):
+        np.testing.assert_allclose(got.transpose(order), gradient, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(dmask, gradients[3], rtol=1e-9, atol=1e-10)
+
+
+def test_float32_of_real_size_against_jax() -> None:
+    q, k, v = sample((1, 2, 2, 400, 400, 64, 64))
+    g = RNG.standard_normal(q.shape)
+    wanted, _, gradients = reference(q, k, v, np.zeros((1, 1, 1, 1)), g, causal=True, scale=0.125)
+    q, k, v, g = (x.astype(np.float32) for x in (q, k, v, g))
+    o, lse = run_op(Attention(0.125, True), q, k, v)
+    np.testing.assert_allclose(o, wanted, rtol=1e-4, atol=1e-5)
+    own = jax.nn.dot_product_attention(*(jnp.asarray(x.swapaxes(1, 2)) for x in (q, k, v)), is_causal=True)
+    np.testing.assert_allclose(o, own.swapaxes(1, 2), rtol=1e-3, atol=1e-5)
+    for got, gradient in zip(run_op(AttentionGrad(0.125, True), q, k, v, o, lse, g), gradients):
+        np.testing.assert_allclose(got, gradient, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("mask_shape", [None, (5,), (2, 1, 1, 5), (1, 4, 3, 1), (2, 4, 3, 5), (3, 5)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_by_differences(mask_shape: tuple[int, ...] | None, causal: bool) -> None:
+    arrays = [*sample((2, 4, 2, 3, 5, 4, 3)), *([] if mask_shape is None else [RNG.standard_normal(mask_shape)])]
+
+    def build(b: Builder, q: Value, k: Value, v: Value, mask: Value | None = None) -> Value:
+        return attention(b, q, k, v, mask, causal=causal)
+
+    check_vjp(build, *arrays, tol=1e-5)
+
+
+def test_small_blocks_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("SCORE_BYTES", "MOST_SCORE_BYTES"):
+        monkeypatch.setattr(module, limit, 200)
+    monkeypatch.setattr(module, "QUERIES", 3)
+    for shape in SHAPES[:3]:
+        for causal in (False, True):
+            test_against_jax(shape, causal, False)
+
+
+def test_rows_without_any_key_are_zero() -> None:
+    q, k, v = sample((1, 2, 2, 3, 4, 5, 5))
+    mask = np.zeros((1, 1, 3, 4))
+    mask[:, :, 1] = -np.inf
+    mask[:, :, 2, 2:] = -np.inf
+    o, lse = run_op(Attention(0.5), q, k, v, mask)
+    assert (o[:, :, 1] == 0).all() and np.isfinite(lse).all()
+    g = RNG.standard_normal(o.shape)
+    dq, dk, dv = run_op(AttentionGrad(0.5), q, k, v, o, lse, g, mask)
+    wanted, _, gradients = reference(q, k, v, mask, g, causal=False, scale=0.5)
+    for got, full in ((o, wanted), (dq, gradients[0])):
+        np.testing.assert_allclose(got[:, :, [0, 2]], full[:, :, [0, 2]], rtol=1e-9)
+    assert (dq[:, :, 1] == 0).all() and all(np.isfinite(x).all() for x in (dk, dv))
+
+
+@pytest.mark.parametrize("heads_last", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES[:3])
+def test_decomposition(shape: tuple[int, ...], causal: bool, heads_last: bool) -> None:
+    order = (0, 2, 1, 3) if heads_last else (0, 1, 2, 3)
+    arrays = [np.ascontiguousarray(x.transpose(order)) for x in sample(shape)]
+    arrays.append(np.where(RNG.random((shape[0], 1, 1, shape[4])) < 0.3, -np.inf, 0.0))
+    b = Builder()
+    values = [b.input(name, type_of(x)) for name, x in zip("qkvm", arrays)]
+    made = Attention(0.4, causal, heads_last).decompose(b, values)
+    assert made is not None
+    found = evaluate(b.finish({"o": made[0], "lse": made[1]}), dict(zip("qkvm", arrays)))
+    for value, wanted in zip(made, run_op(Attention(0.4, causal, heads_last), *arrays)):
+        np.testing.assert_allclose(found[value], wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_workspace_is_bounded_and_nothing_is_allocated() -> None:
+    shape = (1, 1, 1, 64, 30000, 8, 8)
+    q, k, v = sample(shape, "float32")
+    types = [type_of(x) for x in (q, k, v)]
+    op = Attention(0.1)
+    assert op.workspace(types, op.infer(types)) < 5 * 2**20
+    assert allocated_bytes(op, q, k, v) < 80_000
+    q, k, v = sample((2, 4, 4, 300, 300, 16, 16), "float32")
+    q, k, v = (np.ascontiguousarray(x.swapaxes(1, 2)) for x in (q, k, v))
+    o, lse = run_op(Attention(0.1, True, True), q, k, v)
+    assert allocated_bytes(Attention(0.1, True, True), q, k, v) < 80_000
+    assert allocated_bytes(AttentionGrad(0.1, True, True), q, k, v, o, lse, o) < 80_000
+
+
+def test_refusals() -> None:
+    b = Builder()
+    q, k, v = (b.input(name, type_of(x)) for name, x in zip("qkv", sample((2, 3, 2, 4, 4, 5, 5))))
+    with pytest.raises(ShapeError, match="cannot share"):
+        attention(b, q, k, v)
+    m = b.input("m", type_of(np.zeros((3, 4))))
+    with pytest.raises(ShapeError, match="broadcast"):
+        attention(b, k, k, v, m)
+    with pytest.raises(ShapeError, match="do not fit"):
+        attention(b, k, q, v)
