@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -62,6 +63,12 @@ def _batch_norm(x: Any, scale: Any, bias: Any) -> Any:
     return (x - m) / jnp.sqrt(v + EPS) * s + c, mean, variance
 
 
+@jax.jit
+def _batch_reference(x: Any, scale: Any, bias: Any, g: Any) -> Any:
+    found, pull = jax.vjp(_batch_norm, x, scale, bias)
+    return found, pull((g, jnp.zeros_like(scale), jnp.zeros_like(scale)))
+
+
 def _decomposed(op: Op, *arrays: np.ndarray) -> list[np.ndarray]:
     b = Builder()
     values = [b.input(f"x{i}", type_of(x)) for i, x in enumerate(arrays)]
@@ -87,11 +94,9 @@ def _check(op: Op, arrays: list[np.ndarray], expected: list[Any], tolerance: flo
 def test_batch_norm_train_and_its_gradient(shape: tuple[int, ...]) -> None:
     x = _rng().standard_normal(shape) * 2 + 3
     scale, bias = _vectors(2, shape[1])
+    g = _rng().standard_normal(shape)
     with jax.enable_x64(True):
-        (y, mean, variance), pull = jax.vjp(_batch_norm, x, scale, bias)
-        g = _rng().standard_normal(shape)
-        zero = jnp.zeros(shape[1])
-        dx, dscale, dbias = pull((jnp.asarray(g), zero, zero))
+        (y, mean, variance), (dx, dscale, dbias) = _batch_reference(x, scale, bias, g)
     _check(BatchNormTrain(EPS), [x, scale, bias], [y, mean, variance], 2e-5)
     arrays = [x, scale, np.asarray(mean), np.asarray(variance), g]
     _check(BatchNormGrad(EPS), arrays, [dx, dscale, dbias], 5e-5)
@@ -162,18 +167,23 @@ def _row_norm(x: Any, scale: Any, bias: Any, axis: int, centred: bool) -> Any:
     return (x - mean) * r * scale + bias, jnp.squeeze(mean, axes) if centred else None, jnp.squeeze(r, axes)
 
 
+@partial(jax.jit, static_argnums=(4, 5))
+def _row_reference(x: Any, scale: Any, bias: Any, g: Any, axis: int, centred: bool) -> Any:
+    y, pull = jax.vjp(lambda x, s, c: _row_norm(x, s, c, axis, centred)[0], x, scale, bias)
+    _, mean, r = _row_norm(x, scale, bias, axis, centred)
+    return [y, *([mean] if centred else []), r], pull(g)
+
+
 @pytest.mark.parametrize(("shape", "axis"), [((4, 6), 1), ((2, 3, 4), 2), ((2, 3, 4), 1), ((3, 4), 0), ((2, 5, 33), 2)])
 def test_row_norms_and_their_gradients(shape: tuple[int, ...], axis: int) -> None:
     x, g = _rng().standard_normal(shape) * 2 + 1, _rng().standard_normal(shape)
     scale, bias = _rng().uniform(0.5, 1.5, shape[axis:]), _rng().standard_normal(shape[axis:])
     one, zero = np.ones(shape[axis:]), np.zeros(shape[axis:])
+
+    def reference(s: Any, c: Any, centred: bool) -> Any:
+        return _row_reference(x, s, c, g, axis, centred)
+
     with jax.enable_x64(True):
-
-        def reference(s: Any, c: Any, centred: bool) -> tuple[list[Any], Any]:
-            y, pull = jax.vjp(lambda x, s, c: _row_norm(x, s, c, axis, centred)[0], x, s, c)
-            _, mean, r = _row_norm(x, s, c, axis, centred)
-            return [y, *([mean] if centred else []), r], pull(jnp.asarray(g))
-
         full, full_pull = reference(scale, bias, True)
         half, _ = reference(scale, zero, True)
         bare, bare_pull = reference(one, zero, True)
