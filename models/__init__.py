@@ -1,0 +1,30 @@
+"""The model zoo: forward graphs of well-known networks, without loss, at any sizes."""
+
+from foreplan.models.bert import bert_base
+from foreplan.models.chain import conv_chain
+from foreplan.models.gpt2 import gpt2_small
+from foreplan.models.mlp import mlp
+from foreplan.models.mobilenet import mobilenet_v2
+from foreplan.models.resnet import resnet18, resnet50, resnet101
+from foreplan.models.unet import unet
+from foreplan.models.vgg import vgg16
+from foreplan.models.vit import vit_b16
+from foreplan.models.zoo import build, default_loss, describe, names
+
+__all__ = [
+    "bert_base",
+    "build",
+    "conv_chain",
+    "default_loss",
+    "describe",
+    "gpt2_small",
+    "mlp",
+    "mobilenet_v2",
+    "names",
+    "resnet101",
+    "resnet18",
+    "resnet50",
+    "unet",
+    "vgg16",
+    "vit_b16",
+]

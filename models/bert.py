@@ -1,0 +1,66 @@
+"""BERT (Devlin et al. 2019) with its masked-language-model head."""
+
+from __future__ import annotations
+
+from foreplan.frontend import nn
+from foreplan.frontend.specs import spec
+from foreplan.frontend.tensor import Tensor
+from foreplan.frontend.tracing import trace
+from foreplan.graph import Graph, Normal
+
+POSITIONS = 512  # of the published model; longer sequences enlarge the table
+EPSILON = 1e-12
+INIT = Normal(0.02)
+
+
+def _linear(x: Tensor, features: int, name: str) -> Tensor:
+    return nn.linear(x, features, name=name, weight_init=INIT, bias_init=0.0)
+
+
+def _norm(x: Tensor, name: str) -> Tensor:
+    return nn.layer_norm(x, epsilon=EPSILON, name=name)
+
+
+def block(x: Tensor, heads: int, dropout: float) -> Tensor:
+    """Self-attention and a feed-forward layer, each added and then normalised."""
+    width = x.shape[-1]
+    with nn.scope("attention"):
+        (q,), (k,), (v,) = (nn.split_heads(_linear(x, width, name), heads) for name in ("query", "key", "value"))
+        y = _linear(nn.join_heads(nn.attention(q, k, v, heads_last=True)), width, "output")
+        x = _norm(x + nn.dropout(y, dropout), "norm")
+    y = _linear(nn.gelu(_linear(x, 4 * width, "intermediate")), width, "output")
+    return _norm(x + nn.dropout(y, dropout), "norm")
+
+
+def bert_base(
+    batch: int = 8,
+    seq: int = 512,
+    layers: int = 12,
+    width: int = 768,
+    heads: int = 12,
+    vocabulary: int = 30522,
+    dropout: float = 0.0,
+) -> Graph:
+    """BERT base: `tokens` and `segments` int64[batch,seq] → `logits` [batch,seq,vocabulary]; 109,514,298 parameters.
+
+    Embeddings and encoder have 108,891,648 (the published 109,482,240 add a pooler of 590,592, which this head does
+    not use); the head has a dense layer, a normalisation and a bias, and its matrix is the token embedding. All weights
+    are drawn from N(0, 0.02²). Every position attends to every other: batches are not padded.
+    """
+
+    def model(tokens: Tensor, segments: Tensor) -> dict[str, Tensor]:
+        with nn.scope("embeddings"):
+            x = nn.embedding(tokens, vocabulary, width, name="word", weight_init=INIT)
+            x = x + nn.parameter("position.weight", (max(POSITIONS, seq), width), INIT)[:seq]
+            x = x + nn.embedding(segments, 2, width, name="segment", weight_init=INIT)
+            x = nn.dropout(_norm(x, "norm"), dropout)
+        for i in range(layers):
+            with nn.scope("encoder"), nn.scope(i):
+                x = block(x, heads, dropout)
+        with nn.scope("head"):
+            x = _norm(nn.gelu(_linear(x, width, "dense")), "norm")
+            scores = x @ nn.shared("embeddings.word.weight").T
+            return {"logits": scores + nn.parameter("bias", vocabulary)}
+
+    ids = spec((batch, seq), "int64")
+    return trace(model, ids, ids, name="bert_base")

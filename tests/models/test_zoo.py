@@ -1,0 +1,322 @@
+"""The zoo: published parameter counts, names that take sizes, and forward passes against JAX."""
+
+import math
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from foreplan import models
+from foreplan.errors import UsageError
+from foreplan.frontend import losses, spec, trace
+from foreplan.graph import Graph
+from foreplan.graph.init import generator_for
+from foreplan.graph.ir import Kind
+from foreplan.models.mobilenet import inverted_residual
+from foreplan.models.resnet import bottleneck
+from tests.ops.check import evaluate
+
+# torchvision's and Hugging Face's counts. BERT: 109,482,240 with the pooler of 768·768 + 768, which this model leaves
+# out, and a head of 768·768 + 768 (dense) + 2·768 (normalisation) + 30,522 (bias).
+PUBLISHED = {
+    "resnet18": 11_689_512,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "vgg16": 138_357_544,
+    "mobilenet_v2": 3_504_872,
+    "unet": 31_037_698,
+    "gpt2_small": 124_439_808,
+    "vit_b16": 86_567_656,
+    "bert_base": 109_482_240 - 590_592 + 590_592 + 1_536 + 30_522,
+    "mlp": 784 * 1024 + 1024 + 3 * (1024 * 1024 + 1024) + 1024 * 10 + 10,
+    "conv_chain": sum(
+        9 * a * b + b for a, b in zip((1, 256, 128, 64, 32, 16, 8, 4, 2), (256, 128, 64, 32, 16, 8, 4, 2, 1))
+    ),
+}
+
+
+def parameter_count(graph: Graph) -> int:
+    return sum(value.type.size for value in graph.parameters)
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_parameter_counts(name):
+    assert parameter_count(models.build(name)) == PUBLISHED[name]
+
+
+def test_bert_without_its_head():
+    graph = models.bert_base()
+    encoder = [value for value in graph.parameters if not value.name.startswith("head.")]
+    assert sum(value.type.size for value in encoder) == 109_482_240 - 590_592
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_types(name):
+    graph = models.build(name, batch=2)
+    (output,) = graph.outputs.values()
+    assert all(value.shape[0] == 2 for value in graph.inputs)
+    assert output.shape[0] == 2
+    trained = losses.attach_loss(graph, models.default_loss(name))
+    assert trained.loss is not None
+    assert len(trained.inputs) == len(graph.inputs) + (name != "conv_chain")
+    assert all(".py:" in node.source and node.source != "" for node in trained.nodes)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "gpt2_small"])
+def test_building_is_fast_and_reads_no_weights(name):
+    models.build(name)
+    started = time.perf_counter()
+    graph = models.build(name)
+    assert time.perf_counter() - started < 0.5
+    held = [value for value in graph.stored if value.kind is Kind.CONSTANT]
+    assert sum(value.type.nbytes for value in held) < 1024
+
+
+def test_import_is_light():
+    heavy = "'scipy', 'numba', 'onnx', 'jax', 'networkx'"
+    code = f"import sys, foreplan.models; print([m for m in ({heavy}) if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_names_with_sizes():
+    graph = models.build("resnet18:batch=3,size=64", classes=7)
+    assert str(graph.inputs[0].type) == "float32[3,3,64,64]"
+    assert str(graph.outputs["logits"].type) == "float32[3,7]"
+    assert models.build("mlp:layers=1,width=8", batch=2, width=4).outputs["logits"].shape == (2, 10)
+    assert models.default_loss("conv_chain:size=32") == "mean"
+    assert models.default_loss("unet") == "cross_entropy"
+    assert set(models.describe()) == set(models.names())
+    assert "batch=32" in models.describe()["resnet50"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet5", "did you mean 'resnet50'.*conv_chain, mlp"),
+        ("nonsense", "The zoo has conv_chain, mlp"),
+        ("mlp:depth=3", "no size 'depth'; it has batch=256, width=1024"),
+        ("mlp:width", "not a size; write NAME:key=value"),
+        ("mlp:width=wide", "width must be a whole number"),
+        ("mlp:width=-3", "width must be positive"),
+        ("mlp:batch=0", "batch must be positive"),
+        ("vgg16:dropout=much", "dropout must be a number"),
+        ("unet:size=100", "multiple of 16"),
+        ("vgg16:size=100", "multiple of 32"),
+        ("vit_b16:size=100", "multiple of the patch"),
+    ],
+)
+def test_wrong_names(name, message):
+    with pytest.raises(UsageError, match=message):
+        models.build(name)
+
+
+# Forward passes, written again in JAX
+
+
+def stored_content(graph: Graph) -> dict[str, np.ndarray]:
+    """Contents that leave nothing at its special first value: no zero bias, no unit scale."""
+    found = {}
+    for value in graph.stored:
+        if value.kind is Kind.CONSTANT:
+            continue
+        rng = generator_for(1, value.name)
+        draw = rng.standard_normal(value.shape).astype(np.float32)
+        if value.name.endswith("running_var"):
+            found[value.name] = np.abs(draw) + 0.5
+        elif len(value.shape) > 1:
+            found[value.name] = draw / np.sqrt(math.prod(value.shape[1:])).astype(np.float32)
+        else:
+            found[value.name] = 1 + 0.1 * draw if value.name.endswith("weight") else 0.1 * draw
+    return found
+
+
+def check_forward(graph, reference, *inputs, tol=2e-4):
+    stored = stored_content(graph)
+    given = {value.name: x for value, x in zip(graph.inputs, inputs)}
+    (output,) = graph.outputs.values()
+    got = evaluate(graph, given, stored, hard=False)[output]
+    with jax.default_matmul_precision("highest"):
+        expected = np.asarray(jax.jit(reference)(stored, *inputs))
+    assert got.shape == expected.shape
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(got / scale, expected / scale, atol=tol)
+
+
+def conv(w, name, x, stride=1, pad=0, groups=1):
+    y = lax.conv_general_dilated(x, w[f"{name}.weight"], (stride, stride), [(pad, pad)] * 2, feature_group_count=groups)
+    return y + w[f"{name}.bias"][:, None, None] if f"{name}.bias" in w else y
+
+
+def bn(w, name, x):
+    weight, bias, mean, var = (
+        w[f"{name}.{part}"][:, None, None] for part in ("weight", "bias", "running_mean", "running_var")
+    )
+    return (x - mean) / jnp.sqrt(var + 1e-5) * weight + bias
+
+
+def dense(w, name, x):
+    return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+
+def max_pool(x, kernel, stride, pad=0):
+    pads = [(0, 0), (0, 0), (pad, pad), (pad, pad)]
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, kernel, kernel), (1, 1, stride, stride), pads)
+
+
+def images(*shape):
+    return np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+
+
+def test_mlp_forward():
+    def reference(w, x):
+        for i in range(2):
+            x = jax.nn.relu(dense(w, f"hidden{i}", x))
+        return dense(w, "out", x)
+
+    check_forward(models.mlp(batch=5, width=16, layers=2), reference, images(5, 784))
+
+
+def test_conv_chain_forward():
+    def reference(w, x):
+        for i in range(1, 10):
+            x = conv(w, f"conv{i}", x, pad=1)
+        return x
+
+    check_forward(models.conv_chain(size=12), reference, images(1, 1, 12, 12))
+
+
+def test_resnet18_forward():
+    def block(w, name, x, stride):
+        y = jax.nn.relu(bn(w, f"{name}.bn1", conv(w, f"{name}.conv1", x, stride, 1)))
+        y = bn(w, f"{name}.bn2", conv(w, f"{name}.conv2", y, 1, 1))
+        if f"{name}.downsample.0.weight" in w:
+            x = bn(w, f"{name}.downsample.1", conv(w, f"{name}.downsample.0", x, stride))
+        return jax.nn.relu(x + y)
+
+    def reference(w, x):
+        x = max_pool(jax.nn.relu(bn(w, "bn1", conv(w, "conv1", x, 2, 3))), 3, 2, 1)
+        for stage in range(1, 5):
+            for i in range(2):
+                x = block(w, f"layer{stage}.{i}", x, 2 if stage > 1 and i == 0 else 1)
+        return dense(w, "fc", x.mean((2, 3)))
+
+    check_forward(models.resnet18(batch=1, size=32, classes=10), reference, images(1, 3, 32, 32))
+
+
+def test_resnet_bottleneck_forward():
+    def reference(w, x):
+        y = jax.nn.relu(bn(w, "bn1", conv(w, "conv1", x)))
+        y = jax.nn.relu(bn(w, "bn2", conv(w, "conv2", y, 2, 1)))
+        y = bn(w, "bn3", conv(w, "conv3", y))
+        return jax.nn.relu(y + bn(w, "downsample.1", conv(w, "downsample.0", x, 2)))
+
+    graph = trace(lambda x: bottleneck(x, 4, 2), spec((2, 8, 9, 9)))
+    check_forward(graph, reference, images(2, 8, 9, 9))
+
+
+def test_mobilenet_block_forward():
+    def reference(w, x):
+        y = jax.nn.relu6(bn(w, "conv.0.1", conv(w, "conv.0.0", x)))
+        y = jax.nn.relu6(bn(w, "conv.1.1", conv(w, "conv.1.0", y, 1, 1, groups=24)))
+        return x + bn(w, "conv.3", conv(w, "conv.2", y))
+
+    graph = trace(lambda x: inverted_residual(x, 4, 1, 6), spec((2, 4, 7, 7)))
+    check_forward(graph, reference, images(2, 4, 7, 7))
+
+
+def test_unet_forward():
+    def double(w, name, x):
+        for i in (1, 2):
+            x = jax.nn.relu(bn(w, f"{name}.bn{i}", conv(w, f"{name}.conv{i}", x, 1, 1)))
+        return x
+
+    def up(w, name, x):
+        # Stride and kernel are both 2: each input pixel makes its own 2×2 block of the output.
+        y = jnp.einsum("nchw,ckij->nkhiwj", x, w[f"{name}.up.weight"])
+        n, k, h, _, wide, _ = y.shape
+        return y.reshape(n, k, 2 * h, 2 * wide) + w[f"{name}.up.bias"][:, None, None]
+
+    def reference(w, x):
+        kept = []
+        for level in range(5):
+            x = double(w, f"down{level}", max_pool(x, 2, 2) if level else x)
+            kept.append(x)
+        for level in reversed(range(4)):
+            x = double(w, f"up{level}", jnp.concatenate([kept[level], up(w, f"up{level}", x)], 1))
+        return conv(w, "out", x)
+
+    check_forward(models.unet(batch=1, size=32, width=4), reference, images(1, 3, 32, 32))
+
+
+def layer_norm(w, name, x, epsilon=1e-5):
+    normal = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + epsilon)
+    return normal * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+
+def attention(q, k, v, heads, causal=False):
+    def split(x):
+        return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+
+    q, k, v = split(q), split(k), split(v)
+    scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+    if causal:
+        scores = jnp.where(jnp.tri(q.shape[2], dtype=bool), scores, -jnp.inf)
+    y = jax.nn.softmax(scores) @ v
+    return y.transpose(0, 2, 1, 3).reshape(y.shape[0], y.shape[2], -1)
+
+
+TOKENS = np.random.default_rng(4).integers(0, 50, (2, 9))
+
+
+def test_gpt2_forward():
+    def reference(w, tokens):
+        x = w["wte.weight"][tokens] + w["wpe.weight"][:9]
+        y = layer_norm(w, "h.0.ln_1", x)
+        y = attention(*jnp.split(dense(w, "h.0.attn.c_attn", y), 3, -1), 4, causal=True)
+        x = x + dense(w, "h.0.attn.c_proj", y)
+        y = jax.nn.gelu(dense(w, "h.0.mlp.c_fc", layer_norm(w, "h.0.ln_2", x)), approximate=True)
+        x = x + dense(w, "h.0.mlp.c_proj", y)
+        return layer_norm(w, "ln_f", x) @ w["wte.weight"].T
+
+    graph = models.gpt2_small(batch=2, seq=9, layers=1, width=32, heads=4, vocabulary=50)
+    check_forward(graph, reference, TOKENS)
+
+
+def test_bert_forward():
+    def reference(w, tokens, segments):
+        x = w["embeddings.word.weight"][tokens] + w["embeddings.position.weight"][:9]
+        x = layer_norm(w, "embeddings.norm", x + w["embeddings.segment.weight"][segments], 1e-12)
+        for i in range(2):
+            name = f"encoder.{i}"
+            y = attention(*(dense(w, f"{name}.attention.{part}", x) for part in ("query", "key", "value")), 4)
+            x = layer_norm(w, f"{name}.attention.norm", x + dense(w, f"{name}.attention.output", y), 1e-12)
+            y = jax.nn.gelu(dense(w, f"{name}.intermediate", x), approximate=False)
+            x = layer_norm(w, f"{name}.norm", x + dense(w, f"{name}.output", y), 1e-12)
+        x = layer_norm(w, "head.norm", jax.nn.gelu(dense(w, "head.dense", x), approximate=False), 1e-12)
+        return x @ w["embeddings.word.weight"].T + w["head.bias"]
+
+    graph = models.bert_base(batch=2, seq=9, layers=2, width=32, heads=4, vocabulary=50)
+    check_forward(graph, reference, TOKENS, TOKENS % 2)
+
+
+def test_vit_forward():
+    def reference(w, x):
+        x = conv(w, "conv_proj", x, 8)
+        x = x.reshape(2, 32, -1).swapaxes(1, 2)
+        x = jnp.concatenate([jnp.broadcast_to(w["class_token"], (2, 1, 32)), x], 1) + w["encoder.pos_embedding"]
+        name = "encoder.layers.encoder_layer_0"
+        y = layer_norm(w, f"{name}.ln_1", x, 1e-6)
+        y = attention(*jnp.split(dense(w, f"{name}.self_attention.in_proj", y), 3, -1), 4)
+        x = x + dense(w, f"{name}.self_attention.out_proj", y)
+        y = jax.nn.gelu(dense(w, f"{name}.mlp.0", layer_norm(w, f"{name}.ln_2", x, 1e-6)), approximate=False)
+        x = layer_norm(w, "encoder.ln", x + dense(w, f"{name}.mlp.3", y), 1e-6)
+        return dense(w, "heads.head", x[:, 0])
+
+    graph = models.vit_b16(batch=2, size=24, layers=1, classes=7, width=32, heads=4, patch=8)
+    check_forward(graph, reference, images(2, 3, 24, 24))
