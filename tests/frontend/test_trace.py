@@ -105,6 +105,9 @@ OPERATORS = {
     "array constants": lambda x, y: x + B + B[0] * y + np.arange(4, dtype=np.float32),
     "numpy scalars": lambda x, y: x * np.float32(0.3) + y,
     "same twice": lambda x, y: x * x + x - x,
+    "scalar first": lambda x, y: np.float32(0.5) * x + 2 - (np.int8(3) - y),
+    "power of two": lambda x, y: np.float32(2) ** x + (y * y + 1) ** x,
+    "built-in sum": lambda x, y: sum([x, y, x]),
     "compare": lambda x, y: (x > y) & (x >= 0) | (x < -1) & (y <= 0),
     "equal": lambda x, y: (x == x) & (x != y),
     "modulo": lambda x, y: x % 2.0 + x // 0.5,
@@ -291,8 +294,20 @@ def test_element_types():
     assert run(lambda x: x / 2, n)["output"].dtype == np.float32
     assert run(lambda x: x + np.ones(4), A)["output"].dtype == np.float32
     assert run(lambda x: x + np.ones(4), A.astype(np.float64))["output"].dtype == np.float64
+    assert run(lambda x: np.float64(2) * x, A)["output"].dtype == np.float32
+    assert run(lambda x: [1.0, 2.0, 3.0, 4.0] * x, A)["output"].dtype == np.float32
     assert run(lambda x: x.sum(), n > 2)["output"].dtype == np.int64
     assert run(lambda x: x.mean(), n)["output"] == pytest.approx(2.5)
+
+
+def test_augmented_assignment_makes_a_new_tensor():
+    def model(x):
+        y = x
+        y += 1
+        y *= 2
+        return y - x
+
+    np.testing.assert_allclose(run(model, A)["output"], (A + 1) * 2 - A, rtol=1e-5)
 
 
 def test_names_sources_and_constants():
