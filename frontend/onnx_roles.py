@@ -1,0 +1,166 @@
+"""Which constants of a model are trained: found from where they are read, before anything is translated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from foreplan.graph.ir import Kind
+
+if TYPE_CHECKING:
+    import onnx
+
+# Op → the inputs that are weights; running statistics apart.
+_WEIGHT_SLOTS: dict[str, tuple[int, ...]] = {
+    "Conv": (1, 2),
+    "ConvTranspose": (1, 2),
+    "DeformConv": (1, 3),
+    "Gemm": (0, 1, 2),
+    "MatMul": (0, 1),
+    "FusedMatMul": (0, 1),
+    "BatchNormalization": (1, 2),
+    "InstanceNormalization": (1, 2),
+    "GroupNormalization": (1, 2),
+    "LayerNormalization": (1, 2),
+    "SimplifiedLayerNormalization": (1,),
+    "RMSNormalization": (1,),
+    "PRelu": (1,),
+    "Gather": (0,),
+    "RNN": (1, 2, 3),
+    "GRU": (1, 2, 3),
+    "LSTM": (1, 2, 3, 7),
+    "Einsum": tuple(range(8)),
+}
+_BUFFER_SLOTS = {"BatchNormalization": (3, 4)}
+# A bias or a gain that the exporter wrote as an operation of its own. Differences and quotients with a constant are
+# normalisations of data far more often than anything learned, and stay constants.
+_BIAS_OPS = {"Add", "Mul", "Sum"}
+# Ops through whose first input (all inputs for Concat) a learned tensor that is not a matrix reaches the data.
+_CARRIERS = {"Expand", "Concat", "Tile"}
+_REARRANGING = {"Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Cast", "Split", "Slice"}
+_SHAPES = {"ConstantOfShape", "Shape", "Size"}  # read an integer tensor, and give nothing of its content
+
+
+def find_roles(
+    nodes: Iterable[onnx.NodeProto],
+    initializers: Iterable[onnx.TensorProto] = (),
+    functions: Mapping[tuple[str, str], onnx.FunctionProto] | None = None,
+) -> dict[str, Kind]:
+    """PARAMETER or BUFFER for the tensors of one scope that are so used; whatever else is constant is a CONSTANT.
+
+    A weight that reaches its slot through other constants (a transposed matrix, a reshaped scale, a weight that is
+    a norm times a direction) makes parameters of what it was computed from. Only tensors of floats can be trained;
+    who stores them sees to that.
+    """
+    search = _Search(functions or {})
+    for tensor in initializers:
+        search.initializers.add(tensor.name)
+        search.note_tensor(tensor.name, tensor)
+    for node in nodes:
+        search.visit(node)
+    return search.roles
+
+
+class _Search:
+    """One pass over nodes in order; constants come before what reads them."""
+
+    def __init__(self, functions: Mapping[tuple[str, str], onnx.FunctionProto], is_function: bool = False) -> None:
+        self.functions = functions
+        self.is_function = is_function
+        self.constants: set[str] = set()
+        self.initializers: set[str] = set()
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.contents: dict[str, onnx.TensorProto] = {}
+        self.makers: dict[str, onnx.NodeProto] = {}
+        self.roles: dict[str, Kind] = {}
+        self.slots: dict[tuple[str, str], frozenset[int]] = {}
+
+    def visit(self, node: onnx.NodeProto) -> None:
+        for index, kind in self.weight_slots(node):
+            if index < len(node.input) and node.input[index] in self.constants:
+                self.claim(node.input[index], kind)
+        inputs = [name for name in node.input if name]
+        if all(name in self.constants for name in inputs) and not _subgraphs(node):
+            for name in node.output:
+                self.constants.add(name)
+                self.makers[name] = node
+            self.note_shape(node)
+        for graph in _subgraphs(node):
+            for tensor in graph.initializer:
+                self.note_tensor(tensor.name, tensor)
+            for inner in graph.node:
+                self.visit(inner)
+
+    def weight_slots(self, node: onnx.NodeProto) -> Iterator[tuple[int, Kind]]:
+        function = self.functions.get((node.domain, node.op_type))
+        if function is not None:
+            yield from ((i, Kind.PARAMETER) for i in self.function_slots(function))
+            return
+        yield from ((i, Kind.PARAMETER) for i in _WEIGHT_SLOTS.get(node.op_type, ()))
+        yield from ((i, Kind.BUFFER) for i in _BUFFER_SLOTS.get(node.op_type, ()))
+        meets_data = any(name and name not in self.constants for name in node.input)
+        if node.op_type in _BIAS_OPS and meets_data:
+            yield from ((i, Kind.PARAMETER) for i, name in enumerate(node.input) if self.is_bias(name))
+        elif node.op_type in _CARRIERS and meets_data:
+            yield from ((i, Kind.PARAMETER) for i, name in enumerate(node.input) if name in self.initializers)
+
+    def is_bias(self, name: str) -> bool:
+        """A vector (one axis longer than 1) from anywhere, or an initializer of more than one element."""
+        shape = self.shapes.get(name)
+        if shape is None:
+            return False
+        return sum(extent != 1 for extent in shape) == 1 or (name in self.initializers and math.prod(shape) > 1)
+
+    def claim(self, name: str, kind: Kind) -> None:
+        """Give a constant its role, and what it was computed from as well."""
+        pending = [name]
+        while pending:
+            name = pending.pop()
+            if name not in self.constants or self.roles.get(name) in (kind, Kind.PARAMETER):
+                continue
+            self.roles[name] = kind
+            maker = self.makers.get(name)
+            # Within a function everything may be an activation: only what is a weight by its place is followed back.
+            if maker is None or maker.op_type in _SHAPES or (self.is_function and maker.op_type not in _REARRANGING):
+                continue
+            pending += [source for source in maker.input if source]
+
+    def note_tensor(self, name: str, tensor: onnx.TensorProto) -> None:
+        self.constants.add(name)
+        self.shapes[name] = tuple(tensor.dims)
+        if tensor.data_type == tensor.INT64 and tensor.data_location == tensor.DEFAULT:
+            self.contents[name] = tensor
+
+    def note_shape(self, node: onnx.NodeProto) -> None:
+        """The shapes of constants, as far as biases need them."""
+        from onnx import numpy_helper
+
+        attributes = {attribute.name: attribute for attribute in node.attribute}
+        if node.op_type == "Constant" and "value" in attributes:
+            self.note_tensor(node.output[0], attributes["value"].t)
+        elif node.op_type == "Constant" and "value_floats" in attributes:
+            self.shapes[node.output[0]] = (len(attributes["value_floats"].floats),)
+        elif node.op_type in ("Unsqueeze", "Identity", "Reshape", "Cast") and node.input[0] in self.shapes:
+            # Axes of extent 1 come and go: all that `is_bias` asks is how many longer ones there are.
+            self.shapes[node.output[0]] = self.shapes[node.input[0]]
+        elif node.op_type == "ConstantOfShape" and node.input[0] in self.contents:
+            extents = numpy_helper.to_array(self.contents[node.input[0]])
+            self.shapes[node.output[0]] = tuple(int(x) for x in extents.reshape(-1))
+
+    def function_slots(self, function: onnx.FunctionProto) -> frozenset[int]:
+        """The inputs of a model's own function that are weights inside it."""
+        key = (function.domain, function.name)
+        if key not in self.slots:
+            self.slots[key] = frozenset()  # while it is being found: a function that calls itself has none
+            inner = _Search(self.functions, is_function=True)
+            inner.slots = self.slots
+            inner.constants.update(function.input)
+            for node in function.node:
+                inner.visit(node)
+            self.slots[key] = frozenset(i for i, name in enumerate(function.input) if name in inner.roles)
+        return self.slots[key]
+
+
+def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]

@@ -1,0 +1,162 @@
+"""ONNX files without their weights: the protobuf wire format walked just far enough to cut large tensors out.
+
+A tensor's bytes are replaced by the reference that ONNX itself uses for bytes in another file, pointing back into
+the same one; what is left is small, and everything behind treats both cases alike.
+
+Source: the protocol buffers encoding guide (tag = field << 3 | wire type) and the field numbers of onnx.proto.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+
+from foreplan.errors import ModelError
+
+INLINE_BYTES = 1024  # float tensors up to here stay inside the model, as do integer ones up to INTEGER_BYTES
+INTEGER_BYTES = 1 << 20
+SELF = "\0"  # the `location` that means the .onnx file itself; no file can have this name
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+# (message, field) → the message in that field, for the fields in which tensors can be.
+_NESTED = {
+    ("model", 7): "graph",
+    ("model", 25): "function",
+    ("graph", 1): "node",
+    ("graph", 5): "tensor",
+    ("function", 7): "node",
+    ("node", 5): "attribute",
+    ("attribute", 5): "tensor",
+    ("attribute", 6): "graph",
+    ("attribute", 10): "tensor",
+    ("attribute", 11): "graph",
+}
+_DIMS, _DATA_TYPE, _FLOAT_DATA, _RAW_DATA, _DOUBLE_DATA = 1, 2, 4, 9, 10
+_EXTERNAL_DATA, _DATA_LOCATION = 13, 14
+# TensorProto.data_type → bytes an element, for the types that may be left in the file.
+_ITEM_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2}
+_INTEGER_ITEM_BYTES = {6: 4, 7: 8, 9: 1}
+_DEEPEST = 100  # graphs within graphs, as protobuf itself limits them
+
+Buffer = mmap.mmap | bytes
+
+
+def skeleton(data: Buffer) -> bytes:
+    """The serialized ModelProto with every large tensor's bytes replaced by (SELF, offset, length).
+
+    Args:
+        data: the file; only the parts that are not tensor contents are read.
+
+    Raises:
+        ModelError: the bytes are not a protobuf message, or break off.
+    """
+    return b"".join(_message(data, 0, len(data), "model", 0))
+
+
+def _varint(data: Buffer, at: int, end: int) -> tuple[int, int]:
+    """The number at `at` and where the next field begins."""
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise ModelError("the file breaks off in the middle of a number, or is no protobuf message")
+
+
+def _field(data: Buffer, at: int, end: int) -> tuple[int, int, int, int]:
+    """(field number, wire type, where its content begins, where it ends) of the field at `at`."""
+    tag, start = _varint(data, at, end)
+    wire = tag & 7
+    if wire == _VARINT:
+        stop = _varint(data, start, end)[1]
+    elif wire == _BYTES:
+        length, start = _varint(data, start, end)
+        stop = start + length
+    elif wire in (_FIXED32, _FIXED64):
+        stop = start + (4 if wire == _FIXED32 else 8)
+    else:
+        raise ModelError(f"the file is no protobuf message: wire type {wire} at byte {at}")
+    if stop > end or tag >> 3 == 0:
+        raise ModelError(f"the file breaks off or is no protobuf message: a field at byte {at} ends at byte {stop}")
+    return tag >> 3, wire, start, stop
+
+
+def _message(data: Buffer, at: int, end: int, kind: str, depth: int) -> list[bytes]:
+    """The message in pieces, with what is nested in it rewritten."""
+    if end - at <= INLINE_BYTES:
+        return [data[at:end]]
+    if depth > _DEEPEST:
+        raise ModelError(f"the file nests graphs more than {_DEEPEST} deep")
+    if kind == "tensor":
+        return _tensor(data, at, end)
+    pieces, copied = [], at
+    while at < end:
+        number, wire, start, stop = _field(data, at, end)
+        inner = _NESTED.get((kind, number))
+        if inner is not None and wire == _BYTES and stop - start > INLINE_BYTES:
+            parts = _message(data, start, stop, inner, depth + 1)
+            length = sum(map(len, parts))
+            pieces += [data[copied:at], _encode(number << 3 | _BYTES), _encode(length), *parts]
+            copied = stop
+        at = stop
+    pieces.append(data[copied:end])
+    return pieces
+
+
+def _tensor(data: Buffer, at: int, end: int) -> list[bytes]:
+    """The tensor with its elements cut out, if they are one dense run of little-endian numbers."""
+    pieces: list[bytes] = []
+    runs: list[tuple[int, int, int]] = []
+    dims: list[int] = []
+    data_type = 0
+    while at < end:
+        number, wire, start, stop = _field(data, at, end)
+        if number in (_RAW_DATA, _FLOAT_DATA, _DOUBLE_DATA) and wire == _BYTES:
+            runs.append((number, start, stop))
+        else:
+            pieces.append(data[at:stop])
+        if number == _DIMS:
+            while start < stop:
+                extent, start = _varint(data, start, stop)
+                dims.append(extent)
+        elif number == _DATA_TYPE and wire == _VARINT:
+            data_type = _varint(data, start, stop)[0]
+        at = stop
+    if len(runs) != 1 or not _may_stay_in_file(data_type, runs[0], math.prod(dims)):
+        return [
+            *pieces,
+            *(_encode(n << 3 | _BYTES) + _encode(stop - start) + data[start:stop] for n, start, stop in runs),
+        ]
+    _, start, stop = runs[0]
+    for key, value in (("location", SELF), ("offset", str(start)), ("length", str(stop - start))):
+        entry = _string(1, key) + _string(2, value)
+        pieces += [_encode(_EXTERNAL_DATA << 3 | _BYTES), _encode(len(entry)), entry]
+    return [*pieces, _encode(_DATA_LOCATION << 3 | _VARINT), b"\1"]
+
+
+def _may_stay_in_file(data_type: int, run: tuple[int, int, int], size: int) -> bool:
+    number, start, stop = run
+    itemsize = _ITEM_BYTES.get(data_type)
+    if itemsize is None:
+        itemsize, inline = _INTEGER_ITEM_BYTES.get(data_type, 0), INTEGER_BYTES
+    else:
+        inline = INLINE_BYTES
+    if number != _RAW_DATA and {_FLOAT_DATA: 1, _DOUBLE_DATA: 11}[number] != data_type:
+        return False
+    return itemsize > 0 and stop - start > inline and stop - start == size * itemsize
+
+
+def _encode(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _string(number: int, text: str) -> bytes:
+    return _encode(number << 3 | _BYTES) + _encode(len(text)) + text.encode()

@@ -1,0 +1,70 @@
+"""The light models that ONNX ships: import and forward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from foreplan.frontend import from_onnx
+from foreplan.graph.ir import Kind
+from tests.ops.check import evaluate
+
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+# name → (trained tensors, running statistics). ResNet-50, for one: 53 convolutions with a weight each, as many batch
+# norms with two parameters and two statistics, and a classifier with two parameters.
+MODELS = {
+    "bvlc_alexnet": (16, 0),
+    "densenet121": (606, 242),
+    "inception_v1": (116, 0),
+    "inception_v2": (347, 138),
+    "resnet50": (161, 106),
+    "shufflenet": (150, 98),
+    "squeezenet": (52, 0),
+    "vgg19": (38, 0),
+    "zfnet512": (16, 0),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_imports_with_every_weight_a_parameter(name: str) -> None:
+    graph = from_onnx(LIGHT / f"light_{name}.onnx")
+    assert [value.shape for value in graph.inputs] == [(1, 3, 224, 224)]
+    kinds = [value.kind for value in graph.stored]
+    assert (kinds.count(Kind.PARAMETER), kinds.count(Kind.BUFFER)) == MODELS[name]
+    assert len(kinds) == sum(MODELS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_forward_equals_what_onnx_ships(name: str) -> None:
+    graph = from_onnx(LIGHT / f"light_{name}.onnx")
+    (x,), ((output, y),) = graph.inputs, graph.outputs.items()
+    # The input that ONNX's runner gives to these models.
+    data = (np.arange(x.type.size).reshape(x.shape) / x.type.size).astype(np.float32)
+    expected = onnx.numpy_helper.to_array(onnx.load_tensor(LIGHT / f"light_{name}_output_0.pb"))
+    got = evaluate(graph, {x.name: data}, hard=False)[y]
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-7, err_msg=output)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_another_batch(name: str) -> None:
+    graph = from_onnx(LIGHT / f"light_{name}.onnx", batch=4)
+    assert graph.inputs[0].shape == (4, 3, 224, 224)
+    assert all(value.shape[0] == 4 for value in graph.outputs.values())
+    assert all("batch 1 → 4" in note for note in graph.notes)
+
+
+def test_items_of_a_larger_batch_do_not_mix() -> None:
+    path = LIGHT / "light_shufflenet.onnx"
+    single, pair = from_onnx(path), from_onnx(path, batch=2)
+    rng = np.random.default_rng(0)
+    weights = {value.name: (rng.random(value.shape) * 0.3).astype(np.float32) for value in single.stored}
+    items = rng.random((2, 3, 224, 224)).astype(np.float32)
+    name = single.inputs[0].name
+    together = evaluate(pair, {name: items}, weights, hard=False)[next(iter(pair.outputs.values()))]
+    for i in range(2):
+        alone = evaluate(single, {name: items[i : i + 1]}, weights, hard=False)[next(iter(single.outputs.values()))]
+        np.testing.assert_allclose(together[i : i + 1], alone, rtol=1e-4, atol=1e-7)
