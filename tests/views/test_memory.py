@@ -97,3 +97,24 @@ def test_does_not_fit_says_all_that_is_asked(memory):
     for part in ("7.00 KiB too much", "17,408 bytes", "10,240 bytes", "lower bound", "instruction 0 of 3, forward"):
         assert part in text
     assert text.endswith("try next:\n  - a smaller batch")
+
+
+def test_a_compiled_model_adds_up():
+    import foreplan
+
+    graph = foreplan.models.mlp(batch=16, width=32, layers=2)
+    step = foreplan.compile(graph, loss=foreplan.losses.cross_entropy, optimizer=foreplan.optim.Adam())
+    memory = step.memory
+    assert sum(memory.categories.values()) == memory.lower_bound == memory.live.max() == memory.live[memory.peak_step]
+    weights = {b.name: b for b in memory.buffers if b.name.endswith("weight")}
+    hidden = weights["hidden0.weight"]
+    assert hidden.shape == "float32[32,784]" and hidden.nbytes == 4 * 32 * 784
+    assert (hidden.lower, hidden.upper) == (0, len(step.plan.steps))
+    assert memory.categories[Category.OPTIMIZER_STATE] >= 2 * sum(b.nbytes for b in weights.values())
+    # No two buffers that are alive together share a byte, and none reaches past the end of its region.
+    heights = {region.name: height for region, height in zip(memory.problem.regions, memory.plan.heights)}
+    for i, a in enumerate(memory.buffers):
+        assert a.offset + a.nbytes <= heights[a.region]
+        for b in memory.buffers[:i]:
+            together = a.region == b.region and a.lower < b.upper and b.lower < a.upper
+            assert not (together and a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes), (a, b)
