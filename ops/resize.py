@@ -1,0 +1,397 @@
+"""Resizing along any axes: nearest, linear and cubic interpolation as ONNX defines them, and the gradient.
+
+Interpolation is separable and linear: along an axis, every output element is a weighted sum of a few input elements.
+A table of indices and weights says which; the gradient uses the same kernel with the transposed table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Types
+from foreplan.graph.types import Shape
+from foreplan.units import align_up
+
+MODES = ("nearest", "linear", "cubic")
+COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
+ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+BLOCK = 1 << 16  # elements of the planes that are worked on together
+
+
+@dataclass(frozen=True)
+class _Interpolation(Op):
+    """Attributes of resizing and its gradient.
+
+    Attributes:
+        shape: of the resized tensor, all axes.
+        mode: nearest, linear or cubic.
+        coordinate: how an output index becomes a coordinate among the inputs; one of COORDINATES.
+        scales: output extent over input extent as coordinates take it, an entry an axis; the shapes' ratio if empty.
+        rounding: how `nearest` rounds a coordinate; one of ROUNDINGS.
+        cubic_a: the free coefficient of the cubic kernel (Keys 1981).
+        exclude_outside: neighbours outside the tensor have weight 0 (and the others more), instead of the edge's value.
+        antialias: where an axis shrinks, stretch the linear or cubic kernel over all that it skips.
+    """
+
+    shape: Shape
+    mode: str = "linear"
+    coordinate: str = "half_pixel"
+    scales: tuple[float, ...] = ()
+    rounding: str = "round_prefer_floor"
+    cubic_a: float = -0.75
+    exclude_outside: bool = False
+    antialias: bool = False
+
+    def __post_init__(self) -> None:
+        for value, known in ((self.mode, MODES), (self.coordinate, COORDINATES), (self.rounding, ROUNDINGS)):
+            if value not in known:
+                raise ValueError(f"{value!r} is none of {', '.join(known)}")
+
+    def check(self, x: TensorType) -> None:
+        """Raise unless x can be resized to the shape."""
+        if x.rank != len(self.shape) or len(self.scales) not in (0, x.rank) or min(*self.shape, *x.shape, 1) < 1:
+            raise ShapeError(f"{x} cannot be resized to {list(self.shape)}, scales {self.scales}")
+        if not x.dtype.is_float and self.mode != "nearest":
+            raise ShapeError(f"{self.mode} interpolation needs floating-point elements, and got {x}")
+
+    def tables(self, extents: Shape) -> dict[int, _Table]:
+        """For each axis that changes, which inputs each output reads."""
+        found = {}
+        for axis, (before, after) in enumerate(zip(extents, self.shape)):
+            scale = self.scales[axis] if self.scales else after / before
+            if before == after and scale == 1:
+                continue
+            found[axis] = _table(
+                before,
+                after,
+                scale,
+                self.mode,
+                self.coordinate,
+                self.rounding,
+                self.cubic_a,
+                self.exclude_outside,
+                self.antialias,
+            )
+        return found
+
+
+@register
+@dataclass(frozen=True)
+class Resize(_Interpolation):
+    """x interpolated to `shape`."""
+
+    name: ClassVar[str] = "resize"
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The shape stated."""
+        self.check(inputs[0])
+        return (inputs[0].with_shape(self.shape),)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """It is linear: the transposed tables."""
+        (x,), (g,) = inputs, cotangents
+        assert g is not None
+        return [b.apply(ResizeGrad(*_attributes(self), extents=x.shape), g) if b.wants(x) else None]
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """A product and an addition a weight, axis by axis."""
+        flops = _flops(_steps(inputs[0].shape, self.tables(inputs[0].shape)))
+        return Cost(flops, inputs[0].nbytes + outputs[0].nbytes)
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """Planes between two axes, and a term of the sum."""
+        x = inputs[0]
+        return _workspace(x, _steps(x.shape, self.tables(x.shape)))
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Axis by axis, a few planes at a time."""
+        _interpolate(inputs[0], outputs[0], _steps(inputs[0].shape, self.tables(inputs[0].shape)), workspace)
+
+
+@register
+@dataclass(frozen=True)
+class ResizeGrad(_Interpolation):
+    """The adjoint of `Resize`: g of the resized shape → dx.
+
+    Attributes:
+        extents: shape of dx.
+    """
+
+    name: ClassVar[str] = "resize_grad"
+    extents: Shape = ()
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The shape of what was resized."""
+        (g,) = inputs
+        dx = g.with_shape(self.extents)
+        self.check(dx)
+        if g.shape != self.shape or not g.dtype.is_float:
+            raise ShapeError(f"the gradient must be floating-point {list(self.shape)}, and is {g}")
+        return (dx,)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """It is linear, and resizing is its adjoint."""
+        (g,), (t,) = inputs, cotangents
+        assert t is not None
+        return [b.apply(Resize(*_attributes(self)), t) if b.wants(g) else None]
+
+    def steps(self) -> tuple[_Step, ...]:
+        """The transposed tables, applied from the resized shape."""
+        return _steps(self.shape, {axis: table.transposed for axis, table in self.tables(self.extents).items()})
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """A product and an addition a weight, axis by axis."""
+        return Cost(_flops(self.steps()), inputs[0].nbytes + outputs[0].nbytes)
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """Planes between two axes, and a term of the sum."""
+        return _workspace(inputs[0], self.steps())
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Axis by axis, a few planes at a time."""
+        _interpolate(inputs[0], outputs[0], self.steps(), workspace)
+
+
+def _attributes(op: _Interpolation) -> tuple[Shape, str, str, tuple[float, ...], str, float, bool, bool]:
+    return (
+        op.shape,
+        op.mode,
+        op.coordinate,
+        op.scales,
+        op.rounding,
+        op.cubic_a,
+        op.exclude_outside,
+        op.antialias,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """y[o] = Σ_t weights[t, o] · x[indices[t, o]] along one axis.
+
+    Attributes:
+        indices: int64 [terms, outputs].
+        weights: float64 [terms, outputs], or None where the only term has weight 1.
+        inputs: extent before.
+    """
+
+    indices: np.ndarray
+    weights: np.ndarray | None
+    inputs: int
+
+    @property
+    def transposed(self) -> _Table:
+        """The table of the adjoint: which outputs each input went to."""
+        return _transpose(self)
+
+
+@lru_cache(maxsize=256)
+def _transpose(table: _Table) -> _Table:
+    terms, outputs = table.indices.shape
+    weights = np.ones((terms, outputs)) if table.weights is None else table.weights
+    goes_to: list[dict[int, float]] = [{} for _ in range(table.inputs)]
+    for o in range(outputs):
+        for index, weight in zip(table.indices[:, o].tolist(), weights[:, o].tolist()):
+            if weight:
+                goes_to[index][o] = goes_to[index].get(o, 0.0) + weight
+    most = max(1, *map(len, goes_to))
+    # Rows with fewer terms repeat one of their own with weight 0, so that what is not finite spreads no further.
+    found = np.zeros((most, table.inputs), np.int64)
+    shares = np.zeros((most, table.inputs))
+    for i, row in enumerate(goes_to):
+        found[:, i] = next(iter(row), 0)
+        found[: len(row), i] = list(row)
+        shares[: len(row), i] = list(row.values())
+    return _Table(found, shares, outputs)
+
+
+@lru_cache(maxsize=256)
+def _table(
+    before: int,
+    after: int,
+    scale: float,
+    mode: str,
+    coordinate: str,
+    rounding: str,
+    cubic_a: float,
+    exclude_outside: bool,
+    antialias: bool,
+) -> _Table:
+    at = _coordinates(before, after, scale, coordinate)
+    if mode == "nearest":
+        nearest = {
+            "round_prefer_floor": lambda: np.ceil(at - 0.5),
+            "round_prefer_ceil": lambda: np.floor(at + 0.5),
+            "floor": lambda: np.floor(at),
+            "ceil": lambda: np.ceil(at),
+        }[rounding]()
+        return _Table(np.clip(nearest.astype(np.int64), 0, before - 1)[None], None, before)
+    reach = 1 if mode == "linear" else 2
+    shrink = min(scale, 1.0) if antialias else 1.0
+    start = math.floor(-reach / shrink) + 1
+    offsets = np.arange(start, 2 - start)[:, None]
+    base = np.floor(at)
+    distances = (offsets - (at - base)) * shrink
+    weights = np.maximum(1 - np.abs(distances), 0) if mode == "linear" else _cubic(distances, cubic_a)
+    indices = base.astype(np.int64) + offsets
+    if exclude_outside:
+        weights[(indices < 0) | (indices >= before)] = 0
+    if exclude_outside or antialias:
+        weights /= weights.sum(0)
+    return _Table(np.clip(indices, 0, before - 1), weights, before)
+
+
+def _coordinates(before: int, after: int, scale: float, coordinate: str) -> np.ndarray:
+    """Where each output index lies among the inputs, float64."""
+    at = np.arange(after, dtype=np.float64)
+    exact = scale * before
+    if coordinate == "asymmetric":
+        return at / scale
+    if coordinate == "align_corners":
+        return at * ((before - 1) / (exact - 1)) if exact != 1 else np.zeros(after)
+    if coordinate == "pytorch_half_pixel" and after == 1:
+        return np.zeros(1)
+    centred = (at + 0.5) / scale - 0.5
+    if coordinate == "half_pixel_symmetric":
+        centred += before / 2 * (1 - after / exact)
+    return centred
+
+
+def _cubic(distances: np.ndarray, a: float) -> np.ndarray:
+    """The cubic convolution kernel (Keys 1981)."""
+    d = np.abs(distances)
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((d - 5) * d + 8) * d * a - 4 * a
+    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """One axis resized: [lead, inputs, trail] → [lead, outputs, trail] of each plane.
+
+    Attributes:
+        planes: of the whole tensor: extents before the first axis that changes.
+    """
+
+    table: _Table
+    planes: int
+    lead: int
+    inputs: int
+    outputs: int
+    trail: int
+
+    @property
+    def size(self) -> int:
+        """Elements of a plane after the step."""
+        return self.lead * self.outputs * self.trail
+
+
+def _steps(shape: Shape, tables: dict[int, _Table]) -> tuple[_Step, ...]:
+    """One step an axis that changes, last axis first where it shrinks, since that leaves less for the others."""
+    first = min(tables, default=0)
+    planes = math.prod(shape[:first])
+    order = sorted(tables, key=lambda axis: (tables[axis].indices.shape[1] / tables[axis].inputs, axis))
+    now, steps = list(shape), []
+    for axis in order:
+        before, now[axis] = now[axis], tables[axis].indices.shape[1]
+        lead, trail = math.prod(now[first:axis]), math.prod(now[axis + 1 :])
+        steps.append(_Step(tables[axis], planes, lead, before, now[axis], trail))
+    return tuple(steps)
+
+
+def _flops(steps: Sequence[_Step]) -> int:
+    terms = ((0 if step.table.weights is None else 2 * len(step.table.indices)) * step.size for step in steps)
+    return sum(terms) * (steps[0].planes if steps else 0)
+
+
+def _plane_count(steps: Sequence[_Step]) -> int:
+    """Planes that are worked on together."""
+    return max(1, min(steps[0].planes, BLOCK // max(step.size for step in steps)))
+
+
+def _parts(steps: Sequence[_Step], itemsize: int) -> list[int]:
+    """Bytes of the two results between steps and of a term, for one block of planes."""
+    if not steps:
+        return [0, 0, 0]
+    count = _plane_count(steps) * itemsize
+    between = [step.size for step in steps[:-1]]
+    terms = [step.size for step in steps if len(step.table.indices) > 1]
+    return [align_up(count * max(sizes, default=0), 64) for sizes in (between[0::2], between[1::2], terms)]
+
+
+def _workspace(x: TensorType, steps: Sequence[_Step]) -> int:
+    return sum(_parts(steps, x.dtype.itemsize))
+
+
+def _interpolate(x: np.ndarray, y: np.ndarray, steps: Sequence[_Step], workspace: np.ndarray) -> None:
+    if not steps:
+        np.copyto(y, x)
+        return
+    even, odd, _ = _parts(steps, x.itemsize)
+    between = [workspace[:even].view(x.dtype), workspace[even : even + odd].view(x.dtype)]
+    term = workspace[even + odd :].view(x.dtype)
+    planes, count = steps[0].planes, _plane_count(steps)
+    before, after = x.reshape(planes, -1), y.reshape(planes, -1)
+    for start in range(0, planes, count):
+        source, rows = before[start : start + count], min(count, planes - start)
+        for i, step in enumerate(steps):
+            last = i == len(steps) - 1
+            target = after[start : start + rows] if last else between[i % 2][: rows * step.size]
+            shape = (rows * step.lead, step.outputs, step.trail)
+            _apply(step, source.reshape(rows * step.lead, step.inputs, step.trail), target.reshape(shape), term)
+            source = target
+
+
+def _apply(step: _Step, source: np.ndarray, target: np.ndarray, memory: np.ndarray) -> None:
+    # mode="clip" lets take write straight into its target; every index is in range.
+    indices, weights = step.table.indices, step.table.weights
+    np.take(source, indices[0], axis=1, out=target, mode="clip")
+    if weights is None:
+        return
+    factors = weights.astype(target.dtype)[:, :, None]
+    target *= factors[0]
+    for index, factor in zip(indices[1:], factors[1:]):
+        term = memory[: target.size].reshape(target.shape)
+        np.take(source, index, axis=1, out=term, mode="clip")
+        term *= factor
+        target += term
+
+
+def resize(
+    b: Builder,
+    x: Value,
+    shape: Sequence[int],
+    *,
+    mode: str = "linear",
+    coordinate: str = "half_pixel",
+    scales: Sequence[float] = (),
+    rounding: str = "round_prefer_floor",
+    cubic_a: float = -0.75,
+    exclude_outside: bool = False,
+    antialias: bool = False,
+    name: str = "",
+) -> Value:
+    """`x` interpolated to `shape` (all axes); see `Resize` for the rest.
+
+    Raises:
+        ShapeError: an attribute is unknown, or x cannot be resized so.
+    """
+    try:
+        op = Resize(
+            tuple(shape), mode, coordinate, tuple(scales), rounding, cubic_a, bool(exclude_outside), bool(antialias)
+        )
+    except ValueError as error:
+        raise ShapeError(f"resize: {error}") from None
+    return b.apply(op, x, name=name)
