@@ -17,6 +17,7 @@ from foreplan.ops import attention as attending
 from foreplan.ops import expr as ex
 from foreplan.ops import index, pool, random, scan, sort
 from foreplan.ops import loss as losses
+from foreplan.ops import resize as resizing
 from foreplan.ops import softmax as normalising
 from foreplan.ops.expr import Expr, call
 from foreplan.ops.reduce import normalize_axes, reduce
@@ -163,14 +164,16 @@ def resize(x: Tensor, size: int | Sequence[int], mode: str = "linear", align_cor
     Args:
         x: images.
         size: new extent along each spatial axis; one number for all.
-        mode: "nearest", "linear" (bilinear in two dimensions) or "cubic".
+        mode: "nearest" (the sample at or before), "linear" (bilinear in two dimensions) or "cubic".
         align_corners: outermost samples stay outermost; else pixels are areas (half-pixel centres).
     """
     spatial = (size,) * (x.ndim - 2) if isinstance(size, int) else tuple(size)
-    coordinate = "align_corners" if align_corners else "asymmetric" if mode == "nearest" else "half_pixel"
-    from foreplan.ops import resize as resizing
-
-    y = resizing.resize(current().at(), x.value, (*x.shape[:2], *spatial), mode=mode, coordinate=coordinate)
+    nearest = mode == "nearest"
+    coordinate = "align_corners" if align_corners else "asymmetric" if nearest else "half_pixel"
+    shape, b = (*x.shape[:2], *spatial), current().at()
+    y = resizing.resize(
+        b, x.value, shape, mode=mode, coordinate=coordinate, rounding="floor" if nearest else "round_prefer_floor"
+    )
     return _wrap(y)
 
 

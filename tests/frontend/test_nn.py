@@ -36,6 +36,7 @@ def close(got, expected, tol=1e-5):
     np.testing.assert_allclose(got, expected, rtol=tol, atol=tol)
 
 
+NEAREST = [i * 8 // 13 for i in range(13)]
 ACTIVATIONS = {
     "relu": (nn.relu, jax.nn.relu),
     "relu6": (nn.relu6, jax.nn.relu6),
@@ -63,6 +64,11 @@ ACTIVATIONS = {
     "masked_mean": (lambda x: nn.masked_mean(x, x > 0), lambda x: x[x > 0].mean()),
     "dropout": (lambda x: nn.dropout(x, 0.4) + 0.0, lambda x: x),
     "upsample": (nn.upsample, lambda x: x.repeat(2, 2).repeat(2, 3)),
+    "resize nearest": (lambda x: nn.resize(x, (4, 13), "nearest"), lambda x: x[:, :, [0, 2, 4, 6]][..., NEAREST]),
+    "resize corners": (
+        lambda x: nn.resize(x, (17, 8), align_corners=True)[:, :, 1::2],
+        lambda x: (x[:, :, 1:] + x[:, :, :-1]) / 2,
+    ),
     "resize": (lambda x: nn.resize(x, (18, 12)), lambda x: jax.image.resize(x, (2, 4, 18, 12), "bilinear")),
 }
 
