@@ -1,4 +1,4 @@
-"""Reductions along axes: sum, mean, product, maximum, minimum, and the positions of the last two."""
+"""Reductions along axes: sum, mean, product, maximum, minimum."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.graph.types import Shape
+
+RUN = 256  # terms that are added one after the other before they join the total
 
 _UFUNCS = {"sum": np.add, "mean": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 
@@ -78,12 +80,44 @@ class Reduce(Op):
         """One operation an input element."""
         return Cost(inputs[0].size, inputs[0].nbytes + outputs[0].nbytes)
 
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """A partial sum, where there are several."""
+        return outputs[0].nbytes if self._cut(inputs[0].shape)[1] else 0
+
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """One ufunc reduction."""
+        """One ufunc reduction, or several of a run of terms each where one would add up too many rounding errors."""
         (x,), (y,) = inputs, outputs
-        _UFUNCS[self.how].reduce(x, axis=self.axes, keepdims=self.keepdims, out=y, dtype=y.dtype)
+        ufunc = _UFUNCS[self.how]
+        axis, count = self._cut(x.shape)
+        if not count:
+            ufunc.reduce(x, axis=self.axes, keepdims=self.keepdims, out=y, dtype=y.dtype)
+        else:
+            partial = workspace.view(y.dtype).reshape(y.shape)
+            before = (slice(None),) * axis
+            for start in range(0, x.shape[axis], count):
+                part = x[(*before, slice(start, start + count))]
+                target = partial if start else y
+                ufunc.reduce(part, axis=self.axes, keepdims=self.keepdims, out=target, dtype=y.dtype)
+                if start:
+                    np.add(y, partial, out=y)
         if self.how == "mean":
             y *= y.dtype.type(1.0 / math.prod(x.shape[i] for i in self.axes))
+
+    def _cut(self, shape: Shape) -> tuple[int, int]:
+        """The axis of a sum that is cut into runs, and how many elements of it make one; (0, 0) for no cut.
+
+        NumPy adds in pairs along the last axes, where they are reduced, but one by one along those before them.
+        """
+        if self.how not in ("sum", "mean") or not self.axes:
+            return 0, 0
+        last = len(shape)
+        while last and (last - 1 in self.axes or shape[last - 1] == 1):
+            last -= 1
+        terms = math.prod(shape[axis] for axis in self.axes if axis < last)
+        if terms <= 2 * RUN:
+            return 0, 0
+        axis = max((axis for axis in self.axes if axis < last), key=lambda axis: shape[axis])
+        return axis, max(1, RUN * shape[axis] // terms)
 
 
 def normalize_axes(axes: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:

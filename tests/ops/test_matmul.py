@@ -1,0 +1,87 @@
+"""Matrix products against NumPy in float64, gradients against differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foreplan.errors import ShapeError
+from foreplan.graph import TensorType, as_dtype
+from foreplan.ops.matmul import MatMul, matmul
+from tests.ops.check import allocated_bytes, check_vjp, run_op, type_of
+
+BATCHES = [((), ()), ((3,), (3,)), ((3,), ()), ((), (3,)), ((2, 1), (3,)), ((1,), (4,))]
+TRANSPOSED = [(False, False), (True, False), (False, True), (True, True)]
+
+
+def _operands(batches: tuple[tuple[int, ...], tuple[int, ...]], a_t: bool, b_t: bool) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    m, k, n = 4, 5, 3
+    a = rng.standard_normal((*batches[0], *((k, m) if a_t else (m, k))))
+    b = rng.standard_normal((*batches[1], *((n, k) if b_t else (k, n))))
+    return [a, b]
+
+
+@pytest.mark.parametrize("batches", BATCHES)
+@pytest.mark.parametrize(("a_t", "b_t"), TRANSPOSED)
+def test_values_and_differences(batches: tuple[tuple[int, ...], tuple[int, ...]], a_t: bool, b_t: bool) -> None:
+    a, b = _operands(batches, a_t, b_t)
+    expected = (a.swapaxes(-1, -2) if a_t else a) @ (b.swapaxes(-1, -2) if b_t else b)
+    np.testing.assert_allclose(run_op(MatMul(a_t, b_t), a, b)[0], expected, rtol=1e-12, atol=1e-12)
+    single = run_op(MatMul(a_t, b_t), a.astype(np.float32), b.astype(np.float32))[0]
+    np.testing.assert_allclose(single, expected, rtol=1e-4, atol=1e-5)
+    check_vjp(lambda g, x, y: matmul(g, x, y, a_t, b_t), a, b)
+
+
+def test_rows_of_ones_and_thin_matrices() -> None:
+    rng = np.random.default_rng(0)
+    for m, k, n in ((1, 7, 1), (1, 1, 5), (6, 1, 1), (1, 9, 4), (4, 9, 1)):
+        a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+        np.testing.assert_allclose(run_op(MatMul(), a, b)[0], a @ b, rtol=1e-12)
+
+
+def test_integers() -> None:
+    a, b = np.arange(6, dtype=np.int32).reshape(2, 3), np.arange(12, dtype=np.int32).reshape(3, 4)
+    np.testing.assert_array_equal(run_op(MatMul(), a, b)[0], a @ b)
+
+
+def test_strides_that_blas_takes_and_others() -> None:
+    a = TensorType(as_dtype("float32"), (8, 6))
+    op = MatMul()
+    assert op.accepts_strides(0, a, (24, 4))
+    assert op.accepts_strides(0, a, (64, 4))
+    assert op.accepts_strides(0, a, (4, 32))
+    assert op.accepts_strides(0, a, (4, 100))
+    assert not op.accepts_strides(0, a, (48, 8))
+    assert not op.accepts_strides(0, a, (0, 4))
+    assert not op.accepts_strides(0, a, (-24, 4))
+    heads = TensorType(as_dtype("float32"), (2, 4, 16, 8))
+    assert op.accepts_strides(0, heads, (16 * 32 * 4, 8 * 4, 32 * 4, 4))
+
+
+def test_heads_side_by_side_are_not_copied() -> None:
+    q = np.ones((2, 64, 4, 32), np.float32).transpose(0, 2, 1, 3)
+    assert allocated_bytes(MatMul(False, True), q, q) < 16 * 1024
+    a, b = np.ones((512, 300), np.float32), np.ones((300, 400), np.float32)
+    for op, x in ((MatMul(), a), (MatMul(True, False), np.ascontiguousarray(a.T))):
+        assert allocated_bytes(op, x, b) < 16 * 1024
+
+
+def test_cost_is_two_a_multiply_add() -> None:
+    a, b = _operands(((2, 1), (3,)), True, True)
+    op = MatMul(True, True)
+    assert op.cost([type_of(a), type_of(b)], op.infer([type_of(a), type_of(b)])).flops == 2 * 2 * 3 * 4 * 5 * 3
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    def tensor(*shape: int, dtype: str = "float32") -> TensorType:
+        return TensorType(as_dtype(dtype), shape)
+
+    with pytest.raises(ShapeError, match="inner extents differ"):
+        MatMul().infer([tensor(2, 3), tensor(4, 5)])
+    with pytest.raises(ShapeError, match="two matrices"):
+        MatMul().infer([tensor(3), tensor(3, 5)])
+    with pytest.raises(ShapeError, match="two matrices"):
+        MatMul().infer([tensor(2, 3), tensor(3, 5, dtype="float64")])
+    with pytest.raises(ShapeError, match="broadcast"):
+        MatMul().infer([tensor(2, 4, 3), tensor(3, 3, 5)])
