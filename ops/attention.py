@@ -16,7 +16,7 @@ from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Array, Builder, Cost, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.ir import Kind
 from foreplan.graph.op import Arrays, Types
-from foreplan.ops.blocks import Piece, carve, carve_bytes
+from foreplan.ops.blocks import Piece, carve, carve_bytes, flush
 from foreplan.ops.expr import exp, log, maximum, where
 from foreplan.ops.map import elementwise
 from foreplan.ops.matmul import MatMul, matmul
@@ -256,6 +256,7 @@ class Attention(_AttentionOp):
                     np.maximum(high, lowest, out=high)
                     s -= high[:, :, None]
                     np.exp(s, out=s)
+                    flush(s)
                     np.add.reduce(s, axis=2, out=total)
                     np.maximum(total, 1, out=total)
                     block = out[n, heads, rows]
@@ -377,6 +378,7 @@ class AttentionGrad(_AttentionOp):
                     p, scaled = self.scores(q[at], keys, _mask_block(mask, n, heads, rows, seen), rows, scratch)
                     p -= lse[at][:, :, None]
                     np.exp(p, out=p)
+                    flush(p)
                     rowsum = rowsums[: p.shape[0] * p.shape[1]].reshape(p.shape[:2])
                     _row_dots(o[at], g[at], second, rowsum)
                     begins = i == 0 and rows.stop == e.queries

@@ -20,6 +20,7 @@ from foreplan.ops.blocks import (
     can_reshape,
     carve,
     carve_bytes,
+    flush,
     fold,
     folded_shape,
     iota,
@@ -351,6 +352,7 @@ class LinearCrossEntropy(Op):
             part -= number
             np.take(flat, block.index, out=picked, mode="clip")
             np.exp(part, out=part)
+            flush(part)
             np.add.reduce(part, axis=1, keepdims=True, out=number)
             np.log(number, out=loss)
             loss -= picked

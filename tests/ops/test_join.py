@@ -1,0 +1,109 @@
+"""Concat, pad and unslice against NumPy, gradients against differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, Value
+from foreplan.ops.join import Concat, Pad, Unslice, concat, pad, split, unslice
+from foreplan.ops.map import elementwise
+from foreplan.ops.shape import slice_axis
+from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
+
+RNG = np.random.default_rng(0)
+NUMPY_MODES = {"constant": "constant", "edge": "edge", "reflect": "reflect", "wrap": "wrap"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_concat(axis: int, dtype: str) -> None:
+    shapes = [[n if i == axis else extent for i, extent in enumerate((2, 3, 4))] for n in (1, 4, 0, 2)]
+    xs = [RNG.integers(0, 9, shape).astype(dtype) for shape in shapes]
+    (y,) = run_op(Concat(axis), *xs)
+    np.testing.assert_array_equal(y, np.concatenate(xs, axis))
+    floats = [x.astype(np.float64) for x in xs if x.size]
+    check_vjp(lambda b, *values: concat(b, values, axis - 3), *floats)
+
+
+@pytest.mark.parametrize("mode", NUMPY_MODES)
+@pytest.mark.parametrize("pads", [((2, 1), (0, 0)), ((0, 2), (3, 0)), ((1, 2), (2, 3)), ((2, 2), (1, 0))])
+def test_pad(pads: tuple[tuple[int, int], ...], mode: str) -> None:
+    x = RNG.standard_normal((3, 5))
+    value = {"constant_values": -2.5} if mode == "constant" else {}
+    (y,) = run_op(Pad(pads, -2.5 if mode == "constant" else 0.0, mode), x)
+    np.testing.assert_array_equal(y, np.pad(x, pads, NUMPY_MODES[mode], **value))
+    check_vjp(lambda b, x: pad(b, x, pads, mode=mode), x)
+
+
+def test_pad_takes_away_where_negative() -> None:
+    x = RNG.integers(0, 9, (4, 6))
+    b = Builder()
+    given = b.input("x", type_of(x))
+    y = pad(b, given, [(-1, 2), (0, -3)], 7)
+    found = evaluate(b.finish({"y": y}), {"x": x})[y]
+    np.testing.assert_array_equal(found, np.pad(x[1:, :3], ((0, 2), (0, 0)), constant_values=7))
+    assert pad(b, given, [(0, 0), (0, 0)]) is given
+
+
+def test_pad_of_four_axes() -> None:
+    x = RNG.standard_normal((2, 3, 4, 5)).astype(np.float32)
+    pads = ((1, 0), (0, 0), (2, 1), (1, 3))
+    for mode in NUMPY_MODES:
+        np.testing.assert_array_equal(run_op(Pad(pads, 0.0, mode), x)[0], np.pad(x, pads, NUMPY_MODES[mode]))
+
+
+@pytest.mark.parametrize("starts,steps", [((1, 0), (1, 1)), ((0, 1), (2, 3)), ((6, 7), (-2, -3))])
+def test_unslice(starts: tuple[int, int], steps: tuple[int, int]) -> None:
+    g = RNG.standard_normal((3, 3))
+    (y,) = run_op(Unslice((7, 8), starts, steps), g)
+    wanted = np.zeros((7, 8))
+    wanted[np.ix_(*(start + step * np.arange(3) for start, step in zip(starts, steps)))] = g
+    np.testing.assert_array_equal(y, wanted)
+    check_vjp(lambda b, g: unslice(b, g, (7, 8), starts, steps), g)
+
+
+def test_slices_pull_back_through_unslice() -> None:
+    def build(b: Builder, x: Value) -> Value:
+        return elementwise(b, lambda a, c: a * c, slice_axis(b, x, 1, 1, 3), slice_axis(b, x, 1, 4, 3, -1))
+
+    check_vjp(build, RNG.standard_normal((2, 6)))
+
+
+def test_split_is_the_inverse_of_concat() -> None:
+    def build(b: Builder, x: Value) -> Value:
+        parts = split(b, x, [1, 3, 2], -1)
+        assert [part.shape for part in parts] == [(2, 1), (2, 3), (2, 2)]
+        return concat(b, parts, 1)
+
+    x = RNG.standard_normal((2, 6))
+    b = Builder()
+    y = build(b, b.input("x", type_of(x)))
+    np.testing.assert_array_equal(evaluate(b.finish({"y": y}), {"x": x})[y], x)
+    check_vjp(build, x)
+
+
+def test_allocates_nothing() -> None:
+    x = RNG.standard_normal((100, 1000)).astype(np.float32)
+    assert allocated_bytes(Concat(1), x, x) < 8192
+    assert allocated_bytes(Unslice((100, 3000), (0, 5), (1, 2)), x) < 8192
+    for mode in NUMPY_MODES:
+        assert allocated_bytes(Pad(((3, 3), (5, 5)), 0.0, mode), x) < 8192
+
+
+def test_refusals() -> None:
+    b = Builder()
+    x, y = b.input("x", type_of(np.zeros((2, 3)))), b.input("y", type_of(np.zeros((2, 4))))
+    with pytest.raises(ShapeError, match="differ in more than axis 0"):
+        concat(b, [x, y], 0)
+    with pytest.raises(ShapeError, match="cannot add 3 elements"):
+        pad(b, x, [(0, 0), (3, 0)], mode="reflect")
+    with pytest.raises(ShapeError, match="take more"):
+        pad(b, x, [(0, 0), (-2, -2)])
+    with pytest.raises(ShapeError, match="leave an axis"):
+        unslice(b, x, (2, 5), (0, 3), (1, 1))
+    with pytest.raises(ShapeError, match="do not add up"):
+        split(b, x, [1, 1], 1)
+    with pytest.raises(ValueError, match="mode must be one of"):
+        Pad(((0, 0),), 0.0, "mirror")
