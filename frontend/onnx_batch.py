@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from foreplan.frontend.onnx_node import OnnxNode
 
 
+_RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+
+
 class Rebatch:
     """The change from batch `old` to batch `new`.
 
@@ -31,6 +34,7 @@ class Rebatch:
         self.new = new
         self.shapes = shapes
         self.notes: list[str] = []
+        self._inner: dict[tuple[str, int], int] = {}  # (tensor, axis) → entries of the axis from one item to the next
 
     def before(self, n: OnnxNode, index: int) -> Shape:
         """The shape that input `index` has in the model as exported."""
@@ -62,21 +66,31 @@ class Rebatch:
         before, now = self.before(n, 0), n.shape(0)
         if before == now:
             return written
-        # In C order the batch separates runs of `inner` elements from what is outside; where it was
-        # the extent b within an axis, it spans strides from inner to inner·b. The target's axis must span those too.
-        axis = next(i for i, (a, b) in enumerate(zip(before, now)) if a != b)
-        outer = math.prod(before[axis:])
-        inner = outer // self.old
+        # In C order one step of the batch spans `step` elements; the target's axis must begin and end on such borders.
+        step = self._step(n, 0)
         fitting = []
         for i, extent in enumerate(written):
             stride = math.prod(written[i + 1 :])
             grown = self.scaled(extent)
-            if stride <= inner and stride * extent >= outer and grown is not None:
+            if stride and step % stride == 0 and stride * extent % (step * self.old) == 0 and grown is not None:
                 fitting.append((extent != self.old, i, grown))
         if not fitting:
             raise self.fixed(n, f"its target shape {list(written)} has no extent that is the batch or a multiple of it")
         _, i, grown = min(fitting)
         return (*written[:i], grown, *written[i + 1 :])
+
+    def _step(self, n: OnnxNode, index: int) -> int:
+        """Elements from one item of the batch to the next in input `index`, which is in C order."""
+        before, now = self.before(n, index), n.shape(index)
+        carrying = [i for i, (a, b) in enumerate(zip(before, now)) if a != b]
+        if len(carrying) > 1:
+            raise self.fixed(n, f"the batch is in more than one axis of {list(before)}")
+        (axis,) = carrying
+        return self._entries(n.input_names[index], axis, before[axis]) * math.prod(before[axis + 1 :])
+
+    def _entries(self, name: str, axis: int, extent: int) -> int:
+        """Entries of an axis from one item to the next: all that the axis holds an item, unless something is outside."""
+        return self._inner.get((name, axis), extent // self.old)
 
     def note_rewritten(self, n: OnnxNode, old: Sequence[int], new: Sequence[int]) -> None:
         """Tell the user that a written shape was changed."""
@@ -111,6 +125,23 @@ class Rebatch:
             return
         if len(before) != len(now):
             raise self.fixed(n, f"its output {name!r} is {list(before)} as exported and would be {list(now)}")
-        for a, b in zip(before, now):
-            if a != b and b * self.old != a * self.new:
+        for axis, (a, b) in enumerate(zip(before, now)):
+            if a == b:
+                continue
+            if b * self.old != a * self.new:
                 raise self.fixed(n, f"its output {name!r} is {list(before)} as exported and would be {list(now)}")
+            self._follow(n, name, axis)
+
+    def _follow(self, n: OnnxNode, name: str, axis: int) -> None:
+        """Note where within an axis of an output the batch is, since an axis may hold more (heads, directions)."""
+        before = self.shapes[name]
+        if n.op_type in _RESHAPES:
+            self._inner[name, axis] = self._step(n, 0) // math.prod(before[axis + 1 :])
+            return
+        for index in range(len(n.inputs)):
+            if not n.has(index):
+                continue
+            for i, pair in enumerate(zip(self.before(n, index), n.shape(index))):
+                if pair[0] == before[axis] and pair[0] != pair[1]:
+                    self._inner[name, axis] = self._entries(n.input_names[index], i, before[axis])
+                    return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,10 +56,39 @@ def load_model(model: str | os.PathLike[str] | onnx.ModelProto) -> Model:
         raise ModelError(f"{where} is not an ONNX model: it has no graph")
     if not proto.graph.output:
         raise ModelError(f"{where}: the graph has no outputs, so there is nothing to compute")
+    for text in _texts(proto):
+        if not isinstance(text, str):
+            raise ModelError(f"{where} is damaged: the name {text!r} is not UTF-8 text")
     opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in proto.opset_import}
     opsets.setdefault("", OLDEST_OPSET)
     _check_opset(opsets[""], where, proto)
     return Model(proto, path, label, opsets)
+
+
+def _texts(proto: onnx.ModelProto) -> Iterator[object]:
+    """Every name that import reads; protobuf gives bytes for what is not text."""
+    graphs = [proto.graph]
+    nodes = [node for function in proto.functions for node in function.node]
+    for function in proto.functions:
+        yield from (function.name, function.domain, *function.input, *function.output)
+    yield from (entry.domain for entry in proto.opset_import)
+    while graphs:
+        graph = graphs.pop()
+        yield graph.name
+        for value in (*graph.input, *graph.output, *graph.initializer):
+            yield value.name
+        for value in graph.input:
+            yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+        for tensor in graph.initializer:
+            yield from (text for entry in tensor.external_data for text in (entry.key, entry.value))
+        nodes += graph.node
+        while nodes:
+            node = nodes.pop()
+            yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+            for attribute in node.attribute:
+                yield from (attribute.name, attribute.ref_attr_name)
+                if attribute.HasField("g"):
+                    graphs.append(attribute.g)
 
 
 def _check_opset(version: int, where: str, proto: onnx.ModelProto) -> None:

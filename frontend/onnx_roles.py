@@ -55,7 +55,7 @@ def find_roles(
     """
     search = _Search(functions or {})
     for tensor in initializers:
-        search.initializers.add(tensor.name)
+        search.learned.add(tensor.name)
         search.note_tensor(tensor.name, tensor)
     for node in nodes:
         search.visit(node)
@@ -69,7 +69,7 @@ class _Search:
         self.functions = functions
         self.is_function = is_function
         self.constants: set[str] = set()
-        self.initializers: set[str] = set()
+        self.learned: set[str] = set()  # initializers, and what is only a rearrangement of them
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.contents: dict[str, onnx.TensorProto] = {}
         self.makers: dict[str, onnx.NodeProto] = {}
@@ -85,6 +85,8 @@ class _Search:
             for name in node.output:
                 self.constants.add(name)
                 self.makers[name] = node
+                if node.op_type in _REARRANGING | _CARRIERS and node.input[0] in self.learned:
+                    self.learned.add(name)
             self.note_shape(node)
         for graph in _subgraphs(node):
             for tensor in graph.initializer:
@@ -103,14 +105,14 @@ class _Search:
         if node.op_type in _BIAS_OPS and meets_data:
             yield from ((i, Kind.PARAMETER) for i, name in enumerate(node.input) if self.is_bias(name))
         elif node.op_type in _CARRIERS and meets_data:
-            yield from ((i, Kind.PARAMETER) for i, name in enumerate(node.input) if name in self.initializers)
+            yield from ((i, Kind.PARAMETER) for i, name in enumerate(node.input) if name in self.learned)
 
     def is_bias(self, name: str) -> bool:
         """A vector (one axis longer than 1) from anywhere, or an initializer of more than one element."""
         shape = self.shapes.get(name)
         if shape is None:
-            return False
-        return sum(extent != 1 for extent in shape) == 1 or (name in self.initializers and math.prod(shape) > 1)
+            return name in self.learned
+        return sum(extent != 1 for extent in shape) == 1 or (name in self.learned and math.prod(shape) > 1)
 
     def claim(self, name: str, kind: Kind) -> None:
         """Give a constant its role, and what it was computed from as well."""
