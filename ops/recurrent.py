@@ -1,0 +1,439 @@
+"""Recurrent layers with ONNX's semantics (RNN, GRU, LSTM), unrolled: products and maps, one step after the other.
+
+The products with the inputs of all steps are one product; a step adds the product with the state and applies its gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError, UnsupportedError
+from foreplan.graph import Builder, Cost, Fill, Kind, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Types
+from foreplan.ops.expr import Arg, Expr, call, clip, exp, maximum, minimum, relu, sigmoid, tanh, where
+from foreplan.ops.join import concat
+from foreplan.ops.map import elementwise, elementwise_many
+from foreplan.ops.matmul import matmul
+from foreplan.ops.shape import broadcast_to, reshape, slice_axis, transpose
+
+Activation = Callable[[Expr], Expr]
+
+# name → from (alpha, beta), None where not given, to the function
+_ACTIVATIONS: dict[str, Callable[[float | None, float | None], Activation]] = {
+    "relu": lambda a, b: relu,
+    "tanh": lambda a, b: tanh,
+    "sigmoid": lambda a, b: sigmoid,
+    "affine": lambda a, b: lambda x: x * _or(a, 1.0) + _or(b, 0.0),
+    "leakyrelu": lambda a, b: lambda x: where(x < 0.0, x * _or(a, 0.01), x),
+    "thresholdedrelu": lambda a, b: lambda x: where(x > _or(a, 1.0), x, 0.0),
+    "scaledtanh": lambda a, b: lambda x: tanh(x * _or(b, 1.0)) * _or(a, 1.0),
+    "hardsigmoid": lambda a, b: lambda x: maximum(minimum(x * _or(a, 0.2) + _or(b, 0.5), 1.0), 0.0),
+    "elu": lambda a, b: lambda x: where(x < 0.0, (exp(x) - 1.0) * _or(a, 1.0), x),
+    "softsign": lambda a, b: lambda x: x / (call("abs", x) + 1.0),
+    "softplus": lambda a, b: lambda x: maximum(x, 0.0) + call("log1p", exp(-call("abs", x))),
+}
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def activation(name: str, alpha: float | None = None, beta: float | None = None) -> Activation:
+    """An activation by ONNX's name for it, in any case, with its parameters or their defaults.
+
+    Raises:
+        UnsupportedError: there is none of that name.
+    """
+    if name.lower() not in _ACTIVATIONS:
+        raise UnsupportedError(f"there is no recurrent activation {name!r}; there are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name.lower()](alpha, beta)
+
+
+@register
+@dataclass(frozen=True)
+class Unstack(Op):
+    """y_t = x[t], one output an element of the first axis; the gradient puts them together in one go."""
+
+    name: ClassVar[str] = "unstack"
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """As many outputs as the first axis has elements."""
+        (x,) = inputs
+        if not x.shape:
+            raise ShapeError("a scalar has no axis to be unstacked along")
+        return (x.with_shape(x.shape[1:]),) * x.shape[0]
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """Cotangents side by side, zeros where there is none."""
+        (x,) = inputs
+        if not b.wants(x):
+            return [None]
+        shape = (1, *x.shape[1:])
+        if None in cotangents:
+            zero = b.store("zero", TensorType(x.dtype, ()), Kind.CONSTANT, Fill(0.0))
+            zeros = broadcast_to(b, zero, shape)
+        return [concat(b, [zeros if flow is None else reshape(b, flow, shape) for flow in cotangents], 0)]
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """Any strides."""
+        return True
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """A copy."""
+        return Cost(0, 2 * inputs[0].nbytes)
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Copy."""
+        for y, part in zip(outputs, inputs[0]):
+            np.copyto(y, part)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What all three kinds of layer are given.
+
+    Attributes:
+        x: inputs [T, N, I].
+        w: weights of the inputs [D, G·H, I].
+        r: weights of the state [D, G·H, H].
+        bias: of both [D, 2·G·H], or None.
+        lengths: int [N], valid steps of each item, or None for all T.
+        states: initial states, each [D, N, H] or None.
+        direction: forward, reverse or bidirectional.
+        activations: for one direction after the other.
+        limit: gates are clipped to ±limit before their activation, or None.
+    """
+
+    x: Value
+    w: Value
+    r: Value
+    bias: Value | None
+    lengths: Value | None
+    states: tuple[Value | None, ...]
+    direction: str
+    activations: Sequence[Activation]
+    limit: float | None
+    gates: int
+    extra: tuple[Value | None, ...] = field(default=())
+
+    def check(self) -> None:
+        """Raise unless the shapes fit each other."""
+        ways = {"forward": 1, "reverse": 1, "bidirectional": 2}.get(self.direction)
+        if ways is None:
+            raise ShapeError(f"the direction must be forward, reverse or bidirectional, and is {self.direction!r}")
+        hidden = self.r.shape[-1]
+        rows = self.gates * hidden
+        expected = {"w": (ways, rows, self.x.shape[-1]), "r": (ways, rows, hidden)}
+        given: dict[str, Value | None] = {"w": self.w, "r": self.r}
+        expected["bias"], given["bias"] = (ways, 2 * rows), self.bias
+        expected["lengths"], given["lengths"] = (self.x.shape[1],), self.lengths
+        for i, state in enumerate(self.states):
+            expected[f"initial state {i}"], given[f"initial state {i}"] = (ways, self.x.shape[1], hidden), state
+        for name, value in given.items():
+            if value is not None and value.shape != expected[name]:
+                raise ShapeError(f"the {name} of a recurrent layer must have the shape {expected[name]}: {value!r}")
+
+    def gate(self, x: Expr) -> Expr:
+        """What goes into a gate's activation."""
+        return x if self.limit is None else clip(x, -self.limit, self.limit)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One direction of a layer.
+
+    Attributes:
+        r: [G·H, H].
+        input_bias: [G·H], or None.
+        state_bias: [G·H], or None.
+        steps: what each step's input adds to the gates, without biases, [N, G·H] each, in order of time.
+        states: initial ones, [N, H] each.
+        backward: whether the last step comes first.
+    """
+
+    r: Value
+    input_bias: Value | None
+    state_bias: Value | None
+    steps: tuple[Value, ...]
+    states: list[Value]
+    extra: list[Value | None]
+    activations: Sequence[Activation]
+    backward: bool
+
+
+Step = Callable[[Builder, _Layer, _Way, Value, list[Value]], list[Value]]
+
+
+def _pick(b: Builder, value: Value | None, way: int) -> Value | None:
+    """One direction of a [D, …] tensor."""
+    return None if value is None else reshape(b, slice_axis(b, value, 0, way, 1), value.shape[1:])
+
+
+def _ways(b: Builder, layer: _Layer) -> list[_Way]:
+    steps, items, hidden = layer.x.shape[0], layer.x.shape[1], layer.r.shape[-1]
+    rows = layer.gates * hidden
+    flat = reshape(b, layer.x, (steps * items, layer.x.shape[2]))
+    found = []
+    for way in range(layer.w.shape[0]):
+        w, r, bias = (_pick(b, value, way) for value in (layer.w, layer.r, layer.bias))
+        assert w is not None and r is not None
+        sums = reshape(b, matmul(b, flat, w, transpose_b=True), (steps, items, rows))
+        states = []
+        for state in layer.states:
+            first = _pick(b, state, way)
+            if first is None:
+                zero = b.store("zero", TensorType(layer.x.dtype, ()), Kind.CONSTANT, Fill(0.0))
+                first = broadcast_to(b, zero, (items, hidden))
+            states.append(first)
+        count = len(layer.activations) // layer.w.shape[0]
+        found.append(
+            _Way(
+                r,
+                None if bias is None else slice_axis(b, bias, 0, 0, rows),
+                None if bias is None else slice_axis(b, bias, 0, rows, rows),
+                b.node(Unstack(), sums),
+                states,
+                [_pick(b, value, way) for value in layer.extra],
+                layer.activations[way * count : (way + 1) * count],
+                layer.direction == "reverse" or way == 1,
+            )
+        )
+    return found
+
+
+def _unroll(b: Builder, layer: _Layer, step: Step) -> list[Value]:
+    """[Y, final states…]: Y [T, D, N, H], states [D, N, H]."""
+    layer.check()
+    steps, items, hidden = layer.x.shape[0], layer.x.shape[1], layer.r.shape[-1]
+    lengths = None if layer.lengths is None else reshape(b, layer.lengths, (items, 1))
+    outputs: list[list[Value]] = []
+    finals: list[list[Value]] = []
+    for way in _ways(b, layer):
+        states = way.states
+        shown: list[Value] = []
+        for t in reversed(range(steps)) if way.backward else range(steps):
+            new = step(b, layer, way, way.steps[t], states)
+            y = new[0]
+            if lengths is not None:
+                # Items that have ended keep their state and show zeros.
+                new = [
+                    elementwise(b, lambda n, s, o, t=t: where(n > t, s, o), lengths, s, o) for s, o in zip(new, states)
+                ]
+                y = elementwise(b, lambda n, y, t=t: where(n > t, y, 0.0), lengths, y)
+            states = new
+            shown.append(reshape(b, y, (1, 1, items, hidden)))
+        outputs.append(shown[::-1] if way.backward else shown)
+        finals.append([reshape(b, state, (1, items, hidden)) for state in states])
+    y = concat(b, [one for at in zip(*outputs) for one in at], 0)
+    return [reshape(b, y, (steps, len(outputs), items, hidden)), *(concat(b, list(s), 0) for s in zip(*finals))]
+
+
+def _plus_bias(b: Builder, x: Value, *biases: Value | None) -> Value:
+    for bias in biases:
+        if bias is not None:
+            x = elementwise(b, lambda x, c: x + c, x, bias)
+    return x
+
+
+def _gates(b: Builder, sums: Value, count: int) -> list[Value]:
+    """[N, G·H] cut into G windows [N, H]."""
+    hidden = sums.shape[1] // count
+    return [slice_axis(b, sums, 1, i * hidden, hidden) for i in range(count)]
+
+
+def _sum(b: Builder, *values: Value | None) -> Value:
+    """Of the values that are there, in one map."""
+    there = [value for value in values if value is not None]
+    total: Expr = Arg(0)
+    for i in range(1, len(there)):
+        total = total + Arg(i)
+    return elementwise(b, total, *there)
+
+
+def _rnn_step(b: Builder, layer: _Layer, way: _Way, sums: Value, states: list[Value]) -> list[Value]:
+    (h,) = states
+    (f,) = way.activations
+    s = _sum(b, sums, matmul(b, h, way.r, transpose_b=True), way.input_bias, way.state_bias)
+    return [elementwise(b, lambda s: f(layer.gate(s)), s)]
+
+
+def _lstm_step(b: Builder, layer: _Layer, way: _Way, sums: Value, states: list[Value], coupled: bool) -> list[Value]:
+    h, c = states
+    f, g, show = way.activations
+    s = _sum(b, sums, matmul(b, h, way.r, transpose_b=True), way.input_bias, way.state_bias)
+    hidden = h.shape[1]
+    # Peepholes: how much each gate sees of the cell; i, o and f, in this order.
+    (peephole,) = way.extra
+    peeps = [slice_axis(b, peephole, 0, i * hidden, hidden) for i in range(3)] if peephole is not None else []
+    values = [*_gates(b, s, 4), c, *peeps]
+    i, o, forget, candidate, cell, *peep = map(Arg, range(len(values)))
+    seen = [0.0 if not peep else p * cell for p in (peep or [None] * 3)]
+    enter = f(layer.gate(i + seen[0]))
+    keep = 1.0 - enter if coupled else f(layer.gate(forget + seen[2]))
+    new = keep * cell + enter * g(layer.gate(candidate))
+    out = f(layer.gate(o + (peep[1] * new if peep else 0.0))) * show(new)
+    made = elementwise_many(b, [out, new], *values)
+    return list(made)
+
+
+def _gru_step(b: Builder, layer: _Layer, way: _Way, sums: Value, states: list[Value], linear: bool) -> list[Value]:
+    (h,) = states
+    f, g = way.activations
+    hidden = h.shape[1]
+    sums = _plus_bias(b, sums, way.input_bias)
+    recur = slice_axis(b, way.r, 0, 2 * hidden, hidden)
+    late_bias = None if way.state_bias is None else slice_axis(b, way.state_bias, 0, 2 * hidden, hidden)
+    early_bias = None if way.state_bias is None else slice_axis(b, way.state_bias, 0, 0, 2 * hidden)
+    early = _sum(
+        b,
+        slice_axis(b, sums, 1, 0, 2 * hidden),
+        matmul(b, h, slice_axis(b, way.r, 0, 0, 2 * hidden), transpose_b=True),
+        early_bias,
+    )
+    z, r = _gates(b, early, 2)
+    late = slice_axis(b, sums, 1, 2 * hidden, hidden)
+    if linear:
+        through = _plus_bias(b, matmul(b, h, recur, transpose_b=True), late_bias)
+        through = elementwise(b, lambda r, t: f(layer.gate(r)) * t, r, through)
+    else:
+        reset = elementwise(b, lambda r, h: f(layer.gate(r)) * h, r, h)
+        through = _plus_bias(b, matmul(b, reset, recur, transpose_b=True), late_bias)
+
+    def blend(z: Expr, x: Expr, t: Expr, h: Expr) -> Expr:
+        update = f(layer.gate(z))
+        return (1.0 - update) * g(layer.gate(x + t)) + update * h
+
+    return [elementwise(b, blend, z, late, through, h)]
+
+
+def rnn(
+    b: Builder,
+    x: Value,
+    w: Value,
+    r: Value,
+    bias: Value | None = None,
+    lengths: Value | None = None,
+    initial_h: Value | None = None,
+    *,
+    direction: str = "forward",
+    activations: Sequence[Activation] | None = None,
+    limit: float | None = None,
+    layout: int = 0,
+) -> tuple[Value, Value]:
+    """ONNX's RNN: h ← f(x·wᵀ + h·rᵀ + biases).
+
+    Args:
+        b: where nodes are added.
+        x: [T, N, I], or [N, T, I] with layout 1.
+        w: [D, H, I], D = 2 if bidirectional, else 1.
+        r: [D, H, H].
+        bias: [D, 2·H]: of w, then of r.
+        lengths: int [N], valid steps of each item; later ones show zeros and leave the state alone.
+        initial_h: [D, N, H] (layout 1: [N, D, H]); zeros if None.
+        direction: forward, reverse or bidirectional.
+        activations: one a direction; tanh if None.
+        limit: what goes into activations is clipped to ±limit.
+        layout: 1 for the batch first.
+
+    Returns:
+        Y [T, D, N, H] and the final state [D, N, H] (layout 1: [N, T, D, H] and [N, D, H]).
+
+    Raises:
+        ShapeError: the shapes do not fit each other.
+    """
+    chosen = activations or [tanh] * w.shape[0]
+    (x, initial_h) = _time_first(b, layout, x, initial_h)
+    layer = _Layer(x, w, r, bias, lengths, (initial_h,), direction, chosen, limit, 1)
+    y, h = _batch_first(b, layout, _unroll(b, layer, _rnn_step))
+    return y, h
+
+
+def lstm(
+    b: Builder,
+    x: Value,
+    w: Value,
+    r: Value,
+    bias: Value | None = None,
+    lengths: Value | None = None,
+    initial_h: Value | None = None,
+    initial_c: Value | None = None,
+    peephole: Value | None = None,
+    *,
+    direction: str = "forward",
+    activations: Sequence[Activation] | None = None,
+    limit: float | None = None,
+    layout: int = 0,
+    input_forget: bool = False,
+) -> tuple[Value, Value, Value]:
+    """ONNX's LSTM (Hochreiter and Schmidhuber 1997, with peepholes): gates i, o, f, c in this order along axis 1 of w
+    [D, 4·H, I], r [D, 4·H, H] and bias [D, 8·H]; peephole [D, 3·H] for i, o, f; `input_forget` makes f = 1 − i;
+    activations f, g, h a direction (sigmoid, tanh, tanh). The rest as `rnn`.
+
+    Returns:
+        Y, the final state and the final cell.
+
+    Raises:
+        ShapeError: the shapes do not fit each other.
+    """
+    chosen = activations or [sigmoid, tanh, tanh] * w.shape[0]
+    x, initial_h, initial_c = _time_first(b, layout, x, initial_h, initial_c)
+    states = (initial_h, initial_c)
+    layer = _Layer(x, w, r, bias, lengths, states, direction, chosen, limit, 4, (peephole,))
+    made = _unroll(b, layer, lambda *args: _lstm_step(*args, coupled=input_forget))
+    y, h, c = _batch_first(b, layout, made)
+    return y, h, c
+
+
+def gru(
+    b: Builder,
+    x: Value,
+    w: Value,
+    r: Value,
+    bias: Value | None = None,
+    lengths: Value | None = None,
+    initial_h: Value | None = None,
+    *,
+    direction: str = "forward",
+    activations: Sequence[Activation] | None = None,
+    limit: float | None = None,
+    layout: int = 0,
+    linear_before_reset: bool = False,
+) -> tuple[Value, Value]:
+    """ONNX's GRU (Cho et al. 2014): gates z, r, h in this order along axis 1 of w [D, 3·H, I], r [D, 3·H, H] and bias
+    [D, 6·H]; activations f, g a direction (sigmoid, tanh). With `linear_before_reset` the reset gate applies behind
+    the product with the state, else before. The rest as `rnn`.
+
+    Returns:
+        Y and the final state.
+
+    Raises:
+        ShapeError: the shapes do not fit each other.
+    """
+    chosen = activations or [sigmoid, tanh] * w.shape[0]
+    x, initial_h = _time_first(b, layout, x, initial_h)
+    layer = _Layer(x, w, r, bias, lengths, (initial_h,), direction, chosen, limit, 3)
+    made = _unroll(b, layer, lambda *args: _gru_step(*args, linear=linear_before_reset))
+    y, h = _batch_first(b, layout, made)
+    return y, h
+
+
+def _time_first(b: Builder, layout: int, x: Value, *states: Value | None) -> tuple[Value, *tuple[Value | None, ...]]:
+    """Inputs and initial states with the batch behind time and direction."""
+    if layout == 0:
+        return (x, *states)
+    return (
+        transpose(b, x, (1, 0, 2)),
+        *(None if state is None else transpose(b, state, (1, 0, 2)) for state in states),
+    )
+
+
+def _batch_first(b: Builder, layout: int, made: list[Value]) -> list[Value]:
+    if layout == 0:
+        return made
+    return [transpose(b, made[0], (2, 0, 1, 3)), *(transpose(b, state, (1, 0, 2)) for state in made[1:])]
