@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
+from foreplan.graph import Builder, Cost, Node, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.graph.types import Shape
 from foreplan.ops.map import elementwise
@@ -246,6 +246,30 @@ def unslice(b: Builder, g: Value, shape: Shape, starts: Sequence[int], steps: Se
     if g.shape == tuple(shape) and all(step == 1 for step in steps):
         return g
     return b.apply(Unslice(tuple(shape), tuple(starts), tuple(steps)), g)
+
+
+def sum_of_unslices(b: Builder, nodes: Sequence[Node]) -> Value | None:
+    """The sum of unslices that lie side by side, without adding zeros: their inputs concatenated.
+
+    Cotangents of slices that take a tensor apart are such a sum. None where the nodes are no unslices of one shape
+    with steps of 1, or leave gaps, or overlap.
+    """
+    places = [(node.op, node.inputs[0]) for node in nodes if isinstance(node.op, Unslice)]
+    if len(places) != len(nodes) or any(step != 1 for op, _ in places for step in op.steps):
+        return None
+    first, rank = places[0][0], len(places[0][0].shape)
+    for axis in range(rank):
+        others = [i for i in range(rank) if i != axis]
+        places.sort(key=lambda place: place[0].starts[axis])
+        ends = [op.starts[axis] + x.shape[axis] for op, x in places]
+        if (
+            all(op.shape == first.shape and x.dtype == places[0][1].dtype for op, x in places)
+            and len({tuple((op.starts[i], x.shape[i]) for i in others) for op, x in places}) == 1
+            and all(end == op.starts[axis] for end, (op, _) in zip(ends, places[1:]))
+        ):
+            joined = concat(b, [x for _, x in places], axis)
+            return unslice(b, joined, first.shape, places[0][0].starts, first.steps)
+    return None
 
 
 def split(b: Builder, x: Value, sizes: Sequence[int], axis: int = 0) -> list[Value]:

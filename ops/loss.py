@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError, UnsupportedError
-from foreplan.graph import Builder, Cost, Fill, Op, TensorType, Value, register
+from foreplan.graph import Array, Builder, Cost, Fill, Op, TensorType, Value, register
 from foreplan.graph.ir import Kind
 from foreplan.graph.op import Arrays, Types
 from foreplan.ops.blocks import (
@@ -277,7 +277,7 @@ class LinearCrossEntropy(Op):
             raise UnsupportedError("the gradients that linear_cross_entropy returns have no derivative themselves")
         if g is None:
             return [None, None, None]
-        if g.kind is Kind.CONSTANT and g.init == Fill(1.0):
+        if _is_one(g):
             return [outputs[1], outputs[2], None]
         dw = elementwise(b, lambda d, g: d * g, outputs[2], g) if b.wants(inputs[1]) else None
         dh = elementwise(b, lambda d, g: d * g, outputs[1], g) if b.wants(inputs[0]) else None
@@ -365,6 +365,13 @@ class LinearCrossEntropy(Op):
             np.take(flat, block.index, out=picked, mode="clip")
             picked -= number
             np.put(flat, block.index, picked)
+
+
+def _is_one(value: Value) -> bool:
+    if value.kind is not Kind.CONSTANT:
+        return False
+    init = value.init
+    return init == Fill(1.0) or (isinstance(init, Array) and bool((init.array == 1).all()))
 
 
 def _add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray, product: np.ndarray) -> None:

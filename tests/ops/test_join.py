@@ -7,7 +7,7 @@ import pytest
 
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Value
-from foreplan.ops.join import Concat, Pad, Unslice, concat, pad, split, unslice
+from foreplan.ops.join import Concat, Pad, Unslice, concat, pad, split, sum_of_unslices, unslice
 from foreplan.ops.map import elementwise
 from foreplan.ops.shape import slice_axis
 from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
@@ -82,6 +82,43 @@ def test_split_is_the_inverse_of_concat() -> None:
     y = build(b, b.input("x", type_of(x)))
     np.testing.assert_array_equal(evaluate(b.finish({"y": y}), {"x": x})[y], x)
     check_vjp(build, x)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_sum_of_unslices(axis: int) -> None:
+    sizes = [2, 1, 4]
+    pieces = [RNG.standard_normal((n, 3) if axis == 0 else (3, n)) for n in sizes]
+    for chosen in ([0, 1, 2], [2, 0, 1], [1, 2], [0]):
+        b = Builder()
+        xs = [b.input(f"x{i}", type_of(x)) for i, x in enumerate(pieces)]
+        values = [unslice(b, xs[i], *place(axis, sum(sizes[:i]))) for i in chosen]
+        y = sum_of_unslices(b, list(b.nodes))
+        assert y is not None
+        found = evaluate(b.finish({"y": y}), {f"x{i}": x for i, x in enumerate(pieces)})
+        np.testing.assert_array_equal(found[y], sum(found[value] for value in values))
+        assert sum(node.op.name == "unslice" for node in b.nodes) == len(chosen) + (len(chosen) < 3)
+
+
+def place(axis: int, start: int) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """Whole shape, starts and steps of a piece that begins at `start`."""
+    return ((7, 3), (start, 0), (1, 1)) if axis == 0 else ((3, 7), (0, start), (1, 1))
+
+
+def test_sum_of_unslices_that_do_not_join() -> None:
+    b = Builder()
+    x = b.input("x", type_of(np.zeros((3, 2))))
+    for other in (
+        ((3, 7), (0, 1), (1, 1)),
+        ((3, 7), (0, 3), (1, 1)),
+        ((3, 7), (0, 2), (1, 2)),
+        ((4, 7), (0, 2), (1, 1)),
+    ):
+        start = len(b.nodes)
+        unslice(b, x, (3, 7), (0, 0), (1, 1))
+        unslice(b, x, *other)
+        assert sum_of_unslices(b, b.nodes[start:]) is None
+    elementwise(b, lambda a: a * 2, x)
+    assert sum_of_unslices(b, b.nodes[-1:]) is None
 
 
 def test_allocates_nothing() -> None:

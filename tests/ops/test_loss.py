@@ -9,7 +9,7 @@ import pytest
 import scipy.special
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Fill, Kind, Value
+from foreplan.graph import Array, Builder, Fill, Kind, Value
 from foreplan.ops import loss as module
 from foreplan.ops.loss import (
     CrossEntropy,
@@ -19,7 +19,7 @@ from foreplan.ops.loss import (
     linear_cross_entropy,
 )
 from foreplan.ops.map import elementwise
-from tests.ops.check import allocated_bytes, check_vjp, constant, pull_back, run_op, type_of
+from tests.ops.check import allocated_bytes, check_vjp, pull_back, run_op, type_of
 
 RNG = np.random.default_rng(0)
 SHAPES = [((7,), 0), ((4, 9), 1), ((9, 4), 0), ((2, 5, 3, 4), 1), ((5, 40_000), 1), ((2, 6, 20_000), 1), ((0, 4), 1)]
@@ -132,10 +132,13 @@ def test_linear_cross_entropy_gradient() -> None:
     b = Builder()
     values = [b.input(f"x{i}", type_of(x)) for i, x in enumerate((h, w, target))]
     loss = linear_cross_entropy(b, *values)
-    one = constant(b, "one", 1.0)
-    assert one.kind is Kind.CONSTANT and one.init == Fill(1.0)
     made = list(b.nodes)
-    assert pull_back(b, made, {loss: one}, values[:2]) == list(made[-1].outputs[1:]) and b.nodes == made
+    ones = (Fill(1.0), Array(np.ones(())))
+    for i, init in enumerate(ones):
+        one = b.store(f"one{i}", loss.type, Kind.CONSTANT, init)
+        assert pull_back(b, made, {loss: one}, values[:2]) == list(made[-1].outputs[1:]) and b.nodes == made
+    two = b.store("two", loss.type, Kind.CONSTANT, Fill(2.0))
+    assert pull_back(b, made, {loss: two}, values[:2]) != list(made[-1].outputs[1:])
 
 
 def test_workspace() -> None:
