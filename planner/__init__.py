@@ -1,0 +1,51 @@
+"""The planner: numbers in (a Problem), a verified plan out; it knows no graph, op or engine."""
+
+from foreplan.planner.driver import plan
+from foreplan.planner.intervals import Interval, place_intervals, read_intervals, write_intervals
+from foreplan.planner.offsets import Placement, place
+from foreplan.planner.plan import Buffer, Certificate, Plan, Step
+from foreplan.planner.problem import (
+    ALIGNMENT,
+    Action,
+    Category,
+    Overwrite,
+    Part,
+    Problem,
+    Region,
+    Role,
+    Value,
+    check_problem,
+)
+from foreplan.planner.report import buffers, bytes_by_category, category_series, live_at
+from foreplan.planner.separate import separate
+from foreplan.planner.verify import verify
+
+__all__ = [
+    "ALIGNMENT",
+    "Action",
+    "Buffer",
+    "Category",
+    "Certificate",
+    "Interval",
+    "Overwrite",
+    "Part",
+    "Placement",
+    "Plan",
+    "Problem",
+    "Region",
+    "Role",
+    "Step",
+    "Value",
+    "buffers",
+    "bytes_by_category",
+    "category_series",
+    "check_problem",
+    "live_at",
+    "place",
+    "place_intervals",
+    "plan",
+    "read_intervals",
+    "separate",
+    "verify",
+    "write_intervals",
+]

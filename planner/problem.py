@@ -21,6 +21,8 @@ import numpy as np
 from foreplan.errors import PlanError
 from foreplan.units import format_bytes
 
+ALIGNMENT = 64  # of every workspace and stored value, and at least that of the height of a region
+
 
 class Role(IntEnum):
     """When a value has its content without any action having written it, and when it must still have it."""
@@ -135,6 +137,10 @@ class Action:
     parts: tuple[Part, ...] = ()
 
 
+def _ids(values: tuple[int, ...]) -> str:
+    return "(" + " ".join(f"v{value}" for value in values) + ")"
+
+
 @dataclass(frozen=True)
 class Problem:
     """Values, actions (listed in an order in which they can run) and regions.
@@ -186,7 +192,8 @@ class Problem:
             home = f" home={v.home}" if v.home >= 0 else ""
             yield f"v{i} {v.name!r} {v.nbytes} align={v.alignment} r{v.region} {v.category} {v.role.name.lower()}{home}"
         for i, a in enumerate(self.actions):
-            extra = "".join(f" v{a.writes[o.write]}{'!' if o.required else '?'}v{a.reads[o.read]}" for o in a.overwrites)
+            pairs = [(a.writes[o.write], "!" if o.required else "?", a.reads[o.read]) for o in a.overwrites]
+            extra = "".join(f" v{new}{mark}v{old}" for new, mark, old in pairs)
             extra += "".join(f" part={p.offset}+{p.count}*{p.run}/{p.stride}" for p in a.parts)
             yield (
                 f"a{i} {a.name!r} {_ids(a.reads)} -> {_ids(a.writes)}{extra} ws={a.workspace}@r{a.workspace_region} "

@@ -1,0 +1,158 @@
+"""Layout: from a schedule with its chains to a plan with offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foreplan.planner.alias import Chains, merge
+from foreplan.planner.bound import schedule_bound
+from foreplan.planner.liveness import LiveRanges, live_ranges
+from foreplan.planner.offsets import place
+from foreplan.planner.plan import Certificate, Plan, Step
+from foreplan.planner.problem import ALIGNMENT, Problem, Role
+from foreplan.units import align_up
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An order of actions with what follows from it.
+
+    Attributes:
+        name: of the heuristic that found the order.
+        order: indices of actions, one a step.
+        ranges: when every instance lives.
+        chains: which share bytes.
+        bound: the highest live set, in bytes.
+        peak: the first step at which it is reached.
+    """
+
+    name: str
+    order: tuple[int, ...]
+    ranges: LiveRanges
+    chains: Chains
+    bound: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything of a schedule lies.
+
+    Attributes:
+        chains: offset of each chain.
+        workspaces: offset of each step's workspace, 0 where it has none.
+        heights: bytes of each region.
+        placement: the placer that found the largest region's offsets.
+    """
+
+    chains: list[int]
+    workspaces: list[int]
+    heights: list[int]
+    placement: str
+
+
+def schedule(problem: Problem, name: str, order: Sequence[int], *, in_place: bool = True) -> Schedule:
+    """Live ranges, chains and bound of an order; without `in_place`, only overwrites that are required."""
+    ranges = live_ranges(problem, order)
+    chains = merge(problem, order, ranges, optional=in_place)
+    return Schedule(name, tuple(order), ranges, chains, *schedule_bound(problem, order, ranges, chains))
+
+
+def lay_out(problem: Problem, plan: Schedule) -> Layout:
+    """Offsets for a schedule: in every region stored values from the bottom as listed, the rest above them, packed.
+
+    Stored values live throughout, so this costs nothing; and programs that list the same ones first agree on them.
+    """
+    chains = plan.chains
+    layout = Layout([0] * len(chains.region), [0] * len(plan.order), [], "nothing to place")
+    largest = 0
+    for region in range(len(problem.regions)):
+        bottom = stack_stored(chains, region, layout.chains)
+        buffers = [c for c, at in enumerate(chains.region) if at == region and chains.stored[c] < 0]
+        actions = [problem.actions[index] for index in plan.order]
+        scratch = [s for s, a in enumerate(actions) if a.workspace and a.workspace_region == region]
+        alignment = [chains.alignment[c] for c in buffers] + [ALIGNMENT] * len(scratch)
+        bottom = align_up(bottom, max(alignment, default=1))
+        placement = place(
+            [chains.lower[c] for c in buffers] + scratch,
+            [chains.upper[c] for c in buffers] + [s + 1 for s in scratch],
+            [chains.nbytes[c] for c in buffers] + [actions[s].workspace for s in scratch],
+            alignment,
+        )
+        offsets = [bottom + offset for offset in placement.offsets.tolist()]
+        for chain, offset in zip(buffers, offsets):
+            layout.chains[chain] = offset
+        for step, offset in zip(scratch, offsets[len(buffers) :]):
+            layout.workspaces[step] = offset
+        layout.heights.append(align_up(bottom + placement.height, height_unit(problem)))
+        if placement.height > largest:
+            largest = placement.height
+            layout = Layout(layout.chains, layout.workspaces, layout.heights, placement.heuristic)
+    return layout
+
+
+def stack_stored(chains: Chains, region: int, offsets: list[int]) -> int:
+    """Put a region's stored values one above the other, as listed; returns the bytes they take."""
+    top = 0
+    for chain, stored in enumerate(chains.stored):
+        if stored >= 0 and chains.region[chain] == region:
+            offsets[chain] = align_up(top, max(ALIGNMENT, chains.alignment[chain]))
+            top = offsets[chain] + chains.nbytes[chain]
+    return top
+
+
+def height_unit(problem: Problem) -> int:
+    """What every height is a multiple of, so that regions put one above another stay aligned."""
+    return max([ALIGNMENT, *(value.alignment for value in problem.values)])
+
+
+def assemble(
+    problem: Problem,
+    plan: Schedule,
+    layout: Layout,
+    order_lower_bound: int | None,
+    stages: tuple[tuple[str, int], ...] = (),
+    budget: int | None = None,
+) -> Plan:
+    """The plan that a schedule and its layout make."""
+    ranges = plan.ranges
+    at = [layout.chains[chain] for chain in plan.chains.of]
+    last: dict[int, int] = {}
+    for instance, value in enumerate(ranges.values):
+        last[value] = instance
+    replaced = {value.home for value in problem.values if value.home >= 0}
+    roles = [value.role for value in problem.values]
+    return Plan(
+        problem_digest=problem.digest,
+        steps=tuple(
+            Step(
+                action,
+                tuple([at[i] for i in ranges.reads[step]]),
+                tuple([at[i] for i in ranges.writes[step]]),
+                layout.workspaces[step],
+            )
+            for step, action in enumerate(plan.order)
+        ),
+        starts=tuple((v, at[last_start]) for last_start, v in enumerate(ranges.values[: _starts(problem)])),
+        ends=tuple(
+            (v, at[last[v]])
+            for v, role in enumerate(roles)
+            if role is Role.OUTPUT or (role is Role.STORED and v not in replaced)
+        ),
+        heights=tuple(layout.heights),
+        arena_bytes=arena_bytes(problem, layout.heights),
+        lower_bound_bytes=plan.bound,
+        order_lower_bound_bytes=order_lower_bound,
+        certificate=Certificate(plan.peak, layout.placement, plan.name, stages),
+        budget=budget,
+    )
+
+
+def arena_bytes(problem: Problem, heights: Sequence[int]) -> int:
+    """Bytes of all regions on the device."""
+    return sum(height for height, region in zip(heights, problem.regions) if region.on_device)
+
+
+def _starts(problem: Problem) -> int:
+    return sum(value.role in (Role.INPUT, Role.STORED) for value in problem.values)

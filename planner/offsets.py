@@ -1,0 +1,252 @@
+"""Offsets: placing buffers, rectangles in time and memory, so that none that live together overlap.
+
+Finding the lowest height is NP-hard (dynamic storage allocation: Garey and Johnson, "Computers and Intractability",
+1979, SR2), but the highest live set, which no height can be below, is nearly always reached on programs: so try named
+heuristics until one does, and search only small instances further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from foreplan.errors import PlanError
+
+Integers = Sequence[int] | np.ndarray
+_Attempt = Callable[[int, np.ndarray], tuple[int, int]]  # (limit, offsets to write) -> (height or -1, work)
+
+# Largest instances, in buffers, for placers whose work is more than near-linear.
+QUADRATIC = 20_000
+SKYLINE = 5_000
+SEARCH = 400
+ANNEAL_WORK = 60_000_000
+ANNEAL_ROUNDS = 1000
+NO_LIMIT = 1 << 62
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where buffers lie.
+
+    Attributes:
+        offsets: one a buffer, int64; 0 for one without bytes.
+        height: the highest end of any.
+        lower_bound: height below which no placement goes: the highest live set, each buffer rounded up to the smallest
+            alignment (all but the topmost, which need not fill its last unit).
+        heuristic: what found it.
+    """
+
+    offsets: np.ndarray
+    height: int
+    lower_bound: int
+    heuristic: str
+
+
+@dataclass(frozen=True)
+class _Instance:
+    """Checked int64 arrays, one entry a buffer; `limit` is the height at which to stop looking."""
+
+    lower: np.ndarray
+    upper: np.ndarray
+    size: np.ndarray
+    alignment: np.ndarray
+    fixed: np.ndarray
+
+
+def place(
+    lower: Integers,
+    upper: Integers,
+    size: Integers,
+    alignment: Integers | int = 1,
+    fixed: Integers | None = None,
+    capacity: int | None = None,
+) -> Placement:
+    """Offsets for buffers, each alive in the half-open [lower, upper).
+
+    Args:
+        lower: when each buffer's bytes begin to be needed; any integers.
+        upper: when they end to be.
+        size: bytes; 0 takes no place.
+        alignment: powers of two that the offsets are multiples of, or one for all.
+        fixed: offsets given beforehand, -1 for the others.
+        capacity: a height that will do; without it, the search goes on toward the lower bound.
+
+    Raises:
+        PlanError: arrays of unequal length, an empty life, a negative size, or fixed buffers that overlap.
+    """
+    instance = _check(lower, upper, size, alignment, fixed)
+    bound, grain = _lower_bound(instance)
+    goal = max(bound, capacity or 0)
+    best = Placement(np.maximum(instance.fixed, 0), 0, bound, "nothing to place")
+    height = NO_LIMIT
+    if not instance.size.any():
+        return best
+    found_at, trial = best.offsets, np.zeros_like(best.offsets)
+    for name, attempt in _attempts(instance, -(-bound // grain) * grain, goal, found_at):
+        found, _ = attempt(height, trial)
+        if 0 <= found < height:
+            height = int(found)
+            found_at[:] = trial
+            best = Placement(found_at, height, bound, name)
+            if height <= goal:
+                break
+    return best
+
+
+def _check(
+    lower: Integers, upper: Integers, size: Integers, alignment: Integers | int, fixed: Integers | None
+) -> _Instance:
+    n = len(size)
+    given = (lower, upper, size, np.full(n, alignment) if isinstance(alignment, int) else alignment)
+    arrays = [np.array(a, dtype=np.int64).reshape(-1) for a in (*given, np.full(n, -1) if fixed is None else fixed)]
+    if any(len(a) != n for a in arrays):
+        raise PlanError(f"buffers to place: arrays of lengths {[len(a) for a in arrays]}, one entry a buffer is needed")
+    low, up, sizes, aligns, at = arrays
+    bad = (low >= up) | (sizes < 0) | (aligns < 1) | (aligns & (aligns - 1) != 0) | ((at >= 0) & (at % aligns != 0))
+    if bad.any():
+        i = int(bad.argmax())
+        raise PlanError(
+            f"buffer {i}: life [{low[i]}, {up[i]}) must not be empty, size {sizes[i]} not negative, alignment "
+            f"{aligns[i]} a power of two, and a fixed offset ({at[i]}) a multiple of it"
+        )
+    _check_fixed(_Instance(low, up, sizes, aligns, at))
+    return _Instance(low, up, sizes, aligns, at)
+
+
+def _check_fixed(instance: _Instance) -> None:
+    held = [int(i) for i in np.flatnonzero((instance.fixed >= 0) & (instance.size > 0))]
+    alive: list[int] = []
+    for i in sorted(held, key=lambda i: (instance.lower[i], i)):
+        alive = [j for j in alive if instance.upper[j] > instance.lower[i]]
+        for j in alive:
+            low = max(instance.fixed[i], instance.fixed[j])
+            if low < min(instance.fixed[i] + instance.size[i], instance.fixed[j] + instance.size[j]):
+                raise PlanError(f"buffers {j} and {i} are alive together and fixed to bytes that overlap, at {low}")
+        alive.append(i)
+
+
+def _lower_bound(instance: _Instance) -> tuple[int, int]:
+    """The bound of `Placement.lower_bound`, and the smallest alignment."""
+    some = instance.size > 0
+    if not some.any():
+        return 0, 1
+    grain = int(instance.alignment[some].min())
+    rounded = -(-instance.size // grain) * grain
+    times, where = np.unique(np.concatenate([instance.lower, instance.upper]), return_inverse=True)
+    change = np.zeros(len(times), np.int64)
+    np.add.at(change, where, np.concatenate([rounded, -rounded]))
+    slack = int((rounded - instance.size)[some].max())
+    fixed_top = int((np.maximum(instance.fixed, 0) + instance.size)[some & (instance.fixed >= 0)].max(initial=0))
+    return max(int(np.cumsum(change).max()) - slack, int(instance.size.max()), fixed_top), grain
+
+
+def _kernels() -> Any:
+    """The compiled loops; importing them imports Numba, so it is done when something is placed."""
+    from foreplan.planner import placers
+
+    return placers
+
+
+def _attempts(instance: _Instance, ceiling: int, goal: int, best: np.ndarray) -> Iterator[tuple[str, _Attempt]]:
+    """Placers by name, those with the best prospects for their time first."""
+    kernels = _kernels()
+
+    n = len(instance.size)
+    if not (instance.fixed >= 0).any():
+        yield from _online(instance, ceiling)
+    if n > QUADRATIC:
+        if (instance.fixed >= 0).any():
+            yield "greedy by size, first fit", partial(_greedy, instance, _by_size(instance), False)
+        return
+    orders = {"size": _by_size(instance), "area": _by_area(instance), "lifetime": _by_lifetime(instance)}
+    for best_fit in (False, True):
+        for name, order in orders.items():
+            fit = "best" if best_fit else "first"
+            yield f"greedy by {name}, {fit} fit", partial(_greedy, instance, order, best_fit)
+    if n <= SKYLINE and not (instance.fixed >= 0).any():
+        yield from _skyline(instance, orders)
+    if n <= SEARCH:
+        order = np.lexsort((np.arange(n), -instance.size, best))
+
+        def search(limit: int, offsets: np.ndarray) -> tuple[int, int]:
+            arrays = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
+            height, work = kernels.anneal(order, *arrays, goal, min(ANNEAL_WORK, ANNEAL_ROUNDS * n * n), offsets)
+            return (height if height < limit else -1), work
+
+        yield "local search", search
+
+
+def _by_size(instance: _Instance) -> np.ndarray:
+    """Largest first: greedy by size of Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference",
+    arXiv 2001.03288."""
+    n = np.arange(len(instance.size))
+    return np.lexsort((n, instance.lower, instance.lower - instance.upper, -instance.size))
+
+
+def _by_area(instance: _Instance) -> np.ndarray:
+    """Largest size times lifetime first."""
+    n = np.arange(len(instance.size))
+    area = instance.size.astype(np.float64) * (instance.upper - instance.lower)
+    return np.lexsort((n, instance.lower, -area))
+
+
+def _by_lifetime(instance: _Instance) -> np.ndarray:
+    """Longest-lived first, as nested lifespans want it."""
+    n = np.arange(len(instance.size))
+    return np.lexsort((n, instance.lower, -instance.size, instance.lower - instance.upper))
+
+
+def _greedy(instance: _Instance, order: np.ndarray, best_fit: bool, limit: int, offsets: np.ndarray) -> tuple[int, int]:
+    kernels = _kernels()
+
+    arrays = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
+    return kernels.greedy(order, *arrays, best_fit, limit, offsets)
+
+
+def _online(instance: _Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]:
+    """A free list walked forward in time, and backward: what is born last going back is freed last, so nested lives
+    stack. Knuth, "The Art of Computer Programming" 1, section 2.5, has best fit and first fit and free lists."""
+    kernels = _kernels()
+
+    lives = np.sort(instance.upper - instance.lower)
+    short = int(lives[len(lives) // 2])
+    n = np.arange(len(instance.size))
+    backward = _Instance(-instance.upper, -instance.lower, instance.size, instance.alignment, instance.fixed)
+    for best_fit, top, longest in ((True, 0, 0), (False, 0, 0), (True, ceiling, 2), (True, ceiling, short)):
+        for direction, view in (("forward", instance), ("backward", backward)):
+            births = np.lexsort((n, -view.size, view.lower))
+            deaths = np.lexsort((n, view.upper))
+            arrays = (view.lower, view.upper, view.size, view.alignment)
+            name = f"online {direction}, {'best' if best_fit else 'first'} fit"
+            name += f", lives up to {longest} from the top" if top else ""
+
+            def run(
+                limit: int,
+                offsets: np.ndarray,
+                arguments: tuple = (births, deaths, *arrays, best_fit, longest, top),
+            ) -> tuple[int, int]:
+                return kernels.online(*arguments, limit, offsets)
+
+            yield name, run
+
+
+def _skyline(instance: _Instance, orders: dict[str, np.ndarray]) -> Iterator[tuple[str, _Attempt]]:
+    """Best fit on the skyline: Burke, Kendall and Whitwell, "A new placement heuristic for the orthogonal
+    stock-cutting problem", Operations Research 2004; for memory Sekiyama et al., arXiv 1804.10001."""
+    kernels = _kernels()
+
+    times = np.unique(np.concatenate([instance.lower, instance.upper]))
+    lower, upper = np.searchsorted(times, instance.lower), np.searchsorted(times, instance.upper)
+    births = np.argsort(lower, kind="stable")
+    for name in ("lifetime", "area", "size"):
+        rank = np.empty(len(births), np.int64)
+        rank[orders[name]] = np.arange(len(births))
+
+        def run(limit: int, offsets: np.ndarray, rank: np.ndarray = rank) -> tuple[int, int]:
+            return kernels.skyline(rank, births, lower, upper, instance.size, instance.alignment, limit, offsets)
+
+        yield f"skyline by {name}", run

@@ -1,0 +1,308 @@
+"""Compiled inner loops of the placer; importing this module imports Numba.
+
+All take int64 arrays, one entry a buffer: half-open [lower, upper) in time, size, alignment, and give offsets. All
+break ties by the order they are given, so the same arrays give the same offsets anywhere. A placer gives up, with a
+height of -1, as soon as it would reach `limit`, the lowest height known.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+NOWHERE = np.int64(1) << np.int64(62)
+
+
+@njit(cache=True)
+def greedy(order, lower, upper, size, alignment, fixed, best_fit, limit, offsets):  # type: ignore[no-untyped-def]
+    """Place buffers in the given order, each into the first (or tightest) gap between those alive with it.
+
+    Placed buffers are kept sorted by offset, so one pass over them finds the gaps.
+
+    Args:
+        fixed: offset of a buffer that is placed beforehand, or -1.
+        best_fit: the tightest gap rather than the lowest.
+        offsets: written.
+
+    Returns:
+        Height, or -1; and the pairs of buffers looked at, the measure of work.
+    """
+    n = order.size
+    low = np.empty(n, np.int64)
+    up = np.empty(n, np.int64)
+    start = np.empty(n, np.int64)
+    end = np.empty(n, np.int64)
+    count = 0
+    height = np.int64(0)
+    work = 0
+    for k in range(-n, n):
+        i = order[k + n] if k < 0 else order[k]
+        if (fixed[i] >= 0) != (k < 0) or size[i] == 0:
+            continue
+        place = fixed[i]
+        if k >= 0:
+            top = np.int64(0)
+            slack = NOWHERE
+            mask = alignment[i] - 1
+            for j in range(count):
+                if low[j] < upper[i] and lower[i] < up[j]:
+                    gap = start[j] - ((top + mask) & ~mask) - size[i]
+                    if 0 <= gap < slack:
+                        place = (top + mask) & ~mask
+                        slack = gap
+                        if not best_fit or gap == 0:
+                            break
+                    top = max(top, end[j])
+            work += count
+            if place < 0:
+                place = (top + mask) & ~mask
+            if place + size[i] >= limit:
+                return np.int64(-1), work
+        offsets[i] = place
+        height = max(height, place + size[i])
+        at = count
+        while at > 0 and start[at - 1] > place:
+            low[at], up[at], start[at], end[at] = low[at - 1], up[at - 1], start[at - 1], end[at - 1]
+            at -= 1
+        low[at], up[at], start[at], end[at] = lower[i], upper[i], place, place + size[i]
+        count += 1
+    return height, work
+
+
+@njit(cache=True)
+def online(births, deaths, lower, upper, size, alignment, best_fit, short, ceiling, limit, offsets):  # type: ignore[no-untyped-def]
+    """Walk through time as an allocator with a free list does, but knowing how long every buffer lives.
+
+    Args:
+        births: buffers by `lower`.
+        deaths: buffers by `upper`.
+        best_fit: the tightest free block rather than the lowest.
+        short: buffers that live no longer than this are put at the high end of their block.
+        ceiling: free memory is taken to end here at first, which gives `short` an upper end to go to; 0 for none.
+        offsets: written.
+
+    Returns:
+        Height, or -1 at `limit`; and the blocks looked at.
+    """
+    n = births.size
+    start = np.empty(n + 3, np.int64)
+    end = np.empty(n + 3, np.int64)
+    start[0], end[0] = 0, ceiling
+    count = 1 if ceiling else 0
+    start[count], end[count] = ceiling, NOWHERE
+    count += 1
+    dead = 0
+    height = np.int64(0)
+    work = 0
+    for k in range(n):
+        i = births[k]
+        if size[i] == 0:
+            continue
+        while upper[deaths[dead]] <= lower[i]:
+            d = deaths[dead]
+            dead += 1
+            if size[d] == 0:
+                continue
+            low, high = np.int64(0), np.int64(count)
+            while low < high:
+                middle = (low + high) // 2
+                if start[middle] < offsets[d]:
+                    low = middle + 1
+                else:
+                    high = middle
+            below = low > 0 and end[low - 1] == offsets[d] and offsets[d] != ceiling
+            above = low < count and start[low] == offsets[d] + size[d] and start[low] != ceiling
+            if below and above:
+                end[low - 1] = end[low]
+                for j in range(low, count - 1):
+                    start[j], end[j] = start[j + 1], end[j + 1]
+                count -= 1
+            elif below:
+                end[low - 1] += size[d]
+            elif above:
+                start[low] = offsets[d]
+            else:
+                for j in range(count, low, -1):
+                    start[j], end[j] = start[j - 1], end[j - 1]
+                start[low], end[low] = offsets[d], offsets[d] + size[d]
+                count += 1
+        mask = alignment[i] - 1
+        chosen = -1
+        slack = NOWHERE
+        for j in range(count):
+            gap = end[j] - ((start[j] + mask) & ~mask) - size[i]
+            if 0 <= gap < slack:
+                chosen = j
+                slack = gap
+                if not best_fit or gap == 0:
+                    break
+        work += count
+        place = (start[chosen] + mask) & ~mask
+        if upper[i] - lower[i] <= short and end[chosen] != NOWHERE:
+            place = (end[chosen] - size[i]) & ~mask
+        offsets[i] = place
+        height = max(height, place + size[i])
+        if height >= limit:
+            return np.int64(-1), work
+        before, after = place > start[chosen], place + size[i] < end[chosen]
+        if before and after:
+            for j in range(count, chosen + 1, -1):
+                start[j], end[j] = start[j - 1], end[j - 1]
+            start[chosen + 1], end[chosen + 1] = place + size[i], end[chosen]
+            end[chosen] = place
+            count += 1
+        elif before:
+            end[chosen] = place
+        elif after:
+            start[chosen] = place + size[i]
+        else:
+            for j in range(chosen, count - 1):
+                start[j], end[j] = start[j + 1], end[j + 1]
+            count -= 1
+    return height, work
+
+
+@njit(cache=True)
+def skyline(order, births, lower, upper, size, alignment, limit, offsets):  # type: ignore[no-untyped-def]
+    """Fill the lowest segment of the skyline with the first buffer of `order` that fits between its walls.
+
+    Args:
+        order: rank of each buffer; of those that fit, the lowest rank is placed.
+        births: buffers by `lower`; times are ranks from 0 to at most twice the number of buffers.
+        offsets: written.
+
+    Returns:
+        Height, or -1 at `limit`; and the buffers looked at.
+    """
+    n = births.size
+    horizon = np.int64(0)
+    for i in range(n):
+        horizon = max(horizon, upper[i])
+    level = np.zeros(horizon, np.int64)
+    end = np.zeros(horizon, np.int64)
+    first = np.zeros(horizon + 1, np.int64)
+    for i in range(n):
+        first[lower[i] + 1] += 1
+    for t in range(horizon):
+        first[t + 1] += first[t]
+    placed = np.zeros(n, np.bool_)
+    end[0] = horizon
+    left = n
+    for i in range(n):
+        if size[i] == 0:
+            placed[i] = True
+            left -= 1
+    height = np.int64(0)
+    work = 0
+    while left:
+        a = np.int64(0)
+        s = end[0]
+        while s < horizon:
+            if level[s] < level[a]:
+                a = s
+            s = end[s]
+            work += 1
+        b = end[a]
+        chosen = np.int64(-1)
+        for k in range(first[a], first[b]):
+            i = births[k]
+            if not placed[i] and upper[i] <= b and (chosen < 0 or order[i] < order[chosen]):
+                chosen = i
+        work += first[b] - first[a]
+        if chosen >= 0:
+            mask = alignment[chosen] - 1
+            offsets[chosen] = (level[a] + mask) & ~mask
+            top = offsets[chosen] + size[chosen]
+            height = max(height, top)
+            if height >= limit:
+                return np.int64(-1), work
+            placed[chosen] = True
+            left -= 1
+            low, up = lower[chosen], upper[chosen]
+            if up < b:
+                level[up], end[up] = level[a], b
+            if low > a:
+                end[a] = low
+            level[low], end[low] = top, up
+        else:
+            wall = NOWHERE
+            if b < horizon:
+                wall = level[b]
+            s = np.int64(0)
+            before = np.int64(-1)
+            while s < a:
+                before = s
+                s = end[s]
+            if before >= 0:
+                wall = min(wall, level[before])
+            level[a] = wall
+        s = np.int64(0)
+        while end[s] < horizon:
+            if level[end[s]] == level[s]:
+                end[s] = end[end[s]]
+            else:
+                s = end[s]
+    return height, work
+
+
+@njit(cache=True)
+def anneal(order, lower, upper, size, alignment, fixed, goal, budget, offsets):  # type: ignore[no-untyped-def]
+    """Local search over orders for `greedy`: exchange or move a buffer, keep what is not much worse.
+
+    A move takes a buffer that ends above the goal, or a random one, to an earlier position. Accepted is what lies
+    below a threshold that sinks from 2 % above the best height to nothing (threshold accepting, Dueck and Scheuer, J.
+    Computational Physics 1990); random numbers are those of an xorshift generator (Marsaglia, J. Statistical
+    Software 2003) from a fixed seed.
+
+    Args:
+        goal: stop at this height or below.
+        budget: stop after this much work (pairs of buffers looked at).
+        offsets: best offsets, written.
+
+    Returns:
+        Height; and work.
+    """
+    n = order.size
+    order = order.copy()
+    trial = np.empty(n, np.int64)
+    found = np.zeros(n, np.int64)
+    current, work = greedy(order, lower, upper, size, alignment, fixed, False, NOWHERE, offsets)
+    best = current
+    state = np.uint64(88172645463325252)
+    accepted = offsets.copy()
+    while best > goal and work < budget:
+        state ^= state << np.uint64(13)
+        state ^= state >> np.uint64(7)
+        state ^= state << np.uint64(17)
+        source = np.int64(state % np.uint64(n))
+        target = np.int64((state >> np.uint64(20)) % np.uint64(n))
+        if state & np.uint64(1 << 60):
+            for _ in range(n):
+                i = order[source]
+                if accepted[i] + size[i] > goal:
+                    break
+                source = (source + 1) % n
+            target = target % (source + 1)
+        trial[:] = order
+        moved = trial[source]
+        if state & np.uint64(1 << 61):
+            trial[source] = trial[target]
+            trial[target] = moved
+        else:
+            step = 1 if target > source else -1
+            k = source
+            while k != target:
+                trial[k] = trial[k + step]
+                k += step
+            trial[target] = moved
+        allowed = best + np.int64(best * 0.02 * (1.0 - work / budget))
+        height, cost = greedy(trial, lower, upper, size, alignment, fixed, False, max(current, allowed) + 1, found)
+        work += cost + n
+        if height >= 0:
+            current = height
+            order[:] = trial
+            accepted[:] = found
+            if height < best:
+                best = height
+                offsets[:] = found
+    return best, work

@@ -1,0 +1,57 @@
+"""The unplanned twin of a plan: the same steps, every value in memory of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from foreplan.errors import PlanError
+from foreplan.planner.alias import Chains
+from foreplan.planner.layout import Layout, assemble, height_unit, schedule, stack_stored
+from foreplan.planner.plan import Plan
+from foreplan.planner.problem import ALIGNMENT, Problem
+from foreplan.planner.verify import verify
+from foreplan.units import align_up
+
+
+def separate(plan: Plan, problem: Problem) -> Plan:
+    """A verified plan of the same steps in which no byte is used twice, to compare a planned run with, bit for bit.
+
+    Every write has 64-byte aligned memory of its own, unless it must take a read's bytes (a required overwrite, a
+    value with a home). Workspaces, whose content no step may rely on, share one stretch a region.
+
+    Raises:
+        PlanError: the plan has joins, whose reads have no memory of their own.
+    """
+    order = [step.action for step in plan.steps]
+    if joins := [problem.actions[index].name for index in order if problem.actions[index].parts]:
+        raise PlanError(f"a plan with joins ({joins[0]!r}) has no twin whose values lie apart")
+    twin = schedule(problem, plan.certificate.order, order, in_place=False)
+    offsets = [0] * len(twin.chains.region)
+    tops = [stack_stored(twin.chains, region, offsets) for region in range(len(problem.regions))]
+    _stack_others(twin.chains, offsets, tops)
+    workspaces = _workspaces(problem, order, tops)
+    heights = [align_up(top, height_unit(problem)) for top in tops]
+    layout = Layout(offsets, workspaces, heights, "apart")
+    apart = assemble(problem, twin, layout, plan.order_lower_bound_bytes)
+    apart = replace(apart, certificate=replace(apart.certificate, stages=(("apart", apart.arena_bytes),)))
+    verify(apart, problem)
+    return apart
+
+
+def _stack_others(chains: Chains, offsets: list[int], tops: list[int]) -> None:
+    for chain, region in enumerate(chains.region):
+        if chains.stored[chain] < 0:
+            offsets[chain] = align_up(tops[region], max(ALIGNMENT, chains.alignment[chain]))
+            tops[region] = offsets[chain] + chains.nbytes[chain]
+
+
+def _workspaces(problem: Problem, order: list[int], tops: list[int]) -> list[int]:
+    """Offset of each step's workspace: the top of its region, which is raised above them all."""
+    starts = [align_up(top, ALIGNMENT) for top in tops]
+    offsets = []
+    for index in order:
+        action = problem.actions[index]
+        offsets.append(starts[action.workspace_region] if action.workspace else 0)
+        if action.workspace:
+            tops[action.workspace_region] = max(tops[action.workspace_region], offsets[-1] + action.workspace)
+    return offsets
