@@ -89,7 +89,7 @@ class Rebatch:
         return self._entries(n.input_names[index], axis, before[axis]) * math.prod(before[axis + 1 :])
 
     def _entries(self, name: str, axis: int, extent: int) -> int:
-        """Entries of an axis from one item to the next: all that the axis holds an item, unless something is outside."""
+        """Entries of an axis from one item to the next: all that it holds an item, unless something is outside."""
         return self._inner.get((name, axis), extent // self.old)
 
     def note_rewritten(self, n: OnnxNode, old: Sequence[int], new: Sequence[int]) -> None:

@@ -227,6 +227,10 @@ class OnnxNode:
         """A tensor attribute, if it is given."""
         return self._attribute(name, "TENSOR", None)
 
+    def strings(self, name: str) -> list[str]:
+        """A list of texts, empty if it is not given."""
+        return [text.decode("utf-8", "replace") for text in self._attribute(name, "STRINGS", [])]
+
     def axis(self, axis: int, rank: int) -> int:
         """An axis counted from 0.
 

@@ -85,7 +85,9 @@ def test_a_file_of_many_gigabytes_is_imported_from_its_first_bytes(tmp_path: Pat
     nbytes = 16 << 30
     field = onnx_wire._encode(9 << 3 | 2) + onnx_wire._encode(nbytes)
     head = tensor.SerializeToString() + field
-    graph_head = proto.graph.SerializeToString() + onnx_wire._encode(5 << 3 | 2) + onnx_wire._encode(len(head) + nbytes) + head
+    graph_head = (
+        proto.graph.SerializeToString() + onnx_wire._encode(5 << 3 | 2) + onnx_wire._encode(len(head) + nbytes) + head
+    )
     proto.ClearField("graph")
     path = tmp_path / "large.onnx"
     start = proto.SerializeToString() + onnx_wire._encode(7 << 3 | 2) + onnx_wire._encode(len(graph_head) + nbytes)
@@ -100,6 +102,26 @@ def test_a_model_in_memory_keeps_its_arrays() -> None:
     init = weight(from_onnx(linear()))
     assert isinstance(init, Array)
     np.testing.assert_array_equal(init.array, WEIGHT)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_constants_of_nodes_and_of_branches_stay_in_the_file_too(tmp_path: Path, dtype: str) -> None:
+    import ml_dtypes
+
+    held = WEIGHT.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    constant = helper.make_node("Constant", [], ["c"], name="held", value=numpy_helper.from_array(held, "c"))
+    then = helper.make_graph([constant], "then", [], [onnx.ValueInfoProto(name="c")])
+    nodes = [
+        helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(held, "w")),
+        node("If", "yes", "t", "choice", then_branch=then, else_branch=then),
+        node("Add", "w t", "y"),
+    ]
+    path = save(model(nodes, {}, ["y"], {"yes": np.array(True)}), tmp_path / "constants.onnx")
+    graph = from_onnx(path)
+    assert [type(value.init) for value in graph.stored] == [Stored, Stored]
+    got = run(graph)["y"]
+    assert got.dtype == held.dtype
+    np.testing.assert_array_equal(got, held + held)
 
 
 def external(folder: Path, location: str = "weights.bin", **entries: str) -> Path:
@@ -177,7 +199,7 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
         from_onnx(tmp_path / "gone.onnx")
     with pytest.raises(ModelError, match="cannot be read"):
         from_onnx(tmp_path)
-    with pytest.raises(UsageError, match="takes a path or an onnx.ModelProto"):
+    with pytest.raises(UsageError, match=r"takes a path or an onnx\.ModelProto"):
         from_onnx(7)  # type: ignore[arg-type]
 
 

@@ -132,8 +132,27 @@ def image_classifier(batch: int) -> onnx.ModelProto:
     return model(nodes, {"x": (batch, 3, 6, 6)}, ["y"], constants, opset=13)
 
 
+def recurrent(batch: int) -> onnx.ModelProto:
+    nodes = [
+        node("Transpose", "x", "t", perm=[1, 0, 2]),
+        node("LSTM", "t w r - - h c", "s", hidden_size=4),
+        node("Squeeze", "s one", "q"),
+        node("Transpose", "q", "b", perm=[1, 0, 2]),
+        node("Reshape", "b flat", "y"),
+    ]
+    constants = {
+        "w": random(1, 16, 3),
+        "r": random(1, 16, 4),
+        "h": np.zeros((1, batch, 4), np.float32),
+        "c": random(1, 1, 4) if batch == 1 else np.zeros((1, batch, 4), np.float32),
+        "one": np.array([1]),
+        "flat": np.array([batch, 20]),
+    }
+    return model(nodes, {"x": (batch, 5, 3)}, ["y"], constants)
+
+
 @pytest.mark.parametrize("exported", [1, 2])
-@pytest.mark.parametrize("make", [attention_block, class_token, image_classifier])
+@pytest.mark.parametrize("make", [attention_block, class_token, image_classifier, recurrent])
 @pytest.mark.parametrize("batch", [4, 6])
 def test_a_fixed_batch_is_replaced(make: Any, exported: int, batch: int) -> None:
     proto = make(exported)
@@ -174,7 +193,7 @@ def test_a_node_that_fixes_the_batch_is_named(nodes: Any, constants: Any, culpri
 
 def test_a_reshape_without_room_for_the_batch_is_named() -> None:
     proto = model([node("Reshape", "x s", "y", "mix")], {"x": (6, 4)}, ["y"], {"s": np.array([4, 6])})
-    with pytest.raises(ShapeError, match="node 'mix'.*fixes the batch"):
+    with pytest.raises(ShapeError, match=r"node 'mix'.*fixes the batch"):
         from_onnx(proto, batch=5)
 
 
