@@ -19,17 +19,20 @@ from foreplan.ops.conv_kernels import (
     column_conv,
     column_data_grad,
     column_weight_grad,
-    depthwise_bytes,
+    grouped,
+    grouped_weights,
+    product_bytes,
+)
+from foreplan.ops.depthwise import (
+    conv_bytes,
+    data_grad_bytes,
     depthwise_conv,
     depthwise_data_grad,
     depthwise_weight_grad,
-    grouped,
-    grouped_weights,
     is_depthwise,
-    product_bytes,
+    weight_grad_bytes,
 )
 from foreplan.ops.window import Pads, Windows, count_positions, per_axis, spatial_is_dense, symmetric
-from foreplan.units import align_up
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ class Conv(_Geometry):
         if self.is_pointwise(w.shape[2:]):
             return 0
         if is_depthwise(x.shape[1], w.shape, self.groups):
-            return depthwise_bytes(outputs[0])
+            return conv_bytes(self.windows(x.shape[2:], w.shape[2:]), outputs[0])
         return blocking(x, w, outputs[0]).column_bytes + blocking(x, w, outputs[0]).joined_bytes
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
@@ -190,7 +193,7 @@ class ConvDataGrad(_Geometry):
         if self.is_pointwise(w.shape[2:]):
             return 0
         if is_depthwise(dx.shape[1], w.shape, self.groups):
-            return depthwise_bytes(g)
+            return data_grad_bytes(self.windows(self.spatial, w.shape[2:]), g)
         return blocking(dx, w, g).column_bytes + blocking(dx, w, g).joined_bytes
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
@@ -257,7 +260,7 @@ class ConvWeightGrad(_Geometry):
         if self.is_pointwise(self.kernel):
             return product_bytes(dw, self.groups) if x.shape[0] > 1 else 0
         if is_depthwise(x.shape[1], dw.shape, self.groups):
-            return depthwise_bytes(g) + align_up(dw.shape[0] * dw.dtype.itemsize, 64)
+            return weight_grad_bytes(self.windows(x.shape[2:], self.kernel), g)
         plan = blocking(x, dw, g)
         single = plan.blocks(g.shape) == 1
         return plan.column_bytes + plan.joined_bytes + (0 if single else product_bytes(dw, self.groups))

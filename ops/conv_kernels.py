@@ -1,7 +1,7 @@
 """The NumPy kernels of convolution: windows gathered into blocks of columns, products by BLAS.
 
 A block takes a few thousand window positions at a time, so that scratch memory does not grow with the image (columns
-after Chellapilla, Puri and Simard 2006). Depth-wise convolutions are multiply-adds of shifted planes.
+after Chellapilla, Puri and Simard 2006).
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from foreplan.graph.types import Shape
 from foreplan.ops.window import (
     Box,
     Windows,
-    block_size,
     count_boxes,
     is_empty,
-    plane_blocks,
     spatial_size,
     zero_borders,
 )
@@ -71,11 +69,6 @@ def blocking(x: TensorType, w: TensorType, y: TensorType) -> Blocking:
     limit = max(1, min(positions, COLUMN_BYTES // column))
     columns = align_up(column * images * limit, 64)
     return Blocking(images, limit, columns, align_up(row * images * limit, 64) if images > 1 else 0)
-
-
-def is_depthwise(channels: int, weights: Shape, groups: int) -> bool:
-    """Whether every channel has one output of its own (more outputs a channel go by columns)."""
-    return groups == channels == weights[0] and groups > 1
 
 
 def grouped(images: np.ndarray, groups: int) -> np.ndarray:
@@ -215,66 +208,3 @@ def add_product(rows: np.ndarray, columns: np.ndarray, total: np.ndarray, worksp
         product = memory[: part.size].reshape(part.shape)
         np.matmul(rows[:, k : k + count], columns, out=product)
         part += product
-
-
-def depthwise_bytes(outputs: TensorType) -> int:
-    """Workspace of one block of products."""
-    return align_up(block_size(outputs.shape) * outputs.dtype.itemsize, 64)
-
-
-def _tap_weights(w: np.ndarray, channels: slice, tap: Shape) -> np.ndarray:
-    """One weight a channel, to multiply [items, channels, *positions] with."""
-    return w[(channels, 0, *tap)].reshape(-1, *(1 for _ in tap))
-
-
-def depthwise_conv(windows: Windows, x: np.ndarray, w: np.ndarray, y: np.ndarray, workspace: np.ndarray) -> None:
-    """y = Σ over taps of shifted planes times the channel's weight."""
-    memory = workspace.view(x.dtype)
-    for items, channels, box in plane_blocks(windows, y.shape):
-        block = y[(items, channels, *box.slices)]
-        block[...] = 0
-        for tap in windows.taps:
-            inside, there = windows.reach(tap, box)
-            if is_empty(inside):
-                continue
-            target, source = block[(..., *inside)], x[(items, channels, *there)]
-            product = memory[: source.size].reshape(source.shape)
-            np.multiply(source, _tap_weights(w, channels, tap), out=product)
-            target += product
-
-
-def depthwise_data_grad(windows: Windows, g: np.ndarray, w: np.ndarray, dx: np.ndarray, workspace: np.ndarray) -> None:
-    """dx = Σ over taps of gradients times the channel's weight, each added where its tap lies."""
-    memory = workspace.view(g.dtype)
-    dx[...] = 0
-    for items, channels, box in plane_blocks(windows, g.shape):
-        block = g[(items, channels, *box.slices)]
-        for tap in windows.taps:
-            inside, there = windows.reach(tap, box)
-            if is_empty(inside):
-                continue
-            target, source = dx[(items, channels, *there)], block[(..., *inside)]
-            product = memory[: source.size].reshape(source.shape)
-            np.multiply(source, _tap_weights(w, channels, tap), out=product)
-            target += product
-
-
-def depthwise_weight_grad(
-    windows: Windows, x: np.ndarray, g: np.ndarray, dw: np.ndarray, workspace: np.ndarray
-) -> None:
-    """dw = sums of gradients times shifted planes; the workspace holds a sum a channel, then a block of products."""
-    sums_bytes = align_up(dw.shape[0] * dw.itemsize, 64)
-    sums, memory = workspace[:sums_bytes].view(x.dtype), workspace[sums_bytes:].view(x.dtype)
-    axes = (0, *range(2, x.ndim))
-    dw[...] = 0
-    for items, channels, box in plane_blocks(windows, g.shape):
-        block = g[(items, channels, *box.slices)]
-        for tap in windows.taps:
-            inside, there = windows.reach(tap, box)
-            if is_empty(inside):
-                continue
-            source = block[(..., *inside)]
-            product = memory[: source.size].reshape(source.shape)
-            np.multiply(source, x[(items, channels, *there)], out=product)
-            partial = np.add.reduce(product, axis=axes, out=sums[: source.shape[1]])
-            dw[(channels, 0, *tap)] += partial

@@ -30,6 +30,9 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Any, t
     "pointwise strided": ((2, 4, 5, 6), (3, 4, 1, 1), (2, 2), ((0, 0), (0, 0)), (1, 1), 1),
     "grouped": ((2, 6, 5, 6), (4, 3, 3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 2),
     "depthwise": ((2, 5, 7, 6), (5, 1, 3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 5),
+    "depthwise uneven": ((2, 5, 7, 6), (5, 1, 2, 3), (1, 1), ((2, 0), (0, 3)), (2, 1), 5),
+    "depthwise cropped": ((1, 3, 7, 8), (3, 1, 3, 3), (1, 1), ((-1, 1), (1, -2)), (1, 1), 3),
+    "depthwise wide padding": ((1, 3, 2, 3), (3, 1, 3, 3), (1, 1), ((4, 5), (3, 4)), (1, 1), 3),
     "depthwise strided": ((2, 5, 7, 6), (5, 1, 3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), 5),
     "depthwise doubled": ((2, 3, 6, 6), (6, 1, 3, 3), (1, 1), ((0, 1), (1, 0)), (1, 1), 3),
     "one axis": ((2, 3, 11), (4, 3, 4), (2,), ((1, 2),), (2,), 1),
@@ -67,12 +70,13 @@ def _case(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarra
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once with blocks as they are, once with blocks so small that every loop over them turns."""
     if request.param == "small blocks":
-        from foreplan.ops import conv_kernels, window
+        from foreplan.ops import conv_kernels, depthwise, window
 
         monkeypatch.setattr(conv_kernels, "COLUMN_BYTES", 512)
         monkeypatch.setattr(conv_kernels, "PRODUCT_BYTES", 256)
         monkeypatch.setattr(conv_kernels, "FEW_POSITIONS", 20)
         monkeypatch.setattr(window, "PLANE_BLOCK", 16)
+        monkeypatch.setattr(depthwise, "FLAT_BLOCK", 40)
         conv_kernels.blocking.cache_clear()
         request.addfinalizer(conv_kernels.blocking.cache_clear)
 
