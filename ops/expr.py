@@ -336,8 +336,9 @@ def simplify(expr: Expr, args: Sequence[DType]) -> Expr:
         if simpler is None:
             continue
         types.setdefault(simpler, infer_dtypes(args, simpler)[simpler])
-        literal = types[simpler] is None and part != expr and (before[part] is None or before[part].is_float)
-        if types[simpler] == before[part] or literal:
+        wanted = before[part]
+        literal = types[simpler] is None and part != expr and (wanted is None or wanted.is_float)
+        if types[simpler] == wanted or literal:
             memo[part] = simpler
     return memo[expr]
 

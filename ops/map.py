@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, DType, Op, TensorType, Value, register
+from foreplan.graph import Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.graph.types import FLOAT32, Shape, broadcast_shapes
 from foreplan.ops.expr import (
@@ -66,7 +66,8 @@ class Map(Op):
         self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         """Symbolic: one map an input that is wanted, summed over the axes along which it was broadcast."""
-        n, flows = len(inputs), {}
+        n = len(inputs)
+        flows: dict[int, Expr] = {}
         arguments = [*inputs, *outputs, *(c if c is not None else o for c, o in zip(cotangents, outputs))]
         for i, (expr, cotangent) in enumerate(zip(self.parsed, cotangents)):
             if cotangent is not None:
@@ -112,24 +113,13 @@ class Map(Op):
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Evaluate block by block in registers that live in the workspace."""
-        kernel = _compile(self.exprs, tuple(_dtype_of(x) for x in inputs))
+        kernel = _compile(self.exprs, tuple(as_dtype(x.dtype) for x in inputs))
         kernel.run(inputs, outputs, workspace)
 
 
 @lru_cache(maxsize=4096)
 def _parse(exprs: tuple[str, ...]) -> tuple[Expr, ...]:
     return tuple(parse_expr(text) for text in exprs)
-
-
-@lru_cache(maxsize=64)
-def _by_numpy_dtype(dtype: np.dtype) -> DType:
-    from foreplan.graph import as_dtype
-
-    return as_dtype(dtype)
-
-
-def _dtype_of(array: np.ndarray) -> DType:
-    return _by_numpy_dtype(array.dtype)
 
 
 @dataclass(frozen=True)

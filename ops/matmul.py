@@ -56,8 +56,10 @@ class MatMul(Op):
                 grads = reshape(b, g, (-1, g.shape[-1]))
                 dw = matmul(b, grads, rows, True, False) if self.transpose_b else matmul(b, rows, grads, True, False)
             else:
-                full = matmul(b, g, x, True, self.transpose_a) if self.transpose_b else matmul(
-                    b, x, g, not self.transpose_a, False
+                full = (
+                    matmul(b, g, x, True, self.transpose_a)
+                    if self.transpose_b
+                    else matmul(b, x, g, not self.transpose_a, False)
                 )
                 dw = sum_to_shape(b, full, w.shape)
         if b.wants(x):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Builder, Cost, Fill, Kind, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Types
+from foreplan.graph.types import Shape
 from foreplan.ops.expr import Arg, Expr, call, clip, exp, maximum, minimum, relu, sigmoid, tanh, where
 from foreplan.ops.join import concat
 from foreplan.ops.map import elementwise, elementwise_many
@@ -129,7 +131,7 @@ class _Layer:
             raise ShapeError(f"the direction must be forward, reverse or bidirectional, and is {self.direction!r}")
         hidden = self.r.shape[-1]
         rows = self.gates * hidden
-        expected = {"w": (ways, rows, self.x.shape[-1]), "r": (ways, rows, hidden)}
+        expected: dict[str, Shape] = {"w": (ways, rows, self.x.shape[-1]), "r": (ways, rows, hidden)}
         given: dict[str, Value | None] = {"w": self.w, "r": self.r}
         expected["bias"], given["bias"] = (ways, 2 * rows), self.bias
         expected["lengths"], given["lengths"] = (self.x.shape[1],), self.lengths
@@ -273,11 +275,12 @@ def _lstm_step(b: Builder, layer: _Layer, way: _Way, sums: Value, states: list[V
     peeps = [slice_axis(b, peephole, 0, i * hidden, hidden) for i in range(3)] if peephole is not None else []
     values = [*_gates(b, s, 4), c, *peeps]
     i, o, forget, candidate, cell, *peep = map(Arg, range(len(values)))
-    seen = [0.0 if not peep else p * cell for p in (peep or [None] * 3)]
-    enter = f(layer.gate(i + seen[0]))
-    keep = 1.0 - enter if coupled else f(layer.gate(forget + seen[2]))
+    into = i + peep[0] * cell if peep else i
+    kept = forget + peep[2] * cell if peep else forget
+    enter = f(layer.gate(into))
+    keep = 1.0 - enter if coupled else f(layer.gate(kept))
     new = keep * cell + enter * g(layer.gate(candidate))
-    out = f(layer.gate(o + (peep[1] * new if peep else 0.0))) * show(new)
+    out = f(layer.gate(o + peep[1] * new if peep else o)) * show(new)
     made = elementwise_many(b, [out, new], *values)
     return list(made)
 
@@ -348,8 +351,9 @@ def rnn(
         ShapeError: the shapes do not fit each other.
     """
     chosen = activations or [tanh] * w.shape[0]
-    (x, initial_h) = _time_first(b, layout, x, initial_h)
-    layer = _Layer(x, w, r, bias, lengths, (initial_h,), direction, chosen, limit, 1)
+    layer = _Layer(
+        _inputs(b, layout, x), w, r, bias, lengths, (_turned(b, layout, initial_h),), direction, chosen, limit, 1
+    )
     y, h = _batch_first(b, layout, _unroll(b, layer, _rnn_step))
     return y, h
 
@@ -382,10 +386,9 @@ def lstm(
         ShapeError: the shapes do not fit each other.
     """
     chosen = activations or [sigmoid, tanh, tanh] * w.shape[0]
-    x, initial_h, initial_c = _time_first(b, layout, x, initial_h, initial_c)
-    states = (initial_h, initial_c)
-    layer = _Layer(x, w, r, bias, lengths, states, direction, chosen, limit, 4, (peephole,))
-    made = _unroll(b, layer, lambda *args: _lstm_step(*args, coupled=input_forget))
+    states = (_turned(b, layout, initial_h), _turned(b, layout, initial_c))
+    layer = _Layer(_inputs(b, layout, x), w, r, bias, lengths, states, direction, chosen, limit, 4, (peephole,))
+    made = _unroll(b, layer, partial(_lstm_step, coupled=input_forget))
     y, h, c = _batch_first(b, layout, made)
     return y, h, c
 
@@ -416,21 +419,22 @@ def gru(
         ShapeError: the shapes do not fit each other.
     """
     chosen = activations or [sigmoid, tanh] * w.shape[0]
-    x, initial_h = _time_first(b, layout, x, initial_h)
-    layer = _Layer(x, w, r, bias, lengths, (initial_h,), direction, chosen, limit, 3)
-    made = _unroll(b, layer, lambda *args: _gru_step(*args, linear=linear_before_reset))
+    layer = _Layer(
+        _inputs(b, layout, x), w, r, bias, lengths, (_turned(b, layout, initial_h),), direction, chosen, limit, 3
+    )
+    made = _unroll(b, layer, partial(_gru_step, linear=linear_before_reset))
     y, h = _batch_first(b, layout, made)
     return y, h
 
 
-def _time_first(b: Builder, layout: int, x: Value, *states: Value | None) -> tuple[Value, *tuple[Value | None, ...]]:
-    """Inputs and initial states with the batch behind time and direction."""
-    if layout == 0:
-        return (x, *states)
-    return (
-        transpose(b, x, (1, 0, 2)),
-        *(None if state is None else transpose(b, state, (1, 0, 2)) for state in states),
-    )
+def _inputs(b: Builder, layout: int, x: Value) -> Value:
+    """Inputs with time first."""
+    return x if layout == 0 else transpose(b, x, (1, 0, 2))
+
+
+def _turned(b: Builder, layout: int, value: Value | None) -> Value | None:
+    """Initial states with direction first."""
+    return value if layout == 0 or value is None else transpose(b, value, (1, 0, 2))
 
 
 def _batch_first(b: Builder, layout: int, made: list[Value]) -> list[Value]:

@@ -272,7 +272,9 @@ def check_vjp(
     found = gradients(wrt, hard=True)
     for n, i in enumerate(wrt):
         if len(wrt) > 1:
-            np.testing.assert_allclose(gradients([i], hard=False)[0], found[n], 1e-10, 1e-12, err_msg=f"input {i} asked for alone")
+            np.testing.assert_allclose(
+                gradients([i], hard=False)[0], found[n], 1e-10, 1e-12, err_msg=f"input {i} asked for alone"
+            )
         size = arrays[i].size
         chosen = range(size) if size <= samples else rng.choice(size, samples, replace=False)
         scale = max(1.0, float(np.abs(found[n]).max(initial=0.0)))
