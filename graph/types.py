@@ -60,6 +60,7 @@ DTYPES = {
         DType("bool", 1, "bool"),
     )
 }
+_OF_NUMPY = {np.dtype(name): dtype for name, dtype in DTYPES.items() if name != "bfloat16"}
 FLOAT32, FLOAT64, INT64, INT32, BOOL = (DTYPES[n] for n in ("float32", "float64", "int64", "int32", "bool"))
 
 
@@ -71,6 +72,8 @@ def as_dtype(dtype: DType | str | np.dtype | type) -> DType:
     """
     if isinstance(dtype, DType):
         return dtype
+    if isinstance(dtype, np.dtype) and dtype in _OF_NUMPY:  # kernels ask at every call, and NumPy's names are slow
+        return _OF_NUMPY[dtype]
     name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     if name not in DTYPES:
         raise ShapeError(f"there is no element type {name!r}; choose one of {', '.join(DTYPES)}")

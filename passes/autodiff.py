@@ -9,6 +9,7 @@ import numpy as np
 
 from foreplan.errors import ModelError
 from foreplan.graph import Array, Builder, Graph, Kind, Node, Value
+from foreplan.ops.join import Unslice, sum_of_unslices
 from foreplan.ops.map import elementwise
 from foreplan.passes.optimizer import Optimizer, Updater
 
@@ -63,6 +64,9 @@ class _Backward:
     def __init__(self, b: Builder, graph: Graph, wanted: set[Value], updater: Updater | None) -> None:
         self.b, self.graph, self.wanted, self.updater = b, graph, wanted, updater
         self.cotangents: dict[Value, Value] = {}
+        self.slices: dict[Value, list[Node]] = {}
+        self.producer: dict[Value, Node] = {}
+        self.nodes_seen = len(b.nodes)
         self.gradients: dict[Value, Value] = {}
         self.readers_left = Counter(value for node in graph.nodes for value in set(node.inputs))
 
@@ -75,11 +79,11 @@ class _Backward:
             self.pull_back(node)
             for value in dict.fromkeys(node.inputs):
                 self.readers_left[value] -= 1
-                if value.kind is Kind.PARAMETER and not self.readers_left[value] and value in self.cotangents:
+                if value.kind is Kind.PARAMETER and not self.readers_left[value]:
                     self.finish_parameter(value)
 
     def pull_back(self, node: Node) -> None:
-        cotangents = [self.cotangents.pop(value, None) for value in node.outputs]
+        cotangents = [self.take(value) for value in node.outputs]
         if all(cotangent is None for cotangent in cotangents):
             return
         if self.wanted.isdisjoint(node.inputs):
@@ -101,13 +105,33 @@ class _Backward:
                 raise ModelError(f"the vjp of {node.op.name} gives {flow!r} as the cotangent of {value!r}")
 
     def add(self, value: Value, flow: Value) -> None:
-        """Sum at once: what was summed dies, and the sum can take its bytes."""
+        """Sum at once: what was summed dies, and the sum can take its bytes. Cotangents of slices wait: `take`."""
+        for node in self.b.nodes[self.nodes_seen :]:
+            self.producer.update((output, node) for output in node.outputs)
+        self.nodes_seen = len(self.b.nodes)
+        source = self.producer.get(flow)
+        if source is not None and isinstance(source.op, Unslice):
+            self.slices.setdefault(value, []).append(source)
+        else:
+            self.sum(value, flow)
+
+    def take(self, value: Value) -> Value | None:
+        """The whole cotangent. Slices that took a value apart are joined again, without any zeros being added."""
+        slices = self.slices.pop(value, [])
+        joined = sum_of_unslices(self.b, slices) if len(slices) > 1 else None
+        for flow in [node.outputs[0] for node in slices] if joined is None else [joined]:
+            self.sum(value, flow)
+        return self.cotangents.pop(value, None)
+
+    def sum(self, value: Value, flow: Value) -> None:
         if value in self.cotangents:
             flow = elementwise(self.b, lambda x, y: x + y, self.cotangents[value], flow, name="sum")
         self.cotangents[value] = flow
 
     def finish_parameter(self, parameter: Value) -> None:
-        gradient = self.cotangents.pop(parameter)
+        gradient = self.take(parameter)
+        if gradient is None:
+            return
         self.gradients[parameter] = gradient
         if self.updater:
             self.b.scope, self.b.source = f"{parameter.name}/", ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,20 +12,21 @@ import numpy as np
 from foreplan.errors import SessionError
 from foreplan.lower.program import Program
 from foreplan.planner import buffers
-from foreplan.planner.plan import Plan
+from foreplan.planner.plan import Buffer, Plan
 
 POISON = 0xFF  # an array of these bytes is NaN in every float type
+MARGIN = 4096  # bytes watched on each side of what a step may write
 
 
 class Poison:
-    """Fills bytes with poison when nothing alive lies in them, and checks that each step wrote only where it may.
+    """Fills bytes with poison when nothing alive lies in them, and watches the bytes around what each step may write.
 
-    A kernel that reads dead bytes then computes NaNs; one that writes outside its outputs and workspace is refused.
+    A kernel that reads dead bytes then computes NaNs; one that writes past its outputs or workspace is refused.
     """
 
     def __init__(self, program: Program, plan: Plan, regions: Sequence[np.ndarray]) -> None:
         self.program, self.plan, self.regions = program, plan, regions
-        self.before_step: list[np.ndarray] = []
+        self.margins: list[tuple[np.ndarray, np.ndarray]] = []
         self.dead_after: dict[int, list[np.ndarray]] = defaultdict(list)
         starting: list[np.ndarray] = [np.ones(len(region), bool) for region in regions]
         found = buffers(plan, program)
@@ -33,10 +34,15 @@ class Poison:
             if buffer.lower == 0 and buffer.value >= 0:
                 starting[buffer.region][buffer.offset : buffer.offset + buffer.nbytes] = False
         for buffer in found:
-            if buffer.upper < len(plan.steps):
+            if buffer.upper < len(plan.steps) and not self._taken_in_place(buffer):
                 region = regions[buffer.region]
                 self.dead_after[buffer.upper - 1].append(region[buffer.offset : buffer.offset + buffer.nbytes])
         self.unused_at_start = starting
+
+    def _taken_in_place(self, buffer: Buffer) -> bool:
+        """Whether the first step after the buffer's life still reads it, and gives its bytes to what it writes."""
+        step = self.plan.steps[buffer.upper]
+        return (buffer.value, buffer.offset) in zip(self.program.actions[step.action].reads, step.reads)
 
     def start(self) -> None:
         """Poison every byte that holds nothing when a step begins."""
@@ -44,31 +50,37 @@ class Poison:
             region[unused] = POISON
 
     def before(self, step: int) -> None:
-        """Remember every byte."""
-        self.before_step = [region.copy() for region in self.regions]
+        """Remember the bytes around everything that the step may write."""
+        self.margins = [(span, span.copy()) for span in self._margins(step)]
 
     def after(self, step: int) -> None:
-        """Compare what the step was not allowed to write, then poison what has died.
+        """Compare the bytes around what the step wrote, then poison what has died.
 
         Raises:
             SessionError: names the node that wrote outside its outputs and workspace.
         """
-        planned = self.plan.steps[step]
-        action = self.program.actions[planned.action]
-        spans = [
-            (self.program.values[v].region, offset, self.program.values[v].nbytes)
-            for v, offset in zip(action.writes, planned.writes)
-        ]
-        spans.append((action.workspace_region, planned.workspace, action.workspace))
-        for region, offset, nbytes in spans:
-            self.before_step[region][offset : offset + nbytes] = self.regions[region][offset : offset + nbytes]
-        for index, (old, new) in enumerate(zip(self.before_step, self.regions)):
-            if not np.array_equal(old, new):
-                at = int(np.flatnonzero(old != new)[0])
-                name = self.program.regions[index].name
-                raise SessionError(f"node {action.name!r} wrote outside its outputs and workspace: byte {at} of {name}")
+        for span, old in self.margins:
+            if not np.array_equal(span, old):
+                name = self.program.actions[self.plan.steps[step].action].name
+                raise SessionError(f"node {name!r} (step {step}) wrote outside its outputs and workspace")
         for span in self.dead_after.get(step, ()):
             span[...] = POISON
+
+    def _margins(self, step: int) -> Iterator[np.ndarray]:
+        """Up to MARGIN bytes on both sides of each output and of the workspace, where nothing may be written."""
+        planned = self.plan.steps[step]
+        action, values = self.program.actions[planned.action], self.program.values
+        spans = [
+            (values[v].region, offset, offset + values[v].nbytes) for v, offset in zip(action.writes, planned.writes)
+        ]
+        spans.append((action.workspace_region, planned.workspace, planned.workspace + action.workspace))
+        for index, memory in enumerate(self.regions):
+            written = sorted((low, high) for region, low, high in spans if region == index and low < high)
+            for i, (low, high) in enumerate(written):
+                floor = written[i - 1][1] if i else 0
+                ceiling = written[i + 1][0] if i + 1 < len(written) else len(memory)
+                yield memory[max(floor, low - MARGIN) : low]
+                yield memory[high : min(ceiling, high + MARGIN)]
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from foreplan.errors import UnsupportedError, UsageError
-from foreplan.graph import Graph, parse_graph
-from foreplan.lower import Program, lower
+from foreplan.graph import Graph, Op, parse_graph
+from foreplan.graph.op import Types
+from foreplan.lower import Kernel, Program, lower
+from foreplan.lower.numpy import NumpyTarget
 from foreplan.lower.program import ARENA, PARAMETERS, STATE
 from foreplan.planner import Category, Role, check_problem
 
@@ -171,18 +175,15 @@ output %rows = %rows
 
 
 def test_an_op_without_kernel_is_decomposed() -> None:
+    class Small(NumpyTarget):
+        def kernels(self, op: Op, inputs: Types, outputs: Types) -> Sequence[Kernel]:
+            return super().kernels(op, inputs, outputs) if op.name in ("map", "reduce") else ()
+
     graph = parse_graph(
-        """graph %g
-input %x: float32[2,3,4,4]
-parameter %scale: float32[3] = fill(1.0)
-parameter %bias: float32[3] = fill(0.0)
-buffer %mean: float32[3] = fill(0.0)
-buffer %var: float32[3] = fill(1.0)
-%y: float32[2,3,4,4] = batch_norm() [%x, %scale, %bias, %mean, %var] as %bn
-output %y = %y
-"""
+        "graph %g\ninput %x: float32[2,3]\n%y: float32[2,3] = softmax(axis=1) [%x] as %y\noutput %y = %y\n"
     )
-    assert {call.op.name for call in lower(graph).calls} == {"map"}
+    assert {call.op.name for call in lower(graph).calls} == {"softmax"}
+    assert {call.op.name for call in lower(graph, Small()).calls} == {"map", "reduce"}
 
 
 def test_an_unknown_target_is_refused() -> None:
@@ -191,8 +192,6 @@ def test_an_unknown_target_is_refused() -> None:
 
 
 def test_an_op_that_the_target_cannot_run_is_named() -> None:
-    from foreplan.lower.numpy import NumpyTarget
-
     class Nothing(NumpyTarget):
         def kernels(self, *args: object) -> tuple[()]:
             return ()

@@ -9,6 +9,7 @@ from foreplan.errors import ModelError
 from foreplan.graph import Builder, Fill, Graph, Kind, Normal, TensorType
 from foreplan.graph.types import FLOAT64, INT64
 from foreplan.ops.expr import relu, tanh
+from foreplan.ops.join import split
 from foreplan.ops.map import Map, elementwise
 from foreplan.ops.matmul import matmul
 from foreplan.ops.reduce import reduce
@@ -116,6 +117,21 @@ def test_an_op_without_a_derivative_is_named() -> None:
     loss = b.apply(type(reduce(b, "sum", w) and b.nodes[-1].op)("prod", (0,)), w, name="product")
     with pytest.raises(ModelError, match="product"):
         differentiate(b.finish({}, loss=loss))
+
+
+def test_the_gradients_of_a_split_are_one_concat() -> None:
+    b = Builder("split")
+    w = b.store("w", TensorType(F, (2, 6)), Kind.PARAMETER, Normal(1.0))
+    first, second, third = split(b, w, [1, 2, 3], axis=1)
+    y = elementwise(b, lambda a, c: a * c, first, second)
+    loss = elementwise(b, lambda a, c: a + c, reduce(b, "sum", y), reduce(b, "sum", third))
+    training = simplified(differentiate(b.finish({}, loss=loss)))
+    ops = [node.op.name for node in training.nodes if node.outputs[0].kind is Kind.GRADIENT]
+    assert "concat" in ops and "unslice" not in ops
+    x = np.random.default_rng(0).normal(size=(2, 6))
+    values = evaluate(training, {}, {"w": x})
+    expected = np.hstack([x[:, 1:3].sum(1, keepdims=True), np.repeat(x[:, :1], 2, 1), np.ones((2, 3))])
+    np.testing.assert_allclose(values[training.gradients["w"]], expected)
 
 
 def test_integers_carry_no_gradient() -> None:

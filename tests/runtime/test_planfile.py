@@ -68,7 +68,7 @@ def refused(tmp_path: Path, text: str, match: str) -> None:
 
 
 def test_edited_and_truncated_files_are_refused(tmp_path: Path, text: str) -> None:
-    refused(tmp_path, text.replace('"conv"', '"conw"', 1), "edited or damaged")
+    refused(tmp_path, text.replace('"conv/conv"', '"conv/conw"', 1), "edited or damaged")
     for keep in (0, 1, 100, len(text) // 2, len(text) - 3):
         refused(tmp_path, text[:keep], "truncated or edited|not a plan")
     refused(tmp_path, "{}", "not a plan of the format")
@@ -99,7 +99,7 @@ HARMFUL = {
         change("actions", lambda a: first_with(a, "map")["in"][0].append([10**6] * 4)),
         "reads bytes|strides",
     ),
-    "an action's reads cut": (change("actions", lambda a: first_with(a, "conv")["in"].pop()), "damaged|does not give"),
+    "an action's reads cut": (change("actions", lambda a: first_with(a, "conv")["in"].pop()), ""),
     "an offset moved": (change("steps", lambda s: s[3][2].__setitem__(0, s[3][2][0] + 64)), ""),
     "two steps swapped": (change("steps", lambda s: s.insert(2, s.pop(6))), ""),
     "a step dropped": (change("steps", lambda s: s.pop(4)), ""),

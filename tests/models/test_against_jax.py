@@ -1,0 +1,106 @@
+"""Every zoo model at small size: loss and gradients against jax.grad, and bits against the unplanned run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import foreplan as fp
+from foreplan import passes
+from foreplan.frontend.losses import attach_loss
+from foreplan.graph import Graph, parse_graph
+from foreplan.planner import separate
+from foreplan.runtime.session import Session
+from tests.oracle.jax_graph import loss_and_gradients
+
+SMALL = [
+    "conv_chain:batch=2,size=12",
+    "mlp:batch=6,width=16,layers=2",
+    "resnet18:batch=2,size=32,classes=7",
+    "resnet50:batch=2,size=32,classes=5",
+    "vgg16:batch=1,size=32,classes=5",
+    "mobilenet_v2:batch=2,size=32,classes=5",
+    "unet:batch=1,size=32",
+    "gpt2_small:batch=2,seq=12,layers=2",
+    "bert_base:batch=2,seq=10,layers=1",
+    "vit_b16:batch=2,size=32,layers=1,classes=5",
+]
+SLOW = {"vgg16", "gpt2_small", "bert_base", "unet", "resnet50", "mobilenet_v2", "vit_b16"}
+CASES = [pytest.param(n, id=n.split(":")[0], marks=[pytest.mark.slow] * (n.split(":")[0] in SLOW)) for n in SMALL]
+
+
+def model(name: str) -> tuple[Graph, object]:
+    return fp.models.build(name), getattr(fp.losses, fp.models.default_loss(name))
+
+
+def data_for(step: fp.Compiled, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    given: dict[str, np.ndarray] = {}
+    for slot in step.program.inputs:
+        type = slot.operand.type
+        if slot.init is not None:
+            continue
+        if type.dtype.is_float:
+            given[slot.name] = rng.normal(size=type.shape).astype(type.dtype.numpy)
+        else:
+            low, high = slot.valid or (0, 1)
+            given[slot.name] = rng.integers(max(low, 0), high + 1, type.shape)
+    return given
+
+
+def randomised(session: Session) -> dict[str, np.ndarray]:
+    """Parameters that leave no path dead: biases and scales too."""
+    rng = np.random.default_rng(7)
+    for name in session.parameters:
+        old = session.parameters[name]
+        session.parameters[name] = old + rng.normal(size=old.shape).astype(old.dtype) * (0.02 + 0.1 * np.abs(old))
+    return dict(session.stored)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_and_gradients_equal_jax(name: str) -> None:
+    """In float64, so that what differs is a mistake and not rounding that batch norm has blown up."""
+    graph, loss = model(name)
+    graph = parse_graph(graph.as_text().replace("float32", "float64"))
+    step = fp.compile(graph, loss=loss)
+    session = step.bind()
+    stored = randomised(session)
+    data = data_for(step)
+    result = session.step(data)
+    forward = passes.training_form(passes.select_outputs(attach_loss(graph, loss), []))
+    constants = {v.name: _content(v) for v in forward.stored}
+    expected, gradients = loss_and_gradients(forward, data, {**constants, **stored})
+    assert result.loss == pytest.approx(expected, rel=1e-9)
+    assert set(result.gradients) == set(gradients)
+    for parameter, gradient in gradients.items():
+        # A gradient is judged by its own size: single elements may cancel to almost nothing.
+        scale = np.abs(gradient).max() + 1e-12
+        error = np.abs(result.gradients[parameter] - gradient).max()
+        assert error < 1e-7 * scale, f"{parameter}: error {error:g}, size {scale:g}"
+
+
+def _content(value: object) -> np.ndarray:
+    array = np.empty(value.shape, value.dtype.numpy)  # type: ignore[attr-defined]
+    value.init.fill(array, np.random.default_rng(0))  # type: ignore[attr-defined]
+    return array
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_planned_equals_unplanned_bit_for_bit_and_poison_changes_nothing(name: str) -> None:
+    graph, loss = model(name)
+    step = fp.compile(graph, loss=loss, optimizer=fp.optim.Nesterov(0.01))
+    apart = separate(step.plan, step.program)
+    sessions = [step.bind(), Session(step.program, apart), step.bind(poison=True)]
+    for seed in range(2):
+        losses = {session.step(data_for(step, seed)).loss for session in sessions}
+        assert len(losses) == 1
+    for parameter in sessions[0].stored:
+        contents = {session.stored[parameter].tobytes() for session in sessions}
+        assert len(contents) == 1, parameter
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_arena_is_within_two_percent_of_the_bound(name: str) -> None:
+    graph, loss = model(name)
+    for step in (fp.compile(graph), fp.compile(graph, loss=loss, optimizer=fp.optim.Nesterov(0.1))):
+        assert step.plan.arena_bytes <= 1.02 * step.plan.lower_bound_bytes

@@ -1,0 +1,199 @@
+"""Forward graphs run by JAX: values and gradients that owe nothing to our kernels or derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from foreplan.graph import Graph, Kind, Value
+from foreplan.ops.expr import Arg, Call, Const, Expr
+from foreplan.ops.shape import slices
+
+jax.config.update("jax_enable_x64", True)
+
+Array = Any
+SCALAR: dict[str, Callable[..., Array]] = {
+    "add": jnp.add,
+    "sub": jnp.subtract,
+    "mul": jnp.multiply,
+    "div": jnp.divide,
+    "pow": jnp.power,
+    "max": jnp.maximum,
+    "min": jnp.minimum,
+    "neg": jnp.negative,
+    "abs": jnp.abs,
+    "square": jnp.square,
+    "sqrt": jnp.sqrt,
+    "rsqrt": jax.lax.rsqrt,
+    "reciprocal": jnp.reciprocal,
+    "exp": jnp.exp,
+    "log": jnp.log,
+    "tanh": jnp.tanh,
+    "sigmoid": jax.nn.sigmoid,
+    "relu": jax.nn.relu,
+    "erf": jax.scipy.special.erf,
+    "clip": jnp.clip,
+    "where": jnp.where,
+    "lt": jnp.less,
+    "le": jnp.less_equal,
+    "gt": jnp.greater,
+    "ge": jnp.greater_equal,
+    "eq": jnp.equal,
+    "ne": jnp.not_equal,
+    "and": jnp.logical_and,
+    "or": jnp.logical_or,
+}
+
+
+def scalar(expr: Expr, args: list[Array]) -> Array:
+    """A scalar expression of JAX arrays."""
+    if isinstance(expr, Arg):
+        return args[expr.index]
+    if isinstance(expr, Const):
+        return expr.value
+    assert isinstance(expr, Call)
+    values = [scalar(arg, args) for arg in expr.args]
+    if expr.function in SCALAR:
+        return SCALAR[expr.function](*values)
+    return jnp.asarray(values[0]).astype(expr.function)
+
+
+def _map(op: Any, *xs: Array) -> list[Array]:
+    shape = jnp.broadcast_shapes(*(x.shape for x in xs))
+    return [jnp.broadcast_to(scalar(expr, list(xs)), shape) for expr in op.parsed]
+
+
+def _reduce(op: Any, x: Array) -> Array:
+    return getattr(jnp, op.how)(x, axis=op.axes, keepdims=op.keepdims)
+
+
+def _matmul(op: Any, a: Array, b: Array) -> Array:
+    a = a.swapaxes(-1, -2) if op.transpose_a else a
+    b = b.swapaxes(-1, -2) if op.transpose_b else b
+    return jnp.matmul(a, b)
+
+
+def _conv(op: Any, x: Array, w: Array, bias: Array | None = None) -> Array:
+    y = jax.lax.conv_general_dilated(
+        x, w, op.strides, op.pads, rhs_dilation=op.dilations, feature_group_count=op.groups
+    )
+    return y if bias is None else y + bias.reshape(1, -1, *(1 for _ in op.strides))
+
+
+def _conv_data_grad(op: Any, g: Array, w: Array) -> Array:
+    shape = (g.shape[0], w.shape[1] * op.groups, *op.spatial)
+    _, pull = jax.vjp(lambda x: _conv(op, x, w), jnp.zeros(shape, g.dtype))
+    return pull(g)[0]
+
+
+def _windows(op: Any, x: Array, start: float, combine: Callable[..., Array]) -> Array:
+    lead = (1, 1)
+    return jax.lax.reduce_window(
+        x,
+        np.asarray(start, x.dtype)[()],
+        combine,
+        lead + tuple(op.kernel),
+        lead + tuple(op.strides),
+        ((0, 0), (0, 0), *op.pads),
+        window_dilation=lead + tuple(op.dilations),
+    )
+
+
+def _max_pool(op: Any, x: Array) -> Array:
+    return _windows(op, x, -np.inf, jax.lax.max)
+
+
+def _avg_pool(op: Any, x: Array) -> Array:
+    assert not op.beyond or not any(op.beyond)
+    counted = jnp.ones_like(x)
+    total = _windows(op, x, 0.0, jax.lax.add)
+    return total / (np.prod(op.kernel) if op.count_include_pad else _windows(op, counted, 0.0, jax.lax.add))
+
+
+def _batch_norm_train(op: Any, x: Array, scale: Array, bias: Array) -> list[Array]:
+    axes = (0, *range(2, x.ndim))
+    shape = (1, -1, *(1 for _ in range(2, x.ndim)))
+    mean, var = x.mean(axes), x.var(axes)
+    y = (x - mean.reshape(shape)) / jnp.sqrt(var.reshape(shape) + op.epsilon)
+    return [y * scale.reshape(shape) + bias.reshape(shape), mean, var]
+
+
+def _layer_norm(op: Any, x: Array, scale: Array, bias: Array) -> list[Array]:
+    axes = tuple(range(op.axis % x.ndim, x.ndim))
+    mean = x.mean(axes, keepdims=True)
+    rstd = 1 / jnp.sqrt(x.var(axes, keepdims=True) + op.epsilon)
+    return [(x - mean) * rstd * scale + bias, None, None]
+
+
+def _cross_entropy(op: Any, logits: Array, target: Array) -> list[Array]:
+    logs = jnp.moveaxis(jax.nn.log_softmax(logits, axis=op.axis), op.axis, -1)
+    kept = target != op.ignore_index
+    picked = jnp.take_along_axis(logs, jnp.where(kept, target, 0)[..., None], -1)[..., 0]
+    return [jnp.where(kept, -picked, 0.0), None]
+
+
+def _attention(op: Any, q: Array, k: Array, v: Array, mask: Array | None = None) -> list[Array]:
+    scores = jnp.einsum("bhtd,bhsd->bhts", q, k) * op.scale
+    scores = scores if mask is None else scores + mask
+    if op.causal:
+        scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
+    return [jnp.einsum("bhts,bhsd->bhtd", jax.nn.softmax(scores, axis=-1), v), None]
+
+
+def _pad(op: Any, x: Array) -> Array:
+    return jnp.pad(x, op.pads, mode=op.mode, **({"constant_values": op.value} if op.mode == "constant" else {}))
+
+
+OPS: dict[str, Callable[..., Any]] = {
+    "map": _map,
+    "reduce": _reduce,
+    "matmul": _matmul,
+    "reshape": lambda op, x: x.reshape(op.shape),
+    "transpose": lambda op, x: x.transpose(op.perm),
+    "slice": lambda op, x: x[slices(op.starts, op.shape, op.steps)],
+    "broadcast": lambda op, x: jnp.broadcast_to(x, op.shape),
+    "conv": _conv,
+    "conv_data_grad": _conv_data_grad,
+    "max_pool": _max_pool,
+    "avg_pool": _avg_pool,
+    "batch_norm_train": _batch_norm_train,
+    "layer_norm": _layer_norm,
+    "softmax": lambda op, x: jax.nn.softmax(x, axis=op.axis),
+    "log_softmax": lambda op, x: jax.nn.log_softmax(x, axis=op.axis),
+    "cross_entropy": _cross_entropy,
+    "attention": _attention,
+    "gather": lambda op, x, i: jnp.take(x, i, axis=op.axis),
+    "concat": lambda op, *xs: jnp.concatenate(xs, op.axis),
+    "pad": _pad,
+    "dropout": lambda op, x: x,
+}
+
+
+def run(graph: Graph, inputs: Mapping[str, Array], stored: Mapping[str, Array]) -> dict[Value, Array]:
+    """Every value of a forward graph that has a loss or outputs."""
+    found: dict[Value, Array] = {}
+    for value in (*graph.inputs, *graph.stored):
+        given = inputs if value.kind is Kind.INPUT else stored
+        found[value] = jnp.asarray(given[value.name])
+    for node in graph.nodes:
+        results = OPS[node.op.name](node.op, *(found[value] for value in node.inputs))
+        found.update(zip(node.outputs, results if isinstance(results, list) else [results]))
+    return found
+
+
+def loss_and_gradients(
+    graph: Graph, inputs: Mapping[str, Array], stored: Mapping[str, Array]
+) -> tuple[float, dict[str, np.ndarray]]:
+    """The loss of a forward graph, and its gradient with respect to every parameter, by jax.grad."""
+    trained = {value.name: stored[value.name] for value in graph.parameters}
+    assert graph.loss is not None
+
+    def loss(parameters: dict[str, Array]) -> Array:
+        return run(graph, inputs, {**stored, **parameters})[graph.loss]
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(trained)
+    return float(value), {name: np.asarray(gradient) for name, gradient in gradients.items()}
