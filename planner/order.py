@@ -12,6 +12,8 @@ from collections.abc import Callable
 from foreplan.planner.dependences import Dependences, name_cycle
 from foreplan.planner.problem import Problem, Role
 
+_NEVER = 1 << 62  # above any number of bytes
+
 Heuristic = Callable[[Problem, Dependences], list[int]]
 
 
@@ -33,11 +35,12 @@ def updates_first(problem: Problem, graph: Dependences) -> list[int]:
 
 
 def frees_first(problem: Problem, graph: Dependences) -> list[int]:
-    """Program order, but an action after which no more bytes live than before runs at once, most freed first.
+    """Program order, but an action after which no more bytes live than before runs at once.
 
-    Running such an action never raises what lives afterwards, the observation on which Liu's optimal tree traversals
-    rest ("An application of generalized tree pebbling to sparse matrix factorization", SIAM J. Algebraic Discrete
-    Methods 1987). Weight gradients come before data gradients by it, since after them their layer's input is dead.
+    Of several such the one that needs the fewest bytes while it runs goes first, then the one that frees the most: in
+    Liu's terms segments that end lower than they begin, by ascending hill ("An application of generalized tree
+    pebbling to sparse matrix factorization", SIAM J. Algebraic Discrete Methods 1987). Weight gradients come before
+    data gradients by it, since after them their layer's input is dead.
     """
     return _by_freed_bytes(problem, graph, only_free=True)
 
@@ -118,20 +121,22 @@ def _by_freed_bytes(problem: Problem, graph: Dependences, *, only_free: bool) ->
     """
     reads, writes, left, last = _byte_flows(problem, graph)
     sizes = [value.nbytes for value in problem.values]
-    net = list(writes)
+    net, hill = list(writes), _hills(problem, graph)
     for node, values in enumerate(reads):
         net[node] -= sum(sizes[v] for v in values if left[v] == 1)
     waiting = [len(before) for before in graph.before]
 
-    def entry(node: int) -> tuple[int, int]:
-        return (min(net[node], 1) if only_free else net[node], node)
+    def entry(node: int) -> tuple[int, int, int]:
+        if only_free:
+            return (hill[node], net[node], node) if net[node] <= 0 else (_NEVER, 0, node)
+        return (net[node], hill[node], node)
 
     ready = [entry(node) for node, count in enumerate(waiting) if count == 0]
     heapq.heapify(ready)
     done = [False] * len(waiting)
     order: list[int] = []
     while ready:
-        _, node = heapq.heappop(ready)
+        node = heapq.heappop(ready)[-1]
         if done[node]:
             continue
         done[node] = True
@@ -148,6 +153,17 @@ def _by_freed_bytes(problem: Problem, graph: Dependences, *, only_free: bool) ->
             if waiting[later] == 0:
                 heapq.heappush(ready, entry(later))
     return order
+
+
+def _hills(problem: Problem, graph: Dependences) -> list[int]:
+    """Bytes that each node needs while it runs beyond its reads, writes in place taken to be so."""
+    hills = []
+    for index in graph.actions:
+        action = problem.actions[index]
+        in_place = {pair.write for pair in action.overwrites}
+        fresh = [v for i, v in enumerate(action.writes) if i not in in_place and problem.values[v].home < 0]
+        hills.append(action.workspace + sum(problem.values[v].nbytes for v in fresh))
+    return hills
 
 
 def _byte_flows(problem: Problem, graph: Dependences) -> tuple[list[list[int]], list[int], list[int], list[int]]:

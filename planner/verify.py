@@ -272,7 +272,9 @@ class _Replay:
             ranges = [(offset, offset + v.nbytes, 0)] if v.nbytes else []
         if offset % v.alignment:
             self._fail(f"{self._name(value, offset)} is not aligned to {v.alignment}")
-        if offset < 0 or any(low < 0 or high > self.plan.heights[v.region] for low, high, _ in ranges):
+        if not 0 <= offset <= self.plan.heights[v.region] or any(
+            low < 0 or high > self.plan.heights[v.region] for low, high, _ in ranges
+        ):
             self._fail(f"{self._name(value, offset)} is not within {self._region(v.region)}")
         return ranges
 

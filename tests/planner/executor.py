@@ -1,0 +1,117 @@
+"""Runs plans on real bytes, with hashes for kernels and poison wherever bytes are dead: the plans' oracle.
+
+Every value has one right content, a hash over what its first producer reads. A kernel that reads right contents
+writes right contents; one that reads anything else writes rubbish. Before it reads, a kernel spoils its workspace and
+every output that is not lawfully in place; where an overwrite is required, it finds that operand at the output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+
+from foreplan.planner import ALIGNMENT, Plan, Problem, Role
+
+
+class Harm(Exception):
+    """The plan gives a wrong result, or would crash."""
+
+
+def contents(problem: Problem) -> list[bytes]:
+    """The right bytes of every value."""
+    digests: list[bytes | None] = [None] * len(problem.values)
+    for v, value in enumerate(problem.values):
+        if value.role in (Role.INPUT, Role.STORED):
+            digests[v] = hashlib.sha256(b"start %d" % v).digest()
+    for action in problem.actions:
+        read = b"".join(digests[v] or b"" for v in action.reads)
+        for v in action.writes:
+            if digests[v] is None:
+                digests[v] = hashlib.sha256(b"value %d" % v + read).digest()
+    return [hashlib.shake_128(d or b"").digest(value.nbytes) for d, value in zip(digests, problem.values)]
+
+
+class Machine:
+    """Memory of a plan's heights, in which it runs once."""
+
+    def __init__(self, plan: Plan, problem: Problem, right: list[bytes] | None = None) -> None:
+        self.plan, self.problem = plan, problem
+        self.right = contents(problem) if right is None else right
+        device = sum(h for h, region in zip(plan.heights, problem.regions) if region.on_device)
+        if device > plan.arena_bytes:
+            raise Harm("the regions do not fit the arena")
+        self.memory = [bytearray(b"\xa5" * max(height, 0)) for height in plan.heights]
+
+    def run(self) -> dict[int, bytes]:
+        """The contents of outputs and stored values at the end, by value.
+
+        Raises:
+            Harm: something is wrong or missing at the end, misaligned, out of bounds, or an effect not happening once.
+        """
+        values = self.problem.values
+        starts: dict[int, int] = {}
+        for v, offset in self.plan.starts:
+            starts[v] = offset
+            self._put(v, offset, self.right[v])
+        there = {v for v, value in enumerate(values) if value.role in (Role.INPUT, Role.STORED)}
+        if set(starts) != there:
+            raise Harm("inputs or stored values without a place")
+        for number, step in enumerate(self.plan.steps):
+            self._run(number, step)
+        runs = Counter(step.action for step in self.plan.steps)
+        if any(action.effect and runs[i] != 1 for i, action in enumerate(self.problem.actions)):
+            raise Harm("an effect does not happen exactly once")
+        ends = dict(self.plan.ends)
+        replaced = {value.home for value in values}
+        found: dict[int, bytes] = {}
+        for v, value in enumerate(values):
+            if value.role is Role.OUTPUT or (value.role is Role.STORED and v not in replaced):
+                home = v if value.role is Role.STORED else value.home
+                if v not in ends:
+                    raise Harm(f"{value.name} is nowhere")
+                found[v] = self._get(v, ends[v])
+                at_home = found[v] if home < 0 else self._get(v, starts[home])
+                if found[v] != self.right[v] or at_home != self.right[v]:
+                    raise Harm(f"{value.name} is wrong")
+        return found
+
+    def _run(self, number: int, step) -> None:  # type: ignore[no-untyped-def]
+        action, values = self.problem.actions[step.action], self.problem.values
+        sources = dict(zip(range(len(action.reads)), step.reads))
+        lawful = set()
+        for pair in action.overwrites:
+            same = values[action.reads[pair.read]].region == values[action.writes[pair.write]].region
+            if pair.required:
+                sources[pair.read] = step.writes[pair.write]
+            if same and (pair.required or step.reads[pair.read] == step.writes[pair.write]):
+                lawful.add(pair.write)
+        self._spoil(action, step)
+        for i, (v, offset) in enumerate(zip(action.writes, step.writes)):
+            if i not in lawful:
+                self._put(v, offset, b"\x5a" * values[v].nbytes)
+        read = [self._get(v, sources[i]) for i, v in enumerate(action.reads)]
+        right = all(found == self.right[v] for found, v in zip(read, action.reads))
+        bad = hashlib.sha256(b"%d" % number + b"".join(read)).digest()
+        for v, offset in zip(action.writes, step.writes):
+            self._put(v, offset, self.right[v] if right else hashlib.shake_128(bad).digest(values[v].nbytes))
+        self._spoil(action, step)
+
+    def _spoil(self, action, step) -> None:  # type: ignore[no-untyped-def]
+        if action.workspace:
+            if step.workspace % ALIGNMENT:
+                raise Harm("workspace misaligned")
+            self._bytes(action.workspace_region, step.workspace, action.workspace)[:] = b"\x33" * action.workspace
+
+    def _bytes(self, region: int, offset: int, nbytes: int) -> memoryview:
+        if offset < 0 or offset + nbytes > len(self.memory[region]):
+            raise Harm("out of bounds")
+        return memoryview(self.memory[region])[offset : offset + nbytes]
+
+    def _put(self, v: int, offset: int, content: bytes) -> None:
+        value = self.problem.values[v]
+        if offset % value.alignment:
+            raise Harm(f"{value.name} misaligned")
+        self._bytes(value.region, offset, value.nbytes)[:] = content
+
+    def _get(self, v: int, offset: int) -> bytes:
+        return bytes(self._bytes(self.problem.values[v].region, offset, self.problem.values[v].nbytes))

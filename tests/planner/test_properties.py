@@ -1,0 +1,102 @@
+"""Random problems: plans verify, lie between bound and sum, compute the right bytes, and depend on nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreplan.planner import (
+    Plan,
+    Problem,
+    buffers,
+    bytes_by_category,
+    category_series,
+    check_problem,
+    plan,
+    separate,
+    verify,
+)
+from foreplan.units import align_up
+from tests.planner.executor import Machine
+from tests.planner.problems import random_problem, training_net
+
+seeds = st.integers(0, 2**32)
+sizes = st.integers(1, 30)
+
+
+def everything(problem: Problem) -> int:
+    """Bytes of all device values and workspaces, each apart, with the alignment that each can need."""
+    on_device = [region.on_device for region in problem.regions]
+    unit = max([64, *(value.alignment for value in problem.values)])
+    total = sum(align_up(v.nbytes, unit) for v in problem.values if on_device[v.region])
+    total += sum(align_up(a.workspace, unit) for a in problem.actions if on_device[a.workspace_region])
+    return total + unit * len(problem.regions)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seeds, sizes)
+def test_plan_lies_between_bounds_and_sum(seed: int, actions: int) -> None:
+    problem = random_problem(seed, actions)
+    check_problem(problem)
+    found = plan(problem)
+    verify(found, problem)
+    assert found.order_lower_bound_bytes is not None
+    assert found.order_lower_bound_bytes <= found.lower_bound_bytes <= found.arena_bytes <= everything(problem)
+    assert found.certificate.stages[0][0] == "program order"
+    arenas = [arena for _, arena in found.certificate.stages]
+    assert arenas == sorted(arenas, reverse=True) and arenas[-1] == found.arena_bytes
+
+
+@settings(max_examples=100, deadline=None)
+@given(seeds, sizes)
+def test_plan_and_its_twin_compute_the_same_bytes(seed: int, actions: int) -> None:
+    problem = random_problem(seed, actions)
+    found = plan(problem)
+    twin = separate(found, problem)
+    assert [step.action for step in twin.steps] == [step.action for step in found.steps]
+    assert Machine(found, problem).run() == Machine(twin, problem).run()
+
+
+@settings(max_examples=100, deadline=None)
+@given(seeds, sizes)
+def test_report_adds_up_to_the_bound(seed: int, actions: int) -> None:
+    problem = random_problem(seed, actions)
+    for found in (plan(problem), separate(plan(problem), problem)):
+        live = sum(category_series(found, problem).values())
+        assert live.max() == found.lower_bound_bytes
+        assert live.argmax() == found.certificate.peak_step
+        peak = bytes_by_category(found, problem, found.certificate.peak_step)
+        assert sum(peak.values()) == found.lower_bound_bytes
+        listed = buffers(found, problem)
+        for i, one in enumerate(listed):
+            for other in listed[:i]:
+                together = one.region == other.region and one.lower < other.upper and other.lower < one.upper
+                low = max(one.offset, other.offset)
+                assert not together or low >= min(one.offset + one.nbytes, other.offset + other.nbytes)
+
+
+def _print(found: Plan, problem: Problem) -> str:
+    return hashlib.sha256(f"{found.as_text(problem)}{found.certificate}{problem.digest}".encode()).hexdigest()
+
+
+def test_plans_do_not_depend_on_the_hash_seed_or_on_what_was_planned_before() -> None:
+    script = "from tests.planner.test_properties import prints; print(*prints())"
+    root = Path(__file__).parents[2]
+    here = prints()
+    for seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        out = subprocess.run(
+            [sys.executable, "-c", script], env=env, cwd=root, capture_output=True, text=True, check=True
+        )
+        assert out.stdout.split() == here
+
+
+def prints() -> list[str]:
+    problems = [random_problem(seed, 40) for seed in range(5)] + [training_net(6)]
+    return [_print(plan(problem), problem) for problem in problems]
