@@ -72,9 +72,10 @@ def test_loss_and_gradients_equal_jax(name: str) -> None:
     expected, gradients = loss_and_gradients(forward, data, {**constants, **stored})
     assert result.loss == pytest.approx(expected, rel=1e-9)
     assert set(result.gradients) == set(gradients)
+    largest = max(np.abs(gradient).max() for gradient in gradients.values())
     for parameter, gradient in gradients.items():
-        # A gradient is judged by its own size: single elements may cancel to almost nothing.
-        scale = np.abs(gradient).max() + 1e-12
+        # A bias in front of a batch norm has no gradient but rounding, which is judged beside the model's others.
+        scale = max(np.abs(gradient).max(), 1e-5 * largest)
         error = np.abs(result.gradients[parameter] - gradient).max()
         assert error < 1e-7 * scale, f"{parameter}: error {error:g}, size {scale:g}"
 

@@ -137,11 +137,12 @@ def _cross_entropy(op: Any, logits: Array, target: Array) -> list[Array]:
 
 
 def _attention(op: Any, q: Array, k: Array, v: Array, mask: Array | None = None) -> list[Array]:
-    scores = jnp.einsum("bhtd,bhsd->bhts", q, k) * op.scale
+    t, s, o = ("bthd", "bshd", "bthd") if op.heads_last else ("bhtd", "bhsd", "bhtd")
+    scores = jnp.einsum(f"{t},{s}->bhts", q, k) * op.scale
     scores = scores if mask is None else scores + mask
     if op.causal:
         scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
-    return [jnp.einsum("bhts,bhsd->bhtd", jax.nn.softmax(scores, axis=-1), v), None]
+    return [jnp.einsum(f"bhts,{s}->{o}", jax.nn.softmax(scores, axis=-1), v), None]
 
 
 def _pad(op: Any, x: Array) -> Array:

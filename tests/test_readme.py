@@ -1,0 +1,53 @@
+"""What README.md and docs/ promise is true: the example runs, the commands exist, the links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_example_runs_and_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert len([line for line in example.splitlines() if line.strip()]) <= 24
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "example.py").write_text(example)
+    found = runpy.run_path("example.py")
+    assert found["result"].loss < 1.0
+    assert {"weights.safetensors", "step.plan", "map.html"} <= {file.name for file in tmp_path.iterdir()}
+
+
+def test_every_command_shown_exists() -> None:
+    from foreplan.cli import main
+
+    shown = set(re.findall(r"^    foreplan (\w+)", README, re.M))
+    promised = {"estimate", "plan", "verify", "view", "diff", "run", "train", "bench", "place", "models"}
+    assert shown | promised <= set(main.commands)
+
+
+@pytest.mark.parametrize("file", ["README.md", *(f"docs/{f.name}" for f in sorted((ROOT / "docs").glob("*.md")))])
+def test_links_lead_somewhere(file: str) -> None:
+    path = ROOT / file
+    for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
+        if not target.startswith("http"):
+            assert (path.parent / target).exists(), target
+
+
+def test_the_list_of_ops_is_made_from_the_declarations() -> None:
+    code = "import runpy; print(runpy.run_path('docs/make_ops.py')['text'](), end='')"
+    made = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert made == (ROOT / "docs" / "ops.md").read_text(), "run python docs/make_ops.py"
+
+
+def test_the_table_of_estimates_names_every_model() -> None:
+    from foreplan import models
+
+    table = README.split("<!-- estimates -->")[1].split("<!-- /estimates -->")[0]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.M)) == set(models.names())
