@@ -13,7 +13,7 @@ def test_lives_of_every_role() -> None:
     w = make.value("w", 64, 0, role=Role.STORED)
     x = make.value("x", 64, role=Role.INPUT)
     unread = make.value("unread", 64, role=Role.INPUT)
-    a, dead, y, b = (make.value(n, 64, role=r) for n, r in zip("adyb", (0, 0, Role.OUTPUT, 0)))
+    a, dead, y, b = (make.value(n, 64, role=r) for n, r in zip("adyb", map(Role, (0, 0, 2, 0))))
     make.action("f", [x, w], [a, dead])
     make.action("g", [a], [y])
     make.action("h", [x, a], [b])

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from foreplan.errors import PlanError
+from foreplan.planner import (
+    Buffer,
+    Category,
+    Overwrite,
+    Part,
+    Region,
+    Role,
+    Step,
+    buffers,
+    bytes_by_category,
+    live_at,
+    plan,
+    separate,
+)
+from tests.planner.problems import Maker
+from tests.planner.test_verify import chain, joined
+
+
+def test_buffers_of_a_plan_by_hand() -> None:
+    problem, good = chain()
+    w, x, a, b, new, y = range(6)
+    assert buffers(good, problem) == (
+        Buffer(w, 0, 0, 64, 0, 3),
+        Buffer(x, 1, 0, 128, 0, 1),
+        Buffer(a, 1, 128, 128, 0, 1),
+        Buffer(-1, 1, 0, 64, 1, 2),
+        Buffer(b, 1, 128, 128, 1, 4),
+        Buffer(y, 1, 0, 64, 2, 4),
+        Buffer(new, 0, 0, 64, 3, 4),
+    )
+    assert [buffer.value for buffer in live_at(good, problem, 1)] == [w, -1, b]
+
+
+def test_categories_of_a_plan_by_hand() -> None:
+    make = Maker((Region("persistent"), Region("arena"), Region("host", on_device=False)))
+    make.value("w", 100, 0, role=Role.STORED, category=Category.PARAMETERS)
+    x = make.value("x", 200, role=Role.INPUT, category=Category.INPUTS)
+    a = make.value("a", 200, category=Category.GRADIENTS)
+    far = make.value("far", 64, 2)
+    make.action("f", [x], [a, far], Overwrite(0, 0), workspace=1, workspace_region=1)
+    make.action("g", [a, far], [make.value("y", 4, role=Role.OUTPUT, category=Category.OUTPUTS)])
+    problem = make.problem()
+    found = plan(problem)
+    nothing = dict.fromkeys(Category, 0)
+    held = {Category.PARAMETERS: 128, Category.GRADIENTS: 256}
+    assert bytes_by_category(found, problem, 0) == {**nothing, **held, Category.WORKSPACE: 64}
+    assert bytes_by_category(found, problem, 1) == {**nothing, **held, Category.OUTPUTS: 64}
+
+
+def test_a_smaller_value_in_place_counts_from_the_step_after() -> None:
+    make = Maker((Region("arena"),))
+    x, a = make.value("x", 256, 0, role=Role.INPUT), make.value("a", 64, 0)
+    make.action("f", [x], [a], Overwrite(0, 0, True))
+    make.action("g", [a], [make.value("y", 64, 0, role=Role.OUTPUT)])
+    problem = make.problem()
+    found = plan(problem)
+    assert [(b.value, b.lower, b.upper) for b in buffers(found, problem)] == [(x, 0, 1), (a, 1, 2), (2, 1, 2)]
+
+
+def test_the_twin_uses_no_byte_twice() -> None:
+    problem, good = chain()
+    twin = separate(good, problem)
+    w, x, a, b, new, y = range(6)
+    at = dict(twin.starts) | dict(twin.ends)
+    at |= {v: o for s in twin.steps for v, o in zip(problem.actions[s.action].writes, s.writes)}
+    assert at[new] == at[w] == 0
+    spans = sorted((at[v], at[v] + problem.values[v].nbytes) for v in (x, a, b, y))
+    spans.append((twin.steps[1].workspace, twin.steps[1].workspace + 64))
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+    assert twin.certificate.placement == "apart"
+    assert twin.arena_bytes == 64 + 3 * 128 + 64 + 64
+
+
+def test_a_plan_with_joins_has_no_twin() -> None:
+    problem, good = joined()
+    with pytest.raises(PlanError, match="a plan with joins"):
+        separate(good, problem)
+
+
+def test_steps_and_parts_are_plain_data() -> None:
+    assert Step(0, (0,), (1,)) == Step(0, (0,), (1,), 0)
+    assert Part(0, 64) == Part(0, 64, 1, 0)
