@@ -1,4 +1,12 @@
-"""Models from outside: traced functions and ONNX files. Names are imported when they are first used."""
+"""Models from outside become graphs here, and only here.
+
+    onnx/       `from_onnx`: an ONNX file → Graph; one translation for each ONNX op
+    tracing/    `trace`: a Python function over NumPy-style arrays → Graph; `Tensor` and `Spec`
+    nn/         layers and functions of neural networks, for traced functions
+    losses.py   losses, as traced functions that are added to a finished model
+
+Names are imported when they are first used.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +16,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foreplan.frontend import losses, nn
     from foreplan.frontend.onnx import from_onnx
-    from foreplan.frontend.specs import Spec, spec
-    from foreplan.frontend.tensor import Tensor
-    from foreplan.frontend.tracing import trace
+    from foreplan.frontend.tracing import Spec, Tensor, spec, trace
 
-_HOME = {
-    "Spec": "specs",
-    "Tensor": "tensor",
-    "from_onnx": "onnx",
-    "losses": "losses",
-    "nn": "nn",
-    "spec": "specs",
-    "trace": "tracing",
-}
+_HOME = {"Spec": "tracing", "Tensor": "tracing", "from_onnx": "onnx", "spec": "tracing", "trace": "tracing"}
+_MODULES = ("losses", "nn")
 
 __all__ = ["Spec", "Tensor", "from_onnx", "losses", "nn", "spec", "trace"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name in _MODULES:
+        found: Any = importlib.import_module(f"foreplan.frontend.{name}")
+    elif name in _HOME:
+        found = getattr(importlib.import_module(f"foreplan.frontend.{_HOME[name]}"), name)
+    else:
         raise AttributeError(f"module 'foreplan.frontend' has no attribute {name!r}")
-    module = importlib.import_module(f"foreplan.frontend.{_HOME[name]}")
-    found = module if _HOME[name] == name else getattr(module, name)
     globals()[name] = found
     return found

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError, UsageError
-from foreplan.frontend import nn_functions as nn
-from foreplan.frontend.elementwise import apply, convert
-from foreplan.frontend.specs import Spec
-from foreplan.frontend.tensor import Tensor
-from foreplan.frontend.tracer import Tracer, current, fail
-from foreplan.frontend.tracing import function_name
+from foreplan.frontend.nn import functions as nn
+from foreplan.frontend.tracing.elementwise import apply, convert
+from foreplan.frontend.tracing.function import function_name
+from foreplan.frontend.tracing.specs import Spec
+from foreplan.frontend.tracing.tensor import Tensor
+from foreplan.frontend.tracing.tracer import Tracer, current, fail
 from foreplan.graph import Graph, Node, TensorType, Value
 from foreplan.graph.types import INT64
 from foreplan.ops import expr as ex

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from foreplan.frontend import nn
-from foreplan.frontend.specs import spec
-from foreplan.frontend.tensor import Tensor
-from foreplan.frontend.tracing import trace
+from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.graph import Graph
 
 

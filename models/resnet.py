@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from foreplan.frontend import nn
-from foreplan.frontend.specs import spec
-from foreplan.frontend.tensor import Tensor
-from foreplan.frontend.tracing import trace
+from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.graph import Graph
 
 Block = Callable[[Tensor, int, int], Tensor]

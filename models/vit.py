@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.errors import UsageError
-from foreplan.frontend import nn
-from foreplan.frontend.specs import spec
-from foreplan.frontend.tensor import Tensor
-from foreplan.frontend.tracing import trace
+from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.graph import Graph, Normal, TruncatedNormal
 
 EPSILON = 1e-6

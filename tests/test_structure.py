@@ -13,9 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PARTS = sorted(
-    name.removeprefix("foreplan.") for name in PROJECT["tool"]["setuptools"]["packages"] if name.count(".") == 1
-)
+PACKAGES = sorted(PROJECT["tool"]["setuptools"]["packages"])
+PARTS = [name.removeprefix("foreplan.") for name in PACKAGES if name.count(".") == 1]
 # What each part may import, besides errors, units, files and itself. `planner` knows integers only.
 ALLOWED = {
     "graph": set(),
@@ -74,16 +73,15 @@ def test_outside_libraries_stay_where_they_belong() -> None:
 
 
 def test_every_part_is_packaged_and_linked() -> None:
-    directories = PROJECT["tool"]["setuptools"]["package-dir"]
     for part in PARTS:
-        assert directories[f"foreplan.{part}"] == part
         assert (ROOT / "foreplan" / part).resolve() == ROOT / part
-        assert (ROOT / part).is_dir()
-    listed = set(PROJECT["tool"]["setuptools"]["packages"])
-    for file in ROOT.glob("*/**/__init__.py"):
-        package = file.parent.relative_to(ROOT).as_posix().replace("/", ".")
-        if package.split(".")[0] in PARTS:
-            assert f"foreplan.{package}" in listed
+    for package, directory in PROJECT["tool"]["setuptools"]["package-dir"].items():
+        assert directory == package.removeprefix("foreplan.").replace(".", "/")
+        assert (ROOT / directory).is_dir()
+    assert set(PROJECT["tool"]["setuptools"]["package-dir"]) == set(PACKAGES)
+    folders = {file.parent.relative_to(ROOT) for part in PARTS for file in (ROOT / part).glob("**/*.py")}
+    assert {f"foreplan.{'.'.join(folder.parts)}" for folder in folders} <= set(PACKAGES)
+    assert all((ROOT / folder / "__init__.py").is_file() for folder in folders)
 
 
 def test_cuda_folder_holds_no_python() -> None:

@@ -1,0 +1,100 @@
+"""Parameters of the model being traced: made by name in scopes, described by initialisers, never drawn here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.frontend.tracing.tensor import Tensor
+from foreplan.frontend.tracing.tracer import current, fail
+from foreplan.graph import Array, DType, Fill, Initializer, Normal, TensorType, Uniform, as_dtype
+from foreplan.graph.ir import Kind
+
+Init = Initializer | np.ndarray | float
+
+
+def scope(name: str | int) -> AbstractContextManager[None]:
+    """`with nn.scope("layer1"):` — names of parameters made inside begin with `layer1.`; scopes nest."""
+    return current().scope(str(name))
+
+
+def parameter(
+    name: str, shape: int | Sequence[int], init: Init = 0.0, dtype: DType | str | np.dtype | type = "float32"
+) -> Tensor:
+    """A trained tensor, called by its name within the scopes around it.
+
+    Args:
+        name: such as `weight`; must be new.
+        shape: extents.
+        init: an initialiser, one number for all elements, or an array of this shape.
+        dtype: element type.
+
+    Raises:
+        TraceError: the name is taken, or nothing is being traced.
+        ShapeError: the array given has another shape.
+    """
+    return _store(name, shape, init, dtype, Kind.PARAMETER)
+
+
+def buffer(
+    name: str, shape: int | Sequence[int], init: Init = 0.0, dtype: DType | str | np.dtype | type = "float32"
+) -> Tensor:
+    """A tensor that the model keeps but does not train, such as a running statistic; arguments as `parameter`'s."""
+    return _store(name, shape, init, dtype, Kind.BUFFER)
+
+
+def shared(name: str) -> Tensor:
+    """The parameter or buffer made earlier under this full name, for tied use: `x @ nn.shared("wte.weight").T`.
+
+    Raises:
+        TraceError: there is none of that name.
+    """
+    made = current().parameters
+    if name not in made:
+        raise fail(f"there is no parameter {name!r} yet; there are {', '.join(made) or 'none'}")
+    return made[name]
+
+
+def _store(
+    name: str, shape: int | Sequence[int], init: Init, dtype: DType | str | np.dtype | type, kind: Kind
+) -> Tensor:
+    extents = tuple(int(extent) for extent in np.atleast_1d(np.asarray(shape, dtype=np.int64)))
+    type = TensorType(as_dtype(dtype), extents)
+    if isinstance(init, np.ndarray):
+        if init.shape != extents:
+            raise ShapeError(f"the parameter {name!r} has the shape {list(extents)}, and its array {list(init.shape)}")
+        init = Array(np.array(init, dtype=type.dtype.numpy))
+    elif isinstance(init, int | float):
+        init = Fill(float(init))
+    return current().store(name, type, kind, init)
+
+
+def layer(name: str, kind: str) -> AbstractContextManager[None]:
+    """The scope of one layer's parameters; a layer without a name is called by its kind and a number."""
+    return scope(name or current().numbered_name(kind))
+
+
+def float_dtype(x: Tensor) -> DType:
+    """The element type that a layer's parameters take from its input."""
+    return x.value.dtype if x.value.dtype.is_float else as_dtype("float32")
+
+
+def kaiming_normal_fan_out(shape: Sequence[int]) -> Normal:
+    """N(0, 2 / fan_out) for the weight [K, C/groups, *R] of a convolution before a ReLU (He et al. 2015, eq. 14)."""
+    return Normal(math.sqrt(2.0 / (shape[0] * math.prod(shape[2:]))))
+
+
+def uniform_fan_in(fan_in: int) -> Uniform:
+    """U(±1 / √fan_in), what PyTorch draws for linear layers and convolutions, weight and bias."""
+    bound = 1.0 / math.sqrt(fan_in) if fan_in else 0.0
+    return Uniform(-bound, bound)
+
+
+def xavier_uniform(fan_in: int, fan_out: int) -> Uniform:
+    """U(±√(6 / (fan_in + fan_out))) (Glorot and Bengio 2010, eq. 16)."""
+    bound = math.sqrt(6.0 / (fan_in + fan_out))
+    return Uniform(-bound, bound)

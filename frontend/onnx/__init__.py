@@ -1,0 +1,60 @@
+"""ONNX files → Graph. Importing this package does not import `onnx`; calling `from_onnx` does.
+
+load, wire    the file: its skeleton without the weights' bytes, which stay where they are
+order, roles  nodes in order; which weights are trained
+shapes, batch shapes bound by the caller, and another batch size than the file's
+importer      the walk over the nodes; functions, control and constant are its special cases
+fold          nodes whose inputs are known are computed at once
+node, tensors what a translation sees: one node, and its operands
+ops/          the translations, one file a family
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foreplan.graph import Graph
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def from_onnx(
+    model: str | Path | onnx.ModelProto,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+) -> Graph:
+    """The inference graph of an ONNX model, with static shapes.
+
+    Large weights are described by where they are in the file and not read. Names of inputs, nodes, tensors and
+    weights are those of the model. Constants that feed weights' places (of convolutions, products, normalisations,
+    embeddings, biases) are parameters, running statistics are buffers, all others are constants.
+
+    Args:
+        model: path of an .onnx file, or a ModelProto.
+        shapes: input name → shape, for inputs whose sizes are symbolic in the file: `{"x": (1, 3, 224, 224)}`.
+        batch: extent of the first axis of every input; where the file fixes another one, shapes written
+            within the model are rewritten too, and `Graph.notes` says which.
+
+    Raises:
+        ModelError: the file is missing, broken, or not an ONNX model.
+        ShapeError: shapes are unbound or contradict each other, or a node fixes the batch.
+        UnsupportedError: an op, an opset, an element type or a shape that depends on data.
+        UsageError: an argument that cannot be meant.
+
+    Source: the ONNX specification, IR versions 3 to 13, operators of opsets 1 to 28.
+    """
+    from foreplan.frontend.onnx.batch import Rebatch
+    from foreplan.frontend.onnx.importer import Importer
+    from foreplan.frontend.onnx.load import load_model
+    from foreplan.frontend.onnx.shapes import bind_shapes
+
+    loaded = load_model(model)
+    bound = bind_shapes(loaded, shapes, batch)
+    if bound.exported is None or batch is None:
+        return Importer(loaded).run(bound.types)
+    exported = Importer(loaded)
+    exported.run(bound.exported)
+    return Importer(loaded, Rebatch(bound.old_batch, batch, exported.shapes)).run(bound.types)

@@ -1,0 +1,148 @@
+"""Control flow that is decided before data are seen: branches on known conditions, loops of known length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foreplan.frontend.onnx.node import OnnxNode, Operand
+from foreplan.frontend.onnx.tensors import Constant, from_array
+from foreplan.ops.join import concat
+from foreplan.ops.shape import reshape, slice_axis
+
+if TYPE_CHECKING:
+    import onnx
+
+    from foreplan.frontend.onnx.importer import Importer, Scope
+
+_MOST_STEPS = 4096  # of a loop, each of which becomes nodes of its own
+
+
+def _graph(n: OnnxNode, name: str) -> onnx.GraphProto:
+    for attribute in n.proto.attribute:
+        if attribute.name == name and attribute.HasField("g"):
+            return attribute.g
+    raise n.fail(f"it has no graph {name!r}")
+
+
+def _walk(
+    importer: Importer, n: OnnxNode, body: onnx.GraphProto, scope: Scope, prefix: str, given: Sequence[Operand]
+) -> list[Operand]:
+    """The outputs of a body that also reads what stands around it."""
+    from foreplan.frontend.onnx.importer import Scope
+    from foreplan.frontend.onnx.roles import find_roles
+
+    if len(given) != len(body.input):
+        raise n.fail(f"its body {body.name!r} takes {len(body.input)} inputs, and is given {len(given)}")
+    roles = {**scope.roles, **find_roles(body.node, body.initializer, importer.functions)}
+    inner = Scope(prefix, roles, scope.opsets, scope, scope.depth + 1)
+    inner.attributes = scope.attributes
+    inner.initializers = {tensor.name: tensor for tensor in body.initializer}
+    inner.tensors.update({info.name: operand for info, operand in zip(body.input, given)})
+    importer.nodes(body.node, inner)
+    return [importer.look_up(output.name, inner, f"the body of {n.source}") for output in body.output]
+
+
+def _refuse(n: OnnxNode, what: str) -> Exception:
+    return n.unsupported(
+        f"{what} is computed from data; a static graph needs it known at import, so export the model with it fixed"
+    )
+
+
+def _known_flag(n: OnnxNode, operand: Operand, what: str) -> bool:
+    if not isinstance(operand, Constant) or operand.array is None or operand.array.size != 1:
+        raise _refuse(n, what)
+    return bool(operand.array.reshape(-1)[0])
+
+
+def translate_if(importer: Importer, n: OnnxNode, scope: Scope, name: str) -> list[Operand | None]:
+    """The branch that a known condition chooses."""
+    branch = "then_branch" if _known_flag(n, n.operand(0), "its condition") else "else_branch"
+    return list(_walk(importer, n, _graph(n, branch), scope, f"{name}/", ()))
+
+
+def translate_loop(importer: Importer, n: OnnxNode, scope: Scope, name: str) -> list[Operand | None]:
+    """A loop of a known number of steps, written out."""
+    body = _graph(n, "body")
+    if not n.has(0) and not n.has(1):
+        raise n.unsupported("it has neither a number of steps nor a condition, and would never end")
+    most = None
+    if n.has(0):
+        steps = n.operand(0)
+        if not isinstance(steps, Constant) or steps.array is None:
+            raise _refuse(n, "its number of steps")
+        most = int(steps.array.reshape(-1)[0])
+    going = not n.has(1) or _known_flag(n, n.operand(1), "its condition")
+    state = [n.operand(i) for i in range(2, len(n.inputs))]
+    rows: list[list[Operand]] = [[] for _ in body.output[1 + len(state) :]]
+    step = 0
+    while going and (most is None or step < most):
+        if step == _MOST_STEPS:
+            raise n.unsupported(f"it runs more than {_MOST_STEPS} steps, each of which would be nodes of its own")
+        prefix = f"{name}/{step}/"
+        given = [
+            from_array(f"{prefix}i", np.array(step, np.int64)),
+            from_array(f"{prefix}cond", np.array(True)),
+            *state,
+        ]
+        results = _walk(importer, n, body, scope, prefix, given)
+        going = _known_flag(n, results[0], "the condition that its body gives")
+        state = results[1 : 1 + len(state)]
+        for row, result in zip(rows, results[1 + len(state) :]):
+            row.append(result)
+        step += 1
+    if rows and not step:
+        raise n.unsupported("it runs no step, so the shapes of its scan outputs are not known")
+    return [*state, *(_stack(n, row, 0) for row in rows)]
+
+
+def _stack(n: OnnxNode, row: Sequence[Operand], axis: int) -> Operand:
+    """One result a step, along a new axis."""
+    parts = []
+    for operand in row:
+        value = n.as_value(operand)
+        at = axis + len(value.shape) + 1 if axis < 0 else axis
+        parts.append(reshape(n.b, value, (*value.shape[:at], 1, *value.shape[at:])))
+    rank = len(parts[0].shape)
+    return concat(n.b, parts, axis + rank if axis < 0 else axis)
+
+
+def translate_scan(importer: Importer, n: OnnxNode, scope: Scope, name: str) -> list[Operand | None]:
+    """A scan over axes of known extent, written out."""
+    if n.opset < 9:
+        raise n.unsupported("the Scan of opset 8 has a batch axis of its own; export the model for opset 9 or later")
+    body, count = _graph(n, "body"), n.integer("num_scan_inputs")
+    held = len(n.inputs) - count
+    state = [n.operand(i) for i in range(held)]
+    scanned = [n.value(i) for i in range(held, len(n.inputs))]
+    axes = [n.axis(a, len(x.shape)) for a, x in zip(n.integers("scan_input_axes", [0] * count), scanned)]
+    backward = n.integers("scan_input_directions", [0] * count)
+    lengths = {x.shape[axis] for x, axis in zip(scanned, axes)}
+    if len(lengths) != 1 or max(lengths) > _MOST_STEPS or 0 in lengths:
+        raise n.unsupported(
+            f"it scans axes of {sorted(lengths)} elements; foreplan writes out 1 to {_MOST_STEPS} equal ones"
+        )
+    (length,) = lengths
+    rows: list[list[Operand]] = [[] for _ in body.output[held:]]
+    for step in range(length):
+        given = list(state)
+        for x, axis, reverse in zip(scanned, axes, backward):
+            one = slice_axis(n.b, x, axis, length - 1 - step if reverse else step, 1)
+            given.append(reshape(n.b, one, (*x.shape[:axis], *x.shape[axis + 1 :])))
+        results = _walk(importer, n, body, scope, f"{name}/{step}/", given)
+        state = results[:held]
+        for row, result in zip(rows, results[held:]):
+            row.append(result)
+    if any(n.integers("scan_output_directions", [0] * len(rows))):
+        rows = [row[::-1] if d else row for row, d in zip(rows, n.integers("scan_output_directions"))]
+    places = n.integers("scan_output_axes", [0] * len(rows))
+    return [*state, *(_stack(n, row, axis) for row, axis in zip(rows, places))]
+
+
+CONTROL_FLOW: dict[str, Callable[..., list[Operand | None]]] = {
+    "If": translate_if,
+    "Loop": translate_loop,
+    "Scan": translate_scan,
+}

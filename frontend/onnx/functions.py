@@ -1,0 +1,91 @@
+"""Composite ops as their definitions: a model's own functions, and the function bodies that ONNX ships for its ops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from foreplan.frontend.onnx.node import OnnxNode
+from foreplan.frontend.onnx.tensors import ONNX_DTYPES
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def standard_body(n: OnnxNode) -> onnx.FunctionProto | None:
+    """ONNX's function body of the node's op at its opset, or None if it has none."""
+    import onnx
+
+    domain = "" if n.proto.domain == "ai.onnx" else n.proto.domain
+    try:
+        schema: Any = onnx.defs.get_schema(n.op_type, n.opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+    versions = [v for v in schema.function_opset_versions if v <= n.opset]
+    if versions:
+        return onnx.FunctionProto.FromString(schema.get_function_with_opset_version(max(versions)))
+    versions = [v for v in schema.context_dependent_function_opset_versions if v <= n.opset]
+    if not versions:
+        return None
+    types = [_type_proto(n, i).SerializeToString() for i in range(len(n.inputs))]
+    try:
+        body = schema.get_context_dependent_function_with_opset_version(
+            max(versions), n.proto.SerializeToString(), types
+        )
+    except RuntimeError:
+        return None  # the body does not cover this combination of inputs
+    return onnx.FunctionProto.FromString(body)
+
+
+def _type_proto(n: OnnxNode, index: int) -> onnx.TypeProto:
+    import onnx
+
+    if not n.has(index):
+        return onnx.TypeProto()
+    type = n.type(index)
+    return onnx.helper.make_tensor_type_proto(ONNX_DTYPES[type.dtype.name], type.shape)
+
+
+def attributes_of_call(n: OnnxNode, body: onnx.FunctionProto) -> dict[str, onnx.AttributeProto]:
+    """The attributes that the body may refer to: those of the node, then the defaults of function and op."""
+    import onnx
+
+    found = {attribute.name: attribute for attribute in body.attribute_proto}
+    domain = "" if n.proto.domain == "ai.onnx" else n.proto.domain
+    try:
+        schema = onnx.defs.get_schema(n.op_type, n.opset, domain)
+        found |= {k: v.default_value for k, v in schema.attributes.items() if v.default_value.type}
+    except onnx.defs.SchemaError:
+        pass  # a function of the model's own
+    return found | {attribute.name: attribute for attribute in n.proto.attribute}
+
+
+def with_attributes(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
+    """A node of a function body with the call's attributes put in; references to absent ones are dropped."""
+    import onnx
+
+    if not _refers(node):
+        return node
+    filled = onnx.NodeProto()
+    filled.CopyFrom(node)
+    del filled.attribute[:]
+    for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            if attribute.ref_attr_name in given:
+                added = filled.attribute.add()
+                added.CopyFrom(given[attribute.ref_attr_name])
+                added.name = attribute.name
+            continue
+        added = filled.attribute.add()
+        added.CopyFrom(attribute)
+        if attribute.HasField("g"):
+            del added.g.node[:]
+            added.g.node.extend(with_attributes(inner, given) for inner in attribute.g.node)
+    return filled
+
+
+def _refers(node: onnx.NodeProto) -> bool:
+    return any(
+        attribute.ref_attr_name or (attribute.HasField("g") and any(_refers(inner) for inner in attribute.g.node))
+        for attribute in node.attribute
+    )

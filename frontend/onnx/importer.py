@@ -1,0 +1,365 @@
+"""The walk over an ONNX graph: each node folded, translated or expanded, under the names that it has in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from foreplan.errors import ForeplanError, ModelError, ShapeError, UnsupportedError
+from foreplan.frontend.onnx.batch import Rebatch
+from foreplan.frontend.onnx.fold import fold
+from foreplan.frontend.onnx.functions import attributes_of_call, standard_body, with_attributes
+from foreplan.frontend.onnx.load import Model
+from foreplan.frontend.onnx.node import OnnxNode, Operand
+from foreplan.frontend.onnx.ops import TRANSLATIONS
+from foreplan.frontend.onnx.order import in_order
+from foreplan.frontend.onnx.roles import find_roles
+from foreplan.frontend.onnx.tensors import Constant, from_array, from_tensor
+from foreplan.graph import Builder, Graph, Initializer, Node, RandomSeed, TensorType, Value, as_dtype
+from foreplan.graph.ir import Kind
+from foreplan.graph.types import Shape
+from foreplan.ops.map import elementwise
+
+if TYPE_CHECKING:
+    import onnx
+
+Translated = TypeVar("Translated")
+_DEEPEST = 64  # functions and branches within each other
+
+
+class Scope:
+    """The tensors that can be read by name: of a graph, of a function called, or of a branch within one.
+
+    Attributes:
+        prefix: before the names of what is made here, so that they are unique in the model.
+        roles: which constants of this scope are trained.
+        opsets: domain → version that nodes here are written for.
+        names: tensors of a function that go by another name outside.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        roles: Mapping[str, Kind],
+        opsets: Mapping[str, int],
+        outer: Scope | None = None,
+        depth: int = 0,
+    ) -> None:
+        self.prefix = prefix
+        self.roles = roles
+        self.opsets = opsets
+        self.outer = outer
+        self.depth = depth
+        self.names: dict[str, str] = {}
+        self.tensors: dict[str, Operand | None] = {}
+        self.initializers: dict[str, onnx.TensorProto] = {}
+        self.attributes: Mapping[str, onnx.AttributeProto] = {}
+
+    def full_name(self, name: str) -> str:
+        """The name of a tensor made here, unique in the model."""
+        return self.names.get(name, self.prefix + name)
+
+
+class _OnnxBuilder(Builder):
+    """A Builder whose stored values never take a name that the file has."""
+
+    def __init__(self, name: str, claim: Callable[[str], str]) -> None:
+        super().__init__(name)
+        self._claim_name = claim
+
+    def store(self, name: str, type: TensorType, kind: Kind, init: Initializer) -> Value:
+        """A constant that a translation makes (a mask, a range of positions)."""
+        value = Value(self._claim_name(name), type, kind, init)
+        self.stored.append(value)
+        return value
+
+
+class Importer:
+    """Builds one Graph from one model; inputs have been bound to shapes.
+
+    Attributes:
+        batch: the change of batch size in progress, if any.
+        shapes: the shape of every tensor by its full name, for a later import with another batch.
+    """
+
+    def __init__(self, model: Model, batch: Rebatch | None = None) -> None:
+        self.model = model
+        self.batch = batch
+        self.b: Builder = _OnnxBuilder(
+            model.proto.graph.name or model.label, lambda name: self._claim(self._free(name))
+        )
+        self.shapes: dict[str, Shape] = {}
+        self.updates: dict[Value, Value] = {}
+        self.functions = {(f.domain, f.name): f for f in model.proto.functions}
+        self._reserved = {name for node in model.proto.graph.node for name in node.output}
+        self._reserved.update(tensor.name for tensor in model.proto.graph.initializer)
+        self._random_state: Value | None = None
+        self._streams = 0
+        self._taken: set[str] = set()
+        self._taken_nodes: set[str] = set()
+        self._named: set[Node] = set()  # nodes that have their final names, of bodies that stand within a node
+
+    def run(self, inputs: Mapping[str, TensorType]) -> Graph:
+        """The whole model.
+
+        Args:
+            inputs: the user's inputs in order, with their shapes.
+
+        Raises:
+            ModelError: the model is broken, or holds what foreplan cannot compile; names the node.
+        """
+        graph = self.model.proto.graph
+        roles = find_roles(graph.node, graph.initializer, self.functions)
+        scope = Scope("", roles, self.model.opsets)
+        for name, type in inputs.items():
+            scope.tensors[name] = value = Value(self._claim(name), type, Kind.INPUT)
+            self.b.inputs.append(value)
+            self.shapes[name] = type.shape
+        scope.initializers = self._initializers(graph)
+        self.nodes(graph.node, scope)
+        self._advance_random_state()
+        if self.batch is not None:
+            self.b.notes += self.batch.notes
+        outputs = {output.name: self.store(self.look_up(output.name, scope, "the graph")) for output in graph.output}
+        return self.b.finish(outputs, updates=self.updates)
+
+    def nodes(self, nodes: Sequence[onnx.NodeProto], scope: Scope) -> None:
+        """Translate nodes in an order in which they can run."""
+        for index, node in in_order(nodes, self.model.label):
+            self._node(node, index, scope)
+
+    def look_up(self, name: str, scope: Scope, reader: str) -> Operand:
+        """The tensor of that name.
+
+        Raises:
+            ModelError: nothing makes it.
+        """
+        at: Scope | None = scope
+        while at is not None:
+            if name in at.tensors:
+                found = at.tensors[name]
+                if found is None:
+                    break
+                return found
+            if name in at.initializers:
+                where = f"{self.model.label}: initializer {name!r}"
+                kind = at.roles.get(name, Kind.CONSTANT)
+                tensor = from_tensor(at.initializers[name], at.full_name(name), self.model.path, where, kind)
+                at.tensors[name] = tensor
+                self.shapes[at.full_name(name)] = tensor.shape
+                return tensor
+            at = at.outer
+        raise ModelError(f"{self.model.label}: {reader} reads {name!r}, and no input, initializer or node gives it")
+
+    def store(self, operand: Operand) -> Value:
+        """An operand in the graph: a constant becomes a stored value when it is first read."""
+        if isinstance(operand, Value):
+            return operand
+        if operand.value is None:
+            operand.value = Value(self._claim(operand.name), operand.type, operand.kind, operand.init)
+            self.b.stored.append(operand.value)
+        return operand.value
+
+    def random_stream(self) -> tuple[Value, int]:
+        """The state of the model's random ops, made for the first of them, and the number of this one."""
+        if self._random_state is None:
+            type = TensorType(as_dtype("uint64"), (2,))
+            self._random_state = self.b.store("random_state", type, Kind.STATE, RandomSeed())
+        self._streams += 1
+        return self._random_state, self._streams - 1
+
+    def _advance_random_state(self) -> None:
+        """The next step draws other numbers."""
+        if self._random_state is not None:
+            one = from_array("random_step", np.array([0, 1], np.uint64))
+            new = elementwise(self.b, lambda s, d: s + d, self._random_state, self.store(one), name="next_random_state")
+            self.updates[self._random_state] = new
+
+    # One node.
+
+    def _node(self, proto: onnx.NodeProto, index: int, scope: Scope) -> None:
+        proto = with_attributes(proto, scope.attributes)
+        own_name = proto.name or f"{proto.op_type}_{index}"
+        source = f"{self.model.label}: node {scope.prefix + own_name!r} ({proto.op_type})"
+        domain = "" if proto.domain == "ai.onnx" else proto.domain
+        inputs = [
+            self.look_up(name, scope, f"node {own_name!r} ({proto.op_type})") if name else None for name in proto.input
+        ]
+        n = OnnxNode(
+            proto,
+            inputs,
+            scope.opsets.get(domain, 1),
+            source,
+            self,
+            [self._known_name(name, scope) for name in proto.input],
+            [scope.full_name(name) for name in proto.output],
+        )
+        first = len(self.b.nodes)
+        self.b.source, self.b.scope = source, scope.prefix + own_name + "/"
+        results = self._results(n, scope, scope.prefix + own_name, domain)
+        if results is None:
+            return  # an expansion has named its own outputs
+        self._finish(n, results, first, scope, scope.prefix + own_name)
+
+    def _known_name(self, name: str, scope: Scope) -> str:
+        at: Scope | None = scope
+        while at is not None and name not in at.tensors:
+            at = at.outer
+        return (at or scope).full_name(name)
+
+    def _results(self, n: OnnxNode, scope: Scope, name: str, domain: str) -> list[Operand | None] | None:
+        """What the node gives, one an output; None where another walk has already put it into the scope."""
+        from foreplan.frontend.onnx.control import CONTROL_FLOW
+
+        if (domain, n.op_type) in self.functions:
+            self._expand(n, self.functions[domain, n.op_type], scope, name)
+            return None
+        role = scope.roles.get(n.proto.output[0], Kind.CONSTANT) if n.proto.output else Kind.CONSTANT
+        if domain == "" and n.op_type == "Constant":
+            return [self._constant(n, role)]
+        if domain == "" and n.op_type in CONTROL_FLOW:
+            return CONTROL_FLOW[n.op_type](self, n, scope, name)
+        folded = fold(n, role)
+        if folded is not None:
+            return list(folded)
+        translation = TRANSLATIONS.get((domain, n.op_type))
+        result = None if translation is None else self._guarded(n, lambda: translation(n))
+        if result is None:
+            body = standard_body(n)
+            if body is None:
+                raise self._unknown(n, domain)
+            self._expand(n, body, scope, name)
+            return None
+        self.updates.update(n.updates)
+        return [result] if isinstance(result, Value | Constant) else list(result)
+
+    def _guarded(self, n: OnnxNode, translate: Callable[[], Translated]) -> Translated:
+        """Run a translation; whatever it stumbles over is the model's fault and is told as such."""
+        try:
+            return translate()
+        except ShapeError as error:
+            reason = self.batch.explain(error) if self.batch is not None else str(error)
+            raise ShapeError(reason if n.source in reason else f"{n.source}: {reason}") from None
+        except ForeplanError as error:
+            if n.source in str(error):
+                raise
+            raise type(error)(f"{n.source}: {error}") from None
+        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+            raise ModelError(f"{n.source}: its inputs or attributes do not fit the op: {error}") from error
+
+    def _unknown(self, n: OnnxNode, domain: str) -> UnsupportedError:
+        what = f"{domain}.{n.op_type}" if domain else n.op_type
+        if domain and domain not in self.model.opsets:
+            return UnsupportedError(
+                f"{n.source}: the model imports no opset of the domain {domain!r}, which the op {what} is of"
+            )
+        return UnsupportedError(
+            f"{n.source}: foreplan has no translation of the op {what} (opset {n.opset}), and ONNX defines it by no "
+            "function body; export the model without it, or replace it by the ops that it stands for"
+        )
+
+    def _constant(self, n: OnnxNode, role: Kind) -> Operand:
+        from foreplan.frontend.onnx.constant import constant
+
+        return self._guarded(n, lambda: constant(n, role, self.model.path))
+
+    def _expand(self, n: OnnxNode, body: onnx.FunctionProto, scope: Scope, name: str) -> None:
+        """Walk a function's body in place of the node."""
+        if scope.depth >= _DEEPEST:
+            raise n.unsupported(f"functions call each other more than {_DEEPEST} deep")
+        opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in body.opset_import}
+        functions = self.functions
+        inner = Scope(
+            name + "/", find_roles(body.node, (), functions), {**self.model.opsets, **opsets}, None, scope.depth + 1
+        )
+        inner.attributes = attributes_of_call(n, body)
+        for i, formal in enumerate(body.input):
+            inner.tensors[formal] = n.inputs[i] if i < len(n.inputs) else None
+        for formal, actual in zip(body.output, n.output_names):
+            inner.names[formal] = actual
+        self.nodes([node for node in body.node if not _is_unused(node)], inner)
+        for formal, actual in zip(body.output, n.proto.output):
+            if actual:
+                scope.tensors[actual] = self.look_up(formal, inner, n.source)
+
+    # Names.
+
+    def _finish(self, n: OnnxNode, results: Iterable[Operand | None], first: int, scope: Scope, node_name: str) -> None:
+        """Give what was made its names in the file, and put the outputs into the scope."""
+        found = list(results)
+        wanted = {
+            operand: name
+            for operand, name, local in zip(found, n.output_names, n.proto.output)
+            if isinstance(operand, Value) and local
+        }
+        renamed = self._rename(first, wanted, node_name)
+        for local, full, operand in zip(n.proto.output, n.output_names, found):
+            if not local:
+                continue
+            if operand is None:
+                raise n.unsupported(f"its output {local!r} is used, and foreplan does not compute that output")
+            result = renamed.get(operand, operand) if isinstance(operand, Value) else operand
+            if self.batch is not None:
+                self.batch.check(n, full, result.type.shape)
+            scope.tensors[local] = result
+            self.shapes[full] = result.type.shape
+
+    def _rename(self, first: int, wanted: Mapping[Value, str], node_name: str) -> dict[Value, Value]:
+        """Rebuild the nodes made since `first`: those that give outputs take the tensors' names, others the node's."""
+        made = self.b.nodes[first:]
+        del self.b.nodes[first:]
+        renamed: dict[Value, Value] = {}
+        main = next((node for node in reversed(made) if any(value in wanted for value in node.outputs)), None)
+        for node in made:
+            inner = node in self._named
+            own = node.name if inner else self._claim_node(node_name if node is main else f"{node_name}/{node.op.name}")
+            outputs = []
+            for i, value in enumerate(node.outputs):
+                name = wanted.get(value)
+                if name is None and inner:
+                    outputs.append(value)
+                    continue
+                name = name or self._free(own if len(node.outputs) == 1 else f"{own}.{i}")
+                new = Value(self._claim(name), value.type, value.kind)
+                renamed[value] = new
+                outputs.append(new)
+            inputs = tuple(renamed.get(value, value) for value in node.inputs)
+            rebuilt = Node(node.op, inputs, tuple(outputs), own, node.source)
+            self.b.nodes.append(rebuilt)
+            self._named.add(rebuilt)
+        for old, new in list(self.updates.items()):
+            self.updates[old] = renamed.get(new, new)
+        return renamed
+
+    def _claim(self, name: str) -> str:
+        return _unique(name, self._taken)
+
+    def _free(self, name: str) -> str:
+        """A name for what the file does not name, and that no tensor of the file will want."""
+        while name in self._reserved:
+            name += "'"
+        return name
+
+    def _claim_node(self, name: str) -> str:
+        return _unique(name, self._taken_nodes)
+
+    def _initializers(self, graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+        if graph.sparse_initializer:
+            name = graph.sparse_initializer[0].values.name
+            raise UnsupportedError(f"{self.model.label}: initializer {name!r} is sparse; export it as a dense tensor")
+        return {tensor.name: tensor for tensor in graph.initializer}
+
+
+def _is_unused(node: onnx.NodeProto) -> bool:
+    return not any(node.output)
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    free, suffix = name, 0
+    while free in taken:
+        suffix += 1
+        free = f"{name}.{suffix}"
+    taken.add(free)
+    return free

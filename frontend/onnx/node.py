@@ -1,0 +1,305 @@
+"""What a translation sees of one ONNX node: its inputs, attributes and opset, and the builder it adds nodes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from foreplan.errors import ModelError, ShapeError, UnsupportedError
+from foreplan.frontend.onnx.tensors import Constant, filled
+from foreplan.graph import Builder, DType, TensorType, Value
+from foreplan.graph.types import Shape, broadcast_shapes
+from foreplan.ops.expr import Arg, Const, Expr, Scalar, as_expr
+from foreplan.ops.map import elementwise
+
+if TYPE_CHECKING:
+    import onnx
+
+    from foreplan.frontend.onnx.batch import Rebatch
+
+Operand = Value | Constant
+Result = Operand | Sequence["Operand | None"]
+Translation = Callable[["OnnxNode"], Result | None]  # None: by the function body that ONNX has for the op
+TRANSLATIONS: dict[tuple[str, str], Translation] = {}
+AnyTranslation = TypeVar("AnyTranslation", bound=Translation)
+
+
+def translates(*op_types: str, domain: str = "") -> Callable[[AnyTranslation], AnyTranslation]:
+    """Make a function the translation of these ONNX ops: from a node to its output, or outputs in order."""
+
+    def declare(translation: AnyTranslation) -> AnyTranslation:
+        for op_type in op_types:
+            if (domain, op_type) in TRANSLATIONS:
+                raise ValueError(f"two translations of {op_type}")
+            TRANSLATIONS[domain, op_type] = translation
+        return translation
+
+    return declare
+
+
+class Context(Protocol):
+    """What every translation of one model shares.
+
+    Attributes:
+        b: where nodes are added.
+        batch: the change of batch size in progress, if any.
+    """
+
+    b: Builder
+    batch: Rebatch | None
+
+    def store(self, operand: Operand) -> Value:
+        """An operand in the graph."""
+
+    def random_stream(self) -> tuple[Value, int]:
+        """The state that random ops read, and a stream of numbers that no other one uses."""
+
+
+class OnnxNode:
+    """One node of the model, with its inputs found.
+
+    Attributes:
+        proto: as it stands in the file.
+        op_type: its operator.
+        opset: version of the operator's domain.
+        inputs: what the node reads; None where an optional input is left out.
+        source: `model.onnx: node 'conv1' (Conv)`, which begins every message.
+        b: where nodes are added.
+        batch: the change of batch size in progress, if any.
+        input_names, output_names: unique in the model.
+        updates: stored value → its content for the next step, for ops that keep statistics.
+    """
+
+    def __init__(
+        self,
+        proto: onnx.NodeProto,
+        inputs: Sequence[Operand | None],
+        opset: int,
+        source: str,
+        context: Context,
+        input_names: Sequence[str] = (),
+        output_names: Sequence[str] = (),
+    ) -> None:
+        self.proto = proto
+        self.op_type = proto.op_type
+        self.opset = opset
+        self.inputs = tuple(inputs)
+        self.source = source
+        self.b = context.b
+        self.batch = context.batch
+        self.input_names = tuple(input_names)
+        self.output_names = tuple(output_names)
+        self.updates: dict[Value, Value] = {}
+        self._context = context
+        self._attributes = {attribute.name: attribute for attribute in proto.attribute}
+
+    # What it reads.
+
+    def has(self, index: int) -> bool:
+        """Whether input `index` is given."""
+        return index < len(self.inputs) and self.inputs[index] is not None
+
+    def operand(self, index: int) -> Operand:
+        """Input `index` as it is.
+
+        Raises:
+            ModelError: it is missing.
+        """
+        operand = self.inputs[index] if index < len(self.inputs) else None
+        if operand is None:
+            raise ModelError(f"{self.source}: input {index} is missing")
+        return operand
+
+    def value(self, index: int) -> Value:
+        """Input `index` in the graph; a constant is stored there."""
+        return self.as_value(self.operand(index))
+
+    def as_value(self, operand: Operand) -> Value:
+        """An operand in the graph."""
+        return self._context.store(operand)
+
+    def values(self) -> list[Value]:
+        """All inputs that are given."""
+        return [self.as_value(operand) for operand in self.inputs if operand is not None]
+
+    def type(self, index: int) -> TensorType:
+        """Element type and shape of input `index`."""
+        return self.operand(index).type
+
+    def shape(self, index: int) -> Shape:
+        """Shape of input `index`."""
+        return self.operand(index).type.shape
+
+    def known(self, index: int) -> np.ndarray:
+        """The content of input `index`, which must not depend on the model's inputs.
+
+        Raises:
+            UnsupportedError: it does, or is too large to be looked at during import.
+        """
+        operand = self.operand(index)
+        if isinstance(operand, Constant) and operand.array is not None:
+            return operand.array
+        name = self.input_names[index] if index < len(self.input_names) else str(index)
+        raise UnsupportedError(
+            f"{self.source}: its input {name!r} must be known when the model is imported, since shapes are static, and "
+            "it is computed from data; export the model with fixed shapes, or fold it with a tool such as onnxsim"
+        )
+
+    def known_ints(self, index: int) -> list[int]:
+        """The content of an integer input as a flat list."""
+        array = self.known(index)
+        if array.dtype.kind not in "iu":
+            raise ModelError(f"{self.source}: input {index} must be integers, and is {array.dtype}")
+        return [int(x) for x in array.reshape(-1)]
+
+    def known_scalar(self, index: int) -> float | int | bool:
+        """The single element of an input."""
+        array = self.known(index)
+        if array.size != 1:
+            raise ModelError(f"{self.source}: input {index} must be one number, and has the shape {list(array.shape)}")
+        return array.reshape(-1)[0].item()
+
+    def literal(self, index: int) -> Const | None:
+        """Input `index` as a literal, if it is one number that is not trained."""
+        operand = self.operand(index)
+        if isinstance(operand, Constant) and operand.is_foldable and operand.type.size == 1:
+            assert operand.array is not None
+            return Const(operand.array.reshape(-1)[0].item())
+        return None
+
+    def random_stream(self) -> tuple[Value, int]:
+        """The model's random state, and the number of a stream of its own."""
+        return self._context.random_stream()
+
+    # Attributes.
+
+    def _attribute(self, name: str, kind: str, default: Any) -> Any:
+        import onnx
+
+        found = self._attributes.get(name)
+        if found is None:
+            if default is ...:
+                raise ModelError(f"{self.source}: the attribute {name!r} is missing")
+            return default
+        if found.type != getattr(onnx.AttributeProto, kind):
+            raise ModelError(f"{self.source}: the attribute {name!r} must be {kind.lower()}")
+        return onnx.helper.get_attribute_value(found)
+
+    @property
+    def attribute_names(self) -> set[str]:
+        """Names of the attributes given."""
+        return set(self._attributes)
+
+    def has_attribute(self, name: str) -> bool:
+        """Whether the attribute is given."""
+        return name in self._attributes
+
+    def integer(self, name: str, default: Any = ...) -> Any:
+        """An integer attribute (the default where it is not given, an error where there is none)."""
+        return self._attribute(name, "INT", default)
+
+    def number(self, name: str, default: Any = ...) -> Any:
+        """A float attribute, as the shortest decimal number that is the same float32."""
+        value = self._attribute(name, "FLOAT", default)
+        return float(str(np.float32(value))) if isinstance(value, float) and name in self._attributes else value
+
+    def raw_number(self, name: str) -> float:
+        """A float attribute, exactly as it is stored."""
+        return self._attribute(name, "FLOAT", ...)
+
+    def text(self, name: str, default: str = "") -> str:
+        """A text attribute."""
+        value = self._attribute(name, "STRING", default)
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+    def integers(self, name: str, default: Any = None) -> Any:
+        """A list of integers."""
+        value = self._attribute(name, "INTS", default)
+        return value if value is default else [int(x) for x in value]
+
+    def numbers(self, name: str, default: Any = None) -> Any:
+        """A list of floats."""
+        return self._attribute(name, "FLOATS", default)
+
+    def tensor(self, name: str) -> onnx.TensorProto | None:
+        """A tensor attribute, if it is given."""
+        return self._attribute(name, "TENSOR", None)
+
+    def strings(self, name: str) -> list[str]:
+        """A list of texts, empty if it is not given."""
+        return [text.decode("utf-8", "replace") for text in self._attribute(name, "STRINGS", [])]
+
+    def axis(self, axis: int, rank: int) -> int:
+        """An axis counted from 0.
+
+        Raises:
+            ShapeError: there is no such axis.
+        """
+        if not -rank <= axis < rank:
+            raise ShapeError(f"{self.source}: there is no axis {axis} in a tensor with {rank} axes")
+        return axis + rank if axis < 0 else axis
+
+    def axes(self, axes: Sequence[int], rank: int) -> tuple[int, ...]:
+        """Axes counted from 0, in the order given.
+
+        Raises:
+            ShapeError: one does not exist or is given twice.
+        """
+        found = tuple(self.axis(axis, rank) for axis in axes)
+        if len(set(found)) != len(found):
+            raise ShapeError(f"{self.source}: the axes {list(axes)} are not distinct")
+        return found
+
+    # What it gives.
+
+    @property
+    def output_count(self) -> int:
+        """Number of outputs listed; trailing ones may be unnamed."""
+        return len(self.proto.output)
+
+    def wants(self, index: int) -> bool:
+        """Whether output `index` has a name."""
+        return index < len(self.proto.output) and bool(self.proto.output[index])
+
+    def map(
+        self, fn: Callable[..., Expr | Scalar], *indices: int, cast_to: DType | None = None, whole: Sequence[int] = ()
+    ) -> Operand:
+        """Apply a scalar function to inputs; single numbers that are not trained become literals.
+
+        Args:
+            fn: of as many expressions as there are indices.
+            indices: of the inputs; all of them if none is given.
+            cast_to: the element type of the result (the expression's own by default).
+            whole: inputs that stay values even where they are one number.
+        """
+        chosen = list(indices) or [i for i in range(len(self.inputs)) if self.has(i)]
+        literals = [None if i in whole else self.literal(i) for i in chosen]
+        rank = max((len(self.shape(i)) for i, found in zip(chosen, literals) if found is None), default=-1)
+        arguments: list[Expr] = []
+        values: list[Value] = []
+        for i, found in zip(chosen, literals):
+            if found is not None and len(self.shape(i)) <= rank:
+                arguments.append(found)
+            else:
+                arguments.append(Arg(len(values)))
+                values.append(self.value(i))
+        expr = as_expr(fn(*arguments))
+        if isinstance(expr, Const):  # such as a product with zero
+            shape = broadcast_shapes(*(self.shape(i) for i in chosen))
+            dtype = cast_to or self.type(chosen[0]).dtype
+            return filled(self.output_names[0], TensorType(dtype, shape), expr.value)
+        return elementwise(self.b, expr, *values, dtype=cast_to)
+
+    def fail(self, reason: str) -> ModelError:
+        """An error to raise: the model is wrong."""
+        return ModelError(f"{self.source}: {reason}")
+
+    def unsupported(self, reason: str) -> UnsupportedError:
+        """An error to raise: the model is right, and foreplan cannot compile it."""
+        return UnsupportedError(f"{self.source} with opset {self.opset}: {reason}")
+
+    def misshapen(self, reason: str) -> ShapeError:
+        """An error to raise: shapes that do not fit."""
+        return ShapeError(f"{self.source}: {reason}")

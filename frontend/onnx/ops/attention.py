@@ -1,0 +1,134 @@
+"""ONNX's attention, loss functions, and quantisation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from foreplan.frontend.onnx.node import OnnxNode, Operand, Result, translates
+from foreplan.frontend.onnx.tensors import dtype_of
+from foreplan.graph import Value, as_dtype
+from foreplan.graph.types import Shape
+from foreplan.ops.attention import attention
+from foreplan.ops.expr import Arg, Expr, call, cast, clip, where
+from foreplan.ops.loss import IGNORE, cross_entropy
+from foreplan.ops.map import elementwise
+from foreplan.ops.reduce import reduce
+from foreplan.ops.shape import broadcast_to, reshape
+from foreplan.ops.softmax import log_softmax
+
+_PLAIN = {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap", "softmax_precision"}
+
+
+@translates("Attention")
+def _attention(n: OnnxNode) -> Result | None:
+    """The plain forms by one op; caches, soft caps and score outputs by ONNX's function body, as are elements narrower
+    than float32, for which the body says in which type each sum is taken.
+    """
+    is_plain = not any(n.has(i) for i in (4, 5, 6)) and not any(n.wants(i) for i in (1, 2, 3))
+    q, k, v = (n.type(i) for i in range(3))
+    if (
+        not is_plain
+        or n.attribute_names - _PLAIN
+        or n.number("softcap", 0.0)
+        or not q.dtype.is_float
+        or q.dtype.itemsize < 4
+        or not q.dtype == k.dtype == v.dtype
+    ):
+        return None
+    if q.rank != k.rank or q.rank not in (3, 4) or 0 in (q.size, k.size, v.size):
+        return None
+    heads_last = q.rank == 3
+    if heads_last:
+        heads, shared = n.integer("q_num_heads"), n.integer("kv_num_heads")
+        parts = [_split_heads(n, i, count) for i, count in enumerate((heads, shared, shared))]
+    else:
+        parts = [n.value(i) for i in range(3)]
+    mask = None
+    if n.has(3):
+        keys = k.shape[-2]
+        if not n.shape(3) or n.shape(3)[-1] not in (1, keys):
+            return None  # shorter masks are padded there
+        mask = n.value(3)
+        if mask.dtype.name == "bool":
+            mask = elementwise(n.b, lambda m: where(m, 0.0, -math.inf), mask, dtype=q.dtype)
+        if mask.dtype != q.dtype:
+            return None
+    scale = n.number("scale") if n.has_attribute("scale") else None
+    causal = bool(n.integer("is_causal", 0))
+    y = attention(n.b, parts[0], parts[1], parts[2], mask, causal=causal, scale=scale, heads_last=heads_last)
+    return reshape(n.b, y, (*y.shape[:2], y.shape[2] * y.shape[3])) if heads_last else y
+
+
+def _split_heads(n: OnnxNode, index: int, heads: int) -> Value:
+    batch, positions, width = n.shape(index)
+    if heads < 1 or width % heads:
+        raise n.misshapen(f"{n.type(index)} does not fall into {heads} heads")
+    return reshape(n.b, n.value(index), (batch, positions, heads, width // heads))
+
+
+@translates("SoftmaxCrossEntropyLoss")
+def _softmax_cross_entropy(n: OnnxNode) -> Result | None:
+    """Without class weights by one op; with them by ONNX's function body."""
+    if n.has(2):
+        return None
+    logits, target = n.value(0), n.value(1)
+    ignore = n.integer("ignore_index", None)
+    items = cross_entropy(n.b, logits, target, 1, IGNORE if ignore is None else ignore)
+    how = n.text("reduction", "mean")
+    if how not in ("none", "sum", "mean"):
+        raise n.fail(f"reduction must be none, sum or mean, and is {how!r}")
+    loss = items if how == "none" else reduce(n.b, "mean" if how == "mean" and ignore is None else "sum", items)
+    if how == "mean" and ignore is not None:
+        counted = where(call("eq", Arg(0), ignore), 0.0, 1.0)
+        count = reduce(n.b, "sum", elementwise(n.b, counted, target, dtype=loss.dtype))
+        loss = elementwise(n.b, lambda s, c: s / c, loss, count)
+    return [loss, log_softmax(n.b, logits, 1)] if n.wants(1) else loss
+
+
+def _scales(n: OnnxNode, index: int) -> Value:
+    """A scale or zero point: one number, one an entry of an axis, or one a block of entries; as it meets input 0."""
+    shape = n.shape(0)
+    found = n.value(index)
+    if found.type.size == 1:
+        return reshape(n.b, found, ())
+    axis, block = n.axis(n.integer("axis", 1), len(shape)), n.integer("block_size", 0)
+    if len(found.shape) == 1:
+        return reshape(n.b, found, [-1 if i == axis else 1 for i in range(len(shape))])
+    if not block or len(found.shape) != len(shape) or found.shape[axis] * block != shape[axis]:
+        raise n.misshapen(f"scales {n.type(index)} in blocks of {block} do not fit {n.type(0)}")
+    apart: Shape = (*found.shape[: axis + 1], 1, *found.shape[axis + 1 :])
+    spread: Shape = (*found.shape[: axis + 1], block, *found.shape[axis + 1 :])
+    return reshape(n.b, broadcast_to(n.b, reshape(n.b, found, apart), spread), shape)
+
+
+@translates("DequantizeLinear")
+def _dequantize(n: OnnxNode) -> Operand:
+    dtype = n.type(1).dtype
+    if n.integer("output_dtype", 0):
+        dtype = as_dtype(dtype_of(n.integer("output_dtype"), n.source))
+    values = [n.value(0), _scales(n, 1), *([_scales(n, 2)] if n.has(2) else [])]
+
+    def restore(x: Expr, scale: Expr, *zero: Expr) -> Expr:
+        number = cast(x, "float32") - cast(zero[0], "float32") if zero else cast(x, "float32")
+        return number * cast(scale, "float32")
+
+    return elementwise(n.b, restore, *values, dtype=dtype)
+
+
+@translates("QuantizeLinear")
+def _quantize(n: OnnxNode) -> Operand:
+    if n.has(2):
+        dtype = n.type(2).dtype
+    else:
+        dtype = as_dtype(dtype_of(n.integer("output_dtype", 0) or 2, n.source))
+    limits = np.iinfo(dtype.numpy)
+    values = [n.value(0), _scales(n, 1), *([_scales(n, 2)] if n.has(2) else [])]
+
+    def quantize(x: Expr, scale: Expr, *zero: Expr) -> Expr:
+        number = call("round", cast(x, "float32") / cast(scale, "float32"))
+        number = number + cast(zero[0], "float32") if zero else number
+        return cast(clip(number, float(limits.min), float(limits.max)), dtype)
+
+    return elementwise(n.b, quantize, *values)

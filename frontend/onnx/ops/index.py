@@ -1,0 +1,155 @@
+"""ONNX ops that pick and place elements: gather, scatter, one-hot, compress."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from foreplan.frontend.onnx.node import OnnxNode, Operand, translates
+from foreplan.frontend.onnx.tensors import Constant, filled, from_array
+from foreplan.graph import TensorType, Value, as_dtype
+from foreplan.graph.types import Shape
+from foreplan.ops.expr import Expr, cast, where
+from foreplan.ops.index import ScatterAdd, ScatterElementsAdd, gather, gather_elements, gather_nd, one_hot
+from foreplan.ops.join import unslice
+from foreplan.ops.map import elementwise
+from foreplan.ops.shape import broadcast_to, reshape, slice_axis
+
+
+@translates("Gather")
+def _gather(n: OnnxNode) -> Operand:
+    data, shape = n.operand(0), n.shape(0)
+    axis = n.axis(n.integer("axis", 0), len(shape))
+    if n.batch is not None and n.batch.carries(n, 0, axis) and isinstance(n.operand(1), Constant):
+        raise n.batch.fixed(n, "it picks items of the batch")
+    indices = n.operand(1)
+    if isinstance(indices, Constant) and indices.array is not None and indices.array.size == 1:
+        # One slice is a view.
+        index = n.axis(int(indices.array.reshape(-1)[0]), shape[axis])
+        one = slice_axis(n.b, n.as_value(data), axis, index, 1)
+        return reshape(n.b, one, (*shape[:axis], *indices.shape, *shape[axis + 1 :]))
+    return gather(n.b, n.value(0), n.value(1), axis)
+
+
+@translates("GatherElements")
+def _gather_elements(n: OnnxNode) -> Operand:
+    return gather_elements(n.b, n.value(0), n.value(1), n.axis(n.integer("axis", 0), len(n.shape(0))))
+
+
+@translates("GatherND")
+def _gather_nd(n: OnnxNode) -> Operand:
+    return gather_nd(n.b, n.value(0), n.value(1), n.integer("batch_dims", 0))
+
+
+def _merge(n: OnnxNode, data: Value, placed: Value, hits: Value | None) -> Value:
+    """Updates added to the data, or in its place where any was."""
+    if hits is None:
+        return elementwise(n.b, lambda x, u: x + u, data, placed)
+    return elementwise(n.b, lambda x, u, h: where(h > 0, u, x), data, placed, hits, dtype=data.dtype)
+
+
+def _replaces(n: OnnxNode) -> bool:
+    """Whether updates replace (True) or are added (False)."""
+    how = n.text("reduction", "none")
+    if how not in ("none", "add"):
+        raise n.unsupported(f"reduction {how!r}: foreplan scatters by replacing and by adding")
+    return how == "none"
+
+
+@translates("ScatterElements", "Scatter")
+def _scatter_elements(n: OnnxNode) -> Operand:
+    data, indices, updates = n.value(0), n.value(1), n.value(2)
+    axis = n.axis(n.integer("axis", 0), len(data.shape))
+    if updates.type.size == 0:
+        return data
+    inner = (*indices.shape[:axis], data.shape[axis], *indices.shape[axis + 1 :])
+
+    def place(what: Value) -> Value:
+        placed = n.b.apply(ScatterElementsAdd(axis, inner), indices, what)
+        return unslice(n.b, placed, data.shape, (0,) * len(inner), (1,) * len(inner))
+
+    replaces = _replaces(n)
+    if not data.dtype.is_float and data.dtype.name == "bool":
+        raise n.unsupported("it scatters booleans")
+    hits = place(_ones(n, updates.shape)) if replaces else None
+    return _merge(n, data, place(updates), hits)
+
+
+def _ones(n: OnnxNode, shape: Shape) -> Value:
+    """A number a place, to count what arrives there."""
+    one = n.as_value(filled(f"{n.output_names[0]}.one", TensorType(as_dtype("float32"), ()), 1.0))
+    return broadcast_to(n.b, one, shape)
+
+
+@translates("ScatterND")
+def _scatter_nd(n: OnnxNode) -> Operand:
+    data, indices, updates = n.value(0), n.value(1), n.value(2)
+    depth = indices.shape[-1]
+    indexed, rest = data.shape[:depth], data.shape[depth:]
+    if updates.shape != (*indices.shape[:-1], *rest) or depth > len(data.shape):
+        raise n.misshapen(f"updates {n.type(2)} at indices {n.type(1)} do not fit {n.type(0)}")
+    if updates.type.size == 0:
+        return data
+    columns = [slice_axis(n.b, indices, len(indices.shape) - 1, j, 1) for j in range(depth)]
+
+    def flat(*parts: Expr) -> Expr:
+        place: Expr | None = None
+        for part, extent in zip(parts, indexed):
+            index = cast(part, "int64")
+            index = where(index < 0, index + extent, index)
+            place = index if place is None else place * extent + index
+        assert place is not None
+        return place
+
+    rows = math.prod(indexed)
+    at = reshape(n.b, elementwise(n.b, flat, *columns), (math.prod(indices.shape[:-1]),))
+    listed = reshape(n.b, updates, (at.shape[0], *rest))
+    placed = reshape(n.b, n.b.apply(ScatterAdd(0, (rows, *rest)), at, listed), data.shape)
+    hits = None
+    if _replaces(n):
+        hits = n.b.apply(ScatterAdd(0, (rows,)), at, _ones(n, at.shape))
+        hits = reshape(n.b, hits, (*indexed, *(1,) * len(rest)))
+    return _merge(n, data, placed, hits)
+
+
+@translates("OneHot")
+def _one_hot(n: OnnxNode) -> Operand:
+    indices, depth = n.value(0), int(n.known_scalar(1))
+    if indices.dtype.is_float:
+        indices = elementwise(n.b, lambda i: cast(i, "int64"), indices)
+    hits = one_hot(n.b, indices, depth, n.integer("axis", -1), "bool")
+    choice, dtype = n.operand(2), n.type(2).dtype
+    if isinstance(choice, Constant) and choice.is_foldable and dtype.is_float:
+        assert choice.array is not None
+        off, on = choice.array.reshape(-1).tolist()
+        return elementwise(n.b, lambda h: where(h, on, off), hits, dtype=dtype)
+    values = n.value(2)
+    low, high = (reshape(n.b, slice_axis(n.b, values, 0, i, 1), ()) for i in range(2))
+    return elementwise(n.b, lambda h, on, off: where(h, on, off), hits, high, low, dtype=dtype)
+
+
+@translates("Compress")
+def _compress(n: OnnxNode) -> Operand:
+    chosen = np.flatnonzero(n.known(1))
+    x = n.value(0)
+    if not n.has_attribute("axis"):
+        x, axis = reshape(n.b, x, (x.type.size,)), 0
+    else:
+        axis = n.axis(n.integer("axis"), len(x.shape))
+    places = from_array(f"{n.output_names[0]}.places", chosen[chosen < x.shape[axis]].astype(np.int64))
+    return gather(n.b, x, n.as_value(places), axis)
+
+
+@translates("ReverseSequence")
+def _reverse_sequence(n: OnnxNode) -> Operand:
+    x = n.value(0)
+    time, batch = n.integer("time_axis", 0), n.integer("batch_axis", 1)
+    if {time, batch} != {0, 1}:
+        raise n.fail(f"time_axis {time} and batch_axis {batch} must be 0 and 1")
+    steps = np.arange(x.shape[time], dtype=np.int64).reshape([-1 if i == time else 1 for i in range(2)])
+    at = n.as_value(from_array(f"{n.output_names[0]}.steps", steps))
+    lengths = reshape(n.b, n.value(1), [-1 if i == batch else 1 for i in range(2)])
+    places = elementwise(n.b, lambda t, length: where(t < length, length - 1 - t, t), at, lengths)
+    spread = reshape(n.b, places, (*x.shape[:2], *(1,) * (len(x.shape) - 2)))
+    return gather_elements(n.b, x, broadcast_to(n.b, spread, x.shape), time)

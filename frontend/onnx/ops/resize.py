@@ -1,0 +1,82 @@
+"""ONNX's Resize and the Upsample before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from foreplan.frontend.onnx.node import OnnxNode, Operand, translates
+from foreplan.ops.resize import resize
+
+
+@translates("Upsample")
+def _upsample(n: OnnxNode) -> Operand:
+    shape = n.shape(0)
+    if n.opset >= 9:
+        scales = [float(s) for s in n.known(1).reshape(-1)]
+    elif n.opset >= 7:
+        scales = [float(s) for s in n.numbers("scales", [])]
+    else:
+        scales = [1.0, 1.0, n.number("height_scale"), n.number("width_scale")]
+    return _scaled(n, shape, scales, n.text("mode", "nearest"), "asymmetric", "floor")
+
+
+def _scaled(
+    n: OnnxNode, shape: Sequence[int], scales: Sequence[float], mode: str, coordinate: str, rounding: str
+) -> Operand:
+    if len(scales) != len(shape):
+        raise n.misshapen(f"{len(scales)} scales are given for {n.type(0)}")
+    wanted = [math.floor(extent * scale) for extent, scale in zip(shape, scales)]
+    mode = {"bilinear": "linear", "trilinear": "linear"}.get(mode, mode)
+    return resize(n.b, n.value(0), wanted, mode=mode, coordinate=coordinate, scales=scales, rounding=rounding)
+
+
+@translates("Resize")
+def _resize(n: OnnxNode) -> Operand:
+    shape, mode = n.shape(0), n.text("mode", "nearest")
+    if n.opset < 11:
+        return _scaled(n, shape, [float(s) for s in n.known(1).reshape(-1)], mode, "asymmetric", "floor")
+    coordinate = n.text("coordinate_transformation_mode", "half_pixel")
+    if coordinate == "tf_crop_and_resize":
+        raise n.unsupported("tf_crop_and_resize: write the crop as a Slice")
+    axes = n.axes(n.integers("axes", list(range(len(shape)))), len(shape))
+    scales, wanted = [1.0] * len(shape), list(shape)
+    if n.has(3) and n.type(3).size:
+        given, found = _by_sizes(n, [shape[axis] for axis in axes], n.known_ints(3))
+    elif n.has(2) and n.type(2).size:
+        found = [float(s) for s in n.known(2).reshape(-1)]
+        given = [math.floor(shape[axis] * scale) for axis, scale in zip(axes, found)]
+    else:
+        raise n.fail("it has neither scales nor sizes")
+    if not len(given) == len(found) == len(axes):
+        raise n.misshapen(f"its scales or sizes do not fit the axes {list(axes)} of {n.type(0)}")
+    for axis, extent, scale in zip(axes, given, found):
+        wanted[axis], scales[axis] = extent, scale
+    if n.batch is not None:
+        for axis, extent in enumerate(shape):
+            if n.batch.carries(n, 0, axis) and wanted[axis] == n.batch.before(n, 0)[axis]:
+                wanted[axis], scales[axis] = extent, 1.0
+    return resize(
+        n.b,
+        n.value(0),
+        wanted,
+        mode=mode,
+        coordinate=coordinate,
+        scales=scales,
+        rounding=n.text("nearest_mode", "round_prefer_floor"),
+        cubic_a=n.number("cubic_coeff_a", -0.75),
+        exclude_outside=bool(n.integer("exclude_outside", 0)),
+        antialias=bool(n.integer("antialias", 0)),
+    )
+
+
+def _by_sizes(n: OnnxNode, extents: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], list[float]]:
+    """(extents, scales) for the sizes asked for; a policy makes one scale of them all."""
+    policy = n.text("keep_aspect_ratio_policy", "stretch")
+    scales = [size / extent for size, extent in zip(sizes, extents)]
+    if policy == "stretch":
+        return list(sizes), scales
+    if policy not in ("not_larger", "not_smaller"):
+        raise n.fail(f"keep_aspect_ratio_policy {policy!r} is not stretch, not_larger or not_smaller")
+    scale = min(scales) if policy == "not_larger" else max(scales)
+    return [math.floor(scale * extent + 0.5) for extent in extents], [scale] * len(extents)

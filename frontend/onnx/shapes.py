@@ -1,0 +1,175 @@
+"""Binding the inputs of an ONNX model to static shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from foreplan.errors import ShapeError, UnsupportedError, UsageError
+from foreplan.frontend.onnx.load import Model
+from foreplan.frontend.onnx.tensors import dtype_of
+from foreplan.graph import TensorType, as_dtype
+from foreplan.graph.types import Shape
+
+if TYPE_CHECKING:
+    import onnx
+
+Extent = int | str | None  # a number, a symbol, or nothing at all
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The user's inputs with static shapes.
+
+    Attributes:
+        types: by name, in order.
+        exported: the same as the file has them, where `batch` differs from the batch that the file fixes.
+        old_batch: that batch.
+    """
+
+    types: dict[str, TensorType]
+    exported: dict[str, TensorType] | None = None
+    old_batch: int = 0
+
+
+def bind_shapes(model: Model, shapes: Mapping[str, Sequence[int]] | None, batch: int | None) -> Bound:
+    """Static shapes for every input, from the file, `shapes` and `batch`.
+
+    Raises:
+        ShapeError: an extent is unbound, or bound to two numbers; names input and axis.
+        UsageError: `shapes` names no input, or an extent is not a positive number.
+        UnsupportedError: an input is no tensor of numbers.
+    """
+    given = _checked(model, shapes or {}, batch)
+    declared: dict[str, list[Extent]] = {}
+    dtypes = {}
+    for info in user_inputs(model.proto.graph):
+        where = f"{model.label}: input {info.name!r}"
+        if not info.type.HasField("tensor_type"):
+            kind = info.type.WhichOneof("value") or "nothing"
+            raise UnsupportedError(f"{where} is a {kind.removesuffix('_type')}; foreplan takes tensors of numbers")
+        dtypes[info.name] = as_dtype(dtype_of(info.type.tensor_type.elem_type, where))
+        declared[info.name] = _declared(info, given.get(info.name), where)
+    symbols: dict[str, tuple[int, str]] = {}
+    partly: dict[str, tuple[int | None, ...]] = {}
+    fixed_batches: dict[str, int] = {}
+    for name, extents in declared.items():
+        partly[name] = _bind(model, name, extents, given.get(name), batch, symbols, fixed_batches)
+    # A symbol bound by one input is bound in all.
+    final: dict[str, Shape] = {
+        name: tuple(_resolve(model, name, i, e, partly[name][i], symbols) for i, e in enumerate(extents))
+        for name, extents in declared.items()
+    }
+    types = {name: TensorType(dtypes[name], shape) for name, shape in final.items()}
+    changed = {name: old for name, old in fixed_batches.items() if old != batch}
+    if not changed:
+        return Bound(types)
+    if len(set(fixed_batches.values())) > 1:
+        listed = ", ".join(f"{name!r} at {old}" for name, old in fixed_batches.items())
+        raise ShapeError(
+            f"{model.label}: batch={batch} is for the first axis of every input, and the file fixes {listed}"
+        )
+    assert batch is not None
+    old = next(iter(changed.values()))
+    exported = {
+        name: type.with_shape((old, *type.shape[1:])) if type.shape[:1] == (batch,) else type
+        for name, type in types.items()
+    }
+    return Bound(types, exported, old)
+
+
+def user_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Inputs that are not initializers: before IR version 4 those had to be listed as well."""
+    held = {tensor.name for tensor in graph.initializer}
+    held |= {tensor.values.name for tensor in graph.sparse_initializer}
+    return [info for info in graph.input if info.name not in held]
+
+
+def _checked(model: Model, shapes: Mapping[str, Sequence[int]], batch: int | None) -> dict[str, Shape]:
+    names = [info.name for info in user_inputs(model.proto.graph)]
+    for name, shape in shapes.items():
+        if name not in names:
+            raise UsageError(
+                f"{model.label} has no input {name!r} to give a shape; its inputs are {', '.join(names) or 'none'}"
+            )
+        if not all(isinstance(extent, int) and extent >= 0 for extent in shape):
+            raise UsageError(f"{model.label}: the shape {tuple(shape)} for input {name!r} must be whole numbers")
+    if batch is not None and (not isinstance(batch, int) or batch < 1):
+        raise UsageError(f"batch must be a positive whole number, and is {batch!r}")
+    return {name: tuple(int(extent) for extent in shape) for name, shape in shapes.items()}
+
+
+def _declared(info: onnx.ValueInfoProto, given: Shape | None, where: str) -> list[Extent]:
+    """The extents as the file has them; a negative number means none, as some exporters write it."""
+    if not info.type.tensor_type.HasField("shape"):
+        if given is None:
+            raise ShapeError(f"{where} has no shape in the file, not even a number of axes; {_how(info.name, ['…'])}")
+        return [None] * len(given)
+    extents: list[Extent] = []
+    for dim in info.type.tensor_type.shape.dim:
+        if dim.HasField("dim_value"):
+            extents.append(dim.dim_value if dim.dim_value >= 0 else None)
+        else:
+            extents.append(dim.dim_param or None)
+    if given is not None and len(given) != len(extents):
+        raise ShapeError(f"{where} has {len(extents)} axes, and shapes= gives it {len(given)}: {given}")
+    return extents
+
+
+def _bind(
+    model: Model,
+    name: str,
+    extents: Sequence[Extent],
+    given: Shape | None,
+    batch: int | None,
+    symbols: dict[str, tuple[int, str]],
+    fixed_batches: dict[str, int],
+) -> tuple[int | None, ...]:
+    """One input's shape as far as it is known without the others; notes its symbols and its fixed batch."""
+    bound: list[int | None] = []
+    for axis, extent in enumerate(extents):
+        where = f"{model.label}: axis {axis} of input {name!r}"
+        wanted = given[axis] if given is not None else None
+        if axis == 0 and batch is not None:
+            if wanted not in (None, batch):
+                raise ShapeError(f"{where} is {wanted} in shapes= and {batch} in batch=; give one of them")
+            wanted = batch
+            if isinstance(extent, int) and extent > 0:
+                fixed_batches[name] = extent
+                extent = None
+        if isinstance(extent, int):
+            if wanted is not None and wanted != extent and extent != 0:
+                more = f"; for another batch give batch={wanted} (--batch {wanted})" if axis == 0 else ""
+                raise ShapeError(f"{where} is {extent} in the file, and shapes= gives {wanted}{more}")
+            bound.append(extent if wanted is None else wanted)
+            continue
+        if isinstance(extent, str) and wanted is not None:
+            number, other = symbols.setdefault(extent, (wanted, where))
+            if number != wanted:
+                raise ShapeError(f"{where} is {wanted}, but its size {extent!r} is {number} by {other}")
+        bound.append(wanted)
+    return tuple(bound)
+
+
+def _resolve(
+    model: Model, name: str, axis: int, extent: Extent, bound: int | None, symbols: Mapping[str, tuple[int, str]]
+) -> int:
+    if bound is not None:
+        return bound
+    if isinstance(extent, str) and extent in symbols:
+        return symbols[extent][0]
+    size = f"has the symbolic size {extent!r}" if extent else "has no size in the file"
+    declared = next(info for info in user_inputs(model.proto.graph) if info.name == name).type.tensor_type.shape.dim
+    pattern = [str(dim.dim_value) if dim.HasField("dim_value") else "…" for dim in declared]
+    raise ShapeError(
+        f"{model.label}: axis {axis} of input {name!r} {size}, and nothing binds it; {_how(name, pattern)}"
+    )
+
+
+def _how(name: str, pattern: Sequence[str]) -> str:
+    inner = ", ".join(pattern) + ("," if len(pattern) == 1 else "")
+    return (
+        f"bind it with shapes={{{name!r}: ({inner})}} (--shapes {name}:{'x'.join(pattern)}), for example "
+        f"shapes={{'x': (1, 3, 224, 224)}} or --shapes x:1x3x224x224, or bind first axes with batch="
+    )

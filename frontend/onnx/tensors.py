@@ -1,0 +1,196 @@
+"""TensorProto → a typed constant whose bytes stay where they are, unless they are few or shapes."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foreplan.errors import ModelError, UnsupportedError
+from foreplan.frontend.onnx.wire import INLINE_BYTES, INTEGER_BYTES, SELF
+from foreplan.graph import Array, Fill, Initializer, Stored, TensorType, Value, as_dtype
+from foreplan.graph.ir import Kind
+from foreplan.graph.types import Shape
+
+if TYPE_CHECKING:
+    import onnx
+
+# TensorProto.DataType → the element types that foreplan computes with.
+_DTYPES = {
+    1: "float32",
+    2: "uint8",
+    3: "int8",
+    4: "uint16",
+    5: "int16",
+    6: "int32",
+    7: "int64",
+    9: "bool",
+    10: "float16",
+    11: "float64",
+    12: "uint32",
+    13: "uint64",
+    16: "bfloat16",
+}
+ONNX_DTYPES = {name: number for number, name in _DTYPES.items()}
+
+
+@dataclass(eq=False)
+class Constant:
+    """A tensor that does not depend on the model's inputs.
+
+    Attributes:
+        name: unique within the model.
+        init: its content, perhaps still in a file.
+        array: the content, where it is known at import: integers, and floats that are few.
+        kind: what it becomes when it is stored: PARAMETER, BUFFER or CONSTANT.
+        value: itself in the graph, once something has read it.
+    """
+
+    name: str
+    type: TensorType
+    init: Initializer
+    array: np.ndarray | None = None
+    kind: Kind = Kind.CONSTANT
+    value: Value | None = field(default=None, repr=False)
+
+    @property
+    def shape(self) -> Shape:
+        """Extent along each axis."""
+        return self.type.shape
+
+    @property
+    def is_foldable(self) -> bool:
+        """Whether it is known now and will not change."""
+        return self.array is not None and self.kind is Kind.CONSTANT
+
+
+def known_bytes(type: TensorType) -> int:
+    """The most bytes that a tensor of this type may have and still be looked at during import."""
+    return INLINE_BYTES if type.dtype.is_float else INTEGER_BYTES
+
+
+def from_array(name: str, array: np.ndarray, kind: Kind = Kind.CONSTANT) -> Constant:
+    """A constant that is already in memory."""
+    array = np.ascontiguousarray(array).reshape(np.shape(array))
+    type = TensorType(as_dtype(array.dtype), array.shape)
+    kind = kind if type.dtype.is_float else Kind.CONSTANT
+    return Constant(name, type, Array(array), array if type.nbytes <= known_bytes(type) else None, kind)
+
+
+def filled(name: str, type: TensorType, number: float, kind: Kind = Kind.CONSTANT) -> Constant:
+    """One number everywhere."""
+    array = np.full(type.shape, number, type.dtype.numpy) if type.nbytes <= known_bytes(type) else None
+    return Constant(name, type, Fill(number), array, kind if type.dtype.is_float else Kind.CONSTANT)
+
+
+def dtype_of(data_type: int, where: str) -> str:
+    """The name of an ONNX element type.
+
+    Raises:
+        UnsupportedError: foreplan does not compute with it.
+    """
+    import onnx
+
+    if data_type in _DTYPES:
+        return _DTYPES[data_type]
+    known = onnx.TensorProto.DataType.values()
+    name = onnx.TensorProto.DataType.Name(data_type) if data_type in known else f"number {data_type}"
+    raise UnsupportedError(
+        f"{where}: foreplan does not compute with elements of type {name}; it knows {', '.join(_DTYPES.values())}"
+    )
+
+
+def from_tensor(tensor: onnx.TensorProto, name: str, path: Path | None, where: str, kind: Kind) -> Constant:
+    """The constant that a TensorProto describes.
+
+    Args:
+        tensor: an initializer or the attribute of a Constant node.
+        name: of the constant.
+        path: the model's file; external data lie beside it.
+        where: begins every message.
+        kind: what it becomes if it holds floats.
+
+    Raises:
+        ModelError: extents, bytes or file do not fit each other.
+        UnsupportedError: its elements are strings or of a type without arithmetic.
+    """
+    dtype = as_dtype(dtype_of(tensor.data_type, where))
+    if any(extent < 0 for extent in tensor.dims):
+        raise ModelError(f"{where}: an extent of {list(tensor.dims)} is negative")
+    type = TensorType(dtype, tuple(tensor.dims))
+    kind = kind if dtype.is_float else Kind.CONSTANT
+    if tensor.data_location == tensor.EXTERNAL:
+        stored = _external(tensor, type, path, where)
+        if (dtype.is_float and type.nbytes > INLINE_BYTES) or type.nbytes > INTEGER_BYTES:
+            return Constant(name, type, stored, None, kind)
+        array = np.empty(type.shape, dtype.numpy)
+        stored.fill(array, np.random.default_rng(0))
+    else:
+        array = _inline(tensor, type, where)
+    constant = from_array(name, array, kind)
+    if constant.type != type:
+        raise ModelError(f"{where}: it should be {type}, and holds {constant.type}")
+    return constant
+
+
+def _inline(tensor: onnx.TensorProto, type: TensorType, where: str) -> np.ndarray:
+    import onnx.numpy_helper
+
+    held = len(tensor.raw_data) or sum(
+        len(data)
+        for data in (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data, tensor.uint64_data)
+    )
+    if held == 0 and type.size > 0:
+        raise ModelError(f"{where}: it should hold {type} and holds nothing; the file was stripped of its weights")
+    try:
+        return onnx.numpy_helper.to_array(tensor).astype(type.dtype.numpy, copy=False)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ModelError(f"{where}: its content is not {type}: {error}") from None
+
+
+def _external(tensor: onnx.TensorProto, type: TensorType, path: Path | None, where: str) -> Stored:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    if path is None:
+        raise ModelError(
+            f"{where}: its bytes are in another file, {entries.get('location', '')!r}, and a ModelProto does not say "
+            "in which folder; give from_onnx the path of the model instead"
+        )
+    file = path if entries.get("location") == SELF else _beside(path, entries.get("location", ""), where)
+    size = file.stat().st_size
+    offset, length = entries.get("offset", "0"), entries.get("length", str(type.nbytes))
+    if not (offset.isdecimal() and length.isdecimal()):
+        raise ModelError(f"{where}: offset {offset!r} and length {length!r} of its bytes must be whole numbers")
+    start, nbytes = int(offset), int(length)
+    if nbytes != type.nbytes:
+        raise ModelError(f"{where}: {type} has {type.nbytes} bytes, and {nbytes} are given in {file.name}")
+    if start + nbytes > size:
+        raise ModelError(f"{where}: bytes {start} to {start + nbytes} lie outside of {file}, which has {size}")
+    return Stored(file, start, type)
+
+
+def _beside(model: Path, location: str, where: str) -> Path:
+    """The file of external data: in the model's folder or below, never elsewhere, whatever links say.
+
+    Raises:
+        ModelError: it lies elsewhere, is missing or is not a file.
+    """
+    folder = os.path.realpath(model.parent)
+    parts = Path(location).parts
+    if not location or "\0" in location or os.path.isabs(location) or ".." in parts:
+        raise ModelError(f"{where}: its bytes must be in a file beside the model, and {location!r} is no such place")
+    file = Path(os.path.realpath(os.path.join(folder, location)))
+    if not file.is_relative_to(folder):
+        raise ModelError(
+            f"{where}: {location!r} leads out of the model's folder, to {file}; foreplan does not follow it"
+        )
+    try:
+        mode = file.stat().st_mode
+    except OSError as error:
+        raise ModelError(f"{where}: the file with its bytes, {file}, cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(mode):
+        raise ModelError(f"{where}: {file}, which should hold its bytes, is not a file")
+    return file

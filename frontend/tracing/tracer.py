@@ -1,0 +1,170 @@
+"""The trace in progress: the graph being built, where the user's code stands, and the names of parameters."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import foreplan.frontend
+import foreplan.graph
+import foreplan.ops
+from foreplan.errors import ShapeError, TraceError
+from foreplan.graph import Array, Builder, Graph, Initializer, TensorType, Value, as_dtype
+from foreplan.graph.ir import Kind
+
+if TYPE_CHECKING:
+    from foreplan.frontend.tracing.tensor import Tensor
+
+_CURRENT: ContextVar[Tracer | None] = ContextVar("foreplan_tracer", default=None)
+
+# Frames of these folders are foreplan's or NumPy's own, never the code that is traced.
+_INNER = tuple(
+    os.path.dirname(str(path)) + os.sep
+    for path in (foreplan.frontend.__file__, foreplan.graph.__file__, foreplan.ops.__file__, np.__file__)
+)
+
+
+def caller() -> str:
+    """`file.py:line` of the innermost frame that is not foreplan's own tracing code."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INNER):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _raised_at(error: BaseException) -> str:
+    """`file.py:line` of the innermost frame that an error passed and that is not foreplan's own tracing code."""
+    found, entry = "", error.__traceback__
+    while entry is not None:
+        path = entry.tb_frame.f_code.co_filename
+        if not path.startswith(_INNER):
+            found = f"{os.path.basename(path)}:{entry.tb_lineno}"
+        entry = entry.tb_next
+    return found
+
+
+def fail(message: str) -> TraceError:
+    """An error to raise, with the user's line before the message."""
+    return TraceError(f"{caller()}: {message}")
+
+
+class Tracer:
+    """One graph being built by running Python code.
+
+    Attributes:
+        parameters: what `nn.parameter` and `nn.buffer` made, by full name.
+        swapped: value → the value that it is with its last two axes exchanged, so that products can say "transposed".
+    """
+
+    def __init__(self, name: str, base: Graph | None = None) -> None:
+        self._builder = Builder(name, base)
+        self._path: list[str] = []
+        self._counts: dict[str, int] = {}
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
+        self._finished = False
+        self.parameters: dict[str, Tensor] = {}
+        self.swapped: dict[Value, Value] = {}
+
+    def at(self) -> Builder:
+        """The builder, with new nodes attributed to the user's current line.
+
+        Raises:
+            TraceError: the trace is over.
+        """
+        if self._finished:
+            raise fail(f"the trace of {self._builder.name!r} is over; its tensors cannot be used outside the function")
+        self._builder.source = caller()
+        return self._builder
+
+    def wrap(self, value: Value) -> Tensor:
+        """A value as the traced function sees it."""
+        from foreplan.frontend.tracing.tensor import Tensor
+
+        return Tensor(self, value)
+
+    @contextmanager
+    def active(self) -> Iterator[Builder]:
+        """While the body runs, this is the trace that functions build in.
+
+        Raises:
+            ShapeError: as the body does, with the user's line added where it is missing.
+        """
+        token = _CURRENT.set(self)
+        try:
+            yield self._builder
+        except ShapeError as error:
+            source = _raised_at(error)
+            if source in str(error):
+                raise
+            raise ShapeError(f"{source}: {error}") from None
+        finally:
+            _CURRENT.reset(token)
+            self._finished = True
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """While the body runs, names of parameters and nodes begin with `name`."""
+        before = self._builder.scope
+        self._path.append(name)
+        self._builder.scope = ".".join(self._path) + "/"
+        try:
+            yield
+        finally:
+            self._path.pop()
+            self._builder.scope = before
+
+    def full_name(self, name: str) -> str:
+        """A name with the scopes around it before it: `layer1.0.conv1.weight`."""
+        return ".".join([*self._path, name])
+
+    def numbered_name(self, kind: str) -> str:
+        """A name for a layer that was given none: `linear0`, `linear1`, … within its scope."""
+        full = self.full_name(kind)
+        number = self._counts.get(full, 0)
+        self._counts[full] = number + 1
+        return f"{kind}{number}"
+
+    def store(self, name: str, type: TensorType, kind: Kind, init: Initializer) -> Tensor:
+        """A parameter or buffer under its full name.
+
+        Raises:
+            TraceError: the name is taken.
+        """
+        full = self.full_name(name)
+        if full in self.parameters:
+            raise fail(
+                f"there is already a parameter {full!r}; give the layer another name or put it into a "
+                f"nn.scope, or reuse the parameter with nn.shared({full!r})"
+            )
+        tensor = self.wrap(self.at().store(full, type, kind, init))
+        self.parameters[full] = tensor
+        return tensor
+
+    def constant(self, array: np.ndarray) -> Value:
+        """An array as a constant of the graph; equal arrays are stored once."""
+        dense = np.ascontiguousarray(array).reshape(array.shape)
+        key = (dense.dtype.name, dense.shape, hashlib.blake2b(dense.tobytes(), digest_size=16).digest())
+        if key not in self._constants:
+            type = TensorType(as_dtype(dense.dtype), dense.shape)
+            name = self._builder.scope.replace("/", ".") + "constant"
+            self._constants[key] = self.at().store(name, type, Kind.CONSTANT, Array(dense.copy()))
+        return self._constants[key]
+
+
+def current() -> Tracer:
+    """The trace in progress.
+
+    Raises:
+        TraceError: nothing is being traced.
+    """
+    tracer = _CURRENT.get()
+    if tracer is None:
+        raise fail("nothing is being traced here; call this inside a function that is given to foreplan.trace")
+    return tracer

@@ -1,0 +1,202 @@
+"""Binding inputs to static shapes, and batches other than the one a model was exported with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from foreplan.errors import ShapeError, UsageError
+from foreplan.frontend import from_onnx
+from tests.frontend.onnx.models import by_onnxruntime, model, node, random, run
+
+
+def add(**inputs: Sequence[Any] | None) -> onnx.ModelProto:
+    return model([node("Sum", " ".join(inputs), "y", "total")], inputs, ["y"])
+
+
+def test_symbols_are_bound_by_shape_and_by_batch() -> None:
+    assert from_onnx(add(x=("n", 3)), shapes={"x": (4, 3)}).outputs["y"].shape == (4, 3)
+    assert from_onnx(add(x=("n", 3)), batch=4).outputs["y"].shape == (4, 3)
+    assert from_onnx(add(x=(None, 3)), batch=4).outputs["y"].shape == (4, 3)
+    assert from_onnx(add(x=("n", "t")), shapes={"x": (2, 5)}, batch=2).outputs["y"].shape == (2, 5)
+    assert from_onnx(add(x=None), shapes={"x": (2, 5)}).outputs["y"].shape == (2, 5)
+    assert from_onnx(add(x=(-1, 3)), batch=2).outputs["y"].shape == (2, 3)
+
+
+def test_a_symbol_is_the_same_number_everywhere() -> None:
+    graph = from_onnx(add(x=("n", "t"), z=("n", "t")), shapes={"x": (2, 5)})
+    assert [value.shape for value in graph.inputs] == [(2, 5), (2, 5)]
+    with pytest.raises(ShapeError, match=r"axis 1 of input 'z' is 6, but its size 't' is 5 by .*axis 1 of input 'x'"):
+        from_onnx(add(x=("n", "t"), z=("n", "t")), shapes={"x": (2, 5), "z": (2, 6)})
+
+
+@pytest.mark.parametrize(
+    ("shape", "how"),
+    [
+        (("n", 3), "axis 0 of input 'x' has the symbolic size 'n'"),
+        ((2, None), "axis 1 of input 'x' has no size in the file"),
+        ((-1,), "axis 0 of input 'x' has no size in the file"),
+    ],
+)
+def test_unbound_sizes_say_how_to_bind_them(shape: tuple[Any, ...], how: str) -> None:
+    with pytest.raises(ShapeError) as caught:
+        from_onnx(add(x=shape))
+    message = str(caught.value)
+    assert how in message and "shapes={'x': (" in message and "--shapes x:" in message and "batch=" in message
+
+
+@pytest.mark.parametrize(
+    ("shape", "shapes", "batch", "error", "message"),
+    [
+        ((2, 3), {"x": (2, 4)}, None, ShapeError, "axis 1 of input 'x' is 3 in the file, and shapes= gives 4"),
+        ((2, 3), {"x": (4, 3)}, None, ShapeError, r"axis 0 of input 'x' is 2 .* batch=4 \(--batch 4\)"),
+        ((2, 3), {"x": (2, 3, 1)}, None, ShapeError, "input 'x' has 2 axes"),
+        (("n", 3), {"x": (4, 3)}, 5, ShapeError, "axis 0 of input 'x' is 4 in shapes= and 5 in batch="),
+        ((2, 3), {"z": (2, 3)}, None, UsageError, "no input 'z' .* its inputs are x"),
+        ((2, 3), {"x": (2, -3)}, None, UsageError, "must be whole numbers"),
+        ((2, 3), {"x": (2, 1.5)}, None, UsageError, "must be whole numbers"),
+        ((2, 3), None, 0, UsageError, "batch must be a positive whole number"),
+        (None, None, 2, ShapeError, "input 'x' has no shape in the file"),
+    ],
+)
+def test_contradictions_are_named(shape: Any, shapes: Any, batch: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        from_onnx(add(x=shape), shapes=shapes, batch=batch)
+
+
+def test_initializers_listed_as_inputs_are_no_inputs() -> None:
+    weight = random(3, 4)
+    proto = model([node("MatMul", "x w", "y")], {"x": ("n", 3), "w": (3, 4)}, ["y"], {"w": weight})
+    graph = from_onnx(proto, batch=2)
+    assert [value.name for value in graph.inputs] == ["x"]
+    x = random(2, 3)
+    np.testing.assert_allclose(run(graph, x=x)["y"], x @ weight, rtol=1e-5, atol=1e-6)
+
+
+# Models exported with a fixed batch of 1 or 2: nodes, inputs, constants, and how many nodes are rewritten.
+def attention_block(batch: int) -> onnx.ModelProto:
+    nodes = [
+        node("MatMul", "x w", "p"),
+        node("Reshape", "p heads", "h"),
+        node("Transpose", "h", "t", perm=[2, 0, 1, 3]),
+        node("Reshape", "t merged", "m"),
+        node("Reshape", "m apart", "a"),
+        node("Transpose", "a", "b", perm=[1, 2, 0, 3]),
+        node("Reshape", "b flat", "f"),
+        node("Softmax", "f", "s"),
+        node("Reshape", "s back", "y"),
+    ]
+    constants = {
+        "w": random(6, 8),
+        "heads": np.array([batch, 5, 2, 4]),
+        "merged": np.array([2 * batch, 5, 4]),
+        "apart": np.array([2, batch, 5, 4]),
+        "flat": np.array([batch * 5, -1]),
+        "back": np.array([batch, 5, 8]),
+    }
+    return model(nodes, {"x": (batch, 5, 6)}, ["y"], constants)
+
+
+def class_token(batch: int) -> onnx.ModelProto:
+    nodes = [
+        node("Expand", "token shape", "e"),
+        node("Concat", "e x", "c", axis=1),
+        node("Gather", "c zero", "g", axis=1),
+        node("Slice", "g starts ends axes", "y"),
+    ]
+    constants = {
+        "token": random(1, 1, 4),
+        "shape": np.array([batch, 1, 4]),
+        "zero": np.array(0),
+        "starts": np.array([0]),
+        "ends": np.array([batch]),
+        "axes": np.array([0]),
+    }
+    return model(nodes, {"x": (batch, 3, 4)}, ["y"], constants)
+
+
+def image_classifier(batch: int) -> onnx.ModelProto:
+    nodes = [
+        node("Conv", "x w", "c", pads=[1, 1, 1, 1]),
+        node("ReduceMean", "c", "m", keepdims=0, axes=[2, 3]),
+        node("Unsqueeze", "m last", "u"),
+        node("Squeeze", "u last", "q"),
+        node("Reshape", "q flat", "f"),
+        node("Gemm", "f v", "y"),
+    ]
+    constants = {"w": random(4, 3, 3, 3), "last": np.array([2]), "flat": np.array([batch, -1]), "v": random(4, 5)}
+    return model(nodes, {"x": (batch, 3, 6, 6)}, ["y"], constants, opset=13)
+
+
+def recurrent(batch: int) -> onnx.ModelProto:
+    nodes = [
+        node("Transpose", "x", "t", perm=[1, 0, 2]),
+        node("LSTM", "t w r - - h c", "s", hidden_size=4),
+        node("Squeeze", "s one", "q"),
+        node("Transpose", "q", "b", perm=[1, 0, 2]),
+        node("Reshape", "b flat", "y"),
+    ]
+    constants = {
+        "w": random(1, 16, 3),
+        "r": random(1, 16, 4),
+        "h": np.zeros((1, batch, 4), np.float32),
+        "c": random(1, 1, 4) if batch == 1 else np.zeros((1, batch, 4), np.float32),
+        "one": np.array([1]),
+        "flat": np.array([batch, 20]),
+    }
+    return model(nodes, {"x": (batch, 5, 3)}, ["y"], constants)
+
+
+@pytest.mark.parametrize("exported", [1, 2])
+@pytest.mark.parametrize("make", [attention_block, class_token, image_classifier, recurrent])
+@pytest.mark.parametrize("batch", [4, 6])
+def test_a_fixed_batch_is_replaced(make: Any, exported: int, batch: int) -> None:
+    proto = make(exported)
+    graph = from_onnx(proto, batch=batch)
+    x = random(*[batch, *(dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim[1:])])
+    got = run(graph, x=x)["y"]
+    # The model as exported, by ONNX Runtime, on one exported batch after the other.
+    parts = [by_onnxruntime(proto, x=x[i : i + exported])["y"] for i in range(0, batch, exported)]
+    np.testing.assert_allclose(got, np.concatenate(parts), rtol=1e-4, atol=1e-5)
+    assert graph.notes and all(f"batch {exported} → {batch}" in note for note in graph.notes)
+
+
+def test_the_exported_batch_needs_no_change() -> None:
+    graph = from_onnx(attention_block(2), batch=2)
+    assert graph.outputs["y"].shape == (2, 5, 8) and not graph.notes
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants", "culprit"),
+    [
+        ([node("Add", "x c", "y", "bias")], {"c": random(2, 3)}, "bias"),
+        ([node("Slice", "x one two", "y", "part")], {"one": np.array([1]), "two": np.array([2])}, "part"),
+        ([node("Gather", "x one", "y", "pick", axis=0)], {"one": np.array(1)}, "pick"),
+        ([node("Split", "x s", "y z", "halves", axis=0)], {"s": np.array([1, 1])}, "halves"),
+        ([node("Concat", "x c", "y", "more", axis=0)], {"c": random(1, 3)}, "more"),
+        ([node("Squeeze", "x", "y", "drop")], {}, ""),
+        ([node("Reshape", "x s", "y", "odd")], {"s": np.array([3, 2])}, "odd"),
+    ],
+)
+def test_a_node_that_fixes_the_batch_is_named(nodes: Any, constants: Any, culprit: str) -> None:
+    proto = model(nodes, {"x": (2, 3)}, ["y"], constants)
+    if not culprit:
+        assert from_onnx(proto, batch=4).outputs["y"].shape == (4, 3)
+        return
+    with pytest.raises(ShapeError, match=f"node '{culprit}'.*fixes the batch"):
+        from_onnx(proto, batch=4)
+
+
+def test_a_reshape_without_room_for_the_batch_is_named() -> None:
+    proto = model([node("Reshape", "x s", "y", "mix")], {"x": (6, 4)}, ["y"], {"s": np.array([4, 6])})
+    with pytest.raises(ShapeError, match=r"node 'mix'.*fixes the batch"):
+        from_onnx(proto, batch=5)
+
+
+def test_inputs_with_different_fixed_batches_are_refused() -> None:
+    with pytest.raises(ShapeError, match="'x' at 2, 'z' at 1"):
+        from_onnx(add(x=(2, 3), z=(1, 3)), batch=4)
