@@ -19,12 +19,13 @@ from foreplan.errors import PlanError
 Integers = Sequence[int] | np.ndarray
 _Attempt = Callable[[int, np.ndarray], tuple[int, int]]  # (limit, offsets to write) -> (height or -1, work)
 
-# Largest instances, in buffers, for placers whose work is more than near-linear.
+# Largest instances, in buffers, for placers whose work is more than near-linear, and the work of the local search, in
+# pairs of buffers looked at: a thousand placements of a small instance, or what takes some tenths of a second.
 QUADRATIC = 20_000
 SKYLINE = 5_000
 SEARCH = 400
-ANNEAL_WORK = 60_000_000
-ANNEAL_ROUNDS = 1000
+SEARCH_ROUNDS = 1000
+SEARCH_WORK = 60_000_000
 NO_LIMIT = 1 << 62
 
 
@@ -48,7 +49,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class _Instance:
-    """Checked int64 arrays, one entry a buffer; `limit` is the height at which to stop looking."""
+    """Checked int64 arrays, one entry a buffer, as the arguments of `place`."""
 
     lower: np.ndarray
     upper: np.ndarray
@@ -154,7 +155,6 @@ def _kernels() -> Any:
 def _attempts(instance: _Instance, ceiling: int, goal: int, best: np.ndarray) -> Iterator[tuple[str, _Attempt]]:
     """Placers by name, those with the best prospects for their time first."""
     kernels = _kernels()
-
     n = len(instance.size)
     if not (instance.fixed >= 0).any():
         yield from _online(instance, ceiling)
@@ -174,7 +174,7 @@ def _attempts(instance: _Instance, ceiling: int, goal: int, best: np.ndarray) ->
 
         def search(limit: int, offsets: np.ndarray) -> tuple[int, int]:
             arrays = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
-            height, work = kernels.anneal(order, *arrays, goal, min(ANNEAL_WORK, ANNEAL_ROUNDS * n * n), offsets)
+            height, work = kernels.anneal(order, *arrays, goal, min(SEARCH_WORK, SEARCH_ROUNDS * n * n), offsets)
             return (height if height < limit else -1), work
 
         yield "local search", search
@@ -202,7 +202,6 @@ def _by_lifetime(instance: _Instance) -> np.ndarray:
 
 def _greedy(instance: _Instance, order: np.ndarray, best_fit: bool, limit: int, offsets: np.ndarray) -> tuple[int, int]:
     kernels = _kernels()
-
     arrays = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
     return kernels.greedy(order, *arrays, best_fit, limit, offsets)
 
@@ -211,7 +210,6 @@ def _online(instance: _Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]
     """A free list walked forward in time, and backward: what is born last going back is freed last, so nested lives
     stack. Knuth, "The Art of Computer Programming" 1, section 2.5, has best fit and first fit and free lists."""
     kernels = _kernels()
-
     lives = np.sort(instance.upper - instance.lower)
     short = int(lives[len(lives) // 2])
     n = np.arange(len(instance.size))
@@ -238,7 +236,6 @@ def _skyline(instance: _Instance, orders: dict[str, np.ndarray]) -> Iterator[tup
     """Best fit on the skyline: Burke, Kendall and Whitwell, "A new placement heuristic for the orthogonal
     stock-cutting problem", Operations Research 2004; for memory Sekiyama et al., arXiv 1804.10001."""
     kernels = _kernels()
-
     times = np.unique(np.concatenate([instance.lower, instance.upper]))
     lower, upper = np.searchsorted(times, instance.lower), np.searchsorted(times, instance.upper)
     births = np.argsort(lower, kind="stable")

@@ -295,7 +295,7 @@ def anneal(order, lower, upper, size, alignment, fixed, goal, budget, offsets): 
                 trial[k] = trial[k + step]
                 k += step
             trial[target] = moved
-        allowed = best + np.int64(best * 0.02 * (1.0 - work / budget))
+        allowed = best + best * (1000 * (budget - work) // budget) // 50_000
         height, cost = greedy(trial, lower, upper, size, alignment, fixed, False, max(current, allowed) + 1, found)
         work += cost + n
         if height >= 0:
