@@ -1,0 +1,47 @@
+"""Derivatives of scalar expressions, as expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from foreplan.graph.types import DTYPES
+from foreplan.ops.expr.functions import FUNCTIONS
+from foreplan.ops.expr.nodes import Arg, Call, Const, Expr, as_expr, is_literal, subexpressions
+
+
+def derivative(expr: Expr, cotangent: Expr, output: Expr) -> dict[int, Expr]:
+    """Cotangents of the arguments, by reverse accumulation through the expression.
+
+    Args:
+        expr: y = expr(a0, a1, …).
+        cotangent: of y.
+        output: stands for y itself where the root's derivative can be had from it, so that what y was computed
+            from need not be kept (ReLU from its output, exp, tanh, sigmoid, square root).
+
+    Returns:
+        Argument index → expression; an argument through which nothing flows is absent.
+    """
+    order = [part for part in subexpressions(expr) if isinstance(part, Call)]
+    flowing: dict[Expr, Expr] = {expr: cotangent}
+    for part in reversed(order):
+        incoming = flowing.pop(part, None)
+        if incoming is None:
+            continue
+        for arg, outgoing in _pull_back(part, incoming, output if part == expr else part):
+            flowing[arg] = flowing[arg] + outgoing if arg in flowing else outgoing
+    return {part.index: flow for part, flow in flowing.items() if isinstance(part, Arg) and not is_literal(flow, 0)}
+
+
+def _pull_back(part: Call, incoming: Expr, output: Expr) -> Iterator[tuple[Expr, Expr]]:
+    if part.function in DTYPES:
+        if DTYPES[part.function].is_float:
+            yield part.args[0], incoming  # the caller converts to each argument's own type
+        return
+    function = FUNCTIONS[part.function]
+    if function.partials is None:
+        return  # comparisons and logic: constant almost everywhere
+    y = output if function.uses_output else part
+    for arg, partial in zip(part.args, function.partials(*part.args, y)):
+        if partial is None or isinstance(arg, Const):
+            continue
+        yield arg, as_expr(partial) * incoming

@@ -1,0 +1,73 @@
+"""Element types of scalar expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph.types import BOOL, DTYPES, FLOAT32, INT64, DType, as_dtype
+from foreplan.ops.expr.functions import FUNCTIONS
+from foreplan.ops.expr.nodes import Arg, Call, Const, Expr, subexpressions
+
+
+def promote(a: DType, b: DType) -> DType:
+    """The element type of an operation on two: floats win over integers, and the wider over the narrower."""
+    if a == b:
+        return a
+    if a.is_float and b.is_float:
+        return FLOAT32 if a.itemsize == b.itemsize else max(a, b, key=lambda dtype: dtype.itemsize)
+    if a.is_float or b.is_float:
+        return a if a.is_float else b
+    return as_dtype(np.promote_types(a.numpy, b.numpy))
+
+
+def infer_dtypes(args: Sequence[DType], *exprs: Expr) -> dict[Expr, DType | None]:
+    """The element type of every part; None for a literal that has met nothing yet.
+
+    Raises:
+        ShapeError: an argument index has no argument, or a condition is not boolean.
+    """
+    types: dict[Expr, DType | None] = {}
+    for part in subexpressions(*exprs):
+        if isinstance(part, Arg):
+            if part.index >= len(args):
+                raise ShapeError(f"the expression reads a{part.index}, and only {len(args)} inputs are given")
+            types[part] = args[part.index]
+        elif isinstance(part, Call):
+            types[part] = call_dtype(part, [types[arg] for arg in part.args])
+        else:
+            types[part] = None
+    return types
+
+
+def call_dtype(part: Call, args: Sequence[DType | None]) -> DType | None:
+    """The element type of a call whose arguments have these; None if they are literals and the rule is `same`.
+
+    Raises:
+        ShapeError: a condition is not boolean.
+    """
+    if part.function in DTYPES:
+        return DTYPES[part.function]
+    rule = FUNCTIONS[part.function].result
+    if rule == "bool":
+        return BOOL
+    if part.function == "where":
+        if args[0] not in (BOOL, None):
+            raise ShapeError(f"where() needs a boolean condition, and got {args[0]}")
+        args, literals = args[1:], part.args[1:]
+    else:
+        literals = part.args
+    known = [dtype for dtype in args if dtype is not None]
+    if not known:
+        return FLOAT32 if rule == "float" else None
+    result = known[0]
+    for dtype in known[1:]:
+        result = promote(result, dtype)
+    has_fraction = any(isinstance(x, Const) and isinstance(x.value, float) for x in literals)
+    if not result.is_float and (rule == "float" or (has_fraction and result != BOOL)):
+        return FLOAT32
+    if result == BOOL and any(isinstance(x, Const) and not isinstance(x.value, bool) for x in literals):
+        return FLOAT32 if has_fraction else INT64
+    return result

@@ -1,0 +1,250 @@
+"""Nodes of scalar expressions, the functions that build them, and walks over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from foreplan.graph.types import DType, as_dtype
+
+Scalar = float | int | bool
+
+# Functions that are written between their two arguments, and how.
+INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "pow": "**",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+}
+# and/or/not are Python keywords, so their calls are written with these names.
+_TEXT_NAMES = {"and": "and_", "or": "or_", "not": "not_"}
+
+
+class Expr:
+    """A scalar expression over arguments a0, a1, …; built with Python operators and the functions of this module."""
+
+    def __add__(self, other: Expr | Scalar) -> Expr:
+        return call("add", self, other)
+
+    def __radd__(self, other: Scalar) -> Expr:
+        return call("add", other, self)
+
+    def __sub__(self, other: Expr | Scalar) -> Expr:
+        return call("sub", self, other)
+
+    def __rsub__(self, other: Scalar) -> Expr:
+        return call("sub", other, self)
+
+    def __mul__(self, other: Expr | Scalar) -> Expr:
+        return call("mul", self, other)
+
+    def __rmul__(self, other: Scalar) -> Expr:
+        return call("mul", other, self)
+
+    def __truediv__(self, other: Expr | Scalar) -> Expr:
+        return call("div", self, other)
+
+    def __rtruediv__(self, other: Scalar) -> Expr:
+        return call("div", other, self)
+
+    def __pow__(self, other: Expr | Scalar) -> Expr:
+        return call("pow", self, other)
+
+    def __neg__(self) -> Expr:
+        return call("neg", self)
+
+    def __lt__(self, other: Expr | Scalar) -> Expr:
+        return call("lt", self, other)
+
+    def __le__(self, other: Expr | Scalar) -> Expr:
+        return call("le", self, other)
+
+    def __gt__(self, other: Expr | Scalar) -> Expr:
+        return call("gt", self, other)
+
+    def __ge__(self, other: Expr | Scalar) -> Expr:
+        return call("ge", self, other)
+
+    def __and__(self, other: Expr | Scalar) -> Expr:
+        return call("and", self, other)
+
+    def __bool__(self) -> bool:
+        raise TypeError("an expression has no truth value; use where(condition, a, b)")
+
+
+@dataclass(frozen=True)
+class Arg(Expr):
+    """The element of input `index`."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"a{self.index}"
+
+
+@dataclass(frozen=True, eq=False)
+class Const(Expr):
+    """A literal; takes the element type of what it meets."""
+
+    value: Scalar
+
+    # In Python 1 == 1.0 == True and 0.0 == -0.0; here they are four different literals.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Const) and repr(self.value) == repr(other.value)
+
+    def __hash__(self) -> int:
+        return hash(repr(self.value))
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class Call(Expr):
+    """A function of expressions; `function` is a key of FUNCTIONS or an element type (a conversion)."""
+
+    function: str
+    args: tuple[Expr, ...]
+
+    @cached_property
+    def _key(self) -> tuple[str, tuple[Expr, ...]]:
+        return (self.function, self.args)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Call) and self._hash == other._hash and self._key == other._key)
+
+    def __str__(self) -> str:
+        if self.function in INFIX and len(self.args) == 2:
+            return f"({self.args[0]} {INFIX[self.function]} {self.args[1]})"
+        return f"{_TEXT_NAMES.get(self.function, self.function)}({', '.join(map(str, self.args))})"
+
+
+def as_expr(value: Expr | Scalar) -> Expr:
+    """A literal as an expression; an expression as itself."""
+    return value if isinstance(value, Expr) else Const(value)
+
+
+def is_literal(value: Expr, literal: float) -> bool:
+    """Whether the expression is this number."""
+    return isinstance(value, Const) and value.value == literal
+
+
+def call(function: str, *args: Expr | Scalar) -> Expr:
+    """A function of expressions."""
+    return Call(function, tuple(as_expr(arg) for arg in args))
+
+
+def where(condition: Expr, a: Expr | Scalar, b: Expr | Scalar) -> Expr:
+    """`a` where the condition holds, else `b`."""
+    return call("where", condition, a, b)
+
+
+def cast(x: Expr, dtype: DType | str) -> Expr:
+    """`x` converted to an element type."""
+    return Call(as_dtype(dtype).name, (x,))
+
+
+def relu(x: Expr) -> Expr:
+    """max(x, 0)."""
+    return call("relu", x)
+
+
+def exp(x: Expr) -> Expr:
+    """e to the x."""
+    return call("exp", x)
+
+
+def log(x: Expr) -> Expr:
+    """Natural logarithm."""
+    return call("log", x)
+
+
+def sqrt(x: Expr) -> Expr:
+    """Square root."""
+    return call("sqrt", x)
+
+
+def rsqrt(x: Expr) -> Expr:
+    """1 / sqrt(x)."""
+    return call("rsqrt", x)
+
+
+def tanh(x: Expr) -> Expr:
+    """Hyperbolic tangent."""
+    return call("tanh", x)
+
+
+def sigmoid(x: Expr) -> Expr:
+    """1 / (1 + exp(-x))."""
+    return call("sigmoid", x)
+
+
+def erf(x: Expr) -> Expr:
+    """The error function."""
+    return call("erf", x)
+
+
+def maximum(a: Expr | Scalar, b: Expr | Scalar) -> Expr:
+    """The larger one."""
+    return call("max", a, b)
+
+
+def minimum(a: Expr | Scalar, b: Expr | Scalar) -> Expr:
+    """The smaller one."""
+    return call("min", a, b)
+
+
+def clip(x: Expr, low: Expr | Scalar, high: Expr | Scalar) -> Expr:
+    """`x` limited to [low, high]; its gradient is 1 strictly inside and 0 elsewhere."""
+    return call("clip", x, low, high)
+
+
+def substitute(expr: Expr, args: Sequence[Expr]) -> Expr:
+    """The expression with a0, a1, … replaced."""
+    memo: dict[Expr, Expr] = {}
+
+    def go(part: Expr) -> Expr:
+        if isinstance(part, Arg):
+            return args[part.index]
+        if not isinstance(part, Call):
+            return part
+        if part not in memo:
+            memo[part] = call(part.function, *(go(arg) for arg in part.args))
+        return memo[part]
+
+    return go(expr)
+
+
+def subexpressions(*exprs: Expr) -> Iterator[Expr]:
+    """Every distinct part, arguments before what uses them."""
+    seen: set[Expr] = set()
+
+    def go(part: Expr) -> Iterator[Expr]:
+        if part in seen:
+            return
+        if isinstance(part, Call):
+            for arg in part.args:
+                yield from go(arg)
+        seen.add(part)
+        yield part
+
+    for expr in exprs:
+        yield from go(expr)
+
+
+def used_args(*exprs: Expr) -> tuple[int, ...]:
+    """Indices of the arguments that are read, ascending."""
+    return tuple(sorted({part.index for part in subexpressions(*exprs) if isinstance(part, Arg)}))
