@@ -17,7 +17,7 @@ SMALL = [
     "conv_chain:batch=2,size=12",
     "mlp:batch=6,width=16,layers=2",
     "resnet18:batch=2,size=32,classes=7",
-    "resnet50:batch=2,size=32,classes=5",
+    "resnet50:batch=2,size=64,classes=5",
     "vgg16:batch=1,size=32,classes=5",
     "mobilenet_v2:batch=2,size=32,classes=5",
     "unet:batch=1,size=32",
