@@ -126,9 +126,9 @@ class Op:
         """
         return None
 
-    def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
-        """For an integer input that selects something: its lowest and highest valid value. A session checks what
-        the user gives against it before the step begins.
+    def valid_range(self, index: int, inputs: Types) -> tuple[int, ...] | None:
+        """For an integer input that selects something: its lowest and highest valid value, then single values outside
+        of these that are valid too. A session checks what the user gives against it before the step begins.
         """
         return None
 

@@ -153,17 +153,21 @@ class _Lowering:
         valid = self.valid_range(value) if value.kind is Kind.INPUT and not value.dtype.is_float else None
         return Slot(value.name, operand, value.kind, value.init, valid)
 
-    def valid_range(self, value: Value) -> tuple[int, int] | None:
+    def valid_range(self, value: Value) -> tuple[int, ...] | None:
         """The values that every op which selects by this input, perhaps through a view of it, can take."""
-        low, high = None, None
+        ranges: list[tuple[int, ...]] = []
         for node in self.graph.readers[value]:
             types = [x.type for x in node.inputs]
             for index in (i for i, x in enumerate(node.inputs) if x is value):
                 found = self.valid_range(node.outputs[0]) if node.op.is_view else node.op.valid_range(index, types)
                 if found is not None:
-                    low = found[0] if low is None else max(low, found[0])
-                    high = found[1] if high is None else min(high, found[1])
-        return None if low is None or high is None else (low, high)
+                    ranges.append(found)
+        if not ranges:
+            return None
+        low, high = max(low for low, *_ in ranges), min(high for _, high, *_ in ranges)
+        others = {other for _, _, *others in ranges for other in others if not low <= other <= high}
+        taken = (other for other in others if all(r[0] <= other <= r[1] or other in r[2:] for r in ranges))
+        return (low, high, *sorted(taken))
 
     def lower_node(self, node: Node) -> None:
         if node.op.is_view:

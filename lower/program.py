@@ -64,14 +64,15 @@ class Slot:
     Attributes:
         kind: what it is to the user.
         init: first content of a stored value; the default of an input that may be left out.
-        valid: lowest and highest value an integer input may have, or None.
+        valid: lowest and highest value an integer input may have, then single values that it may have as well; None
+            where it may have any.
     """
 
     name: str
     operand: Operand
     kind: Kind
     init: Initializer | None = None
-    valid: tuple[int, int] | None = None
+    valid: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, repr=False)

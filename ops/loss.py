@@ -112,10 +112,9 @@ class _ItemOp(Op):
             raise ShapeError(f"the target of logits {logits} must be integers of shape {list(items)}, and is {target}")
         return logits.with_shape(items)
 
-    def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
-        """Class indices; the range reaches to `ignore_index` where that is no class."""
-        last = inputs[0].shape[self.axis] - 1
-        return (min(0, self.ignore_index), max(last, self.ignore_index)) if index == 1 else None
+    def valid_range(self, index: int, inputs: Types) -> tuple[int, ...] | None:
+        """Class indices, and `ignore_index`."""
+        return (0, inputs[0].shape[self.axis] - 1, self.ignore_index) if index == 1 else None
 
 
 @register
@@ -291,10 +290,9 @@ class LinearCrossEntropy(Op):
         """The matrices as BLAS takes them."""
         return index < 2 and MatMul().accepts_strides(index, input, strides)
 
-    def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
-        """Class indices; the range reaches to `ignore_index` where that is no class."""
-        last = inputs[1].shape[0] - 1
-        return (min(0, self.ignore_index), max(last, self.ignore_index)) if index == 2 else None
+    def valid_range(self, index: int, inputs: Types) -> tuple[int, ...] | None:
+        """Class indices, and `ignore_index`."""
+        return (0, inputs[1].shape[0] - 1, self.ignore_index) if index == 2 else None
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
         """Three matrix products, and five scalar operations a logit."""

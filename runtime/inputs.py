@@ -38,6 +38,17 @@ def check_array(slot: Slot, given: Any) -> np.ndarray:
     array = np.asarray(given)
     if array.shape != want.shape:
         raise InputError(f"{slot.name!r} must have the shape {list(want.shape)}, and has {list(array.shape)}")
+    check_elements(slot, array)
+    return array
+
+
+def check_elements(slot: Slot, array: np.ndarray) -> None:
+    """Check an array's elements, whatever its shape, against its slot.
+
+    Raises:
+        InputError: a type that does not convert safely, or a value out of range.
+    """
+    want = slot.operand.type
     target = want.dtype.numpy
     if array.dtype != target:
         if array.dtype.kind not in "biuf" or not (
@@ -48,15 +59,20 @@ def check_array(slot: Slot, given: Any) -> np.ndarray:
             )
         if target.kind in "iu" and array.size:
             info = np.iinfo(target)
-            _check_range(slot.name, array, int(info.min), int(info.max), f"{want.dtype} holds")
+            _check_range(slot.name, array, (int(info.min), int(info.max)), f"{want.dtype} holds")
     if slot.valid is not None and array.size:
-        _check_range(slot.name, array, *slot.valid, "the model takes")
-    return array
+        _check_range(slot.name, array, slot.valid, "the model takes")
 
 
-def _check_range(name: str, array: np.ndarray, low: int, high: int, what: str) -> None:
-    for extreme in (array.min(), array.max()):
-        if not low <= extreme <= high:
-            index = np.unravel_index(int(np.argmax(array == extreme)), array.shape)
-            at = f" at {[int(i) for i in index]}" if index else ""
-            raise InputError(f"{name!r} holds {extreme}{at}, and {what} {low} to {high}")
+def _check_range(name: str, array: np.ndarray, valid: tuple[int, ...], what: str) -> None:
+    low, high, *others = valid
+    if low <= array.min() and array.max() <= high:
+        return
+    wrong = (array < low) | (array > high)
+    for other in others:
+        wrong &= array != other
+    if wrong.any():
+        index = np.unravel_index(int(np.argmax(wrong)), array.shape)
+        at = f" at {[int(i) for i in index]}" if index else ""
+        also = "".join(f" or {other}" for other in others)
+        raise InputError(f"{name!r} holds {array[index]}{at}, and {what} {low} to {high}{also}")

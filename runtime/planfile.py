@@ -304,7 +304,7 @@ def _slot(record: Mapping[str, Any]) -> Slot:
         operand=operand,
         kind=Kind(record["kind"]),
         init=_init(record["init"], operand.type, name) if "init" in record else None,
-        valid=None if valid is None else (_int(valid[0]), _int(valid[1])),
+        valid=None if valid is None else (_int(valid[0]), _int(valid[1]), *(_int(other) for other in valid[2:])),
     )
 
 

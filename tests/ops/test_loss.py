@@ -173,6 +173,6 @@ def test_ranges_and_refusals() -> None:
         cross_entropy(b, logits, target)
     with pytest.raises(ShapeError, match="the target must be 4 integers"):
         linear_cross_entropy(b, logits, logits, target)
-    assert CrossEntropy(1).valid_range(1, [logits.type, target.type]) == (-100, 4)
-    assert CrossEntropy(1, 7).valid_range(1, [logits.type, target.type]) == (0, 7)
-    assert LinearCrossEntropy(1, -1).valid_range(2, [logits.type, logits.type, target.type]) == (-1, 3)
+    assert CrossEntropy(1).valid_range(1, [logits.type, target.type]) == (0, 4, -100)
+    assert CrossEntropy(1, 7).valid_range(1, [logits.type, target.type]) == (0, 4, 7)
+    assert LinearCrossEntropy(1, -1).valid_range(2, [logits.type, logits.type, target.type]) == (0, 3, -1)
