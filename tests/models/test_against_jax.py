@@ -43,7 +43,7 @@ def data_for(step: fp.Compiled, seed: int = 0) -> dict[str, np.ndarray]:
         if type.dtype.is_float:
             given[slot.name] = rng.normal(size=type.shape).astype(type.dtype.numpy)
         else:
-            low, high = slot.valid or (0, 1)
+            low, high = (slot.valid or (0, 1))[:2]
             given[slot.name] = rng.integers(max(low, 0), high + 1, type.shape)
     return given
 
