@@ -35,6 +35,11 @@ class DType:
         """Whether gradients can flow through values of this type."""
         return self.category == "float"
 
+    @property
+    def wide(self) -> DType:
+        """The type in which sums of such elements are taken: float32 for narrower floats, else the type itself."""
+        return FLOAT32 if self.is_float and self.itemsize < FLOAT32.itemsize else self
+
     def __str__(self) -> str:
         return self.name
 

@@ -95,8 +95,11 @@ def flush(p: np.ndarray) -> None:
     """Lower probabilities by what is lost in their last bits, down to 0, in place.
 
     No denormal number is left, on which a matrix product takes many times as long. In float32, probabilities from
-    1e-23 up stay as they are, and so does 0.
+    1e-23 up stay as they are, and so does 0. Narrower elements all stay: in float16, what would be lost is no small
+    number, and products of them are slow in any case.
     """
+    if p.itemsize < 4:
+        return
     kind = np.finfo(p.dtype)
     p -= kind.tiny / kind.eps
     np.maximum(p, 0, out=p)

@@ -324,6 +324,11 @@ def elementwise(
     return values[0] if expr == Arg(0) else b.apply(Map((str(expr),)), *values, name=name)
 
 
+def convert(b: Builder, x: Value, dtype: DType) -> Value:
+    """`x` with another element type; itself if it has that one."""
+    return elementwise(b, Arg(0), x, dtype=dtype)
+
+
 def elementwise_many(
     b: Builder, fns: Sequence[Expr], *inputs: Value, name: str = "", outputs: Sequence[str] = ()
 ) -> tuple[Value, ...]:

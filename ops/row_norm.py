@@ -14,7 +14,7 @@ import numpy as np
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Types
-from foreplan.graph.types import FLOAT32, DType, Shape
+from foreplan.graph.types import Shape
 from foreplan.ops.expr import rsqrt
 from foreplan.ops.map import elementwise
 from foreplan.ops.reduce import reduce
@@ -42,7 +42,7 @@ class _RowNorm(Op):
         """The type of x, and statistics a row: the mean if it is taken away, and 1 / deviation."""
         x, *parameters = inputs
         _check(self.axis, x, parameters, 2 if self.centred else 1)
-        statistic = TensorType(_statistics_dtype(x), x.shape[: self.axis])
+        statistic = TensorType(x.dtype.wide, x.shape[: self.axis])
         return (x, statistic, statistic) if self.centred else (x, statistic)
 
     def vjp(
@@ -157,7 +157,7 @@ class _RowNormGrad(Op):
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The type of x, and gradients of the parameters."""
         x, *rest = inputs
-        statistic = TensorType(_statistics_dtype(x), x.shape[: self.axis])
+        statistic = TensorType(x.dtype.wide, x.shape[: self.axis])
         expected = [statistic] * (1 + self.centred) + [x]
         if len(rest) != self.scaled + len(expected) or rest[self.scaled :] != expected:
             raise ShapeError(
@@ -272,10 +272,6 @@ def _check(axis: int, x: TensorType, parameters: Sequence[TensorType], most: int
             f"takes at most {most} parameters {x.with_shape(x.shape[axis:])} for {x} from axis {axis} on, and got "
             f"{', '.join(map(str, parameters))}"
         )
-
-
-def _statistics_dtype(x: TensorType) -> DType:
-    return x.dtype if x.dtype.itemsize > FLOAT32.itemsize else FLOAT32
 
 
 def _block_rows(width: int) -> int:

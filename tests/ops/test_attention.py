@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Value
-from foreplan.ops import attention as module
-from foreplan.ops.attention import Attention, AttentionGrad, attention
+from foreplan.graph import Builder, Fill, Kind, TensorType, Value, as_dtype
+from foreplan.ops import attention_blocks
+from foreplan.ops.attention import Attention, attention
+from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.shape import reshape
 from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
 
 RNG = np.random.default_rng(0)
@@ -80,6 +82,48 @@ def test_float32_of_real_size_against_jax() -> None:
         np.testing.assert_allclose(got, gradient, rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.parametrize("heads_last", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_types_are_summed_in_float32(dtype: str, shape: tuple[int, ...], causal: bool, heads_last: bool) -> None:
+    """Against float64 on the same narrow numbers: only the results are rounded to the narrow type."""
+    kind = as_dtype(dtype).numpy
+    tolerance = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
+    q, k, v = (x.astype(kind) for x in sample(shape))
+    mask = RNG.standard_normal((1, shape[1], 1, shape[4])).astype(kind)
+    g = RNG.standard_normal((*q.shape[:3], v.shape[3])).astype(kind)
+    full = [x.astype(np.float64) for x in (q, k, v, mask, g)]
+    wanted, lse, gradients = reference(*full, causal=causal, scale=0.3)
+    order = (0, 2, 1, 3) if heads_last else (0, 1, 2, 3)
+    q, k, v, g = (np.ascontiguousarray(x.transpose(order)) for x in (q, k, v, g))
+    o, found = run_op(Attention(0.3, causal, heads_last), q, k, v, mask)
+    assert o.dtype == kind and found.dtype == np.float32
+    np.testing.assert_allclose(o.transpose(order).astype(np.float64), wanted, rtol=tolerance, atol=1e-6)
+    np.testing.assert_allclose(found, lse, rtol=1e-5, atol=1e-6)
+    *rest, dmask = run_op(AttentionGrad(0.3, causal, heads_last, True), q, k, v, o, found, g, mask)
+    # The gradient reads the rounded output.
+    for got, gradient in zip(rest, gradients):
+        size = np.abs(gradient).max()
+        np.testing.assert_allclose(
+            got.transpose(order).astype(np.float64), gradient, rtol=tolerance, atol=2 * tolerance * size
+        )
+    assert dmask.dtype == np.float32
+    np.testing.assert_allclose(dmask, gradients[3], rtol=tolerance, atol=2 * tolerance * np.abs(gradients[3]).max())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_narrow_mask_has_a_narrow_gradient(dtype: str) -> None:
+    b = Builder()
+    kind = as_dtype(dtype)
+    q, k, v = (b.store(name, TensorType(kind, (1, 2, 3, 4)), Kind.PARAMETER, Fill(0.5)) for name in "qkv")
+    mask = b.store("mask", TensorType(kind, (3, 3)), Kind.PARAMETER, Fill(0.0))
+    o, lse = b.node(Attention(0.5), q, k, v, reshape(b, mask, (1, 1, 3, 3)))
+    node = b.nodes[-1]
+    gradients = node.op.vjp(b, node.inputs, (o, lse), (o, None))
+    assert [x.type for x in gradients if x is not None] == [x.type for x in node.inputs]
+
+
 @pytest.mark.parametrize("mask_shape", [None, (5,), (2, 1, 1, 5), (1, 4, 3, 1), (2, 4, 3, 5), (3, 5)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_by_differences(mask_shape: tuple[int, ...] | None, causal: bool) -> None:
@@ -93,11 +137,12 @@ def test_gradients_by_differences(mask_shape: tuple[int, ...] | None, causal: bo
 
 def test_small_blocks_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("SCORE_BYTES", "MOST_SCORE_BYTES"):
-        monkeypatch.setattr(module, limit, 200)
-    monkeypatch.setattr(module, "QUERIES", 3)
+        monkeypatch.setattr(attention_blocks, limit, 200)
+    monkeypatch.setattr(attention_blocks, "QUERIES", 3)
     for shape in SHAPES[:3]:
         for causal in (False, True):
             test_against_jax(shape, causal, False)
+            test_narrow_types_are_summed_in_float32("float16", shape, causal, False)
 
 
 def test_rows_without_any_key_are_zero() -> None:
@@ -118,17 +163,20 @@ def test_rows_without_any_key_are_zero() -> None:
 @pytest.mark.parametrize("heads_last", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", SHAPES[:3])
-def test_decomposition(shape: tuple[int, ...], causal: bool, heads_last: bool) -> None:
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_decomposition(shape: tuple[int, ...], causal: bool, heads_last: bool, dtype: str) -> None:
     order = (0, 2, 1, 3) if heads_last else (0, 1, 2, 3)
-    arrays = [np.ascontiguousarray(x.transpose(order)) for x in sample(shape)]
-    arrays.append(np.where(RNG.random((shape[0], 1, 1, shape[4])) < 0.3, -np.inf, 0.0))
+    arrays = [np.ascontiguousarray(x.transpose(order)) for x in sample(shape, dtype)]
+    arrays.append(np.where(RNG.random((shape[0], 1, 1, shape[4])) < 0.3, -np.inf, 0.0).astype(dtype))
     b = Builder()
     values = [b.input(name, type_of(x)) for name, x in zip("qkvm", arrays)]
     made = Attention(0.4, causal, heads_last).decompose(b, values)
     assert made is not None
     found = evaluate(b.finish({"o": made[0], "lse": made[1]}), dict(zip("qkvm", arrays)))
     for value, wanted in zip(made, run_op(Attention(0.4, causal, heads_last), *arrays)):
-        np.testing.assert_allclose(found[value], wanted, rtol=1e-9, atol=1e-12)
+        tolerance = 1e-9 if dtype == "float64" else 2e-3 if wanted.dtype == dtype else 1e-5
+        assert found[value].dtype == wanted.dtype
+        np.testing.assert_allclose(found[value], wanted, rtol=tolerance, atol=1e-3 * tolerance)
 
 
 def test_workspace_is_bounded_and_nothing_is_allocated() -> None:

@@ -23,9 +23,7 @@ _PLAIN = {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "
 
 @translates("Attention")
 def _attention(n: OnnxNode) -> Result | None:
-    """The plain forms by one op; caches, soft caps and score outputs by ONNX's function body, as are elements narrower
-    than float32, for which the body says in which type each sum is taken.
-    """
+    """The plain forms by one op; caches, soft caps and score outputs by ONNX's function body."""
     is_plain = not any(n.has(i) for i in (4, 5, 6)) and not any(n.wants(i) for i in (1, 2, 3))
     q, k, v = (n.type(i) for i in range(3))
     if (
@@ -33,7 +31,6 @@ def _attention(n: OnnxNode) -> Result | None:
         or n.attribute_names - _PLAIN
         or n.number("softcap", 0.0)
         or not q.dtype.is_float
-        or q.dtype.itemsize < 4
         or not q.dtype == k.dtype == v.dtype
     ):
         return None

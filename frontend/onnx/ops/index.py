@@ -9,11 +9,11 @@ import numpy as np
 from foreplan.frontend.onnx.node import OnnxNode, Operand, translates
 from foreplan.frontend.onnx.tensors import Constant, filled, from_array
 from foreplan.graph import TensorType, Value, as_dtype
-from foreplan.graph.types import Shape
+from foreplan.graph.types import INT64, Shape
 from foreplan.ops.expr import Expr, cast, where
 from foreplan.ops.index import ScatterAdd, ScatterElementsAdd, gather, gather_elements, gather_nd, one_hot
 from foreplan.ops.join import unslice
-from foreplan.ops.map import elementwise
+from foreplan.ops.map import convert, elementwise
 from foreplan.ops.shape import broadcast_to, reshape, slice_axis
 
 
@@ -117,7 +117,7 @@ def _scatter_nd(n: OnnxNode) -> Operand:
 def _one_hot(n: OnnxNode) -> Operand:
     indices, depth = n.value(0), int(n.known_scalar(1))
     if indices.dtype.is_float:
-        indices = elementwise(n.b, lambda i: cast(i, "int64"), indices)
+        indices = convert(n.b, indices, INT64)
     hits = one_hot(n.b, indices, depth, n.integer("axis", -1), "bool")
     choice, dtype = n.operand(2), n.type(2).dtype
     if isinstance(choice, Constant) and choice.is_foldable and dtype.is_float:
