@@ -14,7 +14,7 @@ from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.graph import Value
 from foreplan.graph.types import FLOAT32, broadcast_shapes
 from foreplan.ops.expr import call
-from foreplan.ops.index import gather_elements
+from foreplan.ops.index_elements import gather_elements
 from foreplan.ops.reduce import reduce
 from foreplan.ops.scan import CumSum
 from foreplan.ops.shape import broadcast_to

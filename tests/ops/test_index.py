@@ -7,16 +7,8 @@ import pytest
 
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Value
-from foreplan.ops.index import (
-    Gather,
-    GatherElements,
-    ScatterAdd,
-    ScatterElementsAdd,
-    gather,
-    gather_elements,
-    gather_nd,
-    one_hot,
-)
+from foreplan.ops.index import Gather, ScatterAdd, gather, gather_nd, one_hot
+from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd, gather_elements
 from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
 
 RNG = np.random.default_rng(0)

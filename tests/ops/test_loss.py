@@ -10,14 +10,8 @@ import scipy.special
 
 from foreplan.errors import ShapeError
 from foreplan.graph import Array, Builder, Fill, Kind, Value
-from foreplan.ops import loss as module
-from foreplan.ops.loss import (
-    CrossEntropy,
-    CrossEntropyGrad,
-    LinearCrossEntropy,
-    cross_entropy,
-    linear_cross_entropy,
-)
+from foreplan.ops.linear_cross_entropy import LOGITS_BYTES, LinearCrossEntropy, linear_cross_entropy
+from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad, cross_entropy
 from foreplan.ops.map import elementwise
 from tests.ops.check import allocated_bytes, check_vjp, pull_back, run_op, type_of
 
@@ -152,7 +146,7 @@ def test_workspace() -> None:
     for classes in (10, 50_257, 128_256, 1_000_000):
         assert bytes_for(4096, classes, 8) <= 64 * 2**20
     assert bytes_for(4096, 50_257, 8) > 256 * 50_257 * 4
-    assert module.LOGITS_BYTES < 64 * 2**20
+    assert LOGITS_BYTES < 64 * 2**20
 
 
 def test_allocates_nothing() -> None:

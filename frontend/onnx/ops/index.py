@@ -11,7 +11,8 @@ from foreplan.frontend.onnx.tensors import Constant, filled, from_array
 from foreplan.graph import TensorType, Value, as_dtype
 from foreplan.graph.types import INT64, Shape
 from foreplan.ops.expr import Expr, cast, where
-from foreplan.ops.index import ScatterAdd, ScatterElementsAdd, gather, gather_elements, gather_nd, one_hot
+from foreplan.ops.index import ScatterAdd, gather, gather_nd, one_hot
+from foreplan.ops.index_elements import ScatterElementsAdd, gather_elements
 from foreplan.ops.join import unslice
 from foreplan.ops.map import convert, elementwise
 from foreplan.ops.shape import broadcast_to, reshape, slice_axis

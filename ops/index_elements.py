@@ -1,0 +1,197 @@
+"""Reading and adding single elements at places that other tensors name, each along one axis.
+
+Indices are as those of `index`: negative ones count from the end, and inside a step they are taken modulo the axis.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Types
+from foreplan.graph.types import Shape
+from foreplan.ops.blocks import Folded, Piece, can_fold, carve, carve_bytes, fold, folded_shape, iota
+from foreplan.ops.index import INDICES, check_indices
+from foreplan.ops.reduce import normalize_axes
+from foreplan.ops.shape import slice_axis
+
+_INT64 = np.dtype(np.int64)
+
+
+@dataclass(frozen=True)
+class _ElementOp(Op):
+    """What gathering and scattering elements share: a table and indices that differ in extent along one axis only.
+
+    Attributes:
+        axis: not negative.
+    """
+
+    axis: int
+
+    def check(self, table: TensorType, indices: TensorType) -> None:
+        """Raise ShapeError unless the two fit."""
+        check_indices(indices)
+        if not 0 <= self.axis < table.rank or table.rank != indices.rank:
+            raise ShapeError(f"{table} and {indices} must have the same axes, {self.axis} among them")
+        if any(a != b for i, (a, b) in enumerate(zip(table.shape, indices.shape)) if i != self.axis):
+            raise ShapeError(f"{table} and {indices} differ in more than axis {self.axis}")
+        if indices.size and not table.shape[self.axis]:
+            raise ShapeError(f"axis {self.axis} of {table} has nothing to index")
+
+    def pieces(self, indices: Shape, dtype: np.dtype) -> list[Piece]:
+        """Row and column numbers, flat indices and values of one block."""
+        rows, at, columns = _element_extents(folded_shape(indices, self.axis))
+        block = (rows * at * columns,)
+        return [((rows,), _INT64), ((columns,), _INT64), (block, _INT64), (block, dtype)]
+
+
+def _element_extents(folded: Folded) -> Folded:
+    outer, m, inner = folded
+    columns = min(inner, INDICES)
+    at = min(m, max(1, INDICES // max(1, columns))) if columns == inner else 1
+    rows = min(outer, max(1, INDICES // max(1, at * columns))) if at == m and columns == inner else 1
+    return rows, at, columns
+
+
+def _element_blocks(
+    indices: np.ndarray, n: int, scratch: Arrays
+) -> Iterator[tuple[tuple[slice, slice, slice], np.ndarray, np.ndarray]]:
+    """(where in the indices, flat indices into a table [outer, n, inner], scratch for values) of each block."""
+    outer, m, inner = indices.shape
+    row, column, flat, values = scratch
+    iota(row)
+    row *= n * inner
+    iota(column)
+    extents = _element_extents((outer, m, inner))
+    starts = (range(0, extent, step) for extent, step in zip(indices.shape, extents))
+    for at in itertools.product(*starts) if indices.size else ():
+        o, j, i = (slice(s, min(s + step, extent)) for s, step, extent in zip(at, extents, indices.shape))
+        here = indices[o, j, i]
+        places = flat[: here.size].reshape(here.shape)
+        np.copyto(places, here, casting="unsafe")
+        np.remainder(places, n, out=places)
+        places *= inner
+        places += row[: here.shape[0], None, None]
+        places += column[: here.shape[2]]
+        places += o.start * n * inner + i.start
+        yield (o, j, i), places, values[: here.size].reshape(here.shape)
+
+
+@register
+@dataclass(frozen=True)
+class GatherElements(_ElementOp):
+    """y[a…, i, b…] = data[a…, indices[a…, i, b…], b…]."""
+
+    name: ClassVar[str] = "gather_elements"
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The indices' shape."""
+        data, indices = inputs
+        self.check(data, indices)
+        return (data.with_shape(indices.shape),)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """Elements of the cotangent added where they were read."""
+        (data, indices), (g,) = inputs, cotangents
+        assert g is not None
+        return [b.apply(ScatterElementsAdd(self.axis, data.shape), indices, g), None]
+
+    def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
+        """From the first element, counted from either end, to the last."""
+        extent = inputs[0].shape[self.axis]
+        return (-extent, extent - 1) if index == 1 else None
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """Bytes of the indices, and of the elements read and written."""
+        return Cost(0, inputs[1].nbytes + 2 * outputs[0].nbytes)
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """A block of flat indices and values."""
+        return carve_bytes(*self.pieces(inputs[1].shape, inputs[0].dtype.numpy))
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Block by block, by flat indices."""
+        data, indices, out = (fold(x, self.axis) for x in (*inputs, *outputs))
+        scratch = carve(workspace, *self.pieces(inputs[1].shape, data.dtype))
+        for where_, flat, values in _element_blocks(indices, data.shape[1], scratch):
+            np.take(data.reshape(-1), flat, out=values, mode="clip")
+            np.copyto(out[where_], values)
+
+
+@register
+@dataclass(frozen=True)
+class ScatterElementsAdd(_ElementOp):
+    """y = zeros of `shape`, with updates[a…, i, b…] added to y[a…, indices[a…, i, b…], b…].
+
+    Additions happen in the order of the indices, so the result has the same bits every time.
+
+    Attributes:
+        shape: of the output.
+    """
+
+    name: ClassVar[str] = "scatter_elements_add"
+    shape: Shape
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """`shape`, which may differ from the indices' along the axis."""
+        indices, updates = inputs
+        out = updates.with_shape(self.shape)
+        self.check(out, indices)
+        if updates.shape != indices.shape:
+            raise ShapeError(f"updates {updates} and indices {indices} must have one shape")
+        return (out,)
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """The cotangent's elements, gathered."""
+        (g,) = cotangents
+        assert g is not None
+        return [None, b.apply(GatherElements(self.axis), g, inputs[0])]
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """Updates whose axes before and behind merge."""
+        return index == 1 and can_fold(input, strides, self.axis)
+
+    def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
+        """From the first element, counted from either end, to the last."""
+        extent = self.shape[self.axis]
+        return (-extent, extent - 1) if index == 0 else None
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """One addition an update."""
+        return Cost(inputs[1].size, sum(type.nbytes for type in (*inputs, *outputs)) + inputs[1].nbytes)
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """A block of flat indices and values."""
+        return carve_bytes(*self.pieces(inputs[0].shape, inputs[1].dtype.numpy))
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Block by block, by flat indices."""
+        indices, updates, out = (fold(x, self.axis) for x in (*inputs, *outputs))
+        out.fill(0)
+        scratch = carve(workspace, *self.pieces(inputs[0].shape, out.dtype))
+        for where_, flat, values in _element_blocks(indices, out.shape[1], scratch):
+            np.copyto(values, updates[where_])
+            np.add.at(out.reshape(-1), flat.reshape(-1), values.reshape(-1))
+
+
+def gather_elements(b: Builder, data: Value, indices: Value, axis: int = 0) -> Value:
+    """data[a…, indices[a…, i, b…], b…] in the indices' shape, which may be smaller than the data's along other axes.
+
+    Raises:
+        ShapeError: the indices have other axes, or are larger along one of the others.
+    """
+    (found,) = normalize_axes(axis, len(data.shape))
+    for i, extent in enumerate(indices.shape[: len(data.shape)]):
+        if i != found and extent < data.shape[i]:
+            data = slice_axis(b, data, i, 0, extent)
+    return b.apply(GatherElements(found), data, indices)

@@ -1,0 +1,181 @@
+"""Cross-entropy fused with the matrix that makes the logits, which never exist whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError, UnsupportedError
+from foreplan.graph import Array, Builder, Cost, Fill, Op, TensorType, Value, register
+from foreplan.graph.ir import Kind
+from foreplan.graph.op import Arrays, Types
+from foreplan.ops.blocks import Piece, carve, carve_bytes, flush
+from foreplan.ops.loss import BOOL, IGNORE, item_blocks, item_pieces
+from foreplan.ops.map import elementwise
+from foreplan.ops.matmul import MatMul
+
+LOGITS_BYTES = 56 * 2**20  # a chunk of logits has at most as many bytes
+PRODUCT_BYTES = 2 * 2**20  # likewise the product that is added to the weights' gradient
+
+
+@register
+@dataclass(frozen=True)
+class LinearCrossEntropy(Op):
+    """(loss, dh, dw) of the mean cross-entropy of logits h·wᵀ, without the logits ever being whole.
+
+    Inputs h[rows, depth], w[classes, depth], target[rows]. The loss is the mean over the items whose target is not
+    `ignore_index` (0 if there are none), dh and dw are its gradients. Each chunk of rows makes its logits, turns them
+    into their gradient in place, and adds its share to dh and dw, so nothing is computed twice.
+
+    Attributes:
+        chunk: rows whose logits exist at once, chunk · classes elements of workspace.
+        ignore_index: the target of items that do not count.
+    """
+
+    name: ClassVar[str] = "linear_cross_entropy"
+    chunk: int = 256
+    ignore_index: int = IGNORE
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """A scalar, and the types of h and w."""
+        h, w, target = inputs
+        if h.rank != 2 or w.rank != 2 or h.dtype != w.dtype or not h.dtype.is_float or h.shape[1] != w.shape[1]:
+            raise ShapeError(f"needs h[rows, depth] and w[classes, depth] of one element type, and got {h} and {w}")
+        if target.shape != h.shape[:1] or target.dtype.category not in ("int", "uint"):
+            raise ShapeError(f"the target must be {h.shape[0]} integers, and is {target}")
+        if self.chunk < 1:
+            raise ShapeError(f"a chunk must have at least one row, and has {self.chunk}")
+        return h.with_shape(()), h, w
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        """dh and dw times the loss's cotangent; themselves where that is the constant 1."""
+        g, *others = cotangents
+        if any(other is not None for other in others):
+            raise UnsupportedError("the gradients that linear_cross_entropy returns have no derivative themselves")
+        if g is None:
+            return [None, None, None]
+        if _is_one(g):
+            return [outputs[1], outputs[2], None]
+        dw = elementwise(b, lambda d, g: d * g, outputs[2], g) if b.wants(inputs[1]) else None
+        dh = elementwise(b, lambda d, g: d * g, outputs[1], g) if b.wants(inputs[0]) else None
+        return [dh, dw, None]
+
+    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
+        """dh takes the bytes of h, a chunk of which is read for the last time before its gradient is written."""
+        return ((1, 0),)
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """The matrices as BLAS takes them."""
+        return index < 2 and MatMul().accepts_strides(index, input, strides)
+
+    def valid_range(self, index: int, inputs: Types) -> tuple[int, ...] | None:
+        """Class indices, and `ignore_index`."""
+        return (0, inputs[1].shape[0] - 1, self.ignore_index) if index == 2 else None
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """Three matrix products, and five scalar operations a logit."""
+        (rows, depth), classes = inputs[0].shape, inputs[1].shape[0]
+        chunks = -(-rows // self.chunk)
+        moved = sum(type.nbytes for type in (*inputs, *outputs)) + 3 * max(0, chunks - 1) * inputs[1].nbytes
+        return Cost((6 * depth + 5) * rows * classes, moved)
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """The logits of a chunk, a part of a product that is added to dw, and numbers an item."""
+        h, w, _ = inputs
+        return carve_bytes(*self._pieces(h.shape[0], w.shape, h.dtype.numpy))
+
+    def _pieces(self, rows: int, weights: tuple[int, ...], dtype: np.dtype) -> list[Piece]:
+        classes, depth = weights
+        chunk = min(self.chunk, rows)
+        adds = min(classes, max(64, PRODUCT_BYTES // max(1, depth * dtype.itemsize))) if chunk < rows else 0
+        pieces: list[Piece] = [((chunk, classes), dtype), ((adds, depth), dtype), ((chunk, 1), dtype), ((chunk,), BOOL)]
+        return pieces + item_pieces((chunk, classes, 1), dtype)
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """One chunk of rows after the other."""
+        (h, w, target), (loss, dh, dw) = inputs, outputs
+        pieces = self._pieces(h.shape[0], w.shape, h.dtype)
+        logits, product, losses, counted, *scratch = carve(workspace, *pieces)
+        starts = range(0, len(h), self.chunk)
+        count = 0
+        for start in starts:
+            here = target[start : start + self.chunk]
+            count += int(np.count_nonzero(np.not_equal(here, self.ignore_index, out=counted[: len(here)])))
+        weight, total = 1.0 / max(1, count), 0.0
+        if not h.size:
+            dw.fill(0)
+        for start in starts:
+            rows = slice(start, min(len(h), start + self.chunk))
+            x = logits[: rows.stop - start]
+            np.matmul(h[rows], w.T, out=x)
+            self._to_gradient(x, target[rows], weight, losses, scratch)
+            total += float(np.add.reduce(losses[: len(x)], axis=None, dtype=np.float64))
+            if start == 0:
+                np.matmul(x.T, h[rows], out=dw)
+            else:
+                _add_product(x.T, h[rows], dw, product)
+            np.matmul(x, w, out=dh[rows])
+        loss[...] = total * weight
+
+    def _to_gradient(
+        self, x: np.ndarray, target: np.ndarray, weight: float, losses: np.ndarray, scratch: Arrays
+    ) -> None:
+        """Turn logits [rows, classes] into the gradient of their mean loss, and write each row's own loss."""
+        flat = x.reshape(-1)
+        for block in item_blocks((*x.shape, 1), target[:, None], self.ignore_index, scratch):
+            part, loss, number, picked = x[block.rows], losses[block.rows], block.number, block.picked
+            np.maximum.reduce(part, axis=1, keepdims=True, out=number)
+            part -= number
+            np.take(flat, block.index, out=picked, mode="clip")
+            np.exp(part, out=part)
+            flush(part)
+            np.add.reduce(part, axis=1, keepdims=True, out=number)
+            np.log(number, out=loss)
+            loss -= picked
+            block.mark(loss)
+            picked.fill(weight)
+            block.mark(picked)
+            np.divide(picked, number, out=number)
+            part *= number
+            np.copyto(number, picked)
+            np.take(flat, block.index, out=picked, mode="clip")
+            picked -= number
+            np.put(flat, block.index, picked)
+
+
+def _is_one(value: Value) -> bool:
+    if value.kind is not Kind.CONSTANT:
+        return False
+    init = value.init
+    return init == Fill(1.0) or (isinstance(init, Array) and bool((init.array == 1).all()))
+
+
+def _add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray, product: np.ndarray) -> None:
+    """out += a·b, a few rows at a time."""
+    for start in range(0, len(a), len(product)):
+        part = product[: min(len(product), len(a) - start)]
+        np.matmul(a[start : start + len(part)], b, out=part)
+        out[start : start + len(part)] += part
+
+
+def linear_cross_entropy(
+    b: Builder, h: Value, w: Value, target: Value, *, ignore_index: int = IGNORE, chunk: int = 256
+) -> Value:
+    """The mean cross-entropy of logits h·wᵀ, h[rows, depth] and w[classes, depth], in at most 64 MiB of workspace.
+
+    Args:
+        b: where nodes are added.
+        h: hidden states.
+        w: output matrix.
+        target: integers [rows].
+        ignore_index: the target of items that do not count.
+        chunk: rows whose logits exist at once; fewer are taken where their logits would need too much memory.
+    """
+    fitting = LOGITS_BYTES // max(1, w.shape[0] * w.dtype.itemsize)
+    loss, _, _ = b.node(LinearCrossEntropy(max(1, min(chunk, fitting)), ignore_index), h, w, target)
+    return loss
