@@ -1,0 +1,61 @@
+"""The nine light models of the onnx package on the engine: forward as shipped, and training steps that train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import foreplan as fp
+from foreplan.runtime.session import Session
+
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+NAMES = sorted(file.stem.removeprefix("light_") for file in LIGHT.glob("light_*.onnx"))
+
+pytestmark = pytest.mark.slow
+
+
+def test_there_are_nine() -> None:
+    assert len(NAMES) == 9
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forward_equals_the_shipped_output(name: str) -> None:
+    step = fp.compile(fp.from_onnx(LIGHT / f"light_{name}.onnx"))
+    (slot,) = step.program.inputs
+    type = slot.operand.type
+    data = (np.arange(type.size).reshape(type.shape) / type.size).astype(np.float32)
+    expected = onnx.numpy_helper.to_array(onnx.load_tensor(LIGHT / f"light_{name}_output_0.pb"))
+    (got,) = step.bind().step({slot.name: data}).outputs.values()
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-7)
+    assert step.plan.arena_bytes <= 1.02 * step.plan.lower_bound_bytes
+
+
+def draw_weights(session: Session) -> None:
+    """He initialisation: the light models ship with every weight alike, from which no network learns."""
+    rng = np.random.default_rng(0)
+    for name in session.parameters:
+        shape = session.parameters[name].shape
+        if len(shape) >= 2:
+            std = np.sqrt(2 / np.prod(shape[1:]))
+            session.parameters[name] = (rng.standard_normal(shape) * std).astype(np.float32)
+        elif "bias" not in name and "_b" not in name:
+            session.parameters[name] = np.ones(shape, np.float32)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_steps_lower_the_loss(name: str) -> None:
+    graph = fp.from_onnx(LIGHT / f"light_{name}.onnx", batch=2)
+    step = fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=fp.optim.Adam(1e-4))
+    session = step.bind()
+    draw_weights(session)
+    slots = {slot.name: slot.operand.type for slot in step.program.inputs if slot.init is None}
+    target = np.array([3, 7]).reshape(slots.pop("target").shape)  # two of the models keep the pooled axes: [2, 1, 1]
+    ((images, type),) = slots.items()
+    data = {images: np.random.default_rng(1).standard_normal(type.shape).astype(np.float32), "target": target}
+    losses = [session.step(data).loss for _ in range(6)]
+    assert np.isfinite(losses).all()
+    assert min(losses[-2:]) < losses[0]
+    assert any("batch 1 → 2" in note for note in step.program.notes)
