@@ -115,7 +115,7 @@ class Array:
     def __str__(self) -> str:
         if self.array.size <= 64:
             return f"array({self.array.tolist()!r})"
-        return f"array(crc32=0x{zlib.crc32(np.ascontiguousarray(self.array).view(np.uint8)):08x})"
+        return f"array(crc32=0x{zlib.crc32(np.ascontiguousarray(self.array).view(np.uint8).data):08x})"
 
 
 @dataclass(frozen=True)

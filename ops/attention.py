@@ -59,8 +59,8 @@ class Attention(AttentionOp):
         mask_gradient = len(inputs) == 4 and b.wants(inputs[3])
         op = AttentionGrad(self.scale, self.causal, self.heads_last, mask_gradient)
         gradients = b.node(op, *inputs[:3], outputs[0], outputs[1], g, *inputs[3:])
-        of_mask = [convert(b, gradient, inputs[3].dtype) for gradient in gradients[3:]]
-        return [*gradients[:3], *(of_mask or [None] * (len(inputs) - 3))]
+        of_mask = [convert(b, gradients[3], inputs[3].dtype)] if mask_gradient else [None] * len(inputs[3:])
+        return [*gradients[:3], *of_mask]
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """The output may take the queries' bytes, block by block."""

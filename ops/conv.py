@@ -32,6 +32,9 @@ from foreplan.ops.depthwise import (
     is_depthwise,
     weight_grad_bytes,
 )
+from foreplan.ops.map import elementwise
+from foreplan.ops.reduce import reduce
+from foreplan.ops.shape import reshape
 from foreplan.ops.window import Pads, Windows, count_positions, per_axis, spatial_is_dense, symmetric
 
 
@@ -102,8 +105,6 @@ class Conv(_Geometry):
         self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         """Weights first: with their gradient done, x's bytes may be free for the data's."""
-        from foreplan.ops.reduce import reduce
-
         (x, w), (g,) = inputs[:2], cotangents
         assert g is not None
         geometry = (self.strides, self.pads, self.dilations, self.groups)
@@ -314,9 +315,6 @@ def conv_transpose(
 
     An axis has stride·(extent − 1) + output_padding + dilation·(taps − 1) + 1 − low − high elements.
     """
-    from foreplan.ops.map import elementwise
-    from foreplan.ops.shape import reshape
-
     axes = len(x.shape) - 2
     steps, gaps, extra = per_axis(strides, axes), per_axis(dilations, axes), per_axis(output_padding, axes)
     # Elements added at the high end are high padding taken back, so that the windows number x's extent exactly.

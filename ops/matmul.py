@@ -13,6 +13,7 @@ from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.graph.types import broadcast_shapes
 from foreplan.ops.reduce import sum_to_shape
+from foreplan.ops.shape import reshape
 
 
 @register
@@ -50,8 +51,6 @@ class MatMul(Op):
         if b.wants(w):
             if len(w.shape) == 2 and len(x.shape) > 2 and not self.transpose_a:
                 # A shared right side: fold the batch into the rows, so that no gradient a batch item is made.
-                from foreplan.ops.shape import reshape
-
                 rows = reshape(b, x, (-1, x.shape[-1]))
                 grads = reshape(b, g, (-1, g.shape[-1]))
                 dw = matmul(b, grads, rows, True, False) if self.transpose_b else matmul(b, rows, grads, True, False)

@@ -13,6 +13,8 @@ from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Training, Types
 from foreplan.graph.types import Shape
+from foreplan.ops.map import elementwise
+from foreplan.ops.shape import reshape
 from foreplan.ops.window import (
     Pads,
     Windows,
@@ -390,9 +392,6 @@ def lrn(b: Builder, x: Value, size: int, alpha: float = 1e-4, beta: float = 0.75
     """Local response normalisation of x [N, C, *S] over `size` neighbouring channels (Krizhevsky et al. 2012), as
     ONNX's LRN: x / (bias + alpha / size · Σ x²)^beta.
     """
-    from foreplan.ops.map import elementwise
-    from foreplan.ops.shape import reshape
-
     rows = reshape(b, elementwise(b, lambda x: x * x, x), (x.shape[0], 1, x.shape[1], spatial_size(x.shape)))
     pads = (((size - 1) // 2, size // 2), (0, 0))
     mean = avg_pool(b, rows, (size, 1), strides=1, pads=pads, count_include_pad=True)

@@ -14,11 +14,10 @@ import numpy as np
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Types
-from foreplan.graph.types import Shape
 from foreplan.ops.expr import rsqrt
 from foreplan.ops.map import elementwise
 from foreplan.ops.reduce import reduce
-from foreplan.ops.shape import reshape
+from foreplan.ops.shape import broadcast_to, reshape
 from foreplan.units import align_up
 
 ROW_BLOCK = 1 << 16  # elements of the rows that are worked on together
@@ -284,13 +283,6 @@ def _row_blocks(rows: int, width: int) -> Iterator[slice]:
         yield slice(start, min(start + count, rows))
 
 
-def _as_parameter(b: Builder, vector: Value, shape: Shape) -> Value:
-    """A parameter broadcast to the normalised shape."""
-    from foreplan.ops.shape import broadcast_to
-
-    return broadcast_to(b, vector, shape)
-
-
 def layer_norm(
     b: Builder,
     x: Value,
@@ -307,7 +299,7 @@ def layer_norm(
     if scale is None:
         y = b.node(op, x, name=name)[0]
         return y if bias is None else elementwise(b, lambda y, c: y + c, y, bias)
-    parameters = [_as_parameter(b, vector, x.shape[axis:]) for vector in (scale, bias) if vector is not None]
+    parameters = [broadcast_to(b, vector, x.shape[axis:]) for vector in (scale, bias) if vector is not None]
     return b.node(op, x, *parameters, name=name)[0]
 
 
@@ -316,7 +308,7 @@ def rms_norm(
 ) -> Value:
     """Root-mean-square normalisation over the axes from `axis` on; the scale broadcasts to x's shape there."""
     axis = axis + len(x.shape) if axis < 0 else axis
-    parameters = [] if scale is None else [_as_parameter(b, scale, x.shape[axis:])]
+    parameters = [] if scale is None else [broadcast_to(b, scale, x.shape[axis:])]
     return b.node(RMSNorm(axis, epsilon), x, *parameters, name=name)[0]
 
 

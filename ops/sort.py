@@ -13,6 +13,7 @@ from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.graph.types import INT64
 from foreplan.ops.blocks import Folded, Piece, carve, carve_bytes, fold, folded_shape, iota
+from foreplan.ops.index_elements import ScatterElementsAdd
 from foreplan.ops.reduce import normalize_axes
 
 BLOCK = 8 * 1024  # elements a block, unless one row is longer
@@ -141,8 +142,6 @@ class TopK(Op):
         self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         """The cotangent of the values, scattered to where they were."""
-        from foreplan.ops.index import ScatterElementsAdd
-
         g = cotangents[0]
         return [None if g is None else b.apply(ScatterElementsAdd(self.axis, inputs[0].shape), outputs[1], g)]
 

@@ -8,6 +8,8 @@ import numpy as np
 
 from foreplan.graph import Array, Builder, Graph, Kind, Node, RandomSeed, TensorType, Value
 from foreplan.graph.types import DTYPES
+from foreplan.ops.map import elementwise
+from foreplan.passes.rewrite import rewrite
 
 
 class _Training:
@@ -34,8 +36,6 @@ class _Training:
 
     def finish(self) -> None:
         """Let the random state move on by one step."""
-        from foreplan.ops.map import elementwise
-
         if self._state is not None:
             b = self.builder
             one = np.array([0, 1], np.uint64)
@@ -52,8 +52,6 @@ def training_form(graph: Graph) -> Graph:
     Raises:
         ModelError: the result breaks a rule of `verify_graph`.
     """
-    from foreplan.passes.rewrite import rewrite
-
     training = _Training()
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
