@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreplan import passes
-from foreplan.errors import UsageError
+from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.graph import Graph
 from foreplan.lower import Program, Target
 from foreplan.lower import lower as lower
 from foreplan.passes.optimizer import Optimizer
-from foreplan.planner import Plan
-from foreplan.planner import plan as plan
+from foreplan.planner import Plan, Problem
+from foreplan.planner import plan as search
 from foreplan.planner import verify as verify
 
 if TYPE_CHECKING:
@@ -59,6 +59,25 @@ def inference(graph: Graph, outputs: Iterable[str] | None = None) -> Graph:
     """
     chosen = graph if outputs is None else passes.select_outputs(graph, outputs)
     return passes.simplified(chosen)
+
+
+def plan(problem: Problem, budget: int | float | str | None = None, remat: str = "free") -> Plan:
+    """The lowest plan found for a problem, verified: see `foreplan.planner.plan`.
+
+    Raises:
+        DoesNotFitError: the budget cannot be met; shows the peak with its largest buffers, and what to try next.
+        PlanError, UsageError: as the planner's own.
+    """
+    try:
+        return search(problem, budget, remat)
+    except DoesNotFitError as error:
+        if error.plan is None:
+            raise
+        from foreplan.views.memory import Memory, does_not_fit
+
+        sizes = {"needed": error.needed, "capacity": error.capacity, "lower_bound": error.lower_bound}
+        text = does_not_fit(Memory.of(problem, error.plan), error.capacity, error.advice)
+        raise DoesNotFitError(text, **sizes, plan=error.plan, advice=error.advice) from None
 
 
 def compile(
@@ -137,14 +156,15 @@ class Compiled:
             seed: of the first parameters and of everything random.
             threads: of the BLAS library, for the whole process.
             share: a session of the same model whose parameters are used in place.
-            weights: a checkpoint to start from.
+            weights: a checkpoint whose parameters and running statistics to start from. Its optimizer state is left
+                out: `Session.load` goes on where a training stopped.
             poison: check every step with poisoned memory; slow.
         """
         from foreplan.runtime.session import Session
 
         session = Session(self.program, self.plan, seed=seed, threads=threads, share=share, poison=poison)
         if weights is not None:
-            session.load(str(weights))
+            session.load(weights, state=False)
         return session
 
     def save(self, path: str | Path) -> None:

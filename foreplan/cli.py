@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
+from collections.abc import Callable
 from typing import IO, Any
 
 import click
@@ -31,35 +33,56 @@ class Failure(click.ClickException):
 class Commands(click.Group):
     """A group that turns every expected error into a message and an exit code."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Note whether JSON is asked for, before anything can go wrong."""
+        ctx.meta["json"] = "--json" in args
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""
         try:
-            result = super().invoke(ctx)
+            result = _invoke(ctx, super().invoke)
             sys.stdout.flush()  # here a closed pipe can still be told from success
             return result
-        except DoesNotFitError as error:
-            if ctx.meta.get("json"):
-                print_json(
-                    {
-                        "error": "does not fit",
-                        "needed_bytes": error.needed,
-                        "capacity_bytes": error.capacity,
-                        "lower_bound_bytes": error.lower_bound,
-                    }
-                )
-            raise Failure(str(error), error.exit_code) from None
-        except ForeplanError as error:
-            raise Failure(str(error), error.exit_code) from None
-        except KeyboardInterrupt:
-            raise Failure("interrupted", INTERRUPTED) from None
-        except MemoryError as error:
-            detail = f": {error}" if str(error) else ""
-            raise Failure(f"this machine has too little memory{detail}", DOES_NOT_FIT) from None
         except OSError as error:
             if error.errno == errno.EPIPE:
                 _silence_stdout()
                 ctx.exit(PIPE_CLOSED)
             raise Failure(_os_error_text(error), 2) from None
+
+
+def _invoke(ctx: click.Context, run: Callable[[click.Context], Any]) -> Any:
+    """Run a command; with --json, what goes wrong is an object on standard output too, the only one."""
+    try:
+        return run(ctx)
+    except click.UsageError as error:
+        _print_error(ctx, error, error.format_message(), error.exit_code)
+        raise
+    except ForeplanError as error:
+        _print_error(ctx, error, str(error), error.exit_code)
+        raise Failure(str(error), error.exit_code) from None
+    except KeyboardInterrupt as error:
+        _print_error(ctx, error, "interrupted", INTERRUPTED)
+        raise Failure("interrupted", INTERRUPTED) from None
+    except MemoryError as error:
+        message = f"this machine has too little memory{f': {error}' if str(error) else ''}"
+        _print_error(ctx, error, message, DOES_NOT_FIT)
+        raise Failure(message, DOES_NOT_FIT) from None
+
+
+def _print_error(ctx: click.Context, error: BaseException, message: str, exit_code: int) -> None:
+    """`{"error": "does not fit", "message": …, "exit_code": 3, …}`, where JSON was asked for and not printed yet."""
+    if not ctx.meta.get("json") or ctx.meta.get("printed"):
+        return
+    kind = re.sub(r"(?<!^)(?=[A-Z])", " ", type(error).__name__.removesuffix("Error")).lower()
+    figures = {}
+    if isinstance(error, DoesNotFitError):
+        figures = {
+            "needed_bytes": error.needed,
+            "capacity_bytes": error.capacity,
+            "lower_bound_bytes": error.lower_bound,
+        }
+    print_json({"error": kind, "message": message, "exit_code": exit_code} | figures)
 
 
 def _os_error_text(error: OSError) -> str:

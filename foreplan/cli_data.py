@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -30,13 +31,21 @@ def read_arrays(path: str) -> Arrays:
         if isinstance(file, np.ndarray):
             raise UsageError(f"{path!r} holds one array without a name: write it with numpy.savez(path, x=array)")
         with file:
-            return {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
     except OSError as error:
         raise UsageError(f"cannot read {path!r}: {error.strerror or error}") from None
-    except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError, RuntimeError) as error:
+        # NumPy's own words end in how to load a pickle all the same.
+        reason = "it holds pickled objects, or is no NumPy file at all" if "allow_pickle" in str(error) else error
         raise UsageError(
-            f"{path!r} is not an .npz file of plain arrays ({error}): write one with numpy.savez(path, x=array)"
+            f"{path!r} is not an .npz file of plain arrays ({reason}): write one with numpy.savez(path, x=array)"
         ) from None
+    if alien := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+        raise UsageError(
+            f"{path!r} is not an .npz file of plain arrays ({alien[0]!r} in it is no array): "
+            "write one with numpy.savez(path, x=array)"
+        )
+    return arrays
 
 
 def write_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> None:
@@ -64,16 +73,20 @@ def required(program: Program) -> tuple[Slot, ...]:
 def samples_in(program: Program, arrays: Arrays, path: str) -> tuple[int, int]:
     """How many samples a data file has and how many of them a step takes: leading axes of arrays and of inputs.
 
+    Every sample is checked here, so that no wrong one stops a run that has come a long way.
+
     Raises:
-        InputError: an array is missing, has other extents than its input, or another number of samples.
+        InputError: an array is missing, has other extents or elements than its input takes, or another number of
+            samples.
     """
     from foreplan.graph import TensorType
+    from foreplan.runtime.inputs import check_elements
 
     slots = required(program)
     wanted = ", ".join(f"{slot.name}: {slot.operand.type}" for slot in slots)
     if missing := [slot.name for slot in slots if slot.name not in arrays]:
         raise InputError(f"{path!r} has no array {missing[0]!r}; a step takes {wanted}")
-    if foreign := sorted(set(arrays) - {slot.name for slot in program.inputs}):
+    if foreign := sorted(set(arrays) - {slot.name for slot in slots}):
         raise InputError(f"{path!r} has an array {foreign[0]!r} that no input takes; a step takes {wanted}")
     batches = {slot.operand.type.shape[:1] for slot in slots}
     if len(batches) != 1 or batches == {()}:
@@ -84,9 +97,15 @@ def samples_in(program: Program, arrays: Arrays, path: str) -> tuple[int, int]:
         if array.ndim != want.rank or array.shape[1:] != want.shape[1:]:
             sample = TensorType(want.dtype, want.shape[1:])
             raise InputError(f"{path!r}: each sample of {slot.name!r} must be {sample}, and is {list(array.shape[1:])}")
+        try:
+            check_elements(slot, array)
+        except InputError as error:
+            raise InputError(f"{path!r}: {error}") from None
         counts[slot.name] = len(array)
     if len(set(counts.values())) != 1:
         raise InputError(f"{path!r}: the arrays have different numbers of samples: {counts}")
+    if not all(counts.values()):
+        raise InputError(f"{path!r} has no samples: its arrays are empty")
     return next(iter(counts.values())), next(iter(batches))[0]
 
 

@@ -19,6 +19,7 @@ from foreplan.cli_options import (
     working,
 )
 from foreplan.errors import PlanError, UsageError
+from foreplan.files import check_writable
 from foreplan.units import format_bytes, format_count, format_seconds, parse_bytes
 
 
@@ -28,13 +29,15 @@ from foreplan.units import format_bytes, format_count, format_seconds, parse_byt
 def estimate(model: str, as_json: bool, **options: Any) -> None:
     """Say how much memory a step of MODEL takes, and what fills the peak. Nothing is allocated, no weight is read.
 
+    MODEL may be a plan file too.
+
     \b
     Examples:
       foreplan estimate resnet50 --batch 32
       foreplan estimate model.onnx --shapes x:32x3x224x224 --optimizer adamw --budget 2GiB --remat auto
-      foreplan estimate gpt2 --infer --json
+      foreplan estimate gpt2_small --infer --json
     """
-    compiled = compile_model(model, settings_from(options))
+    compiled = open_compiled(model, settings_from(options))
     figures = compiled.estimate()
     if as_json:
         print_json(figures)
@@ -49,10 +52,10 @@ def estimate(model: str, as_json: bool, **options: Any) -> None:
 def _headline(figures: dict[str, Any]) -> str:
     extra = figures["extra_flops_ratio"]
     recomputed = f", {extra:.2%} of it recomputed" if extra else ""
+    planned = f"; planned in {format_seconds(figures['plan_seconds'])}" if figures["plan_seconds"] else ""
     return (
         f"{figures['model']}, {figures['mode']} on {figures['target']}: {figures['nodes']:,} nodes, "
-        f"{figures['instructions']:,} instructions, {format_count(figures['flops'])}FLOP{recomputed}; "
-        f"planned in {format_seconds(figures['plan_seconds'])}"
+        f"{figures['instructions']:,} instructions, {format_count(figures['flops'], 'FLOP')}{recomputed}{planned}"
     )
 
 
@@ -68,6 +71,9 @@ def plan(model: str, path: str, as_json: bool, **options: Any) -> None:
       foreplan plan resnet50 --batch 32 -o resnet50.plan
       foreplan plan model.onnx --batch 8 --budget 1GiB --remat auto -o model.plan
     """
+    if is_plan_file(model):
+        raise UsageError(f"{model!r} is a plan already: give a model, or look at the plan with `foreplan view {model}`")
+    check_writable(path)
     compiled = compile_model(model, settings_from(options))
     compiled.save(path)
     figures = compiled.estimate()
@@ -95,7 +101,7 @@ def verify(file: str, as_json: bool) -> None:
         compiled = api.load_plan(file)
     except PlanError as error:
         if as_json:
-            print_json({"file": file, "verified": False, "reason": str(error)})
+            print_json({"file": file, "verified": False, "reason": str(error), "exit_code": error.exit_code})
         raise
     figures = compiled.estimate()
     if as_json:

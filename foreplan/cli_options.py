@@ -27,14 +27,7 @@ DECIDED = ("batch", "shapes", "train", "optimizer", "loss", "target", "budget", 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _remember_json(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
-    context.meta["json"] = value  # for whoever reports an error
-    return value
-
-
-json_option = click.option(
-    "--json", "as_json", is_flag=True, is_eager=True, callback=_remember_json, help="Print one JSON object."
-)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @dataclass(frozen=True)
@@ -161,17 +154,21 @@ def compile_model(model: str, settings: Settings) -> Compiled:
     from foreplan import api, models
 
     with working(f"compiling {model}"):
-        if model.endswith(".onnx") or os.path.exists(model):
+        if is_file(model):
             graph = api.from_onnx(model, shapes=settings.shapes, batch=settings.batch)
             default = "cross_entropy"
         else:
             if settings.shapes:
-                raise UsageError(f"--shapes is for ONNX files; a zoo model takes arguments: {model}:batch=32")
+                base = model.partition(":")[0]
+                raise UsageError(f"--shapes is for ONNX files; a zoo model takes sizes in its name: {base}:batch=32")
             name = with_batch(model, settings.batch)
             graph, default = models.build(name), models.default_loss(name)
+        if settings.train:
+            from foreplan.frontend.losses import attach_loss
+
+            graph = attach_loss(graph, settings.loss or default, [next(iter(graph.outputs))])
         return api.compile(
             graph,
-            loss=(settings.loss or default) if settings.train else None,
             optimizer=make_optimizer(settings) if settings.train else None,
             target=settings.target,
             budget=settings.budget,
@@ -194,9 +191,19 @@ def given(*names: str) -> list[str]:
     return [n for n in names if context.get_parameter_source(n) is click.core.ParameterSource.COMMANDLINE]
 
 
+def is_file(text: str) -> bool:
+    """Whether MODEL means a file: an ONNX model's name, or anything that is there and not named like a zoo model."""
+    from foreplan import models
+
+    return text.endswith(".onnx") or (text.partition(":")[0] not in models.names() and os.path.exists(text))
+
+
 def is_plan_file(text: str) -> bool:
-    """Whether FILE|MODEL means a plan file: a file that is there and is not an ONNX model."""
-    return os.path.isfile(text) and not text.endswith(".onnx")
+    """Whether FILE|MODEL means a plan file: by its name, or by its first byte, with which no ONNX model begins."""
+    if not is_file(text) or not os.path.isfile(text) or text.endswith(".onnx"):
+        return False
+    with open(text, "rb") as file:
+        return text.endswith(".plan") or file.read(1) == b"{"
 
 
 def open_compiled(text: str, settings: Settings | None = None) -> Compiled:
@@ -212,6 +219,9 @@ def open_compiled(text: str, settings: Settings | None = None) -> Compiled:
 
 def print_json(data: Any) -> None:
     """One object on standard output; what JSON has no number for (nan, inf) becomes null."""
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta["printed"] = True  # an error that comes later prints no second object
     click.echo(json.dumps(_finite(data), indent=2, ensure_ascii=False))
 
 

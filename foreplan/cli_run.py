@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from foreplan.cli_data import epoch, interruptible, made_up, max_rss_bytes, read
 from foreplan.cli_options import (
     console,
     given,
+    is_file,
+    is_plan_file,
     json_option,
     model_options,
     open_compiled,
@@ -24,6 +27,7 @@ from foreplan.cli_options import (
     working,
 )
 from foreplan.errors import ForeplanError, UsageError
+from foreplan.files import check_writable
 from foreplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
     from foreplan.runtime.session import Session
 
 threads_option = click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads of the BLAS library.")
-seed_option = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+seed_option = click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
 
 
 @click.command(short_help="Run the forward pass on a file of arrays.")
@@ -72,12 +76,18 @@ def run(
     from foreplan.cli_options import Settings
 
     arrays = read_arrays(data)
+    if path is not None:
+        check_writable(path)
     shaped = parse_shapes(shapes)
-    if shaped is None and batch is None and model.endswith(".onnx"):
-        shaped = {name: array.shape for name, array in arrays.items()}
+    if shaped is None and batch is None and is_file(model) and not is_plan_file(model):
+        shaped = _shapes_from(model, arrays)
     compiled = open_compiled(model, Settings(batch=batch, shapes=shaped, train=False, target=target))
     if compiled.program.loss is not None:
         raise UsageError(f"{model} is a plan for training; `run` wants one made with --infer")
+    names = {slot.name for slot in compiled.program.inputs}
+    if others := [name for name in arrays if name not in names]:
+        say(f"note: the model does not take {', '.join(others)}")
+        arrays = {name: array for name, array in arrays.items() if name in names}
     session = compiled.bind(seed=seed, threads=threads, weights=weights)
     outputs = _infer(compiled, session, arrays, data)
     if path is not None:
@@ -91,6 +101,20 @@ def run(
             click.echo(f"{name}: {s['dtype']}{s['shape']}{range_text}")
     else:
         say(f"wrote {path}")
+
+
+def _shapes_from(model: str, arrays: Arrays) -> dict[str, tuple[int, ...]] | None:
+    """Shapes, as the data has them, of those inputs of an ONNX model whose shape the file leaves open."""
+    from foreplan.frontend.onnx import declared_shapes
+
+    shapes = {}
+    for name, extents in declared_shapes(model).items():
+        if name in arrays and (extents is None or None in extents):
+            own = arrays[name].shape
+            if extents is not None and len(extents) == len(own):
+                own = tuple(theirs if fixed is None else fixed for theirs, fixed in zip(own, extents))
+            shapes[name] = own
+    return shapes or None
 
 
 def _summary(array: np.ndarray) -> dict[str, Any]:
@@ -157,8 +181,8 @@ class Training:
 @click.option("--epochs", type=click.IntRange(min=1), help="Passes over the data; 1 unless --steps is given.")
 @click.option("--steps", type=click.IntRange(min=1), help="Stop after so many steps.")
 @click.option("-o", "--out", "path", metavar="W.safetensors", help="Checkpoint, written at the end and on Ctrl-C.")
-@click.option("--resume", metavar="W.safetensors", help="Go on from a checkpoint.")
-@click.option("--weights", metavar="W.safetensors", help="Start from these parameters.")
+@click.option("--resume", metavar="W.safetensors", help="Go on from a checkpoint, exactly where it was.")
+@click.option("--weights", metavar="W.safetensors", help="Start from these parameters, with a fresh optimizer.")
 @threads_option
 @seed_option
 @json_option
@@ -191,8 +215,8 @@ def train(
     if resume is not None and weights is not None:
         raise UsageError("--resume and --weights both say where to start from: give one")
     arrays = read_arrays(data)
-    if settings.batch is None and settings.shapes is None and model.endswith(".onnx"):
-        say("no --batch: the model's own batch is used, or 1 where it has none")
+    if path is not None:
+        check_writable(path)
     compiled = open_compiled(model, settings)
     if compiled.program.loss is None:
         raise UsageError(f"{model} is a plan for inference; `train` wants one made without --infer")
@@ -200,7 +224,9 @@ def train(
     if samples < batch:
         raise UsageError(f"{data!r} has {samples} samples, and a step takes {batch}: give --batch {samples} or less")
     with working("binding"):
-        session = compiled.bind(seed=seed, threads=threads, weights=resume or weights)
+        session = compiled.bind(seed=seed, threads=threads, weights=weights)
+        if resume is not None:
+            session.load(resume)
     per_epoch = samples // batch
     last = steps if steps is not None else (epochs or 1) * per_epoch
     if steps is not None and epochs is not None:
@@ -248,14 +274,22 @@ def _train(
                 text = f"epoch {number + 1}  loss {loss:.4f}  {format_seconds(training.seconds[-1])} a step"
                 progress.update(task, advance=1, description=text)
                 if not math.isfinite(loss):
-                    raise DivergedError(
-                        f"the loss is {loss} at step {index + 1}: training has diverged. No checkpoint was written; "
-                        "start again from the last good one, with a lower --lr"
-                    )
+                    raise DivergedError(f"the loss is {loss} at step {index + 1}: {_why_diverged(arrays, inputs)}")
                 if caught:
                     training.signal = caught[0]
                     return training
     return training
+
+
+def _why_diverged(arrays: Arrays, inputs: Mapping[str, np.ndarray]) -> str:
+    """What made a loss infinite or no number, for people: the data where they are not finite, else the training."""
+    import numpy as np
+
+    for name, array in inputs.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            finite = np.isfinite(arrays[name].reshape(len(arrays[name]), -1)).all(1)
+            return f"sample {int(np.argmin(finite))} of {name!r} holds nan or inf. No checkpoint was written"
+    return "training has diverged. No checkpoint was written; start from the last good one, or anew, with a lower --lr"
 
 
 class DivergedError(ForeplanError):

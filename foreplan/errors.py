@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ForeplanError(Exception):
     """The root: its message says what is wrong, where, and what to do about it.
@@ -54,15 +56,28 @@ class DoesNotFitError(ForeplanError):
         needed: bytes of the smallest plan found.
         capacity: bytes that were allowed.
         lower_bound: bytes no plan of this schedule can go below.
+        plan: that smallest `Plan`, where there is one to look at.
+        advice: what to try next, a line each.
     """
 
     exit_code = 3
 
-    def __init__(self, message: str, *, needed: int, capacity: int, lower_bound: int) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        needed: int,
+        capacity: int,
+        lower_bound: int,
+        plan: Any = None,
+        advice: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.needed = needed
         self.capacity = capacity
         self.lower_bound = lower_bound
+        self.plan = plan
+        self.advice = advice
 
 
 class SessionError(ForeplanError):

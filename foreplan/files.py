@@ -30,6 +30,26 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | bytearray | 
         file.write(data)
 
 
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Say now, before a long computation, what would keep `open_atomically` from starting; writes nothing.
+
+    Raises:
+        UsageError: the path cannot be written: no such directory, no permission, a directory.
+    """
+    text = os.fspath(path)
+    try:
+        if not _DESCRIPTOR.fullmatch(text) and stat.S_IFMT(_mode(text)) in (0, stat.S_IFREG):
+            folder = os.path.dirname(os.path.realpath(text))
+            if not os.path.isdir(folder):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), text)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), text)
+    except OSError as error:
+        raise _explain(text, error) from None
+    except ValueError:
+        raise UsageError(f"cannot write {text!r}: a path must not hold a null character") from None
+
+
 @contextlib.contextmanager
 def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A binary file to write in pieces; it takes the place of `path` when the block ends without an exception.
@@ -72,21 +92,27 @@ def _explain(path: str, error: OSError) -> ForeplanError:
 
 def _opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
     """The file to write at `path`; errors carry `path` itself as their file name, or none."""
-    if not path:
-        raise UsageError("cannot write a file without a name: give a path")
     if match := _DESCRIPTOR.fullmatch(path):
         return _descriptor(int(match[1] or match[3] or _STANDARD[match[2]]))
+    mode = _mode(path)
+    if mode and not stat.S_ISREG(mode):
+        return open(path, "wb", buffering=0)
+    return _beside(os.path.realpath(path), mode)
+
+
+def _mode(path: str) -> int:
+    """The mode of what is at `path`, 0 for nothing; refuses what cannot be written."""
+    if not path:
+        raise UsageError("cannot write a file without a name: give a path")
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
-        mode = 0
+        return 0
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    if mode and not stat.S_ISREG(mode):
-        return open(path, "wb", buffering=0)
-    if mode and not os.access(path, os.W_OK):
+    if stat.S_ISREG(mode) and not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-    return _beside(os.path.realpath(path), mode)
+    return mode
 
 
 @contextlib.contextmanager

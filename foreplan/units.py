@@ -44,12 +44,12 @@ def format_bytes(nbytes: int) -> str:
     return f"{nbytes} B" if unit == "B" else f"{size:,.2f} {unit}"
 
 
-def format_count(count: float) -> str:
-    """A count with a decimal prefix: `12.3 G`, `5 M`, `17`."""
+def format_count(count: float, unit: str = "") -> str:
+    """A count of some unit with a decimal prefix: `12.3 GFLOP`, `5 M`, `17 FLOP`."""
     for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(count) >= factor:
-            return f"{count / factor:.3g} {prefix}"
-    return f"{count:.3g}"
+            return f"{count / factor:.3g} {prefix}{unit}"
+    return f"{count:.3g} {unit}".rstrip()
 
 
 def format_seconds(seconds: float) -> str:

@@ -17,6 +17,11 @@ from foreplan.planner.verify import verify
 from foreplan.units import format_bytes, parse_bytes
 
 REMAT = ("off", "free", "auto")
+ADVICE = (
+    "a smaller batch or shorter sequences",
+    "an optimizer with less state",
+    "a larger budget; this planner does not recompute activations to save memory yet",
+)
 
 
 def plan(problem: Problem, budget: int | float | str | None = None, remat: str = "free") -> Plan:
@@ -97,9 +102,10 @@ def _does_not_fit(found: Plan, problem: Problem, allowed: int) -> DoesNotFitErro
     return DoesNotFitError(
         f"needs {format_bytes(found.arena_bytes)} ({found.arena_bytes} bytes), allowed are {format_bytes(allowed)} "
         f"({allowed} bytes); this schedule's lower bound is {format_bytes(bound)}{hopeless}. The peak is at step "
-        f"{peak} ({name}); largest there: {largest}. Try a smaller batch or shorter sequences, an optimizer with "
-        "less state, or a larger budget; this planner does not recompute activations to save memory yet.",
+        f"{peak} ({name}); largest there: {largest}. Try {', or '.join(ADVICE)}.",
         needed=found.arena_bytes,
         capacity=allowed,
         lower_bound=bound,
+        plan=found,
+        advice=ADVICE,
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from foreplan.errors import SessionError
+from foreplan.errors import SessionError, UsageError
 from foreplan.graph import Kind
 from foreplan.graph.init import generator_for
 from foreplan.lower.program import ARENA, PARAMETERS, Program, Slot
@@ -94,9 +95,12 @@ class Session:
             poison: overwrite dead bytes with NaN patterns and check every write. Slow; for finding bugs.
 
         Raises:
+            UsageError: a seed that is none.
             VerificationError: the plan is not right for the program.
             SessionError: the sessions cannot share, or there is no memory.
         """
+        if not 0 <= seed < 1 << 63:
+            raise UsageError(f"a seed is a whole number from 0 to 2**63 - 1, and is {seed}")
         verify(plan, program)
         self.program, self.plan = program, plan
         if threads is not None:
@@ -151,7 +155,7 @@ class Session:
             self._bound.run_watched(trace)
         return self._read_results(), trace.timings
 
-    def save(self, path: str) -> None:
+    def save(self, path: str | Path) -> None:
         """Write all that lasts to a safetensors file: `load` continues from it bit for bit.
 
         Raises:
@@ -160,18 +164,24 @@ class Session:
         from foreplan.runtime.checkpoint import save_checkpoint
 
         self._refuse_if_broken()
-        save_checkpoint(path, self.program, self._stored)
+        save_checkpoint(str(path), self.program, self._stored)
 
-    def load(self, path: str) -> None:
+    def load(self, path: str | Path, *, state: bool = True) -> None:
         """Read what `save` wrote; a file of parameters and buffers alone leaves the rest as it is.
 
+        Args:
+            path: of the checkpoint.
+            state: False reads parameters and buffers alone: the state of the optimizer, the step count and the random
+                state stay as they are.
+
         Raises:
-            SessionError: the file is damaged or of another model; the session is as it was.
+            SessionError: the file is damaged, of another model, or has the state of another optimizer; the session is
+                as it was.
         """
         from foreplan.runtime.checkpoint import load_checkpoint
 
-        load_checkpoint(path, self.program, self._stored)
-        self._broken = ""
+        if load_checkpoint(str(path), self.program, self._stored, state):
+            self._broken = ""
 
     @property
     def steps_done(self) -> int:

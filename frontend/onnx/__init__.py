@@ -21,6 +21,18 @@ if TYPE_CHECKING:
     import onnx
 
 
+def declared_shapes(model: str | Path) -> dict[str, tuple[int | None, ...] | None]:
+    """The inputs of an ONNX file with the extents that it fixes: None for an extent, or a shape, that it leaves open.
+
+    Raises:
+        ModelError, UnsupportedError: as `from_onnx`.
+    """
+    from foreplan.frontend.onnx.load import load_model
+    from foreplan.frontend.onnx.shapes import fixed_extents, user_inputs
+
+    return {info.name: fixed_extents(info) for info in user_inputs(load_model(model).proto.graph)}
+
+
 def from_onnx(
     model: str | Path | onnx.ModelProto,
     shapes: Mapping[str, Sequence[int]] | None = None,

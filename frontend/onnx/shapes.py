@@ -86,6 +86,13 @@ def user_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     return [info for info in graph.input if info.name not in held]
 
 
+def fixed_extents(info: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
+    """The extents that the file fixes, None for the others; None where it has no shape at all."""
+    if not info.type.tensor_type.HasField("shape"):
+        return None
+    return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in info.type.tensor_type.shape.dim)
+
+
 def _checked(model: Model, shapes: Mapping[str, Sequence[int]], batch: int | None) -> dict[str, Shape]:
     names = [info.name for info in user_inputs(model.proto.graph)]
     for name, shape in shapes.items():
@@ -160,8 +167,8 @@ def _resolve(
     if isinstance(extent, str) and extent in symbols:
         return symbols[extent][0]
     size = f"has the symbolic size {extent!r}" if extent else "has no size in the file"
-    declared = next(info for info in user_inputs(model.proto.graph) if info.name == name).type.tensor_type.shape.dim
-    pattern = [str(dim.dim_value) if dim.HasField("dim_value") else "…" for dim in declared]
+    found = next(info for info in user_inputs(model.proto.graph) if info.name == name)
+    pattern = ["…" if extent is None else str(extent) for extent in fixed_extents(found) or ()]
     raise ShapeError(
         f"{model.label}: axis {axis} of input {name!r} {size}, and nothing binds it; {_how(name, pattern)}"
     )
@@ -171,5 +178,5 @@ def _how(name: str, pattern: Sequence[str]) -> str:
     inner = ", ".join(pattern) + ("," if len(pattern) == 1 else "")
     return (
         f"bind it with shapes={{{name!r}: ({inner})}} (--shapes {name}:{'x'.join(pattern)}), for example "
-        f"shapes={{'x': (1, 3, 224, 224)}} or --shapes x:1x3x224x224, or bind first axes with batch="
+        f"shapes={{'x': (1, 3, 224, 224)}} or --shapes x:1x3x224x224, or bind first axes with batch= (--batch)"
     )

@@ -14,25 +14,13 @@ import time
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 from foreplan.cli import cli
 from foreplan.cli_options import LOSSES, OPTIMIZERS, parse_budget, parse_shapes, with_batch
 from foreplan.errors import UsageError
+from tests.foreplan.shell import MODEL, answer, foreplan
 
-MODEL = "mlp:batch=4,width=8,layers=2,inputs=6,classes=3"
 PROGRAM = [sys.executable, "-m", "foreplan.cli"]
-
-
-def foreplan(*arguments: object, code: int = 0) -> Result:
-    done = CliRunner().invoke(cli, [str(a) for a in arguments])
-    assert done.exit_code == code, done.output + done.stderr
-    assert "Traceback" not in done.stderr
-    return done
-
-
-def answer(*arguments: object, code: int = 0) -> dict:
-    return json.loads(foreplan(*arguments, "--json", code=code).stdout)
 
 
 @pytest.fixture

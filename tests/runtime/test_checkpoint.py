@@ -1,0 +1,117 @@
+"""Checkpoints: the same bytes every time, and what may be read into what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import foreplan as fp
+from foreplan.graph import Graph
+
+
+def model(dropout: float = 0.0) -> Graph:
+    def network(x: fp.frontend.Tensor) -> fp.frontend.Tensor:
+        x = fp.nn.relu(fp.nn.batch_norm(fp.nn.linear(x, 5, name="hidden"), name="norm"))
+        return fp.nn.linear(fp.nn.dropout(x, dropout) if dropout else x, 3, name="head")
+
+    return fp.trace(network, fp.spec((4, 6)), name="model")
+
+
+def session(optimizer: object = None, dropout: float = 0.0, seed: int = 0) -> fp.runtime.session.Session:
+    return fp.compile(model(dropout), loss=fp.losses.cross_entropy, optimizer=optimizer).bind(seed=seed)
+
+
+def batch() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {"x": rng.normal(size=(4, 6)).astype(np.float32), "target": rng.integers(0, 3, 4)}
+
+
+def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
+    trained = session(fp.optim.Adam())
+    trained.step(batch())
+    written = set()
+    for _ in range(20):
+        trained.save(tmp_path / "c.safetensors")
+        written.add((tmp_path / "c.safetensors").read_bytes())
+    assert len(written) == 1
+
+
+def test_parameters_start_any_optimizer_and_its_state_only_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "c.safetensors"
+    trained = session(fp.optim.Nesterov(0.1))
+    trained.step(batch())
+    trained.save(path)
+    for optimizer in (fp.optim.Adam(), fp.optim.SGD(0.1)):
+        other = session(optimizer, seed=1)
+        before = dict(other.stored)
+        with pytest.raises(fp.SessionError, match="state of another optimizer"):
+            other.load(path)
+        assert all((before[name] == other.stored[name]).all() for name in before)
+        other.load(path, state=False)
+        for name in trained.parameters:
+            np.testing.assert_array_equal(trained.parameters[name], other.parameters[name])
+        assert other.steps_done == 0
+        other.step(batch())
+
+
+def test_weights_bring_no_state_with_them(tmp_path: Path) -> None:
+    trained = session(fp.optim.Nesterov(0.1))
+    trained.step(batch())
+    trained.save(tmp_path / "c.safetensors")
+    step = fp.compile(model(), loss=fp.losses.cross_entropy, optimizer=fp.optim.Nesterov(0.1))
+    fresh = step.bind(weights=tmp_path / "c.safetensors")
+    assert fresh.steps_done == 0 and not fresh.stored["head.weight/velocity"].any()
+    np.testing.assert_array_equal(fresh.stored["norm.running_mean"], trained.stored["norm.running_mean"])
+
+
+def test_a_program_without_an_optimizer_reads_what_it_keeps(tmp_path: Path) -> None:
+    trained = session(fp.optim.Nesterov(0.1), dropout=0.5)
+    trained.step(batch())
+    trained.save(tmp_path / "c.safetensors")
+    gradients = session(dropout=0.5, seed=1)
+    gradients.load(tmp_path / "c.safetensors")
+    np.testing.assert_array_equal(gradients.stored["random_state"], trained.stored["random_state"])
+
+
+def test_files_of_other_tools_are_read(tmp_path: Path) -> None:
+    source, target = session(seed=1), session(fp.optim.Adam(), seed=2)
+    save_file(dict(source.stored), tmp_path / "plain.safetensors", {"format": "pt", "made": "elsewhere"})
+    target.load(tmp_path / "plain.safetensors")
+    np.testing.assert_array_equal(source.parameters["head.weight"], target.parameters["head.weight"])
+    source.save(tmp_path / "ours.safetensors")
+    assert set(load_file(tmp_path / "ours.safetensors")) == set(source.stored)
+
+
+@pytest.mark.parametrize("metadata", ["[]", "{", '{"state": 3}', '{"state": [1, null]}', "null"])
+def test_damaged_metadata_are_refused_or_passed_over(tmp_path: Path, metadata: str) -> None:
+    source = session(fp.optim.Nesterov(0.1))
+    save_file(dict(source.stored), tmp_path / "c.safetensors", {"foreplan": metadata})
+    try:
+        session(fp.optim.Nesterov(0.1)).load(tmp_path / "c.safetensors")
+    except fp.SessionError as error:
+        assert metadata == "{" and "not a checkpoint" in str(error)
+
+
+def test_what_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(fp.SessionError, match="directory"):
+        session().load(tmp_path)
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(fp.SessionError, match="not a checkpoint"):
+        session().load(tmp_path / "text")
+    for seed in (-1, 1 << 63):
+        with pytest.raises(fp.UsageError, match="a seed"):
+            session(seed=seed)
+
+
+def test_parameters_alone_do_not_mend_a_session(tmp_path: Path) -> None:
+    damaged = session(fp.optim.Nesterov(0.1))
+    damaged.save(tmp_path / "c.safetensors")
+    damaged._broken = "KeyboardInterrupt"
+    damaged.load(tmp_path / "c.safetensors", state=False)
+    with pytest.raises(fp.SessionError, match="interrupted"):
+        damaged.step(batch())
+    damaged.load(tmp_path / "c.safetensors")
+    damaged.step(batch())
