@@ -92,6 +92,11 @@ class TensorType:
     dtype: DType
     shape: Shape
 
+    def __post_init__(self) -> None:
+        # Sums of a graph's sizes must stay within 64 bits, and no machine comes near.
+        if math.prod(extent or 1 for extent in self.shape) > 1 << 50:
+            raise ShapeError(f"{self} has more than 2**50 elements: no machine holds it, so check the sizes given")
+
     @cached_property
     def size(self) -> int:
         """Number of elements."""
@@ -149,8 +154,13 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
     Raises:
         ShapeError: two extents differ and neither is 1.
     """
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError:
-        listed = " and ".join(str(list(shape)) for shape in shapes)
-        raise ShapeError(f"the shapes {listed} do not broadcast: extents must be equal or 1 from the right") from None
+    rank = max(map(len, shapes), default=0)
+    aligned = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    common = []
+    for extents in zip(*aligned):
+        wide = {extent for extent in extents if extent != 1}
+        if len(wide) > 1:
+            listed = " and ".join(str(list(shape)) for shape in shapes)
+            raise ShapeError(f"the shapes {listed} do not broadcast: extents must be equal or 1 from the right")
+        common.append(wide.pop() if wide else 1)
+    return tuple(common)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from foreplan.errors import UnsupportedError, UsageError
+from foreplan.errors import ShapeError, UnsupportedError, UsageError
 from foreplan.graph import Builder, Cost, Graph, Kind, Node, Op, TensorType, Value
 from foreplan.lower.numpy import NumpyTarget
 from foreplan.lower.program import ARENA, PARAMETERS, REGIONS, STATE, Call, Operand, Program, Slot
@@ -112,6 +112,10 @@ class _Lowering:
         gradients = [self.result(name, value, p.Category.GRADIENTS) for name, value in graph.gradients.items()]
         loss = None if graph.loss is None else self.result("loss", graph.loss, p.Category.OUTPUTS)
         self.finish_updates()
+        if sum(value.nbytes for value in self.values) + sum(action.workspace for action in self.actions) >> 62:
+            raise ShapeError(f"graph {graph.name!r} needs more than 2**62 bytes, which no machine holds: check its sizes")
+                f"graph {graph.name!r} needs more than 2**62 bytes: no machine holds it, so check its sizes"
+            )
         return Program(
             values=tuple(self.values),
             actions=tuple(self.actions),

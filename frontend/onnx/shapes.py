@@ -10,7 +10,7 @@ from foreplan.errors import ShapeError, UnsupportedError, UsageError
 from foreplan.frontend.onnx.load import Model
 from foreplan.frontend.onnx.tensors import dtype_of
 from foreplan.graph import TensorType, as_dtype
-from foreplan.graph.types import Shape
+from foreplan.graph.types import DType, Shape
 
 if TYPE_CHECKING:
     import onnx
@@ -61,7 +61,7 @@ def bind_shapes(model: Model, shapes: Mapping[str, Sequence[int]] | None, batch:
         name: tuple(_resolve(model, name, i, e, partly[name][i], symbols) for i, e in enumerate(extents))
         for name, extents in declared.items()
     }
-    types = {name: TensorType(dtypes[name], shape) for name, shape in final.items()}
+    types = {name: _type(model, name, dtypes[name], shape) for name, shape in final.items()}
     changed = {name: old for name, old in fixed_batches.items() if old != batch}
     if not changed:
         return Bound(types)
@@ -77,6 +77,13 @@ def bind_shapes(model: Model, shapes: Mapping[str, Sequence[int]] | None, batch:
         for name, type in types.items()
     }
     return Bound(types, exported, old)
+
+
+def _type(model: Model, name: str, dtype: DType, shape: Shape) -> TensorType:
+    try:
+        return TensorType(dtype, shape)
+    except ShapeError as error:
+        raise ShapeError(f"{model.label}: input {name!r}: {error}") from None
 
 
 def user_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:

@@ -165,3 +165,20 @@ def test_the_error_of_a_budget_keeps_its_numbers():
     assert error.needed == whole.plan.arena_bytes and error.capacity == error.needed // 2
     assert error.plan == whole.plan and error.advice
     assert error.lower_bound == whole.plan.lower_bound_bytes
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp:width=1000000000", "mlp:batch=99999999999999999999", "gpt2_small:seq=1" + 40 * "0"]
+)
+def test_sizes_beyond_every_machine(name):
+    assert "no machine holds it" in foreplan("estimate", name, code=2).stderr
+
+
+def test_many_tensors_beyond_every_machine():
+    def model(x):
+        for _ in range(2000):
+            x = fp.nn.softmax(x)
+        return x
+
+    with pytest.raises(fp.ShapeError, match="no machine holds it"):
+        fp.lower(fp.inference(fp.trace(model, fp.spec((2**25, 2**25)))), "numpy")
