@@ -74,7 +74,8 @@ def _print_error(ctx: click.Context, error: BaseException, message: str, exit_co
     """`{"error": "does not fit", "message": …, "exit_code": 3, …}`, where JSON was asked for and not printed yet."""
     if not ctx.meta.get("json") or ctx.meta.get("printed"):
         return
-    kind = re.sub(r"(?<!^)(?=[A-Z])", " ", type(error).__name__.removesuffix("Error")).lower()
+    name = "Interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__.removesuffix("Error")
+    kind = re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()
     figures = {}
     if isinstance(error, DoesNotFitError):
         figures = {

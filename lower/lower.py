@@ -113,7 +113,7 @@ class _Lowering:
         loss = None if graph.loss is None else self.result("loss", graph.loss, p.Category.OUTPUTS)
         self.finish_updates()
         if sum(value.nbytes for value in self.values) + sum(action.workspace for action in self.actions) >> 62:
-            raise ShapeError(f"graph {graph.name!r} needs more than 2**62 bytes, which no machine holds: check its sizes")
+            raise ShapeError(
                 f"graph {graph.name!r} needs more than 2**62 bytes: no machine holds it, so check its sizes"
             )
         return Program(
