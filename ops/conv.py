@@ -62,6 +62,11 @@ class _Geometry(Op):
     def _is_weight(self, index: int) -> bool:
         return index > 0
 
+    @property
+    def geometry(self) -> tuple[Shape, Pads, Shape, int]:
+        """The attributes that the op shares with its gradients."""
+        return self.strides, self.pads, self.dilations, self.groups
+
     def windows(self, extent: Shape, kernel: Shape) -> Windows:
         """The windows over images of this extent."""
         positions = count_positions(extent, kernel, self.strides, self.pads, self.dilations)
@@ -107,14 +112,13 @@ class Conv(_Geometry):
         """Weights first: with their gradient done, x's bytes may be free for the data's."""
         (x, w), (g,) = inputs[:2], cotangents
         assert g is not None
-        geometry = (self.strides, self.pads, self.dilations, self.groups)
-        dw = b.apply(ConvWeightGrad(*geometry, kernel=w.shape[2:]), x, g) if b.wants(w) else None
+        dw = b.apply(ConvWeightGrad(*self.geometry, kernel=w.shape[2:]), x, g) if b.wants(w) else None
         gradients = [None, dw]
         if len(inputs) > 2:
             axes = (0, *range(2, len(g.shape)))
             gradients.append(reduce(b, "sum", g, axes) if b.wants(inputs[2]) else None)
         if b.wants(x):
-            gradients[0] = b.apply(ConvDataGrad(*geometry, spatial=x.shape[2:]), g, w)
+            gradients[0] = b.apply(ConvDataGrad(*self.geometry, spatial=x.shape[2:]), g, w)
         return gradients
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
@@ -178,9 +182,8 @@ class ConvDataGrad(_Geometry):
         """It is linear in g (whose cotangent is a convolution) and in w."""
         (g, w), (t,) = inputs, cotangents
         assert t is not None
-        geometry = (self.strides, self.pads, self.dilations, self.groups)
-        dw = b.apply(ConvWeightGrad(*geometry, kernel=w.shape[2:]), t, g) if b.wants(w) else None
-        dg = b.apply(Conv(*geometry), t, w) if b.wants(g) else None
+        dw = b.apply(ConvWeightGrad(*self.geometry, kernel=w.shape[2:]), t, g) if b.wants(w) else None
+        dg = b.apply(Conv(*self.geometry), t, w) if b.wants(g) else None
         return [dg, dw]
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
@@ -245,9 +248,8 @@ class ConvWeightGrad(_Geometry):
         """It is linear in x and in g; the cotangent plays the weights."""
         (x, g), (t,) = inputs, cotangents
         assert t is not None
-        geometry = (self.strides, self.pads, self.dilations, self.groups)
-        dg = b.apply(Conv(*geometry), x, t) if b.wants(g) else None
-        dx = b.apply(ConvDataGrad(*geometry, spatial=x.shape[2:]), g, t) if b.wants(x) else None
+        dg = b.apply(Conv(*self.geometry), x, t) if b.wants(g) else None
+        dx = b.apply(ConvDataGrad(*self.geometry, spatial=x.shape[2:]), g, t) if b.wants(x) else None
         return [dx, dg]
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:

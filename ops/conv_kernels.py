@@ -115,6 +115,13 @@ def _plan(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> Blocking:
     return blocking(TensorType(dtype, x.shape), TensorType(dtype, w.shape), TensorType(dtype, y.shape))
 
 
+def _gathered(windows: Windows, groups: int, images: np.ndarray, box: Box, memory: np.ndarray) -> np.ndarray:
+    """The block of columns of images [items, C, *S], filled, as [groups, C/groups·taps, positions]."""
+    columns = _columns(windows, images.shape[1], len(images), box, memory)
+    _gather(windows, images, box, columns)
+    return columns.reshape(groups, images.shape[1] // groups * len(windows.taps), -1)
+
+
 def column_conv(
     windows: Windows, groups: int, x: np.ndarray, w: np.ndarray, y: np.ndarray, workspace: np.ndarray
 ) -> None:
@@ -123,16 +130,13 @@ def column_conv(
     memory, joined, _ = _parts(workspace, plan, x.dtype)
     weights, outputs = grouped_weights(w, groups), grouped(y, groups)
     for items, box in plan.walk(windows, len(x)):
-        images = x[items]
-        columns = _columns(windows, x.shape[1], len(images), box, memory)
-        _gather(windows, images, box, columns)
-        matrix = columns.reshape(groups, weights.shape[2], -1)
+        matrix = _gathered(windows, groups, x[items], box, memory)
         if plan.images == 1:
             np.matmul(weights, matrix, out=outputs[items.start, :, :, box.start : box.stop])
         else:
             rows = joined[: w.shape[0] * matrix.shape[2]].reshape(groups, weights.shape[1], -1)
             np.matmul(weights, matrix, out=rows)
-            outputs[items] = rows.reshape(*rows.shape[:2], len(images), -1).transpose(2, 0, 1, 3)
+            outputs[items] = rows.reshape(*rows.shape[:2], items.stop - items.start, -1).transpose(2, 0, 1, 3)
 
 
 def column_data_grad(
@@ -149,10 +153,8 @@ def column_data_grad(
         columns = _columns(windows, dx.shape[1], target.shape[1], box, memory)
         rows = _joined_rows(plan, grads, items, box, joined)
         np.matmul(weights, rows, out=columns.reshape(groups, weights.shape[1], -1))
-        for i, tap in enumerate(windows.taps):
-            inside, there = windows.reach(tap, box)
-            if not is_empty(inside):
-                target[(..., *there)] += columns[(slice(None), i, Ellipsis, *inside)]
+        for i, inside, there in windows.reached(box):
+            target[(..., *there)] += columns[(slice(None), i, Ellipsis, *inside)]
 
 
 def _joined_rows(plan: Blocking, grads: np.ndarray, items: slice, box: Box, joined: np.ndarray) -> np.ndarray:
@@ -173,11 +175,8 @@ def column_weight_grad(
     memory, joined, rest = _parts(workspace, plan, x.dtype)
     weights, grads = grouped_weights(dw, groups), grouped(g, groups)
     for items, box in plan.walk(windows, len(x)):
-        images = x[items]
-        columns = _columns(windows, x.shape[1], len(images), box, memory)
-        _gather(windows, images, box, columns)
+        matrix = _gathered(windows, groups, x[items], box, memory)
         rows = _joined_rows(plan, grads, items, box, joined)
-        matrix = columns.reshape(groups, weights.shape[2], -1)
         add_product(rows, matrix, weights, rest, first=items.start == 0 and box.start == 0)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from foreplan.graph import TensorType
 from foreplan.graph.types import Shape
-from foreplan.ops.window import Index, Windows, block_size, is_empty, plane_blocks
+from foreplan.ops.window import Index, Windows, block_size, plane_blocks
 from foreplan.units import align_up
 
 FLAT_BLOCK = 1 << 15  # elements of a padded block
@@ -206,19 +206,21 @@ def _tap_weights(w: np.ndarray, channels: slice, tap: Shape) -> np.ndarray:
     return w[place].reshape(-1, *(1 for _ in tap))
 
 
+def _add_product(total: np.ndarray, x: np.ndarray, w: np.ndarray, memory: np.ndarray) -> None:
+    """total += x · w, element by element."""
+    product = memory[: x.size].reshape(x.shape)
+    np.multiply(x, w, out=product)
+    total += product
+
+
 def _tap_conv(windows: Windows, x: np.ndarray, w: np.ndarray, y: np.ndarray, workspace: np.ndarray) -> None:
     memory = workspace.view(x.dtype)
     for items, channels, box in plane_blocks(windows, y.shape):
         block = y[(items, channels, *box.slices)]
         block[...] = 0
-        for tap in windows.taps:
-            inside, there = windows.reach(tap, box)
-            if is_empty(inside):
-                continue
+        for i, inside, there in windows.reached(box):
             target, source = block[(..., *inside)], x[(items, channels, *there)]
-            product = memory[: source.size].reshape(source.shape)
-            np.multiply(source, _tap_weights(w, channels, tap), out=product)
-            target += product
+            _add_product(target, source, _tap_weights(w, channels, windows.taps[i]), memory)
 
 
 def _tap_data_grad(windows: Windows, g: np.ndarray, w: np.ndarray, dx: np.ndarray, workspace: np.ndarray) -> None:
@@ -226,14 +228,9 @@ def _tap_data_grad(windows: Windows, g: np.ndarray, w: np.ndarray, dx: np.ndarra
     dx[...] = 0
     for items, channels, box in plane_blocks(windows, g.shape):
         block = g[(items, channels, *box.slices)]
-        for tap in windows.taps:
-            inside, there = windows.reach(tap, box)
-            if is_empty(inside):
-                continue
+        for i, inside, there in windows.reached(box):
             target, source = dx[(items, channels, *there)], block[(..., *inside)]
-            product = memory[: source.size].reshape(source.shape)
-            np.multiply(source, _tap_weights(w, channels, tap), out=product)
-            target += product
+            _add_product(target, source, _tap_weights(w, channels, windows.taps[i]), memory)
 
 
 def _tap_weight_grad(windows: Windows, x: np.ndarray, g: np.ndarray, dw: np.ndarray, workspace: np.ndarray) -> None:
@@ -243,13 +240,10 @@ def _tap_weight_grad(windows: Windows, x: np.ndarray, g: np.ndarray, dw: np.ndar
     dw[...] = 0
     for items, channels, box in plane_blocks(windows, g.shape):
         block = g[(items, channels, *box.slices)]
-        for tap in windows.taps:
-            inside, there = windows.reach(tap, box)
-            if is_empty(inside):
-                continue
+        for i, inside, there in windows.reached(box):
             source = block[(..., *inside)]
             product = memory[: source.size].reshape(source.shape)
             np.multiply(source, x[(items, channels, *there)], out=product)
             partial = np.add.reduce(product, axis=axes, out=sums[: source.shape[1]])
-            place: Index = (channels, 0, *tap)
+            place: Index = (channels, 0, *windows.taps[i])
             dw[place] += partial

@@ -36,17 +36,54 @@ def check_indices(type: TensorType) -> None:
         raise ShapeError(f"indices must be integers, and are {type}")
 
 
-@register
 @dataclass(frozen=True)
-class Gather(Op):
-    """y[a…, i…, b…] = data[a…, indices[i…], b…]: whole slices of one axis.
+class ReadAt(Op):
+    """What reads data (input 0) at indices (input 1).
 
     Attributes:
-        axis: not negative; the axes of `indices` take its place.
+        axis: which the indices count along, not negative.
     """
 
-    name: ClassVar[str] = "gather"
     axis: int = 0
+
+    def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
+        """From the first element, counted from either end, to the last."""
+        extent = inputs[0].shape[self.axis]
+        return (-extent, extent - 1) if index == 1 else None
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """Bytes of the indices, and of the what is read and written."""
+        return Cost(0, inputs[1].nbytes + 2 * outputs[0].nbytes)
+
+
+@dataclass(frozen=True)
+class AddAt(Op):
+    """What adds updates (input 1) at indices (input 0), in the order of the indices: the same bits every time.
+
+    Attributes:
+        axis: which the indices count along, not negative.
+        shape: of the output.
+    """
+
+    axis: int
+    shape: Shape
+
+    def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
+        """From the first element, counted from either end, to the last."""
+        extent = self.shape[self.axis]
+        return (-extent, extent - 1) if index == 0 else None
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """One addition an element of the updates."""
+        return Cost(inputs[1].size, sum(type.nbytes for type in (*inputs, *outputs)) + inputs[1].nbytes)
+
+
+@register
+@dataclass(frozen=True)
+class Gather(ReadAt):
+    """y[a…, i…, b…] = data[a…, indices[i…], b…]: whole slices of one axis, whose place the axes of `indices` take."""
+
+    name: ClassVar[str] = "gather"
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The axis replaced by the indices' shape."""
@@ -65,15 +102,6 @@ class Gather(Op):
         (data, indices), (g,) = inputs, cotangents
         assert g is not None
         return [b.apply(ScatterAdd(self.axis, data.shape), indices, g), None]
-
-    def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
-        """From the first element, counted from either end, to the last."""
-        extent = inputs[0].shape[self.axis]
-        return (-extent, extent - 1) if index == 1 else None
-
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """Bytes of the indices, and of the slices read and written."""
-        return Cost(0, inputs[1].nbytes + 2 * outputs[0].nbytes)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of indices as 64-bit integers, if they are not."""
@@ -101,19 +129,10 @@ class Gather(Op):
 
 @register
 @dataclass(frozen=True)
-class ScatterAdd(Op):
-    """y = zeros (or a third input) of `shape`, with updates[a…, i…, b…] added to y[a…, indices[i…], b…].
-
-    Additions happen in the order of the indices, so the result has the same bits every time.
-
-    Attributes:
-        axis: not negative.
-        shape: of the output.
-    """
+class ScatterAdd(AddAt):
+    """y = zeros (or a third input) of `shape`, with updates[a…, i…, b…] added to y[a…, indices[i…], b…]."""
 
     name: ClassVar[str] = "scatter_add"
-    axis: int
-    shape: Shape
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """`shape`, if the updates have it with the axis replaced by the indices' shape."""
@@ -146,15 +165,6 @@ class ScatterAdd(Op):
     def _folded(self, updates: Shape, behind: int) -> Folded:
         split = len(updates) - behind
         return math.prod(updates[: self.axis]), math.prod(updates[self.axis : split]), math.prod(updates[split:])
-
-    def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
-        """From the first element, counted from either end, to the last."""
-        extent = self.shape[self.axis]
-        return (-extent, extent - 1) if index == 0 else None
-
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """One addition an element of the updates."""
-        return Cost(inputs[1].size, sum(type.nbytes for type in (*inputs, *outputs)) + inputs[1].nbytes)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Blocks of flat indices and of updates, where slices are too short to be added one by one."""

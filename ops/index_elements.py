@@ -13,42 +13,33 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
+from foreplan.graph import Builder, TensorType, Value, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.graph.types import Shape
 from foreplan.ops.blocks import Folded, Piece, can_fold, carve, carve_bytes, fold, folded_shape, iota
-from foreplan.ops.index import INDICES, check_indices
+from foreplan.ops.index import INDICES, AddAt, ReadAt, check_indices
 from foreplan.ops.reduce import normalize_axes
 from foreplan.ops.shape import slice_axis
 
 _INT64 = np.dtype(np.int64)
 
 
-@dataclass(frozen=True)
-class _ElementOp(Op):
-    """What gathering and scattering elements share: a table and indices that differ in extent along one axis only.
+def _check(axis: int, table: TensorType, indices: TensorType) -> None:
+    """Raise ShapeError unless the two differ in extent along the axis only."""
+    check_indices(indices)
+    if not 0 <= axis < table.rank or table.rank != indices.rank:
+        raise ShapeError(f"{table} and {indices} must have the same axes, {axis} among them")
+    if any(a != b for i, (a, b) in enumerate(zip(table.shape, indices.shape)) if i != axis):
+        raise ShapeError(f"{table} and {indices} differ in more than axis {axis}")
+    if indices.size and not table.shape[axis]:
+        raise ShapeError(f"axis {axis} of {table} has nothing to index")
 
-    Attributes:
-        axis: not negative.
-    """
 
-    axis: int
-
-    def check(self, table: TensorType, indices: TensorType) -> None:
-        """Raise ShapeError unless the two fit."""
-        check_indices(indices)
-        if not 0 <= self.axis < table.rank or table.rank != indices.rank:
-            raise ShapeError(f"{table} and {indices} must have the same axes, {self.axis} among them")
-        if any(a != b for i, (a, b) in enumerate(zip(table.shape, indices.shape)) if i != self.axis):
-            raise ShapeError(f"{table} and {indices} differ in more than axis {self.axis}")
-        if indices.size and not table.shape[self.axis]:
-            raise ShapeError(f"axis {self.axis} of {table} has nothing to index")
-
-    def pieces(self, indices: Shape, dtype: np.dtype) -> list[Piece]:
-        """Row and column numbers, flat indices and values of one block."""
-        rows, at, columns = _element_extents(folded_shape(indices, self.axis))
-        block = (rows * at * columns,)
-        return [((rows,), _INT64), ((columns,), _INT64), (block, _INT64), (block, dtype)]
+def _pieces(axis: int, indices: Shape, dtype: np.dtype) -> list[Piece]:
+    """Row and column numbers, flat indices and values of one block."""
+    rows, at, columns = _element_extents(folded_shape(indices, axis))
+    block = (rows * at * columns,)
+    return [((rows,), _INT64), ((columns,), _INT64), (block, _INT64), (block, dtype)]
 
 
 def _element_extents(folded: Folded) -> Folded:
@@ -85,7 +76,7 @@ def _element_blocks(
 
 @register
 @dataclass(frozen=True)
-class GatherElements(_ElementOp):
+class GatherElements(ReadAt):
     """y[a…, i, b…] = data[a…, indices[a…, i, b…], b…]."""
 
     name: ClassVar[str] = "gather_elements"
@@ -93,7 +84,7 @@ class GatherElements(_ElementOp):
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The indices' shape."""
         data, indices = inputs
-        self.check(data, indices)
+        _check(self.axis, data, indices)
         return (data.with_shape(indices.shape),)
 
     def vjp(
@@ -104,23 +95,14 @@ class GatherElements(_ElementOp):
         assert g is not None
         return [b.apply(ScatterElementsAdd(self.axis, data.shape), indices, g), None]
 
-    def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
-        """From the first element, counted from either end, to the last."""
-        extent = inputs[0].shape[self.axis]
-        return (-extent, extent - 1) if index == 1 else None
-
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """Bytes of the indices, and of the elements read and written."""
-        return Cost(0, inputs[1].nbytes + 2 * outputs[0].nbytes)
-
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of flat indices and values."""
-        return carve_bytes(*self.pieces(inputs[1].shape, inputs[0].dtype.numpy))
+        return carve_bytes(*_pieces(self.axis, inputs[1].shape, inputs[0].dtype.numpy))
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Block by block, by flat indices."""
         data, indices, out = (fold(x, self.axis) for x in (*inputs, *outputs))
-        scratch = carve(workspace, *self.pieces(inputs[1].shape, data.dtype))
+        scratch = carve(workspace, *_pieces(self.axis, inputs[1].shape, data.dtype))
         for where_, flat, values in _element_blocks(indices, data.shape[1], scratch):
             np.take(data.reshape(-1), flat, out=values, mode="clip")
             np.copyto(out[where_], values)
@@ -128,23 +110,16 @@ class GatherElements(_ElementOp):
 
 @register
 @dataclass(frozen=True)
-class ScatterElementsAdd(_ElementOp):
-    """y = zeros of `shape`, with updates[a…, i, b…] added to y[a…, indices[a…, i, b…], b…].
-
-    Additions happen in the order of the indices, so the result has the same bits every time.
-
-    Attributes:
-        shape: of the output.
-    """
+class ScatterElementsAdd(AddAt):
+    """y = zeros of `shape`, with updates[a…, i, b…] added to y[a…, indices[a…, i, b…], b…]."""
 
     name: ClassVar[str] = "scatter_elements_add"
-    shape: Shape
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """`shape`, which may differ from the indices' along the axis."""
         indices, updates = inputs
         out = updates.with_shape(self.shape)
-        self.check(out, indices)
+        _check(self.axis, out, indices)
         if updates.shape != indices.shape:
             raise ShapeError(f"updates {updates} and indices {indices} must have one shape")
         return (out,)
@@ -161,24 +136,15 @@ class ScatterElementsAdd(_ElementOp):
         """Updates whose axes before and behind merge."""
         return index == 1 and can_fold(input, strides, self.axis)
 
-    def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
-        """From the first element, counted from either end, to the last."""
-        extent = self.shape[self.axis]
-        return (-extent, extent - 1) if index == 0 else None
-
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """One addition an update."""
-        return Cost(inputs[1].size, sum(type.nbytes for type in (*inputs, *outputs)) + inputs[1].nbytes)
-
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of flat indices and values."""
-        return carve_bytes(*self.pieces(inputs[0].shape, inputs[1].dtype.numpy))
+        return carve_bytes(*_pieces(self.axis, inputs[0].shape, inputs[1].dtype.numpy))
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Block by block, by flat indices."""
         indices, updates, out = (fold(x, self.axis) for x in (*inputs, *outputs))
         out.fill(0)
-        scratch = carve(workspace, *self.pieces(inputs[0].shape, out.dtype))
+        scratch = carve(workspace, *_pieces(self.axis, inputs[0].shape, out.dtype))
         for where_, flat, values in _element_blocks(indices, out.shape[1], scratch):
             np.copyto(values, updates[where_])
             np.add.at(out.reshape(-1), flat.reshape(-1), values.reshape(-1))

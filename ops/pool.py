@@ -20,7 +20,6 @@ from foreplan.ops.window import (
     Windows,
     block_size,
     count_positions,
-    is_empty,
     per_axis,
     plane_blocks,
     spatial_size,
@@ -126,10 +125,7 @@ class MaxPool(_Pool):
             best[...] = lowest
             if self.save_index:
                 outputs[1][where] = 0
-            for i, tap in enumerate(windows.taps):
-                inside, there = windows.reach(tap, box)
-                if is_empty(inside):
-                    continue
+            for i, inside, there in windows.reached(box):
                 target, source = best[(..., *inside)], x[(items, channels, *there)]
                 if not self.save_index:
                     np.maximum(target, source, out=target)
@@ -182,10 +178,7 @@ class MaxPoolGrad(_Pool):
         dx[...] = 0
         for items, channels, box in plane_blocks(windows, g.shape):
             where = (items, channels, *box.slices)
-            for i, tap in enumerate(windows.taps):
-                inside, there = windows.reach(tap, box)
-                if is_empty(inside):
-                    continue
+            for i, inside, there in windows.reached(box):
                 source = g[where][(..., *inside)]
                 won = workspace[align_up(count * g.itemsize, 64) :][: source.size].view(bool).reshape(source.shape)
                 part = workspace[: source.size * g.itemsize].view(g.dtype).reshape(source.shape)
@@ -258,10 +251,8 @@ class AvgPool(_MeanPool):
         for items, channels, box in plane_blocks(windows, y.shape):
             block = y[(items, channels, *box.slices)]
             block[...] = 0
-            for tap in windows.taps:
-                inside, there = windows.reach(tap, box)
-                if not is_empty(inside):
-                    block[(..., *inside)] += x[(items, channels, *there)]
+            for _, inside, there in windows.reached(box):
+                block[(..., *inside)] += x[(items, channels, *there)]
             self.divide(block, windows, box.lower, box.upper)
 
 
@@ -313,10 +304,8 @@ class AvgPoolGrad(_MeanPool):
             shares = workspace[: source.size * g.itemsize].view(g.dtype).reshape(source.shape)
             shares[...] = source
             self.divide(shares, windows, box.lower, box.upper)
-            for tap in windows.taps:
-                inside, there = windows.reach(tap, box)
-                if not is_empty(inside):
-                    dx[(items, channels, *there)] += shares[(..., *inside)]
+            for _, inside, there in windows.reached(box):
+                dx[(items, channels, *there)] += shares[(..., *inside)]
 
 
 def _attributes(op: _MeanPool) -> tuple[Shape, Shape, Pads, Shape, bool, Shape]:

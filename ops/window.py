@@ -92,6 +92,13 @@ class Windows:
             source.append(slice(element, element + count * self.strides[axis], self.strides[axis]))
         return tuple(inside), tuple(source)
 
+    def reached(self, box: Box) -> Iterator[tuple[int, Index, Index]]:
+        """(number of the tap, and what `reach` says) for each tap that falls inside from some position of the box."""
+        for i, tap in enumerate(self.taps):
+            inside, source = self.reach(tap, box)
+            if not is_empty(inside):
+                yield i, inside, source
+
     def boxes(self, limit: int) -> Iterator[Box]:
         """All positions in C order, in boxes of at most `limit` (at least one) positions."""
         yield from _boxes(self.positions, limit)

@@ -46,14 +46,21 @@ def linear(
         ShapeError: `x` has fewer than two axes.
     """
     inputs = x.shape[-1] if x.shape else 0
-    dtype = float_dtype(x)
     with layer(name, "linear"):
-        default = uniform_fan_in(inputs)
-        w = parameter("weight", (features, inputs), default if weight_init is None else weight_init, dtype)
+        w, b = _weight_and_bias(x, (features, inputs), features if bias else None, weight_init, bias_init)
         y = current().wrap(matmul(current().at(), x.value, w.value, transpose_b=True))
-        if bias:
-            y = y + parameter("bias", features, default if bias_init is None else bias_init, dtype)
-    return y
+        return y if b is None else y + b
+
+
+def _weight_and_bias(
+    x: Tensor, shape: tuple[int, ...], biases: int | None, weight_init: Init | None, bias_init: Init | None
+) -> tuple[Tensor, Tensor | None]:
+    """Parameters `weight` and, unless `biases` is None, `bias`, from U(±1/√n), n = elements of `weight[0]`."""
+    default, dtype = uniform_fan_in(math.prod(shape[1:])), float_dtype(x)
+    weight = parameter("weight", shape, default if weight_init is None else weight_init, dtype)
+    if biases is None:
+        return weight, None
+    return weight, parameter("bias", biases, default if bias_init is None else bias_init, dtype)
 
 
 def conv(
@@ -92,12 +99,9 @@ def conv(
     taps, steps, gaps = _per_axis(kernel, axes), _per_axis(stride, axes), _per_axis(dilation, axes)
     if axes < 1 or groups < 1 or x.shape[1] % groups or features % groups:
         raise ShapeError(f"conv of {x!r} to {features} channels in {groups} groups: needs [N, C, *S], whole groups")
-    dtype = float_dtype(x)
     with layer(name, "conv"):
         shape = (features, x.shape[1] // groups, *taps)
-        default = uniform_fan_in(math.prod(shape[1:]))
-        w = parameter("weight", shape, default if weight_init is None else weight_init, dtype)
-        b = parameter("bias", features, default if bias_init is None else bias_init, dtype) if bias else None
+        w, b = _weight_and_bias(x, shape, features if bias else None, weight_init, bias_init)
         y = convolution.conv(
             current().at(),
             x.value,
@@ -136,12 +140,9 @@ def conv_transpose(
     axes = x.ndim - 2
     if axes < 1 or groups < 1 or x.shape[1] % groups or features % groups:
         raise ShapeError(f"conv_transpose of {x!r} to {features} channels in {groups} groups: needs whole groups")
-    dtype = float_dtype(x)
     with layer(name, "conv_transpose"):
         shape = (x.shape[1], features // groups, *_per_axis(kernel, axes))
-        default = uniform_fan_in(math.prod(shape[1:]))
-        w = parameter("weight", shape, default if weight_init is None else weight_init, dtype)
-        b = parameter("bias", features, default if bias_init is None else bias_init, dtype) if bias else None
+        w, b = _weight_and_bias(x, shape, features if bias else None, weight_init, bias_init)
         y = convolution.conv_transpose(
             current().at(),
             x.value,

@@ -82,14 +82,14 @@ def _trunc_div() -> Callable[..., Any]:
     return trunc_div
 
 
-def _max_partials(a: Expr, b: Expr, y: Expr) -> Sequence[Expr]:
-    share = where(call("eq", a, b), 0.5, 1.0)  # a tie is shared, as JAX and PyTorch do
-    return where(a >= b, share, 0.0), where(b >= a, share, 0.0)
+def _chosen(wins: str) -> Partials:
+    """Partial derivatives of the one of two arguments that is greater, or less, or equal."""
 
+    def partials(a: Expr, b: Expr, y: Expr) -> Sequence[Expr]:
+        share = where(call("eq", a, b), 0.5, 1.0)  # a tie is shared, as JAX and PyTorch do
+        return where(call(wins, a, b), share, 0.0), where(call(wins, b, a), share, 0.0)
 
-def _min_partials(a: Expr, b: Expr, y: Expr) -> Sequence[Expr]:
-    share = where(call("eq", a, b), 0.5, 1.0)
-    return where(a <= b, share, 0.0), where(b <= a, share, 0.0)
+    return partials
 
 
 def _pow_partials(a: Expr, b: Expr, y: Expr) -> Sequence[Expr]:
@@ -118,8 +118,8 @@ FUNCTIONS: dict[str, Function] = {
     "truncdiv": Function(_trunc_div, 2, "same", _zero),
     "mod": Function(_np("remainder"), 2, "same", lambda a, b, y: (1.0, -call("floor", a / b))),
     "fmod": Function(_np("fmod"), 2, "same", lambda a, b, y: (1.0, -call("trunc", a / b))),
-    "max": Function(_np("maximum"), 2, "same", _max_partials),
-    "min": Function(_np("minimum"), 2, "same", _min_partials),
+    "max": Function(_np("maximum"), 2, "same", _chosen("ge")),
+    "min": Function(_np("minimum"), 2, "same", _chosen("le")),
     "atan2": Function(_np("arctan2"), 2, "float", lambda a, b, y: (b / (a * a + b * b), -a / (a * a + b * b))),
     "neg": Function(_np("negative"), 1, "same", lambda x, y: (-1.0,)),
     "abs": Function(_np("absolute"), 1, "same", lambda x, y: (call("sign", x),)),
