@@ -24,46 +24,53 @@ PRODUCT_BYTES = 2 * 2**20  # likewise the product that is added to the weights' 
 @register
 @dataclass(frozen=True)
 class LinearCrossEntropy(Op):
-    """(loss, dh, dw) of the mean cross-entropy of logits h·wᵀ, without the logits ever being whole.
+    """(loss, dh, dw) of the mean cross-entropy of logits h·wᵀ (+ bias), without the logits ever being whole.
 
-    Inputs h[rows, depth], w[classes, depth], target[rows]. The loss is the mean over the items whose target is not
-    `ignore_index` (0 if there are none), dh and dw are its gradients. Each chunk of rows makes its logits, turns them
-    into their gradient in place, and adds its share to dh and dw, so nothing is computed twice.
+    Inputs h[rows, depth], w[classes, depth], target[rows], and optionally bias[classes], whose gradient then is a
+    fourth output. The loss is the mean over the items whose target is not `ignore_index` (0 if there are none); the
+    other outputs are its gradients. Each chunk of rows makes its logits, turns them into their gradient in place, and
+    adds its share to dh and dw, so nothing is computed twice.
 
     Attributes:
         chunk: rows whose logits exist at once, chunk · classes elements of workspace.
         ignore_index: the target of items that do not count.
+        mean: the loss is the items' mean; else it is their sum.
     """
 
     name: ClassVar[str] = "linear_cross_entropy"
     chunk: int = 256
     ignore_index: int = IGNORE
+    mean: bool = True
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
-        """A scalar, and the types of h and w."""
-        h, w, target = inputs
+        """A scalar, and the types of h and w, and of the bias."""
+        h, w, target, *bias = inputs
         if h.rank != 2 or w.rank != 2 or h.dtype != w.dtype or not h.dtype.is_float or h.shape[1] != w.shape[1]:
             raise ShapeError(f"needs h[rows, depth] and w[classes, depth] of one element type, and got {h} and {w}")
         if target.shape != h.shape[:1] or target.dtype.category not in ("int", "uint"):
             raise ShapeError(f"the target must be {h.shape[0]} integers, and is {target}")
         if self.chunk < 1:
             raise ShapeError(f"a chunk must have at least one row, and has {self.chunk}")
-        return h.with_shape(()), h, w
+        if len(bias) > 1 or any(type != w.with_shape(w.shape[:1]) for type in bias):
+            raise ShapeError(f"the bias of {w.shape[0]} classes must be {w.with_shape(w.shape[:1])}, and is {bias[0]}")
+        return h.with_shape(()), h, w, *bias
 
     def vjp(
         self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
     ) -> Sequence[Value | None]:
-        """dh and dw times the loss's cotangent; themselves where that is the constant 1."""
+        """The gradients times the loss's cotangent; themselves where that is the constant 1."""
         g, *others = cotangents
         if any(other is not None for other in others):
             raise UnsupportedError("the gradients that linear_cross_entropy returns have no derivative themselves")
+        flows: list[Value | None] = [None] * len(inputs)
         if g is None:
-            return [None, None, None]
-        if _is_one(g):
-            return [outputs[1], outputs[2], None]
-        dw = elementwise(b, lambda d, g: d * g, outputs[2], g) if b.wants(inputs[1]) else None
-        dh = elementwise(b, lambda d, g: d * g, outputs[1], g) if b.wants(inputs[0]) else None
-        return [dh, dw, None]
+            return flows
+        for i, gradient in reversed(list(zip((0, 1, 3), outputs[1:]))):
+            if _is_one(g):
+                flows[i] = gradient
+            elif b.wants(inputs[i]):
+                flows[i] = elementwise(b, lambda d, g: d * g, gradient, g)
+        return flows
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """dh takes the bytes of h, a chunk of which is read for the last time before its gradient is written."""
@@ -78,54 +85,59 @@ class LinearCrossEntropy(Op):
         return (0, inputs[1].shape[0] - 1, self.ignore_index) if index == 2 else None
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """Three matrix products, and five scalar operations a logit."""
+        """Three matrix products, five scalar operations a logit, and two more for the bias and its gradient."""
         (rows, depth), classes = inputs[0].shape, inputs[1].shape[0]
         chunks = -(-rows // self.chunk)
         moved = sum(type.nbytes for type in (*inputs, *outputs)) + 3 * max(0, chunks - 1) * inputs[1].nbytes
-        return Cost((6 * depth + 5) * rows * classes, moved)
+        return Cost((6 * depth + 5 + 2 * (len(inputs) > 3)) * rows * classes, moved)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """The logits of a chunk, a part of a product that is added to dw, and numbers an item."""
-        h, w, _ = inputs
-        return carve_bytes(*self._pieces(h.shape[0], w.shape, h.dtype.numpy))
+        """The logits of a chunk, a part of a product that is added to dw, a sum a class, and numbers an item."""
+        h, w = inputs[:2]
+        return carve_bytes(*self._pieces(h.shape[0], w.shape, h.dtype.numpy, len(inputs) > 3))
 
-    def _pieces(self, rows: int, weights: tuple[int, ...], dtype: np.dtype) -> list[Piece]:
+    def _pieces(self, rows: int, weights: tuple[int, ...], dtype: np.dtype, biased: bool) -> list[Piece]:
         classes, depth = weights
         chunk = min(self.chunk, rows)
         adds = min(classes, max(64, PRODUCT_BYTES // max(1, depth * dtype.itemsize))) if chunk < rows else 0
-        pieces: list[Piece] = [((chunk, classes), dtype), ((adds, depth), dtype), ((chunk, 1), dtype), ((chunk,), BOOL)]
+        pieces: list[Piece] = [((chunk, classes), dtype), ((adds, depth), dtype), ((classes * biased,), dtype)]
+        pieces += [((chunk, 1), dtype), ((chunk,), BOOL)]
         return pieces + item_pieces((chunk, classes, 1), dtype)
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """One chunk of rows after the other."""
-        (h, w, target), (loss, dh, dw) = inputs, outputs
-        pieces = self._pieces(h.shape[0], w.shape, h.dtype)
-        logits, product, losses, counted, *scratch = carve(workspace, *pieces)
+        (h, w, target, *bias), (loss, dh, dw, *dbias) = inputs, outputs
+        pieces = self._pieces(h.shape[0], w.shape, h.dtype, bool(bias))
+        logits, product, summed, losses, counted, *scratch = carve(workspace, *pieces)
         starts = range(0, len(h), self.chunk)
         count = 0
         for start in starts:
             here = target[start : start + self.chunk]
             count += int(np.count_nonzero(np.not_equal(here, self.ignore_index, out=counted[: len(here)])))
-        weight, total = 1.0 / max(1, count), 0.0
-        if not h.size:
-            dw.fill(0)
+        weight, total = 1.0 / max(1, count) if self.mean else 1.0, 0.0
+        for array in (dw, *dbias) if not h.size else dbias:
+            array.fill(0)
         for start in starts:
             rows = slice(start, min(len(h), start + self.chunk))
             x = logits[: rows.stop - start]
             np.matmul(h[rows], w.T, out=x)
+            if bias:
+                x += bias[0]
             self._to_gradient(x, target[rows], weight, losses, scratch)
             total += float(np.add.reduce(losses[: len(x)], axis=None, dtype=np.float64))
             if start == 0:
                 np.matmul(x.T, h[rows], out=dw)
             else:
                 _add_product(x.T, h[rows], dw, product)
+            if dbias:
+                dbias[0] += np.add.reduce(x, axis=0, out=summed)
             np.matmul(x, w, out=dh[rows])
         loss[...] = total * weight
 
     def _to_gradient(
         self, x: np.ndarray, target: np.ndarray, weight: float, losses: np.ndarray, scratch: Arrays
     ) -> None:
-        """Turn logits [rows, classes] into the gradient of their mean loss, and write each row's own loss."""
+        """Turn logits [rows, classes] into the gradient of their weighted loss, and write each row's own loss."""
         flat = x.reshape(-1)
         for block in item_blocks((*x.shape, 1), target[:, None], self.ignore_index, scratch):
             part, loss, number, picked = x[block.rows], losses[block.rows], block.number, block.picked
@@ -164,18 +176,35 @@ def _add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray, product: np.ndar
 
 
 def linear_cross_entropy(
-    b: Builder, h: Value, w: Value, target: Value, *, ignore_index: int = IGNORE, chunk: int = 256
+    b: Builder,
+    h: Value,
+    w: Value,
+    target: Value,
+    bias: Value | None = None,
+    *,
+    ignore_index: int = IGNORE,
+    chunk: int = 256,
+    mean: bool = True,
+    name: str = "",
 ) -> Value:
-    """The mean cross-entropy of logits h·wᵀ, h[rows, depth] and w[classes, depth], in at most 64 MiB of workspace.
+    """The mean cross-entropy of logits h·wᵀ + bias, h[rows, depth] and w[classes, depth], in at most 64 MiB of
+    workspace.
 
     Args:
         b: where nodes are added.
         h: hidden states.
         w: output matrix.
         target: integers [rows].
+        bias: [classes].
         ignore_index: the target of items that do not count.
         chunk: rows whose logits exist at once; fewer are taken where their logits would need too much memory.
+        mean: give the mean over the items that count; else the sum.
+        name: of the node.
     """
-    fitting = LOGITS_BYTES // max(1, w.shape[0] * w.dtype.itemsize)
-    loss, _, _ = b.node(LinearCrossEntropy(max(1, min(chunk, fitting)), ignore_index), h, w, target)
-    return loss
+    op = LinearCrossEntropy(fitting_chunk(w.type, chunk), ignore_index, mean)
+    return b.node(op, h, w, target, *([] if bias is None else [bias]), name=name)[0]
+
+
+def fitting_chunk(w: TensorType, chunk: int = 256) -> int:
+    """Rows whose logits for the output matrix w[classes, depth] stay within `LOGITS_BYTES`: `chunk`, or fewer."""
+    return max(1, min(chunk, LOGITS_BYTES // max(1, w.shape[0] * w.dtype.itemsize)))

@@ -1,11 +1,13 @@
 """Graph → graph: the passes between a model and the whole training step."""
 
 from foreplan.passes.autodiff import differentiate
+from foreplan.passes.chunk_loss import chunk_losses
 from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common, simplified
 from foreplan.passes.training import training_form
 
 __all__ = [
+    "chunk_losses",
     "differentiate",
     "fold_constants",
     "fuse_maps",

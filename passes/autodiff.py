@@ -11,15 +11,17 @@ from foreplan.errors import ModelError
 from foreplan.graph import Array, Builder, Graph, Kind, Node, Value
 from foreplan.ops.join import Unslice, sum_of_unslices
 from foreplan.ops.map import elementwise
+from foreplan.passes.chunk_loss import chunk_losses
 from foreplan.passes.optimizer import Optimizer, Updater
 
 
 def differentiate(graph: Graph, optimizer: Optimizer | None = None) -> Graph:
     """The whole training step: forward, loss, backward, and an update a parameter.
 
-    Requires: `graph.loss` is set; ops are in the form wanted (see `training_form`). Ensures: every PARAMETER that the
-    loss depends on is updated, right behind its gradient; or, with no optimizer, has its gradient returned in
-    `graph.gradients`. No gradient is computed that nobody reads. The learning rate is an input with a default.
+    Requires: `graph.loss` is set; ops are in the form wanted (see `training_form`). Ensures: a loss over a large
+    vocabulary is made in chunks (see `chunk_losses`); every PARAMETER that the loss depends on is updated, right behind
+    its gradient; or, with no optimizer, has its gradient returned in `graph.gradients`. No gradient is computed that
+    nobody reads. The learning rate is an input with a default.
 
     Raises:
         ModelError: there is no loss, or the loss depends on no parameter.
@@ -27,6 +29,8 @@ def differentiate(graph: Graph, optimizer: Optimizer | None = None) -> Graph:
     """
     if graph.loss is None:
         raise ModelError(f"graph {graph.name!r} has no loss to differentiate; attach one first")
+    graph = chunk_losses(graph)
+    assert graph.loss is not None
     wanted = _depends_on_parameters(graph)
     if graph.loss not in wanted:
         raise ModelError(

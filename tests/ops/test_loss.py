@@ -102,6 +102,25 @@ def test_linear_cross_entropy(rows: int, classes: int, chunk: int, ignore: int) 
             np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance / 10)
 
 
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("rows,classes,chunk", [(7, 5, 256), (13, 11, 4)])
+def test_linear_cross_entropy_with_a_bias(rows: int, classes: int, chunk: int, mean: bool) -> None:
+    h, w, bias = (RNG.standard_normal(shape) for shape in ((rows, 6), (classes, 6), classes))
+    target = np.where(np.arange(rows) % 4 == 1, -100, RNG.integers(0, classes, rows))
+    count = 1 if mean else (target != -100).sum()
+
+    def loss(h: jax.Array, w: jax.Array, bias: jax.Array) -> jax.Array:
+        columns = jnp.ones((rows, 1))
+        return count * linear(jnp.hstack([h, columns]), jnp.hstack([w, bias[:, None]]), target, -100)
+
+    with jax.enable_x64(True):
+        wanted = jax.value_and_grad(loss, (0, 1, 2))(h, w, bias)
+    found = run_op(LinearCrossEntropy(chunk, mean=mean), h, w, target, bias)
+    for got, expected_one in zip(found, (wanted[0], *wanted[1])):
+        np.testing.assert_allclose(got, expected_one, rtol=1e-9, atol=1e-10)
+    check_vjp(lambda b, h, w, t, c: linear_cross_entropy(b, h, w, t, c, chunk=chunk, mean=mean), h, w, target, bias)
+
+
 def test_linear_cross_entropy_of_nothing() -> None:
     h, w = RNG.standard_normal((3, 4)), RNG.standard_normal((5, 4))
     assert all((x == 0).all() for x in run_op(LinearCrossEntropy(), h, w, np.full(3, -100)))
@@ -167,6 +186,8 @@ def test_ranges_and_refusals() -> None:
         cross_entropy(b, logits, target)
     with pytest.raises(ShapeError, match="the target must be 4 integers"):
         linear_cross_entropy(b, logits, logits, target)
+    with pytest.raises(ShapeError, match=r"the bias of 4 classes must be float64\[4\]"):
+        linear_cross_entropy(b, logits, logits, b.input("u", target.type.with_shape((4,))), b.input("c", logits.type))
     assert CrossEntropy(1).valid_range(1, [logits.type, target.type]) == (0, 4, -100)
     assert CrossEntropy(1, 7).valid_range(1, [logits.type, target.type]) == (0, 4, 7)
     assert LinearCrossEntropy(1, -1).valid_range(2, [logits.type, logits.type, target.type]) == (0, 3, -1)

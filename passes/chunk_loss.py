@@ -1,0 +1,219 @@
+"""Cross-entropy over a large vocabulary → `linear_cross_entropy`, which never holds all the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foreplan.graph import Builder, Graph, Node, Value
+from foreplan.graph.ir import Kind
+from foreplan.graph.types import DTYPES
+from foreplan.ops.expr import Arg, Call, Const, call, maximum
+from foreplan.ops.linear_cross_entropy import LinearCrossEntropy, fitting_chunk, linear_cross_entropy
+from foreplan.ops.loss import CrossEntropy
+from foreplan.ops.map import Map, elementwise
+from foreplan.ops.matmul import MatMul
+from foreplan.ops.reduce import Reduce
+from foreplan.ops.shape import Reshape, Slice, reshape, transpose
+from foreplan.passes.rewrite import rewrite
+from foreplan.units import format_bytes
+
+SAVED_BYTES = 1 << 20  # a loss is rewritten if its logits exceed the workspace that takes their place by as much
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """matmul → views and a bias → cross_entropy → reshapes → reduce (→ division by the number of items that count).
+
+    Attributes:
+        product: the matmul that makes the logits.
+        bias: what is added to them, a number a class, or None.
+        views: reshapes and slices of the logits that leave the classes alone, in order.
+        entropy: the cross_entropy.
+        last: the node whose output is replaced.
+        how: that output is the `sum` of the items' losses, or their `mean`, or the mean of those that are `counted`.
+        inner: the nodes before the last; nobody else reads what they make.
+    """
+
+    product: Node
+    bias: Value | None
+    views: tuple[Node, ...]
+    entropy: Node
+    last: Node
+    how: str
+    inner: tuple[Node, ...]
+
+    @property
+    def op(self) -> LinearCrossEntropy:
+        """What takes its place."""
+        entropy = self.entropy.op
+        assert isinstance(entropy, CrossEntropy)
+        w = self.product.inputs[1].type
+        classes_first = w if _transposed(self.product) else w.with_shape(w.shape[::-1])
+        return LinearCrossEntropy(fitting_chunk(classes_first), entropy.ignore_index, self.how == "counted")
+
+    @property
+    def saved(self) -> int:
+        """Bytes of the logits beyond the workspace of the op that takes their place."""
+        logits, target = (value.type for value in self.entropy.inputs)
+        h, w = (value.type for value in self.product.inputs)
+        types = [h.with_shape((target.size, h.shape[-1])), w.with_shape((logits.shape[-1], h.shape[-1])), target]
+        return logits.nbytes - self.op.workspace(types, [])
+
+
+def chunk_losses(graph: Graph) -> Graph:
+    """Let `linear_cross_entropy` take the place of a cross-entropy and of the product that makes its logits.
+
+    Requires: a simplified forward graph that is about to be differentiated (the op gives gradients as well, which
+    would be wasted otherwise). Ensures: the same loss, up to the order of additions. Only where nobody else reads the
+    logits or the losses of single items, and the logits have at least `SAVED_BYTES` more than the op's workspace.
+
+    Raises:
+        ModelError: the result breaks a rule of `verify_graph`.
+    """
+    found = [_chain_at(graph, node) for node in graph.nodes if isinstance(node.op, CrossEntropy)]
+    chains = {chain.last: chain for chain in found if chain is not None and chain.saved >= SAVED_BYTES}
+    absorbed = {node for chain in chains.values() for node in chain.inner}
+    now: dict[Value, Value] = {}
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        now.update(zip(node.inputs, inputs))
+        if node in absorbed:
+            return node.outputs  # nobody will read it
+        return [_replacement(b, chains[node], now)] if node in chains else None
+
+    return rewrite(graph, replace) if chains else graph
+
+
+def _replacement(b: Builder, chain: _Chain, now: dict[Value, Value]) -> Value:
+    h, w = (now[value] for value in chain.product.inputs)
+    op, target = chain.op, now[chain.entropy.inputs[1]]
+    logits = chain.entropy.inputs[0]
+    b.note(
+        f"the logits {logits.name!r} ({format_bytes(logits.type.nbytes)}), which nothing but the loss reads, are never "
+        f"whole: linear_cross_entropy makes and uses them {op.chunk} rows at a time"
+    )
+    for node in chain.views:
+        if isinstance(node.op, Reshape):
+            h = reshape(b, h, (*node.op.shape[:-1], h.shape[-1]))
+        elif isinstance(node.op, Slice):
+            cut = node.op
+            starts, shape = (*cut.starts[:-1], 0), (*cut.shape[:-1], h.shape[-1])
+            h = b.apply(Slice(starts, shape, cut.steps), h)
+    h, target = reshape(b, h, (-1, h.shape[-1])), reshape(b, target, (-1,))
+    w = w if _transposed(chain.product) else transpose(b, w, (1, 0))
+    bias = None if chain.bias is None else reshape(b, now[chain.bias], (-1,))
+    kind = b.kind
+    b.kind = Kind.GRADIENT  # what it makes are gradients, but for one number
+    loss = linear_cross_entropy(
+        b,
+        h,
+        w,
+        target,
+        bias,
+        ignore_index=op.ignore_index,
+        chunk=op.chunk,
+        mean=op.mean,
+        name=f"{chain.entropy.name}/linear",
+    )
+    b.kind, items = kind, target.type.size
+    return elementwise(b, lambda x: x * (1.0 / items), loss) if chain.how == "mean" else loss
+
+
+def _transposed(product: Node) -> bool:
+    assert isinstance(product.op, MatMul)
+    return product.op.transpose_b
+
+
+def _chain_at(graph: Graph, entropy: Node) -> _Chain | None:
+    before, after = _logits(graph, entropy), _reduction(graph, entropy)
+    if before is None or after is None:
+        return None
+    product, bias, views, nodes = before
+    last, how, more = after
+    return _Chain(product, bias, views, entropy, last, how, (*nodes, entropy, *more))
+
+
+def _logits(graph: Graph, entropy: Node) -> tuple[Node, Value | None, tuple[Node, ...], tuple[Node, ...]] | None:
+    """(product, bias, views, all nodes) that make the logits of a cross-entropy over the last axis."""
+    assert isinstance(entropy.op, CrossEntropy)
+    value, classes = entropy.inputs[0], entropy.inputs[0].shape[-1]
+    if entropy.op.axis != len(value.shape) - 1:
+        return None
+    bias: Value | None = None
+    views: list[Node] = []
+    nodes: list[Node] = []
+    while _only_reader(graph, value) is not None and value.shape[-1] == classes:
+        node = graph.producer.get(value)
+        if node is None:
+            return None
+        nodes.insert(0, node)
+        if isinstance(node.op, MatMul):
+            h, w = node.inputs
+            fits = len(w.shape) == 2 and not node.op.transpose_a and h is not w
+            return (node, bias, tuple(views), tuple(nodes)) if fits else None
+        if isinstance(node.op, Reshape) or (isinstance(node.op, Slice) and node.op.steps[-1] == 1):
+            views.insert(0, node)
+            value = node.inputs[0]
+        elif (added := _added_vector(node)) and bias is None:
+            value, bias = added
+        else:
+            return None
+    return None
+
+
+def _added_vector(node: Node) -> tuple[Value, Value] | None:
+    """(x, vector) of a node that adds a number a column to x."""
+    if not isinstance(node.op, Map) or node.op.parsed != (Arg(0) + Arg(1),):
+        return None
+    for x, vector in (node.inputs, node.inputs[::-1]):
+        if x.type == node.outputs[0].type and vector.dtype == x.dtype and vector.type.size == vector.shape[-1:][0]:
+            return (x, vector) if vector.shape[-1] == x.shape[-1] else None
+    return None
+
+
+def _reduction(graph: Graph, entropy: Node) -> tuple[Node, str, tuple[Node, ...]] | None:
+    """(last node, what its output is of the items' losses, the nodes before it)."""
+    loss, lse = entropy.outputs
+    if graph.readers[lse] or lse in graph.results:
+        return None
+    nodes: list[Node] = []
+    node = _only_reader(graph, loss)
+    while node is not None and isinstance(node.op, Reshape):
+        nodes.append(node)
+        node = _only_reader(graph, node.outputs[0])
+    if node is None or not isinstance(node.op, Reduce) or node.op.how not in ("sum", "mean") or node.outputs[0].shape:
+        return None
+    total = node.outputs[0]
+    division = _only_reader(graph, total)
+    if node.op.how == "sum" and division is not None and _divides_by_count(graph, division, total, entropy):
+        return division, "counted", (*nodes, node)
+    return node, node.op.how, tuple(nodes)
+
+
+def _only_reader(graph: Graph, value: Value) -> Node | None:
+    readers = graph.readers[value]
+    return readers[0] if len(readers) == 1 and value not in graph.results else None
+
+
+def _divides_by_count(graph: Graph, node: Node, total: Value, entropy: Node) -> bool:
+    """Whether a node is total / max(number of targets that are not to be ignored, 1)."""
+    if not isinstance(node.op, Map) or len(node.inputs) != 2 or node.inputs.count(total) != 1:
+        return False
+    i = node.inputs.index(total)
+    counter = graph.producer.get(node.inputs[1 - i])
+    if node.op.parsed != (Arg(i) / maximum(Arg(1 - i), 1.0),) or counter is None or not isinstance(counter.op, Reduce):
+        return False
+    marks = graph.producer.get(counter.inputs[0])
+    if counter.op.how != "sum" or counter.outputs[0].shape or marks is None or not isinstance(marks.op, Map):
+        return False
+    (mark, *others) = marks.op.parsed
+    assert isinstance(entropy.op, CrossEntropy)
+    counted = call("ne", Arg(0), Const(entropy.op.ignore_index))
+    is_mark = not others and isinstance(mark, Call) and mark.function in DTYPES and mark.args == (counted,)
+    return is_mark and _reshaped_from(graph, marks.inputs[0]) is _reshaped_from(graph, entropy.inputs[1])
+
+
+def _reshaped_from(graph: Graph, value: Value) -> Value:
+    node = graph.producer.get(value)
+    return _reshaped_from(graph, node.inputs[0]) if node is not None and isinstance(node.op, Reshape) else value
