@@ -6,7 +6,7 @@ The products with the inputs of all steps are one product; a step adds the produ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
@@ -351,10 +351,8 @@ def rnn(
         ShapeError: the shapes do not fit each other.
     """
     chosen = activations or [tanh] * w.shape[0]
-    layer = _Layer(
-        _inputs(b, layout, x), w, r, bias, lengths, (_turned(b, layout, initial_h),), direction, chosen, limit, 1
-    )
-    y, h = _batch_first(b, layout, _unroll(b, layer, _rnn_step))
+    layer = _Layer(x, w, r, bias, lengths, (initial_h,), direction, chosen, limit, 1)
+    y, h = _laid_out(b, layout, layer, _rnn_step)
     return y, h
 
 
@@ -386,10 +384,8 @@ def lstm(
         ShapeError: the shapes do not fit each other.
     """
     chosen = activations or [sigmoid, tanh, tanh] * w.shape[0]
-    states = (_turned(b, layout, initial_h), _turned(b, layout, initial_c))
-    layer = _Layer(_inputs(b, layout, x), w, r, bias, lengths, states, direction, chosen, limit, 4, (peephole,))
-    made = _unroll(b, layer, partial(_lstm_step, coupled=input_forget))
-    y, h, c = _batch_first(b, layout, made)
+    layer = _Layer(x, w, r, bias, lengths, (initial_h, initial_c), direction, chosen, limit, 4, (peephole,))
+    y, h, c = _laid_out(b, layout, layer, partial(_lstm_step, coupled=input_forget))
     return y, h, c
 
 
@@ -419,25 +415,15 @@ def gru(
         ShapeError: the shapes do not fit each other.
     """
     chosen = activations or [sigmoid, tanh] * w.shape[0]
-    layer = _Layer(
-        _inputs(b, layout, x), w, r, bias, lengths, (_turned(b, layout, initial_h),), direction, chosen, limit, 3
-    )
-    made = _unroll(b, layer, partial(_gru_step, linear=linear_before_reset))
-    y, h = _batch_first(b, layout, made)
+    layer = _Layer(x, w, r, bias, lengths, (initial_h,), direction, chosen, limit, 3)
+    y, h = _laid_out(b, layout, layer, partial(_gru_step, linear=linear_before_reset))
     return y, h
 
 
-def _inputs(b: Builder, layout: int, x: Value) -> Value:
-    """Inputs with time first."""
-    return x if layout == 0 else transpose(b, x, (1, 0, 2))
-
-
-def _turned(b: Builder, layout: int, value: Value | None) -> Value | None:
-    """Initial states with direction first."""
-    return value if layout == 0 or value is None else transpose(b, value, (1, 0, 2))
-
-
-def _batch_first(b: Builder, layout: int, made: list[Value]) -> list[Value]:
+def _laid_out(b: Builder, layout: int, layer: _Layer, step: Step) -> list[Value]:
+    """`_unroll` of a layer whose x, initial states and results have the batch first if `layout` is 1."""
     if layout == 0:
-        return made
-    return [transpose(b, made[0], (2, 0, 1, 3)), *(transpose(b, state, (1, 0, 2)) for state in made[1:])]
+        return _unroll(b, layer, step)
+    states = tuple(None if state is None else transpose(b, state, (1, 0, 2)) for state in layer.states)
+    y, *last = _unroll(b, replace(layer, x=transpose(b, layer.x, (1, 0, 2)), states=states), step)
+    return [transpose(b, y, (2, 0, 1, 3)), *(transpose(b, state, (1, 0, 2)) for state in last)]
