@@ -42,7 +42,6 @@ _HOME = {
     "differentiate": "foreplan.api",
     "inference": "foreplan.api",
     "load_plan": "foreplan.api",
-    "lower": "foreplan.api",
     "plan": "foreplan.api",
     "verify": "foreplan.api",
     "from_onnx": "foreplan.frontend",
@@ -51,6 +50,7 @@ _HOME = {
 }
 _MODULES = {
     "losses": "foreplan.frontend.losses",
+    "lower": "foreplan.lower",
     "models": "foreplan.models",
     "nn": "foreplan.frontend.nn",
     "optim": "foreplan.passes.optimizer",

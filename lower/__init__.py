@@ -1,5 +1,12 @@
-"""Graph → Program: the planner's problem for one target, with what each action runs."""
+"""Graph → Program: the planner's problem for one target, with what each action runs.
 
+`foreplan.lower` names this package and the stage; calling the package runs the stage.
+"""
+
+import sys
+from types import ModuleType
+
+from foreplan.graph import Graph
 from foreplan.lower.lower import TARGETS, lower, target_named
 from foreplan.lower.program import Call, Operand, Program, Slot
 from foreplan.lower.target import DeviceProfile, Kernel, Target
@@ -16,3 +23,13 @@ __all__ = [
     "lower",
     "target_named",
 ]
+
+
+class _Stage(ModuleType):
+    """A package that is called like its one function."""
+
+    def __call__(self, graph: Graph, target: str | Target = "numpy") -> Program:
+        return lower(graph, target)
+
+
+sys.modules[__name__].__class__ = _Stage

@@ -127,3 +127,10 @@ def test_no_file_is_too_long() -> None:
 def test_no_leftovers() -> None:
     pattern = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
     assert not [str(file) for file in python_files() if pattern.search(file.read_text())]
+
+
+def test_lower_is_a_stage_to_call_whatever_was_imported_before() -> None:
+    for before in ("", "fp.compile", "import foreplan.lower.program", "from foreplan.lower import lower"):
+        code = f"import foreplan as fp\n{before}\nprint(fp.lower(fp.models.mlp(batch=2, width=8, layers=1)))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("<Program")
