@@ -16,7 +16,9 @@ MIB = 2**20
 
 def row(name: str) -> str:
     graph = fp.models.build(name)
-    training = fp.compile(graph, loss=getattr(fp.losses, fp.models.default_loss(name)), optimizer=fp.optim.Nesterov(0.1))
+    training = fp.compile(
+        graph, loss=getattr(fp.losses, fp.models.default_loss(name)), optimizer=fp.optim.Nesterov(0.1)
+    )
     inference = fp.compile(graph)
     plan = training.plan
     cells = [
