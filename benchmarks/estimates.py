@@ -17,9 +17,12 @@ MIB = 2**20
 def row(name: str) -> str:
     graph = fp.models.build(name)
     training = fp.compile(
-        graph, loss=getattr(fp.losses, fp.models.default_loss(name)), optimizer=fp.optim.Nesterov(0.1)
+        graph,
+        loss=getattr(fp.losses, fp.models.default_loss(name)),
+        optimizer=fp.optim.Nesterov(0.1),
+        remat="off",
     )
-    inference = fp.compile(graph)
+    inference = fp.compile(graph, remat="off")
     plan = training.plan
     cells = [
         f"`{name}`",

@@ -25,11 +25,11 @@ def test_the_example_runs_and_learns(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_every_command_shown_exists() -> None:
-    from foreplan.cli import main
+    from foreplan.cli import cli
 
     shown = set(re.findall(r"^    foreplan (\w+)", README, re.M))
     promised = {"estimate", "plan", "verify", "view", "diff", "run", "train", "bench", "place", "models"}
-    assert shown | promised <= set(main.commands)
+    assert shown | promised <= set(cli.commands)
 
 
 @pytest.mark.parametrize("file", ["README.md", *(f"docs/{f.name}" for f in sorted((ROOT / "docs").glob("*.md")))])

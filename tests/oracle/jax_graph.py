@@ -13,8 +13,6 @@ from foreplan.graph import Graph, Kind, Value
 from foreplan.ops.expr import Arg, Call, Const, Expr
 from foreplan.ops.shape import slices
 
-jax.config.update("jax_enable_x64", True)
-
 Array = Any
 SCALAR: dict[str, Callable[..., Array]] = {
     "add": jnp.add,
@@ -196,5 +194,6 @@ def loss_and_gradients(
     def loss(parameters: dict[str, Array]) -> Array:
         return run(graph, inputs, {**stored, **parameters})[graph.loss]
 
-    value, gradients = jax.jit(jax.value_and_grad(loss))(trained)
-    return float(value), {name: np.asarray(gradient) for name, gradient in gradients.items()}
+    with jax.enable_x64(True):
+        value, gradients = jax.jit(jax.value_and_grad(loss))(trained)
+        return float(value), {name: np.asarray(gradient) for name, gradient in gradients.items()}
