@@ -2,6 +2,7 @@
 
 from foreplan.passes.autodiff import differentiate
 from foreplan.passes.chunk_loss import chunk_losses
+from foreplan.passes.pack_masks import pack_masks
 from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common, simplified
 from foreplan.passes.training import training_form
@@ -11,6 +12,7 @@ __all__ = [
     "differentiate",
     "fold_constants",
     "fuse_maps",
+    "pack_masks",
     "select_outputs",
     "share_common",
     "simplified",

@@ -1,0 +1,73 @@
+"""Packed masks against NumPy's packbits and where, and against their own decompositions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, Op, Value
+from foreplan.ops.bits import MaskedMap, PackBits
+from tests.ops.check import allocated_bytes, evaluate, run_op, type_of
+
+RNG = np.random.default_rng(0)
+SHAPES = [(8,), (3, 5, 8), (2, 3, 60_000), (7, 24_000), (40_000, 3), (0, 4)]
+
+
+def packed(truth: np.ndarray) -> np.ndarray:
+    return np.packbits(truth.reshape(-1), bitorder="little")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bits_are_packed_in_c_order_lowest_first(shape: tuple[int, ...]) -> None:
+    x = RNG.standard_normal(shape).astype(np.float32)
+    (bits,) = run_op(PackBits("(a0 > 0)"), x)
+    np.testing.assert_array_equal(bits, packed(x > 0))
+    (bits,) = run_op(PackBits("and_((a0 > 0.0), (a0 < 0.5))"), x)
+    np.testing.assert_array_equal(bits, packed((x > 0) & (x < 0.5)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_masked_map_is_a_map_of_truth_values(shape: tuple[int, ...]) -> None:
+    x, y = RNG.standard_normal((2, *shape)).astype(np.float32)
+    truth = RNG.random(shape) < 0.3
+    (out,) = run_op(MaskedMap(("where(a0, a1, 0.0)",)), packed(truth), x)
+    np.testing.assert_array_equal(out, np.where(truth, x, 0))
+    row = y[:1]
+    both = run_op(MaskedMap(("where(a0, (a1 + a2), 0.1)", "(a1 * a2)")), packed(truth), x, row)
+    np.testing.assert_array_equal(both[0], np.where(truth, x + row, np.float32(0.1)))
+    np.testing.assert_array_equal(both[1], x * row)
+
+
+@pytest.mark.parametrize(
+    "op,arrays",
+    [
+        (PackBits("(a0 > 0.5)"), [RNG.random((4, 6))]),
+        (MaskedMap(("where(a0, a1, neg(a1))",)), [RNG.integers(0, 256, 3, np.uint8), RNG.random((4, 6))]),
+    ],
+)
+def test_decompositions(op: Op, arrays: list[np.ndarray]) -> None:
+    b = Builder()
+    values: list[Value] = [b.input(f"x{i}", type_of(x)) for i, x in enumerate(arrays)]
+    decompose: Callable[..., list[Value]] = op.decompose  # type: ignore[assignment]
+    (result,) = decompose(b, values)
+    graph = b.finish({"y": result})
+    found = evaluate(graph, {f"x{i}": x for i, x in enumerate(arrays)})
+    np.testing.assert_array_equal(found[result], run_op(op, *arrays)[0])
+
+
+def test_allocates_nothing() -> None:
+    x = RNG.standard_normal((40, 64, 1000)).astype(np.float32)
+    assert allocated_bytes(PackBits("(a0 > 0)"), x) < 80_000
+    assert allocated_bytes(MaskedMap(("where(a0, a1, 0.0)",)), packed(x > 0), x) < 120_000
+
+
+def test_refusals() -> None:
+    with pytest.raises(ShapeError, match="elements in eights"):
+        PackBits("(a0 > 0)").infer([type_of(np.zeros(7))])
+    with pytest.raises(ShapeError, match="needs a condition"):
+        PackBits("(a0 + 1)").infer([type_of(np.zeros(8))])
+    with pytest.raises(ShapeError, match="a bit for each element"):
+        MaskedMap(("where(a0, a1, 0.0)",)).infer([type_of(np.zeros(2, np.uint8)), type_of(np.zeros(8))])
