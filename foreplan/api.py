@@ -42,7 +42,10 @@ def differentiate(
     """
     from foreplan.frontend.losses import attach_loss
 
-    names = list(outputs)
+    _check_graph(graph)
+    if optimizer is not None and (isinstance(optimizer, type) or not hasattr(optimizer, "learning_rate")):
+        raise UsageError(f"the optimizer must be one such as optim.Nesterov(0.1), and is {optimizer!r}")
+    names = _names(outputs)
     passes.select_outputs(graph, names)  # a wrong name is told before anything else is done
     if loss is not None:
         graph = attach_loss(graph, loss)
@@ -57,7 +60,8 @@ def inference(graph: Graph, outputs: Iterable[str] | None = None) -> Graph:
         graph: a model in inference form.
         outputs: names of what a step returns; all of the model's outputs by default.
     """
-    chosen = graph if outputs is None else passes.select_outputs(graph, outputs)
+    _check_graph(graph)
+    chosen = graph if outputs is None else passes.select_outputs(graph, _names(outputs))
     return passes.simplified(chosen)
 
 
@@ -78,6 +82,20 @@ def plan(problem: Problem, budget: int | float | str | None = None, remat: str =
         sizes = {"needed": error.needed, "capacity": error.capacity, "lower_bound": error.lower_bound}
         text = does_not_fit(Memory.of(problem, error.plan), error.capacity, error.advice)
         raise DoesNotFitError(text, **sizes, plan=error.plan, advice=error.advice) from None
+
+
+def _check_graph(graph: Graph) -> None:
+    if not isinstance(graph, Graph):
+        raise UsageError(
+            f"a model must be a Graph, and is {graph!r}: make one with from_onnx(path), trace(function, *specs) or "
+            "models.build(name)"
+        )
+
+
+def _names(outputs: Iterable[str]) -> list[str]:
+    if isinstance(outputs, str):
+        raise UsageError(f"outputs takes a list of names: outputs=[{outputs!r}]")
+    return list(outputs)
 
 
 def compile(
@@ -107,6 +125,7 @@ def compile(
         ForeplanError: anything else that cannot be compiled; says what and where.
     """
     started = time.perf_counter()
+    _check_graph(graph)
     if loss is None and graph.loss is None:
         if optimizer is not None:
             raise UsageError("an optimizer needs a loss to minimise: pass loss=, for example losses.cross_entropy")

@@ -21,6 +21,8 @@ def parse_bytes(text: str | int) -> int:
         if text < 0:
             raise UsageError(f"a size in bytes must not be negative, got {text}")
         return text
+    if not isinstance(text, str):
+        raise UsageError(f"a size is a whole number of bytes or a text such as '512MiB', got {text!r}")
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _UNITS:
         raise UsageError(f"{text!r} is not a size; write bytes or a unit, such as 2147483648, 512MiB or 1.5GiB")

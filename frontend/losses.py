@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from foreplan.frontend.tracing.specs import Spec
 from foreplan.frontend.tracing.tensor import Tensor
 from foreplan.frontend.tracing.tracer import Tracer, current, fail
 from foreplan.graph import Graph, Node, TensorType, Value
-from foreplan.graph.types import INT64
+from foreplan.graph.types import INT64, Shape
 from foreplan.ops import expr as ex
 from foreplan.ops.expr import call
 
@@ -233,7 +234,7 @@ def attach_loss(graph: Graph, loss: Loss | Callable[..., Tensor] | str, outputs:
         )
     fn = named(loss) if isinstance(loss, str) else loss
     values = [_output(graph, name) for name in outputs or graph.outputs]
-    label = fn.name if isinstance(fn, Loss) else function_name(fn)
+    label = fn.name if isinstance(fn, Loss) else function_name(fn, "function")
     tracer = Tracer(graph.name, graph)
     with tracer.active() as b:
         b.scope = "loss/"
@@ -301,15 +302,29 @@ def _producer(x: Tensor) -> Node | None:
 
 
 def _before_softmax(logits: Tensor, axis: int) -> Tensor:
-    """What a closing softmax or log-softmax along the classes reads; the logits themselves if there is none."""
-    node = _producer(logits)
-    if node is None or node.op.name not in ("softmax", "log_softmax") or getattr(node.op, "axis", None) != axis:
+    """What a closing softmax or log-softmax along the classes reads; the logits themselves if there is none.
+
+    A reshape may stand behind it, as long as the classes remain an axis: older opsets write a softmax so.
+    """
+    node, classes = _producer(logits), axis
+    while node is not None and node.op.name == "reshape" and classes >= 0:
+        classes = _same_axis(logits.shape, axis, node.inputs[0].shape)
+        node = _producer(current().wrap(node.inputs[0]))
+    if node is None or node.op.name not in ("softmax", "log_softmax") or getattr(node.op, "axis", None) != classes:
         return logits
     current().at().note(
         f"the model's {node.op.name} {node.name!r} is taken into the loss cross_entropy, which reads its input "
         f"{node.inputs[0].name!r}; the model's output stays as it is"
     )
-    return current().wrap(node.inputs[0])
+    before = current().wrap(node.inputs[0])
+    return before if before.shape == logits.shape else before.reshape(logits.shape)
+
+
+def _same_axis(shape: Shape, axis: int, other: Shape) -> int:
+    """The axis of `other` that is the axis `axis` of `shape`, where one is a reshape of the other; -1 if none is."""
+    outer = math.prod(shape[:axis])
+    found = (i for i, extent in enumerate(other) if extent == shape[axis] and math.prod(other[:i]) == outer)
+    return next(found, -1)
 
 
 def _before_sigmoid(logits: Tensor) -> Tensor:

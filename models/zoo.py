@@ -104,15 +104,17 @@ def _split(name: str) -> tuple[str, dict[str, str]]:
             raise UsageError(
                 f"{name!r}: {part!r} is not a size; write NAME:key=value,… such as resnet50:batch=8,size=64"
             )
+        if key.strip() in given:
+            raise UsageError(f"{name!r}: {key.strip()} is given twice")
         given[key.strip()] = value.strip()
     return base, given
 
 
 def _look_up(name: str) -> Model:
     if name not in MODELS:
-        close = difflib.get_close_matches(name, MODELS, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UsageError(f"there is no model {name!r}{hint} The zoo has {', '.join(MODELS)}")
+        close = difflib.get_close_matches(name.lower(), MODELS, 1, 0.5)
+        hint = f"; did you mean {close[0]!r}?" if close else "."
+        raise UsageError(f"there is no model {name!r}{hint} The zoo has {', '.join(MODELS)}.")
     return MODELS[name]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Protocol
 
 from foreplan.errors import UsageError
@@ -37,8 +38,9 @@ class Optimizer(Protocol):
 def _check(optimizer: object, **limits: tuple[float, float]) -> None:
     for name, (low, high) in limits.items():
         value = getattr(optimizer, name)
-        if not low <= value < high:
+        if not isinstance(value, Real) or not low <= float(value) < high:
             raise UsageError(f"{type(optimizer).__name__}: {name} must be in [{low:g}, {high:g}), and is {value!r}")
+        object.__setattr__(optimizer, name, float(value))  # NumPy's numbers would take over in a product with an Expr
 
 
 _RATE, _UNIT, _ANY = (0.0, float("inf")), (0.0, 1.0), (0.0, float("inf"))

@@ -22,7 +22,7 @@ def select_outputs(graph: Graph, names: Iterable[str]) -> Graph:
         value = graph.outputs.get(name) or values.get(name)
         if value is None:
             close = difflib.get_close_matches(name, [*graph.outputs, *values], 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = f"; did you mean {close[0]!r}?" if close else "."
             raise UsageError(
                 f"graph {graph.name!r} has no output {name!r}{hint} Its outputs are {', '.join(graph.outputs)}."
             )

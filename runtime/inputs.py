@@ -19,9 +19,12 @@ def check_inputs(slots: Iterable[Slot], given: Mapping[str, Any]) -> dict[str, n
         InputError: a name is unknown or missing, or an array has the wrong shape, type or values.
     """
     by_name = {slot.name: slot for slot in slots}
+    if not isinstance(given, Mapping):
+        example = f"{{{next(iter(by_name), 'x')!r}: array}}"
+        raise InputError(f"a step takes arrays by name, such as {example}, and got {type(given).__name__}")
     if unknown := [name for name in given if name not in by_name]:
         close = difflib.get_close_matches(str(unknown[0]), by_name, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = f"; did you mean {close[0]!r}?" if close else "."
         raise InputError(f"there is no input {unknown[0]!r}{hint} The inputs are {', '.join(by_name) or 'none'}.")
     if missing := [name for name, slot in by_name.items() if name not in given and slot.init is None]:
         raise InputError(f"the input {missing[0]!r} ({by_name[missing[0]].operand.type}) is missing")
@@ -35,7 +38,10 @@ def check_array(slot: Slot, given: Any) -> np.ndarray:
         InputError: wrong shape, a type that does not convert safely, or a value out of range.
     """
     want = slot.operand.type
-    array = np.asarray(given)
+    try:
+        array = np.asarray(given)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{slot.name!r} cannot be made an array: {error}") from None
     if array.shape != want.shape:
         raise InputError(f"{slot.name!r} must have the shape {list(want.shape)}, and has {list(array.shape)}")
     check_elements(slot, array)

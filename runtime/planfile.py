@@ -36,6 +36,7 @@ from foreplan.planner import (
 )
 
 FORMAT = "foreplan.plan.1"
+_SLOT_ROLES = {"input": (Role.INPUT,), "stored": (Role.STORED,)}  # all others are results
 Record = TypeVar("Record")
 
 
@@ -314,14 +315,21 @@ def _init(record: Any, type: TensorType, name: str) -> Initializer:
     if "base64" in record:
         data = base64.b64decode(record["base64"], validate=True)
         return Array(np.frombuffer(data, type.dtype.numpy).reshape(type.shape))
-    return Stored(Path(_text(record["file"])), _int(record["offset"]), tensor_type(_text(record["type"])))
+    stored = Stored(Path(_text(record["file"])), _int(record["offset"]), tensor_type(_text(record["type"])))
+    if stored.type != type or stored.offset < 0:
+        raise ValueError(f"the content of {name!r} is {stored.type} at {stored.offset}, and not {type}")
+    return stored
 
 
 def _check_calls(program: Program) -> None:
     """What an action reads, writes and needs must be what its call really does: the verifier trusts the problem."""
     target = target_named(program.target)
-    for slot in (slot for _, slot in _slots(program)):
+    for role, slot in _slots(program):
         _check_window(program, slot.operand, f"slot {slot.name!r}")
+        if program.values[slot.operand.value].role not in _SLOT_ROLES.get(role, (Role.OUTPUT, Role.STORED)):
+            raise PlanError(f"slot {slot.name!r}: its value is not there when the step begins or ends")
+        if role == "stored" and (slot.init is None or not slot.kind.is_stored):
+            raise PlanError(f"slot {slot.name!r}: a stored value needs a first content and a kind that is stored")
     for action, call in zip(program.actions, program.calls):
         where = f"node {call.node!r}"
         for operand in (*call.inputs, *call.outputs):

@@ -95,7 +95,7 @@ class Session:
             poison: overwrite dead bytes with NaN patterns and check every write. Slow; for finding bugs.
 
         Raises:
-            UsageError: a seed that is none.
+            UsageError: a seed or a number of threads that is none.
             VerificationError: the plan is not right for the program.
             SessionError: the sessions cannot share, or there is no memory.
         """
@@ -103,6 +103,8 @@ class Session:
             raise UsageError(f"a seed is a whole number from 0 to 2**63 - 1, and is {seed}")
         verify(plan, program)
         self.program, self.plan = program, plan
+        if threads is not None and threads < 1:
+            raise UsageError(f"threads must be at least 1, and is {threads}")
         if threads is not None:
             from threadpoolctl import threadpool_limits
 
@@ -139,7 +141,7 @@ class Session:
             InputError: a wrong array; nothing has run and nothing has changed.
             SessionError: an earlier step was interrupted.
         """
-        self._write_inputs(inputs or {})
+        self._write_inputs({} if inputs is None else inputs)
         with self._breaking():
             if self._poison is None:
                 self._bound.run()
@@ -149,7 +151,7 @@ class Session:
 
     def trace(self, inputs: Mapping[str, Any] | None = None) -> tuple[Result, list[Timing]]:
         """Run the program once and time every step of the plan."""
-        self._write_inputs(inputs or {})
+        self._write_inputs({} if inputs is None else inputs)
         trace = Trace(self.program, self.plan)
         with self._breaking():
             self._bound.run_watched(trace)

@@ -43,11 +43,11 @@ def trace(fn: Callable[..., Any], *specs: Any, name: str | None = None, **named_
         return b.finish(named_outputs(tracer, fn(*args.args, **args.kwargs)))
 
 
-def function_name(fn: Callable[..., Any]) -> str:
+def function_name(fn: Callable[..., Any], nameless: str = "graph") -> str:
     """What to call a function: its own name, that of what a partial wraps, or that of an object's class."""
     inner = getattr(fn, "func", fn)
     found = getattr(inner, "__name__", type(inner).__name__)
-    return "graph" if found == "<lambda>" else found
+    return nameless if found == "<lambda>" else found
 
 
 def _bind(fn: Callable[..., Any], specs: tuple[Any, ...], named: dict[str, Any]) -> inspect.BoundArguments:

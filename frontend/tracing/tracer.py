@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+import foreplan.errors
 import foreplan.frontend
 import foreplan.graph
 import foreplan.ops
@@ -24,10 +25,13 @@ if TYPE_CHECKING:
 
 _CURRENT: ContextVar[Tracer | None] = ContextVar("foreplan_tracer", default=None)
 
-# Frames of these folders are foreplan's or NumPy's own, never the code that is traced.
-_INNER = tuple(
-    os.path.dirname(str(path)) + os.sep
-    for path in (foreplan.frontend.__file__, foreplan.graph.__file__, foreplan.ops.__file__, np.__file__)
+# Frames of these are foreplan's or NumPy's own, never the code that is traced.
+_INNER = (
+    *(
+        os.path.dirname(str(path)) + os.sep
+        for path in (foreplan.frontend.__file__, foreplan.graph.__file__, foreplan.ops.__file__, np.__file__)
+    ),
+    os.path.join(os.path.dirname(foreplan.errors.__file__), "api.py"),
 )
 
 

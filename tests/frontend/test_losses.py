@@ -64,9 +64,24 @@ def test_a_closing_softmax_is_taken_into_cross_entropy(last):
     assert graph.outputs["p"] is model.outputs["p"]
 
 
+@pytest.mark.parametrize(("flat", "shape"), [((4, 3), (4, 3, 1, 1)), ((2, 2, 3), (4, 3))])
+def test_a_softmax_is_seen_through_a_reshape_that_keeps_the_classes(flat, shape):
+    model = trace(lambda x: nn.softmax(x.reshape(flat)).reshape(shape), spec(shape))
+    graph = attach_loss(model, "cross_entropy")
+    assert any("softmax" in note and "cross_entropy" in note for note in graph.notes)
+    x = 40 * RNG.standard_normal(shape).astype(np.float32)
+    target = RNG.integers(0, 3, (4, *shape[2:]))
+    expected = -log_probability(x, target, 1).mean()
+    assert value_of(graph, x=x, target=target) == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_softmax_along_another_axis_stays():
-    model = trace(lambda x: nn.softmax(x, axis=0), spec((4, 3)))
-    assert not attach_loss(model, losses.cross_entropy).notes
+    for model in (
+        trace(lambda x: nn.softmax(x, axis=0), spec((4, 3))),
+        trace(lambda x: nn.softmax(x).reshape(4, 3), spec((2, 6))),
+        trace(lambda x: nn.softmax(x).reshape(4, 3), spec((3, 4))),
+    ):
+        assert not attach_loss(model, losses.cross_entropy).notes
 
 
 def test_binary_cross_entropy():

@@ -106,6 +106,15 @@ HARMFUL = {
     "an unknown kernel": (change("actions", lambda a: a[0].update(kernel="fast")), "no kernel"),
     "a smaller arena": (change("header", lambda h: h["heights"].__setitem__(2, 64)), ""),
     "a value smaller than it is": (change("values", lambda v: v[-1].__setitem__(1, 1)), ""),
+    "a stored value without content": (
+        change("slots", lambda s: next(x for x in s if x["role"] == "stored").pop("init")),
+        "first content",
+    ),
+    "an input that is not there at first": (change("slots", lambda s: s[0]["at"].__setitem__(0, -1)), "no value"),
+    "a result that is gone at the end": (
+        change("slots", lambda s: s[-1].update(at=s[0]["at"])),
+        "not there when the step begins or ends",
+    ),
     "no number": (change("values", lambda v: v[0].__setitem__(1, "many")), "not a whole number"),
     "a list gone": (lambda data: data.pop("ends"), "damaged"),
 }
