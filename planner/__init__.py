@@ -1,6 +1,7 @@
 """The planner: numbers in (a Problem), a verified plan out; it knows no graph, op or engine."""
 
-from foreplan.planner.driver import plan
+from foreplan.planner.curve import Curve
+from foreplan.planner.driver import plan, plan_curve
 from foreplan.planner.intervals import Interval, place_intervals, read_intervals, write_intervals
 from foreplan.planner.offsets import Placement, place
 from foreplan.planner.plan import Buffer, Certificate, Plan, Step
@@ -26,6 +27,7 @@ __all__ = [
     "Buffer",
     "Category",
     "Certificate",
+    "Curve",
     "Interval",
     "Overwrite",
     "Part",
@@ -44,6 +46,7 @@ __all__ = [
     "place",
     "place_intervals",
     "plan",
+    "plan_curve",
     "read_intervals",
     "separate",
     "verify",

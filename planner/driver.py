@@ -1,53 +1,78 @@
-"""The stages of planning, top to bottom: order, alias, offsets, certificate, check."""
+"""The stages of planning, top to bottom: order, alias, recompute, offsets, certificate, check."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from foreplan.errors import DoesNotFitError, UsageError
-from foreplan.planner.bound import order_bound
+from foreplan.planner.curve import Base, Curve, free_curve, whole_curve
 from foreplan.planner.dependences import dependences
-from foreplan.planner.layout import Layout, Schedule, arena_bytes, assemble, lay_out, schedule
+from foreplan.planner.layout import Schedule, arena_bytes, lay_out, schedule
 from foreplan.planner.order import HEURISTICS
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Problem
 from foreplan.planner.report import buffers
-from foreplan.planner.verify import verify
 from foreplan.units import format_bytes, parse_bytes
 
 REMAT = ("off", "free", "auto")
+COSTS = ("nanoseconds", "flops")
 ADVICE = (
     "a smaller batch or shorter sequences",
     "an optimizer with less state",
-    "a larger budget; this planner does not recompute activations to save memory yet",
+    "a larger budget",
 )
 
 
 def plan(problem: Problem, budget: int | float | str | None = None, remat: str = "free") -> Plan:
-    """The lowest plan found for a problem, verified; a function of the problem alone, whatever the budget.
+    """The lowest plan found for a problem, or the cheapest within a budget; verified.
 
     Args:
         budget: what the arena must stay within: bytes, text such as "2GiB", or, as a float, a share of the arena that
-            is needed without a budget. The plan does not depend on it: either it fits, or this raises.
-        remat: what may be recomputed to save memory: nothing ("off"), what costs no time ("free"), or whatever the
-            budget asks for ("auto"). This planner recomputes nothing yet, so all three give the same plan.
+            is needed without recomputation.
+        remat: what may be recomputed to save memory. "off": nothing. "free" and "auto": without a budget, what adds
+            at most 1 % to the predicted time; with one, as little as meets it, and nothing where it is met anyway.
+
+    All plans within budgets lie on one curve that does not depend on the budget, so a smaller budget never gives a
+    larger plan.
 
     Raises:
-        DoesNotFitError: the arena exceeds the budget; says what fills it, and what to try.
+        DoesNotFitError: no plan found stays within the budget; has the smallest, and says what fills it.
         PlanError: the problem allows no plan.
         UsageError: a budget or `remat` that cannot be understood.
     """
     _check_options(budget, remat)
-    chosen, layout, stages = _search(problem)
-    found = assemble(problem, chosen, layout, order_bound(problem), stages)
-    verify(found, problem)
+    base = _search(problem)
     if budget is None:
-        return found
-    allowed = math.floor(found.arena_bytes * budget) if isinstance(budget, float) else parse_bytes(budget)
-    if found.arena_bytes > allowed:
-        raise _does_not_fit(found, problem, allowed)
-    return replace(found, budget=allowed)
+        if remat == "off":
+            return Curve(problem, base, ()).plan(0)
+        curve, most = free_curve(problem, base, _costs(problem, "nanoseconds"))
+        return curve.lowest(most)
+    allowed = math.floor(base.arena * budget) if isinstance(budget, float) else parse_bytes(budget)
+    fits = remat == "off" or base.arena <= allowed
+    curve = Curve(problem, base, ()) if fits else whole_curve(problem, base, _costs(problem, "nanoseconds"))
+    try:
+        return curve.within(allowed)
+    except DoesNotFitError as error:
+        assert isinstance(error.plan, Plan)
+        raise _does_not_fit(error.plan, problem, base, allowed, remat) from None
+
+
+def plan_curve(problem: Problem, cost: str = "nanoseconds") -> Curve:
+    """All plans from no recomputation to the least bytes found.
+
+    Args:
+        cost: what recomputation should add little of: predicted "nanoseconds", from which budgets choose, or "flops".
+    """
+    return whole_curve(problem, _search(problem), _costs(problem, cost))
+
+
+def _costs(problem: Problem, cost: str) -> list[int]:
+    if cost not in COSTS:
+        raise UsageError(f"a cost must be one of {', '.join(map(repr, COSTS))}, got {cost!r}")
+    # Bytes moved decide between actions without flops; they weigh next to nothing. Where nothing is known, runs count.
+    flops = [action.flops + action.nbytes // 64 for action in problem.actions]
+    known = [[action.nanoseconds for action in problem.actions]] if cost == "nanoseconds" else []
+    return next((costs for costs in (*known, flops) if any(costs)), [1] * len(problem.actions))
 
 
 def _check_options(budget: int | float | str | None, remat: str) -> None:
@@ -59,7 +84,7 @@ def _check_options(budget: int | float | str | None, remat: str) -> None:
         parse_bytes(budget)
 
 
-def _search(problem: Problem) -> tuple[Schedule, Layout, tuple[tuple[str, int], ...]]:
+def _search(problem: Problem) -> Base:
     """The best schedule and layout over all orders, and the arena after each improvement, from program order on.
 
     Orders are laid out by ascending bound, and those whose bound is not below the best arena so far not at all.
@@ -83,10 +108,10 @@ def _search(problem: Problem) -> tuple[Schedule, Layout, tuple[tuple[str, int], 
         if (height := arena_bytes(problem, trial.heights)) < arena:
             best, layout, arena = candidate, trial, height
             stages.append((best.name, arena))
-    return best, layout, tuple(stages)
+    return Base(best, layout, tuple(stages))
 
 
-def _does_not_fit(found: Plan, problem: Problem, allowed: int) -> DoesNotFitError:
+def _does_not_fit(found: Plan, problem: Problem, base: Base, allowed: int, remat: str) -> DoesNotFitError:
     peak = found.certificate.peak_step
     name = problem.actions[found.steps[peak].action].name if found.steps else "no action"
     live = [buffer for buffer in buffers(found, problem) if buffer.lower <= peak < buffer.upper]
@@ -98,14 +123,25 @@ def _does_not_fit(found: Plan, problem: Problem, allowed: int) -> DoesNotFitErro
     bound = found.lower_bound_bytes
     hopeless = ""
     if found.order_lower_bound_bytes is not None and found.order_lower_bound_bytes > allowed:
-        hopeless = f"; no order of these actions needs less than {format_bytes(found.order_lower_bound_bytes)}"
+        hopeless = f"; no schedule of these actions needs less than {format_bytes(found.order_lower_bound_bytes)}"
+    advice = (("recomputing activations (remat='auto')",) if remat == "off" else ()) + ADVICE
+    price = _price(found, problem, base)
     return DoesNotFitError(
-        f"needs {format_bytes(found.arena_bytes)} ({found.arena_bytes} bytes), allowed are {format_bytes(allowed)} "
-        f"({allowed} bytes); this schedule's lower bound is {format_bytes(bound)}{hopeless}. The peak is at step "
-        f"{peak} ({name}); largest there: {largest}. Try {', or '.join(ADVICE)}.",
+        f"needs {format_bytes(found.arena_bytes)} ({found.arena_bytes} bytes){price}, allowed are "
+        f"{format_bytes(allowed)} ({allowed} bytes); this schedule's lower bound is {format_bytes(bound)}{hopeless}. "
+        f"The peak is at step {peak} ({name}); largest there: {largest}. Try {', or '.join(advice)}.",
         needed=found.arena_bytes,
         capacity=allowed,
         lower_bound=bound,
         plan=found,
-        advice=ADVICE,
+        advice=advice,
     )
+
+
+def _price(found: Plan, problem: Problem, base: Base) -> str:
+    """What the smallest plan costs beyond the one without recomputation, for people."""
+    if len(found.steps) == len(base.schedule.order):
+        return ""
+    usual = sum(problem.actions[index].nanoseconds for index in base.schedule.order)
+    extra = sum(problem.actions[step.action].nanoseconds for step in found.steps) - usual
+    return f" with {extra / usual:+.1%} of predicted time for recomputation" if usual else " with recomputation"

@@ -1,0 +1,128 @@
+"""The curve: plans of one problem from no recomputation to the least bytes found, and the choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from foreplan.errors import DoesNotFitError
+from foreplan.planner.bound import order_bound
+from foreplan.planner.layout import Layout, Schedule, arena_bytes, assemble, lay_out, schedule
+from foreplan.planner.plan import Plan
+from foreplan.planner.problem import Problem
+from foreplan.planner.remat import Point, recompute
+from foreplan.planner.verify import verify
+
+FREE = 100  # recomputation that adds at most one part in so many to the predicted time counts as free
+SHARES = (100, 20, 5)  # for these parts of the whole cost the search looks for the lowest schedule: +1 %, +5 %, +20 %
+
+
+@dataclass(frozen=True)
+class Base:
+    """The best schedule without recomputation, laid out.
+
+    Attributes:
+        stages: (stage, arena_bytes after it), from program order on.
+    """
+
+    schedule: Schedule
+    layout: Layout
+    stages: tuple[tuple[str, int], ...]
+
+    @property
+    def arena(self) -> int:
+        """Its bytes on the device."""
+        return self.stages[-1][1]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Schedules of one problem by descending bytes and ascending cost; a function of the problem alone.
+
+    Attributes:
+        problem: that they solve.
+        base: what all start from.
+        points: those that recompute, by ascending cost.
+    """
+
+    problem: Problem
+    base: Base
+    points: tuple[Point, ...]
+
+    def __len__(self) -> int:
+        return 1 + len(self.points)
+
+    def plan(self, index: int) -> Plan:
+        """The verified plan of a point, of which the first, number 0, recomputes nothing."""
+        return _finish(self.problem, self.base, *self._laid_out(index))
+
+    def within(self, allowed: int) -> Plan:
+        """The plan of least cost whose arena is within so many bytes.
+
+        Raises:
+            DoesNotFitError: there is none; with the smallest plan there is.
+        """
+        least: tuple[int, Schedule, Layout] | None = None
+        for index in range(len(self)):
+            if self._bound(index) > allowed and index < len(self) - 1:
+                continue
+            chosen, layout = self._laid_out(index)
+            height = arena_bytes(self.problem, layout.heights)
+            if height <= allowed:
+                return replace(_finish(self.problem, self.base, chosen, layout), budget=allowed)
+            if least is None or height < least[0]:
+                least = height, chosen, layout
+        assert least is not None
+        found = _finish(self.problem, self.base, *least[1:])
+        raise DoesNotFitError(
+            f"needs {found.arena_bytes} bytes, allowed are {allowed}",
+            needed=found.arena_bytes,
+            capacity=allowed,
+            lower_bound=found.lower_bound_bytes,
+            plan=found,
+        )
+
+    def lowest(self, most_cost: int) -> Plan:
+        """The plan of the smallest arena among those that cost at most so much more."""
+        best, chosen, layout = self.base.arena, self.base.schedule, self.base.layout
+        for index in reversed(range(1, len(self))):
+            if self.points[index - 1].cost > most_cost or self._bound(index) >= best:
+                continue
+            trial = self._laid_out(index)
+            if (height := arena_bytes(self.problem, trial[1].heights)) < best:
+                best, (chosen, layout) = height, trial
+        return _finish(self.problem, self.base, chosen, layout)
+
+    def _bound(self, index: int) -> int:
+        return self.points[index - 1].bound if index else self.base.arena
+
+    def _laid_out(self, index: int) -> tuple[Schedule, Layout]:
+        if index == 0:
+            return self.base.schedule, self.base.layout
+        chosen = schedule(self.problem, self.base.schedule.name, self.points[index - 1].order)
+        return chosen, lay_out(self.problem, chosen)
+
+
+def free_curve(problem: Problem, base: Base, cost: Sequence[int]) -> tuple[Curve, int]:
+    """The beginning of a curve as far as recomputation costs next to nothing, and what that may cost."""
+    most = sum(cost[index] for index in base.schedule.order) // FREE
+    order, bound = base.schedule.order, base.schedule.bound
+    found = recompute(problem, order, bound, cost, caps=[most], most_cost=most, thorough=False)
+    return Curve(problem, base, tuple(point for point in found if point.cost <= most)), most
+
+
+def whole_curve(problem: Problem, base: Base, cost: Sequence[int]) -> Curve:
+    """The curve of a cost for each action, as far down as the search goes."""
+    whole = sum(cost[index] for index in base.schedule.order)
+    caps = [whole // share for share in SHARES]
+    order, bound = base.schedule.order, base.schedule.bound
+    return Curve(problem, base, tuple(recompute(problem, order, bound, cost, caps=caps)))
+
+
+def _finish(problem: Problem, base: Base, chosen: Schedule, layout: Layout) -> Plan:
+    stages = base.stages
+    if chosen is not base.schedule:
+        stages += (("recompute", arena_bytes(problem, layout.heights)),)
+    found = assemble(problem, chosen, layout, order_bound(problem), stages)
+    verify(found, problem)
+    return found

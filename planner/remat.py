@@ -1,0 +1,140 @@
+"""Rematerialisation: schedules that compute some values again instead of keeping them, from the cheapest to the
+smallest.
+
+The choice is, for every value and every gap between two of its uses, whether its bytes are kept meanwhile. What is
+dropped is computed again when an action needs it, from what is there, as late as possible. All schedules found lie on
+one curve, bytes against cost, which depends on the problem alone; a budget picks from it.
+
+References: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020, for
+the problem; Bartan et al., "Moccasin: Efficient Tensor Rematerialization for Neural Networks", ICML 2023, for deciding
+about intervals of retention on one order of the actions; XLA's HloRematerialization for dropping at the current peak
+what saves the most bytes for its cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreplan.planner.problem import Problem, Role
+from foreplan.planner.remat_tape import DISCARD, KEEP, make_tape
+
+STEP = 64  # from one target to the next the peak falls by one part in so many
+LOWEST = 16  # the last target is this part of the first
+SMALLEST = 1000  # values below this part of the peak are always kept
+AIMS = (252, 230, 128, 64)  # what greedy looks at beside the peak: all above this share of it, in 256ths
+BOOST = 260
+ROUNDS = 8
+SEED = 88172645463325252
+# Work is counted in actions of the schedules evaluated, some tens of nanoseconds each.
+DESCENT_WORK = 20_000_000
+POLISH_WORK = 40_000_000
+
+
+@dataclass(frozen=True)
+class Point:
+    """A schedule that recomputes.
+
+    Attributes:
+        order: actions, one a step.
+        bound: its highest live set in bytes.
+        cost: of the runs beyond the first, in what the search minimised.
+    """
+
+    order: tuple[int, ...]
+    bound: int
+    cost: int
+
+
+def recompute(
+    problem: Problem,
+    order: Sequence[int],
+    bound: int,
+    cost: Sequence[int],
+    *,
+    caps: Sequence[int] = (),
+    most_cost: int | None = None,
+    thorough: bool = True,
+) -> list[Point]:
+    """Schedules that need less than an order as it is, by ascending cost and descending live bytes.
+
+    Args:
+        order: actions, each once.
+        bound: highest live set of that order, in bytes.
+        cost: of one more run of each action of the problem.
+        caps: costs for each of which the lowest schedule is wanted.
+        most_cost: beyond which no schedule is wanted.
+        thorough: search on after the first descent.
+    """
+    from foreplan.planner import remat_kernels as kernels
+    from foreplan.planner import remat_search as search
+
+    order = late_updates(problem, order)
+    tape = make_tape(problem, order, cost, bound // SMALLEST)
+    if not len(tape.gap_value):
+        return []
+    scratch = kernels.make_scratch(tape)
+    plain = np.where(tape.gap_last == len(order), DISCARD, KEEP).astype(np.int64)
+    targets = [bound]
+    while targets[-1] > max(bound // LOWEST, STEP):
+        targets.append(targets[-1] * (STEP - 1) // STEP)
+    archive = search.Archive(
+        np.array(targets, np.int64),
+        np.full(len(targets), kernels.NEVER),
+        np.zeros((len(targets), len(plain)), np.int64),
+        np.array(caps, np.int64),
+        np.full(len(caps), kernels.NEVER),
+        np.zeros((len(caps), len(plain)), np.int64),
+    )
+    limit = int(kernels.NEVER) if most_cost is None else most_cost
+    for aim in AIMS if thorough else AIMS[:1]:
+        search.descend(tape, scratch, plain.copy(), aim, BOOST, archive, limit, DESCENT_WORK)
+    if thorough:
+        work, seed = 0, np.uint64(SEED)
+        for aim in AIMS[:2]:
+            more, seed = search.polish(
+                tape, scratch, plain, aim, BOOST, archive, ROUNDS, POLISH_WORK - work, np.uint64(seed)
+            )
+            work += int(more)
+    found = [state for state, least in zip(archive.states, archive.cost) if least < kernels.NEVER]
+    found += [state for state, peak in zip(archive.cap_states, archive.peak) if peak < bound]
+    points = []
+    for state in found:
+        length, extra = kernels.generate(tape, scratch, state)
+        peak, _, _ = kernels.measure(tape, scratch, length, 0)
+        points.append(Point(tuple(scratch.steps[:length].tolist()), int(peak), int(extra)))
+    return frontier(points, bound)
+
+
+def frontier(points: Sequence[Point], bound: int) -> list[Point]:
+    """Those points below `bound` that no other beats in both bytes and cost, by ascending cost."""
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.cost, p.bound, len(p.order))):
+        if point.bound < (kept[-1].bound if kept else bound):
+            kept.append(point)
+    return kept
+
+
+def late_updates(problem: Problem, order: Sequence[int]) -> list[int]:
+    """The order with updates that free nothing moved to its end: what they replace, such as the number of the step
+    that random values depend on, is then there for whatever runs again.
+    """
+    values, actions = problem.values, problem.actions
+    stored = {v for v, value in enumerate(values) if value.role is Role.STORED}
+    read: set[int] = set()
+    for index in order:
+        read.update(actions[index].reads)
+
+    def idle(index: int) -> bool:
+        action = actions[index]
+        return (
+            all(values[v].home >= 0 and v not in read for v in action.writes)
+            and bool(action.writes)
+            and stored.issuperset(action.reads)
+        )
+
+    last = [index for index in order if idle(index)]
+    moved = set(last)
+    return [index for index in order if index not in moved] + last

@@ -1,0 +1,191 @@
+"""Compiled search for states that need few bytes at little cost; importing this module imports Numba.
+
+Whatever is tried is recorded where it is the best yet, so that one search fills the whole curve from the highest peak
+to the lowest.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from foreplan.planner.remat_kernels import NEVER, evaluate
+from foreplan.planner.remat_tape import DISCARD
+
+_FIRST = 1e30  # the score of what has not been tried
+
+
+class Archive(NamedTuple):
+    """The best states found.
+
+    Attributes:
+        targets: peaks in bytes, descending.
+        cost: for each target the least cost of a state between it and the next, NEVER where there is none.
+        states: those states.
+        caps: costs.
+        peak: for each cap the lowest peak of a state that costs no more.
+        cap_states: those states.
+    """
+
+    targets: np.ndarray
+    cost: np.ndarray
+    states: np.ndarray
+    caps: np.ndarray
+    peak: np.ndarray
+    cap_states: np.ndarray
+
+
+@njit(cache=True)
+def record(archive, state, peak, cost):  # type: ignore[no-untyped-def]
+    """Note a state where it is the best so far."""
+    for k in range(archive.caps.size):
+        if cost <= archive.caps[k] and peak < archive.peak[k]:
+            archive.peak[k] = peak
+            archive.cap_states[k] = state
+    targets = archive.targets
+    if peak > targets[0]:
+        return
+    low, high = 0, targets.size - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if targets[middle] >= peak:
+            low = middle
+        else:
+            high = middle - 1
+    if cost < archive.cost[low]:
+        archive.cost[low] = cost
+        archive.states[low] = state
+
+
+@njit(cache=True)
+def greedy(t, s, state, target, aim, score, boost, archive):  # type: ignore[no-untyped-def]
+    """Drop values, the most bytes above the target a cost first, until the live bytes stay within it.
+
+    Scores from earlier rounds stand in for new ones until the best of them has been brought up to date (Minoux,
+    "Accelerated greedy algorithms for maximizing submodular set functions", 1978).
+
+    Args:
+        aim: bytes above this share of the peak, in 256ths, are what counts.
+        score: of each gap, as last seen; written.
+        boost: what all scores are multiplied by each round, in 256ths, so that none is forgotten.
+
+    Returns:
+        The peak reached, its cost, and the work done.
+    """
+    level = target
+    peak, place, excess, cost, work = evaluate(t, s, state, level)
+    fresh = np.zeros(state.size, np.int64)
+    turn = 0
+    while peak > target:
+        turn += 1
+        if peak * aim // 256 != level:
+            level = peak * aim // 256
+            peak, place, excess, cost, more = evaluate(t, s, state, level)
+            work += more
+        best, best_score = -1, 0.0
+        while True:
+            g, most = -1, best_score
+            for h in range(state.size):
+                alive = t.gap_first[h] <= place <= t.gap_last[h] < t.order.size
+                if alive and score[h] > most and fresh[h] != turn and state[h] != DISCARD:
+                    g, most = h, score[h]
+            if g < 0:
+                break
+            fresh[g] = turn
+            state[g] += 1
+            new_peak, _, new_excess, new_cost, more = evaluate(t, s, state, level)
+            work += more
+            score[g] = 0.0
+            if new_peak < NEVER:
+                record(archive, state, new_peak, new_cost)
+                if new_excess < excess:
+                    score[g] = float(excess - new_excess) / max(float(new_cost - cost), 1.0)
+            state[g] -= 1
+            if score[g] > best_score:
+                best, best_score = g, score[g]
+        if best < 0:
+            break
+        state[best] += 1
+        peak, place, excess, cost, more = evaluate(t, s, state, level)
+        work += more
+        for g in range(state.size):
+            score[g] = max(score[g] * boost / 256.0, 1e-30)
+        score[best] = _FIRST
+    return peak, cost, work
+
+
+@njit(cache=True)
+def descend(t, s, state, aim, boost, archive, most_cost, most_work):  # type: ignore[no-untyped-def]
+    """Go down the targets by `greedy`, from each to the next, as far as it goes.
+
+    Returns:
+        The work done.
+    """
+    work = np.int64(0)
+    score = np.full(state.size, _FIRST)
+    for j in range(archive.targets.size):
+        peak, cost, more = greedy(t, s, state, archive.targets[j], aim, score, boost, archive)
+        work += more
+        if peak > archive.targets[j] or cost > most_cost or work > most_work:
+            break
+    return work
+
+
+@njit(cache=True)
+def draw(seed):  # type: ignore[no-untyped-def]
+    """The next state of a 64-bit generator of pseudo-random numbers: Marsaglia, "Xorshift RNGs", 2003."""
+    seed ^= seed << np.uint64(13)
+    seed ^= seed >> np.uint64(7)
+    seed ^= seed << np.uint64(17)
+    return seed
+
+
+@njit(cache=True)
+def below(seed, n):  # type: ignore[no-untyped-def]
+    """A number from 0 to n - 1."""
+    return np.int64((seed >> np.uint64(33)) % np.uint64(n))
+
+
+@njit(cache=True)
+def ruin(t, state, plain, seed):  # type: ignore[no-untyped-def]
+    """Undo some or all of what was decided within a random stretch of the order; returns the next seed."""
+    n = t.order.size
+    seed = draw(seed)
+    width = 1 + below(seed, max(n // 4, 1))
+    seed = draw(seed)
+    low = below(seed, n) - width // 2
+    seed = draw(seed)
+    quarters = below(seed, 4)
+    for g in range(state.size):
+        if low <= t.gap_first[g] < low + width:
+            seed = draw(seed)
+            if quarters == 0 or below(seed, 4) < quarters:
+                state[g] = plain[g]
+    return seed
+
+
+@njit(cache=True)
+def polish(t, s, plain, aim, boost, archive, rounds, most_work, seed):  # type: ignore[no-untyped-def]
+    """Ruin and recreate (Schrimpf et al., "Record breaking optimization results", J. Computational Physics 2000) what
+    is stored at every target, the highest first, and then at every cap.
+
+    Returns:
+        Work done and the next seed.
+    """
+    work = np.int64(0)
+    state = plain.copy()
+    score = np.full(state.size, _FIRST)
+    for j in range(archive.targets.size + archive.caps.size):
+        for _ in range(rounds):
+            k = j - archive.targets.size
+            if work > most_work or (k < 0 and (archive.cost[j] >= NEVER or archive.cost[j] <= 0)):
+                break
+            state[:] = archive.states[j] if k < 0 else archive.cap_states[k]
+            target = archive.targets[j] if k < 0 else archive.peak[k] - 1
+            seed = ruin(t, state, plain, seed)
+            score[:] = _FIRST
+            _, _, more = greedy(t, s, state, target, aim, score, boost, archive)
+            work += more
+    return work, seed

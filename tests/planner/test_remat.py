@@ -1,0 +1,201 @@
+"""Recomputation: the model of a schedule against the planner's own, curves on real bytes under poison, and by hand."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreplan.errors import DoesNotFitError, UsageError
+from foreplan.planner import Category, Overwrite, Plan, Problem, Role, plan, plan_curve, separate, verify
+from foreplan.planner.dependences import dependences
+from foreplan.planner.layout import schedule
+from foreplan.planner.order import HEURISTICS
+from foreplan.planner.remat import late_updates
+from foreplan.planner.remat_kernels import generate, make_scratch, measure
+from foreplan.planner.remat_tape import make_tape
+from tests.planner.executor import Machine
+from tests.planner.problems import REGIONS, Maker, random_problem, training_chain, training_net
+
+seeds = st.integers(0, 2**32)
+sizes = st.integers(1, 30)
+
+
+def priced(problem: Problem, seed: int) -> Problem:
+    """With predicted times and flops, some of them 0."""
+    rng = random.Random(seed)
+    actions = [
+        replace(a, nanoseconds=rng.choice([0, 1, 10, 100, 1000]), flops=rng.randrange(9)) for a in problem.actions
+    ]
+    return replace(problem, actions=tuple(actions))
+
+
+def chain(layers: int, width: int = 1 << 16) -> Problem:
+    """A step whose backward pass reads every activation of the forward pass, and nothing dies in place."""
+    make = Maker(REGIONS[1:2])
+    x = make.value("x0", width, 0, role=Role.INPUT)
+    kept = [x]
+    for i in range(1, layers + 1):
+        kept.append(make.value(f"x{i}", width, 0))
+        make.action(f"f{i}", [kept[-2]], [kept[-1]], nanoseconds=100)
+    g = make.value("g", width, 0, category=Category.GRADIENTS)
+    make.action("loss", [kept[-1]], [g], nanoseconds=100)
+    for i in reversed(range(layers + 1)):
+        last = i == 0
+        new = make.value(f"g{i}", width, 0, role=Role.OUTPUT if last else Role.TRANSIENT)
+        make.action(f"b{i}", [g, kept[i]], [new], nanoseconds=200)
+        g = new
+    return make.problem()
+
+
+def extra(found: Plan, problem: Problem) -> int:
+    """Nanoseconds beyond those of one run of each action that runs."""
+    runs = [step.action for step in found.steps]
+    return sum(problem.actions[i].nanoseconds for i in runs) - sum(problem.actions[i].nanoseconds for i in set(runs))
+
+
+@settings(max_examples=150, deadline=None)
+@given(seeds, sizes)
+def test_any_state_is_a_schedule_whose_live_bytes_are_those_of_the_planner(seed: int, actions: int) -> None:
+    problem, rng = random_problem(seed, actions), random.Random(seed)
+    heuristic = rng.choice(sorted(HEURISTICS))
+    order = late_updates(problem, HEURISTICS[heuristic](problem, dependences(problem)))
+    tape = make_tape(problem, order, [1] * len(problem.actions), 1)
+    scratch = make_scratch(tape)
+    state = np.array([rng.choice([0, 0, 1, 2]) for _ in tape.gap_value], np.int64)
+    length, cost = generate(tape, scratch, state)
+    if length < 0:
+        return
+    steps = scratch.steps[:length].tolist()
+    found = schedule(problem, heuristic, steps)
+    peak, at, above = measure(tape, scratch, length, found.bound - 1)
+    assert (peak, at) == (found.bound, found.peak) and above >= 1
+    assert cost == length - len(order)
+    assert set(order) >= set(steps)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seeds, sizes)
+def test_every_plan_of_a_curve_computes_the_right_bytes(seed: int, actions: int) -> None:
+    problem = priced(random_problem(seed, actions), seed)
+    curve = plan_curve(problem)
+    for index in range(len(curve)):
+        found = curve.plan(index)
+        outcome = Machine(found, problem).run()
+        apart = separate(found, problem)
+        assert Machine(apart, problem).run() == outcome
+    costs = [point.cost for point in curve.points]
+    bounds = [point.bound for point in curve.points]
+    assert costs == sorted(set(costs)) and bounds == sorted(set(bounds), reverse=True)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds)
+def test_budgets_are_kept_and_a_smaller_one_never_gives_a_larger_plan(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = priced(training_net(rng.randint(1, 6), width=1 << 12, seed=seed), seed)
+    unbudgeted = plan(problem, remat="off").arena_bytes
+    arena, time = unbudgeted, 0
+    for budget in sorted((rng.randint(1, unbudgeted) for _ in range(8)), reverse=True):
+        try:
+            found = plan(problem, budget)
+        except DoesNotFitError as error:
+            assert error.needed > budget and isinstance(error.plan, Plan)
+            assert error.needed <= arena
+            verify(error.plan, problem)
+            continue
+        verify(found, problem)
+        assert found.arena_bytes <= min(budget, arena) and found.budget == budget
+        assert extra(found, problem) >= time
+        arena, time = found.arena_bytes, extra(found, problem)
+
+
+def test_a_chain_is_recomputed_in_segments() -> None:
+    # Keeping every k-th of n activations and recomputing one segment at a time needs about n / k + k of them.
+    problem = chain(36)
+    width = 1 << 16
+    whole = plan(problem, remat="off")
+    assert whole.arena_bytes == 39 * width
+    forward = 36 * 100
+    found = plan(problem, 16 * width)
+    assert found.arena_bytes <= 16 * width and extra(found, problem) <= forward
+    with pytest.raises(DoesNotFitError) as caught:
+        plan(problem, 1)
+    assert caught.value.needed <= 12 * width
+
+
+def test_a_budget_that_is_met_anyway_recomputes_nothing() -> None:
+    problem = training_net(4)
+    whole = plan(problem, remat="off")
+    assert plan(problem, whole.arena_bytes).steps == whole.steps
+    assert plan(problem, 1.0).steps == whole.steps
+    with pytest.raises(DoesNotFitError) as caught:
+        plan(problem, whole.arena_bytes - 1, remat="off")
+    assert caught.value.needed == whole.arena_bytes and "remat='auto'" in str(caught.value)
+
+
+def test_free_recomputation_adds_at_most_one_percent() -> None:
+    make = Maker(REGIONS[1:2])
+    x = make.value("x", 1 << 10, 0, role=Role.INPUT)
+    big = make.value("big", 1 << 20, 0)
+    make.action("cheap", [x], [big], nanoseconds=5)
+    small = make.value("small", 64, 0)
+    make.action("use", [big], [small], nanoseconds=1000)
+    other = make.value("other", 1 << 20, 0)
+    make.action("wide", [small], [other], nanoseconds=10)
+    less = make.value("less", 64, 0)
+    make.action("narrow", [other], [less], nanoseconds=10)
+    end = make.value("end", 64, 0, role=Role.OUTPUT)
+    make.action("end", [less, big], [end], nanoseconds=10)
+    problem = make.problem()
+    assert plan(problem, remat="off").arena_bytes == (2 << 20) + 64  # big, wide, small
+    found = plan(problem)
+    assert found.arena_bytes < (1 << 20) + 2048 and extra(found, problem) == 5
+    assert dict(found.certificate.stages)["recompute"] == found.arena_bytes
+    dearer = replace(problem, actions=(replace(problem.actions[0], nanoseconds=50), *problem.actions[1:]))
+    assert plan(dearer) == plan(dearer, remat="off")
+
+
+def test_effects_and_what_they_replace_are_never_run_again() -> None:
+    for seed in range(3):
+        problem = training_net(5, seed=seed)
+        curve = plan_curve(problem, "flops")
+        lowest = curve.plan(len(curve) - 1)
+        runs = [step.action for step in lowest.steps]
+        assert len(runs) > len(set(runs))
+        for index in set(runs):
+            if problem.actions[index].effect:
+                assert runs.count(index) == 1
+
+
+def test_the_number_of_a_step_outlives_what_depends_on_it() -> None:
+    # A mask is drawn from a counter that the step itself moves on: the counter moves last.
+    make = Maker(REGIONS[:2])
+    state = make.value("state", 16, 0, role=Role.STORED)
+    x = make.value("x", 1 << 16, role=Role.INPUT)
+    mask = make.value("mask", 1 << 20)
+    make.action("draw", [state], [mask], nanoseconds=1)
+    after = make.value("state'", 16, 0, role=Role.OUTPUT, home=state)
+    make.action("next", [state], [after], Overwrite(0, 0, True), effect=True)
+    y = make.value("y", 1 << 16)
+    make.action("drop", [x, mask], [y], nanoseconds=1000)
+    wide = make.value("wide", 1 << 20)
+    make.action("widen", [y], [wide], nanoseconds=1000)
+    z = make.value("z", 64)
+    make.action("narrow", [wide], [z], nanoseconds=1000)
+    end = make.value("end", 64, role=Role.OUTPUT)
+    make.action("end", [z, mask], [end], nanoseconds=1000)
+    problem = make.problem()
+    found = plan(problem)
+    assert [step.action for step in found.steps].count(0) == 2
+    assert found.arena_bytes < 2 << 20
+    Machine(found, problem).run()
+
+
+def test_costs_are_checked() -> None:
+    with pytest.raises(UsageError, match="a cost must be one of 'nanoseconds', 'flops', got 'bytes'"):
+        plan_curve(training_chain(1), "bytes")
