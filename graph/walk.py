@@ -14,7 +14,7 @@ def to_networkx(graph: Graph) -> networkx.DiGraph:
 
     Attributes: `label` on every vertex; on the graph, `name`.
     """
-    digraph = networkx.DiGraph(name=graph.name)
+    digraph: networkx.DiGraph = networkx.DiGraph(name=graph.name)
     for value in graph.values():
         digraph.add_node(value, label=repr(value))
     for node in graph.nodes:

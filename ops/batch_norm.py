@@ -190,7 +190,7 @@ class BatchNormTrain(_ChannelNorm):
                 block = here[items, :, positions]
                 centred, sums = _scratch(workspace, block)
                 np.subtract(block, m[:, None], out=centred)
-                v += np.add.reduce(np.vecdot(centred, centred, out=sums), axis=0)
+                v += np.sum(np.vecdot(centred, centred, out=sums), axis=0)
             v /= count
             factor = _factor(scale[channels], v, self.epsilon)
             for items, positions in _blocks(here.shape):
@@ -255,7 +255,7 @@ class BatchNormGrad(_ChannelNorm):
                 block = here[items, :, positions]
                 centred, sums = _scratch(workspace, block)
                 np.subtract(block, m[:, None], out=centred)
-                moment += np.add.reduce(np.vecdot(centred, there[items, :, positions], out=sums), axis=0)
+                moment += np.sum(np.vecdot(centred, there[items, :, positions], out=sums), axis=0)
             np.multiply(moment, r, out=dscale[channels])
             slope, shift, factor = moment * r * r / count, dbias[channels] / count, scale[channels] * r
             for items, positions in _blocks(here.shape):

@@ -124,7 +124,7 @@ class LinearCrossEntropy(Op):
             if bias:
                 x += bias[0]
             self._to_gradient(x, target[rows], weight, losses, scratch)
-            total += float(np.add.reduce(losses[: len(x)], axis=None, dtype=np.float64))
+            total += float(np.sum(losses[: len(x)], dtype=np.float64))
             if start == 0:
                 np.matmul(x.T, h[rows], out=dw)
             else:

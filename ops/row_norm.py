@@ -215,7 +215,7 @@ class _RowNormGrad(Op):
                 np.multiply(block, scale, out=product)
             normal *= means[:, None]
             if self.centred:
-                product -= (np.add.reduce(product, axis=1) / width)[:, None]
+                product -= (np.sum(product, axis=1) / width)[:, None]
             product -= normal
             np.multiply(product, r, out=result[part])
 

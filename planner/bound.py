@@ -51,7 +51,7 @@ def live_bytes(problem: Problem, order: Sequence[int], ranges: LiveRanges, chain
 def schedule_bound(problem: Problem, order: Sequence[int], ranges: LiveRanges, chains: Chains) -> tuple[int, int]:
     """The highest live set of a schedule in bytes, and the first step at which it is reached."""
     live = live_bytes(problem, order, ranges, chains)
-    step = int(live.argmax())
+    step = int(np.argmax(live))
     return int(live[step]), step
 
 

@@ -30,6 +30,10 @@ def _no_value(what: str, instead: str) -> Callable[..., NoReturn]:
     return refuse
 
 
+# NumPy's functions as tensors see them: they dispatch on any array-like, and their type stubs know arrays only.
+_numpy: Any = np
+
+
 class Tensor:
     """A value of the graph that is being traced, used as a NumPy array is.
 
@@ -177,47 +181,47 @@ class Tensor:
 
     def sum(self, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -> Any:
         """Sum along axes."""
-        return np.sum(self, axis=axis, dtype=dtype, keepdims=keepdims)
+        return _numpy.sum(self, axis=axis, dtype=dtype, keepdims=keepdims)
 
     def mean(self, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -> Any:
         """Mean along axes."""
-        return np.mean(self, axis=axis, dtype=dtype, keepdims=keepdims)
+        return _numpy.mean(self, axis=axis, dtype=dtype, keepdims=keepdims)
 
     def prod(self, axis: Axes = None, keepdims: bool = False) -> Any:
         """Product along axes."""
-        return np.prod(self, axis=axis, keepdims=keepdims)
+        return _numpy.prod(self, axis=axis, keepdims=keepdims)
 
     def max(self, axis: Axes = None, keepdims: bool = False) -> Any:
         """Maximum along axes."""
-        return np.max(self, axis=axis, keepdims=keepdims)
+        return _numpy.max(self, axis=axis, keepdims=keepdims)
 
     def min(self, axis: Axes = None, keepdims: bool = False) -> Any:
         """Minimum along axes."""
-        return np.min(self, axis=axis, keepdims=keepdims)
+        return _numpy.min(self, axis=axis, keepdims=keepdims)
 
     def var(self, axis: Axes = None, ddof: int = 0, keepdims: bool = False) -> Any:
         """Variance along axes."""
-        return np.var(self, axis=axis, ddof=ddof, keepdims=keepdims)
+        return _numpy.var(self, axis=axis, ddof=ddof, keepdims=keepdims)
 
     def std(self, axis: Axes = None, ddof: int = 0, keepdims: bool = False) -> Any:
         """Standard deviation along axes."""
-        return np.std(self, axis=axis, ddof=ddof, keepdims=keepdims)
+        return _numpy.std(self, axis=axis, ddof=ddof, keepdims=keepdims)
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """Index of the maximum."""
-        return np.argmax(self, axis=axis, keepdims=keepdims)
+        return _numpy.argmax(self, axis=axis, keepdims=keepdims)
 
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """Index of the minimum."""
-        return np.argmin(self, axis=axis, keepdims=keepdims)
+        return _numpy.argmin(self, axis=axis, keepdims=keepdims)
 
     def any(self, axis: Axes = None, keepdims: bool = False) -> Any:
         """Whether any element along axes is nonzero."""
-        return np.any(self, axis=_as_tuple(axis), keepdims=keepdims)
+        return _numpy.any(self, axis=_as_tuple(axis), keepdims=keepdims)
 
     def all(self, axis: Axes = None, keepdims: bool = False) -> Any:
         """Whether every element along axes is nonzero."""
-        return np.all(self, axis=_as_tuple(axis), keepdims=keepdims)
+        return _numpy.all(self, axis=_as_tuple(axis), keepdims=keepdims)
 
     def clip(self, min: Any = None, max: Any = None) -> Any:
         """Limited to [min, max]."""
