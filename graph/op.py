@@ -61,6 +61,7 @@ class Op:
     name: ClassVar[str]
     is_view: ClassVar[bool] = False  # output 0 is a window onto input 0 and `view` gives it
     is_random: ClassVar[bool] = False  # reads a random state; the same state gives the same bits
+    accumulates: ClassVar[int] = 0  # not 0: a further input of this index, as output 0, is added to, in place if dead
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """Output types from input types.

@@ -14,7 +14,9 @@ from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.graph.types import Shape
 from foreplan.ops.conv_kernels import (
+    add_images,
     add_product,
+    added_bytes,
     blocking,
     column_conv,
     column_data_grad,
@@ -155,18 +157,19 @@ class Conv(_Geometry):
 class ConvDataGrad(_Geometry):
     """dx[n, c, i] = Σ w[k, c, r] · g[n, k, o] over all (k, o, r) whose tap lies at i; also transposed convolution.
 
-    Inputs: g [N, K, *O], w [K, C/groups, *R]. Output: [N, C, *spatial].
+    Inputs: g [N, K, *O], w [K, C/groups, *R], optionally what is added to, as the output. Output: [N, C, *spatial].
 
     Attributes:
         spatial: spatial shape of the output; its windows must number g's.
     """
 
     name: ClassVar[str] = "conv_data_grad"
+    accumulates: ClassVar[int] = 2
     spatial: Shape = ()
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """Images of the spatial shape, if convolving them gives g's."""
-        g, w = inputs
+        g, w, *base = inputs
         if g.rank != w.rank or g.rank < 3 or g.shape[1] != w.shape[0]:
             raise ShapeError(f"needs gradients [N, K, …] and weights [K, C/groups, …], and got {g} and {w}")
         dx = g.with_shape((g.shape[0], w.shape[1] * self.groups, *self.spatial))
@@ -174,43 +177,60 @@ class ConvDataGrad(_Geometry):
         positions = count_positions(self.spatial, w.shape[2:], self.strides, self.pads, self.dilations)
         if positions != g.shape[2:]:
             raise ShapeError(f"{list(self.spatial)} has {list(positions)} windows of {w}, and the gradient is {g}")
+        if len(base) > 1 or any(type != dx for type in base):
+            raise ShapeError(f"what {dx} is added to must be of its type, and is {base[0]}")
         return (dx,)
 
     def vjp(
         self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
     ) -> Sequence[Value | None]:
-        """It is linear in g (whose cotangent is a convolution) and in w."""
-        (g, w), (t,) = inputs, cotangents
+        """It is linear in g (whose cotangent is a convolution) and in w; what is added to gets the cotangent itself."""
+        (g, w), (t,) = inputs[:2], cotangents
         assert t is not None
         dw = b.apply(ConvWeightGrad(*self.geometry, kernel=w.shape[2:]), t, g) if b.wants(w) else None
         dg = b.apply(Conv(*self.geometry), t, w) if b.wants(g) else None
-        return [dg, dw]
+        return [dg, dw, *[t] * (len(inputs) - 2)]
+
+    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
+        """What is added to may be changed in place, but for depth-wise convolutions, which add it at the end."""
+        in_place = len(inputs) == 3 and not is_depthwise(outputs[0].shape[1], inputs[1].shape, self.groups)
+        return ((0, 2),) if in_place else ()
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """As the convolution's."""
-        flops = 2 * inputs[0].size * math.prod(inputs[1].shape[1:])
+        """As the convolution's, and an addition an element of what is added to."""
+        flops = 2 * inputs[0].size * math.prod(inputs[1].shape[1:]) + (len(inputs) - 2) * outputs[0].size
         return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """Columns of a block of positions, and gradients of several images side by side."""
-        (g, w), (dx,) = inputs, outputs
+        """Columns of a block of positions, and gradients of several images side by side; or some channels of an image
+        that is added to another.
+        """
+        (g, w), (dx,) = inputs[:2], outputs
         if self.is_pointwise(w.shape[2:]):
-            return 0
+            return added_bytes(dx, self.groups) if len(inputs) == 3 else 0
         if is_depthwise(dx.shape[1], w.shape, self.groups):
             return data_grad_bytes(self.windows(self.spatial, w.shape[2:]), g)
         return blocking(dx, w, g).column_bytes + blocking(dx, w, g).joined_bytes
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Columns = transposed weights times gradients, added into the image tap by tap."""
-        (g, w), (dx,) = inputs, outputs
+        (g, w, *base), (dx,) = inputs, outputs
         windows = self.windows(self.spatial, w.shape[2:])
-        if self.is_pointwise(w.shape[2:]):
-            weights = grouped_weights(w, self.groups).swapaxes(-1, -2)
-            np.matmul(weights, grouped(g, self.groups), out=grouped(dx, self.groups))
-        elif is_depthwise(dx.shape[1], w.shape, self.groups):
+        if is_depthwise(dx.shape[1], w.shape, self.groups) and not self.is_pointwise(w.shape[2:]):
             depthwise_data_grad(windows, g, w, dx, workspace)
+            for array in base:
+                dx += array
+            return
+        for array in base:
+            np.copyto(dx, array)
+        if not self.is_pointwise(w.shape[2:]):
+            column_data_grad(windows, self.groups, g, w, dx, workspace, clear=not base)
+            return
+        weights = grouped_weights(w, self.groups).swapaxes(-1, -2)
+        if base:
+            add_images(weights, grouped(g, self.groups), grouped(dx, self.groups), workspace)
         else:
-            column_data_grad(windows, self.groups, g, w, dx, workspace)
+            np.matmul(weights, grouped(g, self.groups), out=grouped(dx, self.groups))
 
 
 @register

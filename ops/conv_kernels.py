@@ -140,15 +140,15 @@ def column_conv(
 
 
 def column_data_grad(
-    windows: Windows, groups: int, g: np.ndarray, w: np.ndarray, dx: np.ndarray, workspace: np.ndarray
+    windows: Windows, groups: int, g: np.ndarray, w: np.ndarray, dx: np.ndarray, workspace: np.ndarray, clear: bool
 ) -> None:
-    """Columns = weightsᵀ · gradients, added into the image tap by tap."""
+    """Columns = weightsᵀ · gradients, added tap by tap into the image, cleared first or as it is."""
     plan = _plan(dx, w, g)
     memory, joined, _ = _parts(workspace, plan, g.dtype)
     weights, grads = grouped_weights(w, groups).swapaxes(-1, -2), grouped(g, groups)
     for items, box in plan.walk(windows, len(g)):
         target = dx[items].swapaxes(0, 1)
-        if box.start == 0:
+        if clear and box.start == 0:
             target[...] = 0
         columns = _columns(windows, dx.shape[1], target.shape[1], box, memory)
         rows = _joined_rows(plan, grads, items, box, joined)
@@ -207,3 +207,27 @@ def add_product(rows: np.ndarray, columns: np.ndarray, total: np.ndarray, worksp
         product = memory[: part.size].reshape(part.shape)
         np.matmul(rows[:, k : k + count], columns, out=product)
         part += product
+
+
+def _added_channels(channels: int, width: int) -> int:
+    """Channels (of each group) of an image that are kept aside before they are added."""
+    return max(1, min(channels, PRODUCT_BYTES // max(1, width)))
+
+
+def added_bytes(dx: TensorType, groups: int) -> int:
+    """Workspace of `add_images` into images [N, C, *S]."""
+    width = groups * spatial_size(dx.shape) * dx.dtype.itemsize
+    return width * _added_channels(dx.shape[1] // groups, width)
+
+
+def add_images(weights: np.ndarray, grads: np.ndarray, images: np.ndarray, workspace: np.ndarray) -> None:
+    """images [N, groups, C, positions] += weights [groups, C, K] · grads, by way of the workspace."""
+    _, groups, channels, positions = images.shape
+    count = _added_channels(channels, groups * positions * images.itemsize)
+    memory = workspace.view(images.dtype)
+    for image, grad in zip(images, grads):
+        for c in range(0, channels, count):
+            part = image[:, c : c + count]
+            product = memory[: part.size].reshape(part.shape)
+            np.matmul(weights[:, c : c + count], grad, out=product)
+            part += product

@@ -133,6 +133,7 @@ class ScatterAdd(AddAt):
     """y = zeros (or a third input) of `shape`, with updates[a…, i…, b…] added to y[a…, indices[i…], b…]."""
 
     name: ClassVar[str] = "scatter_add"
+    accumulates: ClassVar[int] = 2
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """`shape`, if the updates have it with the axis replaced by the indices' shape."""

@@ -9,17 +9,19 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
+from foreplan.graph import Builder, Cost, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.graph.types import broadcast_shapes
 from foreplan.ops.reduce import sum_to_shape
 from foreplan.ops.shape import reshape
 
+PRODUCT_BYTES = 2 * 2**20  # rows of a product that are added to another tensor
+
 
 @register
 @dataclass(frozen=True)
 class MatMul(Op):
-    """y[…, m, n] = Σ_k a[…, m, k] · b[…, k, n]; leading axes broadcast.
+    """y[…, m, n] = Σ_k a[…, m, k] · b[…, k, n] (+ c[…, m, n], a third input); leading axes broadcast.
 
     Attributes:
         transpose_a: `a` is given as […, k, m].
@@ -27,25 +29,29 @@ class MatMul(Op):
     """
 
     name: ClassVar[str] = "matmul"
+    accumulates: ClassVar[int] = 2
     transpose_a: bool = False
     transpose_b: bool = False
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
-        """Both operands have at least two axes, one element type, and equal inner extents."""
-        a, b = inputs
+        """Both operands have at least two axes, one element type, and equal inner extents; c is as the product."""
+        a, b, *base = inputs
         if a.rank < 2 or b.rank < 2 or a.dtype != b.dtype:
             raise ShapeError(f"needs two matrices of one element type, and got {a} and {b}")
         m, k = a.shape[-1:-3:-1] if self.transpose_a else a.shape[-2:]
         inner, n = b.shape[-1:-3:-1] if self.transpose_b else b.shape[-2:]
         if k != inner:
             raise ShapeError(f"inner extents differ: {k} in {a}, {inner} in {b}")
-        return (a.with_shape((*broadcast_shapes(a.shape[:-2], b.shape[:-2]), m, n)),)
+        product = a.with_shape((*broadcast_shapes(a.shape[:-2], b.shape[:-2]), m, n))
+        if len(base) > 1 or any(type != product for type in base):
+            raise ShapeError(f"what the product {product} is added to must be of its type, and is {base[0]}")
+        return (product,)
 
     def vjp(
         self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
     ) -> Sequence[Value | None]:
-        """da = g·bᵀ and db = aᵀ·g, the latter first: with it done, a's bytes may be free for da."""
-        (x, w), (g,) = inputs, cotangents
+        """da = g·bᵀ and db = aᵀ·g, the latter first: with it done, a's bytes may be free for da; dc = g."""
+        (x, w), (g,) = inputs[:2], cotangents
         assert g is not None
         dw = dx = None
         if b.wants(w):
@@ -67,25 +73,52 @@ class MatMul(Op):
             else:
                 full = matmul(b, g, w, False, not self.transpose_b)
             dx = sum_to_shape(b, full, x.shape)
-        return [dx, dw]
+        return [dx, dw, *[g] * (len(inputs) - 2)]
+
+    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
+        """What is added to may be changed in place."""
+        return ((0, 2),) if len(inputs) == 3 else ()
 
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
         """The last two axes as BLAS takes them: one of them dense, the other with a step of whole rows."""
+        if index == 2:
+            return True
         rows, columns, item = strides[-2], strides[-1], input.dtype.itemsize
         m, n = input.shape[-2:]
         return (columns == item and rows >= n * item) or (rows == item and columns >= m * item)
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """2·m·n·k a matrix."""
+        """2·m·n·k a matrix, and an addition an element of c."""
         k = inputs[0].shape[-2 if self.transpose_a else -1]
-        return Cost(2 * outputs[0].size * k, sum(type.nbytes for type in (*inputs, *outputs)))
+        return Cost((2 * k + len(inputs) - 2) * outputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """Some rows of a product that is added to c."""
+        return self._rows(outputs[0]) * outputs[0].shape[-1] * outputs[0].dtype.itemsize if len(inputs) == 3 else 0
+
+    def _rows(self, product: TensorType) -> int:
+        row = max(1, product.shape[-1] * product.dtype.itemsize)
+        return max(1, min(product.shape[-2], PRODUCT_BYTES // row))
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """NumPy's matmul, which hands each matrix to BLAS."""
-        a, b = inputs
+        """NumPy's matmul, which hands each matrix to BLAS; what is added to c some rows at a time."""
+        a, b, *base = inputs
         a = a.swapaxes(-1, -2) if self.transpose_a else a
         b = b.swapaxes(-1, -2) if self.transpose_b else b
-        np.matmul(a, b, out=outputs[0])
+        (y,) = outputs
+        if not base:
+            np.matmul(a, b, out=y)
+            return
+        np.copyto(y, base[0])
+        a, b = (np.broadcast_to(x, (*y.shape[:-2], *x.shape[-2:])) for x in (a, b))
+        rows = self._rows(TensorType(as_dtype(y.dtype), y.shape))
+        memory = workspace.view(y.dtype)
+        for index in np.ndindex(y.shape[:-2]):
+            for start in range(0, y.shape[-2], rows):
+                part = y[index][start : start + rows]
+                product = memory[: part.size].reshape(part.shape)
+                np.matmul(a[index][start : start + rows], b[index], out=product)
+                part += product
 
 
 def matmul(b: Builder, x: Value, y: Value, transpose_a: bool = False, transpose_b: bool = False) -> Value:

@@ -1,5 +1,6 @@
 """Graph → graph: the passes between a model and the whole training step."""
 
+from foreplan.passes.accumulate import accumulate
 from foreplan.passes.autodiff import differentiate
 from foreplan.passes.chunk_loss import chunk_losses
 from foreplan.passes.pack_masks import pack_masks
@@ -8,6 +9,7 @@ from foreplan.passes.simplify import fold_constants, fuse_maps, share_common, si
 from foreplan.passes.training import training_form
 
 __all__ = [
+    "accumulate",
     "chunk_losses",
     "differentiate",
     "fold_constants",

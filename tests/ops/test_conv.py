@@ -90,6 +90,9 @@ def test_against_jax(name: str) -> None:
         np.testing.assert_allclose(run_op(Conv(*geometry), x, w)[0], y, tolerance, 20 * tolerance)
         got = run_op(ConvDataGrad(*geometry, spatial=x.shape[2:]), g, w)[0]
         np.testing.assert_allclose(got, dx, tolerance, 20 * tolerance)
+        before = np.random.default_rng(1).standard_normal(x.shape).astype(dtype)
+        got = run_op(ConvDataGrad(*geometry, spatial=x.shape[2:]), g, w, before)[0]
+        np.testing.assert_allclose(got, dx + before, tolerance, 20 * tolerance)
         got = run_op(ConvWeightGrad(*geometry, kernel=w.shape[2:]), x, g)[0]
         np.testing.assert_allclose(got, dw, tolerance, 20 * tolerance)
 
@@ -116,6 +119,7 @@ def test_differences(name: str) -> None:
 def test_gradients_are_differentiable(name: str) -> None:
     x, w, g, _, geometry = _case(name)
     check_vjp(lambda b, g, w: b.apply(ConvDataGrad(*geometry, spatial=x.shape[2:]), g, w), g, w)
+    check_vjp(lambda b, g, w, x: b.apply(ConvDataGrad(*geometry, spatial=x.shape[2:]), g, w, x), g, w, x)
     check_vjp(lambda b, x, g: b.apply(ConvWeightGrad(*geometry, kernel=w.shape[2:]), x, g), x, g)
 
 
@@ -212,6 +216,7 @@ def test_memory_is_only_the_workspace(xs: tuple[int, ...], ws: tuple[int, ...], 
         (Conv(*geometry), (x, w)),
         (Conv(*geometry), (x, w, np.ones(ws[0], np.float32))),
         (ConvDataGrad(*geometry, spatial=xs[2:]), (g, w)),
+        (ConvDataGrad(*geometry, spatial=xs[2:]), (g, w, x)),
         (ConvWeightGrad(*geometry, kernel=ws[2:]), (x, g)),
     ):
         assert allocated_bytes(op, *inputs) < 128 * 1024, op  # NumPy's own iteration buffers
@@ -229,6 +234,10 @@ def test_what_does_not_fit_is_refused() -> None:
             op.infer([x, w])
     with pytest.raises(ShapeError, match="bias"):
         op.infer([_type(1, 3, 5, 5), _type(4, 3, 3, 3), _type(3)])
+    with pytest.raises(ShapeError, match="added to must be of its type"):
+        ConvDataGrad((1, 1), ((0, 0), (0, 0)), (1, 1), spatial=(5, 5)).infer(
+            [_type(1, 4, 3, 3), _type(4, 3, 3, 3), _type(1, 3, 5, 4)]
+        )
     with pytest.raises(ShapeError, match="windows"):
         ConvDataGrad((1, 1), ((0, 0), (0, 0)), (1, 1), spatial=(9, 9)).infer([_type(1, 4, 3, 3), _type(4, 3, 3, 3)])
     with pytest.raises(ShapeError, match="at least 1"):

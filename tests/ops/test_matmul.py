@@ -7,6 +7,7 @@ import pytest
 
 from foreplan.errors import ShapeError
 from foreplan.graph import TensorType, as_dtype
+from foreplan.ops import matmul as module
 from foreplan.ops.matmul import MatMul, matmul
 from tests.ops.check import allocated_bytes, check_vjp, run_op, type_of
 
@@ -31,6 +32,21 @@ def test_values_and_differences(batches: tuple[tuple[int, ...], tuple[int, ...]]
     single = run_op(MatMul(a_t, b_t), a.astype(np.float32), b.astype(np.float32))[0]
     np.testing.assert_allclose(single, expected, rtol=1e-4, atol=1e-5)
     check_vjp(lambda g, x, y: matmul(g, x, y, a_t, b_t), a, b)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+@pytest.mark.parametrize("batches", BATCHES)
+@pytest.mark.parametrize(("a_t", "b_t"), TRANSPOSED)
+def test_added_to_a_third_input(
+    batches: tuple[tuple[int, ...], tuple[int, ...]], a_t: bool, b_t: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PRODUCT_BYTES", rows * 3 * 8)
+    a, b = _operands(batches, a_t, b_t)
+    product = (a.swapaxes(-1, -2) if a_t else a) @ (b.swapaxes(-1, -2) if b_t else b)
+    c = np.random.default_rng(1).standard_normal(product.shape)
+    np.testing.assert_allclose(run_op(MatMul(a_t, b_t), a, b, c)[0], product + c, rtol=1e-12, atol=1e-12)
+    if rows == 3:
+        check_vjp(lambda g, x, y, z: g.apply(MatMul(a_t, b_t), x, y, z), a, b, c)
 
 
 def test_rows_of_ones_and_thin_matrices() -> None:
@@ -65,12 +81,15 @@ def test_heads_side_by_side_are_not_copied() -> None:
     a, b = np.ones((512, 300), np.float32), np.ones((300, 400), np.float32)
     for op, x in ((MatMul(), a), (MatMul(True, False), np.ascontiguousarray(a.T))):
         assert allocated_bytes(op, x, b) < 16 * 1024
+        assert allocated_bytes(op, x, b, np.ones((512, 400), np.float32)) < 16 * 1024
 
 
 def test_cost_is_two_a_multiply_add() -> None:
     a, b = _operands(((2, 1), (3,)), True, True)
     op = MatMul(True, True)
     assert op.cost([type_of(a), type_of(b)], op.infer([type_of(a), type_of(b)])).flops == 2 * 2 * 3 * 4 * 5 * 3
+    (product,) = op.infer([type_of(a), type_of(b)])
+    assert op.cost([type_of(a), type_of(b), product], [product]).flops == (2 * 5 + 1) * 2 * 3 * 4 * 3
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -83,5 +102,7 @@ def test_what_does_not_fit_is_refused() -> None:
         MatMul().infer([tensor(3), tensor(3, 5)])
     with pytest.raises(ShapeError, match="two matrices"):
         MatMul().infer([tensor(2, 3), tensor(3, 5, dtype="float64")])
+    with pytest.raises(ShapeError, match="added to must be of its type"):
+        MatMul().infer([tensor(2, 3), tensor(3, 5), tensor(2, 4)])
     with pytest.raises(ShapeError, match="broadcast"):
         MatMul().infer([tensor(2, 4, 3), tensor(3, 3, 5)])

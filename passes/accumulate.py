@@ -1,0 +1,68 @@
+"""Sums of gradients → the op that computes the last of them adds it to the others, in place where they are dead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foreplan.graph import Builder, Graph, Node, Value
+from foreplan.graph.ir import Kind
+from foreplan.ops.expr import Arg
+from foreplan.ops.map import Map
+from foreplan.ops.shape import Reshape
+from foreplan.passes.rewrite import rewrite
+
+
+def accumulate(graph: Graph) -> Graph:
+    """Let a product, a convolution's data gradient or a scatter-add add its result to what it would be added to.
+
+    Requires: a whole training step, its sums not fused yet. Ensures: the same results, up to the blocks in
+    which products are computed. Of the two summands, the one that is computed later must come from an op that
+    accumulates, and be read by the sum alone; the other one must have bytes of its own, or nothing would be saved.
+
+    Raises:
+        ModelError: the result breaks a rule of `verify_graph`.
+    """
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    sums: dict[Node, tuple[Node, Value]] = {}  # what computes the later summand → the sum, and the earlier summand
+    for node in graph.nodes:
+        found = _summands(graph, node, position)
+        if found is not None:
+            sums.setdefault(found[0], (node, found[1]))
+    done: dict[Node, Value] = {}
+    now: dict[Value, Value] = {}
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        if node in sums:
+            total, base = sums[node]
+            done[total] = b.apply(node.op, *inputs, now.get(base, base), name=f"{node.name}/added")
+            return node.outputs  # nobody but the sum would read it
+        if node in done:
+            now[node.outputs[0]] = done[node]
+            return [done[node]]
+        return None
+
+    return rewrite(graph, replace) if sums else graph
+
+
+def _summands(graph: Graph, node: Node, position: dict[Node, int]) -> tuple[Node, Value] | None:
+    """(node that computes the later summand and can add it to the other, the other) of a sum of two gradients."""
+    if not isinstance(node.op, Map) or node.op.parsed != (Arg(0) + Arg(1),) or len(set(node.inputs)) != 2:
+        return None
+    makers = [graph.producer.get(value) for value in node.inputs]
+    if any(maker is None or value.type != node.outputs[0].type for maker, value in zip(makers, node.inputs)):
+        return None
+    (_, base), (last, value) = sorted(
+        ((maker, value) for maker, value in zip(makers, node.inputs) if maker is not None),
+        key=lambda pair: position[pair[0]],
+    )
+    owner = graph.producer[base]
+    fits = (
+        node.outputs[0].kind is value.kind is Kind.GRADIENT
+        and last is not owner
+        and last.op.accumulates
+        and len(last.inputs) == last.op.accumulates
+        and graph.readers[value] == (node,)
+        and value not in graph.results
+        and (not owner.op.is_view or isinstance(owner.op, Reshape))
+    )
+    return (last, base) if fits else None
