@@ -196,6 +196,12 @@ class ConvDataGrad(_Geometry):
         in_place = len(inputs) == 3 and not is_depthwise(outputs[0].shape[1], inputs[1].shape, self.groups)
         return ((0, 2),) if in_place else ()
 
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """Also weights of a range of channels, where there is one group of them."""
+        if index == 1 and self.groups == 1:
+            return strides[1:] == input.strides[1:] and strides[0] >= input.strides[0]
+        return super().accepts_strides(index, input, strides)
+
     def cost(self, inputs: Types, outputs: Types) -> Cost:
         """As the convolution's, and an addition an element of what is added to."""
         flops = 2 * inputs[0].size * math.prod(inputs[1].shape[1:]) + (len(inputs) - 2) * outputs[0].size

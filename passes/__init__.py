@@ -6,6 +6,7 @@ from foreplan.passes.chunk_loss import chunk_losses
 from foreplan.passes.pack_masks import pack_masks
 from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common, simplified
+from foreplan.passes.split_gradients import split_gradients
 from foreplan.passes.training import training_form
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "select_outputs",
     "share_common",
     "simplified",
+    "split_gradients",
     "training_form",
 ]

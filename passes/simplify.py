@@ -13,6 +13,7 @@ from foreplan.ops.map import Map
 from foreplan.passes.accumulate import accumulate
 from foreplan.passes.pack_masks import pack_masks
 from foreplan.passes.rewrite import rewrite
+from foreplan.passes.split_gradients import split_gradients
 
 FOLD_BYTES = 1024  # a folded constant larger than this would cost more memory than recomputing it
 FUSED_PARTS = 48  # expressions with more parts than this spill their registers out of the cache
@@ -157,4 +158,4 @@ def _fuse(nodes: Sequence[Node], now: dict[Value, Value]) -> tuple[list[Expr], l
 
 def simplified(graph: Graph) -> Graph:
     """The passes that help whatever the graph is for, in the order in which each helps the next."""
-    return pack_masks(fuse_maps(accumulate(share_common(fold_constants(graph)))))
+    return pack_masks(fuse_maps(accumulate(split_gradients(share_common(fold_constants(graph))))))
