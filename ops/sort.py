@@ -27,7 +27,7 @@ def _row_extents(folded: Folded) -> tuple[int, int]:
     """How many rows a block takes from the outer and from the inner extent."""
     outer, n, inner = folded
     rows = max(1, BLOCK // max(1, n))
-    return (min(outer, max(1, rows // inner)), inner) if rows >= inner else (min(outer, 1), rows)
+    return (min(outer, max(1, rows // max(1, inner))), inner) if rows >= inner else (min(outer, 1), rows)
 
 
 def _row_blocks(folded: Folded) -> Iterator[tuple[slice, slice]]:

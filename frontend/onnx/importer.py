@@ -221,7 +221,7 @@ class Importer:
             return [self._constant(n, role)]
         if domain == "" and n.op_type in CONTROL_FLOW:
             return CONTROL_FLOW[n.op_type](self, n, scope, name)
-        folded = fold(n, role)
+        folded = self._guarded(n, lambda: fold(n, role))
         if folded is not None:
             return list(folded)
         translation = TRANSLATIONS.get((domain, n.op_type))

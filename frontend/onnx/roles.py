@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -81,11 +82,12 @@ class _Search:
             if index < len(node.input) and node.input[index] in self.constants:
                 self.claim(node.input[index], kind)
         inputs = [name for name in node.input if name]
+        first = node.input[0] if node.input else ""
         if all(name in self.constants for name in inputs) and not _subgraphs(node):
             for name in node.output:
                 self.constants.add(name)
                 self.makers[name] = node
-                if node.op_type in _REARRANGING | _CARRIERS and node.input[0] in self.learned:
+                if node.op_type in _REARRANGING | _CARRIERS and first in self.learned:
                     self.learned.add(name)
             self.note_shape(node)
         for graph in _subgraphs(node):
@@ -135,20 +137,24 @@ class _Search:
             self.contents[name] = tensor
 
     def note_shape(self, node: onnx.NodeProto) -> None:
-        """The shapes of constants, as far as biases need them."""
+        """The shapes of constants, as far as biases need them. What is broken is left for the import to tell."""
         from onnx import numpy_helper
 
+        if not node.output:
+            return
+        first = node.input[0] if node.input else ""
         attributes = {attribute.name: attribute for attribute in node.attribute}
         if node.op_type == "Constant" and "value" in attributes:
             self.note_tensor(node.output[0], attributes["value"].t)
         elif node.op_type == "Constant" and "value_floats" in attributes:
             self.shapes[node.output[0]] = (len(attributes["value_floats"].floats),)
-        elif node.op_type in ("Unsqueeze", "Identity", "Reshape", "Cast") and node.input[0] in self.shapes:
+        elif node.op_type in ("Unsqueeze", "Identity", "Reshape", "Cast") and first in self.shapes:
             # Axes of extent 1 come and go: all that `is_bias` asks is how many longer ones there are.
-            self.shapes[node.output[0]] = self.shapes[node.input[0]]
-        elif node.op_type == "ConstantOfShape" and node.input[0] in self.contents:
-            extents = numpy_helper.to_array(self.contents[node.input[0]])
-            self.shapes[node.output[0]] = tuple(int(x) for x in extents.reshape(-1))
+            self.shapes[node.output[0]] = self.shapes[first]
+        elif node.op_type == "ConstantOfShape" and first in self.contents:
+            with contextlib.suppress(ValueError, TypeError):
+                extents = numpy_helper.to_array(self.contents[first])
+                self.shapes[node.output[0]] = tuple(int(x) for x in extents.reshape(-1))
 
     def function_slots(self, function: onnx.FunctionProto) -> frozenset[int]:
         """The inputs of a model's own function that are weights inside it."""

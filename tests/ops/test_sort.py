@@ -37,6 +37,15 @@ def order(x: np.ndarray, axis: int, largest: bool) -> np.ndarray:
     return np.apply_along_axis(row, axis, x)
 
 
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3)])
+def test_no_rows_give_no_elements(shape: tuple[int, ...]) -> None:
+    x = np.zeros(shape, np.float32)
+    axis = shape.index(3)
+    values, indices = run_op(TopK(2, axis), x)
+    assert values.size == indices.size == 0 and values.shape[axis] == 2
+    assert run_op(ArgReduce("max", axis), x)[0].size == 0
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape,axis", [((7,), 0), ((3, 9), 1), ((9, 3), 0), ((2, 11, 3), 1)])
 def test_top_k(dtype: str, shape: tuple[int, ...], axis: int) -> None:
