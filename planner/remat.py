@@ -23,7 +23,7 @@ from foreplan.planner.remat_tape import DISCARD, KEEP, make_tape
 
 STEP = 64  # from one target to the next the peak falls by one part in so many
 LOWEST = 16  # the last target is this part of the first
-SMALLEST = 1000  # values below this part of the peak are always kept
+SMALLEST = 1000  # values below this part of what lives at the peak beside stored ones are always kept
 AIMS = (252, 230, 128, 64)  # what greedy looks at beside the peak: all above this share of it, in 256ths
 BOOST = 260
 ROUNDS = 8
@@ -72,7 +72,8 @@ def recompute(
     from foreplan.planner import remat_search as search
 
     order = late_updates(problem, order)
-    tape = make_tape(problem, order, cost, bound // SMALLEST)
+    stored = sum(value.nbytes for value in problem.values if value.role is Role.STORED)
+    tape = make_tape(problem, order, cost, (bound - stored) // SMALLEST)
     if not len(tape.gap_value):
         return []
     scratch = kernels.make_scratch(tape)
