@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Protocol
 
 from foreplan.errors import UsageError
 from foreplan.graph import Builder, Fill, Kind, TensorType, Value
 from foreplan.graph.types import FLOAT32, FLOAT64, INT64
-from foreplan.ops.expr import Arg, Const, Expr, call, cast, sqrt
-from foreplan.ops.map import elementwise, elementwise_many
+from foreplan.ops.expr import Arg, Const, Expr, call, cast, maximum, sqrt
+from foreplan.ops.map import convert, elementwise, elementwise_many
+from foreplan.ops.matmul import matmul
+from foreplan.ops.reduce import reduce
+from foreplan.ops.shape import reshape
+from foreplan.units import format_bytes
 
 Exprs = tuple[Expr, ...]
 
+ROW = 1 << 16  # elements that are squared and added in one product
+
 
 class Optimizer(Protocol):
-    """A rule that turns a parameter, its gradient and its state into the parameter and state of the next step."""
+    """A rule that turns a parameter, its gradient and its state into the parameter and state of the next step.
+
+    Attributes:
+        learning_rate: default of the step's input of that name.
+        clip_norm: all gradients together are scaled down to this norm where theirs is larger; None: they are not.
+    """
 
     learning_rate: float
+    clip_norm: float | None
 
     @property
     def state(self) -> tuple[str, ...]:
@@ -43,11 +56,26 @@ def _check(optimizer: object, **limits: tuple[float, float]) -> None:
         object.__setattr__(optimizer, name, float(value))  # NumPy's numbers would take over in a product with an Expr
 
 
+@dataclass(frozen=True)
+class _Clipping:
+    """What all optimizers share: clipping by global norm (Pascanu, Mikolov and Bengio 2013).
+
+    Attributes:
+        clip_norm: g ← g · min(1, clip_norm / ‖g‖), ‖g‖ the norm of all gradients together; None: no clipping.
+    """
+
+    clip_norm: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.clip_norm is not None:
+            _check(self, clip_norm=(math.ulp(0.0), float("inf")))
+
+
 _RATE, _UNIT, _ANY = (0.0, float("inf")), (0.0, 1.0), (0.0, float("inf"))
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(_Clipping):
     """p ← p − η·(g + λ·p) (Robbins and Monro 1951; η learning rate, λ weight decay)."""
 
     learning_rate: float
@@ -56,6 +84,7 @@ class SGD:
     scalars = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check(self, learning_rate=_RATE, weight_decay=_ANY)
 
     def prepare(self, step: Expr) -> tuple[Expr, ...]:
@@ -68,7 +97,7 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Momentum:
+class Momentum(_Clipping):
     """v ← μ·v + g + λ·p, p ← p − η·v (Polyak 1964, in the form of Sutskever et al. 2013 that frameworks use)."""
 
     learning_rate: float
@@ -78,6 +107,7 @@ class Momentum:
     scalars = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check(self, learning_rate=_RATE, momentum=_UNIT, weight_decay=_ANY)
 
     def prepare(self, step: Expr) -> tuple[Expr, ...]:
@@ -102,7 +132,7 @@ class Nesterov(Momentum):
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(_Clipping):
     """Adam (Kingma and Ba 2015, algorithm 1); weight decay, if any, is added to the gradient."""
 
     learning_rate: float = 1e-3
@@ -114,6 +144,7 @@ class Adam:
     scalars = ("correction1", "correction2")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check(self, learning_rate=_RATE, beta1=_UNIT, beta2=_UNIT, epsilon=_ANY, weight_decay=_ANY)
 
     def prepare(self, step: Expr) -> tuple[Expr, ...]:
@@ -150,6 +181,8 @@ class Updater:
     def __init__(self, b: Builder, optimizer: Optimizer) -> None:
         self.b, self.optimizer = b, optimizer
         self.updates: dict[Value, Value] = {}
+        self.waiting: list[tuple[Value, Value]] = []  # parameters and gradients, until all gradients' norm is known
+        self.squares: list[Value] = []
         self.rate = b.input("learning_rate", TensorType(FLOAT32, ()), Fill(optimizer.learning_rate))
         self.step = b.store("step", TensorType(INT64, ()), Kind.STATE, Fill(0))
         next_step = elementwise(b, lambda t: t + 1, self.step, name="next_step")
@@ -161,22 +194,57 @@ class Updater:
             self.scalars = elementwise_many(b, exprs, next_step, name="corrections", outputs=optimizer.scalars)
 
     def update(self, parameter: Value, gradient: Value) -> None:
-        """Add the update of one parameter."""
+        """Add the update of one parameter; at the end, if the norm of all gradients must be known first."""
+        if self.optimizer.clip_norm is None:
+            self._update(parameter, gradient, ())
+        else:
+            self.waiting.append((parameter, gradient))
+            self.squares.append(_sum_of_squares(self.b, gradient))
+
+    def _update(self, parameter: Value, gradient: Value, factor: tuple[Value, ...]) -> None:
         n = len(self.optimizer.state)
         state = [
             self.b.store(f"{parameter.name}/{name}", parameter.type, Kind.STATE, Fill(0))
             for name in self.optimizer.state
         ]
-        inputs = (parameter, gradient, *state, self.rate, *self.scalars)
+        inputs = (parameter, gradient, *state, self.rate, *self.scalars, *factor)
         args = [_as(Arg(i), value, parameter) for i, value in enumerate(inputs)]
-        exprs = self.optimizer.update(args[0], args[1], tuple(args[2 : 2 + n]), args[2 + n], tuple(args[3 + n :]))
+        scalars = tuple(args[3 + n : 3 + n + len(self.scalars)])
+        clipped = args[1] * args[-1] if factor else args[1]
+        exprs = self.optimizer.update(args[0], clipped, tuple(args[2 : 2 + n]), args[2 + n], scalars)
         names = [f"{value.name}/next" for value in (parameter, *state)]
         new = elementwise_many(self.b, exprs, *inputs, name="update", outputs=names)
         self.updates |= dict(zip((parameter, *state), new))
 
     def finish(self) -> dict[Value, Value]:
-        """Every stored value's content for the next step."""
+        """Every stored value's content for the next step, after adding the updates that had to wait."""
+        if self.waiting:
+            total = self.squares[0]
+            for square in self.squares[1:]:
+                total = elementwise(self.b, lambda x, y: x + y, total, square, name="square_sum")
+            limit = Const(float(self.optimizer.clip_norm or 0.0))
+            factor = elementwise(self.b, lambda s: limit / maximum(sqrt(s), limit), total, name="clip_factor")
+            nbytes = sum(gradient.type.nbytes for _, gradient in self.waiting)
+            self.b.note(
+                f"clipping by global norm: all gradients, {format_bytes(nbytes)}, are alive until their norm is known"
+            )
+            for parameter, gradient in self.waiting:
+                self.b.scope = f"{parameter.name}/"
+                self._update(parameter, gradient, (factor,))
+            self.b.scope = ""
         return self.updates
+
+
+def _sum_of_squares(b: Builder, x: Value) -> Value:
+    """Σ x² as a float64 scalar: products of rows with themselves, so that no square is kept, added in pairs."""
+    row = 1
+    for extent in reversed(x.shape):
+        if row * extent > ROW:
+            break
+        row *= extent
+    rows = x.type.size // max(1, row)
+    dots = matmul(b, reshape(b, x, (rows, 1, row)), reshape(b, x, (rows, row, 1)))
+    return convert(b, reduce(b, "sum", dots), FLOAT64)
 
 
 def _as(arg: Arg, value: Value, like: Value) -> Expr:

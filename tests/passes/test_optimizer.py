@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+import foreplan as fp
 from foreplan.errors import UsageError
 from foreplan.graph import Builder, Fill, Kind, TensorType
 from foreplan.graph.types import FLOAT64
@@ -59,6 +61,57 @@ CASES: list[tuple[Optimizer, Rule]] = [
 ]
 
 
+@pytest.mark.parametrize("limit", [0.5, 1e6])
+@pytest.mark.parametrize(("optimizer", "rule"), CASES, ids=[type(case[0]).__name__ for case in CASES])
+def test_gradients_are_clipped_by_their_common_norm(optimizer: Optimizer, rule: Rule, limit: float) -> None:
+    shapes = {"u": (), "v": (3, 70_000), "w": (2, 3, 4)}
+    b = Builder("sum of squares")
+    terms = []
+    for name, shape in shapes.items():
+        p = b.store(name, TensorType(FLOAT64, shape), Kind.PARAMETER, Fill(0.0))
+        terms.append(reduce(b, "sum", elementwise(b, lambda p: p * p, p)))
+    loss = elementwise(b, lambda x, y, z: x + y + z, *terms)
+    clipping = dataclasses.replace(optimizer, clip_norm=limit)  # type: ignore[type-var]
+    training = simplified(differentiate(b.finish({}, loss=loss), clipping))
+    assert any("are alive until their norm is known" in note for note in training.notes)
+    rng = np.random.default_rng(0)
+    stored = {v.name: np.zeros(v.shape, v.dtype.numpy) for v in training.stored if v.kind is not Kind.CONSTANT}
+    expected = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    stored |= expected
+    states: dict[str, dict[str, np.ndarray]] = {name: {} for name in shapes}
+    for t in range(1, 3):
+        rate = np.array(np.float32(RATE))
+        values = evaluate(training, {"learning_rate": rate}, stored, hard=False)
+        gradients = {name: 2 * p for name, p in expected.items()}
+        norm = np.sqrt(sum((g**2).sum() for g in gradients.values()))
+        for name, g in gradients.items():
+            expected[name] = rule(expected[name], g * min(1.0, limit / norm), states[name], t)
+        stored = {old.name: values[new] for old, new in training.updates.items()}
+        for name in shapes:
+            np.testing.assert_allclose(stored[name], expected[name], rtol=1e-5, atol=1e-7)
+
+
+def test_clipping_keeps_gradients_that_else_die_at_once() -> None:
+    graph = fp.models.build("mlp:batch=2,width=64,layers=4")
+    plain, clipped = (
+        fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=SGD(0.1, clip_norm=limit), remat="off")
+        for limit in (None, 1.0)
+    )
+    gradients = sum(value.type.nbytes for value in graph.parameters)
+    largest = max(value.type.nbytes for value in graph.parameters)
+    assert clipped.plan.arena_bytes - plain.plan.arena_bytes >= gradients - 3 * largest
+    session = clipped.bind()
+    data = {"target": np.zeros(2, np.int64)} | {
+        slot.name: np.ones(slot.operand.type.shape, np.float32)
+        for slot in clipped.program.inputs
+        if slot.init is None and slot.operand.type.dtype.is_float
+    }
+    before = {name: session.parameters[name].copy() for name in session.parameters}
+    session.step(data)
+    moved = np.sqrt(sum(((session.parameters[name] - old) ** 2).sum() for name, old in before.items()))
+    assert moved <= 0.1 * (1 + 1e-4)
+
+
 @pytest.mark.parametrize(("optimizer", "rule"), CASES, ids=[type(case[0]).__name__ for case in CASES])
 def test_three_steps_follow_the_formula(optimizer: Optimizer, rule: Rule) -> None:
     b = Builder("quartic")
@@ -91,7 +144,14 @@ def test_the_learning_rate_is_an_input_with_a_default() -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: SGD(-1.0), lambda: Momentum(0.1, 1.0), lambda: Adam(beta1=-0.1), lambda: AdamW(weight_decay=float("nan"))],
+    [
+        lambda: SGD(0.1, clip_norm=0.0),
+        lambda: AdamW(clip_norm=-1.0),
+        lambda: SGD(-1.0),
+        lambda: Momentum(0.1, 1.0),
+        lambda: Adam(beta1=-0.1),
+        lambda: AdamW(weight_decay=float("nan")),
+    ],
 )
 def test_a_setting_out_of_range_is_refused(make: Callable[[], Optimizer]) -> None:
     with pytest.raises(UsageError, match="must be in"):
