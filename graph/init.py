@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
@@ -120,30 +122,53 @@ class Array:
 
 @dataclass(frozen=True)
 class Stored:
-    """Content at a byte range of a file, dense and in C order, read only when a session binds."""
+    """Content at a byte range of a file, dense and in C order, read only when a session binds.
+
+    Attributes:
+        path: of the file, absolute.
+        offset: of the first byte.
+        type: of the content.
+        file_nbytes: size of the whole file.
+        before: the bytes right before the content, such as its name and length in an ONNX file. With the size they
+            tell another model that has taken the file's place, and let newer weights of the same model pass.
+    """
 
     path: Path
     offset: int
     type: TensorType
+    file_nbytes: int
+    before: bytes = b""
 
     def fill(self, out: np.ndarray, rng: np.random.Generator) -> None:
         """Read the bytes.
 
         Raises:
-            ModelError: the file has gone or is too short.
+            ModelError: the file has gone, or is another one by now.
         """
         try:
             with open(self.path, "rb") as file:
-                file.seek(self.offset)
+                self._check(file)
                 data = np.fromfile(file, dtype=self.type.dtype.numpy, count=self.type.size)
         except OSError as error:
             raise ModelError(f"the weights in {self.path} cannot be read: {error.strerror}") from None
         if data.size != self.type.size:
-            raise ModelError(
-                f"{self.path} ends before the {self.type.nbytes} bytes that belong at offset {self.offset}; "
-                "it has changed since the model was imported: import it again"
-            )
+            raise self._changed()
         out[...] = data.reshape(out.shape)
+
+    def _check(self, file: BinaryIO) -> None:
+        """Leave the file where the content begins."""
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size != self.file_nbytes or self.offset < len(self.before):
+            raise self._changed()
+        file.seek(self.offset - len(self.before))
+        if file.read(len(self.before)) != self.before:
+            raise self._changed()
+
+    def _changed(self) -> ModelError:
+        return ModelError(
+            f"{self.path} is not the file that the weights at its offset {self.offset} belong to: it has changed since "
+            "the model was imported; import it, or plan, again"
+        )
 
     def __str__(self) -> str:
         return f"stored({self.path.name!r}, offset={self.offset})"

@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,17 +47,21 @@ def save_plan(path: str, program: Program, plan: Plan) -> None:
     Raises:
         UsageError, SessionError: the file cannot be written; an older one at the same place is as it was.
     """
-    write_atomically(path, plan_text(program, plan))
+    write_atomically(path, plan_text(program, plan, os.path.dirname(os.path.realpath(path))))
 
 
-def plan_text(program: Program, plan: Plan) -> str:
-    """The content of a plan file: JSON whose lists have one record a line."""
-    body = "\n".join(_body(program, plan))
+def plan_text(program: Program, plan: Plan, folder: str = "") -> str:
+    """The content of a plan file: JSON whose lists have one record a line.
+
+    Args:
+        folder: where the file will be; the files with weights are named from there, so that all can move together.
+    """
+    body = "\n".join(_body(program, plan, folder))
     digest = hashlib.sha256(body.encode()).hexdigest()
     return f'{{"format": "{FORMAT}",\n"sha256": "{digest}",\n{body}\n}}\n'
 
 
-def _body(program: Program, plan: Plan) -> Iterator[str]:
+def _body(program: Program, plan: Plan, folder: str) -> Iterator[str]:
     header = {
         "model": program.model,
         "target": program.target,
@@ -75,7 +80,7 @@ def _body(program: Program, plan: Plan) -> Iterator[str]:
     yield from _section("regions", ([r.name, r.on_device] for r in program.regions))
     yield from _section("values", (_value_record(value) for value in program.values))
     yield from _section("actions", (_action_record(a, c) for a, c in zip(program.actions, program.calls)))
-    yield from _section("slots", (_slot_record(role, slot) for role, slot in _slots(program)))
+    yield from _section("slots", (_slot_record(role, slot, folder) for role, slot in _slots(program)))
     yield from _section("starts", (list(pair) for pair in plan.starts))
     yield from _section("steps", ([s.action, list(s.reads), list(s.writes), s.workspace] for s in plan.steps))
     yield from _section("ends", (list(pair) for pair in plan.ends), last=True)
@@ -133,7 +138,7 @@ def _slots(program: Program) -> Iterator[tuple[str, Slot]]:
         yield "loss", program.loss
 
 
-def _slot_record(role: str, slot: Slot) -> dict[str, Any]:
+def _slot_record(role: str, slot: Slot, folder: str) -> dict[str, Any]:
     record: dict[str, Any] = {
         "role": role,
         "name": slot.name,
@@ -141,17 +146,19 @@ def _slot_record(role: str, slot: Slot) -> dict[str, Any]:
         "at": _operand_record(slot.operand),
     }
     if slot.init is not None:
-        record["init"] = _init_record(slot.init)
+        record["init"] = _init_record(slot.init, folder)
     if slot.valid is not None:
         record["valid"] = list(slot.valid)
     return record
 
 
-def _init_record(init: Initializer) -> Any:
+def _init_record(init: Initializer, folder: str) -> Any:
     if isinstance(init, Array):
         return {"base64": base64.b64encode(np.ascontiguousarray(init.array).tobytes()).decode()}
     if isinstance(init, Stored):
-        return {"file": str(init.path), "offset": init.offset, "type": str(init.type)}
+        file = os.path.relpath(init.path, folder or None)
+        place = {"file": file, "bytes": init.file_nbytes, "offset": init.offset, "before": init.before.hex()}
+        return place | {"type": str(init.type)}
     return str(init)
 
 
@@ -168,7 +175,7 @@ def read_plan(path: str) -> tuple[Program, Plan]:
     except UnicodeDecodeError:
         raise PlanError(f"{path!r} is not a plan file") from None
     try:
-        return _parse(text)
+        return _parse(text, os.path.dirname(os.path.realpath(path)))
     except PlanError as error:
         raise PlanError(f"{path!r}: {error}; plan the model again") from None
     except ForeplanError as error:
@@ -177,7 +184,7 @@ def read_plan(path: str) -> tuple[Program, Plan]:
         raise PlanError(f"{path!r} is damaged ({type(error).__name__}: {error}); plan the model again") from None
 
 
-def _parse(text: str) -> tuple[Program, Plan]:
+def _parse(text: str, folder: str) -> tuple[Program, Plan]:
     try:
         data = json.loads(text)
     except ValueError:
@@ -187,16 +194,16 @@ def _parse(text: str) -> tuple[Program, Plan]:
     body = text.split("\n", 2)[2].removesuffix("\n}\n")
     if hashlib.sha256(body.encode()).hexdigest() != data["sha256"]:
         raise PlanError("the file was edited or damaged after foreplan wrote it")
-    program = _program(data)
+    program = _program(data, folder)
     _check_calls(program)
     check_problem(program)
     return program, _plan(data)
 
 
-def _program(data: Mapping[str, Any]) -> Program:
+def _program(data: Mapping[str, Any], folder: str) -> Program:
     slots: dict[str, list[Slot]] = {role: [] for role in ("input", "stored", "output", "gradient", "loss")}
     for record in data["slots"]:
-        slots[record["role"]].append(_slot(record))
+        slots[record["role"]].append(_slot(record, folder))
     header = data["header"]
     return Program(
         values=_each(data["values"], _value),
@@ -297,28 +304,28 @@ def _call(record: Mapping[str, Any]) -> Call:
     )
 
 
-def _slot(record: Mapping[str, Any]) -> Slot:
+def _slot(record: Mapping[str, Any], folder: str) -> Slot:
     operand, name = _operand(record["at"]), _text(record["name"])
     valid = record.get("valid")
     return Slot(
         name=name,
         operand=operand,
         kind=Kind(record["kind"]),
-        init=_init(record["init"], operand.type, name) if "init" in record else None,
+        init=_init(record["init"], operand.type, name, folder) if "init" in record else None,
         valid=None if valid is None else (_int(valid[0]), _int(valid[1]), *(_int(other) for other in valid[2:])),
     )
 
 
-def _init(record: Any, type: TensorType, name: str) -> Initializer:
+def _init(record: Any, type: TensorType, name: str, folder: str) -> Initializer:
     if isinstance(record, str):
         return parse_init(record, type, f"the content of {name!r}")
     if "base64" in record:
         data = base64.b64decode(record["base64"], validate=True)
         return Array(np.frombuffer(data, type.dtype.numpy).reshape(type.shape))
-    stored = Stored(Path(_text(record["file"])), _int(record["offset"]), tensor_type(_text(record["type"])))
-    if stored.type != type or stored.offset < 0:
-        raise ValueError(f"the content of {name!r} is {stored.type} at {stored.offset}, and not {type}")
-    return stored
+    if tensor_type(_text(record["type"])) != type or _int(record["offset"]) < 0:
+        raise ValueError(f"the content of {name!r} is {record['type']} at {record['offset']}, and not {type}")
+    path = Path(os.path.abspath(os.path.join(folder, _text(record["file"]))))
+    return Stored(path, record["offset"], type, _int(record["bytes"]), bytes.fromhex(_text(record["before"])))
 
 
 def _check_calls(program: Program) -> None:

@@ -19,6 +19,8 @@ from foreplan.graph.types import Shape
 if TYPE_CHECKING:
     import onnx
 
+# A tensor's header is longer than this, so that no byte of another one's content is among them.
+_HEADER_BYTES = 10
 # TensorProto.DataType → the element types that foreplan computes with.
 _DTYPES = {
     1: "float32",
@@ -159,7 +161,8 @@ def _external(tensor: onnx.TensorProto, type: TensorType, path: Path | None, whe
             f"{where}: its bytes are in another file, {entries.get('location', '')!r}, and a ModelProto does not say "
             "in which folder; give from_onnx the path of the model instead"
         )
-    file = path if entries.get("location") == SELF else _beside(path, entries.get("location", ""), where)
+    within = entries.get("location") == SELF
+    file = Path(os.path.abspath(path)) if within else _beside(path, entries.get("location", ""), where)
     size = file.stat().st_size
     offset, length = entries.get("offset", "0"), entries.get("length", str(type.nbytes))
     if not (offset.isdecimal() and length.isdecimal()):
@@ -169,7 +172,15 @@ def _external(tensor: onnx.TensorProto, type: TensorType, path: Path | None, whe
         raise ModelError(f"{where}: {type} has {type.nbytes} bytes, and {nbytes} are given in {file.name}")
     if start + nbytes > size:
         raise ModelError(f"{where}: bytes {start} to {start + nbytes} lie outside of {file}, which has {size}")
-    return Stored(file, start, type)
+    return Stored(file, start, type, size, _bytes_before(file, start) if within else b"")
+
+
+def _bytes_before(file: Path, offset: int) -> bytes:
+    """The end of a tensor's name and the length of its bytes, as the file has them right before the bytes."""
+    count = min(offset, _HEADER_BYTES)
+    with open(file, "rb") as opened:
+        opened.seek(offset - count)
+        return opened.read(count)
 
 
 def _beside(model: Path, location: str, where: str) -> Path:

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import foreplan
 from foreplan.errors import ForeplanError, ModelError, UnsupportedError, UsageError
 from foreplan.frontend import from_onnx
 from foreplan.frontend.onnx import wire
@@ -333,3 +334,38 @@ def test_the_skeleton_of_bytes_and_of_a_map_are_the_same(tmp_path: Path) -> None
     assert [entry.value for entry in tensor.external_data][2] == str(WEIGHT.nbytes)
     assert numpy_helper.to_array(onnx.ModelProto.FromString(cut).graph.initializer[1]).tolist() == WEIGHT[0].tolist()
     assert [value.kind for value in from_onnx(path).stored] == [Kind.PARAMETER] * 2
+
+
+def test_another_model_in_the_place_of_the_file_is_refused_when_a_session_binds(tmp_path: Path) -> None:
+    path = save(linear(), tmp_path / "model.onnx")
+    step = foreplan.compile(from_onnx(path))
+    step.save(tmp_path / "step.plan")
+    other = model(
+        [node("Gemm", "x v b", "y", "fc")], {"x": (2, 64)}, ["y"], {"v": random(64, 32, seed=2), "b": WEIGHT[0]}
+    )
+    save(other, path)
+    assert path.stat().st_size == len(linear().SerializeToString())
+    for compiled in (step, foreplan.load_plan(tmp_path / "step.plan")):
+        with pytest.raises(ModelError, match="has changed since the model was imported"):
+            compiled.bind()
+    path.write_bytes(path.read_bytes() + b"\0\0")
+    with pytest.raises(ModelError, match="has changed"):
+        step.bind()
+
+
+def test_a_plan_and_its_model_move_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one").mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    save(linear(), Path("model.onnx"))
+    step = foreplan.compile(from_onnx("model.onnx"))
+    step.save("step.plan")
+    content = Path("step.plan").read_bytes()
+    x = random(2, 64, seed=3)
+    expected = step.bind().step({"x": x}).outputs["y"]
+    monkeypatch.chdir("/")
+    np.testing.assert_array_equal(step.bind().step({"x": x}).outputs["y"], expected)
+    (tmp_path / "one").rename(tmp_path / "two")
+    moved = foreplan.load_plan(tmp_path / "two" / "step.plan")
+    np.testing.assert_array_equal(moved.bind().step({"x": x}).outputs["y"], expected)
+    foreplan.compile(from_onnx(tmp_path / "two" / "model.onnx")).save(tmp_path / "two" / "again.plan")
+    assert (tmp_path / "two" / "again.plan").read_bytes() == content
