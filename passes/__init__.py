@@ -4,6 +4,7 @@ from foreplan.passes.accumulate import accumulate
 from foreplan.passes.autodiff import differentiate
 from foreplan.passes.chunk_loss import chunk_losses
 from foreplan.passes.narrow import narrow
+from foreplan.passes.pack_attention import pack_attention
 from foreplan.passes.pack_masks import pack_masks
 from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common, simplified
@@ -17,6 +18,7 @@ __all__ = [
     "fold_constants",
     "fuse_maps",
     "narrow",
+    "pack_attention",
     "pack_masks",
     "select_outputs",
     "share_common",

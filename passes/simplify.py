@@ -12,6 +12,7 @@ from foreplan.ops.expr import Arg, Expr, subexpressions, substitute
 from foreplan.ops.map import Map
 from foreplan.passes.accumulate import accumulate
 from foreplan.passes.narrow import narrow
+from foreplan.passes.pack_attention import pack_attention
 from foreplan.passes.pack_masks import pack_masks
 from foreplan.passes.rewrite import rewrite
 from foreplan.passes.split_gradients import split_gradients
@@ -160,4 +161,4 @@ def _fuse(nodes: Sequence[Node], now: dict[Value, Value]) -> tuple[list[Expr], l
 def simplified(graph: Graph) -> Graph:
     """The passes that help whatever the graph is for, in the order in which each helps the next."""
     graph = narrow(share_common(fold_constants(graph)))
-    return pack_masks(fuse_maps(accumulate(split_gradients(graph))))
+    return pack_masks(fuse_maps(accumulate(split_gradients(pack_attention(graph)))))

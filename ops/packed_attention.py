@@ -1,0 +1,95 @@
+"""The gradient of attention whose queries, keys and values are one tensor: it takes that tensor's place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Types
+from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.join import concat, split
+from foreplan.ops.shape import reshape
+
+
+@register
+@dataclass(frozen=True)
+class PackedAttentionGrad(Op):
+    """dx from x, o, lse and the cotangent g of o, where x[B, T, (H + 2·G)·D] holds queries, keys and values.
+
+    Along its last axis x holds H heads of queries, then G heads of keys, then G heads of values, each of depth D; dx
+    holds their gradients likewise. o and g are [B, T, H, D], lse is [B, H, T]. See `attention_grad`.
+
+    Attributes:
+        scale: of the scores.
+        heads: of the queries.
+        kv_heads: of the keys, and of the values.
+        causal: query i reads keys 0 … i only.
+    """
+
+    name: ClassVar[str] = "packed_attention_grad"
+    scale: float
+    heads: int
+    kv_heads: int
+    causal: bool = False
+
+    @property
+    def unpacked(self) -> AttentionGrad:
+        """The op on separate tensors."""
+        return AttentionGrad(self.scale, self.causal, heads_last=True)
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The type of x."""
+        self.unpacked.infer(self._unpacked(inputs))
+        return (inputs[0],)
+
+    def _unpacked(self, inputs: Types) -> list[TensorType]:
+        x, *others = inputs
+        parts = self.heads + 2 * self.kv_heads
+        if x.rank != 3 or min(self.heads, self.kv_heads) < 1 or x.shape[2] % parts:
+            raise ShapeError(f"{x} is no [batch, positions, width] with {self.heads} + 2·{self.kv_heads} heads")
+        depth = x.shape[2] // parts
+        of = [x.with_shape((*x.shape[:2], heads, depth)) for heads in (self.heads, self.kv_heads, self.kv_heads)]
+        return [*of, *others]
+
+    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
+        """dx takes the bytes of x: a gradient is written where what it belongs to has been read for the last time."""
+        return ((0, 0),)
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """Any output; the cotangent as BLAS takes it."""
+        return index == 1 or (index == 3 and self.unpacked.takes_strides(input, strides))
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """As `attention_grad`."""
+        types = self._unpacked(inputs)
+        return self.unpacked.cost(types, types[:3])
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """As `attention_grad`."""
+        types = self._unpacked(inputs)
+        return self.unpacked.workspace(types, types[:3])
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """On windows onto x and dx."""
+        x, *others = inputs
+        self.unpacked.compute([*self._windows(x), *others], self._windows(outputs[0]), workspace)
+
+    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+        """Three slices, three gradients, one concatenation."""
+        x, *others = inputs
+        types = self._unpacked([value.type for value in inputs])[:3]
+        widths = [type.shape[2] * type.shape[3] for type in types]
+        parts = [reshape(b, part, type.shape) for part, type in zip(split(b, x, widths, 2), types)]
+        gradients = b.node(self.unpacked, *parts, *others)
+        return [concat(b, [reshape(b, value, (*x.shape[:2], -1)) for value in gradients], 2)]
+
+    def _windows(self, x: np.ndarray) -> Sequence[np.ndarray]:
+        depth = x.shape[2] // (self.heads + 2 * self.kv_heads)
+        every = x.reshape(*x.shape[:2], -1, depth)
+        keys = self.heads + self.kv_heads
+        return every[:, :, : self.heads], every[:, :, self.heads : keys], every[:, :, keys:]

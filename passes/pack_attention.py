@@ -1,0 +1,80 @@
+"""The gradient of attention on parts of one tensor → that tensor's gradient at once, in its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foreplan.graph import Builder, Graph, Node, Value
+from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.join import Concat
+from foreplan.ops.packed_attention import PackedAttentionGrad
+from foreplan.ops.shape import Reshape, Slice
+from foreplan.passes.rewrite import rewrite
+
+
+def pack_attention(graph: Graph) -> Graph:
+    """Let the gradients of queries, keys and values be written side by side, over what they are gradients of.
+
+    Where one product makes all three and attention reads them as slices, their gradients would be three tensors that
+    are then concatenated; all of these live beside what the forward pass kept.
+
+    Requires: a whole training step. Ensures: the same results, bit for bit. Only without a mask, with heads behind
+    positions, and where nobody else reads the three gradients.
+
+    Raises:
+        ModelError: the result breaks a rule of `verify_graph`.
+    """
+    packed = {node: found for node in graph.nodes if (found := _packed(graph, node)) is not None}
+    if not packed:
+        return graph
+    now: dict[Value, Value] = {}
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        now.update(zip(node.inputs, inputs))
+        if node not in packed:
+            return None
+        grad, x = packed[node]
+        op, (q, k) = grad.op, grad.inputs[:2]
+        assert isinstance(op, AttentionGrad)
+        o, lse, g = (now.get(value, value) for value in grad.inputs[3:])
+        whole = PackedAttentionGrad(op.scale, q.shape[2], k.shape[2], op.causal)
+        return b.node(whole, now.get(x, x), o, lse, g, name=f"{grad.name}/packed")
+
+    return rewrite(rewrite(graph, replace), lambda b, node, inputs: None)
+
+
+def _packed(graph: Graph, join: Node) -> tuple[Node, Value] | None:
+    """(attention_grad, the tensor of queries, keys and values) of a node that concatenates their gradients."""
+    if not isinstance(join.op, Concat) or len(join.inputs) != 3 or join.op.axis != 2:
+        return None
+    sources = [_through(graph, value) for value in join.inputs]
+    grad = graph.producer.get(sources[0])
+    if grad is None or not isinstance(grad.op, AttentionGrad) or tuple(sources) != grad.outputs:
+        return None
+    alone = all(len(graph.readers[value]) == 1 and value not in graph.results for value in (*sources, *join.inputs))
+    x = _sliced_tensor(graph, grad.inputs[:3])
+    fits = alone and x is not None and x.type == join.outputs[0].type and grad.op.heads_last and len(grad.inputs) == 6
+    return (grad, x) if fits and x is not None else None
+
+
+def _through(graph: Graph, value: Value) -> Value:
+    """What a value is a reshape of, or itself."""
+    node = graph.producer.get(value)
+    return node.inputs[0] if node is not None and isinstance(node.op, Reshape) else value
+
+
+def _sliced_tensor(graph: Graph, parts: Sequence[Value]) -> Value | None:
+    """The tensor that three values cut up along its last axis, one behind the other; None if they do not."""
+    whole: Value | None = None
+    start = 0
+    for value in parts:
+        node = graph.producer.get(_through(graph, value))
+        if node is None or not isinstance(node.op, Slice) or whole not in (None, node.inputs[0]):
+            return None
+        whole = node.inputs[0]
+        if len(whole.shape) != 3 or value.shape[:2] != whole.shape[:2] or node.op.steps != (1, 1, 1):
+            return None
+        if node.op.starts != (0, 0, start) or node.op.shape[:2] != whole.shape[:2]:
+            return None
+        start += node.op.shape[2]
+    return whole if whole is not None and start == whole.shape[2] else None

@@ -1,0 +1,61 @@
+"""The packed gradient of attention against the separate one, whose own tests compare it with JAX."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, TensorType, as_dtype
+from foreplan.ops.attention import Attention
+from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.packed_attention import PackedAttentionGrad
+from tests.ops.check import allocated_bytes, evaluate, run_op, type_of
+
+RNG = np.random.default_rng(0)
+
+
+def operands(
+    batch: int, positions: int, heads: int, kv_heads: int, depth: int, causal: bool, dtype: type = np.float64
+) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+    """x, (q, k, v) and (o, lse, g)."""
+    x = RNG.standard_normal((batch, positions, (heads + 2 * kv_heads) * depth)).astype(dtype)
+    every = x.reshape(batch, positions, -1, depth)
+    parts = [np.ascontiguousarray(p) for p in np.split(every, [heads, heads + kv_heads], axis=2)]
+    o, lse = run_op(Attention(0.3, causal, heads_last=True), *parts)
+    return x, parts, [o, lse, RNG.standard_normal(o.shape).astype(dtype)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 5, 2, 2, 3), (1, 7, 4, 2, 2), (2, 300, 1, 1, 4)])
+def test_equals_the_gradients_side_by_side(sizes: tuple[int, int, int, int, int], causal: bool) -> None:
+    x, parts, others = operands(*sizes, causal)
+    (dx,) = run_op(PackedAttentionGrad(0.3, sizes[2], sizes[3], causal), x, *others)
+    gradients = run_op(AttentionGrad(0.3, causal, heads_last=True), *parts, *others)
+    np.testing.assert_allclose(dx, np.concatenate([g.reshape(*x.shape[:2], -1) for g in gradients], 2), rtol=1e-10)
+
+
+def test_its_decomposition() -> None:
+    x, _, others = operands(2, 5, 4, 2, 3, True)
+    op = PackedAttentionGrad(0.3, 4, 2, True)
+    b = Builder()
+    values = [b.input(f"x{i}", type_of(array)) for i, array in enumerate((x, *others))]
+    (dx,) = op.decompose(b, values)
+    found = evaluate(b.finish({"dx": dx}), {f"x{i}": array for i, array in enumerate((x, *others))})
+    np.testing.assert_allclose(found[dx], run_op(op, x, *others)[0], rtol=1e-10)
+
+
+def test_allocates_nothing() -> None:
+    x, _, others = operands(1, 600, 2, 2, 32, True, np.float32)
+    assert allocated_bytes(PackedAttentionGrad(0.3, 2, 2, True), x, *others) < 100_000
+
+
+def test_refusals() -> None:
+    def tensor(*shape: int) -> TensorType:
+        return TensorType(as_dtype("float32"), shape)
+
+    o = tensor(2, 5, 2, 3)
+    with pytest.raises(ShapeError, match="is no"):
+        PackedAttentionGrad(1.0, 2, 2).infer([tensor(2, 5, 17), o, tensor(2, 2, 5), o])
+    with pytest.raises(ShapeError, match="do not fit"):
+        PackedAttentionGrad(1.0, 2, 2).infer([tensor(2, 5, 24), o, tensor(2, 2, 5), o])
