@@ -22,6 +22,8 @@ from foreplan.errors import PlanError, UsageError
 from foreplan.files import check_writable
 from foreplan.units import format_bytes, format_count, format_seconds, parse_bytes
 
+_WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usual machine
+
 
 @click.command(short_help="Say how much memory a step takes.")
 @model_options
@@ -177,11 +179,20 @@ def diff(before: str, after: str, budget: str | None, as_json: bool) -> None:
 @click.argument("table", metavar="IN.csv")
 @click.option("--capacity", metavar="SIZE", help="Exit with 3 if the buffers do not fit into this.")
 @click.option("-o", "--out", "path", metavar="OUT.csv", help="Where to write the offsets; standard output by default.")
+@click.option(
+    "--effort",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    metavar="N",
+    help="How long to search where simple rules do not do: counted work that takes about N seconds.",
+)
 @json_option
-def place(table: str, capacity: str | None, path: str | None, as_json: bool) -> None:
+def place(table: str, capacity: str | None, path: str | None, effort: float, as_json: bool) -> None:
     """Place plain intervals: a CSV with the columns id,lower,upper,size in, the same with an offset column out.
 
-    Lifespans are half-open. The form is MiniMalloc's.
+    Columns for alignment, and for offsets of buffers that lie already, may be there too. Lifespans are half-open. The
+    form is MiniMalloc's. Without a capacity, the height is made as low as it gets, and printed with its lower bound.
 
     \b
     Examples:
@@ -195,17 +206,18 @@ def place(table: str, capacity: str | None, path: str | None, as_json: bool) -> 
     found = read_intervals(table)
     limit = None if capacity is None else parse_bytes(capacity)
     with working(f"placing {table}"):
-        placed = place_intervals(found, limit)
+        placed = place_intervals(found, limit, round(effort * _WORK_PER_SECOND))
     text = intervals_text(found, placed.offsets.tolist())
     if path is not None:
         write_atomically(path, text)
+    gap = placed.height / placed.lower_bound - 1 if placed.lower_bound else 0.0
     if as_json:
-        sizes = {"height": placed.height, "lower_bound": placed.lower_bound, "capacity": limit}
+        sizes = {"height": placed.height, "lower_bound": placed.lower_bound, "gap": gap, "capacity": limit}
         print_json({"buffers": len(found)} | sizes | {"heuristic": placed.heuristic})
     elif path is None:
         click.echo(text, nl=False)
     else:
-        click.echo(f"{path}: height {placed.height:,}, lower bound {placed.lower_bound:,}")
+        click.echo(f"{path}: height {placed.height:,}, lower bound {placed.lower_bound:,}, gap {gap:.2%}")
 
 
 @click.command("models", short_help="List the zoo.")

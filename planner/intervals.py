@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.files import write_atomically
-from foreplan.planner.offsets import Placement, place
+from foreplan.planner.offsets import WORK, Placement, place
 from foreplan.units import format_bytes
 
 _REQUIRED = ("id", "lower", "upper", "size")
@@ -101,11 +101,12 @@ def _interval(where: str, header: list[str], row: list[str]) -> Interval:
     return interval
 
 
-def place_intervals(intervals: Sequence[Interval], capacity: int | None = None) -> Placement:
+def place_intervals(intervals: Sequence[Interval], capacity: int | None = None, work: int = WORK) -> Placement:
     """Offsets for intervals, those with an offset staying where they are.
 
     Args:
         capacity: bytes that must not be exceeded; the first placement within it will do.
+        work: how long to search, see `place`.
 
     Raises:
         DoesNotFitError: the lowest placement found is higher than `capacity`.
@@ -118,12 +119,13 @@ def place_intervals(intervals: Sequence[Interval], capacity: int | None = None) 
         [interval.alignment for interval in intervals],
         [interval.offset for interval in intervals],
         capacity,
+        work,
     )
     if capacity is not None and placement.height > capacity:
         proved = "no placement fits" if placement.lower_bound > capacity else "a lower one may exist"
         raise DoesNotFitError(
             f"the lowest placement found takes {format_bytes(placement.height)} ({placement.height} bytes), allowed "
-            f"are {capacity} bytes; the highest live set is {placement.lower_bound} bytes, so {proved}",
+            f"are {capacity} bytes; none goes below {placement.lower_bound} bytes, so {proved}",
             needed=placement.height,
             capacity=capacity,
             lower_bound=placement.lower_bound,

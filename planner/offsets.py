@@ -2,13 +2,13 @@
 
 Finding the lowest height is NP-hard (dynamic storage allocation: Garey and Johnson, "Computers and Intractability",
 1979, SR2), but the highest live set, which no height can be below, is nearly always reached on programs: so try named
-heuristics until one does, and search only small instances further.
+heuristics until one does, and then search systematically (`planner.exact`), which may also prove a higher bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,13 +19,13 @@ from foreplan.errors import PlanError
 Integers = Sequence[int] | np.ndarray
 _Attempt = Callable[[int, np.ndarray], tuple[int, int]]  # (limit, offsets to write) -> (height or -1, work)
 
-# Largest instances, in buffers, for placers whose work is more than near-linear, and the work of the local search, in
-# pairs of buffers looked at: a thousand placements of a small instance, or what takes some tenths of a second.
+# Largest instances, in buffers, for placers whose work is more than near-linear.
 QUADRATIC = 20_000
 SKYLINE = 5_000
-SEARCH = 400
-SEARCH_ROUNDS = 1000
-SEARCH_WORK = 60_000_000
+SEARCH = 2_000
+
+# What the search does by default, in buffers and sections looked at: some tenths of a second.
+WORK = 60_000_000
 NO_LIMIT = 1 << 62
 
 
@@ -37,7 +37,7 @@ class Placement:
         offsets: one a buffer, int64; 0 for one without bytes.
         height: the highest end of any.
         lower_bound: height below which no placement goes: the highest live set, each buffer rounded up to the smallest
-            alignment (all but the topmost, which need not fill its last unit).
+            alignment (all but the topmost, which need not fill its last unit), or more where the search proved it.
         heuristic: what found it.
     """
 
@@ -65,6 +65,7 @@ def place(
     alignment: Integers | int = 1,
     fixed: Integers | None = None,
     capacity: int | None = None,
+    work: int = WORK,
 ) -> Placement:
     """Offsets for buffers, each alive in the half-open [lower, upper).
 
@@ -75,6 +76,8 @@ def place(
         alignment: powers of two that the offsets are multiples of, or one for all.
         fixed: offsets given beforehand, -1 for the others.
         capacity: a height that will do; without it, the search goes on toward the lower bound.
+        work: how long to search where heuristics reach neither: buffers and sections looked at, several hundred
+            millions a second. The result depends on it, and never on a clock.
 
     Raises:
         PlanError: arrays of unequal length, an empty life, a negative size, or fixed buffers that overlap.
@@ -83,19 +86,43 @@ def place(
     bound, grain = _lower_bound(instance)
     goal = max(bound, capacity or 0)
     best = Placement(np.maximum(instance.fixed, 0), 0, bound, "nothing to place")
-    height = NO_LIMIT
     if not instance.size.any():
         return best
+    height = NO_LIMIT
     found_at, trial = best.offsets, np.zeros_like(best.offsets)
-    for name, attempt in _attempts(instance, -(-bound // grain) * grain, goal, found_at):
+    for name, attempt in _attempts(instance, -(-bound // grain) * grain):
         found, _ = attempt(height, trial)
         if 0 <= found < height:
             height = int(found)
             found_at[:] = trial
             best = Placement(found_at, height, bound, name)
             if height <= goal:
-                break
-    return best
+                return best
+    return _search(instance, best, capacity, work) if len(instance.size) <= SEARCH else best
+
+
+def _search(instance: _Instance, best: Placement, capacity: int | None, work: int) -> Placement:
+    """The systematic search: for a capacity, if it is possible at all; without one, as low as it gets."""
+    from foreplan.planner.exact import descend, fit
+    from foreplan.planner.sections import sections_of
+
+    some = np.flatnonzero(instance.size)
+    columns = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
+    sections = sections_of(*[column[some] for column in columns])
+    bound = best.lower_bound
+    if capacity is None:
+        descent = descend(sections, best.height, bound, bound, work)
+        found, bound = descent.offsets, descent.bound
+    elif capacity < bound:
+        return best
+    else:
+        verdict = fit(sections, capacity, work)
+        found, bound = verdict.offsets, capacity + 1 if verdict.proved else bound
+    if found is None:
+        return replace(best, lower_bound=bound)
+    offsets = best.offsets.copy()
+    offsets[some] = found
+    return Placement(offsets, int((found + sections.need).max()), bound, "systematic search")
 
 
 def _check(
@@ -152,9 +179,8 @@ def _kernels() -> Any:
     return placers
 
 
-def _attempts(instance: _Instance, ceiling: int, goal: int, best: np.ndarray) -> Iterator[tuple[str, _Attempt]]:
+def _attempts(instance: _Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]:
     """Placers by name, those with the best prospects for their time first."""
-    kernels = _kernels()
     n = len(instance.size)
     if not (instance.fixed >= 0).any():
         yield from _online(instance, ceiling)
@@ -169,15 +195,6 @@ def _attempts(instance: _Instance, ceiling: int, goal: int, best: np.ndarray) ->
             yield f"greedy by {name}, {fit} fit", partial(_greedy, instance, order, best_fit)
     if n <= SKYLINE and not (instance.fixed >= 0).any():
         yield from _skyline(instance, orders)
-    if n <= SEARCH:
-        order = np.lexsort((np.arange(n), -instance.size, best))
-
-        def search(limit: int, offsets: np.ndarray) -> tuple[int, int]:
-            arrays = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
-            height, work = kernels.anneal(order, *arrays, goal, min(SEARCH_WORK, SEARCH_ROUNDS * n * n), offsets)
-            return (height if height < limit else -1), work
-
-        yield "local search", search
 
 
 def _by_size(instance: _Instance) -> np.ndarray:

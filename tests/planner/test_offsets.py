@@ -53,8 +53,7 @@ buffer = st.tuples(st.integers(0, 7), st.integers(1, 4), st.integers(1, 6)).map(
 def test_tiny_instances_reach_the_optimum_of_brute_force(buffers: Buffers) -> None:
     found = place(*columns(buffers))
     assert not overlap(buffers, found.offsets)
-    assert found.lower_bound == live_peak(buffers)
-    assert found.height == optimum(buffers)
+    assert live_peak(buffers) <= found.lower_bound == found.height == optimum(buffers)
 
 
 @settings(max_examples=60, deadline=None)
@@ -66,12 +65,12 @@ def test_every_heuristic_respects_lives_and_alignments(buffers: Buffers, alignme
     bound, grain = placer._lower_bound(instance)
     ceiling = -(-bound // grain) * grain
     offsets = np.zeros(len(buffers), np.int64)
-    for name, attempt in placer._attempts(instance, ceiling, bound, offsets.copy()):
+    for name, attempt in placer._attempts(instance, ceiling):
         height, _ = attempt(placer.NO_LIMIT, offsets)
         assert height == (offsets + instance.size).max() >= bound, name
         assert not overlap(buffers, offsets), name
         assert not (offsets % instance.alignment).any(), name
-        assert attempt(height, offsets)[0] == -1 or name == "local search", name
+        assert attempt(height, offsets)[0] == -1, name
 
 
 def test_a_heuristic_is_named_and_arrays_are_int64() -> None:
