@@ -20,7 +20,7 @@ _FAILURES = 64  # that end a run of the first round
 _NOISE = 300  # thousandths of choices changed in later rounds
 _MOST_FAILURES = 1 << 40
 _DEAD = 1 << 18  # no-goods kept
-_TOLERANCE = 10  # a round of `descend` ends within 2**-10 of the height
+_FIRST_SHARE = 6  # the first tries of `descend` may do 2**-6 of all work each
 
 
 @dataclass(frozen=True)
@@ -95,32 +95,32 @@ class Descent:
 
 
 def descend(sections: Sections, height: int, bound: int, goal: int, work: int) -> Descent:
-    """Lower a height that is known to be possible: first to the goal at once, then by halves of what remains.
+    """Lower a height that is known to be possible, in rounds: to the goal at once, then by halves of what remains.
+
+    Each round spends twice as much on a try as the one before, and goes on until an eighth of what remained is left.
 
     Args:
         height: of a placement.
         bound: what no placement goes below.
         goal: a height that will do, not below `bound`.
-        work: about how much to do: a quarter for the goal, and for every other try of the first round.
+        work: about how much to do in all.
     """
     offsets: np.ndarray | None = None
-    tolerance = max(int(sections.alignment.min()), height >> _TOLERANCE)
-    failed = bound - 1  # up to here nothing was found in this round
-    share = work // 4
-    capacity = goal
+    share = max(1, work >> _FIRST_SHARE)
     while work > 0 and height > goal:
-        verdict = fit(sections, capacity, min(work, share))
-        work -= verdict.work
-        if verdict.offsets is not None:
-            offsets = verdict.offsets
-            height = int((offsets + sections.need).max())
-        else:
-            failed = capacity
-            if verdict.proved:
-                bound = capacity + 1
-                goal = max(goal, bound)
-        if height - failed <= tolerance:
-            failed = bound - 1
-            share *= 2
-        capacity = min(max(goal, failed + (height - failed) // 2), height - 1)
+        enough = max(1, (height - bound) >> 3)
+        failed, capacity = bound - 1, goal
+        while work > 0 and height > goal and height - failed > enough:
+            verdict = fit(sections, capacity, min(work, share))
+            work -= max(1, verdict.work)
+            if verdict.offsets is not None:
+                offsets = verdict.offsets
+                height = int((offsets + sections.need).max())
+            else:
+                failed = capacity
+                if verdict.proved:
+                    bound = capacity + 1
+                    goal = max(goal, bound)
+            capacity = min(max(goal, failed + (height - failed) // 2), height - 1)
+        share *= 2
     return Descent(offsets, height, bound)
