@@ -76,7 +76,7 @@ def measure(command: Sequence[str], table: Path, out: Path, limit: float) -> tup
     processor = after.children_user + after.children_system - before.children_user - before.children_system
     if not out.exists():
         return None, wall, processor
-    buffers, offsets = read(table)
+    buffers, offsets = read(out)
     return height_of(buffers, offsets), wall, processor
 
 
