@@ -102,6 +102,12 @@ class Program(Problem):
     notes: tuple[str, ...] = field(default=())
 
     @property
+    def step_count(self) -> Slot | None:
+        """The optimizer's count of updates, `step` unless the model has that name already; None without optimizer."""
+        counts = (s for s in self.stored if s.kind is Kind.STATE and s.name.partition(".")[0] == "step")
+        return next(counts, None)
+
+    @property
     def by_name(self) -> Mapping[str, Slot]:
         """Stored slots by name."""
         return {slot.name: slot for slot in self.stored}

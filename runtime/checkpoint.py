@@ -99,7 +99,7 @@ def _check(path: str, program: Program, names: set[str], state_in_file: set[str]
         if name not in state_in_file:
             raise SessionError(f"{path!r} is of another model: its {name!r} has no place in {program.model!r}")
     # A program that takes no step, such as one that returns gradients, may have a random state and needs no more.
-    if with_state and (missing or (foreign and "step" in own)):
+    if with_state and (missing or (foreign and program.step_count is not None)):
         difference = f"it has no {missing[0]!r}" if missing else f"its {foreign[0]!r} has no place here"
         raise SessionError(
             f"{path!r} has the state of another optimizer: {difference}. To start anew from its parameters, load it "

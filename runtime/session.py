@@ -188,7 +188,8 @@ class Session:
     @property
     def steps_done(self) -> int:
         """How many updates the parameters have had."""
-        return int(self._stored["step"]) if "step" in self._stored else 0
+        count = self.program.step_count
+        return 0 if count is None else int(self._stored[count.name])
 
     def _write_inputs(self, inputs: Mapping[str, Any]) -> None:
         self._refuse_if_broken()

@@ -267,8 +267,8 @@ def test_an_interrupted_run_saves_and_says_so(tmp_path, data, number):
     terminal, end = pty.openpty()  # progress goes to a terminal only, and says when steps are being run
     process = subprocess.Popen([*PROGRAM, *options, "--steps", "100000000"], stdout=subprocess.PIPE, stderr=end)
     os.close(end)
-    stderr = ""
-    while "loss" not in stderr:
+    stderr, deadline = "", time.monotonic() + 60
+    while "loss" not in stderr and time.monotonic() < deadline:
         stderr += os.read(terminal, 4096).decode()
     process.send_signal(number)
     with contextlib.suppress(OSError):  # how a terminal says that the other end has been closed

@@ -106,6 +106,22 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
             session(seed=seed)
 
 
+def test_a_model_may_use_the_optimizers_names(tmp_path: Path) -> None:
+    def network(x: fp.frontend.Tensor, learning_rate: fp.frontend.Tensor) -> fp.frontend.Tensor:
+        return fp.nn.linear(x * learning_rate, 3) + fp.nn.parameter("step", (3,))
+
+    graph = fp.trace(network, fp.spec((4, 6)), fp.spec((4, 6)))
+    step = fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=fp.optim.Adam())
+    trained, resumed = step.bind(), step.bind(seed=1)
+    inputs = {**batch(), "learning_rate": np.ones((4, 6), np.float32)}
+    for _ in range(3):
+        trained.step(inputs)
+    trained.save(tmp_path / "c.safetensors")
+    resumed.load(tmp_path / "c.safetensors")
+    assert trained.steps_done == resumed.steps_done == 3
+    assert trained.step(inputs).loss == resumed.step(inputs).loss
+
+
 def test_parameters_alone_do_not_mend_a_session(tmp_path: Path) -> None:
     damaged = session(fp.optim.Nesterov(0.1))
     damaged.save(tmp_path / "c.safetensors")
