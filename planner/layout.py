@@ -14,6 +14,9 @@ from foreplan.planner.problem import ALIGNMENT, Problem, Role
 from foreplan.units import align_up
 
 
+PLACEMENT_WORK = 5_000  # of the systematic search, for each buffer
+
+
 @dataclass(frozen=True)
 class Schedule:
     """An order of actions with what follows from it.
@@ -79,6 +82,7 @@ def lay_out(problem: Problem, plan: Schedule) -> Layout:
             [chains.upper[c] for c in buffers] + [s + 1 for s in scratch],
             [chains.nbytes[c] for c in buffers] + [actions[s].workspace for s in scratch],
             alignment,
+            work=PLACEMENT_WORK * (len(buffers) + len(scratch)),
         )
         offsets = [bottom + offset for offset in placement.offsets.tolist()]
         for chain, offset in zip(buffers, offsets):

@@ -23,14 +23,19 @@ from foreplan.planner.remat_tape import DISCARD, KEEP, make_tape
 
 STEP = 64  # from one target to the next the peak falls by one part in so many
 LOWEST = 16  # the last target is this part of the first
-SMALLEST = 1000  # values below this part of what lives at the peak beside stored ones are always kept
+SMALL = 200  # the smallest values, which come to one part in so many of all bytes, are always kept
 AIMS = (252, 230, 128, 64)  # what greedy looks at beside the peak: all above this share of it, in 256ths
 BOOST = 260
-ROUNDS = 8
+ROUNDS = 2
+SWEEPS = 40
+TRIES = 16
 SEED = 88172645463325252
 # Work is counted in actions of the schedules evaluated, some tens of nanoseconds each.
+LONG = 5_000_000  # actions times gaps beyond which values are dropped in batches
+COARSE_WORK = 300_000_000
 DESCENT_WORK = 20_000_000
-POLISH_WORK = 40_000_000
+POLISH_WORK = 60_000_000
+POLISH_PAIR = 200  # and so much for every pair of an action and a gap
 
 
 @dataclass(frozen=True)
@@ -68,12 +73,12 @@ def recompute(
         most_cost: beyond which no schedule is wanted.
         thorough: search on after the first descent.
     """
+    from foreplan.planner import remat_coarse as coarse
     from foreplan.planner import remat_kernels as kernels
     from foreplan.planner import remat_search as search
 
     order = late_updates(problem, order)
-    stored = sum(value.nbytes for value in problem.values if value.role is Role.STORED)
-    tape = make_tape(problem, order, cost, (bound - stored) // SMALLEST)
+    tape = make_tape(problem, order, cost, _smallest(problem))
     if not len(tape.gap_value):
         return []
     scratch = kernels.make_scratch(tape)
@@ -90,15 +95,18 @@ def recompute(
         np.zeros((len(caps), len(plain)), np.int64),
     )
     limit = int(kernels.NEVER) if most_cost is None else most_cost
-    for aim in AIMS if thorough else AIMS[:1]:
+    long = len(order) * len(plain) > LONG
+    if long or thorough:
+        coarse.descend_coarsely(tape, scratch, plain.copy(), archive, limit, COARSE_WORK)
+    for aim in () if long else AIMS if thorough else AIMS[:1]:
         search.descend(tape, scratch, plain.copy(), aim, BOOST, archive, limit, DESCENT_WORK)
-    if thorough:
-        work, seed = 0, np.uint64(SEED)
-        for aim in AIMS[:2]:
-            more, seed = search.polish(
-                tape, scratch, plain, aim, BOOST, archive, ROUNDS, POLISH_WORK - work, np.uint64(seed)
-            )
-            work += int(more)
+    if thorough and not long:
+        work, sweep, seed = 0, 0, np.uint64(SEED)
+        most = min(POLISH_WORK, len(order) * len(plain) * POLISH_PAIR)
+        while work < most and sweep < SWEEPS:
+            arguments = (tape, scratch, plain, AIMS[sweep % len(AIMS)], BOOST, archive, ROUNDS, TRIES)
+            more, seed = search.polish(*arguments, most - work, np.uint64(seed))
+            work, sweep = work + int(more), sweep + 1
     found = [state for state, least in zip(archive.states, archive.cost) if least < kernels.NEVER]
     found += [state for state, peak in zip(archive.cap_states, archive.peak) if peak < bound]
     points = []
@@ -107,6 +115,17 @@ def recompute(
         peak, _, _ = kernels.measure(tape, scratch, length, 0)
         points.append(Point(tuple(scratch.steps[:length].tolist()), int(peak), int(extra)))
     return frontier(points, bound)
+
+
+def _smallest(problem: Problem) -> int:
+    """Bytes from which on a value may be dropped."""
+    sizes = sorted(value.nbytes for value in problem.values if value.role is Role.TRANSIENT)
+    small = sum(sizes) // SMALL
+    for nbytes in sizes:
+        small -= nbytes
+        if small < 0:
+            return nbytes
+    return 1
 
 
 def frontier(points: Sequence[Point], bound: int) -> list[Point]:

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from foreplan.planner.remat_kernels import NEVER, evaluate
-from foreplan.planner.remat_tape import DISCARD
+from foreplan.planner.remat_tape import DISCARD, DROP, KEEP
 
 _FIRST = 1e30  # the score of what has not been tried
 
@@ -150,26 +150,65 @@ def below(seed, n):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def ruin(t, state, plain, seed):  # type: ignore[no-untyped-def]
-    """Undo some or all of what was decided within a random stretch of the order; returns the next seed."""
+    """Decide anew, at random, about some of the gaps that begin within a random stretch of the order.
+
+    Mostly what was dropped is kept again; else what is kept is dropped, or tails change, which nothing else does.
+
+    Returns:
+        The next seed.
+    """
     n = t.order.size
     seed = draw(seed)
-    width = 1 + below(seed, max(n // 4, 1))
+    width = 1 + n // (4 << below(seed, 4))
     seed = draw(seed)
     low = below(seed, n) - width // 2
     seed = draw(seed)
-    quarters = below(seed, 4)
+    kind = below(seed, 8)
     for g in range(state.size):
-        if low <= t.gap_first[g] < low + width:
-            seed = draw(seed)
-            if quarters == 0 or below(seed, 4) < quarters:
+        if not low <= t.gap_first[g] < low + width:
+            continue
+        seed = draw(seed)
+        if kind < 6:
+            if kind < 2 or below(seed, 4) < 2:
                 state[g] = plain[g]
+        elif below(seed, 4) == 0:
+            tail = t.gap_last[g] == n
+            if (kind == 6) == tail:
+                state[g] = KEEP if state[g] != KEEP else DROP
     return seed
 
 
 @njit(cache=True)
-def polish(t, s, plain, aim, boost, archive, rounds, most_work, seed):  # type: ignore[no-untyped-def]
+def restore(t, s, state, plain, target, archive, tries, seed):  # type: ignore[no-untyped-def]
+    """Keep again what was dropped in vain: random gaps, one after the other, while the target is met at less cost.
+
+    Returns:
+        Work done and the next seed.
+    """
+    peak, _, _, cost, work = evaluate(t, s, state, target)
+    for _ in range(tries):
+        seed = draw(seed)
+        g = below(seed, state.size)
+        for _ in range(state.size):
+            if state[g] != plain[g]:
+                break
+            g = (g + 1) % state.size
+        old, state[g] = state[g], plain[g]
+        new_peak, _, _, new_cost, more = evaluate(t, s, state, target)
+        work += more
+        if new_peak < NEVER:
+            record(archive, state, new_peak, new_cost)
+        if new_peak <= max(target, peak) and new_cost <= cost:
+            peak, cost = new_peak, new_cost
+        else:
+            state[g] = old
+    return work, seed
+
+
+@njit(cache=True)
+def polish(t, s, plain, aim, boost, archive, rounds, tries, most_work, seed):  # type: ignore[no-untyped-def]
     """Ruin and recreate (Schrimpf et al., "Record breaking optimization results", J. Computational Physics 2000) what
-    is stored at every target, the highest first, and then at every cap.
+    is stored at every target and cap, and at its neighbours, the highest first.
 
     Returns:
         Work done and the next seed.
@@ -177,15 +216,25 @@ def polish(t, s, plain, aim, boost, archive, rounds, most_work, seed):  # type: 
     work = np.int64(0)
     state = plain.copy()
     score = np.full(state.size, _FIRST)
-    for j in range(archive.targets.size + archive.caps.size):
-        for _ in range(rounds):
-            k = j - archive.targets.size
-            if work > most_work or (k < 0 and (archive.cost[j] >= NEVER or archive.cost[j] <= 0)):
+    count = archive.targets.size
+    for j in range(count + archive.caps.size):
+        for r in range(rounds):
+            if work > most_work:
                 break
-            state[:] = archive.states[j] if k < 0 else archive.cap_states[k]
-            target = archive.targets[j] if k < 0 else archive.peak[k] - 1
+            k = j - count
+            if k < 0:
+                i = min(max(j + (0, 0, 1, -1)[r % 4], 0), count - 1)
+                if archive.cost[j] <= 0 or archive.cost[i] >= NEVER:
+                    continue
+                state[:] = archive.states[i]
+                target = archive.targets[j]
+            else:
+                state[:] = archive.cap_states[k]
+                target = archive.peak[k] - 1
             seed = ruin(t, state, plain, seed)
             score[:] = _FIRST
             _, _, more = greedy(t, s, state, target, aim, score, boost, archive)
+            work += more
+            more, seed = restore(t, s, state, plain, target, archive, tries, seed)
             work += more
     return work, seed

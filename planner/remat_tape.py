@@ -44,6 +44,7 @@ class Tape(NamedTuple):
         write_gap: the gap after each write (aligned with `writes`), or -1.
         gap_value, gap_first, gap_last: of each gap: its value, the positions of the uses around it (the number of
             actions for a tail's end).
+        own_at, own: the gaps of each value, in order.
     """
 
     order: np.ndarray
@@ -72,6 +73,8 @@ class Tape(NamedTuple):
     gap_value: np.ndarray
     gap_first: np.ndarray
     gap_last: np.ndarray
+    own_at: np.ndarray
+    own: np.ndarray
 
 
 def make_tape(problem: Problem, order: Sequence[int], cost: Sequence[int], smallest: int) -> Tape:
@@ -120,6 +123,8 @@ def make_tape(problem: Problem, order: Sequence[int], cost: Sequence[int], small
         _array(value),
         _array(first),
         _array(last),
+        np.searchsorted(np.sort(value), np.arange(len(values) + 1)).astype(np.int64),
+        np.argsort(_array(value), kind="stable").astype(np.int64),
     )
 
 

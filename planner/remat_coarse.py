@@ -1,0 +1,108 @@
+"""Compiled descent for long schedules: values dropped in batches by estimated prices; importing this imports Numba."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from foreplan.planner.remat_kernels import NEVER, evaluate
+from foreplan.planner.remat_search import record
+from foreplan.planner.remat_tape import DISCARD, KEEP
+
+_DEEPEST = 32  # so many actions are looked at for one price
+_TRIES = 12  # batches in vain before a descent ends
+
+
+@njit(cache=True)
+def available(t, state, v, position):  # type: ignore[no-untyped-def]
+    """Whether a value is there at a position without being recomputed: it cannot be dropped, or is kept over it."""
+    if t.maker[v] < 0 or t.own_at[v] == t.own_at[v + 1]:
+        return True
+    for k in range(t.own_at[v], t.own_at[v + 1]):
+        g = t.own[k]
+        if t.gap_first[g] <= position <= t.gap_last[g] and state[g] == KEEP:
+            return True
+    return False
+
+
+@njit(cache=True)
+def price(t, state, g, stack):  # type: ignore[no-untyped-def]
+    """About what it costs to recompute the value of a gap at its end, with all that is missing for it."""
+    position = t.gap_last[g]
+    stack[0] = t.gap_value[g]
+    depth, seen, total = 1, 0, np.int64(0)
+    while depth > 0 and seen < _DEEPEST:
+        depth -= 1
+        seen += 1
+        m = t.maker[stack[depth]]
+        total += t.cost[m]
+        for k in range(t.read_at[m], t.read_at[m + 1]):
+            if depth < stack.size and not available(t, state, t.reads[k], position):
+                stack[depth] = t.reads[k]
+                depth += 1
+    return total
+
+
+@njit(cache=True)
+def drop_batch(t, s, state, place, wanted, trust, chosen):  # type: ignore[no-untyped-def]
+    """Drop values that live through a position, the most bytes a price first, until so many bytes are dropped.
+
+    Args:
+        trust: factors on the score of each gap.
+        chosen: written: the gaps changed.
+
+    Returns:
+        How many gaps were changed.
+    """
+    score = np.zeros(state.size)
+    for g in range(state.size):
+        if t.gap_first[g] <= place <= t.gap_last[g] < t.order.size and state[g] != DISCARD and trust[g] > 1e-9:
+            known = max(float(price(t, state, g, s.stack)), 1.0)
+            # A value dropped already takes part only while it waits, recomputed, for its own use.
+            share = 1.0 if state[g] == KEEP else 0.25
+            score[g] = trust[g] * share * t.size[t.gap_value[g]] / known
+    count, dropped = 0, np.int64(0)
+    for g in np.argsort(-score):
+        if score[g] <= 0.0 or dropped >= wanted:
+            break
+        dropped += t.size[t.gap_value[g]] if state[g] == KEEP else 0
+        state[g] += 1
+        chosen[count] = g
+        count += 1
+        if dropped == 0 and count >= 64:
+            break
+    return count
+
+
+@njit(cache=True)
+def descend_coarsely(t, s, state, archive, most_cost, most_work):  # type: ignore[no-untyped-def]
+    """Go down the targets, dropping a batch at the peak at a time; a batch in vain is taken back and trusted less.
+
+    Returns:
+        The work done.
+    """
+    trust = np.ones(state.size)
+    chosen = np.zeros(state.size, np.int64)
+    peak, place, _, cost, work = evaluate(t, s, state, 0)
+    for j in range(archive.targets.size):
+        vain = 0
+        while peak > archive.targets[j]:
+            count = drop_batch(t, s, state, place, peak - archive.targets[j], trust, chosen)
+            new_peak, new_place, _, new_cost, more = evaluate(t, s, state, 0)
+            work += more + state.size
+            if count == 0 or work > most_work:
+                return work
+            better = new_peak < peak or (new_peak == peak and new_place != place)
+            if better:
+                peak, place, cost, vain = new_peak, new_place, new_cost, 0
+                record(archive, state, peak, cost)
+                if cost > most_cost:
+                    return work
+                continue
+            vain += 1
+            for k in range(count):
+                state[chosen[k]] -= 1
+                trust[chosen[k]] /= 4.0 if new_peak < NEVER else 1e6
+            if vain > _TRIES:
+                return work
+    return work
