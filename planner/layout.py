@@ -13,7 +13,6 @@ from foreplan.planner.plan import Certificate, Plan, Step
 from foreplan.planner.problem import ALIGNMENT, Problem, Role
 from foreplan.units import align_up
 
-
 PLACEMENT_WORK = 5_000  # of the systematic search, for each buffer
 
 
