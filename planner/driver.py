@@ -9,6 +9,7 @@ from foreplan.planner.curve import Base, Curve, free_curve, whole_curve
 from foreplan.planner.dependences import dependences
 from foreplan.planner.layout import Schedule, arena_bytes, lay_out, schedule
 from foreplan.planner.order import HEURISTICS
+from foreplan.planner.order_best import improve
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Problem
 from foreplan.planner.report import buffers
@@ -97,6 +98,10 @@ def _search(problem: Problem) -> Base:
         if order not in seen:
             seen.add(order)
             candidates.append(schedule(problem, name, order))
+    start = min(candidates, key=lambda candidate: candidate.bound)
+    better = improve(problem, graph, start.order)
+    if better is not None and better.nbytes < start.bound:
+        candidates.append(schedule(problem, f"{start.name}, searched", better.order))
     best, others = candidates[0], candidates[1:]
     layout = lay_out(problem, best)
     arena = arena_bytes(problem, layout.heights)
