@@ -11,6 +11,8 @@ from foreplan.planner.liveness import LiveRanges
 from foreplan.planner.problem import ALIGNMENT, Problem, Role
 from foreplan.units import align_up
 
+HELD = 32  # values that the bound over all schedules follows from one end of the step to the other
+
 
 def granularities(problem: Problem) -> list[int]:
     """For each region the smallest alignment of anything in it.
@@ -59,10 +61,10 @@ def order_bound(problem: Problem) -> int:
     """Bytes below which no schedule of the problem's actions goes, recomputing ones included.
 
     Whatever the order, some sets of bytes coexist on the device: stored values always, all inputs when the step
-    begins, all outputs when it ends, and, while an action runs that every schedule must run, what it reads and writes
-    (less what it may write in place) and its workspace. An action must run if it has an effect or is the only
-    producer of a value that an output or such an action needs. Values that a join reads may lie inside the joined
-    value, so they count only in sets without one.
+    begins, all outputs when it ends, and, when an action that every schedule must run does so for the first time, what
+    it reads and writes (less what it may write in place), its workspace, and what is held meanwhile (`_held`). An
+    action must run if it has an effect or is the only producer of a value that an output or such an action needs.
+    Values that a join reads may lie inside the joined value, so they count only in sets without one.
     """
     sizes = _DeviceBytes(problem)
     everywhere = [v for v, value in enumerate(problem.values) if value.role is Role.STORED]
@@ -70,16 +72,75 @@ def order_bound(problem: Problem) -> int:
     starts = [v for v, value in enumerate(problem.values) if value.role is Role.INPUT]
     ends = [v for v, value in enumerate(problem.values) if value.role is Role.OUTPUT]
     highest = max(sizes.total(starts), sizes.total(ends))
-    for index in _unavoidable(problem):
+    unavoidable = _unavoidable(problem)
+    held = _held(problem, unavoidable, sizes)
+    for index in unavoidable:
         action = problem.actions[index]
         if action.parts:
             continue
-        reads = [v for v in action.reads if problem.values[v].role is not Role.STORED]
-        in_place = {action.writes[pair.write] for pair in action.overwrites}
-        writes = [v for v in action.writes if v not in in_place]
-        working_set = sizes.total([*reads, *writes]) + sizes.workspace(action.workspace, action.workspace_region)
-        highest = max(highest, working_set)
+        there = {v for v in action.reads if problem.values[v].role is not Role.STORED} | held.get(index, set())
+        working_set = sizes.total(there.union(action.writes)) - _in_place(problem, index, held.get(index, set()), sizes)
+        highest = max(highest, working_set + sizes.workspace(action.workspace, action.workspace_region))
     return persistent + highest
+
+
+def _in_place(problem: Problem, index: int, held: set[int], sizes: _DeviceBytes) -> int:
+    """The most bytes of its writes that an action may put over what it reads, no read serving two of them."""
+    action = problem.actions[index]
+    reads: set[int] = set()
+    writes: set[int] = set()
+    for pair in action.overwrites:
+        old = action.reads[pair.read]
+        if old not in held and problem.values[old].role is not Role.STORED:
+            reads.add(old)
+            writes.add(action.writes[pair.write])
+    return sum(sorted((sizes.of[v] for v in writes), reverse=True)[: len(reads)])
+
+
+def _held(problem: Problem, unavoidable: list[int], sizes: _DeviceBytes) -> dict[int, set[int]]:
+    """By action, what must be there when it runs for the first time, in every schedule, because it can be made neither
+    later nor again: inputs, and results of actions with an effect that must precede it, if something else, that needs
+    the action's results, must read them. The largest such values only, which keeps this near-linear.
+    """
+    needs = _needs(problem, unavoidable)
+    feeds: dict[int, list[int]] = {index: [] for index in unavoidable}
+    for index, earlier in needs.items():
+        for other in earlier:
+            feeds[other].append(index)
+    once = [v for v, value in enumerate(problem.values) if value.role is Role.INPUT and not problem.producers[v]]
+    effects = [index for index in unavoidable if problem.actions[index].effect]
+    once += [v for index in effects for v in problem.actions[index].writes if len(problem.producers[v]) == 1]
+    largest = sorted((v for v in once if sizes.of[v] and problem.readers[v]), key=lambda v: (-sizes.of[v], v))[:HELD]
+    held: dict[int, set[int]] = {}
+    for v in largest:
+        actions = _reach([earlier for index in problem.readers[v] for earlier in needs.get(index, ())], needs)
+        if problem.producers[v]:
+            actions &= _reach(feeds[problem.producers[v][0]], feeds)
+        for index in actions:
+            held.setdefault(index, set()).add(v)
+    return held
+
+
+def _needs(problem: Problem, unavoidable: list[int]) -> dict[int, list[int]]:
+    """By unavoidable action, those that must have run before it: the only producers of what it reads."""
+    must = set(unavoidable)
+    needs: dict[int, list[int]] = {}
+    for index in unavoidable:
+        makers = [problem.producers[v] for v in problem.actions[index].reads]
+        needs[index] = [maker[0] for maker in makers if len(maker) == 1 and maker[0] in must]
+    return needs
+
+
+def _reach(starts: list[int], edges: dict[int, list[int]]) -> set[int]:
+    """What can be reached along edges, the starts included."""
+    seen = set(starts)
+    stack = list(starts)
+    while stack:
+        for other in edges[stack.pop()]:
+            if other not in seen:
+                seen.add(other)
+                stack.append(other)
+    return seen
 
 
 class _DeviceBytes:
