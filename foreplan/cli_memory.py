@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +22,9 @@ from foreplan.cli_options import (
 from foreplan.errors import PlanError, UsageError
 from foreplan.files import check_writable
 from foreplan.units import format_bytes, format_count, format_seconds, parse_bytes
+
+if TYPE_CHECKING:
+    from foreplan.planner import Stages
 
 _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usual machine
 
@@ -63,26 +67,56 @@ def _headline(figures: dict[str, Any]) -> str:
 
 @click.command(short_help="Write the plan of a step to a file.")
 @model_options
-@click.option("-o", "--out", "path", required=True, metavar="FILE", help="Where to write the plan.")
+@click.option("-o", "--out", "path", metavar="FILE", help="Where to write the plan; needed but for --explain.")
+@click.option("--explain", "why", is_flag=True, help="Show what each stage of planning brings.")
 @json_option
-def plan(model: str, path: str, as_json: bool, **options: Any) -> None:
+def plan(model: str, path: str | None, why: bool, as_json: bool, **options: Any) -> None:
     """Plan a step of MODEL and write the plan to a file, which `verify`, `view`, `diff` and `run` read.
 
     \b
     Examples:
       foreplan plan resnet50 --batch 32 -o resnet50.plan
       foreplan plan model.onnx --batch 8 --budget 1GiB --remat auto -o model.plan
+      foreplan plan resnet50 --explain
     """
     if is_plan_file(model):
         raise UsageError(f"{model!r} is a plan already: give a model, or look at the plan with `foreplan view {model}`")
-    check_writable(path)
+    if path is None and not why:
+        raise UsageError("say where to write the plan: -o FILE (or look at how it comes about with --explain)")
+    if path is not None:
+        check_writable(path)
     compiled = compile_model(model, settings_from(options))
-    compiled.save(path)
+    if path is not None:
+        compiled.save(path)
     figures = compiled.estimate()
+    stages = None
+    if why:
+        from foreplan.planner import explain
+
+        stages = explain(compiled.program, compiled.plan)
     if as_json:
-        print_json(figures | {"file": path})
-    else:
-        click.echo(f"{path}: {_headline(figures)}; arena {format_bytes(figures['arena_bytes'])}")
+        print_json(figures | {"file": path} | ({} if stages is None else asdict(stages)))
+        return
+    click.echo(f"{path or model}: {_headline(figures)}; arena {format_bytes(figures['arena_bytes'])}")
+    if stages is not None:
+        click.echo()
+        click.echo(_stage_table(stages, figures["order_lower_bound_bytes"]))
+
+
+def _stage_table(stages: Stages, bound: int | None) -> str:
+    """A line a stage: bytes that live at its peak, the arena, what it changed, how."""
+    lines = [f"{'after':<14}{'live':>12}{'arena':>12}{'change':>9}"]
+    before = stages.stages[0].arena_bytes
+    for stage in stages.stages:
+        change = f"{stage.arena_bytes / before - 1:+.1%}" if before else ""
+        sizes = f"{format_bytes(stage.live_bytes):>12}{format_bytes(stage.arena_bytes):>12}"
+        lines.append(f"{stage.name:<14}{sizes}{change if lines[1:] else '':>9}  {stage.detail}")
+        before = stage.arena_bytes
+    if stages.each_once_bytes:
+        lines.append(f"No order without recomputation needs less than {format_bytes(stages.each_once_bytes)}.")
+    if bound is not None:
+        lines.append(f"No schedule at all needs less than {format_bytes(bound)}.")
+    return "\n".join(lines)
 
 
 @click.command(short_help="Check a plan file.")

@@ -19,6 +19,7 @@ from foreplan.planner.problem import (
 )
 from foreplan.planner.report import buffers, bytes_by_category, category_series, live_at
 from foreplan.planner.separate import separate
+from foreplan.planner.stages import Stage, Stages, explain
 from foreplan.planner.verify import verify
 
 __all__ = [
@@ -36,12 +37,15 @@ __all__ = [
     "Problem",
     "Region",
     "Role",
+    "Stage",
+    "Stages",
     "Step",
     "Value",
     "buffers",
     "bytes_by_category",
     "category_series",
     "check_problem",
+    "explain",
     "live_at",
     "place",
     "place_intervals",

@@ -42,7 +42,7 @@ def plan(problem: Problem, budget: int | float | str | None = None, remat: str =
         UsageError: a budget or `remat` that cannot be understood.
     """
     _check_options(budget, remat)
-    base = _search(problem)
+    base = find_base(problem)
     if budget is None:
         if remat == "off":
             return Curve(problem, base, ()).plan(0)
@@ -64,7 +64,7 @@ def plan_curve(problem: Problem, cost: str = "nanoseconds") -> Curve:
     Args:
         cost: what recomputation should add little of: predicted "nanoseconds", from which budgets choose, or "flops".
     """
-    return whole_curve(problem, _search(problem), _costs(problem, cost))
+    return whole_curve(problem, find_base(problem), _costs(problem, cost))
 
 
 def _costs(problem: Problem, cost: str) -> list[int]:
@@ -85,7 +85,7 @@ def _check_options(budget: int | float | str | None, remat: str) -> None:
         parse_bytes(budget)
 
 
-def _search(problem: Problem) -> Base:
+def find_base(problem: Problem) -> Base:
     """The best schedule and layout over all orders, and the arena after each improvement, from program order on.
 
     Orders are laid out by ascending bound, and those whose bound is not below the best arena so far not at all.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from foreplan.planner.alias import Chains, merge
 from foreplan.planner.bound import schedule_bound
 from foreplan.planner.liveness import LiveRanges, live_ranges
-from foreplan.planner.offsets import place
+from foreplan.planner.offsets import NO_LIMIT, place
 from foreplan.planner.plan import Certificate, Plan, Step
 from foreplan.planner.problem import ALIGNMENT, Problem, Role
 from foreplan.units import align_up
@@ -61,10 +61,13 @@ def schedule(problem: Problem, name: str, order: Sequence[int], *, in_place: boo
     return Schedule(name, tuple(order), ranges, chains, *schedule_bound(problem, order, ranges, chains))
 
 
-def lay_out(problem: Problem, plan: Schedule) -> Layout:
+def lay_out(problem: Problem, plan: Schedule, *, quick: bool = False) -> Layout:
     """Offsets for a schedule: in every region stored values from the bottom as listed, the rest above them, packed.
 
     Stored values live throughout, so this costs nothing; and programs that list the same ones first agree on them.
+
+    Args:
+        quick: take what the first placer finds.
     """
     chains = plan.chains
     layout = Layout([0] * len(chains.region), [0] * len(plan.order), [], "nothing to place")
@@ -81,6 +84,7 @@ def lay_out(problem: Problem, plan: Schedule) -> Layout:
             [chains.upper[c] for c in buffers] + [s + 1 for s in scratch],
             [chains.nbytes[c] for c in buffers] + [actions[s].workspace for s in scratch],
             alignment,
+            capacity=NO_LIMIT if quick else None,
             work=PLACEMENT_WORK * (len(buffers) + len(scratch)),
         )
         offsets = [bottom + offset for offset in placement.offsets.tolist()]

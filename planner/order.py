@@ -7,7 +7,7 @@ deterministic: ties go to the action listed first.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from foreplan.planner.dependences import Dependences, name_cycle
 from foreplan.planner.problem import Problem, Role
@@ -79,6 +79,13 @@ def depth_first(problem: Problem, graph: Dependences) -> list[int]:
                 earlier = {i for i in graph.before[node] if not done[i]}
                 stack += [(i, False) for i in sorted(earlier, key=lambda i: (weight[i], -i))]
     return order
+
+
+def updates_last(problem: Problem, graph: Dependences, order: Sequence[int]) -> list[int]:
+    """An order with its updates at the end, as an optimizer that runs after the whole backward pass has them."""
+    place = {action: step for step, action in enumerate(order)}
+    late = [len(order) if update else 0 for update in _updates(problem, graph)]
+    return _by_priority(problem, graph, [place[action] + more for action, more in zip(graph.actions, late)])
 
 
 HEURISTICS: dict[str, Heuristic] = {

@@ -1,0 +1,74 @@
+"""The stages of a plan, one after the other: what each brings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foreplan.planner.dependences import dependences
+from foreplan.planner.driver import find_base
+from foreplan.planner.layout import arena_bytes, lay_out, schedule
+from foreplan.planner.order import program_order, updates_last
+from foreplan.planner.order_best import improve
+from foreplan.planner.plan import Plan
+from foreplan.planner.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What the bytes are after a stage.
+
+    Attributes:
+        name: program order, order, alias, updates, remat or placement.
+        detail: what it did, for people.
+        live_bytes: the highest live set of its schedule.
+        arena_bytes: height of the arena; as the first placer that is tried has it, until the last stage.
+    """
+
+    name: str
+    detail: str
+    live_bytes: int
+    arena_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """How a plan came about.
+
+    Attributes:
+        stages: in order.
+        each_once_bytes: no order that runs each of the actions once needs less; 0 where nothing was proved.
+    """
+
+    stages: tuple[Stage, ...]
+    each_once_bytes: int
+
+
+def explain(problem: Problem, plan: Plan) -> Stages:
+    """The stages that led to a plan, each with those before it: the listed order with updates after everything else and
+    nothing written in place that need not be; the best order; writing in place; updates as soon as they may be;
+    recomputation; placement.
+
+    The orders are searched again, so it takes as long as planning.
+    """
+    graph = dependences(problem)
+    base = find_base(problem).schedule
+    program = updates_last(problem, graph, program_order(problem, graph))
+    best = updates_last(problem, graph, base.order)
+    steps = [step.action for step in plan.steps]
+    again = len(steps) - len(base.order)
+    rows: list[tuple[str, str, Sequence[int], bool]] = [
+        ("program order", "as listed, nothing in place, updates last", program, False),
+        ("order", base.name, best, False),
+        ("alias", "results take the bytes of what dies", best, True),
+        ("updates", "where the best order has them", base.order, True),
+        ("remat", f"{again:,} more steps" if again else "none", steps, True),
+    ]
+    stages = []
+    for name, detail, order, in_place in rows:
+        made = schedule(problem, name, order, in_place=in_place)
+        layout = lay_out(problem, made, quick=True)
+        stages.append(Stage(name, detail, made.bound, arena_bytes(problem, layout.heights)))
+    stages.append(Stage("placement", plan.certificate.placement, plan.lower_bound_bytes, plan.arena_bytes))
+    found = improve(problem, graph, base.order)
+    return Stages(tuple(stages), 0 if found is None else found.least)
