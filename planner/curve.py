@@ -111,12 +111,12 @@ def free_curve(problem: Problem, base: Base, cost: Sequence[int]) -> tuple[Curve
     return Curve(problem, base, tuple(point for point in found if point.cost <= most)), most
 
 
-def whole_curve(problem: Problem, base: Base, cost: Sequence[int]) -> Curve:
+def whole_curve(problem: Problem, base: Base, cost: Sequence[int], *, thorough: bool = True) -> Curve:
     """The curve of a cost for each action, as far down as the search goes."""
     whole = sum(cost[index] for index in base.schedule.order)
     caps = [whole // share for share in SHARES]
     order, bound = base.schedule.order, base.schedule.bound
-    return Curve(problem, base, tuple(recompute(problem, order, bound, cost, caps=caps)))
+    return Curve(problem, base, tuple(recompute(problem, order, bound, cost, caps=caps, thorough=thorough)))
 
 
 def _finish(problem: Problem, base: Base, chosen: Schedule, layout: Layout) -> Plan:

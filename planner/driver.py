@@ -58,13 +58,14 @@ def plan(problem: Problem, budget: int | float | str | None = None, remat: str =
         raise _does_not_fit(error.plan, problem, base, allowed, remat) from None
 
 
-def plan_curve(problem: Problem, cost: str = "nanoseconds") -> Curve:
+def plan_curve(problem: Problem, cost: str = "nanoseconds", *, thorough: bool = True) -> Curve:
     """All plans from no recomputation to the least bytes found.
 
     Args:
         cost: what recomputation should add little of: predicted "nanoseconds", from which budgets choose, or "flops".
+        thorough: search as long as for a budget; else a tenth of it or less, for plans some percent larger.
     """
-    return whole_curve(problem, find_base(problem), _costs(problem, cost))
+    return whole_curve(problem, find_base(problem), _costs(problem, cost), thorough=thorough)
 
 
 def _costs(problem: Problem, cost: str) -> list[int]:

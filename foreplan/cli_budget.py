@@ -1,0 +1,146 @@
+"""Commands about memory and what it costs: pareto, fit."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from foreplan.cli_options import (
+    compile_model,
+    given,
+    json_option,
+    model_options,
+    print_json,
+    settings_from,
+    working,
+)
+from foreplan.errors import DoesNotFitError, UsageError
+from foreplan.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from foreplan.planner import Plan
+
+BAR = 40  # characters of the longest bar
+
+
+@click.command(short_help="Show what less memory costs.")
+@model_options
+@json_option
+def pareto(model: str, as_json: bool, **options: Any) -> None:
+    """Show what less memory costs: the arena of a step of MODEL against added flops and predicted time.
+
+    From no recomputation to the least memory found, with the lowest plans within +1 %, +5 % and +20 %.
+
+    \b
+    Examples:
+      foreplan pareto resnet50 --batch 32
+      foreplan pareto model.onnx --optimizer adamw --json
+    """
+    from foreplan.pareto import pareto as curve
+
+    if written := given("budget", "remat"):
+        raise UsageError(f"--{written[0]} makes no sense here: the curve has every budget; `estimate` takes one")
+    compiled = compile_model(model, replace(settings_from(options), remat="off"))
+    with working(f"recomputing parts of {model}"):
+        points = curve(compiled.program)
+    if as_json:
+        print_json(
+            {"model": compiled.program.model, "target": compiled.program.target}
+            | {"points": [asdict(point) for point in points]}
+        )
+        return
+    most = points[0].arena_bytes
+    click.echo(f"{'arena':>12}  {'flops':>8}  {'time':>8}  instructions")
+    for point in points:
+        bar = "█" * max(1, round(BAR * point.arena_bytes / most))
+        click.echo(
+            f"{format_bytes(point.arena_bytes):>12}  {point.extra_flops_ratio:>+8.2%}  "
+            f"{point.extra_seconds_ratio:>+8.2%}  {point.instructions:>12,}  {bar}"
+        )
+
+
+def _share(text: str | None) -> float | None:
+    """A share from `5%` or `0.05`."""
+    if text is None:
+        return None
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1000:
+        raise UsageError(f"{text!r} is not a share: write 5% or 0.05")
+    return share
+
+
+@click.command(short_help="Find the largest batch that fits a memory.")
+@model_options
+@click.option("--memory", required=True, metavar="SIZE", help="What the device has, such as 8GiB.")
+@click.option("--max-extra-flops", "most", metavar="SHARE", help="Recompute at most so much, such as 5%.")
+@json_option
+def fit(model: str, memory: str, most: str | None, as_json: bool, **options: Any) -> None:
+    """Find the largest batch with which a step of MODEL fits a memory, recomputing where it helps.
+
+    Exits with 3 if not even one sample fits.
+
+    \b
+    Examples:
+      foreplan fit resnet50 --memory 8GiB
+      foreplan fit model.onnx --memory 2GiB --max-extra-flops 5% --optimizer adamw
+    """
+    from foreplan.pareto import extra_ratios, largest, plan_within
+
+    if written := given("budget", "remat"):
+        raise UsageError(f"--{written[0]} makes no sense here: --memory is the budget, --max-extra-flops its price")
+    allowed, share = parse_bytes(memory), _share(most)
+    settings = replace(settings_from(options), remat="off")
+    plans: dict[int, tuple[Plan, tuple[float, float]]] = {}
+
+    def needed(batch: int, thorough: bool) -> int:
+        if batch in plans:
+            return plans[batch][0].arena_bytes
+        compiled = compile_model(model, replace(settings, batch=batch))
+        found = compiled.plan
+        if found.arena_bytes > allowed and share != 0:
+            try:
+                with working(f"recomputing parts of {model} at batch {batch}"):
+                    found = plan_within(compiled.program, allowed, share, thorough=thorough)
+            except DoesNotFitError as error:
+                return error.needed
+        if found.arena_bytes <= allowed:
+            order, once = ([step.action for step in p.steps] for p in (found, compiled.plan))
+            plans[batch] = found, extra_ratios(compiled.program, order, once)
+        return found.arena_bytes
+
+    # Short searches find about where the limit is, and only there are thorough ones worth their time.
+    about = largest(lambda batch: needed(batch, False), allowed, settings.batch or 1)
+    batch = largest(lambda batch: needed(batch, True), allowed, max(about, 1))
+    if not batch:
+        least = needed(1, True)
+        raise DoesNotFitError(
+            f"not even a batch of 1 fits: it needs {format_bytes(least)}, and there are {format_bytes(allowed)}",
+            needed=least,
+            capacity=allowed,
+            lower_bound=least,
+        )
+    found, ratios = plans[batch]
+    if as_json:
+        print_json(
+            {
+                "batch": batch,
+                "memory_bytes": allowed,
+                "arena_bytes": found.arena_bytes,
+                "lower_bound_bytes": found.lower_bound_bytes,
+                "extra_flops_ratio": ratios[0],
+                "extra_seconds_ratio": ratios[1],
+            }
+        )
+        return
+    click.echo(
+        f"batch {batch}: arena {format_bytes(found.arena_bytes)} of {format_bytes(allowed)}, "
+        f"{ratios[0]:+.2%} flops, {ratios[1]:+.2%} predicted time"
+    )
+
+
+COMMANDS = (pareto, fit)

@@ -1,0 +1,89 @@
+"""What less memory costs, and the largest batch that fits: the curve, the commands, and their errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+import foreplan as fp
+from foreplan.cli import cli
+from foreplan.pareto import largest, pareto
+
+MODEL = "mlp:batch=256,width=64,layers=6,inputs=16,classes=5"
+
+
+def foreplan(*arguments: object, code: int = 0) -> Result:
+    done = CliRunner().invoke(cli, [str(a) for a in arguments])
+    assert done.exit_code == code, done.output + done.stderr
+    return done
+
+
+def answer(*arguments: object, code: int = 0) -> dict:
+    return json.loads(foreplan(*arguments, "--json", code=code).stdout)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 9, 100, 1000])
+@pytest.mark.parametrize("first", [1, 5, 200])
+def test_the_largest_count(limit: int, first: int) -> None:
+    asked: list[int] = []
+
+    def needed(count: int) -> int:
+        asked.append(count)
+        return 10 + 7 * count
+
+    assert largest(needed, 10 + 7 * limit, first) == limit
+    assert min(asked) >= 1 and len(asked) <= 25 and len(asked) == len(set(asked))
+
+
+def test_the_curve_falls_in_bytes_and_rises_in_cost() -> None:
+    graph = fp.models.build("resnet18:batch=32,size=64,classes=5")
+    step = fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=fp.optim.SGD(0.1), remat="off")
+    points = pareto(step.program)
+    assert points[0].arena_bytes == step.plan.arena_bytes
+    assert points[0].extra_flops_ratio == points[0].extra_seconds_ratio == 0
+    arenas = [point.arena_bytes for point in points]
+    assert arenas == sorted(set(arenas), reverse=True) and len(points) > 3
+    for i, point in enumerate(points):
+        assert point.lower_bound_bytes <= point.arena_bytes == point.peak_bytes == point.budget_bytes
+        for other in points[i + 1 :]:
+            cheaper = other.extra_flops_ratio <= point.extra_flops_ratio
+            assert not (cheaper and other.extra_seconds_ratio <= point.extra_seconds_ratio)
+    for share in (0.01, 0.05, 0.2):
+        within = [point for point in points if point.extra_flops_ratio <= share]
+        assert min(point.arena_bytes for point in within) <= points[0].arena_bytes
+
+
+def test_pareto_command() -> None:
+    found = answer("pareto", MODEL)["points"]
+    keys = {"budget_bytes", "peak_bytes", "arena_bytes", "extra_flops_ratio", "extra_seconds_ratio"}
+    assert keys <= set(found[0])
+    estimated = answer("estimate", MODEL, "--remat", "off")
+    assert found[0]["arena_bytes"] == estimated["arena_bytes"]
+    lines = foreplan("pareto", MODEL).stdout.splitlines()
+    assert len(lines) == len(found) + 1 and lines[1].count("█") == 40
+    foreplan("pareto", MODEL, "--budget", "1GiB", code=2)
+
+
+def test_a_point_of_the_curve_is_what_its_budget_gives() -> None:
+    found = answer("pareto", MODEL)["points"]
+    for point in found:
+        estimated = answer("estimate", MODEL, "--budget", point["budget_bytes"])
+        assert estimated["arena_bytes"] <= point["arena_bytes"]
+        assert estimated["extra_seconds_ratio"] <= point["extra_seconds_ratio"] + 1e-12
+
+
+def test_fit_command() -> None:
+    small = "mlp:width=16,layers=2,inputs=8,classes=3"
+    memory = answer("estimate", small, "--batch", 37, "--remat", "off")["arena_bytes"]
+    found = answer("fit", small, "--memory", memory, "--max-extra-flops", "0%")
+    assert found["batch"] >= 37 and found["arena_bytes"] <= memory and found["extra_flops_ratio"] == 0
+    more = answer("estimate", small, "--batch", found["batch"] + 1, "--remat", "off")["arena_bytes"]
+    assert more > memory
+    recomputing = answer("fit", small, "--memory", memory)
+    assert recomputing["batch"] >= found["batch"] and recomputing["arena_bytes"] <= memory
+    assert f"batch {recomputing['batch']}: " in foreplan("fit", small, "--memory", memory).stdout
+    assert answer("fit", small, "--memory", "1KiB", code=3)["error"] == "does not fit"
+    for bad in ("-1", "much", "5%%"):
+        foreplan("fit", small, "--memory", "1GiB", "--max-extra-flops", bad, code=2)
