@@ -22,7 +22,7 @@ _Attempt = Callable[[int, np.ndarray], tuple[int, int]]  # (limit, offsets to wr
 # Largest instances, in buffers, for placers whose work is more than near-linear.
 QUADRATIC = 20_000
 SKYLINE = 5_000
-SEARCH = 2_000
+SEARCH = 600
 
 # What the search does by default, in buffers and sections looked at: some tenths of a second.
 WORK = 60_000_000

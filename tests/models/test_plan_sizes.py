@@ -1,0 +1,26 @@
+"""The ratchet: no zoo model's plan grows. Where a larger one is meant, benchmarks/plan_sizes.py writes it down."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+import foreplan as fp
+
+BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "plan_sizes.py"
+KEPT = json.loads(BENCHMARK.with_suffix(".json").read_text())
+
+
+def test_every_model_is_kept() -> None:
+    assert set(KEPT) == set(fp.models.names())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KEPT)
+def test_no_plan_has_grown(name: str) -> None:
+    sizes = runpy.run_path(str(BENCHMARK))["sizes"](name)
+    grown = {form: (nbytes, KEPT[name][form]) for form, nbytes in sizes.items() if nbytes > KEPT[name][form]}
+    assert not grown
