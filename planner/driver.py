@@ -20,7 +20,6 @@ COSTS = ("nanoseconds", "flops")
 ADVICE = (
     "a smaller batch or shorter sequences",
     "an optimizer with less state",
-    "a larger budget",
 )
 
 
@@ -130,8 +129,9 @@ def _does_not_fit(found: Plan, problem: Problem, base: Base, allowed: int, remat
     hopeless = ""
     if found.order_lower_bound_bytes is not None and found.order_lower_bound_bytes > allowed:
         hopeless = f"; no schedule of these actions needs less than {format_bytes(found.order_lower_bound_bytes)}"
-    advice = (("recomputing activations (remat='auto')",) if remat == "off" else ()) + ADVICE
     price = _price(found, problem, base)
+    larger = f"a budget of {format_bytes(found.arena_bytes)} or more, the least found{price}"
+    advice = (("recomputing activations (remat='auto')",) if remat == "off" else ()) + (*ADVICE, larger)
     return DoesNotFitError(
         f"needs {format_bytes(found.arena_bytes)} ({found.arena_bytes} bytes){price}, allowed are "
         f"{format_bytes(allowed)} ({allowed} bytes); this schedule's lower bound is {format_bytes(bound)}{hopeless}. "
@@ -150,4 +150,4 @@ def _price(found: Plan, problem: Problem, base: Base) -> str:
         return ""
     usual = sum(problem.actions[index].nanoseconds for index in base.schedule.order)
     extra = sum(problem.actions[step.action].nanoseconds for step in found.steps) - usual
-    return f" with {extra / usual:+.1%} of predicted time for recomputation" if usual else " with recomputation"
+    return f" at {extra / usual:+.1%} of predicted time for recomputation" if usual else " with recomputation"

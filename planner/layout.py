@@ -13,7 +13,7 @@ from foreplan.planner.plan import Certificate, Plan, Step
 from foreplan.planner.problem import ALIGNMENT, Problem, Role
 from foreplan.units import align_up
 
-PLACEMENT_WORK = 5_000  # of the systematic search, for each buffer
+PLACEMENT_WORK = 100_000  # of the systematic search where no heuristic reaches the bound: some tenths of a second
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def lay_out(problem: Problem, plan: Schedule, *, quick: bool = False) -> Layout:
             [chains.nbytes[c] for c in buffers] + [actions[s].workspace for s in scratch],
             alignment,
             capacity=NO_LIMIT if quick else None,
-            work=PLACEMENT_WORK * (len(buffers) + len(scratch)),
+            work=PLACEMENT_WORK,
         )
         offsets = [bottom + offset for offset in placement.offsets.tolist()]
         for chain, offset in zip(buffers, offsets):
