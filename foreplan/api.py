@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -240,11 +239,6 @@ def load_plan(path: str | Path) -> Compiled:
     program, planned = read_plan(str(path))
     verify(planned, program)
     return Compiled(program, planned)
-
-
-def graph_digest(graph: Graph) -> str:
-    """SHA-256 of a graph's text: changes with anything that its plans depend on."""
-    return hashlib.sha256(graph.as_text().encode()).hexdigest()
 
 
 def from_onnx(model: Any, shapes: dict[str, tuple[int, ...]] | None = None, batch: int | None = None) -> Graph:

@@ -126,10 +126,6 @@ class Builder:
         verify_graph(graph)
         return graph
 
-    def unique_name(self, name: str) -> str:
-        """`name`, or `name` with the first free number behind it if a value already has it."""
-        return self._unique(name, self._value_names)
-
     def _claim(self, name: str) -> str:
         free = self._unique(name, self._value_names)
         self._value_names.add(free)

@@ -169,7 +169,7 @@ def _lower_bound(instance: _Instance) -> tuple[int, int]:
     np.add.at(change, where, np.concatenate([rounded, -rounded]))
     slack = int((rounded - instance.size)[some].max())
     fixed_top = int((np.maximum(instance.fixed, 0) + instance.size)[some & (instance.fixed >= 0)].max(initial=0))
-    return max(int(np.cumsum(change).max()) - slack, int(instance.size.max()), fixed_top), grain
+    return max(int(np.max(np.cumsum(change))) - slack, int(np.max(instance.size)), fixed_top), grain
 
 
 def _kernels() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from foreplan.planner.bound import granularities
 from foreplan.planner.dependences import Dependences
 from foreplan.planner.problem import ALIGNMENT, Action, Problem, Role
+from foreplan.planner.rows import array, flat, slices
 from foreplan.units import align_up
 
 MOST = 64  # readers of what a node reads, for it to count as patient: keeps the tape near-linear
@@ -88,29 +88,29 @@ def make_order_tape(problem: Problem, graph: Dependences) -> OrderTape | None:
     after = [sorted(set(nodes)) for nodes in graph.after]
     events = _events(actions, reads, after, workspace, [r > 0 or not m for m, r in zip(mortal, readers)], size)
     inputs = [v for v, value in enumerate(values) if value.role is Role.INPUT]
-    pair_write, pair_read, pair_required, pair_wasted = (_array(p[i] for row in pairs for p in row) for i in range(4))
+    pair_write, pair_read, pair_required, pair_wasted = (array(p[i] for row in pairs for p in row) for i in range(4))
     return OrderTape(
-        _slices(before),
-        _flat(before),
-        _slices(after),
-        _flat(after),
-        _slices(reads),
-        _flat(reads),
-        _slices([a.writes for a in actions]),
-        _array(written),
-        _slices(pairs),
+        slices(before),
+        flat(before),
+        slices(after),
+        flat(after),
+        slices(reads),
+        flat(reads),
+        slices([a.writes for a in actions]),
+        array(written),
+        slices(pairs),
         pair_write,
         pair_read,
         pair_required,
         pair_wasted,
-        _array(any(pair[3] for pair in row) for row in pairs),
-        _array(workspace),
-        _array(size),
-        _array(v.nbytes for v in values),
+        array(any(pair[3] for pair in row) for row in pairs),
+        array(workspace),
+        array(size),
+        array(v.nbytes for v in values),
         readers.astype(np.int64),
-        _array(v.role in (Role.OUTPUT, Role.STORED) for v in values),
-        _slices(events),
-        _flat(events),
+        array(v.role in (Role.OUTPUT, Role.STORED) for v in values),
+        slices(events),
+        flat(events),
         sum(size[v] for v, value in enumerate(values) if value.role is Role.STORED),
         sum(size[v] for v in inputs if readers[v]),
         sum(size[v] for v in inputs if not readers[v]),
@@ -165,15 +165,3 @@ def _events(
         patient = workspace[node] <= min((least[other] for other in others), default=-1)
         events.append(sorted(others) if patient else [])
     return events
-
-
-def _array(numbers: Iterable[int]) -> np.ndarray:
-    return np.array(list(numbers), dtype=np.int64)
-
-
-def _flat(lists: Iterable[Iterable[int]]) -> np.ndarray:
-    return _array(number for row in lists for number in row)
-
-
-def _slices(lists: Sequence[Sequence[object]]) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum([len(row) for row in lists], dtype=np.int64)]).astype(np.int64)

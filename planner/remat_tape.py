@@ -14,6 +14,7 @@ import numpy as np
 
 from foreplan.planner.bound import granularities
 from foreplan.planner.problem import ALIGNMENT, Problem, Role
+from foreplan.planner.rows import array, flat, slices
 from foreplan.units import align_up
 
 # States of a gap. A value dropped may be recomputed early, because another is recomputed from it: then it stays until
@@ -92,39 +93,39 @@ def make_tape(problem: Problem, order: Sequence[int], cost: Sequence[int], small
         destroys.append(sorted({a.reads[p.read] for p in a.overwrites if p.required} | _homes(problem, a.writes)))
     maker, skippable = _makers(problem, order, cost)
     reads, writes = [a.reads for a in actions], [a.writes for a in actions]
-    read_at, write_at = _slices(reads), _slices(writes)
+    read_at, write_at = slices(reads), slices(writes)
     big = [m >= 0 and s >= max(smallest, 1) for m, s in zip(maker, size)]
     read_gap, write_gap, (value, first, last) = _gaps(problem, order, big, read_at, write_at)
-    pair_write, pair_read, pair_required = (_array(pair[i] for row in pairs for pair in row) for i in range(3))
+    pair_write, pair_read, pair_required = (array(pair[i] for row in pairs for pair in row) for i in range(3))
     return Tape(
-        _array(order),
+        array(order),
         read_at,
-        _flat(reads),
+        flat(reads),
         write_at,
-        _flat(writes),
-        _slices(pairs),
+        flat(writes),
+        slices(pairs),
         pair_write,
         pair_read,
         pair_required,
-        _slices(destroys),
-        _flat(destroys),
-        _array(workspace),
-        _array(cost),
-        _array(size),
-        _array(v.nbytes for v in values),
-        _array(align_up(v.nbytes, ALIGNMENT) for v in values),
-        _array({Role.INPUT: 1, Role.STORED: 2}.get(v.role, 0) for v in values),
-        _array(v.role is Role.OUTPUT for v in values),
-        _array(maker),
-        _array(_made(problem, order)),
-        _array(skippable),
+        slices(destroys),
+        flat(destroys),
+        array(workspace),
+        array(cost),
+        array(size),
+        array(v.nbytes for v in values),
+        array(align_up(v.nbytes, ALIGNMENT) for v in values),
+        array({Role.INPUT: 1, Role.STORED: 2}.get(v.role, 0) for v in values),
+        array(v.role is Role.OUTPUT for v in values),
+        array(maker),
+        array(_made(problem, order)),
+        array(skippable),
         read_gap,
         write_gap,
-        _array(value),
-        _array(first),
-        _array(last),
+        array(value),
+        array(first),
+        array(last),
         np.searchsorted(np.sort(value), np.arange(len(values) + 1)).astype(np.int64),
-        np.argsort(_array(value), kind="stable").astype(np.int64),
+        np.argsort(array(value), kind="stable").astype(np.int64),
     )
 
 
@@ -193,15 +194,3 @@ def _gaps(
             if big[v] and v not in open_gap:
                 write_gap[slot] = use(v, position)
     return read_gap, write_gap, (value, first, last)
-
-
-def _array(numbers: Iterable[int]) -> np.ndarray:
-    return np.array(list(numbers), dtype=np.int64)
-
-
-def _flat(lists: Iterable[Iterable[int]]) -> np.ndarray:
-    return _array(number for row in lists for number in row)
-
-
-def _slices(lists: Sequence[Sequence[object]]) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum([len(row) for row in lists], dtype=np.int64)]).astype(np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -216,22 +217,14 @@ class Session:
                 "load the last checkpoint, or bind again"
             )
 
-    def _breaking(self) -> _Breaking:
-        return _Breaking(self)
-
-
-class _Breaking:
-    """Marks a session broken when its step does not come to its end."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        if kind is not None:
-            self.session._broken = kind.__name__
+    @contextlib.contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Mark the session broken when its step does not come to its end."""
+        try:
+            yield
+        except BaseException as error:
+            self._broken = type(error).__name__
+            raise
 
 
 def _regions(engine: Engine, program: Program, plan: Plan, share: Session | None) -> tuple[Sequence[np.ndarray], int]:
