@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 OPTIMIZERS = {"sgd": "SGD", "momentum": "Momentum", "nesterov": "Nesterov", "adam": "Adam", "adamw": "AdamW"}
 LOSSES = ("cross_entropy", "binary_cross_entropy", "mse", "l1", "huber", "mean", "sum")
 # Parameters of commands that a plan file leaves no choice about; the learning rate is an input of the step.
-DECIDED = ("batch", "shapes", "train", "optimizer", "loss", "target", "budget", "remat", "outputs")
+DECIDED = ("batch", "shapes", "train", "optimizer", "clip_norm", "loss", "target", "budget", "remat", "outputs")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+threads_option = click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads of the BLAS library.")
+seed_option = click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -40,6 +42,7 @@ class Settings:
         train: the whole training step, as against the forward pass.
         optimizer: a key of OPTIMIZERS.
         rate: learning rate.
+        clip_norm: what the norm of all gradients together is limited to; None: nothing.
         loss: one of LOSSES; empty: the model's own, cross-entropy for an ONNX file.
         budget: bytes, a text such as 2GiB, or a ratio below 1; None: no budget.
         outputs: names of what a step returns beside the loss.
@@ -50,6 +53,7 @@ class Settings:
     train: bool = True
     optimizer: str = "nesterov"
     rate: float = 0.01
+    clip_norm: float | None = None
     loss: str = ""
     target: str = "numpy"
     budget: str | float | None = None
@@ -113,6 +117,9 @@ def model_options(function: _Function) -> _Function:
             click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="nesterov", show_default=True),
             click.option("--lr", "rate", type=float, default=0.01, show_default=True, help="Learning rate."),
             click.option(
+                "--clip-norm", type=float, metavar="X", help="Scale gradients down to this norm of all together."
+            ),
+            click.option(
                 "--loss",
                 type=click.Choice(LOSSES),
                 help="On the first output. By default a zoo model's own, and cross_entropy for an ONNX model.",
@@ -141,6 +148,7 @@ def settings_from(options: dict[str, Any]) -> Settings:
         train=options.pop("train"),
         optimizer=options.pop("optimizer"),
         rate=options.pop("rate"),
+        clip_norm=options.pop("clip_norm"),
         loss=options.pop("loss") or "",
         target=options.pop("target"),
         budget=parse_budget(options.pop("budget")),
@@ -181,7 +189,8 @@ def make_optimizer(settings: Settings) -> Optimizer:
     """The optimizer that the settings name."""
     from foreplan import optim
 
-    made: Optimizer = getattr(optim, OPTIMIZERS[settings.optimizer])(learning_rate=settings.rate)
+    kind = getattr(optim, OPTIMIZERS[settings.optimizer])
+    made: Optimizer = kind(learning_rate=settings.rate, clip_norm=settings.clip_norm)
     return made
 
 
@@ -212,7 +221,8 @@ def open_compiled(text: str, settings: Settings | None = None) -> Compiled:
         from foreplan import api
 
         if written := given(*DECIDED):
-            raise UsageError(f"{text!r} is a plan, which has decided on --{written[0]} already: give the model instead")
+            option = f"--{written[0].replace('_', '-')}"
+            raise UsageError(f"{text!r} is a plan, which has decided on {option} already: give the model instead")
         return api.load_plan(text)
     return compile_model(text, settings or Settings())
 

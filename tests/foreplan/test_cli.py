@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from foreplan.cli import cli
-from foreplan.cli_options import LOSSES, OPTIMIZERS, parse_budget, parse_shapes, with_batch
+from foreplan.cli_options import LOSSES, OPTIMIZERS, Settings, compile_model, parse_budget, parse_shapes, with_batch
+from foreplan.cli_train import DivergedError, Saving
 from foreplan.errors import UsageError
 from tests.foreplan.shell import MODEL, answer, foreplan
 
@@ -303,6 +304,73 @@ def test_a_diverging_run_fails_and_keeps_the_checkpoint(tmp_path, data):
     done = foreplan("train", MODEL, "--data", data, "--lr", "1e30", "--epochs", 5, "-o", out, code=1)
     assert "diverged" in done.stderr and "--lr" in done.stderr
     assert out.read_bytes() == b"before"
+
+
+def test_gradients_are_clipped(tmp_path, data):
+    from safetensors.numpy import load_file
+
+    def after_a_step(rate: str, *more: object) -> np.ndarray:
+        options = ("--optimizer", "sgd", "--lr", rate, "--steps", 1, "-o", tmp_path / "w", *more)
+        foreplan("train", MODEL, "--data", data, *options)
+        return np.concatenate([a.ravel() for n, a in load_file(tmp_path / "w").items() if a.dtype == np.float32])
+
+    start = after_a_step("0")
+    assert np.linalg.norm(after_a_step("1") - start) > 0.1
+    assert np.linalg.norm(after_a_step("1", "--clip-norm", 0.01) - start) == pytest.approx(0.01, rel=1e-3)
+    foreplan("plan", MODEL, "--clip-norm", 0.01, "-o", tmp_path / "a.plan")
+    assert "decided on --clip-norm" in foreplan("view", tmp_path / "a.plan", "--clip-norm", 1, code=2).stderr
+    for bad in ("0", "-1", "nan", "much"):
+        foreplan("estimate", MODEL, "--clip-norm", bad, code=2)
+
+
+def test_checkpoints_on_the_way(tmp_path, data):
+    from safetensors.numpy import load_file
+
+    options = ("train", MODEL, "--seed", 1, "--epochs", 2, "--save-every", 4)
+    assert "needs -o" in foreplan(*options, "--data", data, code=2).stderr
+    whole = answer(*options, "--data", data, "-o", tmp_path / "whole")["losses"]
+    bad, out = tmp_path / "bad.npz", tmp_path / "w"
+    arrays = dict(np.load(data))
+    arrays["x"][5, 0] = np.nan  # comes up in one of the ten steps of an epoch
+    np.savez(bad, **arrays)
+    done = foreplan(*options, "--data", bad, "-o", out, code=1)
+    failed = int(done.stderr.partition("at step ")[2].partition(":")[0])
+    saved = (failed - 1) // 4 * 4
+    assert saved, "another seed is needed"
+    assert f"{out} holds step {saved}" in done.stderr and "sample 5 of 'x'" in done.stderr
+    assert int(load_file(out)["step"]) == saved
+    assert answer(*options, "--data", data, "--resume", out, "-o", out)["losses"] == whole[saved:]
+
+
+def test_a_killed_run_leaves_a_whole_checkpoint(tmp_path, data):
+    from safetensors.numpy import load_file
+
+    out = tmp_path / "w.safetensors"
+    options = ["train", MODEL, "--data", str(data), "-o", str(out), "--save-every", "1"]
+    process = subprocess.Popen([*PROGRAM, *options, "--steps", "100000000"], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not out.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    process.kill()
+    process.wait(timeout=60)
+    done = int(load_file(out)["step"])
+    assert answer(*options, "--steps", done + 1, "--resume", out)["steps"] == 1
+
+
+def test_a_checkpoint_with_nan_takes_no_good_ones_place(tmp_path):
+    session = compile_model(MODEL, Settings()).bind()
+    saving = Saving(session, str(tmp_path / "w"), 2)
+    saving.after(1)
+    assert not (tmp_path / "w").exists()
+    saving.after(2)
+    before = (tmp_path / "w").read_bytes()
+    name, array = next(iter(session.parameters.items()))
+    array.flat[0] = np.nan
+    session.parameters[name] = array
+    with pytest.raises(DivergedError, match=f"'{name}' holds nan after step 4.* holds step 2"):
+        saving.after(4)
+    assert (tmp_path / "w").read_bytes() == before
 
 
 def test_data_that_does_not_fit_the_model(tmp_path, data):
