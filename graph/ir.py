@@ -24,6 +24,7 @@ class Kind(StrEnum):
     PARAMETER = "parameter"  # trained
     BUFFER = "buffer"  # kept by the model but not trained: running statistics
     STATE = "state"  # kept by the training step: momentum, step count, random seed
+    ACCUMULATOR = "accumulator"  # a sum over the micro-batches of a step: zero before its first and after its last
     CONSTANT = "constant"  # never changes
     ACTIVATION = "activation"  # computed in the forward pass
     GRADIENT = "gradient"  # computed in the backward pass
@@ -33,8 +34,14 @@ class Kind(StrEnum):
         """Whether a value of this kind keeps its bytes from one step to the next."""
         return self in _STORED
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether such a value is what training has come to: changed by a step, and in every checkpoint."""
+        return self in _KEPT
 
-_STORED = frozenset({Kind.PARAMETER, Kind.BUFFER, Kind.STATE, Kind.CONSTANT})
+
+_KEPT = frozenset({Kind.PARAMETER, Kind.BUFFER, Kind.STATE})
+_STORED = _KEPT | {Kind.ACCUMULATOR, Kind.CONSTANT}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -118,6 +125,11 @@ class Graph:
         """Every value that must exist when a step ends: loss, outputs, gradients and updates."""
         loss = () if self.loss is None else (self.loss,)
         return (*loss, *self.outputs.values(), *self.gradients.values(), *self.updates.values())
+
+    @cached_property
+    def returned(self) -> frozenset[Value]:
+        """The results as a set, to ask whether a value is one of them."""
+        return frozenset(self.results)
 
     @cached_property
     def producer(self) -> Mapping[Value, Node]:

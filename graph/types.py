@@ -154,6 +154,8 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
     Raises:
         ShapeError: two extents differ and neither is 1.
     """
+    if shapes and all(shape == shapes[0] for shape in shapes):
+        return tuple(shapes[0])
     rank = max(map(len, shapes), default=0)
     aligned = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     common = []

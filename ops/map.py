@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any, ClassVar
@@ -59,8 +59,8 @@ class Map(Op):
         if not inputs:
             raise ShapeError("map needs at least one input")
         shape = broadcast_shapes(*(type.shape for type in inputs))
-        types = infer_dtypes([type.dtype for type in inputs], *self.parsed)
-        return tuple(TensorType(types[expr] or FLOAT32, shape) for expr in self.parsed)
+        dtypes = _result_dtypes(self.exprs, tuple(type.dtype for type in inputs))
+        return tuple(TensorType(dtype, shape) for dtype in dtypes)
 
     def vjp(
         self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
@@ -120,6 +120,13 @@ class Map(Op):
 @lru_cache(maxsize=4096)
 def _parse(exprs: tuple[str, ...]) -> tuple[Expr, ...]:
     return tuple(parse_expr(text) for text in exprs)
+
+
+@lru_cache(maxsize=4096)
+def _result_dtypes(exprs: tuple[str, ...], inputs: tuple[DType, ...]) -> tuple[DType, ...]:
+    parsed = _parse(exprs)
+    types = infer_dtypes(inputs, *parsed)
+    return tuple(types[expr] or FLOAT32 for expr in parsed)
 
 
 @dataclass(frozen=True)
@@ -272,7 +279,7 @@ def _convert(x: Any, out: np.ndarray) -> None:
     np.copyto(out, x, casting="unsafe")
 
 
-def _operand_dtypes(part: Call, types: dict[Expr, DType | None]) -> list[DType | None]:
+def _operand_dtypes(part: Call, types: Mapping[Expr, DType | None]) -> list[DType | None]:
     """The element type each argument is converted to before the call."""
     rule = FUNCTIONS[part.function].result
     if part.function == "where":

@@ -62,7 +62,7 @@ def _summands(graph: Graph, node: Node, position: dict[Node, int]) -> tuple[Node
         and last.op.accumulates
         and len(last.inputs) == last.op.accumulates
         and graph.readers[value] == (node,)
-        and value not in graph.results
+        and value not in graph.returned
         and (not owner.op.is_view or isinstance(owner.op, Reshape))
     )
     return (last, base) if fits else None

@@ -175,7 +175,7 @@ def _added_vector(node: Node) -> tuple[Value, Value] | None:
 def _reduction(graph: Graph, entropy: Node) -> tuple[Node, str, tuple[Node, ...]] | None:
     """(last node, what its output is of the items' losses, the nodes before it)."""
     loss, lse = entropy.outputs
-    if graph.readers[lse] or lse in graph.results:
+    if graph.readers[lse] or lse in graph.returned:
         return None
     nodes: list[Node] = []
     node = _only_reader(graph, loss)
@@ -193,7 +193,7 @@ def _reduction(graph: Graph, entropy: Node) -> tuple[Node, str, tuple[Node, ...]
 
 def _only_reader(graph: Graph, value: Value) -> Node | None:
     readers = graph.readers[value]
-    return readers[0] if len(readers) == 1 and value not in graph.results else None
+    return readers[0] if len(readers) == 1 and value not in graph.returned else None
 
 
 def _divides_by_count(graph: Graph, node: Node, total: Value, entropy: Node) -> bool:

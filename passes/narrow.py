@@ -64,8 +64,7 @@ def narrow(graph: Graph) -> Graph:
 def _wanted(graph: Graph, node: Node, plans: dict[Node, Narrowed]) -> Slice | None:
     """The one slice of a node's first output that all its readers read, if nobody reads anything else of it."""
     first, *others = node.outputs
-    results = graph.results
-    if any(graph.readers[value] or value in results for value in others) or first in results:
+    if any(graph.readers[value] or value in graph.returned for value in others) or first in graph.returned:
         return None
     wanted: set[Slice] = set()
     for reader in graph.readers[first]:

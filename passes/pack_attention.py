@@ -51,7 +51,7 @@ def _packed(graph: Graph, join: Node) -> tuple[Node, Value] | None:
     grad = graph.producer.get(sources[0])
     if grad is None or not isinstance(grad.op, AttentionGrad) or tuple(sources) != grad.outputs:
         return None
-    alone = all(len(graph.readers[value]) == 1 and value not in graph.results for value in (*sources, *join.inputs))
+    alone = all(len(graph.readers[value]) == 1 and value not in graph.returned for value in (*sources, *join.inputs))
     x = _sliced_tensor(graph, grad.inputs[:3])
     fits = alone and x is not None and x.type == join.outputs[0].type and grad.op.heads_last and len(grad.inputs) == 6
     return (grad, x) if fits and x is not None else None

@@ -71,7 +71,7 @@ def _condition(graph: Graph, value: Value) -> Expr | None:
     """The one question that the backward pass asks of an activation, over a0; None if there is none."""
     if value.kind is not Kind.ACTIVATION or value.type.nbytes < MASKED_BYTES or value.type.size % 8:
         return None
-    if value in graph.results:
+    if value in graph.returned:
         return None
     found: set[Expr] = set()
     for node in graph.readers[value]:

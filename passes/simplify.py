@@ -108,7 +108,7 @@ def fuse_maps(graph: Graph) -> Graph:
 
 def _groups(graph: Graph) -> dict[Node, Node]:
     """Each map node → the last node of its group."""
-    results = set(graph.results)
+    updated = set(graph.updates.values())
     group: dict[Node, Node] = {}
     parts: dict[Node, int] = {}
     outside: dict[Node, set[Value]] = {}
@@ -117,14 +117,14 @@ def _groups(graph: Graph) -> dict[Node, Node]:
             continue
         readers = {group.get(reader) for value in node.outputs for reader in graph.readers[value]}
         root = next(iter(readers)) if len(readers) == 1 else None
-        size = sum(1 for _ in subexpressions(*node.op.parsed))
+        size = len(subexpressions(*node.op.parsed))
         fits = (
             root is not None
             and len(node.outputs) == 1
-            and node.outputs[0] not in results
+            and node.outputs[0] not in graph.returned
             and node.outputs[0].shape == root.outputs[0].shape
             and node.outputs[0].kind is root.outputs[0].kind
-            and not results.intersection(graph.updates.values()).intersection(root.outputs)
+            and updated.isdisjoint(root.outputs)
             and parts[root] + size <= FUSED_PARTS
             and len((outside[root] - set(node.outputs)) | set(node.inputs)) <= FUSED_INPUTS
         )

@@ -47,7 +47,7 @@ def _parts(graph: Graph, node: Node) -> list[tuple[Node, int, int]]:
         return []
     (whole,) = node.outputs
     readers = graph.readers[whole]
-    if whole.kind is not Kind.GRADIENT or whole in graph.results or not 1 < len(readers) <= MOST_PARTS:
+    if whole.kind is not Kind.GRADIENT or whole in graph.returned or not 1 < len(readers) <= MOST_PARTS:
         return []
     found: list[tuple[Node, int, int]] = []
     for reader in readers:

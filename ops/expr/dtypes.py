@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 
 import numpy as np
 
@@ -23,12 +25,17 @@ def promote(a: DType, b: DType) -> DType:
     return as_dtype(np.promote_types(a.numpy, b.numpy))
 
 
-def infer_dtypes(args: Sequence[DType], *exprs: Expr) -> dict[Expr, DType | None]:
+def infer_dtypes(args: Sequence[DType], *exprs: Expr) -> Mapping[Expr, DType | None]:
     """The element type of every part; None for a literal that has met nothing yet.
 
     Raises:
         ShapeError: an argument index has no argument, or a condition is not boolean.
     """
+    return _infer_dtypes(tuple(args), exprs)
+
+
+@lru_cache(maxsize=4096)
+def _infer_dtypes(args: tuple[DType, ...], exprs: tuple[Expr, ...]) -> Mapping[Expr, DType | None]:
     types: dict[Expr, DType | None] = {}
     for part in subexpressions(*exprs):
         if isinstance(part, Arg):
@@ -39,7 +46,7 @@ def infer_dtypes(args: Sequence[DType], *exprs: Expr) -> dict[Expr, DType | None
             types[part] = call_dtype(part, [types[arg] for arg in part.args])
         else:
             types[part] = None
-    return types
+    return MappingProxyType(types)
 
 
 def call_dtype(part: Call, args: Sequence[DType | None]) -> DType | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,7 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
+@lru_cache(maxsize=4096)
 def scalar_flops(*exprs: Expr) -> int:
     """Scalar operations an element, conversions not counted."""
     return sum(isinstance(part, Call) and part.function in FUNCTIONS for part in subexpressions(*exprs))

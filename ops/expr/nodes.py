@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from foreplan.graph.types import DType, as_dtype
 
@@ -228,23 +228,25 @@ def substitute(expr: Expr, args: Sequence[Expr]) -> Expr:
     return go(expr)
 
 
-def subexpressions(*exprs: Expr) -> Iterator[Expr]:
+@lru_cache(maxsize=4096)
+def subexpressions(*exprs: Expr) -> tuple[Expr, ...]:
     """Every distinct part, arguments before what uses them."""
-    seen: set[Expr] = set()
+    found: dict[Expr, None] = {}
 
-    def go(part: Expr) -> Iterator[Expr]:
-        if part in seen:
+    def go(part: Expr) -> None:
+        if part in found:
             return
         if isinstance(part, Call):
             for arg in part.args:
-                yield from go(arg)
-        seen.add(part)
-        yield part
+                go(arg)
+        found[part] = None
 
     for expr in exprs:
-        yield from go(expr)
+        go(expr)
+    return tuple(found)
 
 
+@lru_cache(maxsize=4096)
 def used_args(*exprs: Expr) -> tuple[int, ...]:
     """Indices of the arguments that are read, ascending."""
     return tuple(sorted({part.index for part in subexpressions(*exprs) if isinstance(part, Arg)}))

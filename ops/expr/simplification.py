@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from foreplan.graph.types import DType
 from foreplan.ops.expr.dtypes import call_dtype, infer_dtypes
@@ -18,6 +19,11 @@ _FOLDED: dict[str, Callable[..., Scalar]] = {
 
 def simplify(expr: Expr, args: Sequence[DType]) -> Expr:
     """The expression with the arithmetic that needs no element done at once; no part changes its element type."""
+    return _simplify(expr, tuple(args))
+
+
+@lru_cache(maxsize=4096)
+def _simplify(expr: Expr, args: tuple[DType, ...]) -> Expr:
     memo: dict[Expr, Expr] = {}
     before = infer_dtypes(args, expr)
     types: dict[Expr, DType | None] = dict(before)
