@@ -15,7 +15,7 @@ from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Cost, Kind, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Training, Types
 from foreplan.graph.types import Shape
-from foreplan.ops.expr import rsqrt
+from foreplan.ops.expr import rsqrt, sqrt
 from foreplan.ops.map import elementwise
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
@@ -25,15 +25,8 @@ CHANNEL_BLOCK = 1 << 18  # elements of the channels that are worked on together
 BLOCK = 1 << 16  # elements of a block within them
 
 
-@dataclass(frozen=True)
-class _ChannelNorm(Op):
-    """Attributes of normalisation over everything but the channels of [N, C, *S].
-
-    Attributes:
-        epsilon: added to the variance.
-    """
-
-    epsilon: float
+class _Channels(Op):
+    """What goes over everything but the channels of [N, C, *S]."""
 
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
         """Images whose channels are dense: a range of channels or of items."""
@@ -47,6 +40,17 @@ class _ChannelNorm(Op):
         if wrong := [type for type in vectors if type != vector]:
             raise ShapeError(f"the parameters for {x} must be {vector}, and one is {wrong[0]}")
         return vector
+
+
+@dataclass(frozen=True)
+class _ChannelNorm(_Channels):
+    """Attributes of normalisation a channel.
+
+    Attributes:
+        epsilon: added to the variance.
+    """
+
+    epsilon: float
 
 
 @register
@@ -122,7 +126,7 @@ class BatchNorm(_ChannelNorm):
     def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
         """One map over the channels and one over the elements."""
         x, scale, bias, mean, variance = inputs
-        factor = elementwise(b, lambda s, v: s * rsqrt(v + self.epsilon), scale, variance)
+        factor = elementwise(b, lambda s, v: s / sqrt(v + self.epsilon), scale, variance)
         shape = _vector_shape(x)
         vectors = [reshape(b, vector, shape) for vector in (mean, factor, bias)]
         return [elementwise(b, lambda x, m, f, c: (x - m) * f + c, x, *vectors)]
@@ -134,7 +138,7 @@ class BatchNormTrain(_ChannelNorm):
     """Batch normalisation with the statistics of x itself over all axes but the channels.
 
     Inputs: x [N, C, *S], scale and bias [C]. Outputs: y as x, mean and (population) variance [C]. `BatchNorm` of x
-    with these statistics gives the same y, bit for bit.
+    with these statistics gives the same y, bit for bit. Composite: `ChannelMoments` and a map.
     """
 
     name: ClassVar[str] = "batch_norm_train"
@@ -164,22 +168,41 @@ class BatchNormTrain(_ChannelNorm):
             gradients[0] = flow if dx is None else elementwise(b, lambda x, y: x + y, dx, flow)
         return gradients
 
-    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
-        """y may take the bytes of x: a channel's statistics are done before its first element is written."""
-        return ((0, 0),)
+    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+        """The statistics, and y from them: where y is computed again, the statistics are not."""
+        x, scale, bias = inputs
+        mean, variance = b.node(ChannelMoments(), x)
+        (y,) = BatchNorm(self.epsilon).decompose(b, [x, scale, bias, mean, variance])
+        return [y, mean, variance]
+
+
+@register
+@dataclass(frozen=True)
+class ChannelMoments(_Channels):
+    """Mean and (population) variance of each channel.
+
+    Inputs: x [N, C, *S]. Outputs: mean and variance [C].
+    """
+
+    name: ClassVar[str] = "channel_moments"
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """Two vectors."""
+        vector = self.check(*inputs)
+        return (vector, vector)
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """Mean 1, centring 1, variance 2, scale and bias 2 an element."""
-        return Cost(6 * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+        """Mean 1, centring 1, variance 2 an element."""
+        return Cost(4 * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of differences from the mean, and a partial sum an item and channel of it."""
         return _workspace(inputs[0])
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """Two passes for the statistics and one for the elements, a few channels at a time."""
-        (x, scale, bias), (y, mean, variance) = inputs, outputs
-        rows, normal = _rows(x), _rows(y)
+        """Two passes, a few channels at a time."""
+        (x,), (mean, variance) = inputs, outputs
+        rows = _rows(x)
         count = rows.shape[0] * rows.shape[2]
         for channels in _channel_groups(rows.shape):
             here, m, v = rows[:, channels], mean[channels], variance[channels]
@@ -192,22 +215,14 @@ class BatchNormTrain(_ChannelNorm):
                 np.subtract(block, m[:, None], out=centred)
                 v += np.sum(np.vecdot(centred, centred, out=sums), axis=0)
             v /= count
-            factor = _factor(scale[channels], v, self.epsilon)
-            for items, positions in _blocks(here.shape):
-                block = normal[items, channels, positions]
-                np.subtract(here[items, :, positions], m[:, None], out=block)
-                block *= factor[:, None]
-                block += bias[channels, None]
 
     def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
-        """Two reductions and maps."""
-        x, scale, bias = inputs
-        shape, axes = _vector_shape(x), _other_axes(x)
+        """Two reductions and a map."""
+        (x,) = inputs
+        axes = _other_axes(x)
         mean = reduce(b, "mean", x, axes)
-        squares = elementwise(b, lambda x, m: (x - m) ** 2, x, reshape(b, mean, shape))
-        variance = reduce(b, "mean", squares, axes)
-        (y,) = BatchNorm(self.epsilon).decompose(b, [x, scale, bias, mean, variance])
-        return [y, mean, variance]
+        squares = elementwise(b, lambda x, m: (x - m) ** 2, x, reshape(b, mean, _vector_shape(x)))
+        return [mean, reduce(b, "mean", squares, axes)]
 
 
 @register

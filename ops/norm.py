@@ -1,6 +1,6 @@
 """Normalisation: every form under one name. Statistics over a batch's channels, or over the rows of a tensor."""
 
-from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad, BatchNormTrain, batch_norm
+from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad, BatchNormTrain, ChannelMoments, batch_norm
 from foreplan.ops.row_norm import (
     LayerNorm,
     LayerNormGrad,
@@ -16,6 +16,7 @@ __all__ = [
     "BatchNorm",
     "BatchNormGrad",
     "BatchNormTrain",
+    "ChannelMoments",
     "LayerNorm",
     "LayerNormGrad",
     "RMSNorm",

@@ -19,6 +19,7 @@ from foreplan.ops.norm import (
     BatchNorm,
     BatchNormGrad,
     BatchNormTrain,
+    ChannelMoments,
     LayerNorm,
     LayerNormGrad,
     RMSNorm,
@@ -29,7 +30,7 @@ from foreplan.ops.norm import (
     layer_norm,
     rms_norm,
 )
-from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
+from tests.ops.check import allocated_bytes, check_vjp, decomposed, evaluate, run_op, type_of
 
 EPS = 1e-3
 SHAPES = [(4, 3, 5, 6), (8, 5), (2, 3, 17), (1, 2, 3, 4, 5), (3, 1, 2, 2)]
@@ -69,21 +70,11 @@ def _batch_reference(x: Any, scale: Any, bias: Any, g: Any) -> Any:
     return found, pull((g, jnp.zeros_like(scale), jnp.zeros_like(scale)))
 
 
-def _decomposed(op: Op, *arrays: np.ndarray) -> list[np.ndarray]:
-    b = Builder()
-    values = [b.input(f"x{i}", type_of(x)) for i, x in enumerate(arrays)]
-    made = op.decompose(b, values)
-    assert made is not None
-    graph = b.finish({f"y{i}": value for i, value in enumerate(made)})
-    found = evaluate(graph, {f"x{i}": x for i, x in enumerate(arrays)})
-    return [found[value] for value in made]
-
-
 def _check(op: Op, arrays: list[np.ndarray], expected: list[Any], tolerance: float = 2e-6) -> None:
     """The kernel in both precisions, and the decomposition, against float64 results."""
     for dtype, limit in ((np.float64, 1e-11), (np.float32, tolerance)):
         inputs = [x.astype(dtype) for x in arrays]
-        for found in (run_op(op, *inputs), _decomposed(op, *inputs)):
+        for found in (run_op(op, *inputs), decomposed(op, *inputs)):
             assert len(found) == len(expected)
             for got, wanted in zip(found, expected):
                 wanted = np.asarray(wanted)
@@ -100,6 +91,13 @@ def test_batch_norm_train_and_its_gradient(shape: tuple[int, ...]) -> None:
     _check(BatchNormTrain(EPS), [x, scale, bias], [y, mean, variance], 2e-5)
     arrays = [x, scale, np.asarray(mean), np.asarray(variance), g]
     _check(BatchNormGrad(EPS), arrays, [dx, dscale, dbias], 5e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_channel_moments(shape: tuple[int, ...]) -> None:
+    x = _rng().standard_normal(shape) * 2 + 3
+    axes = (0, *range(2, x.ndim))
+    _check(ChannelMoments(), [x], [x.mean(axes), x.var(axes)], 2e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -248,7 +246,7 @@ def test_memory_is_only_the_workspace(request: pytest.FixtureRequest) -> None:
     w, r = np.ones(rows.shape[1], np.float32), np.ones(len(rows), np.float32)
     for op, inputs in (
         (BatchNorm(EPS), (x, v, v, v, v)),
-        (BatchNormTrain(EPS), (x, v, v)),
+        (ChannelMoments(), (x,)),
         (BatchNormGrad(EPS), (x, v, v, v, x)),
         (LayerNorm(1, EPS), (rows, w, w)),
         (LayerNormGrad(1), (rows, w, r, r, rows)),
