@@ -17,6 +17,7 @@ from foreplan.graph.types import TensorType, tensor_type
 # A name is written bare where it can be and quoted where it holds anything else.
 _BARE = re.compile(r"[A-Za-z0-9_./:\-]+")
 _NAME = r'%(?:[A-Za-z0-9_./:\-]+|"(?:[^"\\]|\\.)*")'
+_KINDS = "|".join(kind for kind in Kind if kind is Kind.INPUT or kind.is_stored)
 _INITS: dict[str, Callable[..., Initializer]] = {
     "fill": Fill,
     "normal": Normal,
@@ -87,7 +88,7 @@ class _Parser:
     def line(self, line: str, where: str) -> None:
         if match := re.fullmatch(rf"graph ({_NAME})", line):
             self.name = _unquote(match[1])
-        elif match := re.fullmatch(rf"(input|parameter|buffer|state|constant) ({_NAME}): (\S+\])(?: = (.*))?", line):
+        elif match := re.fullmatch(rf"({_KINDS}) ({_NAME}): (\S+\])(?: = (.*))?", line):
             kind, type = Kind(match[1]), tensor_type(match[3])
             init = parse_init(match[4], type, where) if match[4] else None
             value = Value(_unquote(match[2]), type, kind, init)

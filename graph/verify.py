@@ -46,7 +46,7 @@ def verify_graph(graph: Graph) -> None:
             raise ModelError(f"graph {graph.name!r} returns {value!r}, which nothing computes")
     for old, new in graph.updates.items():
         if old not in defined or not old.kind.is_stored or old.kind is Kind.CONSTANT:
-            raise ModelError(f"graph {graph.name!r} updates {old!r}, which is not a parameter, buffer or state")
+            raise ModelError(f"graph {graph.name!r} updates {old!r}, which is not stored, or a constant")
         if old.type != new.type:
             raise ModelError(f"graph {graph.name!r} updates {old!r} with {new!r}: the types differ")
     if graph.loss is not None and (graph.loss.shape or not graph.loss.dtype.is_float):

@@ -26,6 +26,7 @@ _CATEGORIES = {
     Kind.STATE: p.Category.OPTIMIZER_STATE,
     Kind.ACTIVATION: p.Category.ACTIVATIONS,
     Kind.GRADIENT: p.Category.GRADIENTS,
+    Kind.ACCUMULATOR: p.Category.GRADIENTS,
 }
 
 

@@ -3,6 +3,7 @@
 from foreplan.passes.accumulate import accumulate
 from foreplan.passes.autodiff import differentiate
 from foreplan.passes.chunk_loss import chunk_losses
+from foreplan.passes.micro_batches import micro_batches
 from foreplan.passes.narrow import narrow
 from foreplan.passes.pack_attention import pack_attention
 from foreplan.passes.pack_masks import pack_masks
@@ -17,6 +18,7 @@ __all__ = [
     "differentiate",
     "fold_constants",
     "fuse_maps",
+    "micro_batches",
     "narrow",
     "pack_attention",
     "pack_masks",

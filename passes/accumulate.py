@@ -17,7 +17,8 @@ def accumulate(graph: Graph) -> Graph:
 
     Requires: a whole training step, its sums not fused yet. Ensures: the same results, up to the blocks in
     which products are computed. Of the two summands, the one that is computed later must come from an op that
-    accumulates, and be read by the sum alone; the other one must have bytes of its own, or nothing would be saved.
+    accumulates, and be read by the sum alone; the other one must have bytes of its own (an ACCUMULATOR's, which last
+    from micro-batch to micro-batch, or those of a result), or nothing would be saved.
 
     Raises:
         ModelError: the result breaks a rule of `verify_graph`.
@@ -48,14 +49,15 @@ def _summands(graph: Graph, node: Node, position: dict[Node, int]) -> tuple[Node
     """(node that computes the later summand and can add it to the other, the other) of a sum of two gradients."""
     if not isinstance(node.op, Map) or node.op.parsed != (Arg(0) + Arg(1),) or len(set(node.inputs)) != 2:
         return None
-    makers = [graph.producer.get(value) for value in node.inputs]
-    if any(maker is None or value.type != node.outputs[0].type for maker, value in zip(makers, node.inputs)):
+    if any(value.type != node.outputs[0].type for value in node.inputs):
         return None
-    (_, base), (last, value) = sorted(
-        ((maker, value) for maker, value in zip(makers, node.inputs) if maker is not None),
-        key=lambda pair: position[pair[0]],
+    # What is stored is there before anything is computed.
+    (before, base), (at, value) = sorted(
+        ((position[graph.producer[x]] if x in graph.producer else -1, x) for x in node.inputs), key=lambda pair: pair[0]
     )
-    owner = graph.producer[base]
+    if at < 0 or (before < 0 and base.kind is not Kind.ACCUMULATOR):
+        return None
+    last, owner = graph.nodes[at], graph.producer.get(base)
     fits = (
         node.outputs[0].kind is value.kind is Kind.GRADIENT
         and last is not owner
@@ -63,6 +65,6 @@ def _summands(graph: Graph, node: Node, position: dict[Node, int]) -> tuple[Node
         and len(last.inputs) == last.op.accumulates
         and graph.readers[value] == (node,)
         and value not in graph.returned
-        and (not owner.op.is_view or isinstance(owner.op, Reshape))
+        and (owner is None or not owner.op.is_view or isinstance(owner.op, Reshape))
     )
     return (last, base) if fits else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -15,13 +16,33 @@ from foreplan.passes.chunk_loss import chunk_losses
 from foreplan.passes.optimizer import Optimizer, Updater
 
 
+class Consumer(Protocol):
+    """What becomes of the gradients: takes each as soon as it is there, and adds the nodes that use it."""
+
+    def update(self, parameter: Value, gradient: Value) -> None:
+        """Use the gradient of a parameter whose old content nothing else will read."""
+
+    def finish(self) -> dict[Value, Value]:
+        """The next content of every stored value that changes, after adding what had to wait for all gradients."""
+
+
 def differentiate(graph: Graph, optimizer: Optimizer | None = None) -> Graph:
     """The whole training step: forward, loss, backward, and an update a parameter.
 
+    Requires, raises: as `backward`. Ensures: as `backward`; every PARAMETER that the loss depends on is updated, right
+    behind its gradient; or, with no optimizer, has its gradient returned in `graph.gradients`. The learning rate is an
+    input with a default.
+    """
+    return backward(graph, None if optimizer is None else lambda b: Updater(b, optimizer))
+
+
+def backward(graph: Graph, consume: Callable[[Builder], Consumer] | None = None) -> Graph:
+    """Forward, loss and backward in one graph.
+
     Requires: `graph.loss` is set; ops are in the form wanted (see `training_form`). Ensures: a loss over a large
-    vocabulary is made in chunks (see `chunk_losses`); every PARAMETER that the loss depends on is updated, right behind
-    its gradient; or, with no optimizer, has its gradient returned in `graph.gradients`. No gradient is computed that
-    nobody reads. The learning rate is an input with a default.
+    vocabulary is made in chunks (see `chunk_losses`); the gradient of every PARAMETER that the loss depends on is
+    consumed as soon as it is complete; or, with no consumer, returned in `graph.gradients`. No gradient is computed
+    that nobody reads.
 
     Raises:
         ModelError: there is no loss, or the loss depends on no parameter.
@@ -38,18 +59,18 @@ def differentiate(graph: Graph, optimizer: Optimizer | None = None) -> Graph:
         )
     b = Builder(base=graph)
     b.kind, b.wanted = Kind.GRADIENT, wanted
-    updater = Updater(b, optimizer) if optimizer else None
-    backward = _Backward(b, graph, wanted, updater)
-    backward.run()
-    idle = [value.name for value in graph.parameters if value not in backward.gradients]
+    consumer = None if consume is None else consume(b)
+    walk = _Backward(b, graph, wanted, consumer)
+    walk.run()
+    idle = [value.name for value in graph.parameters if value not in walk.gradients]
     if idle:
         shown = ", ".join(idle[:5]) + (f" and {len(idle) - 5} more" if len(idle) > 5 else "")
         b.note(f"the loss does not depend on {shown}: no gradient, no update")
     updates = dict(graph.updates)
-    if updater:
-        updates |= updater.finish()
+    if consumer is not None:
+        updates |= consumer.finish()
         return b.finish(graph.outputs, updates, graph.loss)
-    gradients = {value.name: backward.gradients[value] for value in graph.parameters if value in backward.gradients}
+    gradients = {value.name: walk.gradients[value] for value in graph.parameters if value in walk.gradients}
     return b.finish(graph.outputs, updates, graph.loss, gradients)
 
 
@@ -65,8 +86,8 @@ def _depends_on_parameters(graph: Graph) -> set[Value]:
 class _Backward:
     """The reverse walk: cotangents are summed as they arrive, and dropped when they have been used."""
 
-    def __init__(self, b: Builder, graph: Graph, wanted: set[Value], updater: Updater | None) -> None:
-        self.b, self.graph, self.wanted, self.updater = b, graph, wanted, updater
+    def __init__(self, b: Builder, graph: Graph, wanted: set[Value], consumer: Consumer | None) -> None:
+        self.b, self.graph, self.wanted, self.consumer = b, graph, wanted, consumer
         self.cotangents: dict[Value, Value] = {}
         self.slices: dict[Value, list[Node]] = {}
         self.producer: dict[Value, Node] = {}
@@ -137,7 +158,7 @@ class _Backward:
         if gradient is None:
             return
         self.gradients[parameter] = gradient
-        if self.updater:
+        if self.consumer is not None:
             self.b.scope, self.b.source = f"{parameter.name}/", ""
-            self.updater.update(parameter, gradient)
+            self.consumer.update(parameter, gradient)
             self.b.scope = ""

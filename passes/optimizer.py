@@ -178,8 +178,15 @@ class AdamW(Adam):
 class Updater:
     """Adds an optimizer's nodes to a graph under construction: one learning rate, one step count, state a parameter."""
 
-    def __init__(self, b: Builder, optimizer: Optimizer) -> None:
-        self.b, self.optimizer = b, optimizer
+    def __init__(self, b: Builder, optimizer: Optimizer, micro_batches: int = 1) -> None:
+        """
+        Args:
+            b: where nodes are added.
+            optimizer: the rule.
+            micro_batches: how many gradients each one given is the sum of; more than 1: it is an ACCUMULATOR, which
+                the update divides by their number and clears.
+        """
+        self.b, self.optimizer, self.count = b, optimizer, micro_batches
         self.updates: dict[Value, Value] = {}
         self.waiting: list[tuple[Value, Value]] = []  # parameters and gradients, until all gradients' norm is known
         self.squares: list[Value] = []
@@ -210,29 +217,43 @@ class Updater:
         inputs = (parameter, gradient, *state, self.rate, *self.scalars, *factor)
         args = [_as(Arg(i), value, parameter) for i, value in enumerate(inputs)]
         scalars = tuple(args[3 + n : 3 + n + len(self.scalars)])
-        clipped = args[1] * args[-1] if factor else args[1]
+        mean = args[1] if self.count == 1 else args[1] / float(self.count)
+        clipped = mean * args[-1] if factor else mean
         exprs = self.optimizer.update(args[0], clipped, tuple(args[2 : 2 + n]), args[2 + n], scalars)
-        names = [f"{value.name}/next" for value in (parameter, *state)]
+        changed = [parameter, *state]
+        if gradient.kind is Kind.ACCUMULATOR:
+            exprs, changed = (*exprs, zero(gradient)), [*changed, gradient]
+        names = [f"{value.name}/next" for value in changed]
         new = elementwise_many(self.b, exprs, *inputs, name="update", outputs=names)
-        self.updates |= dict(zip((parameter, *state), new))
+        self.updates |= dict(zip(changed, new))
 
     def finish(self) -> dict[Value, Value]:
         """Every stored value's content for the next step, after adding the updates that had to wait."""
         if self.waiting:
-            total = self.squares[0]
-            for square in self.squares[1:]:
-                total = elementwise(self.b, lambda x, y: x + y, total, square, name="square_sum")
-            limit = Const(float(self.optimizer.clip_norm or 0.0))
-            factor = elementwise(self.b, lambda s: limit / maximum(sqrt(s), limit), total, name="clip_factor")
-            nbytes = sum(gradient.type.nbytes for _, gradient in self.waiting)
-            self.b.note(
-                f"clipping by global norm: all gradients, {format_bytes(nbytes)}, are alive until their norm is known"
-            )
+            factor = self._clip_factor()
             for parameter, gradient in self.waiting:
                 self.b.scope = f"{parameter.name}/"
                 self._update(parameter, gradient, (factor,))
             self.b.scope = ""
         return self.updates
+
+    def _clip_factor(self) -> Value:
+        """min(1, clip_norm / ‖g‖) of the gradients that wait."""
+        total = self.squares[0]
+        for square in self.squares[1:]:
+            total = elementwise(self.b, lambda x, y: x + y, total, square, name="square_sum")
+        limit, count = Const(float(self.optimizer.clip_norm or 0.0)), float(self.count)
+        nbytes = sum(gradient.type.nbytes for _, gradient in self.waiting if gradient.kind is not Kind.ACCUMULATOR)
+        if nbytes:
+            self.b.note(
+                f"clipping by global norm: all gradients, {format_bytes(nbytes)}, are alive until their norm is known"
+            )
+        return elementwise(self.b, lambda s: limit / maximum(sqrt(s) / count, limit), total, name="clip_factor")
+
+
+def zero(like: Value) -> Expr:
+    """The number that clears a value of that element type."""
+    return cast(Const(0.0), like.dtype)
 
 
 def _sum_of_squares(b: Builder, x: Value) -> Value:

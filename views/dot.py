@@ -10,7 +10,13 @@ from foreplan.graph.ir import Graph, Kind, Node, Value
 
 # Fill colours on which black text reads well.
 _FORWARD, _BACKWARD, _UPDATE = "#cfe3f7", "#ffd9bf", "#d3efd0"
-_STORED = {Kind.PARAMETER: "#9fc3e8", Kind.STATE: "#d8c6ec", Kind.BUFFER: "#e3e3c8", Kind.CONSTANT: "#e6e6e6"}
+_STORED = {
+    Kind.PARAMETER: "#9fc3e8",
+    Kind.STATE: "#d8c6ec",
+    Kind.ACCUMULATOR: "#ffc9a3",
+    Kind.BUFFER: "#e3e3c8",
+    Kind.CONSTANT: "#e6e6e6",
+}
 
 
 def write_dot(path: str | os.PathLike[str], graph: Graph) -> None:
