@@ -1,0 +1,150 @@
+"""Segments by name: which actions of a program a name or pattern means, for recomputing them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from foreplan.errors import UsageError
+from foreplan.lower.program import Program
+from foreplan.planner import Category
+
+SEPARATORS = "./"
+TO = ".."
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Operations of the forward pass that are recomputed together.
+
+    Attributes:
+        name: the scope, or the range as the user wrote it.
+        entry: what the user wrote.
+        actions: of the program, ascending.
+    """
+
+    name: str
+    entry: str
+    actions: tuple[int, ...]
+
+
+def find_segments(program: Program, entries: Sequence[str]) -> tuple[Segment, ...]:
+    """The segments that entries name.
+
+    An operation has a name, and its scopes are the beginnings of that name that end before a `.` or `/`:
+    `layer1.0.conv1/conv` is in `layer1`, `layer1.0` and `layer1.0.conv1`. A `/` that names of ONNX files begin with is
+    left out. The names of what an operation computes count as well, for ONNX files whose operations have none.
+
+    Args:
+        entries: each a scope, such as `layer1`; a pattern as a shell has it, where each scope that matches is a segment
+            of its own, the outermost counting: `h.*` means `h.0`, `h.1` and so on; or a range `FIRST..LAST` of two
+            scopes: what the model lists from the first operation of the one to the last of the other.
+
+    Raises:
+        UsageError: an entry that names nothing (with what comes close), an operation in two segments, or a program
+            without a backward pass.
+    """
+    if program.loss is None:
+        raise UsageError("checkpoint recomputes for the backward pass, and this is inference: give a loss")
+    gradients = _after_gradients(program)
+    scopes = {i: tuple(_scopes_of(program, i)) for i in range(len(program.actions)) if i not in gradients}
+    found: dict[str, tuple[str, list[int]]] = {}
+    taken: dict[int, str] = {}
+    for entry in entries:
+        for name, actions in _matches(program, scopes, entry).items():
+            for action in actions:
+                if taken.setdefault(action, name) != name:
+                    raise UsageError(
+                        f"checkpoint: {program.actions[action].name!r} is in two segments, {taken[action]!r} and "
+                        f"{name!r}; segments cannot overlap"
+                    )
+            found.setdefault(name, (entry, actions))
+    _absorb(program, scopes.keys() - taken.keys() - forward_actions(program), taken)
+    members: dict[str, list[int]] = {name: [] for name in found}
+    for action in sorted(taken):
+        members[taken[action]].append(action)
+    return tuple(Segment(name, found[name][0], tuple(actions)) for name, actions in members.items())
+
+
+def forward_actions(program: Program) -> frozenset[int]:
+    """Actions that the loss and the outputs depend on."""
+    results = [*program.outputs, *([program.loss] if program.loss else [])]
+    values = [slot.operand.value for slot in results]
+    found: set[int] = set()
+    while values:
+        for action in program.producers[values.pop()]:
+            if action not in found:
+                found.add(action)
+                values += program.actions[action].reads
+    return frozenset(found)
+
+
+def _after_gradients(program: Program) -> set[int]:
+    """Actions of the backward pass: those that write a gradient or read something made from one."""
+    made = {v for v, value in enumerate(program.values) if value.category is Category.GRADIENTS}
+    forward = forward_actions(program)
+    found: set[int] = set()
+    for index, action in enumerate(program.actions):
+        if index not in forward and not made.isdisjoint((*action.reads, *action.writes)):
+            found.add(index)
+            made.update(action.writes)
+    return found
+
+
+def _scopes_of(program: Program, index: int) -> Iterator[str]:
+    """Of an operation's name, then of those of what it writes; outer ones first."""
+    action = program.actions[index]
+    for name in dict.fromkeys([action.name, *(program.values[v].name for v in action.writes)]):
+        own = name.lstrip("/")
+        yield from (own[:i] for i, char in enumerate(own) if char in SEPARATORS and i)
+        yield own
+
+
+def _matches(program: Program, scopes: dict[int, tuple[str, ...]], entry: str) -> dict[str, list[int]]:
+    """Actions by segment that one entry means."""
+    found: dict[str, list[int]] = {}
+    first, to, last = entry.partition(TO)
+    if to:
+        forward = forward_actions(program)
+        ahead = {action: names for action, names in scopes.items() if action in forward}
+        ends = [_members(ahead, end.strip().lstrip("/"), entry) for end in (first, last)]
+        if min(ends[0]) > max(ends[1]):
+            raise UsageError(f"checkpoint {entry!r}: the model has {last.strip()!r} before {first.strip()!r}")
+        return {entry: [action for action in scopes if min(ends[0]) <= action <= max(ends[1])]}
+    pattern = entry.strip().lstrip("/")
+    for action, names in scopes.items():
+        match = next((name for name in names if name == pattern or fnmatchcase(name, pattern)), None)
+        if match is not None:
+            found.setdefault(match, []).append(action)
+    if not found:
+        raise _unknown(scopes, pattern, entry)
+    return found
+
+
+def _members(scopes: dict[int, tuple[str, ...]], name: str, entry: str) -> list[int]:
+    found = [action for action, names in scopes.items() if name in names]
+    if not found:
+        raise _unknown(scopes, name, entry)
+    return found
+
+
+def _unknown(scopes: dict[int, tuple[str, ...]], name: str, entry: str) -> UsageError:
+    every = dict.fromkeys(scope for names in scopes.values() for scope in names)
+    close = difflib.get_close_matches(name, every, 3) or list(every)[:3]
+    where = "" if name == entry else f" in {entry!r}"
+    return UsageError(
+        f"checkpoint: no operation of the forward pass is in {name!r}{where}; "
+        f"there are {', '.join(map(repr, close))}: an operation fused into the next one has that one's name"
+    )
+
+
+def _absorb(program: Program, idle: Iterable[int], taken: dict[int, str]) -> None:
+    """Give what only the backward pass needs, such as a mask, to the segment that makes all that it reads."""
+    for index in sorted(idle):
+        action = program.actions[index]
+        makers = [maker for value in action.reads for maker in program.producers[value]]
+        names = {taken.get(maker, "") for maker in makers}
+        if len(names) == 1 and "" not in names and not action.effect:
+            taken[index] = names.pop()
