@@ -30,7 +30,7 @@ from foreplan.errors import (
 
 if TYPE_CHECKING:
     from foreplan import models
-    from foreplan.api import Compiled, compile, differentiate, inference, load_plan, lower, plan, verify
+    from foreplan.api import Compiled, compile, differentiate, inference, load_plan, lower, micro_batches, plan, verify
     from foreplan.frontend import from_onnx, losses, nn, spec, trace
     from foreplan.passes import optimizer as optim
 
@@ -42,6 +42,7 @@ _HOME = {
     "differentiate": "foreplan.api",
     "inference": "foreplan.api",
     "load_plan": "foreplan.api",
+    "micro_batches": "foreplan.api",
     "plan": "foreplan.api",
     "verify": "foreplan.api",
     "from_onnx": "foreplan.frontend",
@@ -76,6 +77,7 @@ __all__ = [
     "load_plan",
     "losses",
     "lower",
+    "micro_batches",
     "models",
     "nn",
     "optim",

@@ -20,6 +20,7 @@ from foreplan.planner import verify as verify
 
 if TYPE_CHECKING:
     from foreplan.runtime.session import Session
+    from foreplan.runtime.update import Update
     from foreplan.views.memory import Memory
 
 
@@ -39,6 +40,36 @@ def differentiate(
         ModelError: nothing can be differentiated; names the node.
         UsageError: an output that does not exist.
     """
+    forward = _training_forward(graph, loss, optimizer, outputs)
+    return passes.simplified(passes.differentiate(forward, optimizer))
+
+
+def micro_batches(
+    graph: Graph, loss: Any, optimizer: Optimizer | None, count: int, outputs: Iterable[str] = ()
+) -> tuple[Graph, Graph]:
+    """A training step that accumulates the gradients of `count` micro-batches, as two graphs of the same stored values.
+
+    The first runs for each micro-batch: forward, loss and backward, which adds to gradients that are kept. The second
+    runs once after them: updates with the mean gradients, which it then clears.
+
+    Args:
+        graph, loss, optimizer, outputs: see `differentiate`; there must be an optimizer.
+        count: of micro-batches, at least 2.
+
+    Raises:
+        ModelError, UsageError: see `differentiate`.
+    """
+    if type(count) is not int or count < 2:
+        raise UsageError(f"gradients are accumulated over 2 micro-batches or more, and not over {count!r}")
+    if optimizer is None or (loss is None and graph.loss is None):
+        raise UsageError(
+            "gradients are accumulated for an update: pass a loss and an optimizer, or leave accumulate out"
+        )
+    return passes.micro_batches(_training_forward(graph, loss, optimizer, outputs), optimizer, count)
+
+
+def _training_forward(graph: Graph, loss: Any, optimizer: Optimizer | None, outputs: Iterable[str]) -> Graph:
+    """The forward pass with its loss in the form that is differentiated, after checking what was given."""
     from foreplan.frontend.losses import attach_loss
 
     _check_graph(graph)
@@ -48,8 +79,7 @@ def differentiate(
     passes.select_outputs(graph, names)  # a wrong name is told before anything else is done
     if loss is not None:
         graph = attach_loss(graph, loss)
-    forward = passes.simplified(passes.training_form(passes.select_outputs(graph, names)))
-    return passes.simplified(passes.differentiate(forward, optimizer))
+    return passes.simplified(passes.training_form(passes.select_outputs(graph, names)))
 
 
 def inference(graph: Graph, outputs: Iterable[str] | None = None) -> Graph:
@@ -64,13 +94,27 @@ def inference(graph: Graph, outputs: Iterable[str] | None = None) -> Graph:
     return passes.simplified(chosen)
 
 
-def plan(problem: Problem, budget: int | float | str | None = None, remat: str = "free") -> Plan:
+def plan(
+    problem: Problem, budget: int | float | str | None = None, remat: str = "free", checkpoint: Iterable[str] = ()
+) -> Plan:
     """The lowest plan found for a problem, verified: see `foreplan.planner.plan`.
+
+    Args:
+        budget, remat: see `foreplan.planner.plan`.
+        checkpoint: segments of a program to recompute, and nothing else: see `compile`.
 
     Raises:
         DoesNotFitError: the budget cannot be met; shows the peak with its largest buffers, and what to try next.
         PlanError, UsageError: as the planner's own.
     """
+    if entries := _names(checkpoint, "checkpoint"):
+        if budget is not None:
+            raise UsageError("checkpoint says what is recomputed, and a budget lets the planner choose: give one")
+        if not isinstance(problem, Program):
+            raise UsageError("checkpoint names operations, and a problem has none: give what `lower` returns")
+        from foreplan.segments import plan_checkpoints
+
+        return plan_checkpoints(problem, entries)
     try:
         return search(problem, budget, remat)
     except DoesNotFitError as error:
@@ -91,10 +135,10 @@ def _check_graph(graph: Graph) -> None:
         )
 
 
-def _names(outputs: Iterable[str]) -> list[str]:
-    if isinstance(outputs, str):
-        raise UsageError(f"outputs takes a list of names: outputs=[{outputs!r}]")
-    return list(outputs)
+def _names(names: Iterable[str], what: str = "outputs") -> list[str]:
+    if isinstance(names, str):
+        raise UsageError(f"{what} takes a list of names: {what}=[{names!r}]")
+    return list(names)
 
 
 def compile(
@@ -106,6 +150,8 @@ def compile(
     budget: int | float | str | None = None,
     remat: str = "free",
     outputs: Iterable[str] | None = None,
+    checkpoint: Iterable[str] = (),
+    accumulate: int = 1,
 ) -> Compiled:
     """Compile a model and plan every byte of one step. Nothing is allocated.
 
@@ -118,6 +164,13 @@ def compile(
             arena without a budget.
         remat: `off`, `free` or `auto`: what may be recomputed to save memory.
         outputs: names of what a step returns beside the loss.
+        checkpoint: segments of the model to recompute by hand, as `torch.utils.checkpoint` does, instead of `budget`
+            and `remat`: what a segment computes is dropped when the forward pass has left it, and computed once more
+            for its backward pass; what it reads and what is read of it stays. Each entry is a scope such as "layer1",
+            a pattern such as "h.*" (each scope that matches is a segment), or a range "conv2..conv5".
+        accumulate: how many micro-batches a step takes one after the other, each of the graph's own batch, and adds
+            the gradients of, before one update with their mean. More than 1: `Session.step` takes them all at once,
+            along a further leading axis of every input without a default.
 
     Raises:
         DoesNotFitError: the budget cannot be met; says the least that can.
@@ -125,15 +178,26 @@ def compile(
     """
     started = time.perf_counter()
     _check_graph(graph)
-    if loss is None and graph.loss is None:
+    last = None
+    if accumulate != 1:
+        step, last = micro_batches(graph, loss, optimizer, accumulate, outputs or ())
+    elif loss is None and graph.loss is None:
         if optimizer is not None:
             raise UsageError("an optimizer needs a loss to minimise: pass loss=, for example losses.cross_entropy")
         step = inference(graph, outputs)
     else:
         step = differentiate(graph, loss, optimizer, outputs or ())
     program = lower(step, target)
-    planned = plan(program, budget=budget, remat=remat)
-    return Compiled(program, planned, step, time.perf_counter() - started)
+    planned = plan(program, budget=budget, remat=remat, checkpoint=checkpoint)
+    update = None if last is None else _plan_update(lower(last, target), planned, accumulate)
+    return Compiled(program, planned, step, time.perf_counter() - started, update)
+
+
+def _plan_update(program: Program, body: Plan, count: int) -> Update:
+    """The second half of a step, within the budget of the first; there is little in it to recompute."""
+    from foreplan.runtime.update import Update
+
+    return Update(count, program, plan(program, body.budget, "off" if body.budget is None else "auto"))
 
 
 @dataclass(frozen=True)
@@ -145,19 +209,36 @@ class Compiled:
         plan: the answer, verified.
         graph: the whole step as a graph; None where the plan came from a file.
         plan_seconds: wall time from the model's graph to the verified plan.
+        update: what runs after the micro-batches of a step that accumulates gradients, for each of which the program
+            runs; None: the program is the whole step.
     """
 
     program: Program
     plan: Plan
     graph: Graph | None = None
     plan_seconds: float = 0.0
+    update: Update | None = None
+
+    @property
+    def arena_bytes(self) -> int:
+        """Height of the one arena in which the whole step runs."""
+        return self.highest[1].arena_bytes
+
+    @property
+    def highest(self) -> tuple[Program, Plan]:
+        """What needs the most memory: the program and its plan, or those of the update where they need more."""
+        if self.update is None or self.update.plan.arena_bytes <= self.plan.arena_bytes:
+            return self.program, self.plan
+        return self.update.program, self.update.plan
 
     @property
     def memory(self) -> Memory:
-        """Where the bytes are: peak, bounds, categories, what is alive when."""
+        """Where the bytes are, in the half of the step that needs more of them where it has two: peak, bounds,
+        categories, what is alive when.
+        """
         from foreplan.views.memory import Memory
 
-        return Memory.of(self.program, self.plan)
+        return Memory.of(*self.highest)
 
     def bind(
         self,
@@ -180,7 +261,9 @@ class Compiled:
         """
         from foreplan.runtime.session import Session
 
-        session = Session(self.program, self.plan, seed=seed, threads=threads, share=share, poison=poison)
+        session = Session(
+            self.program, self.plan, update=self.update, seed=seed, threads=threads, share=share, poison=poison
+        )
         if weights is not None:
             session.load(weights, state=False)
         return session
@@ -189,31 +272,31 @@ class Compiled:
         """Write the plan file: everything needed to verify, view and run it, but no weights."""
         from foreplan.runtime.planfile import save_plan
 
-        save_plan(str(path), self.program, self.plan)
+        save_plan(str(path), self.program, self.plan, self.update)
 
     def view(self, path: str | Path) -> None:
-        """Write the memory map: one HTML file that opens offline."""
+        """Write the memory map, of what `memory` shows: one HTML file that opens offline."""
         from foreplan.views.memory_map import write_map
 
-        write_map(path, self.program, self.plan, title=f"{self.program.model} on {self.program.target}")
+        write_map(path, *self.highest, title=f"{self.program.model} on {self.program.target}")
 
     def estimate(self) -> dict[str, Any]:
         """What `foreplan estimate --json` prints; sizes in bytes."""
-        program, plan = self.program, self.plan
-        memory = self.memory
-        flops = sum(program.actions[step.action].flops for step in plan.steps)
-        nanoseconds = sum(program.actions[step.action].nanoseconds for step in plan.steps)
-        once = {step.action for step in plan.steps}
-        least_flops = sum(program.actions[action].flops for action in once)
-        least_nanoseconds = sum(program.actions[action].nanoseconds for action in once)
+        program, memory = self.program, self.memory
+        count = 1 if self.update is None else self.update.micro_batches
+        halves = [(program, self.plan, count)]
+        halves += [] if self.update is None else [(self.update.program, self.update.plan, 1)]
+        flops, least_flops = _totals(halves, "flops")
+        nanoseconds, least_nanoseconds = _totals(halves, "nanoseconds")
         return {
             "model": program.model,
             "target": program.target,
             "mode": "inference" if program.loss is None else "training",
-            "peak_bytes": plan.arena_bytes,
-            "arena_bytes": plan.arena_bytes,
-            "lower_bound_bytes": plan.lower_bound_bytes,
-            "order_lower_bound_bytes": plan.order_lower_bound_bytes,
+            "accumulate": count,
+            "peak_bytes": memory.peak,
+            "arena_bytes": memory.arena,
+            "lower_bound_bytes": memory.lower_bound,
+            "order_lower_bound_bytes": memory.order_lower_bound,
             "persistent_bytes": memory.persistent,
             "categories": {str(category): nbytes for category, nbytes in memory.categories.items()},
             "flops": flops,
@@ -221,11 +304,21 @@ class Compiled:
             "extra_seconds_ratio": nanoseconds / least_nanoseconds - 1 if least_nanoseconds else 0.0,
             "predicted_seconds": nanoseconds / 1e9,
             "nodes": len(program.calls) if self.graph is None else len(self.graph.nodes),
-            "instructions": len(plan.steps),
+            "instructions": sum(len(plan.steps) for _, plan, _ in halves),
             "plan_seconds": self.plan_seconds,
-            "budget_bytes": plan.budget,
-            "notes": list(program.notes),
+            "budget_bytes": self.plan.budget,
+            "notes": [note for half, _, _ in halves for note in half.notes],
         }
+
+
+def _totals(halves: Iterable[tuple[Program, Plan, int]], cost: str) -> tuple[int, int]:
+    """What all that runs costs, a program so many times; and what it would without recomputation."""
+    total = least = 0
+    for program, planned, times in halves:
+        costs = [getattr(program.actions[step.action], cost) for step in planned.steps]
+        once = {step.action: own for step, own in zip(planned.steps, costs)}
+        total, least = total + times * sum(costs), least + times * sum(once.values())
+    return total, least
 
 
 def load_plan(path: str | Path) -> Compiled:
@@ -236,9 +329,11 @@ def load_plan(path: str | Path) -> Compiled:
     """
     from foreplan.runtime.planfile import read_plan
 
-    program, planned = read_plan(str(path))
+    program, planned, update = read_plan(str(path))
     verify(planned, program)
-    return Compiled(program, planned)
+    if update is not None:
+        update.verify(program, planned)
+    return Compiled(program, planned, update=update)
 
 
 def from_onnx(model: Any, shapes: dict[str, tuple[int, ...]] | None = None, batch: int | None = None) -> Graph:

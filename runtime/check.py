@@ -95,11 +95,10 @@ class Timing:
 
 
 class Trace:
-    """Times every step."""
+    """Times every step, and adds each to a list."""
 
-    def __init__(self, program: Program, plan: Plan) -> None:
-        self.program, self.plan = program, plan
-        self.timings: list[Timing] = []
+    def __init__(self, program: Program, plan: Plan, timings: list[Timing]) -> None:
+        self.program, self.plan, self.timings = program, plan, timings
         self.started = 0.0
 
     def before(self, step: int) -> None:

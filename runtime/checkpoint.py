@@ -21,7 +21,7 @@ KEY = "foreplan"
 
 def save_checkpoint(path: str, program: Program, arrays: Mapping[str, np.ndarray]) -> None:
     """Write parameters, buffers and state, the same bytes for the same content; constants belong to the model and are
-    left out.
+    left out, and so are accumulators, which are zero between steps.
 
     Raises:
         UsageError, SessionError: the file cannot be written; an older one at the same place is as it was.
@@ -74,7 +74,7 @@ def load_checkpoint(path: str, program: Program, arrays: Mapping[str, np.ndarray
 
 
 def _kept(program: Program) -> list[Slot]:
-    return [slot for slot in program.stored if slot.kind is not Kind.CONSTANT]
+    return [slot for slot in program.stored if slot.kind.is_kept]
 
 
 def _state_in(metadata: Mapping[str, str]) -> set[str]:

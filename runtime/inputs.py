@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,13 +13,21 @@ from foreplan.errors import InputError
 from foreplan.lower.program import Slot
 
 
-def check_inputs(slots: Iterable[Slot], given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def check_inputs(
+    slots: Iterable[Slot], given: Mapping[str, Any], micro_batches: int | None = None
+) -> dict[str, np.ndarray]:
     """The given arrays by name, each one as an input slot takes it.
+
+    Args:
+        slots: the inputs.
+        given: arrays by name.
+        micro_batches: extent of a further leading axis that every input without a default has; None: there is none.
 
     Raises:
         InputError: a name is unknown or missing, or an array has the wrong shape, type or values.
     """
     by_name = {slot.name: slot for slot in slots}
+    leading = {name: micro_batches if slot.init is None else None for name, slot in by_name.items()}
     if not isinstance(given, Mapping):
         example = f"{{{next(iter(by_name), 'x')!r}: array}}"
         raise InputError(f"a step takes arrays by name, such as {example}, and got {type(given).__name__}")
@@ -28,22 +37,29 @@ def check_inputs(slots: Iterable[Slot], given: Mapping[str, Any]) -> dict[str, n
         raise InputError(f"there is no input {unknown[0]!r}{hint} The inputs are {', '.join(by_name) or 'none'}.")
     if missing := [name for name, slot in by_name.items() if name not in given and slot.init is None]:
         raise InputError(f"the input {missing[0]!r} ({by_name[missing[0]].operand.type}) is missing")
-    return {name: check_array(by_name[name], array) for name, array in given.items()}
+    return {name: check_array(by_name[name], array, leading[name]) for name, array in given.items()}
 
 
-def check_array(slot: Slot, given: Any) -> np.ndarray:
-    """One array as its slot takes it.
+def check_array(slot: Slot, given: Any, micro_batches: int | None = None) -> np.ndarray:
+    """One array as its slot takes it, with a further leading axis where there are micro-batches.
 
     Raises:
         InputError: wrong shape, a type that does not convert safely, or a value out of range.
     """
-    want = slot.operand.type
+    want = list(slot.operand.type.shape)
     try:
         array = np.asarray(given)
     except (ValueError, TypeError) as error:
         raise InputError(f"{slot.name!r} cannot be made an array: {error}") from None
-    if array.shape != want.shape:
-        raise InputError(f"{slot.name!r} must have the shape {list(want.shape)}, and has {list(array.shape)}")
+    has = list(array.shape)
+    if micro_batches is not None and has != [micro_batches, *want]:
+        want = [micro_batches, *want]
+        hint = f": write .reshape({', '.join(map(str, want))})" if array.size == math.prod(want) else ""
+        raise InputError(
+            f"{slot.name!r} must have the shape {want}, {micro_batches} micro-batches, and has {has}{hint}"
+        )
+    if micro_batches is None and has != want:
+        raise InputError(f"{slot.name!r} must have the shape {want}, and has {has}")
     check_elements(slot, array)
     return array
 

@@ -35,33 +35,43 @@ from foreplan.planner import (
     bytes_by_category,
     check_problem,
 )
+from foreplan.runtime.update import Update
 
 FORMAT = "foreplan.plan.1"
 _SLOT_ROLES = {"input": (Role.INPUT,), "stored": (Role.STORED,)}  # all others are results
 Record = TypeVar("Record")
 
 
-def save_plan(path: str, program: Program, plan: Plan) -> None:
-    """Write a program and its plan. Parameters are described, not stored; small constants are stored.
+def save_plan(path: str, program: Program, plan: Plan, update: Update | None = None) -> None:
+    """Write a program and its plan, and those of its update. Parameters are described, not stored; small constants are
+    stored.
 
     Raises:
         UsageError, SessionError: the file cannot be written; an older one at the same place is as it was.
     """
-    write_atomically(path, plan_text(program, plan, os.path.dirname(os.path.realpath(path))))
+    write_atomically(path, plan_text(program, plan, update, os.path.dirname(os.path.realpath(path))))
 
 
-def plan_text(program: Program, plan: Plan, folder: str = "") -> str:
+def plan_text(program: Program, plan: Plan, update: Update | None = None, folder: str = "") -> str:
     """The content of a plan file: JSON whose lists have one record a line.
 
     Args:
+        program: what runs; the body, where there is an update.
+        plan: its plan.
+        update: the other half of a step that accumulates gradients.
         folder: where the file will be; the files with weights are named from there, so that all can move together.
     """
-    body = "\n".join(_body(program, plan, folder))
+    lines = [*_half(program, plan, folder)]
+    if update is not None:
+        lines[-1] += ","
+        lines += [f'"micro_batches": {update.micro_batches},', '"update": {']
+        lines += [*_half(update.program, update.plan, folder), "}"]
+    body = "\n".join(lines)
     digest = hashlib.sha256(body.encode()).hexdigest()
     return f'{{"format": "{FORMAT}",\n"sha256": "{digest}",\n{body}\n}}\n'
 
 
-def _body(program: Program, plan: Plan, folder: str) -> Iterator[str]:
+def _half(program: Program, plan: Plan, folder: str) -> Iterator[str]:
     header = {
         "model": program.model,
         "target": program.target,
@@ -162,8 +172,8 @@ def _init_record(init: Initializer, folder: str) -> Any:
     return str(init)
 
 
-def read_plan(path: str) -> tuple[Program, Plan]:
-    """Read a plan file and check all of it but the schedule itself, which `verify` proves.
+def read_plan(path: str) -> tuple[Program, Plan, Update | None]:
+    """Read a plan file and check all of it but the schedules themselves, which `verify` proves.
 
     Raises:
         PlanError: the file is missing, damaged, edited, of another version, or contradicts itself.
@@ -184,7 +194,7 @@ def read_plan(path: str) -> tuple[Program, Plan]:
         raise PlanError(f"{path!r} is damaged ({type(error).__name__}: {error}); plan the model again") from None
 
 
-def _parse(text: str, folder: str) -> tuple[Program, Plan]:
+def _parse(text: str, folder: str) -> tuple[Program, Plan, Update | None]:
     try:
         data = json.loads(text)
     except ValueError:
@@ -194,6 +204,13 @@ def _parse(text: str, folder: str) -> tuple[Program, Plan]:
     body = text.split("\n", 2)[2].removesuffix("\n}\n")
     if hashlib.sha256(body.encode()).hexdigest() != data["sha256"]:
         raise PlanError("the file was edited or damaged after foreplan wrote it")
+    update = None
+    if "update" in data:
+        update = Update(_int(data["micro_batches"]), *_read_half(data["update"], folder))
+    return *_read_half(data, folder), update
+
+
+def _read_half(data: Mapping[str, Any], folder: str) -> tuple[Program, Plan]:
     program = _program(data, folder)
     _check_calls(program)
     check_problem(program)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from foreplan.graph.init import generator_for
 from foreplan.lower.program import ARENA, PARAMETERS, Program, Slot
 from foreplan.planner import verify
 from foreplan.planner.plan import Plan
-from foreplan.runtime.check import Poison, Timing, Trace
-from foreplan.runtime.engine import Engine
+from foreplan.runtime.check import Timing, Trace
+from foreplan.runtime.engine import Engine, Watch
+from foreplan.runtime.half import Half
 from foreplan.runtime.inputs import check_array, check_inputs
 from foreplan.runtime.numpy import NumpyEngine
+from foreplan.runtime.update import Update
 from foreplan.units import format_bytes
 
 ENGINES: dict[str, type[Engine]] = {"numpy": NumpyEngine}
@@ -30,8 +32,8 @@ class Result:
     """What one step returns; copies, which stay as they are when the next step runs.
 
     Attributes:
-        loss: the loss, or None where the program has none.
-        outputs: by name.
+        loss: the loss, its mean over the micro-batches where there are any; None where the program has none.
+        outputs: by name; of all micro-batches, where there are any, one behind the other along a leading axis.
         gradients: by parameter, where the program returns them.
     """
 
@@ -68,8 +70,10 @@ class Session:
     """One arena and what runs in it. Nothing that grows with the model is allocated after it was made.
 
     Attributes:
-        program: what runs.
+        program: what runs; of a step that accumulates gradients, the half that runs for each micro-batch.
         plan: where and when.
+        update: the other half, or None.
+        allocated_bytes: how much memory was allocated for the arena.
         parameters: the trained values, by name.
         stored: everything that a checkpoint holds: parameters, buffers, optimizer state, step count, random state.
     """
@@ -79,6 +83,7 @@ class Session:
         program: Program,
         plan: Plan,
         *,
+        update: Update | None = None,
         seed: int = 0,
         threads: int | None = None,
         share: Session | None = None,
@@ -89,6 +94,7 @@ class Session:
         Args:
             program: from `lower`.
             plan: for that program.
+            update: what runs after the micro-batches of a step, where `program` is the body of one.
             seed: of everything that is drawn; each value depends on the seed and its own name alone.
             threads: of the BLAS library, for the whole process; None leaves them as they are.
             share: another session of the same model, whose parameters and buffers this one uses in place; its
@@ -103,7 +109,9 @@ class Session:
         if not 0 <= seed < 1 << 63:
             raise UsageError(f"a seed is a whole number from 0 to 2**63 - 1, and is {seed}")
         verify(plan, program)
-        self.program, self.plan = program, plan
+        if update is not None:
+            update.verify(program, plan)
+        self.program, self.plan, self.update = program, plan, update
         if threads is not None and threads < 1:
             raise UsageError(f"threads must be at least 1, and is {threads}")
         if threads is not None:
@@ -111,52 +119,43 @@ class Session:
 
             threadpool_limits(threads)
         engine = ENGINES[program.target]()
-        self.regions, self.allocated_bytes = _regions(engine, program, plan, share)
-        self._bound = engine.bind(program, plan, self.regions)
+        if share is not None:
+            _check_sharing(program, plan, share)
+        heights = plan.heights if update is None else update.heights(plan)
+        self.regions, self.allocated_bytes = _regions(engine, heights, share)
+        self._body = Half(engine, program, plan, self.regions, poison)
+        self._update = None if update is None else Half(engine, update.program, update.plan, self.regions, poison)
         self._broken = ""
-        starts, ends = dict(plan.starts), dict(plan.ends)
-        self._inputs = {s.name: self._bound.window(s.operand, starts[s.operand.value]) for s in program.inputs}
-        self._stored = {s.name: self._bound.window(s.operand, starts[s.operand.value]) for s in program.stored}
-        self._results = {
-            id(slot): self._bound.window(slot.operand, ends[slot.operand.value])
-            for slot in (*program.outputs, *program.gradients, *((program.loss,) if program.loss else ()))
-        }
+        self._stored = self._body.stored
         slots = {slot.name: slot for slot in program.stored}
-        kept = {slot.name: self._stored[slot.name] for slot in program.stored if slot.kind is not Kind.CONSTANT}
+        kept = {slot.name: self._stored[slot.name] for slot in program.stored if slot.kind.is_kept}
         trained = {name: array for name, array in kept.items() if slots[name].kind is Kind.PARAMETER}
         self.stored: Stored = Stored(slots, kept)
         self.parameters: Stored = Stored(slots, trained)
-        self._poison = Poison(program, plan, self.regions) if poison else None
         for slot in program.stored:
             if share is None or self.program.values[slot.operand.value].region != PARAMETERS:
                 assert slot.init is not None
                 slot.init.fill(self._stored[slot.name], generator_for(seed, slot.name))
 
     def step(self, inputs: Mapping[str, Any] | None = None) -> Result:
-        """Run the program once.
+        """Run the program once; where it accumulates gradients, once for each micro-batch, and then its update.
 
         Args:
-            inputs: arrays by name; inputs with a default (the learning rate) may be left out.
+            inputs: arrays by name; inputs with a default (the learning rate) may be left out. Micro-batches are given
+                at once: every input without a default has a leading axis that counts them.
 
         Raises:
             InputError: a wrong array; nothing has run and nothing has changed.
             SessionError: an earlier step was interrupted.
         """
-        self._write_inputs({} if inputs is None else inputs)
-        with self._breaking():
-            if self._poison is None:
-                self._bound.run()
-            else:
-                self._bound.run_watched(self._poison)
-        return self._read_results()
+        return self._run({} if inputs is None else inputs, {})
 
     def trace(self, inputs: Mapping[str, Any] | None = None) -> tuple[Result, list[Timing]]:
-        """Run the program once and time every step of the plan."""
-        self._write_inputs({} if inputs is None else inputs)
-        trace = Trace(self.program, self.plan)
-        with self._breaking():
-            self._bound.run_watched(trace)
-        return self._read_results(), trace.timings
+        """`step`, with every instruction that it runs timed."""
+        timings: list[Timing] = []
+        halves = [half for half in (self._body, self._update) if half is not None]
+        watches = {half: Trace(half.program, half.plan, timings) for half in halves}
+        return self._run({} if inputs is None else inputs, watches), timings
 
     def save(self, path: str | Path) -> None:
         """Write all that lasts to a safetensors file: `load` continues from it bit for bit.
@@ -185,6 +184,9 @@ class Session:
 
         if load_checkpoint(str(path), self.program, self._stored, state):
             self._broken = ""
+            for slot in self.program.stored:
+                if slot.kind is Kind.ACCUMULATOR:  # an interrupted step has left its sums
+                    self._stored[slot.name].fill(0)
 
     @property
     def steps_done(self) -> int:
@@ -192,23 +194,28 @@ class Session:
         count = self.program.step_count
         return 0 if count is None else int(self._stored[count.name])
 
-    def _write_inputs(self, inputs: Mapping[str, Any]) -> None:
+    def _run(self, inputs: Mapping[str, Any], watches: Mapping[Half, Watch]) -> Result:
         self._refuse_if_broken()
-        arrays = check_inputs(self.program.inputs, inputs)
-        if self._poison is not None:
-            self._poison.start()
-        for slot in self.program.inputs:
-            if slot.name in arrays:
-                np.copyto(self._inputs[slot.name], arrays[slot.name], casting="unsafe")
-            else:
-                assert slot.init is not None
-                slot.init.fill(self._inputs[slot.name], generator_for(0, slot.name))
-
-    def _read_results(self) -> Result:
-        program, read = self.program, self._results
-        loss = None if program.loss is None else float(read[id(program.loss)])
-        outputs = {slot.name: read[id(slot)].copy() for slot in program.outputs}
-        return Result(loss, outputs, {slot.name: read[id(slot)].copy() for slot in program.gradients})
+        body, update = self._body, self._update
+        count = 1 if self.update is None else self.update.micro_batches
+        slots = (*body.program.inputs, *(update.program.inputs if update else ()))
+        arrays = check_inputs(slots, inputs, count if update else None)
+        results = (*self.program.outputs, *self.program.gradients)
+        read = {id(slot): _like(body.result(slot), (count,) if update else ()) for slot in results}
+        body.write(_micro_batch(slots, arrays, 0) if update else arrays)
+        with self._breaking():
+            for i in range(count):
+                if i:
+                    body.write(_micro_batch(slots, arrays, i))
+                body.run(watches.get(body))
+                for slot in results:
+                    np.copyto(read[id(slot)][i, ...] if update else read[id(slot)], body.result(slot))
+            loss = None if self.program.loss is None else float(body.result(self.program.loss))
+            if update is not None:
+                update.write(arrays)
+                update.run(watches.get(update))
+        outputs = {slot.name: read[id(slot)] for slot in self.program.outputs}
+        return Result(loss, outputs, {slot.name: read[id(slot)] for slot in self.program.gradients})
 
     def _refuse_if_broken(self) -> None:
         if self._broken:
@@ -227,12 +234,19 @@ class Session:
             raise
 
 
-def _regions(engine: Engine, program: Program, plan: Plan, share: Session | None) -> tuple[Sequence[np.ndarray], int]:
+def _micro_batch(slots: Iterable[Slot], arrays: Mapping[str, np.ndarray], index: int) -> dict[str, np.ndarray]:
+    """The inputs of one micro-batch: a slice of what has a leading axis for them, the rest as it is."""
+    return {s.name: arrays[s.name][index] if s.init is None else arrays[s.name] for s in slots if s.name in arrays}
+
+
+def _like(window: np.ndarray, leading: tuple[int, ...]) -> np.ndarray:
+    return np.empty((*leading, *window.shape), window.dtype)
+
+
+def _regions(engine: Engine, heights: Sequence[int], share: Session | None) -> tuple[Sequence[np.ndarray], int]:
     """Memory of every region, and how many bytes of it are new."""
-    heights = list(plan.heights)
     regions: dict[int, np.ndarray] = {}
     if share is not None:
-        _check_sharing(program, plan, share)
         regions[PARAMETERS] = share.regions[PARAMETERS]
         if len(share.regions[ARENA]) >= heights[ARENA]:
             regions[ARENA] = share.regions[ARENA][: heights[ARENA]]

@@ -230,15 +230,16 @@ def test_an_interrupted_step_breaks_the_session_until_it_is_loaded(tmp_path: Pat
     session = compiled().bind()
     session.save(str(tmp_path / "good.safetensors"))
     expected = session.step(batch(0)).loss
-    compute, inputs, outputs, workspace = session._bound.calls[len(session._bound.calls) // 2]
+    calls = session._body.bound.calls
+    compute, inputs, outputs, workspace = calls[len(calls) // 2]
 
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
-    session._bound.calls[len(session._bound.calls) // 2] = (interrupted, inputs, outputs, workspace)
+    calls[len(calls) // 2] = (interrupted, inputs, outputs, workspace)
     with pytest.raises(KeyboardInterrupt):
         session.step(batch(1))
-    session._bound.calls[len(session._bound.calls) // 2] = (compute, inputs, outputs, workspace)
+    calls[len(calls) // 2] = (compute, inputs, outputs, workspace)
     with pytest.raises(fp.SessionError, match="interrupted"):
         session.step(batch(1))
     with pytest.raises(fp.SessionError, match="interrupted"):
