@@ -40,7 +40,7 @@ def pareto(model: str, as_json: bool, **options: Any) -> None:
     """
     from foreplan.pareto import pareto as curve
 
-    if written := given("budget", "remat"):
+    if written := given("budget", "remat", "checkpoint"):
         raise UsageError(f"--{written[0]} makes no sense here: the curve has every budget; `estimate` takes one")
     compiled = compile_model(model, replace(settings_from(options), remat="off"))
     with working(f"recomputing parts of {model}"):
@@ -91,7 +91,7 @@ def fit(model: str, memory: str, most: str | None, as_json: bool, **options: Any
     """
     from foreplan.pareto import extra_ratios, largest, plan_within
 
-    if written := given("budget", "remat"):
+    if written := given("budget", "remat", "checkpoint"):
         raise UsageError(f"--{written[0]} makes no sense here: --memory is the budget, --max-extra-flops its price")
     allowed, share = parse_bytes(memory), _share(most)
     settings = replace(settings_from(options), remat="off")

@@ -23,7 +23,19 @@ if TYPE_CHECKING:
 OPTIMIZERS = {"sgd": "SGD", "momentum": "Momentum", "nesterov": "Nesterov", "adam": "Adam", "adamw": "AdamW"}
 LOSSES = ("cross_entropy", "binary_cross_entropy", "mse", "l1", "huber", "mean", "sum")
 # Parameters of commands that a plan file leaves no choice about; the learning rate is an input of the step.
-DECIDED = ("batch", "shapes", "train", "optimizer", "clip_norm", "loss", "target", "budget", "remat", "outputs")
+DECIDED = (
+    "batch",
+    "shapes",
+    "train",
+    "optimizer",
+    "clip_norm",
+    "loss",
+    "target",
+    "budget",
+    "remat",
+    "outputs",
+    "checkpoint",
+)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -46,6 +58,7 @@ class Settings:
         loss: one of LOSSES; empty: the model's own, cross-entropy for an ONNX file.
         budget: bytes, a text such as 2GiB, or a ratio below 1; None: no budget.
         outputs: names of what a step returns beside the loss.
+        checkpoint: segments of the model to recompute.
     """
 
     batch: int | None = None
@@ -59,6 +72,7 @@ class Settings:
     budget: str | float | None = None
     remat: str = "free"
     outputs: tuple[str, ...] = ()
+    checkpoint: tuple[str, ...] = ()
 
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]] | None:
@@ -133,6 +147,13 @@ def model_options(function: _Function) -> _Function:
                 show_default=True,
                 help="What may be recomputed to save memory.",
             ),
+            click.option(
+                "--checkpoint",
+                multiple=True,
+                metavar="SCOPE",
+                help="Recompute this part of the model, and nothing else: layer1, or 'h.*' for h.0, h.1 and so on each "
+                "by itself, or conv2..conv5; may be given again.",
+            ),
             click.option("--output", "outputs", multiple=True, help="Return this output of the model as well."),
         )
     ):
@@ -154,6 +175,7 @@ def settings_from(options: dict[str, Any]) -> Settings:
         budget=parse_budget(options.pop("budget")),
         remat=options.pop("remat"),
         outputs=tuple(options.pop("outputs")),
+        checkpoint=tuple(options.pop("checkpoint")),
     )
 
 
@@ -182,6 +204,7 @@ def compile_model(model: str, settings: Settings) -> Compiled:
             budget=settings.budget,
             remat=settings.remat,
             outputs=settings.outputs or None,
+            checkpoint=settings.checkpoint,
         )
 
 

@@ -61,7 +61,7 @@ def find_segments(program: Program, entries: Sequence[str]) -> tuple[Segment, ..
                         f"{name!r}; segments cannot overlap"
                     )
             found.setdefault(name, (entry, actions))
-    _absorb(program, scopes.keys() - taken.keys() - forward_actions(program), taken)
+    _absorb(program, set(range(len(program.actions))) - taken.keys() - forward_actions(program), taken)
     members: dict[str, list[int]] = {name: [] for name in found}
     for action in sorted(taken):
         members[taken[action]].append(action)
@@ -133,7 +133,7 @@ def _members(scopes: dict[int, tuple[str, ...]], name: str, entry: str) -> list[
 def _unknown(scopes: dict[int, tuple[str, ...]], name: str, entry: str) -> UsageError:
     every = dict.fromkeys(scope for names in scopes.values() for scope in names)
     close = difflib.get_close_matches(name, every, 3) or list(every)[:3]
-    where = "" if name == entry else f" in {entry!r}"
+    where = "" if name == entry.strip() else f", part of {entry!r}"
     return UsageError(
         f"checkpoint: no operation of the forward pass is in {name!r}{where}; "
         f"there are {', '.join(map(repr, close))}: an operation fused into the next one has that one's name"
@@ -141,7 +141,9 @@ def _unknown(scopes: dict[int, tuple[str, ...]], name: str, entry: str) -> Usage
 
 
 def _absorb(program: Program, idle: Iterable[int], taken: dict[int, str]) -> None:
-    """Give what only the backward pass needs, such as a mask, to the segment that makes all that it reads."""
+    """Give what the backward pass alone needs, and no gradient goes into, such as a mask, to the segment that makes all
+    that it reads.
+    """
     for index in sorted(idle):
         action = program.actions[index]
         makers = [maker for value in action.reads for maker in program.producers[value]]

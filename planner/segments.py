@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 
 from foreplan.planner.bound import order_bound
 from foreplan.planner.curve import Base
-from foreplan.planner.dependences import dependences
+from foreplan.planner.dependences import Dependences, dependences
 from foreplan.planner.driver import find_base
 from foreplan.planner.layout import Schedule, arena_bytes, assemble, lay_out, schedule
 from foreplan.planner.order import HEURISTICS
@@ -64,14 +64,21 @@ def plan_segments(problem: Problem, segments: Sequence[Collection[int]], forward
 
 
 def _orders(problem: Problem, base: Base) -> dict[tuple[int, ...], str]:
-    """Orders that run each action once, with their names."""
+    """Orders that run each action once, with their names; updates that free nothing are late where they may be."""
     graph = dependences(problem)
     named = [(base.schedule.order, base.schedule.name)]
     named += [(tuple(heuristic(problem, graph)), name) for name, heuristic in HEURISTICS.items()]
     found: dict[tuple[int, ...], str] = {}
     for order, name in named:
-        found.setdefault(tuple(late_updates(problem, order)), name)
+        late = tuple(late_updates(problem, order))
+        found.setdefault(late if _obeys(graph, late) else order, name)
     return found
+
+
+def _obeys(graph: Dependences, order: Sequence[int]) -> bool:
+    place = {action: position for position, action in enumerate(order)}
+    at = [place[action] for action in graph.actions]
+    return all(at[earlier] < at[node] for node, before in enumerate(graph.before) for earlier in before)
 
 
 def recomputed(
@@ -113,6 +120,7 @@ class _Order:
     Attributes:
         order: actions, each once.
         position: of each action in it.
+        made: by value, the position of the action that writes it.
         readers: by value, the actions of the order that read it.
         gone: by value, the position of the action that takes its bytes of necessity; the length of the order for none.
     """
@@ -120,21 +128,17 @@ class _Order:
     def __init__(self, problem: Problem, order: Sequence[int]) -> None:
         self.problem, self.order = problem, order
         self.position = {action: position for position, action in enumerate(order)}
+        self.made: dict[int, int] = {}
         self.readers: dict[int, list[int]] = {}
         self.gone: dict[int, int] = {}
         for position, index in enumerate(order):
             action = problem.actions[index]
+            self.made.update(dict.fromkeys(action.writes, position))
             for value in action.reads:
                 self.readers.setdefault(value, []).append(index)
             taken = [action.reads[pair.read] for pair in action.overwrites if pair.required]
             taken += [problem.values[value].home for value in action.writes if problem.values[value].home >= 0]
             self.gone.update(dict.fromkeys(taken, position))
-
-    def may_run_again(self, index: int) -> bool:
-        """Whether an action leaves everything else as it is."""
-        action = self.problem.actions[index]
-        homes = any(self.problem.values[value].home >= 0 for value in action.writes)
-        return not (action.effect or action.parts or homes or any(pair.required for pair in action.overwrites))
 
 
 class _Segment:
@@ -157,11 +161,10 @@ class _Segment:
         outputs = {value for value in self.maker if self._is_output(value)}
         self.inner = self.maker.keys() - outputs
         self.first = self._needed({self.maker[value] for value in outputs}, self.maker.keys())
-        self.left = max((steps.position[action] for action in self.first), default=-1)
-        kept = {index for index in self.run if steps.problem.actions[index].effect}
-        kept |= {self.maker[value] for value in self.inner if any(p < self.left for p in self._reads(value))}
-        self.first |= self._needed(kept, self.maker.keys())
+        self.left = -1
         self.again = self._recomputable()
+        effects = {index for index in self.run if steps.problem.actions[index].effect}
+        self.first |= self._needed(effects, self.maker.keys())
 
     def _is_output(self, value: int) -> bool:
         found = self.steps.problem.values[value]
@@ -184,14 +187,27 @@ class _Segment:
 
     def _recomputable(self) -> list[int]:
         """What the backward pass needs and can have again; the rest is kept from the forward pass."""
+        steps = self.steps
         while True:
+            self.left = max((steps.position[action] for action in self.first), default=-1)
+            early = {self.maker[value] for value in self.inner if any(p < self.left for p in self._reads(value))}
+            self.first |= self._needed(early, self.maker.keys())
             late = {self.maker[value] for value in self.inner if any(p > self.left for p in self._reads(value))}
             again = self._needed(late, self.inner)
-            stuck = {index for index in again if not self.steps.may_run_again(index) or self._limit(index) <= self.left}
+            stuck = {index for index in again if not self._may_run_again(index)}
             if not stuck:
                 return [index for index in self.run if index in again]
             self.first |= self._needed(stuck, self.maker.keys())
-            self.inner -= {value for index in stuck for value in self.steps.problem.actions[index].writes}
+            self.inner -= {value for index in stuck for value in steps.problem.actions[index].writes}
+
+    def _may_run_again(self, index: int) -> bool:
+        """Whether an action leaves everything else as it is, and finds what it reads when the segment has been left."""
+        action, values = self.steps.problem.actions[index], self.steps.problem.values
+        if action.effect or action.parts or any(pair.required for pair in action.overwrites):
+            return False
+        if any(values[value].home >= 0 for value in action.writes) or self._limit(index) <= self.left:
+            return False
+        return all(value in self.inner or self.steps.made.get(value, -1) <= self.left for value in action.reads)
 
     def _limit(self, index: int) -> int:
         """The position before which an action must run, so that what it reads is there: what is gone before the forward
@@ -208,6 +224,9 @@ class _Segment:
         for index in reversed(self.again):
             action = self.steps.problem.actions[index]
             places = [self._limit(index)]
+            if index not in self.first and self.steps.position[index] > self.left:
+                # It does not run twice: the order has it where what it reads may die early.
+                places.append(self.steps.position[index])
             for value in self.inner.intersection(action.writes):
                 places += [position for position in self._reads(value) if position > self.left]
                 places += [wanted[reader] for reader in readers.get(value, ())]

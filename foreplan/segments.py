@@ -1,0 +1,34 @@
+"""Recomputing by hand: the plan of a step in which named segments are recomputed, and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from foreplan.errors import UsageError
+from foreplan.lower.program import Program
+from foreplan.lower.segments import find_segments, forward_actions
+from foreplan.planner import Plan
+from foreplan.planner.segments import plan_segments
+
+
+def plan_checkpoints(program: Program, entries: Sequence[str]) -> Plan:
+    """The lowest plan found that recomputes the segments that entries name, verified.
+
+    Args:
+        program: a training step.
+        entries: see `foreplan.lower.segments.find_segments`.
+
+    Raises:
+        UsageError: an entry names nothing, or only what nothing needs again; segments overlap; there is no loss.
+    """
+    segments = find_segments(program, entries)
+    found = plan_segments(program, [segment.actions for segment in segments], forward_actions(program))
+    runs = Counter(step.action for step in found.steps)
+    again = {segment.entry for segment in segments if any(runs[action] > 1 for action in segment.actions)}
+    if idle := [entry for entry in entries if entry not in again]:
+        raise UsageError(
+            f"checkpoint {idle[0]!r} recomputes nothing: all that it computes is read outside, or not by the backward "
+            "pass; name a larger part of the model"
+        )
+    return found
