@@ -220,6 +220,11 @@ class Compiled:
     update: Update | None = None
 
     @property
+    def accumulate(self) -> int:
+        """How many micro-batches a step takes; 1: the program is the whole step."""
+        return 1 if self.update is None else self.update.micro_batches
+
+    @property
     def arena_bytes(self) -> int:
         """Height of the one arena in which the whole step runs."""
         return self.highest[1].arena_bytes
@@ -283,8 +288,7 @@ class Compiled:
     def estimate(self) -> dict[str, Any]:
         """What `foreplan estimate --json` prints; sizes in bytes."""
         program, memory = self.program, self.memory
-        count = 1 if self.update is None else self.update.micro_batches
-        halves = [(program, self.plan, count)]
+        halves = [(program, self.plan, self.accumulate)]
         halves += [] if self.update is None else [(self.update.program, self.update.plan, 1)]
         flops, least_flops = _totals(halves, "flops")
         nanoseconds, least_nanoseconds = _totals(halves, "nanoseconds")
@@ -292,7 +296,7 @@ class Compiled:
             "model": program.model,
             "target": program.target,
             "mode": "inference" if program.loss is None else "training",
-            "accumulate": count,
+            "accumulate": self.accumulate,
             "peak_bytes": memory.peak,
             "arena_bytes": memory.arena,
             "lower_bound_bytes": memory.lower_bound,

@@ -20,6 +20,7 @@ from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from foreplan.api import Compiled
     from foreplan.planner import Plan
 
 BAR = 40  # characters of the longest bar
@@ -44,7 +45,7 @@ def pareto(model: str, as_json: bool, **options: Any) -> None:
         raise UsageError(f"--{written[0]} makes no sense here: the curve has every budget; `estimate` takes one")
     compiled = compile_model(model, replace(settings_from(options), remat="off"))
     with working(f"recomputing parts of {model}"):
-        points = curve(compiled.program)
+        points = curve(compiled.program, _update_bytes(compiled))
     if as_json:
         print_json(
             {"model": compiled.program.model, "target": compiled.program.target}
@@ -59,6 +60,11 @@ def pareto(model: str, as_json: bool, **options: Any) -> None:
             f"{format_bytes(point.arena_bytes):>12}  {point.extra_flops_ratio:>+8.2%}  "
             f"{point.extra_seconds_ratio:>+8.2%}  {point.instructions:>12,}  {bar}"
         )
+
+
+def _update_bytes(compiled: Compiled) -> int:
+    """What the second half of a step that accumulates gradients needs, whatever the first recomputes."""
+    return 0 if compiled.update is None else compiled.update.plan.arena_bytes
 
 
 def _share(text: str | None) -> float | None:
@@ -95,23 +101,24 @@ def fit(model: str, memory: str, most: str | None, as_json: bool, **options: Any
         raise UsageError(f"--{written[0]} makes no sense here: --memory is the budget, --max-extra-flops its price")
     allowed, share = parse_bytes(memory), _share(most)
     settings = replace(settings_from(options), remat="off")
-    plans: dict[int, tuple[Plan, tuple[float, float]]] = {}
+    plans: dict[int, tuple[int, Plan, tuple[float, float]]] = {}
 
     def needed(batch: int, thorough: bool) -> int:
         if batch in plans:
-            return plans[batch][0].arena_bytes
+            return plans[batch][0]
         compiled = compile_model(model, replace(settings, batch=batch))
-        found = compiled.plan
+        found, least = compiled.plan, _update_bytes(compiled)
         if found.arena_bytes > allowed and share != 0:
             try:
                 with working(f"recomputing parts of {model} at batch {batch}"):
                     found = plan_within(compiled.program, allowed, share, thorough=thorough)
             except DoesNotFitError as error:
-                return error.needed
-        if found.arena_bytes <= allowed:
+                return max(error.needed, least)
+        arena = max(found.arena_bytes, least)
+        if arena <= allowed:
             order, once = ([step.action for step in p.steps] for p in (found, compiled.plan))
-            plans[batch] = found, extra_ratios(compiled.program, order, once)
-        return found.arena_bytes
+            plans[batch] = arena, found, extra_ratios(compiled.program, order, once)
+        return arena
 
     # Short searches find about where the limit is, and only there are thorough ones worth their time.
     about = largest(lambda batch: needed(batch, False), allowed, settings.batch or 1)
@@ -124,13 +131,13 @@ def fit(model: str, memory: str, most: str | None, as_json: bool, **options: Any
             capacity=allowed,
             lower_bound=least,
         )
-    found, ratios = plans[batch]
+    arena, found, ratios = plans[batch]
     if as_json:
         print_json(
             {
                 "batch": batch,
                 "memory_bytes": allowed,
-                "arena_bytes": found.arena_bytes,
+                "arena_bytes": arena,
                 "lower_bound_bytes": found.lower_bound_bytes,
                 "extra_flops_ratio": ratios[0],
                 "extra_seconds_ratio": ratios[1],
@@ -138,7 +145,7 @@ def fit(model: str, memory: str, most: str | None, as_json: bool, **options: Any
         )
         return
     click.echo(
-        f"batch {batch}: arena {format_bytes(found.arena_bytes)} of {format_bytes(allowed)}, "
+        f"batch {batch}: arena {format_bytes(arena)} of {format_bytes(allowed)}, "
         f"{ratios[0]:+.2%} flops, {ratios[1]:+.2%} predicted time"
     )
 

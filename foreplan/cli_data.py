@@ -110,34 +110,44 @@ def samples_in(program: Program, arrays: Arrays, path: str) -> tuple[int, int]:
 
 
 def epoch(
-    program: Program, arrays: Arrays, samples: int, batch: int, seed: int, number: int
+    program: Program, arrays: Arrays, samples: int, step: int, seed: int, number: int, accumulate: int = 1
 ) -> Iterator[Mapping[str, np.ndarray]]:
-    """Whole batches in an order that depends on the seed and the epoch's number alone; a rest that fills no batch is
-    left out of this epoch.
+    """What each step of an epoch takes, in an order of samples that depends on the seed and the epoch's number alone; a
+    rest that fills no step is left out of this epoch.
+
+    Args:
+        program: what takes them.
+        arrays: all samples.
+        samples: how many there are.
+        step: how many a step takes, all micro-batches together.
+        seed: of the order.
+        number: of the epoch.
+        accumulate: micro-batches of a step; more than 1 are cut along a further leading axis.
     """
     import numpy as np
 
     order = np.random.default_rng([seed, number]).permutation(samples)
     names = [slot.name for slot in required(program)]
-    for start in range(0, samples - batch + 1, batch):
-        # Sorted within the batch, for reading in order: a batch is a set.
-        chosen = np.sort(order[start : start + batch])
-        yield {name: arrays[name][chosen] for name in names}
+    for start in range(0, samples - step + 1, step):
+        # Sorted within the step, for reading in order: a batch is a set.
+        chosen = np.sort(order[start : start + step])
+        yield {name: arrays[name][chosen if accumulate == 1 else chosen.reshape(accumulate, -1)] for name in names}
 
 
-def made_up(program: Program, seed: int = 0) -> Arrays:
-    """Inputs for timing: normal floats, integers in the range that the model takes."""
+def made_up(program: Program, seed: int = 0, accumulate: int = 1) -> Arrays:
+    """Inputs for timing, of all micro-batches of a step: normal floats, integers in the range that the model takes."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
     arrays: Arrays = {}
     for slot in required(program):
         want = slot.operand.type
+        shape = want.shape if accumulate == 1 else (accumulate, *want.shape)
         if want.dtype.is_float:
-            arrays[slot.name] = rng.standard_normal(want.shape, dtype=np.float32).astype(want.dtype.numpy)
+            arrays[slot.name] = rng.standard_normal(shape, dtype=np.float32).astype(want.dtype.numpy)
         else:
             low, high = (0, 1) if slot.valid is None else (max(0, slot.valid[0]), slot.valid[1])
-            arrays[slot.name] = rng.integers(low, high, want.shape, endpoint=True).astype(want.dtype.numpy)
+            arrays[slot.name] = rng.integers(low, high, shape, endpoint=True).astype(want.dtype.numpy)
     return arrays
 
 

@@ -41,6 +41,7 @@ def estimate(model: str, as_json: bool, **options: Any) -> None:
     Examples:
       foreplan estimate resnet50 --batch 32
       foreplan estimate model.onnx --shapes x:32x3x224x224 --optimizer adamw --budget 2GiB --remat auto
+      foreplan estimate resnet50 --batch 8 --accumulate 4
       foreplan estimate gpt2_small --infer --json
     """
     compiled = open_compiled(model, settings_from(options))
@@ -58,9 +59,10 @@ def estimate(model: str, as_json: bool, **options: Any) -> None:
 def _headline(figures: dict[str, Any]) -> str:
     extra = figures["extra_flops_ratio"]
     recomputed = f", {extra:.2%} of it recomputed" if extra else ""
+    parts = f", {figures['accumulate']} micro-batches" if figures["accumulate"] > 1 else ""
     planned = f"; planned in {format_seconds(figures['plan_seconds'])}" if figures["plan_seconds"] else ""
     return (
-        f"{figures['model']}, {figures['mode']} on {figures['target']}: {figures['nodes']:,} nodes, "
+        f"{figures['model']}, {figures['mode']} on {figures['target']}{parts}: {figures['nodes']:,} nodes, "
         f"{figures['instructions']:,} instructions, {format_count(figures['flops'], 'FLOP')}{recomputed}{planned}"
     )
 
@@ -202,7 +204,7 @@ def diff(before: str, after: str, budget: str | None, as_json: bool) -> None:
 
     settings = Settings(budget=parse_budget(budget), remat="auto" if budget else "free")
     a, b = (open_compiled(text, settings) for text in (before, after))
-    difference = compare(a.program, a.plan, b.program, b.plan)
+    difference = compare(*a.highest, *b.highest)
     if as_json:
         print_json(difference.as_json())
     else:

@@ -35,6 +35,7 @@ DECIDED = (
     "remat",
     "outputs",
     "checkpoint",
+    "accumulate",
 )
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -59,6 +60,7 @@ class Settings:
         budget: bytes, a text such as 2GiB, or a ratio below 1; None: no budget.
         outputs: names of what a step returns beside the loss.
         checkpoint: segments of the model to recompute.
+        accumulate: how many micro-batches, each of the batch, a step adds the gradients of.
     """
 
     batch: int | None = None
@@ -73,6 +75,7 @@ class Settings:
     remat: str = "free"
     outputs: tuple[str, ...] = ()
     checkpoint: tuple[str, ...] = ()
+    accumulate: int = 1
 
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]] | None:
@@ -154,6 +157,14 @@ def model_options(function: _Function) -> _Function:
                 help="Recompute this part of the model, and nothing else: layer1, or 'h.*' for h.0, h.1 and so on each "
                 "by itself, or conv2..conv5; may be given again.",
             ),
+            click.option(
+                "--accumulate",
+                type=click.IntRange(min=1),
+                default=1,
+                show_default=True,
+                metavar="K",
+                help="Run K micro-batches, each of the batch, and update once with their mean gradients.",
+            ),
             click.option("--output", "outputs", multiple=True, help="Return this output of the model as well."),
         )
     ):
@@ -176,6 +187,7 @@ def settings_from(options: dict[str, Any]) -> Settings:
         remat=options.pop("remat"),
         outputs=tuple(options.pop("outputs")),
         checkpoint=tuple(options.pop("checkpoint")),
+        accumulate=options.pop("accumulate"),
     )
 
 
@@ -183,6 +195,8 @@ def compile_model(model: str, settings: Settings) -> Compiled:
     """Import or build the model that MODEL names, and compile its step."""
     from foreplan import api, models
 
+    if settings.accumulate > 1 and not settings.train:
+        raise UsageError("--accumulate adds up gradients, and there are none with --infer: leave one of them out")
     with working(f"compiling {model}"):
         if is_file(model):
             graph = api.from_onnx(model, shapes=settings.shapes, batch=settings.batch)
@@ -205,6 +219,7 @@ def compile_model(model: str, settings: Settings) -> Compiled:
             remat=settings.remat,
             outputs=settings.outputs or None,
             checkpoint=settings.checkpoint,
+            accumulate=settings.accumulate,
         )
 
 

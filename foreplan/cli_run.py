@@ -164,7 +164,7 @@ def bench(model: str, steps: int, threads: int | None, seed: int, as_json: bool,
     with working("binding"):
         session = compiled.bind(seed=seed, threads=threads)
     bind_seconds = time.perf_counter() - started
-    inputs = made_up(compiled.program, seed)
+    inputs = made_up(compiled.program, seed, compiled.accumulate)
     with working("first step"):
         started = time.perf_counter()
         session.step(inputs)
@@ -182,7 +182,7 @@ def bench(model: str, steps: int, threads: int | None, seed: int, as_json: bool,
         "step_seconds_median": statistics.median(times),
         "step_seconds_min": min(times),
         "step_cpu_seconds": cpu,
-        "planned_bytes": compiled.plan.arena_bytes,
+        "planned_bytes": compiled.arena_bytes,
         "max_rss_bytes": max_rss_bytes(),
         "max_rss_before_bind_bytes": before,
         "bind_seconds": bind_seconds,

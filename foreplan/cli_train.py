@@ -142,6 +142,7 @@ def train(
     Examples:
       foreplan train mlp:width=64,batch=16 --data digits.npz --epochs 5 --lr 0.1 -o weights.safetensors
       foreplan train model.onnx --data images.npz --optimizer adamw --lr 1e-3 -o w.safetensors --resume w.safetensors
+      foreplan train model.onnx --data images.npz --batch 8 --accumulate 4 -o w.safetensors
     """
     settings = settings_from(options)
     if not settings.train:
@@ -157,13 +158,15 @@ def train(
     if compiled.program.loss is None:
         raise UsageError(f"{model} is a plan for inference; `train` wants one made without --infer")
     samples, batch = samples_in(compiled.program, arrays, data)
-    if samples < batch:
-        raise UsageError(f"{data!r} has {samples} samples, and a step takes {batch}: give --batch {samples} or less")
+    size = batch * compiled.accumulate
+    if samples < size:
+        advice = f"--batch {samples} or less" if compiled.accumulate == 1 else "a smaller --batch or --accumulate"
+        raise UsageError(f"{data!r} has {samples} samples, and a step takes {size}: give {advice}")
     with working("binding"):
         session = compiled.bind(seed=seed, threads=threads, weights=weights)
         if resume is not None:
             session.load(resume)
-    per_epoch = samples // batch
+    per_epoch = samples // size
     last = steps if steps is not None else (epochs or 1) * per_epoch
     if steps is not None and epochs is not None:
         last = min(steps, epochs * per_epoch)
@@ -176,7 +179,7 @@ def train(
 
         fixed["learning_rate"] = np.asarray(settings.rate, np.float32)
     saving = Saving(session, path, save_every)
-    training = _train(compiled, saving, arrays, fixed, (samples, batch), (first, last), seed)
+    training = _train(compiled, saving, arrays, fixed, (samples, size), (first, last), seed)
     _finish(training, saving, first, as_json)
 
 
@@ -192,14 +195,15 @@ def _train(
     """Steps from the first to the one before the last, whatever epochs they lie in; stops after a signal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    (samples, batch), (first, last) = sizes, steps
-    per_epoch = samples // batch
+    (samples, size), (first, last) = sizes, steps
+    per_epoch = samples // size
     training = Training()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with interruptible() as caught, Progress(*columns, console=console()) as progress:
         task = progress.add_task("", total=last, completed=first)
         for number in range(first // per_epoch, math.ceil(last / per_epoch)):
-            for i, inputs in enumerate(epoch(compiled.program, arrays, samples, batch, seed, number)):
+            given_each = epoch(compiled.program, arrays, samples, size, seed, number, compiled.accumulate)
+            for i, inputs in enumerate(given_each):
                 index = number * per_epoch + i
                 if not first <= index < last:
                     continue

@@ -44,16 +44,20 @@ def extra_ratios(problem: Problem, order: Sequence[int], base: Sequence[int]) ->
     return more_flops / flops if flops else 0.0, more_nanoseconds / nanoseconds if nanoseconds else 0.0
 
 
-def pareto(problem: Problem) -> tuple[Point, ...]:
+def pareto(problem: Problem, floor: int = 0) -> tuple[Point, ...]:
     """The curve by descending arena: no recomputation, the lowest plans found within +1 %, +5 % and +20 % of flops and
     of predicted time, the least possible found, and points between.
+
+    Args:
+        problem: what is planned.
+        floor: bytes of arena that are needed for something else at another time.
     """
     plans: dict[int, tuple[Plan, Curve]] = {}
     for cost, which in (("nanoseconds", 1), ("flops", 0)):
         curve = plan_curve(problem, cost)
         for index in _chosen(curve, which):
             found = curve.plan(index)
-            plans.setdefault(found.arena_bytes, (found, curve))
+            plans.setdefault(max(found.arena_bytes, floor), (found, curve))
     points = []
     for arena, (found, curve) in sorted(plans.items(), reverse=True):
         order = [step.action for step in found.steps]
