@@ -14,13 +14,14 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_example_runs_and_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len([line for line in example.splitlines() if line.strip()]) <= 24
+def test_the_examples_run_and_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert len([line for line in first.splitlines() if line.strip()]) <= 24
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "example.py").write_text(example)
-    found = runpy.run_path("example.py")
-    assert found["result"].loss < 1.0
+    for number in range(len(others) + 1):  # each one goes on where those before have ended
+        (tmp_path / "example.py").write_text("".join((first, *others[:number])))
+        found = runpy.run_path("example.py")
+        assert found["result"].loss < 1.0
     assert {"weights.safetensors", "step.plan", "map.html"} <= {file.name for file in tmp_path.iterdir()}
 
 
