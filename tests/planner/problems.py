@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from foreplan.planner import Action, Category, Overwrite, Problem, Region, Role, Value
 
@@ -95,6 +96,15 @@ def _update(make: Maker, rng: random.Random, name: str, old: int, reads: list[in
         make.action(name, reads, [new], effect=True)
     usable.remove(old)
     usable.append(new)
+
+
+def priced(problem: Problem, seed: int) -> Problem:
+    """With predicted times and flops, some of them 0."""
+    rng = random.Random(seed)
+    actions = [
+        replace(a, nanoseconds=rng.choice([0, 1, 10, 100, 1000]), flops=rng.randrange(9)) for a in problem.actions
+    ]
+    return replace(problem, actions=tuple(actions))
 
 
 def training_chain(layers: int, width: int = 1 << 20, weight: int = 1 << 18, workspace: int = 1 << 16) -> Problem:

@@ -19,19 +19,10 @@ from foreplan.planner.remat import late_updates
 from foreplan.planner.remat_kernels import generate, make_scratch, measure
 from foreplan.planner.remat_tape import make_tape
 from tests.planner.executor import Machine
-from tests.planner.problems import REGIONS, Maker, random_problem, training_chain, training_net
+from tests.planner.problems import REGIONS, Maker, priced, random_problem, training_chain, training_net
 
 seeds = st.integers(0, 2**32)
 sizes = st.integers(1, 30)
-
-
-def priced(problem: Problem, seed: int) -> Problem:
-    """With predicted times and flops, some of them 0."""
-    rng = random.Random(seed)
-    actions = [
-        replace(a, nanoseconds=rng.choice([0, 1, 10, 100, 1000]), flops=rng.randrange(9)) for a in problem.actions
-    ]
-    return replace(problem, actions=tuple(actions))
 
 
 def chain(layers: int, width: int = 1 << 16) -> Problem:
