@@ -169,8 +169,9 @@ def compile(
             for its backward pass; what it reads and what is read of it stays. Each entry is a scope such as "layer1",
             a pattern such as "h.*" (each scope that matches is a segment), or a range "conv2..conv5".
         accumulate: how many micro-batches a step takes one after the other, each of the graph's own batch, and adds
-            the gradients of, before one update with their mean. More than 1: `Session.step` takes them all at once,
-            along a further leading axis of every input without a default.
+            the gradients of, before one update with their mean. That is a step on all samples at once, if the loss is a
+            mean over as many samples in each, and no sample's depends on others (as batch norm makes it). More than 1:
+            `Session.step` takes them all at once, along a further leading axis of every input without a default.
 
     Raises:
         DoesNotFitError: the budget cannot be met; says the least that can.
@@ -307,7 +308,8 @@ class Compiled:
             "extra_flops_ratio": flops / least_flops - 1 if least_flops else 0.0,
             "extra_seconds_ratio": nanoseconds / least_nanoseconds - 1 if least_nanoseconds else 0.0,
             "predicted_seconds": nanoseconds / 1e9,
-            "nodes": len(program.calls) if self.graph is None else len(self.graph.nodes),
+            "nodes": len(program.calls if self.graph is None else self.graph.nodes)
+            + sum(len(half.calls) for half, _, _ in halves[1:]),
             "instructions": sum(len(plan.steps) for _, plan, _ in halves),
             "plan_seconds": self.plan_seconds,
             "budget_bytes": self.plan.budget,

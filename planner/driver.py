@@ -18,7 +18,7 @@ from foreplan.units import format_bytes, parse_bytes
 REMAT = ("off", "free", "auto")
 COSTS = ("nanoseconds", "flops")
 ADVICE = (
-    "a smaller batch or shorter sequences",
+    "a smaller batch (accumulate=k takes k of them a step) or shorter sequences",
     "an optimizer with less state",
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import tracemalloc
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph, Kind, parse_graph
 from foreplan.passes.optimizer import Optimizer
 from foreplan.planner import separate
+from foreplan.runtime.planfile import plan_text
 from foreplan.runtime.session import Session
 from foreplan.runtime.update import Update
 from tests.oracle.jax_graph import loss_and_gradients
@@ -241,7 +243,12 @@ def test_a_budget_counts_the_kept_gradients() -> None:
     assert tight.arena_bytes <= budget < free.arena_bytes
     assert tight.memory.persistent == free.memory.persistent
     assert tight.estimate()["extra_flops_ratio"] > 0
-    assert len(tight.plan.steps) > len(free.plan.steps)
+    by_hand = compiled(graph, accumulate=2, checkpoint=["h.*"])
+    sessions = [free.bind(), tight.bind(poison=True), by_hand.bind(poison=True)]
+    data = data_for(free, 0, (2,))
+    assert len({session.step(data).loss for session in sessions}) == 1
+    for step, session in ((tight, sessions[1]), (by_hand, sessions[2])):
+        assert len(step.plan.steps) > len(free.plan.steps) and same(sessions[0], session)
     with pytest.raises(fp.DoesNotFitError):
         compiled(graph, accumulate=2, budget=free.memory.persistent)
 
@@ -298,6 +305,21 @@ def test_halves_that_do_not_fit_each_other_are_refused(tmp_path: Path, whole: fp
     lines = ['{"format": "foreplan.plan.1",', '"sha256": "",']
     lines.append(",\n".join(f'"{key}": {json.dumps(data[key])}' for key in data if key not in ("format", "sha256")))
     refused(tmp_path, reseal("\n".join(lines) + "\n}\n"), match)
+
+
+def test_random_damage_never_gives_anything_but_a_plan_error(tmp_path: Path, whole: fp.Compiled) -> None:
+    rng, path = random.Random(0), tmp_path / "damaged.plan"
+    head, digest, body = plan_text(whole.program, whole.plan, whole.update).split("\n", 2)
+    update, refusals = body.index('"micro_batches"'), 0
+    for _ in range(60):
+        damaged = list(body)
+        damaged[rng.randrange(update, len(damaged) - 3)] = rng.choice('0123456789"[]{},:x\n')
+        path.write_text(reseal(f"{head}\n{digest}\n{''.join(damaged)}"))
+        try:
+            fp.load_plan(path).bind()
+        except fp.ForeplanError:
+            refusals += 1
+    assert refusals > 40
 
 
 def test_training_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path, whole: fp.Compiled) -> None:
