@@ -17,6 +17,7 @@ from foreplan.passes.optimizer import Optimizer
 from foreplan.planner import Plan, Problem
 from foreplan.planner import plan as search
 from foreplan.planner import verify as verify
+from foreplan.units import format_bytes
 
 if TYPE_CHECKING:
     from foreplan.runtime.session import Session
@@ -244,7 +245,17 @@ class Compiled:
         """
         from foreplan.views.memory import Memory
 
-        return Memory.of(*self.highest)
+        return Memory.of(*self.highest, self._part)
+
+    @property
+    def _part(self) -> str:
+        """Which part of a step `highest` is, for people."""
+        if self.update is None:
+            return ""
+        body, update = format_bytes(self.plan.arena_bytes), format_bytes(self.update.plan.arena_bytes)
+        if self.highest[1] is self.plan:
+            return f"the body, run for each of {self.accumulate} micro-batches (the update after them needs {update})"
+        return f"the update after {self.accumulate} micro-batches (the body, run for each of them, needs {body})"
 
     def bind(
         self,
@@ -284,7 +295,8 @@ class Compiled:
         """Write the memory map, of what `memory` shows: one HTML file that opens offline."""
         from foreplan.views.memory_map import write_map
 
-        write_map(path, *self.highest, title=f"{self.program.model} on {self.program.target}")
+        title = f"{self.program.model} on {self.program.target}"
+        write_map(path, *self.highest, title=f"{title}: {self._part}" if self._part else title)
 
     def estimate(self) -> dict[str, Any]:
         """What `foreplan estimate --json` prints; sizes in bytes."""

@@ -107,16 +107,18 @@ class Memory:
         problem: what was planned; a `Program` gives shapes as well.
         plan: its plan.
         outside: bytes the step needs on the device outside the arena (0 on NumPy and CPU).
+        part: which part of a step this is, for people; empty for a whole one.
     """
 
     problem: Problem
     plan: Plan
     outside: int = 0
+    part: str = ""
 
     @classmethod
-    def of(cls, problem: Problem, plan: Plan) -> Memory:
+    def of(cls, problem: Problem, plan: Plan, part: str = "") -> Memory:
         """The memory of a plan; `Memory(problem, plan)` in words."""
-        return cls(problem, plan)
+        return cls(problem, plan, part=part)
 
     @property
     def peak(self) -> int:
@@ -235,7 +237,8 @@ def as_table(memory: Memory, largest: int = 10) -> str:
         rows.append(("budget", memory.plan.budget, "asked for"))
     rows.append(("persistent", memory.persistent, "kept from step to step"))
     rows.append(("workspace", memory.workspace, "the most that one instruction uses"))
-    lines = [f"{name:<13} {format_bytes(nbytes):>12}  {nbytes:>16,} bytes   {note}" for name, nbytes, note in rows]
+    lines = [memory.part, ""] if memory.part else []
+    lines += [f"{name:<13} {format_bytes(nbytes):>12}  {nbytes:>16,} bytes   {note}" for name, nbytes, note in rows]
     lines += ["", peak_text(memory), ""]
     total = max(1, sum(memory.categories.values()))
     lines += [

@@ -230,6 +230,7 @@ def test_the_arena_is_that_of_one_micro_batch_and_the_gradients() -> None:
     moving = large.arena_bytes - large.memory.persistent
     assert parts.arena_bytes - parts.memory.persistent < 0.35 * moving
     assert parts.arena_bytes < 0.85 * large.arena_bytes
+    assert str(parts.memory).startswith("the body, run for each of 4 micro-batches (the update after them needs ")
     data = parts.estimate()
     assert data["accumulate"] == 4 and data["mode"] == "training"
     assert data["flops"] > 3.9 * small.estimate()["flops"]
@@ -257,6 +258,7 @@ def test_an_update_that_needs_the_most_is_what_the_budget_is_compared_with() -> 
     step = compiled(perceptron(1), fp.optim.Adam(), accumulate=2)
     assert step.update is not None and step.update.plan.arena_bytes > step.plan.arena_bytes
     assert step.arena_bytes == step.memory.arena == step.update.plan.arena_bytes
+    assert str(step.memory).startswith("the update after 2 micro-batches (the body, run for each of them, needs ")
     assert compiled(perceptron(1), fp.optim.Adam(), accumulate=2, budget=step.arena_bytes).arena_bytes
     with pytest.raises(fp.DoesNotFitError):
         compiled(perceptron(1), fp.optim.Adam(), accumulate=2, budget=step.arena_bytes - 64)
