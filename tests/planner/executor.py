@@ -2,7 +2,8 @@
 
 Every value has one right content, a hash over what its first producer reads. A kernel that reads right contents
 writes right contents; one that reads anything else writes rubbish. Before it reads, a kernel spoils its workspace and
-every output that is not lawfully in place; where an overwrite is required, it finds that operand at the output.
+every output that is not lawfully in place; where an overwrite is required, it finds that operand at the output. A join
+does nothing: what it reads lies within what it writes, in runs, wherever the plan has that join.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 
-from foreplan.planner import ALIGNMENT, Plan, Problem, Role
+from foreplan.planner import ALIGNMENT, Part, Plan, Problem, Role
 
 
 class Harm(Exception):
@@ -28,7 +29,20 @@ def contents(problem: Problem) -> list[bytes]:
         for v in action.writes:
             if digests[v] is None:
                 digests[v] = hashlib.sha256(b"value %d" % v + read).digest()
-    return [hashlib.shake_128(d or b"").digest(value.nbytes) for d, value in zip(digests, problem.values)]
+    right = [hashlib.shake_128(d or b"").digest(value.nbytes) for d, value in zip(digests, problem.values)]
+    for action in problem.actions:
+        if action.parts:
+            joined = bytearray(right[action.writes[0]])
+            for v, part in zip(action.reads, action.parts):
+                for byte, content in zip(_inside(part, problem.values[v].nbytes), right[v]):
+                    joined[byte] = content
+            right[action.writes[0]] = bytes(joined)
+    return right
+
+
+def _inside(part: Part, nbytes: int) -> list[int]:
+    """For each byte of a part, which byte of the joined value it is."""
+    return [part.offset + byte // part.run * part.stride + byte % part.run for byte in range(nbytes)]
 
 
 class Machine:
@@ -41,6 +55,12 @@ class Machine:
         if device > plan.arena_bytes:
             raise Harm("the regions do not fit the arena")
         self.memory = [bytearray(b"\xa5" * max(height, 0)) for height in plan.heights]
+        self.runs: dict[int, list[int]] = {}  # of values that lie within a joined one: each byte's place from the first
+        for index in {step.action for step in plan.steps}:
+            action = problem.actions[index]
+            for v, part in zip(action.reads, action.parts):
+                places = _inside(part, problem.values[v].nbytes)
+                self.runs[v] = [place - places[0] for place in places]
 
     def run(self) -> dict[int, bytes]:
         """The contents of outputs and stored values at the end, by value.
@@ -77,6 +97,8 @@ class Machine:
 
     def _run(self, number: int, step) -> None:  # type: ignore[no-untyped-def]
         action, values = self.problem.actions[step.action], self.problem.values
+        if action.parts:
+            return
         sources = dict(zip(range(len(action.reads)), step.reads))
         lawful = set()
         for pair in action.overwrites:
@@ -111,7 +133,18 @@ class Machine:
         value = self.problem.values[v]
         if offset % value.alignment:
             raise Harm(f"{value.name} misaligned")
-        self._bytes(value.region, offset, value.nbytes)[:] = content
+        places = self.runs.get(v)
+        if places is None:
+            self._bytes(value.region, offset, value.nbytes)[:] = content
+        else:
+            memory = self._bytes(value.region, offset, max(places) + 1)
+            for place, byte in zip(places, content):
+                memory[place] = byte
 
     def _get(self, v: int, offset: int) -> bytes:
-        return bytes(self._bytes(self.problem.values[v].region, offset, self.problem.values[v].nbytes))
+        value = self.problem.values[v]
+        places = self.runs.get(v)
+        if places is None:
+            return bytes(self._bytes(value.region, offset, value.nbytes))
+        memory = self._bytes(value.region, offset, max(places) + 1)
+        return bytes([memory[place] for place in places])

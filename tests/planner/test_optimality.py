@@ -11,7 +11,7 @@ from tests.planner.training_graphs import GRAPHS, nothing_in_place
 
 SECONDS = 60
 FAST = ("tapering5", "transformer1", "random0", "random8")
-REACHED = (*FAST, "perceptron6", "random1", "unet")
+REACHED = (*FAST, "random1", "unet")
 CASES = [
     pytest.param(FAST, (0.8, 0.6), id="fast"),
     pytest.param(REACHED, SHARES, id="slow", marks=pytest.mark.slow),
