@@ -244,13 +244,14 @@ class ConvDataGrad(_Geometry):
 class ConvWeightGrad(_Geometry):
     """dw[k, c, r] = Σ_{n, o} g[n, k, o] · x[n, c, o·stride − low + r·dilation].
 
-    Inputs: x [N, C, *S], g [N, K, *O]. Output: [K, C/groups, *kernel].
+    Inputs: x [N, C, *S], g [N, K, *O], optionally what is added to, as the output. Output: [K, C/groups, *kernel].
 
     Attributes:
         kernel: taps along each spatial axis.
     """
 
     name: ClassVar[str] = "conv_weight_grad"
+    accumulates: ClassVar[int] = 2
     kernel: Shape = ()
 
     def _is_weight(self, index: int) -> bool:
@@ -258,7 +259,7 @@ class ConvWeightGrad(_Geometry):
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """Weights of the kernel's shape, if convolving x with them gives g's shape."""
-        x, g = inputs
+        x, g, *base = inputs
         if x.rank != g.rank or x.rank < 3 or x.shape[0] != g.shape[0]:
             raise ShapeError(f"needs images [N, C, …] and gradients [N, K, …], and got {x} and {g}")
         dw = x.with_shape((g.shape[1], x.shape[1] // max(1, self.groups), *self.kernel))
@@ -266,46 +267,58 @@ class ConvWeightGrad(_Geometry):
         positions = count_positions(x.shape[2:], self.kernel, self.strides, self.pads, self.dilations)
         if positions != g.shape[2:] or x.dtype != g.dtype:
             raise ShapeError(f"{x} has {list(positions)} windows of {list(self.kernel)}, and the gradient is {g}")
+        if len(base) > 1 or any(type != dw for type in base):
+            raise ShapeError(f"what {dw} is added to must be of its type, and is {base[0]}")
         return (dw,)
 
     def vjp(
         self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
     ) -> Sequence[Value | None]:
-        """It is linear in x and in g; the cotangent plays the weights."""
-        (x, g), (t,) = inputs, cotangents
+        """It is linear in x and in g; the cotangent plays the weights, and is that of what is added to."""
+        (x, g), (t,) = inputs[:2], cotangents
         assert t is not None
         dg = b.apply(Conv(*self.geometry), x, t) if b.wants(g) else None
         dx = b.apply(ConvDataGrad(*self.geometry, spatial=x.shape[2:]), g, t) if b.wants(x) else None
-        return [dx, dg]
+        return [dx, dg, *[t] * (len(inputs) - 2)]
+
+    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
+        """What is added to may be changed in place, but for depth-wise convolutions, which add it at the end."""
+        in_place = len(inputs) == 3 and not is_depthwise(inputs[0].shape[1], outputs[0].shape, self.groups)
+        return ((0, 2),) if in_place else ()
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """As the convolution's."""
-        flops = 2 * inputs[1].size * math.prod(outputs[0].shape[1:])
+        """As the convolution's, and an addition an element of what is added to."""
+        flops = 2 * inputs[1].size * math.prod(outputs[0].shape[1:]) + (len(inputs) - 2) * outputs[0].size
         return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Columns of a block, gradients of several images side by side, and the block's product."""
-        (x, g), (dw,) = inputs, outputs
+        (x, g, *base), (dw,) = inputs, outputs
         if self.is_pointwise(self.kernel):
-            return product_bytes(dw, self.groups) if x.shape[0] > 1 else 0
+            return product_bytes(dw, self.groups) if x.shape[0] > 1 or base else 0
         if is_depthwise(x.shape[1], dw.shape, self.groups):
             return weight_grad_bytes(self.windows(x.shape[2:], self.kernel), g)
         plan = blocking(x, dw, g)
-        single = plan.blocks(g.shape) == 1
+        single = plan.blocks(g.shape) == 1 and not base
         return plan.column_bytes + plan.joined_bytes + (0 if single else product_bytes(dw, self.groups))
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Gradients of a block times its columns transposed, added up block by block."""
-        (x, g), (dw,) = inputs, outputs
+        (x, g, *base), (dw,) = inputs, outputs
         windows = self.windows(x.shape[2:], self.kernel)
-        if self.is_pointwise(self.kernel):
-            images, grads, weights = grouped(x, self.groups), grouped(g, self.groups), grouped_weights(dw, self.groups)
-            for n in range(len(x)):
-                add_product(grads[n], images[n], weights, workspace, first=n == 0)
-        elif is_depthwise(x.shape[1], dw.shape, self.groups):
+        if is_depthwise(x.shape[1], dw.shape, self.groups) and not self.is_pointwise(self.kernel):
             depthwise_weight_grad(windows, x, g, dw, workspace)
-        else:
-            column_weight_grad(windows, self.groups, x, g, dw, workspace)
+            for array in base:
+                dw += array
+            return
+        for array in base:
+            np.copyto(dw, array)
+        if not self.is_pointwise(self.kernel):
+            column_weight_grad(windows, self.groups, x, g, dw, workspace, clear=not base)
+            return
+        images, grads, weights = grouped(x, self.groups), grouped(g, self.groups), grouped_weights(dw, self.groups)
+        for n in range(len(x)):
+            add_product(grads[n], images[n], weights, workspace, first=n == 0 and not base)
 
 
 def conv(

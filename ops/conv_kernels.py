@@ -168,16 +168,16 @@ def _joined_rows(plan: Blocking, grads: np.ndarray, items: slice, box: Box, join
 
 
 def column_weight_grad(
-    windows: Windows, groups: int, x: np.ndarray, g: np.ndarray, dw: np.ndarray, workspace: np.ndarray
+    windows: Windows, groups: int, x: np.ndarray, g: np.ndarray, dw: np.ndarray, workspace: np.ndarray, clear: bool
 ) -> None:
-    """dw = Σ gradients · columnsᵀ over blocks."""
+    """dw = Σ gradients · columnsᵀ over blocks, added to what is there unless `clear`."""
     plan = _plan(x, dw, g)
     memory, joined, rest = _parts(workspace, plan, x.dtype)
     weights, grads = grouped_weights(dw, groups), grouped(g, groups)
     for items, box in plan.walk(windows, len(x)):
         matrix = _gathered(windows, groups, x[items], box, memory)
         rows = _joined_rows(plan, grads, items, box, joined)
-        add_product(rows, matrix, weights, rest, first=items.start == 0 and box.start == 0)
+        add_product(rows, matrix, weights, rest, first=clear and items.start == 0 and box.start == 0)
 
 
 def _product_rows(groups: int, outputs: int, columns: int, item: int) -> int:

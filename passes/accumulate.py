@@ -45,6 +45,12 @@ def accumulate(graph: Graph) -> Graph:
     return rewrite(graph, replace) if sums else graph
 
 
+def _in_place(node: Node, base: Value) -> bool:
+    """Whether the node's op would add its result to a stored value where that lies."""
+    types = [value.type for value in (*node.inputs, base)]
+    return (0, node.op.accumulates) in node.op.overwrites(types, [base.type])
+
+
 def _summands(graph: Graph, node: Node, position: dict[Node, int]) -> tuple[Node, Value] | None:
     """(node that computes the later summand and can add it to the other, the other) of a sum of two gradients."""
     if not isinstance(node.op, Map) or node.op.parsed != (Arg(0) + Arg(1),) or len(set(node.inputs)) != 2:
@@ -65,6 +71,6 @@ def _summands(graph: Graph, node: Node, position: dict[Node, int]) -> tuple[Node
         and len(last.inputs) == last.op.accumulates
         and graph.readers[value] == (node,)
         and value not in graph.returned
-        and (owner is None or not owner.op.is_view or isinstance(owner.op, Reshape))
+        and (_in_place(last, base) if owner is None else not owner.op.is_view or isinstance(owner.op, Reshape))
     )
     return (last, base) if fits else None

@@ -95,6 +95,9 @@ def test_against_jax(name: str) -> None:
         np.testing.assert_allclose(got, dx + before, tolerance, 20 * tolerance)
         got = run_op(ConvWeightGrad(*geometry, kernel=w.shape[2:]), x, g)[0]
         np.testing.assert_allclose(got, dw, tolerance, 20 * tolerance)
+        before = np.random.default_rng(2).standard_normal(w.shape).astype(dtype)
+        got = run_op(ConvWeightGrad(*geometry, kernel=w.shape[2:]), x, g, before)[0]
+        np.testing.assert_allclose(got, dw + before, tolerance, 20 * tolerance)
 
 
 def test_against_scipy() -> None:
@@ -121,6 +124,7 @@ def test_gradients_are_differentiable(name: str) -> None:
     check_vjp(lambda b, g, w: b.apply(ConvDataGrad(*geometry, spatial=x.shape[2:]), g, w), g, w)
     check_vjp(lambda b, g, w, x: b.apply(ConvDataGrad(*geometry, spatial=x.shape[2:]), g, w, x), g, w, x)
     check_vjp(lambda b, x, g: b.apply(ConvWeightGrad(*geometry, kernel=w.shape[2:]), x, g), x, g)
+    check_vjp(lambda b, x, g, w: b.apply(ConvWeightGrad(*geometry, kernel=w.shape[2:]), x, g, w), x, g, w)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +222,7 @@ def test_memory_is_only_the_workspace(xs: tuple[int, ...], ws: tuple[int, ...], 
         (ConvDataGrad(*geometry, spatial=xs[2:]), (g, w)),
         (ConvDataGrad(*geometry, spatial=xs[2:]), (g, w, x)),
         (ConvWeightGrad(*geometry, kernel=ws[2:]), (x, g)),
+        (ConvWeightGrad(*geometry, kernel=ws[2:]), (x, g, w)),
     ):
         assert allocated_bytes(op, *inputs) < 128 * 1024, op  # NumPy's own iteration buffers
 

@@ -68,6 +68,22 @@ def test_rows_of_an_embedding_are_added_in_place() -> None:
     assert written_home(lower(body), "table.weight/gradient") == [("scatter_add", True)]
 
 
+def test_gradients_of_convolutions_are_added_in_place_where_their_kernel_can() -> None:
+    def model(x: fp.frontend.Tensor) -> fp.frontend.Tensor:
+        x = fp.nn.conv(x, 4, 3, padding=1, name="full")
+        x = fp.nn.conv(x, 4, 3, padding=1, groups=4, name="depthwise")
+        x = fp.nn.conv(x, 8, 1, name="pointwise")
+        return fp.nn.linear(fp.nn.flatten(x), 3, name="head")
+
+    graph = attach_loss(fp.trace(model, fp.spec((2, 2, 5, 5))), fp.losses.cross_entropy)
+    body, _ = passes.micro_batches(passes.training_form(graph), fp.optim.SGD(0.1), 2)
+    written = {
+        name: written_home(lower(body), f"{name}.weight/gradient") for name in ("full", "depthwise", "pointwise")
+    }
+    assert written["full"] == written["pointwise"] == [("conv_weight_grad", True)]
+    assert written["depthwise"] == [("map", True)]
+
+
 def test_two_runs_add_up_and_the_update_clears(halves: tuple[Graph, Graph]) -> None:
     body, update = halves
     whole = passes.differentiate(forward("mlp:batch=3,width=8,layers=2,inputs=6,classes=4"))
