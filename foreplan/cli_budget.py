@@ -13,6 +13,7 @@ from foreplan.cli_options import (
     json_option,
     model_options,
     print_json,
+    say,
     settings_from,
     working,
 )
@@ -21,9 +22,11 @@ from foreplan.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from foreplan.api import Compiled
+    from foreplan.cli_options import Settings
     from foreplan.planner import Plan
 
 BAR = 40  # characters of the longest bar
+SCOUTS = (1, 8)  # batches that show what a sample takes
 
 
 @click.command(short_help="Show what less memory costs.")
@@ -80,6 +83,67 @@ def _share(text: str | None) -> float | None:
     return share
 
 
+class _Trials:
+    """Batches tried against a memory.
+
+    Attributes:
+        fitting: by batch that fits, its arena, plan, and what that adds of flops and predicted time.
+    """
+
+    def __init__(self, model: str, settings: Settings, memory: int, share: float | None) -> None:
+        self.model, self.settings, self.memory, self.share = model, settings, memory, share
+        self.fitting: dict[int, tuple[int, Plan, tuple[float, float]]] = {}
+        self._compiled: dict[int, Compiled] = {}
+        self._needed: dict[int, int] = {}
+
+    def start(self) -> tuple[int, int]:
+        """A batch to begin with, and about how many bytes do not depend on it: by the line through two small batches
+        without recomputation, which takes about half of what it recomputes.
+        """
+        small, large = (self._plain(batch) for batch in SCOUTS)
+        slope = max((large - small) // (SCOUTS[1] - SCOUTS[0]), 1)
+        fixed = max(small - slope * SCOUTS[0], 0)
+        about = max((self.memory - fixed) // slope, 1)
+        return self.settings.batch or (about if self.share == 0 else 2 * about), fixed
+
+    def _compile(self, batch: int) -> Compiled:
+        if batch not in self._compiled:
+            self._compiled[batch] = compile_model(self.model, replace(self.settings, batch=batch))
+        return self._compiled[batch]
+
+    def _plain(self, batch: int) -> int:
+        compiled = self._compile(batch)
+        return max(compiled.plan.arena_bytes, _update_bytes(compiled))
+
+    def needed(self, batch: int) -> int:
+        """Bytes of the smallest schedule found, or of the arena where that is above the memory."""
+        if batch not in self._needed:
+            self._needed[batch] = self._try(batch)
+            fits = "fits" if batch in self.fitting else f"needs {format_bytes(self._needed[batch])}"
+            say(f"batch {batch:,} {fits}")
+        return self._needed[batch]
+
+    def _try(self, batch: int) -> int:
+        from foreplan.pareto import affordable, extra_ratios, least_bytes
+
+        compiled = self._compile(batch)
+        found, least, rest = compiled.plan, compiled.plan.arena_bytes, _update_bytes(compiled)
+        if found.arena_bytes > self.memory and self.share != 0:
+            with working(f"recomputing parts of {self.model} at batch {batch:,}"):
+                curve = affordable(compiled.program, self.share)
+                try:
+                    found = curve.within(self.memory)
+                except DoesNotFitError as error:
+                    return max(error.needed, rest)
+            least = min(found.arena_bytes, least_bytes(curve))
+        arena = max(found.arena_bytes, rest)
+        if arena > self.memory:
+            return arena
+        order, once = ([step.action for step in p.steps] for p in (found, compiled.plan))
+        self.fitting[batch] = arena, found, extra_ratios(compiled.program, order, once)
+        return max(least, rest)
+
+
 @click.command(short_help="Find the largest batch that fits a memory.")
 @model_options
 @click.option("--memory", required=True, metavar="SIZE", help="What the device has, such as 8GiB.")
@@ -88,50 +152,31 @@ def _share(text: str | None) -> float | None:
 def fit(model: str, memory: str, most: str | None, as_json: bool, **options: Any) -> None:
     """Find the largest batch with which a step of MODEL fits a memory, recomputing where it helps.
 
-    Exits with 3 if not even one sample fits.
+    The answer has a verified plan, and the next larger batch was tried and does not fit; more than that is not known of
+    larger ones still. Exits with 3 if not even one sample fits.
 
     \b
     Examples:
       foreplan fit resnet50 --memory 8GiB
       foreplan fit model.onnx --memory 2GiB --max-extra-flops 5% --optimizer adamw
     """
-    from foreplan.pareto import extra_ratios, largest, plan_within
+    from foreplan.pareto import largest
 
     if written := given("budget", "remat", "checkpoint"):
         raise UsageError(f"--{written[0]} makes no sense here: --memory is the budget, --max-extra-flops its price")
-    allowed, share = parse_bytes(memory), _share(most)
-    settings = replace(settings_from(options), remat="off")
-    plans: dict[int, tuple[int, Plan, tuple[float, float]]] = {}
-
-    def needed(batch: int, thorough: bool) -> int:
-        if batch in plans:
-            return plans[batch][0]
-        compiled = compile_model(model, replace(settings, batch=batch))
-        found, least = compiled.plan, _update_bytes(compiled)
-        if found.arena_bytes > allowed and share != 0:
-            try:
-                with working(f"recomputing parts of {model} at batch {batch}"):
-                    found = plan_within(compiled.program, allowed, share, thorough=thorough)
-            except DoesNotFitError as error:
-                return max(error.needed, least)
-        arena = max(found.arena_bytes, least)
-        if arena <= allowed:
-            order, once = ([step.action for step in p.steps] for p in (found, compiled.plan))
-            plans[batch] = arena, found, extra_ratios(compiled.program, order, once)
-        return arena
-
-    # Short searches find about where the limit is, and only there are thorough ones worth their time.
-    about = largest(lambda batch: needed(batch, False), allowed, settings.batch or 1)
-    batch = largest(lambda batch: needed(batch, True), allowed, max(about, 1))
+    allowed = parse_bytes(memory)
+    trials = _Trials(model, replace(settings_from(options), remat="off"), allowed, _share(most))
+    start, fixed = trials.start()
+    batch = largest(trials.needed, allowed, start, fixed)
     if not batch:
-        least = needed(1, True)
+        least = trials.needed(1)
         raise DoesNotFitError(
             f"not even a batch of 1 fits: it needs {format_bytes(least)}, and there are {format_bytes(allowed)}",
             needed=least,
             capacity=allowed,
             lower_bound=least,
         )
-    arena, found, ratios = plans[batch]
+    arena, found, ratios = trials.fitting[batch]
     if as_json:
         print_json(
             {

@@ -9,6 +9,8 @@ from foreplan.planner import Curve, Plan, Problem, plan_curve
 
 SHARES = (0.01, 0.05, 0.20)  # the lowest plans within these shares of added flops and time are always points
 APART = 0.96  # other points are at least this much lower than the one before
+BISECT = 3  # after so many answers on one side the limit is sought in the middle
+FARTHEST = 16  # times a count that is known to fit, the next one tried
 
 
 @dataclass(frozen=True)
@@ -88,43 +90,56 @@ def _beats(a: Point, b: Point) -> bool:
     )
 
 
-def plan_within(problem: Problem, memory: int, most_flops: float | None = None, *, thorough: bool = True) -> Plan:
-    """The plan of least added time within a memory, or of least added flops where their share has a limit.
-
-    Raises:
-        DoesNotFitError: there is none; with the smallest plan there is.
-    """
-    curve = plan_curve(problem, "nanoseconds" if most_flops is None else "flops", thorough=thorough)
+def affordable(problem: Problem, most_flops: float | None = None) -> Curve:
+    """The curve of added time, or that of added flops as far as a share of them where it has a limit."""
+    curve = plan_curve(problem, "nanoseconds" if most_flops is None else "flops")
     if most_flops is None:
-        return curve.within(memory)
+        return curve
     base = curve.base.schedule.order
     points = tuple(p for p in curve.points if extra_ratios(problem, p.order, base)[0] <= most_flops)
-    return Curve(problem, curve.base, points).within(memory)
+    return Curve(problem, curve.base, points)
 
 
-def largest(needed: Callable[[int], int], memory: int, first: int = 1) -> int:
-    """The largest count (of samples, say) that fits, if what one count needs never exceeds what a larger one does.
+def least_bytes(curve: Curve) -> int:
+    """The lowest live set of a curve's schedules."""
+    return curve.points[-1].bound if curve.points else curve.base.arena
+
+
+def largest(needed: Callable[[int], int], memory: int, first: int = 1, fixed: int = 0) -> int:
+    """The largest count (of samples, say) that fits, if what one count needs never exceeds what a larger one does; else
+    a count that fits and is followed by one that does not.
+
+    What is needed grows nearly in proportion to the count, so the next count tried is where a straight line through
+    what is known meets the memory; bisection takes over where that closes in from one side (as in the Illinois form of
+    regula falsi: Dowell and Jarratt, BIT 1971).
 
     Args:
-        needed: from a count to the bytes of a plan that fits, or of the smallest one where none does.
+        needed: from a count to bytes: at most `memory` where the count fits.
         memory: bytes that are there.
         first: the count to try first.
+        fixed: about what is needed whatever the count.
 
     Returns:
         0 where not even one fits.
     """
-    low, high, step = 0, 0, 1
-    count = first
+    low, high = (0, min(fixed, memory)), None
+    count, streak, fitted = first, 0, None
     while True:
-        if needed(count) <= memory:
-            low = count
+        nbytes = needed(count)
+        streak = streak + 1 if (nbytes <= memory) is fitted else 1
+        fitted = nbytes <= memory
+        if fitted:
+            low = count, nbytes
         else:
-            high = count
-        if high and high - low <= 1:
-            return low
-        if not high or not low:
-            # Away from the first by steps that double: the limit is often near.
-            count = low + step if low else max(1, high - step)
-            step *= 2
+            high = count, nbytes
+        if high is not None and high[0] - low[0] <= 1:
+            return low[0]
+        if high is None:
+            grown = nbytes - fixed
+            guess = (memory - fixed) * count // grown if grown > 0 else FARTHEST * count
+            count = min(max(guess, count + 2 ** max(streak - 2, 0)), FARTHEST * count)
+        elif streak >= BISECT:
+            count = (low[0] + high[0]) // 2
         else:
-            count = (low + high) // 2
+            line = low[0] + (memory - low[1]) * (high[0] - low[0]) // (high[1] - low[1])
+            count = min(max(line, low[0] + 1), high[0] - 1)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import foreplan as fp
 from foreplan.cli import cli
@@ -35,6 +38,48 @@ def test_the_largest_count(limit: int, first: int) -> None:
 
     assert largest(needed, 10 + 7 * limit, first) == limit
     assert min(asked) >= 1 and len(asked) <= 25 and len(asked) == len(set(asked))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=300), st.integers(0, 5000), st.integers(1, 400), st.data())
+def test_the_largest_count_of_any_need_that_grows(
+    steps: list[int], fixed: int, first: int, data: st.DataObject
+) -> None:
+    sums = list(accumulate(steps, initial=fixed))
+    memory = data.draw(st.integers(0, sums[-1]))
+    asked: list[int] = []
+
+    def needed(count: int) -> int:
+        asked.append(count)
+        return _need(sums, count)
+
+    expected = max((count for count in range(1, len(sums) + sums[-1] + 1) if _need(sums, count) <= memory), default=0)
+    assert largest(needed, memory, first, data.draw(st.integers(0, 2 * fixed))) == expected
+    assert min(asked) >= 1 and len(asked) == len(set(asked)) <= 40
+
+
+def _need(sums: list[int], count: int) -> int:
+    return sums[count] if count < len(sums) else sums[-1] + count
+
+
+def test_a_need_in_proportion_takes_few_trials() -> None:
+    asked: list[int] = []
+
+    def needed(count: int) -> int:
+        asked.append(count)
+        return 1000 + 777 * count
+
+    assert largest(needed, 1000 + 777 * 641 + 5, 100, 1000) == 641
+    assert asked == [100, 641, 642]
+
+
+def test_needs_that_do_not_grow_steadily_give_an_edge() -> None:
+    def needed(count: int) -> int:
+        return 100 * count + (37 * count * count) % 450
+
+    for memory in range(200, 20_000, 333):
+        count = largest(needed, memory, 50)
+        assert (not count or needed(count) <= memory) and needed(count + 1) > memory
 
 
 def test_the_curve_falls_in_bytes_and_rises_in_cost() -> None:
@@ -83,6 +128,8 @@ def test_fit_command() -> None:
     assert more > memory
     recomputing = answer("fit", small, "--memory", memory)
     assert recomputing["batch"] >= found["batch"] and recomputing["arena_bytes"] <= memory
+    for batch, code in ((recomputing["batch"], 0), (recomputing["batch"] + 1, 3)):
+        answer("estimate", small, "--batch", batch, "--budget", memory, code=code)
     assert f"batch {recomputing['batch']}: " in foreplan("fit", small, "--memory", memory).stdout
     assert answer("fit", small, "--memory", "1KiB", code=3)["error"] == "does not fit"
     for bad in ("-1", "much", "5%%"):
