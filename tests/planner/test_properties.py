@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,12 +20,19 @@ from foreplan.planner import (
     category_series,
     check_problem,
     plan,
+    plan_curve,
     separate,
     verify,
 )
+from foreplan.planner.dependences import dependences
+from foreplan.planner.layout import arena_bytes, lay_out, schedule
+from foreplan.planner.order import program_order
 from foreplan.units import align_up
-from tests.planner.executor import Machine
-from tests.planner.problems import random_problem, training_net
+from tests.planner.executor import Machine, contents
+from tests.planner.mutants import joined_plan
+from tests.planner.problems import joined_problem, random_problem, training_net
+from tests.planner.strategies import problems
+from tests.planner.training_graphs import random_training
 
 seeds = st.integers(0, 2**32)
 sizes = st.integers(1, 30)
@@ -81,6 +89,53 @@ def test_report_adds_up_to_the_bound(seed: int, actions: int) -> None:
                 assert not together or low >= min(one.offset + one.nbytes, other.offset + other.nbytes)
 
 
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_plans_of_drawn_problems(problem: Problem) -> None:
+    check_problem(problem)
+    found = plan(problem, remat="off")
+    verify(found, problem)
+    assert found.order_lower_bound_bytes is not None
+    assert found.order_lower_bound_bytes <= found.lower_bound_bytes <= found.arena_bytes <= everything(problem)
+    usual = schedule(problem, "program order", program_order(problem, dependences(problem)))
+    assert found.arena_bytes <= arena_bytes(problem, lay_out(problem, usual).heights)
+    outcome = Machine(found, problem).run()
+    right = contents(problem)
+    assert all(content == right[v] for v, content in outcome.items())
+    assert Machine(separate(found, problem), problem).run() == outcome
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems())
+def test_curves_of_drawn_problems(problem: Problem) -> None:
+    curve = plan_curve(problem)
+    arena = cost = None
+    outcome = Machine(plan(problem, remat="off"), problem).run()
+    for index in range(len(curve)):
+        found = curve.plan(index)
+        verify(found, problem)
+        assert found.order_lower_bound_bytes is not None
+        assert found.order_lower_bound_bytes <= found.lower_bound_bytes <= found.arena_bytes
+        assert Machine(found, problem).run() == outcome
+        assert Machine(separate(found, problem), problem).run() == outcome
+        within = curve.within(found.arena_bytes)
+        assert within.arena_bytes <= found.arena_bytes
+        spent = sum(problem.actions[step.action].nanoseconds for step in within.steps)
+        if arena is not None and cost is not None and found.arena_bytes < arena:
+            assert spent >= cost
+        if arena is None or found.arena_bytes < arena:
+            arena, cost = found.arena_bytes, spent
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_joined_parts_give_what_copied_ones_give(seed: int) -> None:
+    problem = joined_problem(seed)
+    check_problem(problem)
+    joined = Machine(joined_plan(problem), problem).run()
+    assert joined == Machine(plan(problem), problem).run()
+    assert joined == Machine(separate(plan(problem), problem), problem).run()
+
+
 def _print(found: Plan, problem: Problem) -> str:
     return hashlib.sha256(f"{found.as_text(problem)}{found.certificate}{problem.digest}".encode()).hexdigest()
 
@@ -98,5 +153,8 @@ def test_plans_do_not_depend_on_the_hash_seed_or_on_what_was_planned_before() ->
 
 
 def prints() -> list[str]:
-    problems = [random_problem(seed, 40) for seed in range(5)] + [training_net(6)]
-    return [_print(plan(problem), problem) for problem in problems]
+    some = [random_problem(seed, 40) for seed in range(5)] + [training_net(6)]
+    some += [make(seed) for make in (joined_problem, lambda seed: random_training(seed, 5)) for seed in range(3)]
+    curves = [plan_curve(random_training(seed, 6)) for seed in range(3)]
+    last = [_print(curve.plan(len(curve) - 1), curve.problem) for curve in curves]
+    return [_print(plan(problem), problem) for problem in some] + last
