@@ -14,12 +14,18 @@ what saves the most bytes for its cost.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foreplan.planner.problem import Problem, Role
-from foreplan.planner.remat_tape import DISCARD, KEEP, make_tape
+from foreplan.planner.remat_compact import compact
+from foreplan.planner.remat_tape import DISCARD, KEEP, Tape, make_tape
+
+if TYPE_CHECKING:
+    from foreplan.planner.remat_search import Archive
 
 STEP = 64  # from one target to the next the peak falls by one part in so many
 LOWEST = 16  # the last target is this part of the first
@@ -27,15 +33,16 @@ SMALL = 200  # the smallest values, which come to one part in so many of all byt
 AIMS = (252, 230, 128, 64)  # what greedy looks at beside the peak: all above this share of it, in 256ths
 BOOST = 260
 ROUNDS = 2
-SWEEPS = 40
+WORKERS = 2  # threads; what they find does not depend on how many processors there are
+SWEEPS = 200
 TRIES = 16
 SEED = 88172645463325252
 # Work is counted in actions of the schedules evaluated, some tens of nanoseconds each.
 LONG = 5_000_000  # actions times gaps beyond which values are dropped in batches
 COARSE_WORK = 300_000_000
 DESCENT_WORK = 20_000_000
-POLISH_WORK = 60_000_000
-POLISH_PAIR = 200  # and so much for every pair of an action and a gap
+POLISH_WORK = 200_000_000
+POLISH_PAIR = 1500  # and so much for every pair of an action and a gap
 
 
 @dataclass(frozen=True)
@@ -77,44 +84,61 @@ def recompute(
     from foreplan.planner import remat_kernels as kernels
     from foreplan.planner import remat_search as search
 
-    order = late_updates(problem, order)
-    tape = make_tape(problem, order, cost, _smallest(problem))
-    if not len(tape.gap_value):
+    order, smallest = late_updates(problem, order), _smallest(problem)
+    whole = make_tape(problem, order, cost, smallest)
+    if not len(whole.gap_value):
         return []
+    tape = compact(whole, smallest)
     scratch = kernels.make_scratch(tape)
-    plain = np.where(tape.gap_last == len(order), DISCARD, KEEP).astype(np.int64)
+    plain = np.where(whole.gap_last == len(order), DISCARD, KEEP).astype(np.int64)
     targets = [bound]
     while targets[-1] > max(bound // LOWEST, STEP):
         targets.append(targets[-1] * (STEP - 1) // STEP)
-    archive = search.Archive(
-        np.array(targets, np.int64),
-        np.full(len(targets), kernels.NEVER),
-        np.zeros((len(targets), len(plain)), np.int64),
-        np.array(caps, np.int64),
-        np.full(len(caps), kernels.NEVER),
-        np.zeros((len(caps), len(plain)), np.int64),
-    )
+    archive = search.make_archive(targets, caps, len(plain))
     limit = int(kernels.NEVER) if most_cost is None else most_cost
-    long = len(order) * len(plain) > LONG
+    long = len(tape.order) * len(plain) > LONG
     if long or thorough:
         coarse.descend_coarsely(tape, scratch, plain.copy(), archive, limit, COARSE_WORK)
     for aim in () if long else AIMS if thorough else AIMS[:1]:
         search.descend(tape, scratch, plain.copy(), aim, BOOST, archive, limit, DESCENT_WORK)
     if thorough and not long:
-        work, sweep, seed = 0, 0, np.uint64(SEED)
-        most = min(POLISH_WORK, len(order) * len(plain) * POLISH_PAIR)
-        while work < most and sweep < SWEEPS:
-            arguments = (tape, scratch, plain, AIMS[sweep % len(AIMS)], BOOST, archive, ROUNDS, TRIES)
-            more, seed = search.polish(*arguments, most - work, np.uint64(seed))
-            work, sweep = work + int(more), sweep + 1
+        _polish(tape, plain, archive)
     found = [state for state, least in zip(archive.states, archive.cost) if least < kernels.NEVER]
     found += [state for state, peak in zip(archive.cap_states, archive.peak) if peak < bound]
     points = []
+    scratch = kernels.make_scratch(whole)
     for state in found:
-        length, extra = kernels.generate(tape, scratch, state)
-        peak, _, _ = kernels.measure(tape, scratch, length, 0)
-        points.append(Point(tuple(scratch.steps[:length].tolist()), int(peak), int(extra)))
+        length, extra = kernels.generate(whole, scratch, state)
+        if length >= 0:
+            peak, _, _ = kernels.measure(whole, scratch, length, 0)
+            points.append(Point(tuple(scratch.steps[:length].tolist()), int(peak), int(extra)))
     return frontier(points, bound)
+
+
+def _polish(tape: Tape, plain: np.ndarray, archive: Archive) -> None:
+    """Search on from all that was found, in sweeps of several workers, each with its own random numbers; after every
+    sweep they share what they found, so it does not matter how fast each of them is.
+    """
+    from foreplan.planner import remat_kernels as kernels
+    from foreplan.planner import remat_search as search
+
+    scratches = [kernels.make_scratch(tape) for _ in range(WORKERS)]
+    most = min(POLISH_WORK, len(tape.order) * len(plain) * POLISH_PAIR)
+
+    def sweep(worker: int, number: int, own: Archive) -> int:
+        seed = np.uint64((SEED + number * WORKERS + worker) * SEED % 2**64)
+        aim = AIMS[number % len(AIMS)]
+        return int(search.polish(tape, scratches[worker], plain, aim, BOOST, own, ROUNDS, TRIES, most, seed))
+
+    work, number = 0, 0
+    with ThreadPoolExecutor(WORKERS) as pool:
+        while work < most and number < SWEEPS:
+            others = [search.copy_archive(archive) for _ in range(1, WORKERS)]
+            for done in pool.map(sweep, range(WORKERS), [number] * WORKERS, [archive, *others]):
+                work += done
+            for other in others:
+                search.merge(archive, other)
+            number += 1
 
 
 def _smallest(problem: Problem) -> int:

@@ -6,41 +6,11 @@ import numpy as np
 from numba import njit
 
 from foreplan.planner.remat_kernels import NEVER, evaluate
+from foreplan.planner.remat_prices import price
 from foreplan.planner.remat_search import record
 from foreplan.planner.remat_tape import DISCARD, KEEP
 
-_DEEPEST = 32  # so many actions are looked at for one price
 _TRIES = 12  # batches in vain before a descent ends
-
-
-@njit(cache=True)
-def available(t, state, v, position):  # type: ignore[no-untyped-def]
-    """Whether a value is there at a position without being recomputed: it cannot be dropped, or is kept over it."""
-    if t.maker[v] < 0 or t.own_at[v] == t.own_at[v + 1]:
-        return True
-    for k in range(t.own_at[v], t.own_at[v + 1]):
-        g = t.own[k]
-        if t.gap_first[g] <= position <= t.gap_last[g] and state[g] == KEEP:
-            return True
-    return False
-
-
-@njit(cache=True)
-def price(t, state, g, stack):  # type: ignore[no-untyped-def]
-    """About what it costs to recompute the value of a gap at its end, with all that is missing for it."""
-    position = t.gap_last[g]
-    stack[0] = t.gap_value[g]
-    depth, seen, total = 1, 0, np.int64(0)
-    while depth > 0 and seen < _DEEPEST:
-        depth -= 1
-        seen += 1
-        m = t.maker[stack[depth]]
-        total += t.cost[m]
-        for k in range(t.read_at[m], t.read_at[m + 1]):
-            if depth < stack.size and not available(t, state, t.reads[k], position):
-                stack[depth] = t.reads[k]
-                depth += 1
-    return total
 
 
 @njit(cache=True)

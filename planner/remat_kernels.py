@@ -25,12 +25,10 @@ class Scratch(NamedTuple):
         live: of each value, whether it is there.
         gap: of each value, the gap that it is in.
         stack, batch: values being recomputed, and recomputed for the action at hand.
-        current: of each value, its latest instance.
-        value, birth, last: of each instance.
-        slots, first: the instance of every read, and the first instance each step writes.
-        over: whether an instance takes the bytes of a read.
-        taken: marks of reads within a step.
-        change: live bytes, as changes from step to step.
+        last: of each value, the step that reads it last before it is written again, as seen from the current one.
+        dying, over: marks of the reads and writes of a step.
+        level: live bytes of each step, as last measured.
+        above: how many steps need more than a target, up to each position.
     """
 
     steps: np.ndarray
@@ -39,25 +37,19 @@ class Scratch(NamedTuple):
     gap: np.ndarray
     stack: np.ndarray
     batch: np.ndarray
-    current: np.ndarray
-    value: np.ndarray
-    birth: np.ndarray
     last: np.ndarray
-    slots: np.ndarray
-    first: np.ndarray
+    dying: np.ndarray
     over: np.ndarray
-    taken: np.ndarray
-    change: np.ndarray
+    level: np.ndarray
+    above: np.ndarray
 
 
 def make_scratch(tape: Tape) -> Scratch:
     """Scratch for a tape: room for schedules of so many times its length."""
-    values, reads = len(tape.size), int(tape.read_at[-1])
-    steps = _RUNS * len(tape.order) + 64
-    instances = values + _RUNS * int(tape.write_at[-1]) + 64
-    slots, most = _RUNS * reads + 64, int(np.diff(tape.read_at).max(initial=0)) + 1
-    lengths = [steps, steps, values, values, values + 1, instances, values, instances, instances, instances]
-    lengths += [slots, steps, instances, most, steps + 2]
+    values, steps = len(tape.size), _RUNS * len(tape.order) + 64
+    batch = values + _RUNS * int(tape.write_at[-1]) + 64
+    reads, writes = (int(np.diff(at).max(initial=0)) + 1 for at in (tape.read_at, tape.write_at))
+    lengths = (steps, steps, values, values, values + 1, batch, values, reads, writes, steps, len(tape.order) + 2)
     return Scratch(*(np.zeros(length, np.int64) for length in lengths))
 
 
@@ -72,8 +64,8 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
     for v in range(t.size.size):
         live[v] = t.there[v] > 0
         gap[v] = -1
-    room, room_reads, room_writes = s.steps.size, s.slots.size, s.value.size - t.size.size
-    length, cost, n_reads, n_writes = 0, np.int64(0), 0, 0
+    room = s.steps.size
+    length, cost = 0, np.int64(0)
     for p in range(t.order.size):
         a = t.order[p]
         batch = 0
@@ -96,7 +88,7 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
                         depth -= 1
                         continue
                     m = t.maker[v]
-                    if m < 0:
+                    if m < 0 or p > t.deadline[m]:
                         return -1, cost
                     missing = -1
                     for j in range(t.read_at[m], t.read_at[m + 1]):
@@ -109,9 +101,7 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
                         s.stack[depth] = missing
                         depth += 1
                         continue
-                    n_reads += t.read_at[m + 1] - t.read_at[m]
-                    n_writes += t.write_at[m + 1] - t.write_at[m]
-                    if length == room or n_reads > room_reads or n_writes > room_writes:
+                    if length == room or batch + t.write_at[m + 1] - t.write_at[m] > s.batch.size:
                         return -1, cost
                     s.steps[length] = m
                     s.places[length] = p
@@ -122,9 +112,7 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
                         s.batch[batch] = t.writes[j]
                         batch += 1
                     depth -= 1
-            n_reads += t.read_at[a + 1] - t.read_at[a]
-            n_writes += t.write_at[a + 1] - t.write_at[a]
-            if length == room or n_reads > room_reads or n_writes > room_writes:
+            if length == room:
                 return -1, cost
             s.steps[length] = a
             s.places[length] = p
@@ -156,99 +144,94 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def measure(t, s, length, target):  # type: ignore[no-untyped-def]
-    """The live bytes of the schedule in `steps`.
+    """The live bytes of the schedule in `steps`, gone through from its end: what is read and not live yet dies there.
 
     Returns:
-        The highest live set, the step of it, and the bytes above `target`, summed over the steps.
+        The highest live set, the first step of it, and the bytes above `target`, summed over the steps.
     """
-    current, value, birth, last, over = s.current, s.value, s.birth, s.last, s.over
-    steps = max(length, 1)
-    count = 0
+    live, last, dying = s.live, s.last, s.dying
+    level, unread = np.int64(0), np.int64(0)
     for v in range(t.size.size):
-        current[v] = -1
-        if t.there[v]:
-            current[v] = count
-            value[count] = v
-            birth[count] = 0
-            last[count] = steps if t.there[v] == 2 else 0
-            over[count] = 0
-            count += 1
-    slot = 0
-    for step in range(length):
+        stays = t.there[v] == 2 or t.output[v] != 0
+        live[v] = stays
+        last[v] = max(length, 1)
+        if stays:
+            level += t.size[v]
+    highest, at, excess, here = np.int64(-1), 0, np.int64(0), level
+    for step in range(length - 1, -1, -1):
         a = s.steps[step]
-        for k in range(t.read_at[a], t.read_at[a + 1]):
-            i = current[t.reads[k]]
-            s.slots[slot] = i
-            slot += 1
-            if last[i] < step:
-                last[i] = step
-        s.first[step] = count
+        here = level + t.workspace[a] + t.background[s.places[step]]
         for k in range(t.write_at[a], t.write_at[a + 1]):
             v = t.writes[k]
-            current[v] = count
-            value[count] = v
-            birth[count] = step
-            last[count] = step
-            over[count] = 0
-            count += 1
-    for v in range(t.size.size):
-        if t.output[v] and current[v] >= 0:
-            last[current[v]] = steps
-    slot = 0
-    for step in range(steps + 2):
-        s.change[step] = 0
-    for step in range(length):
-        a = s.steps[step]
+            if live[v]:
+                level -= t.size[v]
+            else:
+                here += t.size[v]
+                last[v] = step
+        low = t.read_at[a]
+        for k in range(low, t.read_at[a + 1]):
+            v = t.reads[k]
+            dying[k - low] = live[v] == 0
+            if live[v] == 0:
+                here += t.size[v]
+                level += t.size[v]
         if t.pair_at[a] < t.pair_at[a + 1]:
-            pair_up(t, s, step, slot, steps)
-        slot += t.read_at[a + 1] - t.read_at[a]
-        s.change[step] += t.workspace[a]
-        s.change[step + 1] -= t.workspace[a]
-    for i in range(count):
-        nbytes = t.size[value[i]]
-        s.change[birth[i] + over[i]] += nbytes
-        s.change[min(last[i] + 1, steps)] -= nbytes
-    highest, at, level, excess = np.int64(-1), 0, np.int64(0), np.int64(0)
-    for step in range(steps):
-        level += s.change[step]
-        if level > highest:
-            highest = level
-            at = step
-        if level > target:
-            excess += level - target
+            here -= paired(t, s, a, step, length)
+        for k in range(t.write_at[a], t.write_at[a + 1]):
+            live[t.writes[k]] = 0
+        for k in range(low, t.read_at[a + 1]):
+            if live[t.reads[k]] == 0:
+                live[t.reads[k]] = 1
+                last[t.reads[k]] = step
+        s.level[step] = here
+        if here >= highest:
+            highest, at = here, step
+        if here > target:
+            excess += here - target
+    for v in range(t.size.size):
+        if t.there[v] == 1 and not live[v]:
+            unread += t.size[v]
+    if unread or length == 0:
+        first = here + unread
+        excess += max(first - target, 0) - (max(here - target, 0) if length else 0)
+        if first >= highest:
+            highest, at = first, 0
     return highest, at, excess
 
 
 @njit(cache=True)
-def pair_up(t, s, step, slot, steps):  # type: ignore[no-untyped-def]
-    """Mark the writes of a step that take the bytes of a read: required ones, then the largest that may."""
-    a = s.steps[step]
-    first = s.first[step]
-    for k in range(t.read_at[a + 1] - t.read_at[a]):
-        s.taken[k] = 0
-    for k in range(t.pair_at[a], t.pair_at[a + 1]):
+def paired(t, s, a, step, length):  # type: ignore[no-untyped-def]
+    """Bytes of the writes of a step that take those of a read: required ones, then the largest that may."""
+    over, dying = s.over, s.dying
+    low, high = t.pair_at[a], t.pair_at[a + 1]
+    reads, writes = t.read_at[a], t.write_at[a]
+    for k in range(t.write_at[a + 1] - writes):
+        over[k] = 0
+    total = np.int64(0)
+    for k in range(low, high):
         if t.pair_required[k]:
-            s.over[first + t.pair_write[k]] = 1
-            s.taken[t.pair_read[k]] = 1
+            over[t.pair_write[k]] = 1
+            dying[t.pair_read[k]] = 0
+            total += t.size[t.writes[writes + t.pair_write[k]]]
     while True:
         best, most = -1, np.int64(-1)
-        for k in range(t.pair_at[a], t.pair_at[a + 1]):
-            write, read = first + t.pair_write[k], s.slots[slot + t.pair_read[k]]
-            if s.over[write] or s.taken[t.pair_read[k]] or s.last[read] != step:
+        for k in range(low, high):
+            if over[t.pair_write[k]] or not dying[t.pair_read[k]]:
                 continue
-            new, old = s.value[write], s.value[read]
+            new, old = t.writes[writes + t.pair_write[k]], t.reads[reads + t.pair_read[k]]
             wasted = t.rounded[old] - t.rounded[new]
-            if t.nbytes[new] > most and wasted * (min(s.last[write] + 1, steps) - step - 1) <= t.nbytes[new]:
+            if t.nbytes[new] > most and wasted * (min(s.last[new] + 1, length) - step - 1) <= t.nbytes[new]:
                 best, most = k, t.nbytes[new]
         if best < 0:
-            return
-        s.over[first + t.pair_write[best]] = 1
-        s.taken[t.pair_read[best]] = 1
+            return total
+        over[t.pair_write[best]] = 1
+        dying[t.pair_read[best]] = 0
+        total += t.size[t.writes[writes + t.pair_write[best]]]
 
 
 @njit(cache=True)
 def evaluate(t, s, state, target):  # type: ignore[no-untyped-def]
-    """Peak (NEVER where the state cannot be), position of the peak, bytes above target, cost, and work done."""
+    """Peak (NEVER where the state cannot be), position of the peak, bytes above target, cost, and steps."""
     length, cost = generate(t, s, state)
     if length < 0:
         return NEVER, 0, NEVER, cost, t.order.size

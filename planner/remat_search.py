@@ -6,15 +6,19 @@ to the lowest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from foreplan.planner.remat_kernels import NEVER, evaluate
+from foreplan.planner.remat_prices import count_above, worth
 from foreplan.planner.remat_tape import DISCARD, DROP, KEEP
 
-_FIRST = 1e30  # the score of what has not been tried
+UNKNOWN = -1.0  # the score of what has not been looked at
+EAGER = 8  # so many times as often is polished what a cap allows
+HOPE = 1.5  # so much better than estimated a gap may turn out
 
 
 class Archive(NamedTuple):
@@ -26,6 +30,7 @@ class Archive(NamedTuple):
         states: those states.
         caps: costs.
         peak: for each cap the lowest peak of a state that costs no more.
+        cap_cost: what that state costs.
         cap_states: those states.
     """
 
@@ -34,15 +39,49 @@ class Archive(NamedTuple):
     states: np.ndarray
     caps: np.ndarray
     peak: np.ndarray
+    cap_cost: np.ndarray
     cap_states: np.ndarray
+
+
+def make_archive(targets: Sequence[int], caps: Sequence[int], gaps: int) -> Archive:
+    """An archive with nothing in it."""
+
+    def nothing(cells: int) -> np.ndarray:
+        return np.full(cells, NEVER)
+
+    return Archive(
+        np.array(targets, np.int64),
+        nothing(len(targets)),
+        np.zeros((len(targets), gaps), np.int64),
+        np.array(caps, np.int64),
+        nothing(len(caps)),
+        nothing(len(caps)),
+        np.zeros((len(caps), gaps), np.int64),
+    )
+
+
+def copy_archive(archive: Archive) -> Archive:
+    """One that can be changed by itself."""
+    return Archive(*(array.copy() for array in archive))
+
+
+def merge(archive: Archive, other: Archive) -> None:
+    """Take from another archive what is better."""
+    better = other.cost < archive.cost
+    archive.cost[better], archive.states[better] = other.cost[better], other.states[better]
+    better = (other.peak < archive.peak) | ((other.peak == archive.peak) & (other.cap_cost < archive.cap_cost))
+    for mine, theirs in zip(archive[-3:], other[-3:]):
+        mine[better] = theirs[better]
 
 
 @njit(cache=True)
 def record(archive, state, peak, cost):  # type: ignore[no-untyped-def]
     """Note a state where it is the best so far."""
     for k in range(archive.caps.size):
-        if cost <= archive.caps[k] and peak < archive.peak[k]:
-            archive.peak[k] = peak
+        if cost > archive.caps[k] or peak > archive.peak[k]:
+            continue
+        if peak < archive.peak[k] or cost < archive.cap_cost[k]:
+            archive.peak[k], archive.cap_cost[k] = peak, cost
             archive.cap_states[k] = state
     targets = archive.targets
     if peak > targets[0]:
@@ -76,6 +115,7 @@ def greedy(t, s, state, target, aim, score, boost, archive):  # type: ignore[no-
     """
     level = target
     peak, place, excess, cost, work = evaluate(t, s, state, level)
+    count_above(t, s, work, level)
     fresh = np.zeros(state.size, np.int64)
     turn = 0
     while peak > target:
@@ -83,13 +123,18 @@ def greedy(t, s, state, target, aim, score, boost, archive):  # type: ignore[no-
         if peak * aim // 256 != level:
             level = peak * aim // 256
             peak, place, excess, cost, more = evaluate(t, s, state, level)
+            count_above(t, s, more, level)
             work += more
         best, best_score = -1, 0.0
         while True:
             g, most = -1, best_score
             for h in range(state.size):
                 alive = t.gap_first[h] <= place <= t.gap_last[h] < t.order.size
-                if alive and score[h] > most and fresh[h] != turn and state[h] != DISCARD:
+                if not alive or fresh[h] == turn or state[h] == DISCARD:
+                    continue
+                if score[h] == UNKNOWN:
+                    score[h] = HOPE * worth(t, s, state, h)
+                if score[h] > most:
                     g, most = h, score[h]
             if g < 0:
                 break
@@ -109,10 +154,12 @@ def greedy(t, s, state, target, aim, score, boost, archive):  # type: ignore[no-
             break
         state[best] += 1
         peak, place, excess, cost, more = evaluate(t, s, state, level)
+        count_above(t, s, more, level)
         work += more
         for g in range(state.size):
-            score[g] = max(score[g] * boost / 256.0, 1e-30)
-        score[best] = _FIRST
+            if score[g] != UNKNOWN:
+                score[g] = max(score[g] * boost / 256.0, 1e-30)
+        score[best] = UNKNOWN
     return peak, cost, work
 
 
@@ -124,7 +171,7 @@ def descend(t, s, state, aim, boost, archive, most_cost, most_work):  # type: ig
         The work done.
     """
     work = np.int64(0)
-    score = np.full(state.size, _FIRST)
+    score = np.full(state.size, UNKNOWN)
     for j in range(archive.targets.size):
         peak, cost, more = greedy(t, s, state, archive.targets[j], aim, score, boost, archive)
         work += more
@@ -205,20 +252,20 @@ def restore(t, s, state, plain, target, archive, tries, seed):  # type: ignore[n
     return work, seed
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def polish(t, s, plain, aim, boost, archive, rounds, tries, most_work, seed):  # type: ignore[no-untyped-def]
     """Ruin and recreate (Schrimpf et al., "Record breaking optimization results", J. Computational Physics 2000) what
     is stored at every target and cap, and at its neighbours, the highest first.
 
     Returns:
-        Work done and the next seed.
+        The work done.
     """
     work = np.int64(0)
     state = plain.copy()
-    score = np.full(state.size, _FIRST)
+    score = np.full(state.size, UNKNOWN)
     count = archive.targets.size
     for j in range(count + archive.caps.size):
-        for r in range(rounds):
+        for r in range(rounds if j < count else rounds * EAGER):
             if work > most_work:
                 break
             k = j - count
@@ -232,9 +279,9 @@ def polish(t, s, plain, aim, boost, archive, rounds, tries, most_work, seed):  #
                 state[:] = archive.cap_states[k]
                 target = archive.peak[k] - 1
             seed = ruin(t, state, plain, seed)
-            score[:] = _FIRST
+            score[:] = UNKNOWN
             _, _, more = greedy(t, s, state, target, aim, score, boost, archive)
             work += more
             more, seed = restore(t, s, state, plain, target, archive, tries, seed)
             work += more
-    return work, seed
+    return work

@@ -33,6 +33,8 @@ class Tape(NamedTuple):
         destroy_at, destroys: values that are gone once it has run: overwritten of necessity, or replaced at home.
         workspace: bytes on the device while an action runs.
         cost: what another run of an action costs.
+        deadline: the last position for which an action may run again.
+        background: bytes that live at each position beside the values.
         size: bytes on the device of each value, rounded; 0 for next contents at home and on the host.
         nbytes: plain size of each value.
         rounded: the same, rounded to the alignment of buffers.
@@ -61,6 +63,8 @@ class Tape(NamedTuple):
     destroys: np.ndarray
     workspace: np.ndarray
     cost: np.ndarray
+    deadline: np.ndarray
+    background: np.ndarray
     size: np.ndarray
     nbytes: np.ndarray
     rounded: np.ndarray
@@ -111,6 +115,8 @@ def make_tape(problem: Problem, order: Sequence[int], cost: Sequence[int], small
         flat(destroys),
         array(workspace),
         array(cost),
+        np.full(len(actions), len(order), np.int64),
+        np.zeros(len(order), np.int64),
         array(size),
         array(v.nbytes for v in values),
         array(align_up(v.nbytes, ALIGNMENT) for v in values),

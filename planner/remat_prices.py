@@ -1,0 +1,60 @@
+"""Compiled estimates of what dropping a value costs and brings; importing this imports Numba."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from foreplan.planner.remat_tape import KEEP
+
+_DEEPEST = 32  # so many actions are looked at for one price
+_WAITING = 0.25  # what a value dropped already, that waits recomputed for its own use, still has to give
+
+
+@njit(cache=True)
+def available(t, state, v, position):  # type: ignore[no-untyped-def]
+    """Whether a value is there at a position without being recomputed: it cannot be dropped, or is kept over it."""
+    if t.maker[v] < 0 or t.own_at[v] == t.own_at[v + 1]:
+        return True
+    for k in range(t.own_at[v], t.own_at[v + 1]):
+        g = t.own[k]
+        if t.gap_first[g] <= position <= t.gap_last[g] and state[g] == KEEP:
+            return True
+    return False
+
+
+@njit(cache=True)
+def price(t, state, g, stack):  # type: ignore[no-untyped-def]
+    """About what it costs to recompute the value of a gap at its end, with all that is missing for it."""
+    position = t.gap_last[g]
+    stack[0] = t.gap_value[g]
+    depth, seen, total = 1, 0, np.int64(0)
+    while depth > 0 and seen < _DEEPEST:
+        depth -= 1
+        seen += 1
+        m = t.maker[stack[depth]]
+        total += t.cost[m]
+        for k in range(t.read_at[m], t.read_at[m + 1]):
+            if depth < stack.size and not available(t, state, t.reads[k], position):
+                stack[depth] = t.reads[k]
+                depth += 1
+    return total
+
+
+@njit(cache=True)
+def count_above(t, s, length, target):  # type: ignore[no-untyped-def]
+    """Into `above`: how many of the steps measured last need more than the target, up to each position."""
+    s.above[:] = 0
+    for step in range(length):
+        if s.level[step] > target:
+            s.above[s.places[step] + 1] += 1
+    for position in range(t.order.size):
+        s.above[position + 1] += s.above[position]
+
+
+@njit(cache=True)
+def worth(t, s, state, g):  # type: ignore[no-untyped-def]
+    """About how many bytes above the target dropping the value over a gap saves, over all steps, a cost."""
+    steps = s.above[t.gap_last[g]] - s.above[t.gap_first[g] + 1]
+    share = 1.0 if state[g] == KEEP else _WAITING
+    return share * t.size[t.gap_value[g]] * steps / max(float(price(t, state, g, s.stack)), 1.0)
