@@ -42,10 +42,12 @@ class _Drawn:
 
     def compute(self) -> None:
         """An action with one to three results, perhaps in place, perhaps with other producers of the same."""
-        reads = self.some(3)
+        reads = (
+            list(dict.fromkeys([*self.usable[-1:], *self.some(2)])) if self.draw(st.integers(0, 7)) else self.some(3)
+        )
         values = self.make.values
         taken = [v for v in reads if values[v].role is not Role.STORED]
-        required = bool(taken) and self.draw(st.integers(0, 7)) == 0
+        required = bool(taken) and self.draw(st.integers(0, 3)) == 3
         writes = []
         for k in range(self.draw(st.integers(1, 3))):
             nbytes, region = self.draw(SIZES), 2 if self.draw(st.integers(0, 15)) == 15 else 1
@@ -67,6 +69,14 @@ class _Drawn:
             for _ in range(self.draw(st.sampled_from([0, 0, 0, 1, 2]))):  # the same from less, or with other scratch
                 self.run(reads, writes[: self.draw(st.integers(1, len(writes)))])
         self.usable = [v for v in self.usable if not (required and v == must)] + writes
+
+    def end(self) -> None:
+        """What nobody reads is needed for an output, or some of it."""
+        read = {v for action in self.make.actions for v in action.reads}
+        unread = [v for v in self.usable if v not in read and self.make.values[v].role is Role.TRANSIENT]
+        kept = [v for v in unread if self.draw(st.integers(0, 3))]
+        if kept:
+            self.run(kept, [self.value(64, role=Role.OUTPUT)])
 
     def join(self) -> None:
         """Parts in rows or one behind the other, made for it; joined, or copied."""
@@ -105,4 +115,5 @@ def problems(draw: st.DrawFn, most: int = 14) -> Problem:
         getattr(drawn, what)()
     while drawn.waiting and draw(st.booleans()):
         drawn.update()
+    drawn.end()
     return drawn.make.problem()
