@@ -42,7 +42,7 @@ LONG = 5_000_000  # actions times gaps beyond which values are dropped in batche
 COARSE_WORK = 300_000_000
 DESCENT_WORK = 20_000_000
 POLISH_WORK = 200_000_000
-POLISH_PAIR = 1500  # and so much for every pair of an action and a gap
+POLISH_PAIR = 1000  # and so much for every pair of an action and a gap
 
 
 @dataclass(frozen=True)

@@ -89,11 +89,12 @@ def test_every_plan_of_a_curve_computes_the_right_bytes(seed: int, actions: int)
 def test_budgets_are_kept_and_a_smaller_one_never_gives_a_larger_plan(seed: int) -> None:
     rng = random.Random(seed)
     problem = priced(training_net(rng.randint(1, 6), width=1 << 12, seed=seed), seed)
-    unbudgeted = plan(problem, remat="off").arena_bytes
+    curve = plan_curve(problem)
+    unbudgeted = curve.plan(0).arena_bytes
     arena, time = unbudgeted, 0
     for budget in sorted((rng.randint(1, unbudgeted) for _ in range(8)), reverse=True):
         try:
-            found = plan(problem, budget)
+            found = curve.within(budget)
         except DoesNotFitError as error:
             assert error.needed > budget and isinstance(error.plan, Plan)
             assert error.needed <= arena
@@ -103,6 +104,7 @@ def test_budgets_are_kept_and_a_smaller_one_never_gives_a_larger_plan(seed: int)
         assert found.arena_bytes <= min(budget, arena) and found.budget == budget
         assert extra(found, problem) >= time
         arena, time = found.arena_bytes, extra(found, problem)
+    assert plan(problem, arena) == curve.within(arena)
 
 
 def test_a_chain_is_recomputed_in_segments() -> None:
