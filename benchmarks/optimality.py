@@ -24,12 +24,13 @@ MIB = 2**20
 
 
 def cell(found: Comparison | None) -> str:
-    """Cost over optimum; `-` where nothing fits, `missed` where something does, in parentheses where unproved."""
+    """Cost over optimum, in parentheses where unproved; `-` where nothing fits; where something does and no plan was
+    found, `missed`, or `not placed` where only its live bytes fit.
+    """
     if found is None or (found.ours is None and found.exact.cost is None):
         return "-" if found is None or found.exact.proved else "?"
-    if found.missed:
-        return f"missed {found.exact.cost:,}"
-    assert found.ours is not None
+    if found.ours is None:
+        return "missed" if found.missed else "not placed"
     if found.ratio is None:
         return f"(≤ {found.ours / max(found.exact.bound or 1, 1):.4f})"
     return f"{found.ratio:.4f}"
@@ -57,6 +58,7 @@ def small() -> None:
         f"\n{len(ratios)} budgets met with a proven optimum: {sum(ratios) / len(ratios):.4f} times it on average, "
         f"{max(ratios):.4f} at most; {sum(ratio > 1.05 for ratio in ratios)} above 1.05; "
         f"{sum(each.missed for each in everything)} more that a schedule meets and no plan found; "
+        f"{sum(cell(each) == 'not placed' for each in everything)} that only live bytes meet; "
         f"{sum(not each.exact.proved for each in everything)} without proof within {SECONDS} s."
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from foreplan.errors import DoesNotFitError
 from foreplan.planner import Problem, plan, plan_curve
+from foreplan.planner.layout import arena_bytes, lay_out, schedule
 from foreplan.planner.remat import late_updates
 from tests.planner.exact_remat import Exact, Formulation
 
@@ -21,12 +22,14 @@ class Comparison:
         budget: bytes.
         ours: nanoseconds of the planner's plan, or None where it finds none.
         exact: the optimum over the planner's order and, where its plan puts off first runs, over that order too.
+        placed: whether the planner's placer keeps the optimal schedule, whose live bytes are within the budget, there.
     """
 
     share: float
     budget: int
     ours: int | None
     exact: Exact
+    placed: bool
 
     @property
     def ratio(self) -> float | None:
@@ -37,8 +40,8 @@ class Comparison:
 
     @property
     def missed(self) -> bool:
-        """Whether there is a schedule within the budget and the planner finds none."""
-        return self.ours is None and self.exact.cost is not None
+        """Whether there is a schedule within the budget, and placed there, and the planner finds none."""
+        return self.ours is None and self.exact.cost is not None and self.placed
 
 
 def compare(problem: Problem, seconds: float, shares: Sequence[float] = SHARES) -> Iterator[Comparison]:
@@ -61,9 +64,14 @@ def compare(problem: Problem, seconds: float, shares: Sequence[float] = SHARES) 
         orders = [order] if first_runs == order else [order, first_runs]
         exact = least([Formulation(problem, each, budget).solve(cost, seconds, steps or None) for each in orders])
         ours = sum(cost[index] for index in steps) if steps else None
-        yield Comparison(share, budget, ours, exact)
+        yield Comparison(share, budget, ours, exact, exact.order is not None and arena(problem, exact.order) <= budget)
         if ours is None and exact.proved and exact.cost is None:
             return
+
+
+def arena(problem: Problem, order: Sequence[int]) -> int:
+    """Bytes of an order's arena as the planner places it."""
+    return arena_bytes(problem, lay_out(problem, schedule(problem, "", order)).heights)
 
 
 def least(found: Sequence[Exact]) -> Exact:
