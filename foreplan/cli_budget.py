@@ -116,7 +116,7 @@ class _Trials:
         return max(compiled.plan.arena_bytes, _update_bytes(compiled))
 
     def needed(self, batch: int) -> int:
-        """Bytes of the smallest schedule found, or of the arena where that is above the memory."""
+        """Bytes of the smallest arena found, at most the memory where a plan within the limits fits."""
         if batch not in self._needed:
             self._needed[batch] = self._try(batch)
             fits = "fits" if batch in self.fitting else f"needs {format_bytes(self._needed[batch])}"
@@ -124,7 +124,7 @@ class _Trials:
         return self._needed[batch]
 
     def _try(self, batch: int) -> int:
-        from foreplan.pareto import affordable, extra_ratios, least_bytes
+        from foreplan.pareto import affordable, extra_ratios
 
         compiled = self._compile(batch)
         found, least, rest = compiled.plan, compiled.plan.arena_bytes, _update_bytes(compiled)
@@ -135,7 +135,7 @@ class _Trials:
                     found = curve.within(self.memory)
                 except DoesNotFitError as error:
                     return max(error.needed, rest)
-            least = min(found.arena_bytes, least_bytes(curve))
+            least = min(found.arena_bytes, curve.plan(len(curve) - 1).arena_bytes)
         arena = max(found.arena_bytes, rest)
         if arena > self.memory:
             return arena

@@ -100,11 +100,6 @@ def affordable(problem: Problem, most_flops: float | None = None) -> Curve:
     return Curve(problem, curve.base, points)
 
 
-def least_bytes(curve: Curve) -> int:
-    """The lowest live set of a curve's schedules."""
-    return curve.points[-1].bound if curve.points else curve.base.arena
-
-
 def largest(needed: Callable[[int], int], memory: int, first: int = 1, fixed: int = 0) -> int:
     """The largest count (of samples, say) that fits, if what one count needs never exceeds what a larger one does; else
     a count that fits and is followed by one that does not.
