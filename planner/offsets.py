@@ -8,7 +8,7 @@ heuristics until one does, and then search systematically (`planner.exact`), whi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,9 @@ _Attempt = Callable[[int, np.ndarray], tuple[int, int]]  # (limit, offsets to wr
 QUADRATIC = 20_000
 SKYLINE = 5_000
 SEARCH = 600
+
+# What shaken orders may do: buffers looked at, less than a tenth of a second.
+SHAKING = 30_000_000
 
 # What the search does by default, in buffers and sections looked at: some tenths of a second.
 WORK = 60_000_000
@@ -98,31 +101,30 @@ def place(
             best = Placement(found_at, height, bound, name)
             if height <= goal:
                 return best
+    ceiling = -(-bound // grain) * grain
+    if height > ceiling and len(instance.size) <= SKYLINE and not (instance.fixed >= 0).any():
+        best = _shaken(instance, best, max(goal, ceiling))
+        if best.height <= goal:
+            return best
     return _search(instance, best, capacity, work) if len(instance.size) <= SEARCH else best
 
 
 def _search(instance: _Instance, best: Placement, capacity: int | None, work: int) -> Placement:
     """The systematic search: for a capacity, if it is possible at all; without one, as low as it gets."""
-    from foreplan.planner.exact import descend, fit
+    from foreplan.planner.exact import descend
     from foreplan.planner.sections import sections_of
 
     some = np.flatnonzero(instance.size)
     columns = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
     sections = sections_of(*[column[some] for column in columns])
-    bound = best.lower_bound
-    if capacity is None:
-        descent = descend(sections, best.height, bound, bound, work)
-        found, bound = descent.offsets, descent.bound
-    elif capacity < bound:
+    if capacity is not None and capacity < best.lower_bound:
         return best
-    else:
-        verdict = fit(sections, capacity, work)
-        found, bound = verdict.offsets, capacity + 1 if verdict.proved else bound
-    if found is None:
-        return replace(best, lower_bound=bound)
+    goal = best.lower_bound if capacity is None else capacity
+    descent = descend(sections, best.offsets[some], best.lower_bound, goal, work, straight=capacity is not None)
     offsets = best.offsets.copy()
-    offsets[some] = found
-    return Placement(offsets, int((found + sections.need).max()), bound, "systematic search")
+    offsets[some] = descent.offsets
+    name = best.heuristic if descent.height == best.height else "systematic search"
+    return Placement(offsets, descent.height, descent.bound, name)
 
 
 def _check(
@@ -249,13 +251,40 @@ def _online(instance: _Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]
             yield name, run
 
 
+def _shaken(instance: _Instance, best: Placement, goal: int) -> Placement:
+    """The skyline by orders that are shaken a little, again and again, until one reaches the goal or the work is done.
+
+    Orders that differ by a few exchanges often differ in height where few buffers stick out.
+    """
+    kernels = _kernels()
+    orders = (_by_area(instance), _by_lifetime(instance))
+    lower, upper, births = _ranked(instance)
+    rank, offsets = np.empty(len(births), np.int64), np.empty(len(births), np.int64)
+    random, done, tries = np.uint64(1), 0, 0
+    while done < SHAKING and best.height > goal:
+        moves = 1 + tries // len(orders) % 5 * len(births) // 16
+        random = np.uint64(kernels.shake(orders[tries % len(orders)], moves, random, rank))
+        arrays = (rank, births, lower, upper, instance.size, instance.alignment)
+        found, work = kernels.skyline(*arrays, best.height, offsets)
+        if found >= 0:
+            best = Placement(offsets.copy(), int(found), best.lower_bound, "skyline by a shaken order")
+        done += work + len(births)
+        tries += 1
+    return best
+
+
+def _ranked(instance: _Instance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lives over ranks of time, and the buffers by birth, as `placers.skyline` takes them."""
+    times = np.unique(np.concatenate([instance.lower, instance.upper]))
+    lower, upper = np.searchsorted(times, instance.lower), np.searchsorted(times, instance.upper)
+    return lower, upper, np.argsort(lower, kind="stable")
+
+
 def _skyline(instance: _Instance, orders: dict[str, np.ndarray]) -> Iterator[tuple[str, _Attempt]]:
     """Best fit on the skyline: Burke, Kendall and Whitwell, "A new placement heuristic for the orthogonal
     stock-cutting problem", Operations Research 2004; for memory Sekiyama et al., arXiv 1804.10001."""
     kernels = _kernels()
-    times = np.unique(np.concatenate([instance.lower, instance.upper]))
-    lower, upper = np.searchsorted(times, instance.lower), np.searchsorted(times, instance.upper)
-    births = np.argsort(lower, kind="stable")
+    lower, upper, births = _ranked(instance)
     for name in ("lifetime", "area", "size"):
         rank = np.empty(len(births), np.int64)
         rank[orders[name]] = np.arange(len(births))

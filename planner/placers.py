@@ -163,6 +163,35 @@ def online(births, deaths, lower, upper, size, alignment, best_fit, short, ceili
 
 
 @njit(cache=True)
+def shake(order, moves, random, rank):  # type: ignore[no-untyped-def]
+    """Exchange some buffers of an order with others up to a quarter of all away.
+
+    Args:
+        order: buffers; left as it is.
+        moves: how many.
+        random: uint64, not 0; the numbers of an xorshift generator (Marsaglia, J. Statistical Software 2003).
+        rank: written: of each buffer in the new order.
+
+    Returns:
+        The random number to go on with.
+    """
+    n = order.size
+    new = order.copy()
+    reach = n // 4
+    for _ in range(moves):
+        random ^= random << np.uint64(13)
+        random ^= random >> np.uint64(7)
+        random ^= random << np.uint64(17)
+        one = np.int64(random % np.uint64(n))
+        away = np.int64((random >> np.uint64(32)) % np.uint64(2 * reach + 1)) - reach
+        other = min(max(one + away, 0), n - 1)
+        new[one], new[other] = new[other], new[one]
+    for k in range(n):
+        rank[new[k]] = k
+    return random
+
+
+@njit(cache=True)
 def skyline(order, births, lower, upper, size, alignment, limit, offsets):  # type: ignore[no-untyped-def]
     """Fill the lowest segment of the skyline with the first buffer of `order` that fits between its walls.
 

@@ -138,7 +138,7 @@ def test_a_descent_ends_with_the_optimum_and_its_proof() -> None:
         lives = [(t := rng.randint(0, 6), t + rng.randint(1, 5)) for _ in range(6)]
         buffers = [(*life, rng.randint(1, 7), rng.choice([1, 2, 4]), -1) for life in lives]
         live = [sum(b[2] for b in buffers if b[0] <= t < b[1]) for t in range(12)]
-        result = descend(sections(buffers), 60, max(live), max(live), WORK)
+        result = descend(sections(buffers), np.arange(6) * 8, max(live), max(live), WORK)
         assert result.height == result.bound == lowest(buffers)
         raised += result.bound > max(live)
     assert raised
@@ -149,6 +149,21 @@ def test_the_same_instance_gives_the_same_offsets() -> None:
     first, second = (place(*columns, work=20_000_000) for _ in range(2))
     assert (first.offsets == second.offsets).all()
     assert (first.height, first.lower_bound) == (second.height, second.lower_bound)
+
+
+def test_a_search_follows_its_guide() -> None:
+    pieces = perfect(random.Random(5), 200, 500, 1024, 0.35)
+    given = sections([(a, b, d - c, 1, -1) for a, b, c, d in pieces])
+    offsets = np.array([c for _, _, c, _ in pieces])
+    assert fit(given, 1024, 30_000_000).offsets is None
+    found = fit(given, 1024, 30_000_000, guide=offsets).offsets
+    assert found is not None and (found + given.size).max() == 1024 and not overlap(columns_of(pieces), found)
+
+
+def test_more_work_never_gives_a_higher_placement() -> None:
+    pieces = perfect(random.Random(7), 200, 300, 1024, 0.5)[20:]
+    heights = [place(*columns_of(pieces), work=work).height for work in (0, 50_000_000, 400_000_000)]
+    assert heights[0] > heights[1] >= heights[2] >= place(*columns_of(pieces), work=0).lower_bound
 
 
 def test_work_is_bounded() -> None:

@@ -147,3 +147,25 @@ def live_peak_sweep(buffers: Buffers) -> int:
         change[lower] += size
         change[upper] -= size
     return int(np.cumsum(change).max())
+
+
+def cut(rng: random.Random, n: int) -> Buffers:
+    """A rectangle of 40 steps by 64 bytes, cut across at random until there are n pieces: they fit without a hole."""
+    pieces = [(0, 40, 0, 64)]
+    while len(pieces) < n:
+        a, b, c, d = pieces.pop(max(range(len(pieces)), key=lambda k: rng.random() * (pieces[k][1] - pieces[k][0])))
+        if b - a > 1 and (d - c == 1 or rng.random() < 0.5):
+            t = rng.randint(a + 1, b - 1)
+            pieces += [(a, t, c, d), (t, b, c, d)]
+        else:
+            y = rng.randint(c + 1, d - 1) if d - c > 1 else d
+            pieces += [(a, b, c, y), (a, b, y, d)] if y < d else [(a, b, c, d)]
+    return [(a, b, d - c) for a, b, c, d in pieces]
+
+
+def test_shaken_orders_reach_bounds_that_plain_ones_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    instances = [cut(random.Random(seed), 30) for seed in range(40)]
+    shaken = sum(place(*columns(buffers), work=0).height == 64 for buffers in instances)
+    monkeypatch.setattr(placer, "SHAKING", 0)
+    plain = sum(place(*columns(buffers), work=0).height == 64 for buffers in instances)
+    assert plain < shaken >= 36
