@@ -102,7 +102,8 @@ def place(
             if height <= goal:
                 return best
     ceiling = -(-bound // grain) * grain
-    if height > ceiling and len(instance.size) <= SKYLINE and not (instance.fixed >= 0).any():
+    few_stick_out = 0 < height - ceiling <= ceiling >> 3
+    if few_stick_out and len(instance.size) <= SKYLINE and not (instance.fixed >= 0).any():
         best = _shaken(instance, best, max(goal, ceiling))
         if best.height <= goal:
             return best
