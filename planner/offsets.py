@@ -24,6 +24,9 @@ QUADRATIC = 20_000
 SKYLINE = 5_000
 SEARCH = 600
 
+# Pairs of buffers that live together, up to which even large instances are placed greedily: some seconds.
+PAIRS = 100_000_000
+
 # What shaken orders may do: buffers looked at, less than a tenth of a second.
 SHAKING = 30_000_000
 
@@ -188,7 +191,7 @@ def _attempts(instance: _Instance, ceiling: int) -> Iterator[tuple[str, _Attempt
     if not (instance.fixed >= 0).any():
         yield from _online(instance, ceiling)
     if n > QUADRATIC:
-        if (instance.fixed >= 0).any():
+        if (instance.fixed >= 0).any() or _pairs(instance) <= PAIRS:
             yield "greedy by size, first fit", partial(_greedy, instance, _by_size(instance), False)
         return
     orders = {"size": _by_size(instance), "area": _by_area(instance), "lifetime": _by_lifetime(instance)}
@@ -198,6 +201,13 @@ def _attempts(instance: _Instance, ceiling: int) -> Iterator[tuple[str, _Attempt
             yield f"greedy by {name}, {fit} fit", partial(_greedy, instance, order, best_fit)
     if n <= SKYLINE and not (instance.fixed >= 0).any():
         yield from _skyline(instance, orders)
+
+
+def _pairs(instance: _Instance) -> int:
+    """How many pairs of buffers live at the same time."""
+    born = np.searchsorted(np.sort(instance.lower), instance.upper)  # born before a buffer dies, itself among them
+    dead = np.searchsorted(np.sort(instance.upper), instance.lower, side="right")
+    return int((born - dead - 1).sum()) // 2
 
 
 def _by_size(instance: _Instance) -> np.ndarray:

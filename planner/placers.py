@@ -14,10 +14,26 @@ NOWHERE = np.int64(1) << np.int64(62)
 
 
 @njit(cache=True)
+def _columns(lower, upper):  # type: ignore[no-untyped-def]
+    """Columns of equal width in time, as many as hold all buffers in a few entries each: (columns, first, width)."""
+    n = lower.size
+    first, last = lower.min(), upper.max()
+    columns = np.int64(1024)
+    while True:
+        width = (last - first + columns - 1) // columns
+        entries = np.int64(0)
+        for i in range(n):
+            entries += (upper[i] - 1 - first) // width - (lower[i] - first) // width + 1
+        if columns == 1 or entries <= 8 * n:
+            return columns, first, width
+        columns //= 2
+
+
+@njit(cache=True)
 def greedy(order, lower, upper, size, alignment, fixed, best_fit, limit, offsets):  # type: ignore[no-untyped-def]
     """Place buffers in the given order, each into the first (or tightest) gap between those alive with it.
 
-    Placed buffers are kept sorted by offset, so one pass over them finds the gaps.
+    Placed buffers are listed by the columns of time in which they live, so only those near in time are looked at.
 
     Args:
         fixed: offset of a buffer that is placed beforehand, or -1.
@@ -28,11 +44,14 @@ def greedy(order, lower, upper, size, alignment, fixed, best_fit, limit, offsets
         Height, or -1; and the pairs of buffers looked at, the measure of work.
     """
     n = order.size
-    low = np.empty(n, np.int64)
-    up = np.empty(n, np.int64)
+    columns, origin, width = _columns(lower, upper)
+    latest = np.full(columns, -1, np.int64)  # entry of each column, from which `before` leads to the others
+    item = np.empty(8 * n + 8, np.int64)
+    before = np.empty(8 * n + 8, np.int64)
+    entries = 0
+    seen = np.full(n, -1, np.int64)
     start = np.empty(n, np.int64)
     end = np.empty(n, np.int64)
-    count = 0
     height = np.int64(0)
     work = 0
     for k in range(-n, n):
@@ -40,32 +59,40 @@ def greedy(order, lower, upper, size, alignment, fixed, best_fit, limit, offsets
         if (fixed[i] >= 0) != (k < 0) or size[i] == 0:
             continue
         place = fixed[i]
+        low, up = (lower[i] - origin) // width, (upper[i] - 1 - origin) // width + 1
         if k >= 0:
+            count = 0
+            for column in range(low, up):
+                e = latest[column]
+                while e >= 0:
+                    j = item[e]
+                    if seen[j] != i and lower[j] < upper[i] and lower[i] < upper[j]:
+                        seen[j] = i
+                        start[count], end[count] = offsets[j], offsets[j] + size[j]
+                        count += 1
+                    e = before[e]
+                    work += 1
             top = np.int64(0)
             slack = NOWHERE
             mask = alignment[i] - 1
-            for j in range(count):
-                if low[j] < upper[i] and lower[i] < up[j]:
-                    gap = start[j] - ((top + mask) & ~mask) - size[i]
-                    if 0 <= gap < slack:
-                        place = (top + mask) & ~mask
-                        slack = gap
-                        if not best_fit or gap == 0:
-                            break
-                    top = max(top, end[j])
-            work += count
+            for at in np.argsort(start[:count]):
+                gap = start[at] - ((top + mask) & ~mask) - size[i]
+                if 0 <= gap < slack:
+                    place = (top + mask) & ~mask
+                    slack = gap
+                    if not best_fit or gap == 0:
+                        break
+                top = max(top, end[at])
             if place < 0:
                 place = (top + mask) & ~mask
             if place + size[i] >= limit:
                 return np.int64(-1), work
         offsets[i] = place
         height = max(height, place + size[i])
-        at = count
-        while at > 0 and start[at - 1] > place:
-            low[at], up[at], start[at], end[at] = low[at - 1], up[at - 1], start[at - 1], end[at - 1]
-            at -= 1
-        low[at], up[at], start[at], end[at] = lower[i], upper[i], place, place + size[i]
-        count += 1
+        for column in range(low, up):
+            item[entries], before[entries] = i, latest[column]
+            latest[column] = entries
+            entries += 1
     return height, work
 
 
