@@ -172,7 +172,7 @@ def test_shaken_orders_reach_bounds_that_plain_ones_miss(monkeypatch: pytest.Mon
 
 
 def test_large_instances_whose_lives_are_short_are_placed_greedily() -> None:
-    """30,000 buffers of random lives and sizes, of which free lists alone make 6 % more than the live set."""
+    """30,000 buffers of random lives and sizes, of which free lists alone make some percent more than the live set."""
     rng = np.random.default_rng(3)
     n = 30_000
     lower = rng.integers(0, 2 * n, n)
