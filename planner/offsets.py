@@ -270,7 +270,8 @@ def _shaken(instance: _Instance, best: Placement, goal: int) -> Placement:
     kernels = _kernels()
     orders = (_by_area(instance), _by_lifetime(instance))
     lower, upper, births = _ranked(instance)
-    rank, offsets = np.empty(len(births), np.int64), np.empty(len(births), np.int64)
+    rank = np.empty(len(births), np.int64)
+    offsets = np.zeros(len(births), np.int64)  # the skyline leaves those of empty buffers as they are
     random, done, tries = np.uint64(1), 0, 0
     while done < SHAKING and best.height > goal:
         moves = 1 + tries // len(orders) % 5 * len(births) // 16
