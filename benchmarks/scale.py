@@ -98,7 +98,8 @@ def main() -> None:
     if options.measure:
         print(json.dumps(measure(options.measure)))
         return
-    in_a_process(transformer(SIZES[0]))
+    for model in (transformer(SIZES[0]), *MODELS):
+        in_a_process(model)
     heads = ["model", "nodes", "actions", *STAGES, "compiled", "compiled in a budget", "over the bound", "resident"]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     rows = []
