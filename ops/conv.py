@@ -57,12 +57,16 @@ class _Geometry(Op):
     groups: int = 1
 
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Images whose channels are dense: a range of channels or of items. Weights are read dense."""
-        is_image = input.rank == len(self.strides) + 2 and not self._is_weight(index)
+        """Images whose channels are dense: a range of channels or of items. Weights, where there is one group of
+        channels, whose every output channel is dense: those of a range of input channels.
+        """
+        if self._is_weight(index):
+            return self.groups == 1 and strides[1:] == input.strides[1:] and strides[0] >= input.strides[0]
+        is_image = input.rank == len(self.strides) + 2
         return is_image and spatial_is_dense(input.shape, strides, input.dtype.itemsize)
 
     def _is_weight(self, index: int) -> bool:
-        return index > 0
+        return index == 1
 
     @property
     def geometry(self) -> tuple[Shape, Pads, Shape, int]:
@@ -94,62 +98,94 @@ class _Geometry(Op):
 class Conv(_Geometry):
     """y[n, k, o] = Σ_{c, r} w[k, c, r] · x[n, c, o·stride − low + r·dilation] (+ bias[k]), a cross-correlation.
 
-    Inputs: x [N, C, *S], w [K, C/groups, *R], optionally bias [K]. Output: [N, K, *O].
+    Inputs: x [N, C, *S], w [K, C/groups, *R], optionally bias [K], or what is added to, as the output.
+    Output: [N, K, *O].
     """
 
     name: ClassVar[str] = "conv"
+    accumulates: ClassVar[int] = 2
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """Positions along each axis as `count_positions` gives them."""
-        x, w = inputs[:2]
+        x, w, *added = inputs
         self.check(x, w)
-        if len(inputs) > 2 and (inputs[2].shape != w.shape[:1] or inputs[2].dtype != x.dtype):
-            raise ShapeError(f"the bias of weights {w} must be {x.dtype}[{w.shape[0]}], and is {inputs[2]}")
         positions = count_positions(x.shape[2:], w.shape[2:], self.strides, self.pads, self.dilations)
-        return (x.with_shape((x.shape[0], w.shape[0], *positions)),)
+        y = x.with_shape((x.shape[0], w.shape[0], *positions))
+        if len(added) > 1 or any(type not in (y, x.with_shape(w.shape[:1])) for type in added):
+            raise ShapeError(
+                f"what is added must be a bias {x.dtype}[{w.shape[0]}], or {y} as the output, and is {added[0]}"
+            )
+        return (y,)
 
     def vjp(
         self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         """Weights first: with their gradient done, x's bytes may be free for the data's."""
-        (x, w), (g,) = inputs[:2], cotangents
+        (x, w, *added), (g,) = inputs, cotangents
         assert g is not None
         dw = b.apply(ConvWeightGrad(*self.geometry, kernel=w.shape[2:]), x, g) if b.wants(w) else None
-        gradients = [None, dw]
-        if len(inputs) > 2:
+        gradients: list[Value | None] = [None, dw]
+        for value in added:
             axes = (0, *range(2, len(g.shape)))
-            gradients.append(reduce(b, "sum", g, axes) if b.wants(inputs[2]) else None)
+            if value.type == g.type:
+                gradients.append(g)
+            else:
+                gradients.append(reduce(b, "sum", g, axes) if b.wants(value) else None)
         if b.wants(x):
             gradients[0] = b.apply(ConvDataGrad(*self.geometry, spatial=x.shape[2:]), g, w)
         return gradients
 
+    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
+        """What is added to may be changed in place, but for depth-wise convolutions, which add it at the end."""
+        depthwise = is_depthwise(inputs[0].shape[1], inputs[1].shape, self.groups)
+        return ((0, 2),) if self._is_added_to(inputs, outputs) and not depthwise else ()
+
     def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """2·C/groups·taps an output element, and one more for the bias."""
+        """2·C/groups·taps an output element, and one more for what is added."""
         taps = math.prod(inputs[1].shape[1:])
         flops = outputs[0].size * (2 * taps + (len(inputs) > 2))
         return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Columns of a block of positions, and their product where it is not the output's own bytes."""
-        x, w = inputs[:2]
+        (x, w), (y,) = inputs[:2], outputs
+        adds = self._is_added_to(inputs, outputs)
         if self.is_pointwise(w.shape[2:]):
-            return 0
+            return added_bytes(y, self.groups) if adds else 0
         if is_depthwise(x.shape[1], w.shape, self.groups):
-            return conv_bytes(self.windows(x.shape[2:], w.shape[2:]), outputs[0])
-        return blocking(x, w, outputs[0]).column_bytes + blocking(x, w, outputs[0]).joined_bytes
+            return conv_bytes(self.windows(x.shape[2:], w.shape[2:]), y)
+        plan = blocking(x, w, y)
+        return plan.column_bytes + (plan.row_bytes if adds else plan.joined_bytes)
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Columns of a block times the weights."""
-        (x, w), (y,) = inputs[:2], outputs
+        (x, w, *added), (y,) = inputs, outputs
         windows = self.windows(x.shape[2:], w.shape[2:])
-        if self.is_pointwise(w.shape[2:]):
-            np.matmul(grouped_weights(w, self.groups), grouped(x, self.groups), out=grouped(y, self.groups))
-        elif is_depthwise(x.shape[1], w.shape, self.groups):
+        base = added if added and added[0].shape == y.shape else []
+        if is_depthwise(x.shape[1], w.shape, self.groups) and not self.is_pointwise(w.shape[2:]):
             depthwise_conv(windows, x, w, y, workspace)
+            for array in base:
+                y += array
         else:
-            column_conv(windows, self.groups, x, w, y, workspace)
-        if len(inputs) > 2:
-            y += inputs[2].reshape(-1, *(1 for _ in self.strides))
+            for array in base:
+                np.copyto(y, array)
+            self._multiply(windows, x, w, y, workspace, clear=not base)
+        if added and not base:
+            y += added[0].reshape(-1, *(1 for _ in self.strides))
+
+    def _multiply(
+        self, windows: Windows, x: np.ndarray, w: np.ndarray, y: np.ndarray, workspace: np.ndarray, clear: bool
+    ) -> None:
+        if not self.is_pointwise(w.shape[2:]):
+            column_conv(windows, self.groups, x, w, y, workspace, clear)
+        elif clear:
+            np.matmul(grouped_weights(w, self.groups), grouped(x, self.groups), out=grouped(y, self.groups))
+        else:
+            weights = grouped_weights(w, self.groups)
+            add_images(weights, grouped(x, self.groups), grouped(y, self.groups), workspace)
+
+    def _is_added_to(self, inputs: Types, outputs: Types) -> bool:
+        return len(inputs) > 2 and inputs[2] == outputs[0]
 
 
 @register
@@ -195,12 +231,6 @@ class ConvDataGrad(_Geometry):
         """What is added to may be changed in place, but for depth-wise convolutions, which add it at the end."""
         in_place = len(inputs) == 3 and not is_depthwise(outputs[0].shape[1], inputs[1].shape, self.groups)
         return ((0, 2),) if in_place else ()
-
-    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Also weights of a range of channels, where there is one group of them."""
-        if index == 1 and self.groups == 1:
-            return strides[1:] == input.strides[1:] and strides[0] >= input.strides[0]
-        return super().accepts_strides(index, input, strides)
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
         """As the convolution's, and an addition an element of what is added to."""

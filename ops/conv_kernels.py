@@ -38,13 +38,18 @@ class Blocking:
         images: items of the batch in one block; several only with all their positions.
         positions: limit of each image's.
         column_bytes: C·taps columns of a block.
-        joined_bytes: K rows of a block of several images, or 0 where a block is of one image.
+        row_bytes: K rows of a block.
     """
 
     images: int
     positions: int
     column_bytes: int
-    joined_bytes: int
+    row_bytes: int
+
+    @property
+    def joined_bytes(self) -> int:
+        """K rows of a block of several images, or 0 where a block is of one image."""
+        return self.row_bytes if self.images > 1 else 0
 
     def blocks(self, shape: Shape) -> int:
         """Blocks in all, over outputs [N, K, *O]."""
@@ -68,7 +73,7 @@ def blocking(x: TensorType, w: TensorType, y: TensorType) -> Blocking:
         images = max(1, min(y.shape[0], COLUMN_BYTES // ((column + row) * positions), -(-FEW_POSITIONS // positions)))
     limit = max(1, min(positions, COLUMN_BYTES // column))
     columns = align_up(column * images * limit, 64)
-    return Blocking(images, limit, columns, align_up(row * images * limit, 64) if images > 1 else 0)
+    return Blocking(images, limit, columns, align_up(row * images * limit, 64))
 
 
 def grouped(images: np.ndarray, groups: int) -> np.ndarray:
@@ -123,20 +128,26 @@ def _gathered(windows: Windows, groups: int, images: np.ndarray, box: Box, memor
 
 
 def column_conv(
-    windows: Windows, groups: int, x: np.ndarray, w: np.ndarray, y: np.ndarray, workspace: np.ndarray
+    windows: Windows, groups: int, x: np.ndarray, w: np.ndarray, y: np.ndarray, workspace: np.ndarray, clear: bool
 ) -> None:
-    """y = weights · columns, written where it belongs or, for several small images at once, copied there."""
+    """y = weights · columns, written where it belongs or, for several small images at once, copied there; or added to
+    what is there unless `clear`."""
     plan = _plan(x, w, y)
-    memory, joined, _ = _parts(workspace, plan, x.dtype)
+    memory = workspace[: plan.column_bytes].view(x.dtype)
+    aside = workspace[plan.column_bytes : plan.column_bytes + plan.row_bytes].view(x.dtype)
     weights, outputs = grouped_weights(w, groups), grouped(y, groups)
     for items, box in plan.walk(windows, len(x)):
         matrix = _gathered(windows, groups, x[items], box, memory)
-        if plan.images == 1:
+        if plan.images == 1 and clear:
             np.matmul(weights, matrix, out=outputs[items.start, :, :, box.start : box.stop])
+            continue
+        rows = aside[: w.shape[0] * matrix.shape[2]].reshape(groups, weights.shape[1], -1)
+        np.matmul(weights, matrix, out=rows)
+        product = rows.reshape(*rows.shape[:2], items.stop - items.start, -1).transpose(2, 0, 1, 3)
+        if clear:
+            outputs[items] = product
         else:
-            rows = joined[: w.shape[0] * matrix.shape[2]].reshape(groups, weights.shape[1], -1)
-            np.matmul(weights, matrix, out=rows)
-            outputs[items] = rows.reshape(*rows.shape[:2], items.stop - items.start, -1).transpose(2, 0, 1, 3)
+            outputs[items, :, :, box.start : box.stop] += product
 
 
 def column_data_grad(

@@ -9,6 +9,7 @@ from foreplan.passes.pack_attention import pack_attention
 from foreplan.passes.pack_masks import pack_masks
 from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common, simplified
+from foreplan.passes.split_channels import split_channels
 from foreplan.passes.split_gradients import split_gradients
 from foreplan.passes.training import training_form
 
@@ -25,6 +26,7 @@ __all__ = [
     "select_outputs",
     "share_common",
     "simplified",
+    "split_channels",
     "split_gradients",
     "training_form",
 ]

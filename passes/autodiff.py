@@ -14,6 +14,7 @@ from foreplan.ops.join import Unslice, sum_of_unslices
 from foreplan.ops.map import elementwise
 from foreplan.passes.chunk_loss import chunk_losses
 from foreplan.passes.optimizer import Optimizer, Updater
+from foreplan.passes.split_channels import split_channels
 
 
 class Consumer(Protocol):
@@ -40,7 +41,8 @@ def backward(graph: Graph, consume: Callable[[Builder], Consumer] | None = None)
     """Forward, loss and backward in one graph.
 
     Requires: `graph.loss` is set; ops are in the form wanted (see `training_form`). Ensures: a loss over a large
-    vocabulary is made in chunks (see `chunk_losses`); the gradient of every PARAMETER that the loss depends on is
+    vocabulary is made in chunks (see `chunk_losses`), and so is a dominant activation between two convolutions (see
+    `split_channels`); the gradient of every PARAMETER that the loss depends on is
     consumed as soon as it is complete; or, with no consumer, returned in `graph.gradients`. No gradient is computed
     that nobody reads.
 
@@ -50,7 +52,7 @@ def backward(graph: Graph, consume: Callable[[Builder], Consumer] | None = None)
     """
     if graph.loss is None:
         raise ModelError(f"graph {graph.name!r} has no loss to differentiate; attach one first")
-    graph = chunk_losses(graph)
+    graph = split_channels(chunk_losses(graph))
     assert graph.loss is not None
     wanted = _depends_on_parameters(graph)
     if graph.loss not in wanted:

@@ -88,6 +88,8 @@ def test_against_jax(name: str) -> None:
     for dtype, tolerance in ((np.float64, 1e-12), (np.float32, 2e-5)):
         x, w, g = x.astype(dtype), w.astype(dtype), g.astype(dtype)
         np.testing.assert_allclose(run_op(Conv(*geometry), x, w)[0], y, tolerance, 20 * tolerance)
+        before = np.random.default_rng(3).standard_normal(y.shape).astype(dtype)
+        np.testing.assert_allclose(run_op(Conv(*geometry), x, w, before)[0], y + before, tolerance, 20 * tolerance)
         got = run_op(ConvDataGrad(*geometry, spatial=x.shape[2:]), g, w)[0]
         np.testing.assert_allclose(got, dx, tolerance, 20 * tolerance)
         before = np.random.default_rng(1).standard_normal(x.shape).astype(dtype)

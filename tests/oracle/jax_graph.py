@@ -75,11 +75,13 @@ def _matmul(op: Any, a: Array, b: Array) -> Array:
     return jnp.matmul(a, b)
 
 
-def _conv(op: Any, x: Array, w: Array, bias: Array | None = None) -> Array:
+def _conv(op: Any, x: Array, w: Array, added: Array | None = None) -> Array:
     y = jax.lax.conv_general_dilated(
         x, w, op.strides, op.pads, rhs_dilation=op.dilations, feature_group_count=op.groups
     )
-    return y if bias is None else y + bias.reshape(1, -1, *(1 for _ in op.strides))
+    if added is None or added.shape == y.shape:
+        return y if added is None else y + added
+    return y + added.reshape(1, -1, *(1 for _ in op.strides))
 
 
 def _conv_data_grad(op: Any, g: Array, w: Array) -> Array:
