@@ -78,7 +78,7 @@ def test_segments_of_the_root_of_a_chain() -> None:
     assert sorted(again) == [i for i in range(16) if i % 4 != 3] and len(found.steps) == 33 + 12
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=14), st.data())
 def test_a_chain_needs_what_checkpointing_keeps(units: list[int], data: st.DataObject) -> None:
     sizes = [64 * unit for unit in units]
@@ -90,7 +90,7 @@ def test_a_chain_needs_what_checkpointing_keeps(units: list[int], data: st.DataO
     Machine(found, problem).run()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32), st.integers(3, 25))
 def test_any_segments_give_the_right_bytes(seed: int, count: int) -> None:
     problem, rng = random_problem(seed, count), random.Random(seed)
