@@ -20,7 +20,7 @@ from foreplan.planner.driver import find_base
 from foreplan.planner.layout import Schedule, arena_bytes, assemble, lay_out, schedule
 from foreplan.planner.order import HEURISTICS
 from foreplan.planner.plan import Plan
-from foreplan.planner.problem import Problem, Role
+from foreplan.planner.problem import Action, Problem, Role
 from foreplan.planner.remat import late_updates
 from foreplan.planner.verify import verify
 
@@ -49,6 +49,10 @@ def plan_segments(problem: Problem, segments: Sequence[Collection[int]], forward
         for way in WAYS:
             again = recomputed(problem, order, sets, ahead, late=way == "late")
             candidates.append(schedule(problem, f"{name}, segments {way}", again))
+    # An order may begin the backward pass before the forward pass has left a segment, where it needs nothing of it (in
+    # linear networks); then nothing is recomputed, which is not what was asked for.
+    longest = max(len(candidate.order) for candidate in candidates)
+    candidates = [candidate for candidate in candidates if len(candidate.order) == longest]
     candidates.sort(key=lambda candidate: candidate.bound)
     best, layout = candidates[0], lay_out(problem, candidates[0])
     for candidate in candidates[1:]:
@@ -136,9 +140,13 @@ class _Order:
             self.made.update(dict.fromkeys(action.writes, position))
             for value in action.reads:
                 self.readers.setdefault(value, []).append(index)
-            taken = [action.reads[pair.read] for pair in action.overwrites if pair.required]
-            taken += [problem.values[value].home for value in action.writes if problem.values[value].home >= 0]
-            self.gone.update(dict.fromkeys(taken, position))
+            homes = [problem.values[value].home for value in action.writes if problem.values[value].home >= 0]
+            self.gone.update(dict.fromkeys([*_taken(action), *homes], position))
+
+
+def _taken(action: Action) -> list[int]:
+    """What an action reads and takes the bytes of, of necessity."""
+    return [action.reads[pair.read] for pair in action.overwrites if pair.required]
 
 
 class _Segment:
@@ -201,9 +209,12 @@ class _Segment:
             self.inner -= {value for index in stuck for value in steps.problem.actions[index].writes}
 
     def _may_run_again(self, index: int) -> bool:
-        """Whether an action leaves everything else as it is, and finds what it reads when the segment has been left."""
+        """Whether an action leaves all else as it is, and finds what it reads when the segment has been left.
+
+        It may take the bytes of what the segment computes again as well (a sum that is added to in place).
+        """
         action, values = self.steps.problem.actions[index], self.steps.problem.values
-        if action.effect or action.parts or any(pair.required for pair in action.overwrites):
+        if action.effect or action.parts or not self.inner.issuperset(_taken(action)):
             return False
         if any(values[value].home >= 0 for value in action.writes) or self._limit(index) <= self.left:
             return False
@@ -220,6 +231,7 @@ class _Segment:
     def _wanted(self) -> dict[int, int]:
         """By action to run again, the position before which it must run."""
         wanted: dict[int, int] = {}
+        taken: dict[int, int] = {}  # by value, the position before which its bytes are taken again
         readers: dict[int, list[int]] = {}
         for index in reversed(self.again):
             action = self.steps.problem.actions[index]
@@ -227,10 +239,12 @@ class _Segment:
             if index not in self.first and self.steps.position[index] > self.left:
                 # It does not run twice: the order has it where what it reads may die early.
                 places.append(self.steps.position[index])
+            places += [place for value, place in taken.items() if value in action.reads]
             for value in self.inner.intersection(action.writes):
                 places += [position for position in self._reads(value) if position > self.left]
                 places += [wanted[reader] for reader in readers.get(value, ())]
             wanted[index] = min(places)
+            taken.update(dict.fromkeys(_taken(action), wanted[index]))
             for value in action.reads:
                 readers.setdefault(value, []).append(index)
         return wanted

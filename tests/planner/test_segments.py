@@ -169,3 +169,25 @@ def test_a_weight_is_read_again_before_its_update() -> None:
     found = plan_segments(problem, [range(2)], range(3))
     Machine(found, problem).run()
     assert runs(found)[0] == 2 and len(found.steps) == len(actions) + 1
+
+
+def test_sums_in_place_are_made_again_whole() -> None:
+    values = (
+        Value("x", UNIT, role=Role.INPUT),  # 0
+        Value("first", UNIT),
+        Value("sum", UNIT),
+        Value("y", UNIT),  # 3
+        Value("gy", UNIT),
+        Value("gs", UNIT, role=Role.OUTPUT),
+    )
+    actions = (
+        Action("first part", (0,), (1,)),
+        Action("second part", (0, 1), (2,), (Overwrite(0, 1, True),)),
+        Action("activate", (2,), (3,)),
+        Action("loss", (3,), (4,)),
+        Action("gradient", (2, 4), (5,)),
+    )
+    problem = Problem(values, actions, (Region("arena"),))
+    found = plan_segments(problem, [range(3)], range(4))
+    Machine(found, problem).run()
+    assert {actions[index].name for index, count in runs(found).items() if count == 2} == {"first part", "second part"}
