@@ -13,6 +13,7 @@ from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.graph import Graph
 from foreplan.lower import Program, Target
 from foreplan.lower import lower as lower
+from foreplan.lower.program import HOST
 from foreplan.passes.optimizer import Optimizer
 from foreplan.planner import Plan, Problem
 from foreplan.planner import plan as search
@@ -113,6 +114,8 @@ def plan(
             raise UsageError("checkpoint says what is recomputed, and a budget lets the planner choose: give one")
         if not isinstance(problem, Program):
             raise UsageError("checkpoint names operations, and a problem has none: give what `lower` returns")
+        if problem.copies:
+            raise UsageError("checkpoint says what is recomputed, and offload lets the planner choose: give one")
         from foreplan.segments import plan_checkpoints
 
         return plan_checkpoints(problem, entries)
@@ -153,6 +156,7 @@ def compile(
     outputs: Iterable[str] | None = None,
     checkpoint: Iterable[str] = (),
     accumulate: int = 1,
+    offload: bool = False,
 ) -> Compiled:
     """Compile a model and plan every byte of one step. Nothing is allocated.
 
@@ -173,6 +177,9 @@ def compile(
             the gradients of, before one update with their mean. That is a step on all samples at once, if the loss is a
             mean over as many samples in each, and no sample's depends on others (as batch norm makes it). More than 1:
             `Session.step` takes them all at once, along a further leading axis of every input without a default.
+        offload: whether activations may be copied to host memory and back, where that takes less time than to compute
+            them again, as the target's bus has it. Copies count as recomputation does, but for `remat="off"`, with
+            which a budget is met by copies alone.
 
     Raises:
         DoesNotFitError: the budget cannot be met; says the least that can.
@@ -189,9 +196,11 @@ def compile(
         step = inference(graph, outputs)
     else:
         step = differentiate(graph, loss, optimizer, outputs or ())
-    program = lower(step, target)
+    if offload and step.loss is None:
+        raise UsageError("offload copies what the backward pass reads, and this is inference: give a loss")
+    program = lower(step, target, offload=offload)
     planned = plan(program, budget=budget, remat=remat, checkpoint=checkpoint)
-    update = None if last is None else _plan_update(lower(last, target), planned, accumulate)
+    update = None if last is None else _plan_update(lower(last, target, offload=offload), planned, accumulate)
     return Compiled(program, planned, step, time.perf_counter() - started, update)
 
 
@@ -230,6 +239,12 @@ class Compiled:
     def arena_bytes(self) -> int:
         """Height of the one arena in which the whole step runs."""
         return self.highest[1].arena_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory for what the step copies there."""
+        heights = self.plan.heights if self.update is None else self.update.heights(self.plan)
+        return sum(heights[HOST:])
 
     @property
     def highest(self) -> tuple[Program, Plan]:
@@ -312,6 +327,7 @@ class Compiled:
             "accumulate": self.accumulate,
             "peak_bytes": memory.peak,
             "arena_bytes": memory.arena,
+            "host_bytes": self.host_bytes,
             "lower_bound_bytes": memory.lower_bound,
             "order_lower_bound_bytes": memory.order_lower_bound,
             "persistent_bytes": memory.persistent,
@@ -330,11 +346,11 @@ class Compiled:
 
 
 def _totals(halves: Iterable[tuple[Program, Plan, int]], cost: str) -> tuple[int, int]:
-    """What all that runs costs, a program so many times; and what it would without recomputation."""
+    """What all that runs costs, a program so many times; and what it would without recomputation and copies."""
     total = least = 0
     for program, planned, times in halves:
         costs = [getattr(program.actions[step.action], cost) for step in planned.steps]
-        once = {step.action: own for step, own in zip(planned.steps, costs)}
+        once = {s.action: own for s, own in zip(planned.steps, costs) if s.action not in program.copies}
         total, least = total + times * sum(costs), least + times * sum(once.values())
     return total, least
 

@@ -59,11 +59,14 @@ def estimate(model: str, as_json: bool, **options: Any) -> None:
 def _headline(figures: dict[str, Any]) -> str:
     extra = figures["extra_flops_ratio"]
     recomputed = f", {extra:.2%} of it recomputed" if extra else ""
+    host = f", {format_bytes(figures['host_bytes'])} of host memory" if figures["host_bytes"] else ""
+    copied = f"{host} ({figures['extra_seconds_ratio']:+.2%} predicted time in all)" if host else ""
     parts = f", {figures['accumulate']} micro-batches" if figures["accumulate"] > 1 else ""
     planned = f"; planned in {format_seconds(figures['plan_seconds'])}" if figures["plan_seconds"] else ""
     return (
         f"{figures['model']}, {figures['mode']} on {figures['target']}{parts}: {figures['nodes']:,} nodes, "
-        f"{figures['instructions']:,} instructions, {format_count(figures['flops'], 'FLOP')}{recomputed}{planned}"
+        f"{figures['instructions']:,} instructions, {format_count(figures['flops'], 'FLOP')}"
+        f"{recomputed}{copied}{planned}"
     )
 
 

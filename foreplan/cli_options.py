@@ -36,6 +36,7 @@ DECIDED = (
     "outputs",
     "checkpoint",
     "accumulate",
+    "offload",
 )
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -61,6 +62,7 @@ class Settings:
         outputs: names of what a step returns beside the loss.
         checkpoint: segments of the model to recompute.
         accumulate: how many micro-batches, each of the batch, a step adds the gradients of.
+        offload: whether activations may be copied to host memory and back.
     """
 
     batch: int | None = None
@@ -76,6 +78,7 @@ class Settings:
     outputs: tuple[str, ...] = ()
     checkpoint: tuple[str, ...] = ()
     accumulate: int = 1
+    offload: bool = False
 
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]] | None:
@@ -165,6 +168,11 @@ def model_options(function: _Function) -> _Function:
                 metavar="K",
                 help="Run K micro-batches, each of the batch, and update once with their mean gradients.",
             ),
+            click.option(
+                "--offload",
+                is_flag=True,
+                help="Copy activations to host memory and back where that takes less time than to recompute them.",
+            ),
             click.option("--output", "outputs", multiple=True, help="Return this output of the model as well."),
         )
     ):
@@ -188,6 +196,7 @@ def settings_from(options: dict[str, Any]) -> Settings:
         outputs=tuple(options.pop("outputs")),
         checkpoint=tuple(options.pop("checkpoint")),
         accumulate=options.pop("accumulate"),
+        offload=options.pop("offload"),
     )
 
 
@@ -197,6 +206,8 @@ def compile_model(model: str, settings: Settings) -> Compiled:
 
     if settings.accumulate > 1 and not settings.train:
         raise UsageError("--accumulate adds up gradients, and there are none with --infer: leave one of them out")
+    if settings.offload and not settings.train:
+        raise UsageError("--offload copies what the backward pass reads, and --infer has none: leave one of them out")
     with working(f"compiling {model}"):
         if is_file(model):
             graph = api.from_onnx(model, shapes=settings.shapes, batch=settings.batch)
@@ -220,6 +231,7 @@ def compile_model(model: str, settings: Settings) -> Compiled:
             outputs=settings.outputs or None,
             checkpoint=settings.checkpoint,
             accumulate=settings.accumulate,
+            offload=settings.offload,
         )
 
 

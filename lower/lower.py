@@ -8,14 +8,13 @@ from dataclasses import replace
 from foreplan.errors import ShapeError, UnsupportedError, UsageError
 from foreplan.graph import Builder, Cost, Graph, Kind, Node, Op, TensorType, Value
 from foreplan.lower.numpy import NumpyTarget
+from foreplan.lower.offload import COPY, with_host
 from foreplan.lower.program import ARENA, PARAMETERS, REGIONS, STATE, Call, Operand, Program, Slot
 from foreplan.lower.target import Target
-from foreplan.ops.map import Map
 from foreplan.passes.rewrite import rewrite
 from foreplan.passes.simplify import fuse_maps
 from foreplan.planner import problem as p
 
-COPY = Map(("a0",))
 TARGETS: dict[str, type[Target]] = {"numpy": NumpyTarget}
 
 _CATEGORIES = {
@@ -41,18 +40,22 @@ def target_named(name: str) -> Target:
     return TARGETS[name]()
 
 
-def lower(graph: Graph, target: str | Target = "numpy") -> Program:
+def lower(graph: Graph, target: str | Target = "numpy", *, offload: bool = False) -> Program:
     """The planner's problem for a graph on a target, with what each action runs.
 
     Ops for which the target has no kernel are decomposed. Views become windows: no action, no bytes; where a kernel
     cannot read a window as it lies, a dense copy is an action of its own.
+
+    Args:
+        offload: with a region of host memory, and actions that copy activations there and back (see `with_host`).
 
     Raises:
         UsageError: no such target.
         UnsupportedError: the target has no kernel for an op, and the op no decomposition; names the node.
     """
     chosen = target_named(target) if isinstance(target, str) else target
-    return _Lowering(_decompose(graph, chosen), chosen).run()
+    program = _Lowering(_decompose(graph, chosen), chosen).run()
+    return with_host(program, chosen.profile) if offload else program
 
 
 def _decompose(graph: Graph, target: Target) -> Graph:

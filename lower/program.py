@@ -10,9 +10,11 @@ from foreplan.graph.ir import Kind
 from foreplan.planner.problem import Problem, Region
 
 # The regions that every program has. The first holds what programs of one model share, at the same offsets in each;
-# the second what a program keeps for itself from step to step; the third everything that lives within a step.
-PARAMETERS, STATE, ARENA = 0, 1, 2
+# the second what a program keeps for itself from step to step; the third everything that lives within a step. A program
+# that may copy activations to host memory has that as a fourth.
+PARAMETERS, STATE, ARENA, HOST = 0, 1, 2, 3
 REGIONS = (Region("parameters"), Region("state"), Region("arena"))
+WITH_HOST = (*REGIONS, Region("host", on_device=False))
 
 
 @dataclass(frozen=True, slots=True)

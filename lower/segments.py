@@ -48,7 +48,7 @@ def find_segments(program: Program, entries: Sequence[str]) -> tuple[Segment, ..
     """
     if program.loss is None:
         raise UsageError("checkpoint recomputes for the backward pass, and this is inference: give a loss")
-    gradients = _after_gradients(program)
+    gradients = backward_actions(program)
     scopes = {i: tuple(_scopes_of(program, i)) for i in range(len(program.actions)) if i not in gradients}
     found: dict[str, tuple[str, list[int]]] = {}
     taken: dict[int, str] = {}
@@ -81,7 +81,7 @@ def forward_actions(program: Program) -> frozenset[int]:
     return frozenset(found)
 
 
-def _after_gradients(program: Program) -> set[int]:
+def backward_actions(program: Program) -> set[int]:
     """Actions of the backward pass: those that write a gradient or read something made from one."""
     made = {v for v, value in enumerate(program.values) if value.category is Category.GRADIENTS}
     forward = forward_actions(program)

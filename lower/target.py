@@ -18,17 +18,23 @@ class DeviceProfile:
         name: for people.
         flops_per_second: of dense float32 contractions.
         bytes_per_second: of streaming reads and writes together.
+        bus_bytes_per_second: copied between the device and host memory, in either direction.
     """
 
     name: str
     flops_per_second: int
     bytes_per_second: int
+    bus_bytes_per_second: int
 
     def nanoseconds(self, cost: Cost) -> int:
         """The roofline (Williams, Waterman and Patterson 2009): whichever takes longer, arithmetic or memory."""
         arithmetic = cost.flops * 1_000_000_000 // self.flops_per_second
         memory = cost.nbytes * 1_000_000_000 // self.bytes_per_second
         return max(arithmetic, memory)
+
+    def bus_nanoseconds(self, nbytes: int) -> int:
+        """How long a copy of so many bytes between the device and host memory takes, with nothing else meanwhile."""
+        return nbytes * 1_000_000_000 // self.bus_bytes_per_second
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def _needs(problem: Problem, unavoidable: list[int]) -> dict[int, list[int]]:
     must = set(unavoidable)
     needs: dict[int, list[int]] = {}
     for index in unavoidable:
-        makers = [problem.producers[v] for v in problem.actions[index].reads]
+        makers = [_first_producers(problem, v) for v in problem.actions[index].reads]
         needs[index] = [maker[0] for maker in makers if len(maker) == 1 and maker[0] in must]
     return needs
 
@@ -183,7 +183,14 @@ def _unavoidable(problem: Problem) -> list[int]:
         if v in seen or problem.values[v].role in (Role.INPUT, Role.STORED):
             continue
         seen.add(v)
-        if len(problem.producers[v]) == 1 and problem.producers[v][0] not in must:
-            must.add(problem.producers[v][0])
-            needed += problem.actions[problem.producers[v][0]].reads
+        makers = _first_producers(problem, v)
+        if len(makers) == 1 and makers[0] not in must:
+            must.add(makers[0])
+            needed += problem.actions[makers[0]].reads
     return sorted(must)
+
+
+def _first_producers(problem: Problem, v: int) -> tuple[int, ...]:
+    """The actions that can write a value for the first time: all but the copy of itself from off the device."""
+    back = problem.round_trips.get(v, (-1, -1))[1]
+    return tuple(index for index in problem.producers[v] if index != back)

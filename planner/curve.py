@@ -1,4 +1,7 @@
-"""The curve: plans of one problem from no recomputation to the least bytes found, and the choice among them."""
+"""The curve: plans of one problem from no recomputation to the least bytes found, and the choice among them.
+
+Copies off the device and back, where a problem has actions for them, count as recomputation does.
+"""
 
 from __future__ import annotations
 
@@ -111,12 +114,15 @@ def free_curve(problem: Problem, base: Base, cost: Sequence[int]) -> tuple[Curve
     return Curve(problem, base, tuple(point for point in found if point.cost <= most)), most
 
 
-def whole_curve(problem: Problem, base: Base, cost: Sequence[int], *, thorough: bool = True) -> Curve:
-    """The curve of a cost for each action, as far down as the search goes."""
+def whole_curve(
+    problem: Problem, base: Base, cost: Sequence[int], *, thorough: bool = True, again: bool = True
+) -> Curve:
+    """The curve of a cost for each action, as far down as the search goes; see `recompute`."""
     whole = sum(cost[index] for index in base.schedule.order)
     caps = [whole // share for share in SHARES]
     order, bound = base.schedule.order, base.schedule.bound
-    return Curve(problem, base, tuple(recompute(problem, order, bound, cost, caps=caps, thorough=thorough)))
+    found = recompute(problem, order, bound, cost, caps=caps, thorough=thorough, again=again)
+    return Curve(problem, base, tuple(found))
 
 
 def _finish(problem: Problem, base: Base, chosen: Schedule, layout: Layout) -> Plan:

@@ -31,6 +31,8 @@ def plan(problem: Problem, budget: int | float | str | None = None, remat: str =
             is needed without recomputation.
         remat: what may be recomputed to save memory. "off": nothing. "free" and "auto": without a budget, what adds
             at most 1 % to the predicted time; with one, as little as meets it, and nothing where it is met anyway.
+            Where the problem has actions that copy values off the device and back, these stand beside recomputation,
+            and with "off" a budget is met by them alone.
 
     All plans within budgets lie on one curve that does not depend on the budget, so a smaller budget never gives a
     larger plan.
@@ -48,8 +50,9 @@ def plan(problem: Problem, budget: int | float | str | None = None, remat: str =
         curve, most = free_curve(problem, base, _costs(problem, "nanoseconds"))
         return curve.lowest(most)
     allowed = math.floor(base.arena * budget) if isinstance(budget, float) else parse_bytes(budget)
-    fits = remat == "off" or base.arena <= allowed
-    curve = Curve(problem, base, ()) if fits else whole_curve(problem, base, _costs(problem, "nanoseconds"))
+    curve = Curve(problem, base, ())
+    if base.arena > allowed and (remat != "off" or problem.copies):
+        curve = whole_curve(problem, base, _costs(problem, "nanoseconds"), again=remat != "off")
     try:
         return curve.within(allowed)
     except DoesNotFitError as error:
@@ -62,6 +65,7 @@ def plan_curve(problem: Problem, cost: str = "nanoseconds", *, thorough: bool = 
 
     Args:
         cost: what recomputation should add little of: predicted "nanoseconds", from which budgets choose, or "flops".
+            Copies off the device have none, and count as many as run on average in the time that they take.
         thorough: search as long as for a budget; else a tenth of it or less, for plans some percent larger.
     """
     return whole_curve(problem, find_base(problem), _costs(problem, cost), thorough=thorough)
@@ -72,6 +76,10 @@ def _costs(problem: Problem, cost: str) -> list[int]:
         raise UsageError(f"a cost must be one of {', '.join(map(repr, COSTS))}, got {cost!r}")
     # Bytes moved decide between actions without flops; they weigh next to nothing. Where nothing is known, runs count.
     flops = [action.flops + action.nbytes // 64 for action in problem.actions]
+    others = [i for i in range(len(flops)) if i not in problem.copies]
+    total, time = sum(flops[i] for i in others), sum(problem.actions[i].nanoseconds for i in others)
+    for i in problem.copies:
+        flops[i] += problem.actions[i].nanoseconds * total // max(time, 1)
     known = [[action.nanoseconds for action in problem.actions]] if cost == "nanoseconds" else []
     return next((costs for costs in (*known, flops) if any(costs)), [1] * len(problem.actions))
 
@@ -148,6 +156,8 @@ def _price(found: Plan, problem: Problem, base: Base) -> str:
     """What the smallest plan costs beyond the one without recomputation, for people."""
     if len(found.steps) == len(base.schedule.order):
         return ""
+    copies = sum(step.action in problem.copies for step in found.steps)
+    what = "copies and recomputation" if copies else "recomputation"
     usual = sum(problem.actions[index].nanoseconds for index in base.schedule.order)
     extra = sum(problem.actions[step.action].nanoseconds for step in found.steps) - usual
-    return f" at {extra / usual:+.1%} of predicted time for recomputation" if usual else " with recomputation"
+    return f" at {extra / usual:+.1%} of predicted time for {what}" if usual else f" with {what}"

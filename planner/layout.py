@@ -45,7 +45,7 @@ class Layout:
         chains: offset of each chain.
         workspaces: offset of each step's workspace, 0 where it has none.
         heights: bytes of each region.
-        placement: the placer that found the largest region's offsets.
+        placement: the placer that found the offsets of the device's largest region.
     """
 
     chains: list[int]
@@ -93,7 +93,7 @@ def lay_out(problem: Problem, plan: Schedule, *, quick: bool = False) -> Layout:
         for step, offset in zip(scratch, offsets[len(buffers) :]):
             layout.workspaces[step] = offset
         layout.heights.append(align_up(bottom + placement.height, height_unit(problem)))
-        if placement.height > largest:
+        if placement.height > largest and problem.regions[region].on_device:
             largest = placement.height
             layout = Layout(layout.chains, layout.workspaces, layout.heights, placement.heuristic)
     return layout

@@ -172,6 +172,35 @@ class Problem:
         return tuple(map(tuple, lists))
 
     @cached_property
+    def round_trips(self) -> dict[int, tuple[int, int]]:
+        """By value, the actions that copy it out of the device's memory and back.
+
+        The first reads it alone and writes one value off the device, which nothing else writes or reads but the second.
+        """
+        found: dict[int, tuple[int, int]] = {}
+        for back, action in enumerate(self.actions):
+            if len(action.reads) != 1 or len(action.writes) != 1:
+                continue
+            (away,), (value,) = action.reads, action.writes
+            out = self.producers[away][0] if self.producers[away] else -1
+            if (
+                self.producers[away] == (out,)
+                and self.readers[away] == (back,)
+                and (self.actions[out].reads, self.actions[out].writes) == ((value,), (away,))
+                and not any(a.effect or a.parts for a in (action, self.actions[out]))
+                and all(self.values[v].role is Role.TRANSIENT for v in (away, value))
+                and self.regions[self.values[value].region].on_device
+                and not self.regions[self.values[away].region].on_device
+            ):
+                found.setdefault(value, (out, back))
+        return found
+
+    @cached_property
+    def copies(self) -> frozenset[int]:
+        """The actions of all round trips."""
+        return frozenset(action for pair in self.round_trips.values() for action in pair)
+
+    @cached_property
     def sizes(self) -> np.ndarray:
         """Bytes of each value, int64."""
         return np.array([value.nbytes for value in self.values], dtype=np.int64)

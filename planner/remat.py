@@ -1,14 +1,16 @@
-"""Rematerialisation: schedules that compute some values again instead of keeping them, from the cheapest to the
-smallest.
+"""Rematerialisation and offload: schedules that compute some values again, or copy them off the device and back,
+instead of keeping them, from the cheapest to the smallest.
 
 The choice is, for every value and every gap between two of its uses, whether its bytes are kept meanwhile. What is
-dropped is computed again when an action needs it, from what is there, as late as possible. All schedules found lie on
-one curve, bytes against cost, which depends on the problem alone; a budget picks from it.
+dropped is computed again when an action needs it, from what is there, as late as possible; what was copied off the
+device first is copied back, at the price that the problem's actions for it have. All schedules found lie on one curve,
+bytes against cost, which depends on the problem alone; a budget picks from it.
 
 References: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020, for
 the problem; Bartan et al., "Moccasin: Efficient Tensor Rematerialization for Neural Networks", ICML 2023, for deciding
 about intervals of retention on one order of the actions; XLA's HloRematerialization for dropping at the current peak
-what saves the most bytes for its cost.
+what saves the most bytes for its cost; Beaumont et al., "Efficient Combination of Rematerialization and Offloading
+for Training DNNs", NeurIPS 2021, for choosing between both in one search.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 
 from foreplan.planner.problem import Problem, Role
 from foreplan.planner.remat_compact import compact
-from foreplan.planner.remat_tape import DISCARD, KEEP, Tape, make_tape
+from foreplan.planner.remat_tape import NEVER, Tape, make_tape, plain_state
 
 if TYPE_CHECKING:
     from foreplan.planner.remat_search import Archive
@@ -47,12 +49,12 @@ POLISH_PAIR = 1000  # and so much for every pair of an action and a gap
 
 @dataclass(frozen=True)
 class Point:
-    """A schedule that recomputes.
+    """A schedule that recomputes or copies.
 
     Attributes:
         order: actions, one a step.
         bound: its highest live set in bytes.
-        cost: of the runs beyond the first, in what the search minimised.
+        cost: of the copies and the runs beyond the first, in what the search minimised.
     """
 
     order: tuple[int, ...]
@@ -69,6 +71,7 @@ def recompute(
     caps: Sequence[int] = (),
     most_cost: int | None = None,
     thorough: bool = True,
+    again: bool = True,
 ) -> list[Point]:
     """Schedules that need less than an order as it is, by ascending cost and descending live bytes.
 
@@ -79,31 +82,33 @@ def recompute(
         caps: costs for each of which the lowest schedule is wanted.
         most_cost: beyond which no schedule is wanted.
         thorough: search on after the first descent.
+        again: whether values may be computed again; else they are copied off the device at most.
     """
     from foreplan.planner import remat_coarse as coarse
     from foreplan.planner import remat_kernels as kernels
     from foreplan.planner import remat_search as search
 
     order, smallest = late_updates(problem, order), _smallest(problem)
-    whole = make_tape(problem, order, cost, smallest)
+    whole = make_tape(problem, order, cost, smallest, again=again)
     if not len(whole.gap_value):
         return []
     tape = compact(whole, smallest)
     scratch = kernels.make_scratch(tape)
-    plain = np.where(whole.gap_last == len(order), DISCARD, KEEP).astype(np.int64)
+    plain = plain_state(whole)
     targets = [bound]
     while targets[-1] > max(bound // LOWEST, STEP):
         targets.append(targets[-1] * (STEP - 1) // STEP)
     archive = search.make_archive(targets, caps, len(plain))
-    limit = int(kernels.NEVER) if most_cost is None else most_cost
+    limit = int(NEVER) if most_cost is None else most_cost
     long = len(tape.order) * len(plain) > LONG
-    if long or thorough:
-        coarse.descend_coarsely(tape, scratch, plain.copy(), archive, limit, COARSE_WORK)
-    for aim in () if long else AIMS if thorough else AIMS[:1]:
-        search.descend(tape, scratch, plain.copy(), aim, BOOST, archive, limit, DESCENT_WORK)
+    for way in _ways(tape):
+        if long or thorough:
+            coarse.descend_coarsely(way, scratch, plain.copy(), archive, limit, COARSE_WORK)
+        for aim in () if long else AIMS if thorough else AIMS[:1]:
+            search.descend(way, scratch, plain.copy(), aim, BOOST, archive, limit, DESCENT_WORK)
     if thorough and not long:
         _polish(tape, plain, archive)
-    found = [state for state, least in zip(archive.states, archive.cost) if least < kernels.NEVER]
+    found = [state for state, least in zip(archive.states, archive.cost) if least < NEVER]
     found += [state for state, peak in zip(archive.cap_states, archive.peak) if peak < bound]
     points = []
     scratch = kernels.make_scratch(whole)
@@ -113,6 +118,16 @@ def recompute(
             peak, _, _ = kernels.measure(whole, scratch, length, 0)
             points.append(Point(tuple(scratch.steps[:length].tolist()), int(peak), int(extra)))
     return frontier(points, bound)
+
+
+def _ways(tape: Tape) -> list[Tape]:
+    """The tape, and where values can be copied or recomputed the same without copies: what is best alone is not always
+    found among both.
+    """
+    if not np.any(tape.save >= 0) or np.all(tape.maker < 0):
+        return [tape]
+    none = np.full_like(tape.save, -1)
+    return [tape, tape._replace(save=none, fetch=none)]
 
 
 def _polish(tape: Tape, plain: np.ndarray, archive: Archive) -> None:
@@ -143,7 +158,8 @@ def _polish(tape: Tape, plain: np.ndarray, archive: Archive) -> None:
 
 def _smallest(problem: Problem) -> int:
     """Bytes from which on a value may be dropped."""
-    sizes = sorted(value.nbytes for value in problem.values if value.role is Role.TRANSIENT)
+    on_device = [region.on_device for region in problem.regions]
+    sizes = sorted(v.nbytes for v in problem.values if v.role is Role.TRANSIENT and on_device[v.region])
     small = sum(sizes) // SMALL
     for nbytes in sizes:
         small -= nbytes

@@ -1,14 +1,14 @@
-"""Compiled descent for long schedules: values dropped in batches by estimated prices; importing this imports Numba."""
+"""Compiled descent for long schedules: values dropped or copied in batches by estimated prices; imports Numba."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-from foreplan.planner.remat_kernels import NEVER, evaluate
-from foreplan.planner.remat_prices import price
+from foreplan.planner.remat_kernels import evaluate
+from foreplan.planner.remat_prices import following, price
 from foreplan.planner.remat_search import record
-from foreplan.planner.remat_tape import DISCARD, KEEP
+from foreplan.planner.remat_tape import DISCARD, KEEP, NEVER, OFFLOAD
 
 _TRIES = 12  # batches in vain before a descent ends
 
@@ -26,17 +26,20 @@ def drop_batch(t, s, state, place, wanted, trust, chosen):  # type: ignore[no-un
     """
     score = np.zeros(state.size)
     for g in range(state.size):
-        if t.gap_first[g] <= place <= t.gap_last[g] < t.order.size and state[g] != DISCARD and trust[g] > 1e-9:
-            known = max(float(price(t, state, g, s.stack)), 1.0)
+        if t.gap_first[g] <= place <= t.gap_last[g] < t.order.size and state[g] < DISCARD and trust[g] > 1e-9:
+            known = price(t, state, g, s.stack)
+            v = t.gap_value[g]
+            if state[g] == KEEP and t.save[v] >= 0:
+                known = min(known, t.cost[t.save[v]] + t.cost[t.fetch[v]])
             # A value dropped already takes part only while it waits, recomputed, for its own use.
             share = 1.0 if state[g] == KEEP else 0.25
-            score[g] = trust[g] * share * t.size[t.gap_value[g]] / known
+            score[g] = trust[g] * share * t.size[v] / max(float(known), 1.0)
     count, dropped = 0, np.int64(0)
     for g in np.argsort(-score):
         if score[g] <= 0.0 or dropped >= wanted:
             break
         dropped += t.size[t.gap_value[g]] if state[g] == KEEP else 0
-        state[g] += 1
+        state[g] = following(t, state, g, s.stack)
         chosen[count] = g
         count += 1
         if dropped == 0 and count >= 64:
@@ -71,7 +74,7 @@ def descend_coarsely(t, s, state, archive, most_cost, most_work):  # type: ignor
                 continue
             vain += 1
             for k in range(count):
-                state[chosen[k]] -= 1
+                state[chosen[k]] = KEEP if state[chosen[k]] == OFFLOAD else state[chosen[k]] - 1
                 trust[chosen[k]] /= 4.0 if new_peak < NEVER else 1e6
             if vain > _TRIES:
                 return work

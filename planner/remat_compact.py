@@ -25,7 +25,7 @@ def compact(tape: Tape, smallest: int) -> Tape:
     big = [any(kept[v] for v in (*r, *w)) for r, w in zip(reads, writes)]
     positions = [position for position, a in enumerate(tape.order.tolist()) if big[a]]
     order = [int(tape.order[position]) for position in positions]
-    makers = {int(m) for m in tape.maker if m >= 0} - set(order)
+    makers = {int(m) for m in (*tape.maker, *tape.save, *tape.fetch) if m >= 0} - set(order)
     actions = order + sorted(m for m in makers if big[m])
     number = {v: i for i, v in enumerate(np.flatnonzero(kept).tolist())}
     place = np.searchsorted(positions, np.arange(len(tape.order) + 1)).astype(np.int64)
@@ -42,6 +42,9 @@ def compact(tape: Tape, smallest: int) -> Tape:
     destroys = renumbered(_rows(tape.destroy_at, tape.destroys))
     new_action = {a: i for i, a in enumerate(actions)}
     values = np.flatnonzero(kept)
+    maker, save, fetch = (
+        array(new_action.get(m, -1) for m in each[values].tolist()) for each in (tape.maker, tape.save, tape.fetch)
+    )
     all_kept = [all(v in number for v in writes[a]) for a in actions]
     pair_write, pair_read, pair_required = (array(pair[i] for row in pairs for pair in row) for i in range(3))
     gap_value = array(number[v] for v in tape.gap_value.tolist())
@@ -66,8 +69,10 @@ def compact(tape: Tape, smallest: int) -> Tape:
         rounded=tape.rounded[values],
         there=tape.there[values],
         output=tape.output[values],
-        maker=array(new_action.get(m, -1) for m in tape.maker[values].tolist()),
+        maker=maker,
         made=np.where(tape.made[values] < 0, -1, place[tape.made[values]]),
+        save=save,
+        fetch=fetch,
         skippable=array(tape.skippable[a] and whole for a, whole in zip(actions, all_kept)),
         read_gap=of_kept(reads, tape.read_at, tape.read_gap),
         write_gap=of_kept(writes, tape.write_at, tape.write_gap),

@@ -1,7 +1,7 @@
 """Compiled inner loops of recomputation; importing this module imports Numba.
 
-A state gives every gap of a tape KEEP, DROP or DISCARD. `generate` makes the schedule that it stands for, and `measure`
-finds the live bytes of that schedule by the rules of `liveness`, `alias` and `bound`.
+A state gives every gap of a tape KEEP, DROP, DISCARD or OFFLOAD. `generate` makes the schedule that it stands for, and
+`measure` finds the live bytes of that schedule by the rules of `liveness`, `alias` and `bound`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from foreplan.planner.remat_tape import DISCARD, KEEP, Tape
+from foreplan.planner.remat_tape import DISCARD, KEEP, NEVER, OFFLOAD, Tape
 
-NEVER = np.int64(1) << np.int64(60)
 _RUNS = 4  # a schedule may be so many times as long as the order
 
 
@@ -23,6 +22,7 @@ class Scratch(NamedTuple):
     Attributes:
         steps, places: the generated actions, and for each the position in the order that it runs for.
         live: of each value, whether it is there.
+        host: of each value, whether there is a copy of it off the device; empty where nothing can be copied.
         gap: of each value, the gap that it is in.
         stack, batch: values being recomputed, and recomputed for the action at hand.
         last: of each value, the step that reads it last before it is written again, as seen from the current one.
@@ -34,6 +34,7 @@ class Scratch(NamedTuple):
     steps: np.ndarray
     places: np.ndarray
     live: np.ndarray
+    host: np.ndarray
     gap: np.ndarray
     stack: np.ndarray
     batch: np.ndarray
@@ -49,18 +50,23 @@ def make_scratch(tape: Tape) -> Scratch:
     values, steps = len(tape.size), _RUNS * len(tape.order) + 64
     batch = values + _RUNS * int(tape.write_at[-1]) + 64
     reads, writes = (int(np.diff(at).max(initial=0)) + 1 for at in (tape.read_at, tape.write_at))
-    lengths = (steps, steps, values, values, values + 1, batch, values, reads, writes, steps, len(tape.order) + 2)
-    return Scratch(*(np.zeros(length, np.int64) for length in lengths))
+    hosts = values if np.any(tape.save >= 0) else 0
+    lengths = (steps, steps, values, hosts, values, values + 1, batch, values, reads, writes, steps)
+    return Scratch(*(np.zeros(length, np.int64) for length in (*lengths, len(tape.order) + 2)))
 
 
 @njit(cache=True)
 def generate(t, s, state):  # type: ignore[no-untyped-def]
     """Write the schedule of a state to `steps` and `places`.
 
+    Copies off the device come as late as they may: before what reads a value last, so that it may be overwritten.
+
     Returns:
         Its length, or -1 where something needed cannot be recomputed any more; and the cost of its further runs.
     """
-    live, gap = s.live, s.gap
+    live, host, gap = s.live, s.host, s.gap
+    host[:] = 0
+    copies = host.size > 0
     for v in range(t.size.size):
         live[v] = t.there[v] > 0
         gap[v] = -1
@@ -73,7 +79,7 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
         if skip:
             for k in range(t.write_at[a], t.write_at[a + 1]):
                 g = t.write_gap[k]
-                if g < 0 or state[g] == KEEP or t.gap_last[g] == t.order.size:
+                if g < 0 or state[g] == KEEP or state[g] == OFFLOAD or t.gap_last[g] == t.order.size:
                     skip = False
                     break
         if not skip:
@@ -87,14 +93,17 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
                     if live[v]:
                         depth -= 1
                         continue
-                    m = t.maker[v]
-                    if m < 0 or p > t.deadline[m]:
-                        return -1, cost
                     missing = -1
-                    for j in range(t.read_at[m], t.read_at[m + 1]):
-                        u = t.reads[j]
-                        if not live[u] and (missing < 0 or t.made[u] < t.made[missing]):
-                            missing = u
+                    if copies and host[v]:
+                        m = t.fetch[v]
+                    else:
+                        m = t.maker[v]
+                        if m < 0 or p > t.deadline[m]:
+                            return -1, cost
+                        for j in range(t.read_at[m], t.read_at[m + 1]):
+                            u = t.reads[j]
+                            if not live[u] and (missing < 0 or t.made[u] < t.made[missing]):
+                                missing = u
                     if missing >= 0:
                         if depth == s.stack.size:
                             return -1, cost
@@ -112,13 +121,25 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
                         s.batch[batch] = t.writes[j]
                         batch += 1
                     depth -= 1
+        if copies:
+            for k in range(t.read_at[a], t.read_at[a + 1]):
+                v, g = t.reads[k], t.read_gap[k]
+                if g >= 0 and state[g] == OFFLOAD and live[v] and not host[v]:
+                    if length == room:
+                        return -1, cost
+                    host[v] = 1
+                    s.steps[length] = t.save[v]
+                    s.places[length] = p
+                    length += 1
+                    cost += t.cost[t.save[v]]
+        if skip:
+            cost -= t.cost[a]
+        else:
             if length == room:
                 return -1, cost
             s.steps[length] = a
             s.places[length] = p
             length += 1
-        else:
-            cost -= t.cost[a]
         for k in range(t.read_at[a], t.read_at[a + 1]):
             g = t.read_gap[k]
             if g >= 0:
@@ -132,6 +153,14 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
                 gap[t.writes[k]] = g
                 if state[g] != KEEP:
                     live[t.writes[k]] = 0
+                    if state[g] == OFFLOAD and not host[t.writes[k]]:
+                        if length == room:
+                            return -1, cost
+                        host[t.writes[k]] = 1
+                        s.steps[length] = t.save[t.writes[k]]
+                        s.places[length] = p
+                        length += 1
+                        cost += t.cost[t.save[t.writes[k]]]
         for k in range(t.destroy_at[a], t.destroy_at[a + 1]):
             live[t.destroys[k]] = 0
             gap[t.destroys[k]] = -1

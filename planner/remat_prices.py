@@ -1,11 +1,11 @@
-"""Compiled estimates of what dropping a value costs and brings; importing this imports Numba."""
+"""Compiled estimates of what dropping or copying a value costs and brings; importing this imports Numba."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-from foreplan.planner.remat_tape import KEEP
+from foreplan.planner.remat_tape import KEEP, NEVER, OFFLOAD
 
 _DEEPEST = 32  # so many actions are looked at for one price
 _WAITING = 0.25  # what a value dropped already, that waits recomputed for its own use, still has to give
@@ -13,8 +13,8 @@ _WAITING = 0.25  # what a value dropped already, that waits recomputed for its o
 
 @njit(cache=True)
 def available(t, state, v, position):  # type: ignore[no-untyped-def]
-    """Whether a value is there at a position without being recomputed: it cannot be dropped, or is kept over it."""
-    if t.maker[v] < 0 or t.own_at[v] == t.own_at[v + 1]:
+    """Whether a value is there at a position without being made again: it cannot be dropped, or is kept over it."""
+    if t.own_at[v] == t.own_at[v + 1]:
         return True
     for k in range(t.own_at[v], t.own_at[v + 1]):
         g = t.own[k]
@@ -25,20 +25,42 @@ def available(t, state, v, position):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def price(t, state, g, stack):  # type: ignore[no-untyped-def]
-    """About what it costs to recompute the value of a gap at its end, with all that is missing for it."""
+    """About what it costs to bring the value of a gap back at its end, with all that is missing for it: to recompute
+    it, or to copy it from the host where another gap has it there. NEVER where it cannot be recomputed.
+    """
     position = t.gap_last[g]
     stack[0] = t.gap_value[g]
     depth, seen, total = 1, 0, np.int64(0)
     while depth > 0 and seen < _DEEPEST:
         depth -= 1
         seen += 1
-        m = t.maker[stack[depth]]
+        v = stack[depth]
+        if t.fetch[v] >= 0:
+            out = False
+            for k in range(t.own_at[v], t.own_at[v + 1]):
+                out |= state[t.own[k]] == OFFLOAD and t.gap_first[t.own[k]] < position
+            if out:
+                total += t.cost[t.fetch[v]]
+                continue
+        m = t.maker[v]
+        if m < 0:
+            return NEVER
         total += t.cost[m]
         for k in range(t.read_at[m], t.read_at[m + 1]):
             if depth < stack.size and not available(t, state, t.reads[k], position):
                 stack[depth] = t.reads[k]
                 depth += 1
     return total
+
+
+@njit(cache=True)
+def following(t, state, g, stack):  # type: ignore[no-untyped-def]
+    """The state of a gap in which less of its value is kept: copied off the device, or else dropped."""
+    v = t.gap_value[g]
+    copies = state[g] == KEEP and t.save[v] >= 0
+    if copies and t.cost[t.save[v]] + t.cost[t.fetch[v]] < price(t, state, g, stack):
+        return OFFLOAD
+    return state[g] + 1
 
 
 @njit(cache=True)
@@ -54,7 +76,11 @@ def count_above(t, s, length, target):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def worth(t, s, state, g):  # type: ignore[no-untyped-def]
-    """About how many bytes above the target dropping the value over a gap saves, over all steps, a cost."""
+    """About how many bytes above the target dropping or copying the value over a gap saves, over all steps, a cost."""
     steps = s.above[t.gap_last[g]] - s.above[t.gap_first[g] + 1]
     share = 1.0 if state[g] == KEEP else _WAITING
-    return share * t.size[t.gap_value[g]] * steps / max(float(price(t, state, g, s.stack)), 1.0)
+    known = price(t, state, g, s.stack)
+    v = t.gap_value[g]
+    if state[g] == KEEP and t.save[v] >= 0:
+        known = min(known, t.cost[t.save[v]] + t.cost[t.fetch[v]])
+    return share * t.size[v] * steps / max(float(known), 1.0)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from foreplan.planner.remat_kernels import NEVER, evaluate
-from foreplan.planner.remat_prices import count_above, worth
-from foreplan.planner.remat_tape import DISCARD, DROP, KEEP
+from foreplan.planner.remat_kernels import evaluate
+from foreplan.planner.remat_prices import count_above, following, worth
+from foreplan.planner.remat_tape import DISCARD, DROP, KEEP, NEVER, OFFLOAD
 
 UNKNOWN = -1.0  # the score of what has not been looked at
 EAGER = 8  # so many times as often is polished what a cap allows
@@ -100,7 +100,8 @@ def record(archive, state, peak, cost):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def greedy(t, s, state, target, aim, score, boost, archive):  # type: ignore[no-untyped-def]
-    """Drop values, the most bytes above the target a cost first, until the live bytes stay within it.
+    """Drop values, the most bytes above the target a cost first, until the live bytes stay within it. Those that cost
+    less to copy off the device than to recompute, as estimated, are copied.
 
     Scores from earlier rounds stand in for new ones until the best of them has been brought up to date (Minoux,
     "Accelerated greedy algorithms for maximizing submodular set functions", 1978).
@@ -130,7 +131,7 @@ def greedy(t, s, state, target, aim, score, boost, archive):  # type: ignore[no-
             g, most = -1, best_score
             for h in range(state.size):
                 alive = t.gap_first[h] <= place <= t.gap_last[h] < t.order.size
-                if not alive or fresh[h] == turn or state[h] == DISCARD:
+                if not alive or fresh[h] == turn or state[h] >= DISCARD:
                     continue
                 if score[h] == UNKNOWN:
                     score[h] = HOPE * worth(t, s, state, h)
@@ -139,7 +140,8 @@ def greedy(t, s, state, target, aim, score, boost, archive):  # type: ignore[no-
             if g < 0:
                 break
             fresh[g] = turn
-            state[g] += 1
+            old = state[g]
+            state[g] = old + 1 if t.save[t.gap_value[g]] < 0 else following(t, state, g, s.stack)
             new_peak, _, new_excess, new_cost, more = evaluate(t, s, state, level)
             work += more
             score[g] = 0.0
@@ -147,12 +149,12 @@ def greedy(t, s, state, target, aim, score, boost, archive):  # type: ignore[no-
                 record(archive, state, new_peak, new_cost)
                 if new_excess < excess:
                     score[g] = float(excess - new_excess) / max(float(new_cost - cost), 1.0)
-            state[g] -= 1
+            state[g] = old
             if score[g] > best_score:
                 best, best_score = g, score[g]
         if best < 0:
             break
-        state[best] += 1
+        state[best] = state[best] + 1 if t.save[t.gap_value[best]] < 0 else following(t, state, best, s.stack)
         peak, place, excess, cost, more = evaluate(t, s, state, level)
         count_above(t, s, more, level)
         work += more
@@ -199,7 +201,9 @@ def below(seed, n):  # type: ignore[no-untyped-def]
 def ruin(t, state, plain, seed):  # type: ignore[no-untyped-def]
     """Decide anew, at random, about some of the gaps that begin within a random stretch of the order.
 
-    Mostly what was dropped is kept again; else what is kept is dropped, or tails change, which nothing else does.
+    Mostly what was dropped is kept again; else what is kept is dropped, or tails change, which nothing else does. A
+    value that can be copied off the device is so every other time that it would be dropped, and now and then it takes
+    the other way than it did.
 
     Returns:
         The next seed.
@@ -218,10 +222,19 @@ def ruin(t, state, plain, seed):  # type: ignore[no-untyped-def]
         if kind < 6:
             if kind < 2 or below(seed, 4) < 2:
                 state[g] = plain[g]
+            elif kind == 5 and state[g] == OFFLOAD and t.maker[t.gap_value[g]] >= 0:
+                state[g] = DROP
+            elif kind == 5 and state[g] != KEEP and t.save[t.gap_value[g]] >= 0 and t.gap_last[g] < n:
+                state[g] = OFFLOAD
         elif below(seed, 4) == 0:
             tail = t.gap_last[g] == n
             if (kind == 6) == tail:
-                state[g] = KEEP if state[g] != KEEP else DROP
+                if state[g] != KEEP:
+                    state[g] = KEEP
+                elif t.save[t.gap_value[g]] >= 0 and not tail and (t.maker[t.gap_value[g]] < 0 or below(seed, 8) < 4):
+                    state[g] = OFFLOAD
+                else:
+                    state[g] = DROP
     return seed
 
 

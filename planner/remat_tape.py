@@ -18,8 +18,10 @@ from foreplan.planner.rows import array, flat, slices
 from foreplan.units import align_up
 
 # States of a gap. A value dropped may be recomputed early, because another is recomputed from it: then it stays until
-# its next use (DROP), or goes again (DISCARD).
-KEEP, DROP, DISCARD = 0, 1, 2
+# its next use (DROP), or goes again (DISCARD). OFFLOAD is DROP of a value that was copied off the device before: from
+# then on it is copied back and not recomputed, whenever it is needed.
+KEEP, DROP, DISCARD, OFFLOAD = 0, 1, 2, 3
+NEVER = np.int64(1) << np.int64(60)  # bytes or cost of what cannot be
 
 
 class Tape(NamedTuple):
@@ -42,6 +44,7 @@ class Tape(NamedTuple):
         output: whether it must be there at the end.
         maker: the cheapest action that may run again to write it, or -1.
         made: position in the order of the action that writes each value first.
+        save, fetch: the actions that copy each value off the device and back, or -1.
         skippable: whether an action may be left out where all that it writes is dropped at once.
         read_gap: the gap after each read (aligned with `reads`), or -1.
         write_gap: the gap after each write (aligned with `writes`), or -1.
@@ -72,6 +75,8 @@ class Tape(NamedTuple):
     output: np.ndarray
     maker: np.ndarray
     made: np.ndarray
+    save: np.ndarray
+    fetch: np.ndarray
     skippable: np.ndarray
     read_gap: np.ndarray
     write_gap: np.ndarray
@@ -82,8 +87,14 @@ class Tape(NamedTuple):
     own: np.ndarray
 
 
-def make_tape(problem: Problem, order: Sequence[int], cost: Sequence[int], smallest: int) -> Tape:
-    """The tape of an order; values below `smallest` bytes get no gaps, so they stay until their last use."""
+def make_tape(
+    problem: Problem, order: Sequence[int], cost: Sequence[int], smallest: int, *, again: bool = True
+) -> Tape:
+    """The tape of an order; values below `smallest` bytes get no gaps, so they stay until their last use.
+
+    Args:
+        again: whether anything may be recomputed; else values can be copied off the device and back at most.
+    """
     grain = granularities(problem)
     on_device = [region.on_device for region in problem.regions]
     values, actions = problem.values, problem.actions
@@ -95,10 +106,11 @@ def make_tape(problem: Problem, order: Sequence[int], cost: Sequence[int], small
         kept = [(p.write, p.read, int(p.required)) for p in a.overwrites if values[a.writes[p.write]].home < 0]
         pairs.append([pair for pair in kept if pair[2] or values[a.reads[pair[1]]].home < 0])
         destroys.append(sorted({a.reads[p.read] for p in a.overwrites if p.required} | _homes(problem, a.writes)))
-    maker, skippable = _makers(problem, order, cost)
+    maker, skippable = _makers(problem, order, cost, again)
+    save, fetch = (array(problem.round_trips.get(v, (-1, -1))[i] for v in range(len(values))) for i in range(2))
     reads, writes = [a.reads for a in actions], [a.writes for a in actions]
     read_at, write_at = slices(reads), slices(writes)
-    big = [m >= 0 and s >= max(smallest, 1) for m, s in zip(maker, size)]
+    big = [max(m, out) >= 0 and s >= max(smallest, 1) for m, out, s in zip(maker, save, size)]
     read_gap, write_gap, (value, first, last) = _gaps(problem, order, big, read_at, write_at)
     pair_write, pair_read, pair_required = (array(pair[i] for row in pairs for pair in row) for i in range(3))
     return Tape(
@@ -124,6 +136,8 @@ def make_tape(problem: Problem, order: Sequence[int], cost: Sequence[int], small
         array(v.role is Role.OUTPUT for v in values),
         array(maker),
         array(_made(problem, order)),
+        save,
+        fetch,
         array(skippable),
         read_gap,
         write_gap,
@@ -139,10 +153,19 @@ def _homes(problem: Problem, writes: Iterable[int]) -> set[int]:
     return {problem.values[v].home for v in writes if problem.values[v].home >= 0}
 
 
-def _makers(problem: Problem, order: Sequence[int], cost: Sequence[int]) -> tuple[list[int], list[bool]]:
+def plain_state(tape: Tape) -> np.ndarray:
+    """The state that recomputes nothing: everything is kept until its last use, int64[gaps]. What cannot be recomputed
+    stays for what may be recomputed from it.
+    """
+    tail = tape.gap_last == len(tape.order)
+    return np.where(tail & (tape.maker[tape.gap_value] >= 0), DISCARD, KEEP).astype(np.int64)
+
+
+def _makers(problem: Problem, order: Sequence[int], cost: Sequence[int], again: bool) -> tuple[list[int], list[bool]]:
     """For each value the cheapest action that may run more than once, and whether each action may be left out."""
     may = [
-        not a.effect
+        again
+        and not a.effect
         and not a.parts
         and not any(pair.required for pair in a.overwrites)
         and not _homes(problem, a.writes)

@@ -56,13 +56,15 @@ def explain(problem: Problem, plan: Plan) -> Stages:
     program = updates_last(problem, graph, program_order(problem, graph))
     best = updates_last(problem, graph, base.order)
     steps = [step.action for step in plan.steps]
+    copies = sum(action in problem.copies for action in steps)
     again = len(steps) - len(base.order)
+    more = f"{again:,} more steps" + (f", {copies:,} of them copies" if copies else "")
     rows: list[tuple[str, str, Sequence[int], bool]] = [
         ("program order", "as listed, nothing in place, updates last", program, False),
         ("order", base.name, best, False),
         ("alias", "results take the bytes of what dies", best, True),
         ("updates", "where the best order has them", base.order, True),
-        ("remat", f"{again:,} more steps" if again else "none", steps, True),
+        ("remat", more if again else "none", steps, True),
     ]
     stages = []
     for name, detail, order, in_place in rows:

@@ -45,7 +45,10 @@ class Engine(Protocol):
     name: str
 
     def allocate(self, heights: Sequence[int]) -> list[Memory]:
-        """One arena holding all regions, aligned to 64 bytes; the regions in order."""
+        """One arena on the device holding regions of these heights, aligned to 64 bytes; the regions in order."""
+
+    def allocate_host(self, heights: Sequence[int]) -> list[Memory]:
+        """Likewise in host memory, as the device can copy from and to it fastest."""
 
     def bind(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> Bound:
         """Every step as a ready call on the regions' memory."""

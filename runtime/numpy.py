@@ -83,6 +83,10 @@ class NumpyEngine:
         """One arena for all regions."""
         return allocate(heights)
 
+    def allocate_host(self, heights: Sequence[int]) -> list[np.ndarray]:
+        """Another one of the same kind."""
+        return allocate(heights)
+
     def bind(self, program: Program, plan: Plan, regions: Sequence[np.ndarray]) -> NumpyBound:
         """Every step as a ready call."""
         return NumpyBound(program, plan, regions)

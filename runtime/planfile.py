@@ -21,6 +21,7 @@ from foreplan.graph.op import parse_op
 from foreplan.graph.text import parse_init
 from foreplan.graph.types import tensor_type
 from foreplan.lower import Call, Operand, Program, Slot, target_named
+from foreplan.lower.program import REGIONS, WITH_HOST
 from foreplan.planner import (
     Action,
     Category,
@@ -348,6 +349,8 @@ def _init(record: Any, type: TensorType, name: str, folder: str) -> Initializer:
 def _check_calls(program: Program) -> None:
     """What an action reads, writes and needs must be what its call really does: the verifier trusts the problem."""
     target = target_named(program.target)
+    if program.regions not in (REGIONS, WITH_HOST):
+        raise PlanError(f"its regions are {[region.name for region in program.regions]}, which no program has")
     for role, slot in _slots(program):
         _check_window(program, slot.operand, f"slot {slot.name!r}")
         if program.values[slot.operand.value].role not in _SLOT_ROLES.get(role, (Role.OUTPUT, Role.STORED)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from foreplan.errors import SessionError, UsageError
 from foreplan.graph import Kind
 from foreplan.graph.init import generator_for
-from foreplan.lower.program import ARENA, PARAMETERS, Program, Slot
+from foreplan.lower.program import ARENA, HOST, PARAMETERS, Program, Slot
 from foreplan.planner import verify
 from foreplan.planner.plan import Plan
 from foreplan.runtime.check import Timing, Trace
@@ -74,6 +74,7 @@ class Session:
         plan: where and when.
         update: the other half, or None.
         allocated_bytes: how much memory was allocated for the arena.
+        host_bytes: how much host memory was allocated for what is copied there.
         parameters: the trained values, by name.
         stored: everything that a checkpoint holds: parameters, buffers, optimizer state, step count, random state.
     """
@@ -122,7 +123,9 @@ class Session:
         if share is not None:
             _check_sharing(program, plan, share)
         heights = plan.heights if update is None else update.heights(plan)
-        self.regions, self.allocated_bytes = _regions(engine, heights, share)
+        self.regions, self.allocated_bytes = _regions(engine, heights[:HOST], share)
+        self.host_bytes = sum(heights[HOST:])
+        self.regions += _allocate(engine.allocate_host, heights[HOST:], "host memory")
         self._body = Half(engine, program, plan, self.regions, poison)
         self._update = None if update is None else Half(engine, update.program, update.plan, self.regions, poison)
         self._broken = ""
@@ -243,19 +246,25 @@ def _like(window: np.ndarray, leading: tuple[int, ...]) -> np.ndarray:
     return np.empty((*leading, *window.shape), window.dtype)
 
 
-def _regions(engine: Engine, heights: Sequence[int], share: Session | None) -> tuple[Sequence[np.ndarray], int]:
-    """Memory of every region, and how many bytes of it are new."""
+def _regions(engine: Engine, heights: Sequence[int], share: Session | None) -> tuple[list[np.ndarray], int]:
+    """Memory of every region on the device, and how many bytes of it are new."""
     regions: dict[int, np.ndarray] = {}
     if share is not None:
         regions[PARAMETERS] = share.regions[PARAMETERS]
         if len(share.regions[ARENA]) >= heights[ARENA]:
             regions[ARENA] = share.regions[ARENA][: heights[ARENA]]
     wanted = [0 if i in regions else height for i, height in enumerate(heights)]
-    try:
-        fresh = engine.allocate(wanted)
-    except MemoryError:
-        raise SessionError(f"there is no memory for an arena of {format_bytes(sum(wanted))}") from None
+    fresh = _allocate(engine.allocate, wanted, "an arena")
     return [regions.get(i, memory) for i, memory in enumerate(fresh)], sum(wanted)
+
+
+def _allocate(
+    allocate: Callable[[Sequence[int]], list[np.ndarray]], heights: Sequence[int], what: str
+) -> list[np.ndarray]:
+    try:
+        return allocate(heights)
+    except MemoryError:
+        raise SessionError(f"there is no memory for {what} of {format_bytes(sum(heights))}") from None
 
 
 def _check_sharing(program: Program, plan: Plan, share: Session) -> None:

@@ -33,8 +33,8 @@ class Difference:
     Attributes:
         before: memory of the first plan.
         after: memory of the second.
-        sizes: arena, bounds, persistent, workspace.
-        counts: instructions, recomputed actions, flops.
+        sizes: arena, bounds, persistent, workspace; host memory where either has any.
+        counts: instructions, recomputed actions, flops; copies to host memory and back where either may have any.
         categories: bytes of each category alive at the respective peak, where either has any.
         buffers: by name, those that are alive at one peak only or have another size there; largest change first.
     """
@@ -77,11 +77,15 @@ def diff(problem_a: Problem, plan_a: Plan, problem_b: Problem, plan_b: Plan) -> 
         Change("persistent_bytes", a.persistent, b.persistent),
         Change("workspace_bytes", a.workspace, b.workspace),
     ]
+    if a.host or b.host:
+        sizes.append(Change("host_bytes", a.host, b.host))
     counts = [
         Change("instructions", len(plan_a.steps), len(plan_b.steps)),
-        Change("recomputed", _recomputed(plan_a), _recomputed(plan_b)),
+        Change("recomputed", _recomputed(problem_a, plan_a), _recomputed(problem_b, plan_b)),
         Change("flops", _flops(problem_a, plan_a), _flops(problem_b, plan_b)),
     ]
+    if problem_a.copies or problem_b.copies:
+        counts.append(Change("copied", _copied(problem_a, plan_a), _copied(problem_b, plan_b)))
     categories = [Change(str(c), a.categories[c], b.categories[c]) for c in Category]
     return Difference(
         before=a,
@@ -93,8 +97,13 @@ def diff(problem_a: Problem, plan_a: Plan, problem_b: Problem, plan_b: Plan) -> 
     )
 
 
-def _recomputed(plan: Plan) -> int:
-    return len(plan.steps) - len({step.action for step in plan.steps})
+def _recomputed(problem: Problem, plan: Plan) -> int:
+    runs = [step.action for step in plan.steps if step.action not in problem.copies]
+    return len(runs) - len(set(runs))
+
+
+def _copied(problem: Problem, plan: Plan) -> int:
+    return sum(step.action in problem.copies for step in plan.steps)
 
 
 def _flops(problem: Problem, plan: Plan) -> int:

@@ -150,6 +150,12 @@ class Memory:
         """Bytes that belong to stored values throughout: parameters, statistics, optimizer state, constants."""
         return sum(value.nbytes for value in self.problem.values if value.role is Role.STORED)
 
+    @property
+    def host(self) -> int:
+        """Host memory for what is copied off the device."""
+        heights = zip(self.plan.heights, self.problem.regions)
+        return sum(height for height, region in heights if not region.on_device)
+
     @cached_property
     def workspace(self) -> int:
         """The largest scratch memory of any instruction."""
@@ -205,6 +211,7 @@ class Memory:
         return {
             "peak_bytes": self.peak,
             "arena_bytes": self.arena,
+            "host_bytes": self.host,
             "lower_bound_bytes": self.lower_bound,
             "order_lower_bound_bytes": self.order_lower_bound,
             "persistent_bytes": self.persistent,
@@ -237,6 +244,8 @@ def as_table(memory: Memory, largest: int = 10) -> str:
         rows.append(("budget", memory.plan.budget, "asked for"))
     rows.append(("persistent", memory.persistent, "kept from step to step"))
     rows.append(("workspace", memory.workspace, "the most that one instruction uses"))
+    if memory.host:
+        rows.append(("host", memory.host, "host memory, for what is copied there and back"))
     lines = [memory.part, ""] if memory.part else []
     lines += [f"{name:<13} {format_bytes(nbytes):>12}  {nbytes:>16,} bytes   {note}" for name, nbytes, note in rows]
     lines += ["", peak_text(memory), ""]

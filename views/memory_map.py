@@ -75,6 +75,8 @@ def _figures(memory: Memory) -> str:
     ]
     if memory.order_lower_bound is not None:
         figures.insert(2, ("Lower bound in any order", memory.order_lower_bound, "proven over all schedules"))
+    if memory.host:
+        figures.append(("Host memory", memory.host, "for what is copied there and back"))
     if memory.plan.budget is not None:
         figures.insert(1, ("Budget", memory.plan.budget, "asked for"))
     peak = f"instruction {memory.peak_step}: {memory.action_at(memory.peak_step)}"

@@ -107,6 +107,21 @@ def priced(problem: Problem, seed: int) -> Problem:
     return replace(problem, actions=tuple(actions))
 
 
+def with_round_trips(problem: Problem, seed: int) -> Problem:
+    """With a way to the host and back for about half of what is written on the device within the step."""
+    rng = random.Random(seed)
+    make = Maker(problem.regions)
+    make.values, make.actions = list(problem.values), list(problem.actions)
+    host = next(i for i, region in enumerate(problem.regions) if not region.on_device)
+    for v, value in enumerate(problem.values):
+        on_device = problem.regions[value.region].on_device
+        if value.role is Role.TRANSIENT and on_device and problem.producers[v] and rng.random() < 0.5:
+            away = make.value(f"{value.name}/host", value.nbytes, host, alignment=value.alignment)
+            make.action(f"{value.name}/save", [v], [away], nanoseconds=rng.choice([0, 1, 30]))
+            make.action(f"{value.name}/fetch", [away], [v], nanoseconds=rng.choice([0, 1, 30]))
+    return make.problem()
+
+
 def training_chain(layers: int, width: int = 1 << 20, weight: int = 1 << 18, workspace: int = 1 << 16) -> Problem:
     """A chain of linear layers, each with an activation in place: forward, loss, backward; momentum updates last."""
     make = Maker(REGIONS[:2])

@@ -1,0 +1,44 @@
+"""Offload: actions that copy activations to host memory and back, beside those that compute them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from foreplan.lower.program import ARENA, HOST, WITH_HOST, Call, Operand, Program
+from foreplan.lower.segments import backward_actions
+from foreplan.lower.target import DeviceProfile
+from foreplan.ops.map import Map
+from foreplan.planner.problem import Action, Role, Value
+
+LEAST = 1 << 16  # bytes; what is smaller is not worth an instruction
+COPY = Map(("a0",))
+
+
+def with_host(program: Program, profile: DeviceProfile) -> Program:
+    """The program with a region of host memory, and a way there and back for each large value of the forward pass that
+    the backward pass reads. The planner may take it where it would otherwise keep or recompute the value.
+
+    References: Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network
+    Design", MICRO 2016, for copying what the backward pass reads; Beaumont et al., NeurIPS 2021, for doing it beside
+    recomputation.
+    """
+    backward = backward_actions(program)
+    values, actions, calls = list(program.values), list(program.actions), list(program.calls)
+    for v, value in enumerate(program.values):
+        if value.role is not Role.TRANSIENT or value.region != ARENA or value.nbytes < LEAST:
+            continue
+        if backward.isdisjoint(program.readers[v]) or not backward.isdisjoint(program.producers[v]):
+            continue
+        here = next(x for x in program.calls[program.producers[v][0]].outputs if x.value == v)
+        there = replace(here, value=len(values))
+        values.append(Value(f"{value.name}/host", value.nbytes, value.alignment, HOST, value.category))
+        for name, source, target in ((f"{value.name}/offload", here, there), (f"{value.name}/fetch", there, here)):
+            actions.append(_copy(name, source, target, profile))
+            calls.append(Call(COPY, "reference", (source,), (target,), name))
+    return replace(program, values=tuple(values), actions=tuple(actions), calls=tuple(calls), regions=WITH_HOST)
+
+
+def _copy(name: str, source: Operand, target: Operand, profile: DeviceProfile) -> Action:
+    nbytes = source.type.nbytes
+    nanoseconds = profile.bus_nanoseconds(nbytes)
+    return Action(name, (source.value,), (target.value,), nbytes=2 * nbytes, nanoseconds=nanoseconds)
