@@ -101,15 +101,16 @@ def recompute(
     archive = search.make_archive(targets, caps, len(plain))
     limit = int(NEVER) if most_cost is None else most_cost
     long = len(tape.order) * len(plain) > LONG
+    found: list[np.ndarray] = []
     for way in _ways(tape):
         if long or thorough:
             coarse.descend_coarsely(way, scratch, plain.copy(), archive, limit, COARSE_WORK)
         for aim in () if long else AIMS if thorough else AIMS[:1]:
             search.descend(way, scratch, plain.copy(), aim, BOOST, archive, limit, DESCENT_WORK)
-    if thorough and not long:
-        _polish(tape, plain, archive)
-    found = [state for state, least in zip(archive.states, archive.cost) if least < NEVER]
-    found += [state for state, peak in zip(archive.cap_states, archive.peak) if peak < bound]
+        if thorough and not long:
+            _polish(way, plain, archive)
+        found += [state.copy() for state, least in zip(archive.states, archive.cost) if least < NEVER]
+        found += [state.copy() for state, peak in zip(archive.cap_states, archive.peak) if peak < bound]
     points = []
     scratch = kernels.make_scratch(whole)
     for state in found:
@@ -121,13 +122,13 @@ def recompute(
 
 
 def _ways(tape: Tape) -> list[Tape]:
-    """The tape, and where values can be copied or recomputed the same without copies: what is best alone is not always
-    found among both.
+    """The tape; where values can be copied or recomputed, the same without copies before it, so that copies only ever
+    better what recomputation alone comes to.
     """
     if not np.any(tape.save >= 0) or np.all(tape.maker < 0):
         return [tape]
     none = np.full_like(tape.save, -1)
-    return [tape, tape._replace(save=none, fetch=none)]
+    return [tape._replace(save=none, fetch=none), tape]
 
 
 def _polish(tape: Tape, plain: np.ndarray, archive: Archive) -> None:
