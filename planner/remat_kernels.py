@@ -121,7 +121,7 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
                         s.batch[batch] = t.writes[j]
                         batch += 1
                     depth -= 1
-        if copies:  # written out here and below: a function that takes the whole tape would slow this one down by a fifth
+        if copies:  # written out here and below: a function that takes the whole tape would slow all this down
             for k in range(t.read_at[a], t.read_at[a + 1]):
                 v, g = t.reads[k], t.read_gap[k]
                 if g >= 0 and state[g] == OFFLOAD and live[v] and not host[v]:
