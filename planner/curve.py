@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 
 from foreplan.errors import DoesNotFitError
 from foreplan.planner.bound import order_bound
+from foreplan.planner.dependences import dependences
 from foreplan.planner.layout import Layout, Schedule, arena_bytes, assemble, lay_out, schedule
+from foreplan.planner.order import updates_first, updates_last
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Problem
-from foreplan.planner.remat import Point, recompute
+from foreplan.planner.remat import EXACT, Point, frontier, recompute, reordered
 from foreplan.planner.verify import verify
 
 FREE = 100  # recomputation that adds at most one part in so many to the predicted time counts as free
@@ -109,20 +111,47 @@ class Curve:
 def free_curve(problem: Problem, base: Base, cost: Sequence[int]) -> tuple[Curve, int]:
     """The beginning of a curve as far as recomputation costs next to nothing, and what that may cost."""
     most = sum(cost[index] for index in base.schedule.order) // FREE
-    order, bound = base.schedule.order, base.schedule.bound
-    found = recompute(problem, order, bound, cost, caps=[most], most_cost=most, thorough=False)
-    return Curve(problem, base, tuple(point for point in found if point.cost <= most)), most
+    bound, found = base.schedule.bound, []
+    for order in _orders(problem, base):
+        found += recompute(problem, order, bound, cost, caps=[most], most_cost=most, thorough=False)
+    return Curve(problem, base, tuple(frontier([point for point in found if point.cost <= most], bound))), most
 
 
 def whole_curve(
     problem: Problem, base: Base, cost: Sequence[int], *, thorough: bool = True, again: bool = True
 ) -> Curve:
-    """The curve of a cost for each action, as far down as the search goes; see `recompute`."""
+    """The curve of a cost for each action, as far down as the search goes; see `recompute`.
+
+    Where there are several orders to start from, and many actions, a short search tells which deserves the long one.
+    """
     whole = sum(cost[index] for index in base.schedule.order)
     caps = [whole // share for share in SHARES]
-    order, bound = base.schedule.order, base.schedule.bound
-    found = recompute(problem, order, bound, cost, caps=caps, thorough=thorough, again=again)
-    return Curve(problem, base, tuple(found))
+    bound, orders = base.schedule.bound, _orders(problem, base)
+    found: list[Point] = []
+    if not thorough or len(base.schedule.order) > EXACT:
+        short = [recompute(problem, order, bound, cost, caps=caps, thorough=False, again=again) for order in orders]
+        found = [point for points in short for point in points]
+        lowest = [_lowest(points, caps, bound) for points in short]
+        orders = [orders[lowest.index(min(lowest))]]
+    for order in orders if thorough else ():
+        found += reordered(problem, recompute(problem, order, bound, cost, caps=caps, again=again), bound)
+    return Curve(problem, base, tuple(frontier(found, bound)))
+
+
+def _orders(problem: Problem, base: Base) -> list[Sequence[int]]:
+    """Orders to recompute in: the best without recomputation, the same with its updates last, and the listed one.
+
+    What is computed long before it is needed costs the first nothing at its peak, and yet is in the way once the peak
+    falls; and after an update nothing can be recomputed any more from what it replaced.
+    """
+    graph = dependences(problem)
+    orders = [base.schedule.order, tuple(updates_last(problem, graph, base.schedule.order))]
+    return list(dict.fromkeys([*orders, tuple(updates_first(problem, graph))]))
+
+
+def _lowest(points: Sequence[Point], caps: Sequence[int], bound: int) -> int:
+    """The live bytes of what each cap allows, together."""
+    return sum(min([point.bound for point in points if point.cost <= cap], default=bound) for cap in caps)
 
 
 def _finish(problem: Problem, base: Base, chosen: Schedule, layout: Layout) -> Plan:

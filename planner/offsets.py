@@ -27,8 +27,9 @@ SEARCH = 600
 # Pairs of buffers that live together, up to which even large instances are placed greedily: some seconds.
 PAIRS = 100_000_000
 
-# What shaken orders may do: buffers looked at, less than a tenth of a second.
+# What shaken orders may do: buffers looked at, less than a tenth of a second; beside them a try counts as so many.
 SHAKING = 30_000_000
+TRY = 2_000
 
 # What the search does by default, in buffers and sections looked at: some tenths of a second.
 WORK = 60_000_000
@@ -280,7 +281,7 @@ def _shaken(instance: _Instance, best: Placement, goal: int) -> Placement:
         found, work = kernels.skyline(*arrays, best.height, offsets)
         if found >= 0:
             best = Placement(offsets.copy(), int(found), best.lower_bound, "skyline by a shaken order")
-        done += work + len(births)
+        done += work + len(births) + TRY
         tries += 1
     return best
 

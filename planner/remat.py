@@ -15,6 +15,7 @@ for Training DNNs", NeurIPS 2021, for choosing between both in one search.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,21 +23,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from foreplan.planner.layout import schedule
 from foreplan.planner.problem import Problem, Role
 from foreplan.planner.remat_compact import compact
+from foreplan.planner.remat_order import reorder
 from foreplan.planner.remat_tape import NEVER, Tape, make_tape, plain_state
 
 if TYPE_CHECKING:
     from foreplan.planner.remat_search import Archive
 
-STEP = 64  # from one target to the next the peak falls by one part in so many
+STEP = 512  # from one target to the next the peak falls by one part in so many,
+COARSE_STEP = 64  # or so where there are many gaps
+MANY = 5000
 LOWEST = 16  # the last target is this part of the first
+EXACT = 200  # actions up to which the search counts every byte
 SMALL = 200  # the smallest values, which come to one part in so many of all bytes, are always kept
 AIMS = (252, 230, 128, 64)  # what greedy looks at beside the peak: all above this share of it, in 256ths
 BOOST = 260
 ROUNDS = 2
 WORKERS = 2  # threads; what they find does not depend on how many processors there are
 SWEEPS = 200
+STILL = 24  # sweeps in vain that end the search
 TRIES = 16
 SEED = 88172645463325252
 # Work is counted in actions of the schedules evaluated, some tens of nanoseconds each.
@@ -44,7 +51,7 @@ LONG = 5_000_000  # actions times gaps beyond which values are dropped in batche
 COARSE_WORK = 300_000_000
 DESCENT_WORK = 20_000_000
 POLISH_WORK = 200_000_000
-POLISH_PAIR = 1000  # and so much for every pair of an action and a gap
+POLISH_PAIR = 3000  # and so much for every pair of an action and a gap
 
 
 @dataclass(frozen=True)
@@ -88,16 +95,18 @@ def recompute(
     from foreplan.planner import remat_kernels as kernels
     from foreplan.planner import remat_search as search
 
-    order, smallest = late_updates(problem, order), _smallest(problem)
+    order = late_updates(problem, order)
+    smallest = 1 if len(order) <= EXACT else _smallest(problem)
     whole = make_tape(problem, order, cost, smallest, again=again)
     if not len(whole.gap_value):
         return []
-    tape = compact(whole, smallest)
+    tape = whole if len(order) <= EXACT else compact(whole, smallest)
     scratch = kernels.make_scratch(tape)
     plain = plain_state(whole)
     targets = [bound]
-    while targets[-1] > max(bound // LOWEST, STEP):
-        targets.append(targets[-1] * (STEP - 1) // STEP)
+    step = STEP if len(plain) <= MANY else COARSE_STEP
+    while targets[-1] > max(bound // LOWEST, step):
+        targets.append(targets[-1] * (step - 1) // step)
     archive = search.make_archive(targets, caps, len(plain))
     limit = int(NEVER) if most_cost is None else most_cost
     long = len(tape.order) * len(plain) > LONG
@@ -131,6 +140,16 @@ def _ways(tape: Tape) -> list[Tape]:
     return [tape._replace(save=none, fetch=none), tape]
 
 
+def reordered(problem: Problem, points: Sequence[Point], bound: int) -> list[Point]:
+    """Points with their runs in better orders, where they are so few that this is quick."""
+    found = []
+    for point in points:
+        order = reorder(problem, point.order) if len(point.order) <= 2 * EXACT else point.order
+        better = order != point.order
+        found.append(Point(order, schedule(problem, "", order).bound, point.cost) if better else point)
+    return frontier(found, bound)
+
+
 def _polish(tape: Tape, plain: np.ndarray, archive: Archive) -> None:
     """Search on from all that was found, in sweeps of several workers, each with its own random numbers; after every
     sweep they share what they found, so it does not matter how fast each of them is.
@@ -144,17 +163,19 @@ def _polish(tape: Tape, plain: np.ndarray, archive: Archive) -> None:
     def sweep(worker: int, number: int, own: Archive) -> int:
         seed = np.uint64((SEED + number * WORKERS + worker) * SEED % 2**64)
         aim = AIMS[number % len(AIMS)]
-        return int(search.polish(tape, scratches[worker], plain, aim, BOOST, own, ROUNDS, TRIES, most, seed))
+        return int(search.polish(tape, scratches[worker], plain, aim, BOOST, own, ROUNDS, TRIES, number, most, seed))
 
-    work, number = 0, 0
+    work, number, still, before = 0, 0, 0, None
     with ThreadPoolExecutor(WORKERS) as pool:
-        while work < most and number < SWEEPS:
+        while work < most and number < SWEEPS and still < STILL:
             others = [search.copy_archive(archive) for _ in range(1, WORKERS)]
             for done in pool.map(sweep, range(WORKERS), [number] * WORKERS, [archive, *others]):
                 work += done
             for other in others:
                 search.merge(archive, other)
             number += 1
+            after = archive.cost.tobytes(), archive.peak.tobytes(), archive.cap_cost.tobytes()
+            still, before = (still + 1 if after == before else 0), after
 
 
 def _smallest(problem: Problem) -> int:
@@ -185,15 +206,20 @@ def late_updates(problem: Problem, order: Sequence[int]) -> list[int]:
     values, actions = problem.values, problem.actions
     stored = {v for v, value in enumerate(values) if value.role is Role.STORED}
     read: set[int] = set()
+    replaced: Counter[int] = Counter()  # by how many actions
     for index in order:
         read.update(actions[index].reads)
+        replaced.update({values[v].home for v in actions[index].writes if values[v].home >= 0})
 
     def idle(index: int) -> bool:
+        """Whether nothing waits for the action, and it waits for nothing, not even to see what others replace."""
         action = actions[index]
+        homes = {values[v].home for v in action.writes}
         return (
             all(values[v].home >= 0 and v not in read for v in action.writes)
             and bool(action.writes)
             and stored.issuperset(action.reads)
+            and all(replaced[v] == (v in homes) for v in action.reads)
         )
 
     last = [index for index in order if idle(index)]

@@ -17,6 +17,7 @@ from foreplan.planner.remat_prices import count_above, following, worth
 from foreplan.planner.remat_tape import DISCARD, DROP, KEEP, NEVER, OFFLOAD
 
 UNKNOWN = -1.0  # the score of what has not been looked at
+TURNS = 170  # of the targets about so many are gone through in one sweep, others in the next
 EAGER = 8  # so many times as often is polished what a cap allows
 HOPE = 1.5  # so much better than estimated a gap may turn out
 
@@ -266,7 +267,7 @@ def restore(t, s, state, plain, target, archive, tries, seed):  # type: ignore[n
 
 
 @njit(cache=True, nogil=True)
-def polish(t, s, plain, aim, boost, archive, rounds, tries, most_work, seed):  # type: ignore[no-untyped-def]
+def polish(t, s, plain, aim, boost, archive, rounds, tries, number, most_work, seed):  # type: ignore[no-untyped-def]
     """Ruin and recreate (Schrimpf et al., "Record breaking optimization results", J. Computational Physics 2000) what
     is stored at every target and cap, and at its neighbours, the highest first.
 
@@ -277,7 +278,10 @@ def polish(t, s, plain, aim, boost, archive, rounds, tries, most_work, seed):  #
     state = plain.copy()
     score = np.full(state.size, UNKNOWN)
     count = archive.targets.size
+    wide = max(count // TURNS, 1)
     for j in range(count + archive.caps.size):
+        if j < count and j % wide != number % wide:
+            continue
         for r in range(rounds if j < count else rounds * EAGER):
             if work > most_work:
                 break
