@@ -134,7 +134,8 @@ def whole_curve(
         lowest = [_lowest(points, caps, bound) for points in short]
         orders = [orders[lowest.index(min(lowest))]]
     for order in orders if thorough else ():
-        found += reordered(problem, recompute(problem, order, bound, cost, caps=caps, again=again), bound)
+        points = recompute(problem, order, bound, cost, caps=caps, again=again)
+        found += reordered(problem, points, caps, bound)
     return Curve(problem, base, tuple(frontier(found, bound)))
 
 

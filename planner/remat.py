@@ -43,6 +43,7 @@ BOOST = 260
 ROUNDS = 2
 WORKERS = 2  # threads; what they find does not depend on how many processors there are
 SWEEPS = 200
+REORDERED = 4_000  # steps of schedules whose orders are searched, all but those that the caps allow
 STILL = 24  # sweeps in vain that end the search
 TRIES = 16
 SEED = 88172645463325252
@@ -51,6 +52,7 @@ LONG = 5_000_000  # actions times gaps beyond which values are dropped in batche
 COARSE_WORK = 300_000_000
 DESCENT_WORK = 20_000_000
 POLISH_WORK = 200_000_000
+SHORT_WORK = 4_000_000
 POLISH_PAIR = 3000  # and so much for every pair of an action and a gap
 
 
@@ -116,8 +118,8 @@ def recompute(
             coarse.descend_coarsely(way, scratch, plain.copy(), archive, limit, COARSE_WORK)
         for aim in () if long else AIMS if thorough else AIMS[:1]:
             search.descend(way, scratch, plain.copy(), aim, BOOST, archive, limit, DESCENT_WORK)
-        if thorough and not long:
-            _polish(way, plain, archive)
+        if not long:
+            _polish(way, plain, archive, POLISH_WORK if thorough else SHORT_WORK)
         found += [state.copy() for state, least in zip(archive.states, archive.cost) if least < NEVER]
         found += [state.copy() for state, peak in zip(archive.cap_states, archive.peak) if peak < bound]
     points = []
@@ -140,17 +142,21 @@ def _ways(tape: Tape) -> list[Tape]:
     return [tape._replace(save=none, fetch=none), tape]
 
 
-def reordered(problem: Problem, points: Sequence[Point], bound: int) -> list[Point]:
-    """Points with their runs in better orders, where they are so few that this is quick."""
-    found = []
-    for point in points:
-        order = reorder(problem, point.order) if len(point.order) <= 2 * EXACT else point.order
-        better = order != point.order
-        found.append(Point(order, schedule(problem, "", order).bound, point.cost) if better else point)
+def reordered(problem: Problem, points: Sequence[Point], caps: Sequence[int], bound: int) -> list[Point]:
+    """Points and, with their runs in better orders, as many of them as is quick: what the caps allow, and some evenly
+    between.
+    """
+    within = [max((i for i, point in enumerate(points) if point.cost <= cap), default=-1) for cap in caps]
+    count = REORDERED // max([len(point.order) for point in points], default=1)
+    even = range(len(points)) if count >= len(points) else range(0, len(points), len(points) // max(count, 1) + 1)
+    found = list(points)
+    for i in sorted({i for i in within if i >= 0}.union(even)):
+        order = reorder(problem, points[i].order)
+        found.append(Point(order, schedule(problem, "", order).bound, points[i].cost))
     return frontier(found, bound)
 
 
-def _polish(tape: Tape, plain: np.ndarray, archive: Archive) -> None:
+def _polish(tape: Tape, plain: np.ndarray, archive: Archive, work: int) -> None:
     """Search on from all that was found, in sweeps of several workers, each with its own random numbers; after every
     sweep they share what they found, so it does not matter how fast each of them is.
     """
@@ -158,19 +164,18 @@ def _polish(tape: Tape, plain: np.ndarray, archive: Archive) -> None:
     from foreplan.planner import remat_search as search
 
     scratches = [kernels.make_scratch(tape) for _ in range(WORKERS)]
-    most = min(POLISH_WORK, len(tape.order) * len(plain) * POLISH_PAIR)
+    most = min(work, len(tape.order) * len(plain) * POLISH_PAIR)
 
     def sweep(worker: int, number: int, own: Archive) -> int:
         seed = np.uint64((SEED + number * WORKERS + worker) * SEED % 2**64)
         aim = AIMS[number % len(AIMS)]
         return int(search.polish(tape, scratches[worker], plain, aim, BOOST, own, ROUNDS, TRIES, number, most, seed))
 
-    work, number, still, before = 0, 0, 0, None
+    done, number, still, before = 0, 0, 0, None
     with ThreadPoolExecutor(WORKERS) as pool:
-        while work < most and number < SWEEPS and still < STILL:
+        while done < most and number < SWEEPS and still < STILL:
             others = [search.copy_archive(archive) for _ in range(1, WORKERS)]
-            for done in pool.map(sweep, range(WORKERS), [number] * WORKERS, [archive, *others]):
-                work += done
+            done += sum(pool.map(sweep, range(WORKERS), [number] * WORKERS, [archive, *others]))
             for other in others:
                 search.merge(archive, other)
             number += 1
