@@ -8,7 +8,7 @@ heuristics until one does, and then search systematically (`planner.exact`), whi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,10 @@ _Attempt = Callable[[int, np.ndarray], tuple[int, int]]  # (limit, offsets to wr
 QUADRATIC = 20_000
 SKYLINE = 5_000
 SEARCH = 600
+
+# How many of the largest buffers are placed by themselves: where all can be searched together, and where they cannot.
+FEWER = (20, 40, 60, 80, 100, 150, 200, 300)
+LARGEST = (450, 400, 350, 300, 250, 200, 150, 100, 500, 550, 600)
 
 # Pairs of buffers that live together, up to which even large instances are placed greedily: some seconds.
 PAIRS = 100_000_000
@@ -89,7 +93,11 @@ def place(
     Raises:
         PlanError: arrays of unequal length, an empty life, a negative size, or fixed buffers that overlap.
     """
-    instance = _check(lower, upper, size, alignment, fixed)
+    return _place(_check(lower, upper, size, alignment, fixed), capacity, work)
+
+
+def _place(instance: _Instance, capacity: int | None, work: int, *, by_parts: bool = True) -> Placement:
+    """As `place`; `by_parts`: the largest first where nothing else serves."""
     bound, grain = _lower_bound(instance)
     goal = max(bound, capacity or 0)
     best = Placement(np.maximum(instance.fixed, 0), 0, bound, "nothing to place")
@@ -111,7 +119,11 @@ def place(
         best = _shaken(instance, best, max(goal, ceiling))
         if best.height <= goal:
             return best
-    return _search(instance, best, capacity, work) if len(instance.size) <= SEARCH else best
+    if by_parts and few_stick_out and capacity is None:
+        best = _largest_first(instance, best, max(goal, ceiling), work)
+        if best.height <= goal:
+            return best
+    return _search(instance, best, capacity, work) if work and len(instance.size) <= SEARCH else best
 
 
 def _search(instance: _Instance, best: Placement, capacity: int | None, work: int) -> Placement:
@@ -130,6 +142,28 @@ def _search(instance: _Instance, best: Placement, capacity: int | None, work: in
     offsets[some] = descent.offsets
     name = best.heuristic if descent.height == best.height else "systematic search"
     return Placement(offsets, descent.height, descent.bound, name)
+
+
+def _largest_first(instance: _Instance, best: Placement, goal: int, work: int) -> Placement:
+    """The largest buffers, as many as can be searched, by themselves, and then the others in what these leave free."""
+    if len(instance.size) > SKYLINE or (instance.fixed >= 0).any():
+        return best
+    order = _by_size(instance)
+    for count in LARGEST if len(order) > SEARCH else FEWER:
+        if best.height <= goal or count >= len(order):
+            break
+        some = order[:count]
+        columns = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
+        placed = _place(_Instance(*(column[some] for column in columns)), None, work, by_parts=False)
+        if placed.height >= best.height:
+            continue
+        fixed = np.full(len(order), -1)
+        fixed[some] = placed.offsets
+        found = _place(replace(instance, fixed=fixed), None, 0, by_parts=False)
+        if found.height < best.height:
+            name = f"{count} largest: {placed.heuristic}; others: {found.heuristic}"
+            best = Placement(found.offsets, found.height, best.lower_bound, name)
+    return best
 
 
 def _check(
