@@ -171,6 +171,27 @@ def test_shaken_orders_reach_bounds_that_plain_ones_miss(monkeypatch: pytest.Mon
     assert plain < shaken >= 36
 
 
+def test_the_largest_by_themselves_reach_bounds_that_all_together_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More buffers than can be searched: some large and short-lived, the rest small and in the way."""
+
+    def instance(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(seed)
+        n = 700
+        lower, large = rng.integers(0, 400, n), rng.random(n) < 0.35
+        upper = lower + 1 + np.where(large, rng.integers(1, 25, n), rng.integers(1, 120, n))
+        return lower, upper, np.where(large, rng.integers(5, 40, n) * 65536, rng.integers(1, 40, n) * 64)
+
+    for seed in (11, 13, 15):
+        lower, upper, size = instance(seed)
+        found = place(lower, upper, size, alignment=64)
+        assert "largest" in found.heuristic and found.height <= 1.0002 * found.lower_bound
+        buffers = list(zip(lower.tolist(), upper.tolist(), size.tolist()))
+        assert not overlap(buffers, found.offsets)
+        with monkeypatch.context() as patch:
+            patch.setattr(placer, "LARGEST", ())
+            assert place(lower, upper, size, alignment=64).height > found.height
+
+
 def test_large_instances_whose_lives_are_short_are_placed_greedily() -> None:
     """30,000 buffers of random lives and sizes, of which free lists alone make some percent more than the live set."""
     rng = np.random.default_rng(3)
