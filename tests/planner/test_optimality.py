@@ -14,8 +14,9 @@ from tests.planner.training_graphs import GRAPHS, nothing_in_place
 
 SECONDS = 60
 FAST = ("tapering5", "transformer1", "random0", "random8")
-# Every graph but those on which the planner still costs over 1.05 times the optimum, or finds nothing, at some budget.
-CLOSE = (*FAST, "unet", "random1", "random2", "random10", "random13", "random14", "random15")
+# The two on which the planner, at some budget, costs over 1.05 times the optimum or finds nothing.
+FAR = ("random3", "random5")
+CLOSE = tuple(name for name in GRAPHS if name not in FAR)
 CASES = [
     pytest.param(FAST, (0.8, 0.6), id="fast"),
     pytest.param(CLOSE, SHARES, id="slow", marks=pytest.mark.slow),
