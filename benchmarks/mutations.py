@@ -11,7 +11,7 @@ import time
 
 import foreplan as fp
 from foreplan.planner import Problem, plan, verify
-from tests.planner.mutants import campaign, table
+from tests.planner.campaign import campaign, table
 from tests.planner.problems import training_chain
 
 SEEDS, TRIES = 400, 5

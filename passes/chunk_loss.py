@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from foreplan.graph import Builder, Graph, Node, Value
@@ -15,7 +15,7 @@ from foreplan.ops.map import Map, elementwise
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.shape import Reshape, Slice, reshape, transpose
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import rewrite_groups
 from foreplan.units import format_bytes
 
 SAVED_BYTES = 1 << 20  # a loss is rewritten if its logits exceed the workspace that takes their place by as much
@@ -74,18 +74,10 @@ def chunk_losses(graph: Graph) -> Graph:
     found = [_chain_at(graph, node) for node in graph.nodes if isinstance(node.op, CrossEntropy)]
     chains = {chain.last: chain for chain in found if chain is not None and chain.saved >= SAVED_BYTES}
     absorbed = {node for chain in chains.values() for node in chain.inner}
-    now: dict[Value, Value] = {}
-
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        now.update(zip(node.inputs, inputs))
-        if node in absorbed:
-            return node.outputs  # nobody will read it
-        return [_replacement(b, chains[node], now)] if node in chains else None
-
-    return rewrite(graph, replace) if chains else graph
+    return rewrite_groups(graph, chains, absorbed, _replacement)
 
 
-def _replacement(b: Builder, chain: _Chain, now: dict[Value, Value]) -> Value:
+def _replacement(b: Builder, chain: _Chain, now: Mapping[Value, Value]) -> Value:
     h, w = (now[value] for value in chain.product.inputs)
     op, target = chain.op, now[chain.entropy.inputs[1]]
     logits = chain.entropy.inputs[0]

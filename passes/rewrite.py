@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 from foreplan.graph import Builder, Graph, Node, Value
 
+Group = TypeVar("Group")
 Replace = Callable[[Builder, Node, tuple[Value, ...]], Sequence[Value] | None]
 
 
@@ -57,3 +59,30 @@ def rewrite(
         None if graph.loss is None else new(graph.loss),
         {name: new(value) for name, value in graph.gradients.items()},
     )
+
+
+def rewrite_groups(
+    graph: Graph,
+    groups: Mapping[Node, Group],
+    inner: Collection[Node],
+    make: Callable[[Builder, Group, Mapping[Value, Value]], Value],
+) -> Graph:
+    """The graph with groups of nodes replaced, each by what gives the one output of its last node.
+
+    Args:
+        groups: by last node.
+        inner: the other nodes of all groups; nobody else reads what they make.
+        make: called with the new graph's builder, each group, and the new values of all that was read so far.
+
+    Raises:
+        ModelError: the result breaks a rule of `verify_graph`.
+    """
+    now: dict[Value, Value] = {}
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        now.update(zip(node.inputs, inputs))
+        if node in inner:
+            return node.outputs  # nobody will read it
+        return [make(b, groups[node], now)] if node in groups else None
+
+    return rewrite(graph, replace) if groups else graph

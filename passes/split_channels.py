@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.conv import Conv
 from foreplan.ops.map import Map
 from foreplan.ops.shape import slice_axis
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import rewrite_groups
 
 PARTS = 4  # ranges of channels; each more costs one more pass over the second convolution's output
 SHARE = 10  # an activation dominates with one part in so many of the bytes that the forward pass makes
@@ -47,15 +47,7 @@ def split_channels(graph: Graph) -> Graph:
     """
     pairs = {pair.second: pair for pair in _pairs(graph)}
     absorbed = {node for pair in pairs.values() for node in (pair.first, *pair.maps)}
-    now: dict[Value, Value] = {}
-
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        now.update(zip(node.inputs, inputs))
-        if node in absorbed:
-            return node.outputs  # nobody will read it
-        return [_split(b, pairs[node], now)] if node in pairs else None
-
-    return rewrite(graph, replace) if pairs else graph
+    return rewrite_groups(graph, pairs, absorbed, _split)
 
 
 def _pairs(graph: Graph) -> Iterator[_Pair]:
@@ -97,7 +89,7 @@ def _flops(node: Node) -> int:
     return node.op.cost([value.type for value in node.inputs], [value.type for value in node.outputs]).flops
 
 
-def _split(b: Builder, pair: _Pair, now: dict[Value, Value]) -> Value:
+def _split(b: Builder, pair: _Pair, now: Mapping[Value, Value]) -> Value:
     x, w, *bias = (now[value] for value in pair.first.inputs)
     _, weights, *added = (now[value] for value in pair.second.inputs)
     channels = w.shape[0]

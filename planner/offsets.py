@@ -103,9 +103,9 @@ def _place(instance: _Instance, capacity: int | None, work: int, *, by_parts: bo
     best = Placement(np.maximum(instance.fixed, 0), 0, bound, "nothing to place")
     if not instance.size.any():
         return best
-    height = NO_LIMIT
+    height, ceiling = NO_LIMIT, -(-bound // grain) * grain
     found_at, trial = best.offsets, np.zeros_like(best.offsets)
-    for name, attempt in _attempts(instance, -(-bound // grain) * grain):
+    for name, attempt in _attempts(instance, ceiling):
         found, _ = attempt(height, trial)
         if 0 <= found < height:
             height = int(found)
@@ -113,14 +113,11 @@ def _place(instance: _Instance, capacity: int | None, work: int, *, by_parts: bo
             best = Placement(found_at, height, bound, name)
             if height <= goal:
                 return best
-    ceiling = -(-bound // grain) * grain
     few_stick_out = 0 < height - ceiling <= ceiling >> 3
     if few_stick_out and len(instance.size) <= SKYLINE and not (instance.fixed >= 0).any():
         best = _shaken(instance, best, max(goal, ceiling))
-        if best.height <= goal:
-            return best
-    if by_parts and few_stick_out and capacity is None:
-        best = _largest_first(instance, best, max(goal, ceiling), work)
+        if best.height > goal and by_parts and capacity is None:
+            best = _largest_first(instance, best, max(goal, ceiling), work)
         if best.height <= goal:
             return best
     return _search(instance, best, capacity, work) if work and len(instance.size) <= SEARCH else best
@@ -131,11 +128,11 @@ def _search(instance: _Instance, best: Placement, capacity: int | None, work: in
     from foreplan.planner.exact import descend
     from foreplan.planner.sections import sections_of
 
+    if capacity is not None and capacity < best.lower_bound:
+        return best
     some = np.flatnonzero(instance.size)
     columns = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
     sections = sections_of(*[column[some] for column in columns])
-    if capacity is not None and capacity < best.lower_bound:
-        return best
     goal = best.lower_bound if capacity is None else capacity
     descent = descend(sections, best.offsets[some], best.lower_bound, goal, work, straight=capacity is not None)
     offsets = best.offsets.copy()
@@ -146,8 +143,6 @@ def _search(instance: _Instance, best: Placement, capacity: int | None, work: in
 
 def _largest_first(instance: _Instance, best: Placement, goal: int, work: int) -> Placement:
     """The largest buffers, as many as can be searched, by themselves, and then the others in what these leave free."""
-    if len(instance.size) > SKYLINE or (instance.fixed >= 0).any():
-        return best
     order = _by_size(instance)
     for count in LARGEST if len(order) > SEARCH else FEWER:
         if best.height <= goal or count >= len(order):

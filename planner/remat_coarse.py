@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from foreplan.planner.remat_kernels import evaluate
-from foreplan.planner.remat_prices import following, price
+from foreplan.planner.remat_prices import following, gain
 from foreplan.planner.remat_search import record
 from foreplan.planner.remat_tape import DISCARD, KEEP, NEVER, OFFLOAD
 
@@ -27,13 +27,8 @@ def drop_batch(t, s, state, place, wanted, trust, chosen):  # type: ignore[no-un
     score = np.zeros(state.size)
     for g in range(state.size):
         if t.gap_first[g] <= place <= t.gap_last[g] < t.order.size and state[g] < DISCARD and trust[g] > 1e-9:
-            known = price(t, state, g, s.stack)
-            v = t.gap_value[g]
-            if state[g] == KEEP and t.save[v] >= 0:
-                known = min(known, t.cost[t.save[v]] + t.cost[t.fetch[v]])
-            # A value dropped already takes part only while it waits, recomputed, for its own use.
-            share = 1.0 if state[g] == KEEP else 0.25
-            score[g] = trust[g] * share * t.size[v] / max(float(known), 1.0)
+            nbytes, known = gain(t, state, g, s.stack)
+            score[g] = trust[g] * nbytes / known
     count, dropped = 0, np.int64(0)
     for g in np.argsort(-score):
         if score[g] <= 0.0 or dropped >= wanted:

@@ -64,6 +64,19 @@ def following(t, state, g, stack):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
+def gain(t, state, g, stack):  # type: ignore[no-untyped-def]
+    """About the bytes that keeping less of the value of a gap gives, and what that costs, recomputed or copied.
+
+    A value dropped already takes part only while it waits, recomputed, for its own use.
+    """
+    known, v = price(t, state, g, stack), t.gap_value[g]
+    if state[g] == KEEP and t.save[v] >= 0:
+        known = min(known, t.cost[t.save[v]] + t.cost[t.fetch[v]])
+    share = 1.0 if state[g] == KEEP else _WAITING
+    return share * t.size[v], max(float(known), 1.0)
+
+
+@njit(cache=True)
 def count_above(t, s, length, target):  # type: ignore[no-untyped-def]
     """Into `above`: how many of the steps measured last need more than the target, up to each position."""
     s.above[:] = 0
@@ -78,9 +91,5 @@ def count_above(t, s, length, target):  # type: ignore[no-untyped-def]
 def worth(t, s, state, g):  # type: ignore[no-untyped-def]
     """About how many bytes above the target dropping or copying the value over a gap saves, over all steps, a cost."""
     steps = s.above[t.gap_last[g]] - s.above[t.gap_first[g] + 1]
-    share = 1.0 if state[g] == KEEP else _WAITING
-    known = price(t, state, g, s.stack)
-    v = t.gap_value[g]
-    if state[g] == KEEP and t.save[v] >= 0:
-        known = min(known, t.cost[t.save[v]] + t.cost[t.fetch[v]])
-    return share * t.size[v] * steps / max(float(known), 1.0)
+    nbytes, known = gain(t, state, g, s.stack)
+    return nbytes * steps / known

@@ -1,20 +1,14 @@
-"""Damage to good plans of tiny problems: kinds, how each is done, and whether it harms and is refused.
-
-A mutant is classed by its result alone: it is executed on real bytes under poison (`executor`), and is harmful where
-something is wrong or missing at the end, misaligned, out of bounds, or an effect does not happen exactly once.
-"""
+"""Damage to good plans of tiny problems: the kinds, and how each is done; `campaign` tells what it does."""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from foreplan.errors import VerificationError
-from foreplan.planner import Certificate, Plan, Problem, Role, Step, place, plan, plan_curve, separate, verify
+from foreplan.planner import Certificate, Plan, Problem, Role, Step, place, plan, plan_curve, separate
 from foreplan.planner.liveness import LiveRanges, live_ranges
-from tests.planner.executor import Harm, Machine, contents
+from tests.planner.executor import contents
 from tests.planner.problems import joined_problem, priced, random_problem
 from tests.planner.training_graphs import random_training
 
@@ -148,6 +142,16 @@ def _with(base: Base, number: int, **changes: object) -> Plan:
 
 def _resequenced(base: Base, steps: list[Step]) -> Plan:
     return replace(base.plan, steps=tuple(steps))
+
+
+def _put(rng: random.Random, base: Base, moves: list[tuple[int, int]]) -> Plan | None:
+    """One of these moves of a step to the place of another."""
+    if not moves:
+        return None
+    number, place = rng.choice(moves)
+    steps = list(base.plan.steps)
+    steps.insert(place, steps.pop(number))
+    return _resequenced(base, steps)
 
 
 def _pick(rng: random.Random, base: Base, wanted: Callable[[int], object]) -> int | None:
@@ -334,23 +338,19 @@ def wrong_value_recomputed(rng: random.Random, base: Base) -> Plan | None:
 
 def recomputed_late(rng: random.Random, base: Base) -> Plan | None:
     """A value is recomputed only after an action that reads it."""
-    steps, ranges = list(base.plan.steps), base.ranges
+    steps, ranges = base.plan.steps, base.ranges
     moves = [
         (number, reader)
         for number in _again(base)
         for reader in range(number + 1, len(steps))
         if set(ranges.writes[number]) & set(ranges.reads[reader])
     ]
-    if not moves:
-        return None
-    number, reader = rng.choice(moves)
-    steps.insert(reader, steps.pop(number))
-    return _resequenced(base, steps)
+    return _put(rng, base, moves)
 
 
 def update_before_reader(rng: random.Random, base: Base) -> Plan | None:
     """What takes the bytes of a value runs before an action that still reads it."""
-    steps, ranges = list(base.plan.steps), base.ranges
+    steps, ranges = base.plan.steps, base.ranges
     moves = []
     for number in range(len(steps)):
         action = _action(base, number)
@@ -358,11 +358,7 @@ def update_before_reader(rng: random.Random, base: Base) -> Plan | None:
         pairs = {action.reads[p.read] for p in action.overwrites if steps[number].reads[p.read] in taken}
         gone = pairs | {base.problem.values[v].home for v in action.writes} - {-1}
         moves += [(number, reader) for reader in range(number) if gone & set(_action(base, reader).reads)]
-    if not moves:
-        return None
-    number, reader = rng.choice(moves)
-    steps.insert(reader, steps.pop(number))
-    return _resequenced(base, steps)
+    return _put(rng, base, moves)
 
 
 def parts_exchanged(rng: random.Random, base: Base) -> Plan | None:
@@ -388,81 +384,3 @@ KINDS: dict[str, Damage] = {
 
 # Kinds that few plans have a place for get so many times as many tries.
 RARE = {"wrong value recomputed": 6, "recomputed late": 6, "parts exchanged": 6}
-
-# Judgement.
-
-
-def harms(mutant: Plan, base: Base) -> bool:
-    """Whether a mutant's result is wrong."""
-    try:
-        Machine(mutant, base.problem, base.right).run()
-    except Harm:
-        return True
-    return False
-
-
-def accepts(mutant: Plan, problem: Problem) -> bool:
-    """Whether the verifier passes it; figures that the damage made stale are no ground for refusing it here."""
-    try:
-        verify(mutant, problem)
-    except VerificationError as error:
-        return str(error).startswith(("lower_bound_bytes is", "peak_step is"))
-    return True
-
-
-@dataclass(frozen=True)
-class Escape(Exception):
-    """A harmful mutant that the verifier accepts."""
-
-    kind: str
-    base: Base
-    mutant: Plan
-
-    def __str__(self) -> str:
-        return f"{self.kind}\n{self.base.problem.as_text()}{self.mutant.as_text(self.base.problem)}"
-
-
-def campaign(seeds: Iterable[int], tries: int, seed: int = 20240) -> Counter[tuple[str, bool, bool]]:
-    """How many mutants there are by kind, whether they harm, and whether they are refused.
-
-    Args:
-        tries: mutants of each kind of each plan; one that equals its plan, or another, does not count.
-
-    Raises:
-        Escape: the verifier accepts a harmful one.
-    """
-    rng = random.Random(seed)
-    counts: Counter[tuple[str, bool, bool]] = Counter()
-    for base in bases(seeds):
-        assert accepts(base.plan, base.problem) and not harms(base.plan, base)
-        for kind, damage in KINDS.items():
-            seen = {base.plan}
-            for _ in range(tries * RARE.get(kind, 1)):
-                mutant = damage(rng, base)
-                if mutant is None or mutant in seen:
-                    continue
-                seen.add(mutant)
-                harmful, accepted = harms(mutant, base), accepts(mutant, base.problem)
-                if harmful and accepted:
-                    raise Escape(kind, base, mutant)
-                counts[kind, harmful, not accepted] += 1
-    return counts
-
-
-def table(counts: Counter[tuple[str, bool, bool]]) -> str:
-    """A row a kind: mutants, harmful, of which refused, harmless, of which refused."""
-    rows = ["| kind | mutants | harmful | refused | harmless | refused |", "|---|---|---|---|---|---|"]
-    for kind in [*KINDS, "all"]:
-        row = {
-            (harmful, refused): sum(
-                n for (k, h, r), n in counts.items() if kind in (k, "all") and (h, r) == (harmful, refused)
-            )
-            for harmful in (True, False)
-            for refused in (True, False)
-        }
-        harmful, harmless = row[True, True] + row[True, False], row[False, True] + row[False, False]
-        rows.append(
-            f"| {kind} | {harmful + harmless:,} | {harmful:,} | {row[True, True]:,} | {harmless:,} | "
-            f"{row[False, True]:,} |"
-        )
-    return "\n".join(rows)

@@ -8,7 +8,8 @@ import pytest
 
 from foreplan.errors import VerificationError
 from foreplan.planner import plan, verify
-from tests.planner.mutants import KINDS, campaign, table
+from tests.planner.campaign import campaign, table
+from tests.planner.mutants import KINDS
 from tests.planner.problems import random_problem
 
 

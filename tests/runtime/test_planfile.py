@@ -17,6 +17,8 @@ import foreplan as fp
 from foreplan.runtime.planfile import plan_text
 from tests.runtime.test_session import batch, classifier, compiled
 
+NOISE = '0123456789"[]{},:x\n'  # characters that plan files are damaged with
+
 
 def reseal(text: str) -> str:
     """A changed plan file with a digest that fits again, as somebody who means harm would write it."""
@@ -58,6 +60,22 @@ def test_the_bytes_do_not_depend_on_the_hash_seed() -> None:
 def text() -> str:
     step = compiled()
     return plan_text(step.program, step.plan)
+
+
+def refusals(tmp_path: Path, text: str, tries: int, damage: Callable[[random.Random, list[str]], None]) -> int:
+    """How many of the plan files whose bodies were damaged, and sealed again, are refused, with an error for people."""
+    rng, path = random.Random(0), tmp_path / "damaged.plan"
+    head, digest, body = text.split("\n", 2)
+    count = 0
+    for _ in range(tries):
+        damaged = list(body)
+        damage(rng, damaged)
+        path.write_text(reseal(f"{head}\n{digest}\n{''.join(damaged)}"))
+        try:
+            fp.load_plan(path).bind()
+        except fp.ForeplanError:
+            count += 1
+    return count
 
 
 def refused(tmp_path: Path, text: str, match: str) -> None:
@@ -131,17 +149,8 @@ def test_resealed_changes_are_refused(tmp_path: Path, text: str, name: str) -> N
 
 
 def test_random_damage_never_gives_anything_but_a_plan_error(tmp_path: Path, text: str) -> None:
-    rng = random.Random(0)
-    path = tmp_path / "damaged.plan"
-    head, digest, body = text.split("\n", 2)
-    refusals = 0
-    for _ in range(150):
-        damaged = list(body)
+    def damage(rng: random.Random, body: list[str]) -> None:
         for _ in range(rng.randint(1, 4)):
-            damaged[rng.randrange(len(damaged) - 3)] = rng.choice('0123456789"[]{},:x\n')
-        path.write_text(reseal(f"{head}\n{digest}\n{''.join(damaged)}"))
-        try:
-            fp.load_plan(path).bind()
-        except fp.ForeplanError:
-            refusals += 1
-    assert refusals > 100
+            body[rng.randrange(len(body) - 3)] = rng.choice(NOISE)
+
+    assert refusals(tmp_path, text, 150, damage) > 100

@@ -146,7 +146,7 @@ def screen(folder, problem, plan, script: str = "") -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="no browser")
+@pytest.mark.skipif(BROWSER is None, reason="looks at the map in a real browser, and none is installed")
 def test_a_browser_shows_it(tmp_path):
     shown = screen(tmp_path, *small(evil=True))
     assert "4 buffers alive at the peak, 0 forward" in shown
@@ -164,7 +164,7 @@ def test_a_browser_shows_it(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="no browser")
+@pytest.mark.skipif(BROWSER is None, reason="looks at the map in a real browser, and none is installed")
 def test_a_browser_draws_ten_thousand_buffers_fast(tmp_path):
     timed = (
         "setTimeout(()=>{const t=performance.now();for(let i=0;i<5;i++){drawMap();drawLive()}"
