@@ -56,11 +56,14 @@ def pareto(model: str, as_json: bool, **options: Any) -> None:
         )
         return
     most = points[0].arena_bytes
-    click.echo(f"{'arena':>12}  {'flops':>8}  {'time':>8}  instructions")
+    offload = bool(compiled.program.copies)
+    head = f"{'host':>12}  " if offload else ""
+    click.echo(f"{'arena':>12}  {head}{'flops':>8}  {'time':>8}  instructions")
     for point in points:
         bar = "█" * max(1, round(BAR * point.arena_bytes / most))
+        host = f"{format_bytes(point.host_bytes):>12}  " if offload else ""
         click.echo(
-            f"{format_bytes(point.arena_bytes):>12}  {point.extra_flops_ratio:>+8.2%}  "
+            f"{format_bytes(point.arena_bytes):>12}  {host}{point.extra_flops_ratio:>+8.2%}  "
             f"{point.extra_seconds_ratio:>+8.2%}  {point.instructions:>12,}  {bar}"
         )
 
@@ -114,6 +117,12 @@ class _Trials:
     def _plain(self, batch: int) -> int:
         compiled = self._compile(batch)
         return max(compiled.plan.arena_bytes, _update_bytes(compiled))
+
+    def host_bytes(self, batch: int) -> int:
+        """Host memory for what the plan of a batch that fits copies there."""
+        from foreplan.pareto import host_bytes
+
+        return host_bytes(self._compile(batch).program, self.fitting[batch][1])
 
     def needed(self, batch: int) -> int:
         """Bytes of the smallest arena found, at most the memory where a plan within the limits fits."""
@@ -177,12 +186,14 @@ def fit(model: str, memory: str, most: str | None, as_json: bool, **options: Any
             lower_bound=least,
         )
     arena, found, ratios = trials.fitting[batch]
+    host = trials.host_bytes(batch)
     if as_json:
         print_json(
             {
                 "batch": batch,
                 "memory_bytes": allowed,
                 "arena_bytes": arena,
+                "host_bytes": host,
                 "lower_bound_bytes": found.lower_bound_bytes,
                 "extra_flops_ratio": ratios[0],
                 "extra_seconds_ratio": ratios[1],
@@ -191,6 +202,7 @@ def fit(model: str, memory: str, most: str | None, as_json: bool, **options: Any
         return
     click.echo(
         f"batch {batch}: arena {format_bytes(arena)} of {format_bytes(allowed)}, "
+        f"{f'{format_bytes(host)} of host memory, ' if host else ''}"
         f"{ratios[0]:+.2%} flops, {ratios[1]:+.2%} predicted time"
     )
 

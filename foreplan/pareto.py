@@ -21,6 +21,7 @@ class Point:
         budget_bytes: the smallest budget that gives it.
         peak_bytes: what the step needs on the device.
         arena_bytes: height of the arena.
+        host_bytes: host memory for what is copied there; 0 where the program offers no copies.
         lower_bound_bytes: highest live set of its schedule.
         extra_flops_ratio: added flops over those without recomputation.
         extra_seconds_ratio: likewise of predicted time.
@@ -30,6 +31,7 @@ class Point:
     budget_bytes: int
     peak_bytes: int
     arena_bytes: int
+    host_bytes: int
     lower_bound_bytes: int
     extra_flops_ratio: float
     extra_seconds_ratio: float
@@ -44,6 +46,11 @@ def extra_ratios(problem: Problem, order: Sequence[int], base: Sequence[int]) ->
     more_flops = sum(actions[index].flops for index in order) - flops
     more_nanoseconds = sum(actions[index].nanoseconds for index in order) - nanoseconds
     return more_flops / flops if flops else 0.0, more_nanoseconds / nanoseconds if nanoseconds else 0.0
+
+
+def host_bytes(problem: Problem, found: Plan) -> int:
+    """Heights of the regions off the device."""
+    return sum(height for height, region in zip(found.heights, problem.regions) if not region.on_device)
 
 
 def pareto(problem: Problem, floor: int = 0) -> tuple[Point, ...]:
@@ -64,7 +71,9 @@ def pareto(problem: Problem, floor: int = 0) -> tuple[Point, ...]:
     for arena, (found, curve) in sorted(plans.items(), reverse=True):
         order = [step.action for step in found.steps]
         ratios = extra_ratios(problem, order, curve.base.schedule.order)
-        points.append(Point(arena, arena, arena, found.lower_bound_bytes, *ratios, len(order)))
+        points.append(
+            Point(arena, arena, arena, host_bytes(problem, found), found.lower_bound_bytes, *ratios, len(order))
+        )
     return tuple(point for i, point in enumerate(points) if not any(_beats(other, point) for other in points[i + 1 :]))
 
 

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from itertools import accumulate
 
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foreplan as fp
-from foreplan.cli import cli
 from foreplan.pareto import largest, pareto
+from foreplan.units import format_bytes
+from tests.foreplan.shell import answer, foreplan
 
 MODEL = "mlp:batch=256,width=64,layers=6,inputs=16,classes=5"
-
-
-def foreplan(*arguments: object, code: int = 0) -> Result:
-    done = CliRunner().invoke(cli, [str(a) for a in arguments])
-    assert done.exit_code == code, done.output + done.stderr
-    return done
-
-
-def answer(*arguments: object, code: int = 0) -> dict:
-    return json.loads(foreplan(*arguments, "--json", code=code).stdout)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 9, 100, 1000])
@@ -104,6 +93,7 @@ def test_pareto_command() -> None:
     found = answer("pareto", MODEL)["points"]
     keys = {"budget_bytes", "peak_bytes", "arena_bytes", "extra_flops_ratio", "extra_seconds_ratio"}
     assert keys <= set(found[0])
+    assert all(point["host_bytes"] == 0 for point in found)
     estimated = answer("estimate", MODEL, "--remat", "off")
     assert found[0]["arena_bytes"] == estimated["arena_bytes"]
     lines = foreplan("pareto", MODEL).stdout.splitlines()
@@ -119,6 +109,29 @@ def test_a_point_of_the_curve_is_what_its_budget_gives() -> None:
         assert estimated["extra_seconds_ratio"] <= point["extra_seconds_ratio"] + 1e-12
 
 
+WIDE = "mlp:batch=512,width=256,layers=4,inputs=16,classes=5"
+
+
+def test_points_with_copies_tell_the_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is copied are activations, of which each large one has 512 x 256 elements."""
+    graph = fp.models.build(WIDE)
+    step = fp.compile(graph, fp.losses.cross_entropy, fp.optim.Nesterov(0.1), remat="off", offload=True)
+    points = pareto(step.program)
+    hosts = [point.host_bytes for point in points]
+    assert hosts[0] == 0 < max(hosts)
+    assert all(nbytes % (512 * 256 * 4) == 0 for nbytes in hosts)
+    monkeypatch.setattr("foreplan.pareto.pareto", lambda *_: points)
+    header, *lines = foreplan("pareto", WIDE, "--offload").stdout.splitlines()
+    assert header.split() == ["arena", "host", "flops", "time", "instructions"]
+    assert [" ".join(line.split()[2:4]) for line in lines] == [format_bytes(nbytes) for nbytes in hosts]
+
+
+def test_what_fits_with_copies_tells_the_host_memory() -> None:
+    text = foreplan("fit", WIDE, "--offload", "--memory", "3MiB", "--batch", 600).stdout
+    same = answer("estimate", WIDE, "--offload", "--budget", "3MiB", "--batch", text.split()[1].rstrip(":"))
+    assert same["host_bytes"] > 0 and f", {format_bytes(same['host_bytes'])} of host memory, " in text
+
+
 def test_fit_command() -> None:
     small = "mlp:width=16,layers=2,inputs=8,classes=3"
     memory = answer("estimate", small, "--batch", 37, "--remat", "off")["arena_bytes"]
@@ -127,6 +140,7 @@ def test_fit_command() -> None:
     more = answer("estimate", small, "--batch", found["batch"] + 1, "--remat", "off")["arena_bytes"]
     assert more > memory
     recomputing = answer("fit", small, "--memory", memory)
+    assert recomputing["host_bytes"] == 0
     assert recomputing["batch"] >= found["batch"] and recomputing["arena_bytes"] <= memory
     for batch, code in ((recomputing["batch"], 0), (recomputing["batch"] + 1, 3)):
         answer("estimate", small, "--batch", batch, "--budget", memory, code=code)
