@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from foreplan.runtime.update import Update
     from foreplan.views.memory import Memory
 
+_CHOOSES = "checkpoint says what is recomputed, and {} lets the planner choose: give one"
+
 
 def differentiate(
     graph: Graph, loss: Any = None, optimizer: Optimizer | None = None, outputs: Iterable[str] = ()
@@ -111,11 +113,11 @@ def plan(
     """
     if entries := _names(checkpoint, "checkpoint"):
         if budget is not None:
-            raise UsageError("checkpoint says what is recomputed, and a budget lets the planner choose: give one")
+            raise UsageError(_CHOOSES.format("a budget"))
         if not isinstance(problem, Program):
             raise UsageError("checkpoint names operations, and a problem has none: give what `lower` returns")
         if problem.copies:
-            raise UsageError("checkpoint says what is recomputed, and offload lets the planner choose: give one")
+            raise UsageError(_CHOOSES.format("offload"))
         from foreplan.segments import plan_checkpoints
 
         return plan_checkpoints(problem, entries)
@@ -198,8 +200,11 @@ def compile(
         step = differentiate(graph, loss, optimizer, outputs or ())
     if offload and step.loss is None:
         raise UsageError("offload copies what the backward pass reads, and this is inference: give a loss")
+    entries = _names(checkpoint, "checkpoint")
+    if offload and entries:
+        raise UsageError(_CHOOSES.format("offload"))
     program = lower(step, target, offload=offload)
-    planned = plan(program, budget=budget, remat=remat, checkpoint=checkpoint)
+    planned = plan(program, budget=budget, remat=remat, checkpoint=entries)
     update = None if last is None else _plan_update(lower(last, target, offload=offload), planned, accumulate)
     return Compiled(program, planned, step, time.perf_counter() - started, update)
 

@@ -44,8 +44,13 @@ def pareto(model: str, as_json: bool, **options: Any) -> None:
     """
     from foreplan.pareto import pareto as curve
 
-    if written := given("budget", "remat", "checkpoint"):
+    if written := given("budget", "remat"):
         raise UsageError(f"--{written[0]} makes no sense here: the curve has every budget; `estimate` takes one")
+    if given("checkpoint"):
+        raise UsageError(
+            "--checkpoint makes no sense here: it says what is recomputed, and along the curve the planner chooses; "
+            "leave it out, or see the one plan that it gives with `estimate`"
+        )
     compiled = compile_model(model, replace(settings_from(options), remat="off"))
     with working(f"recomputing parts of {model}"):
         points = curve(compiled.program, _update_bytes(compiled))
@@ -101,13 +106,18 @@ class _Trials:
 
     def start(self) -> tuple[int, int]:
         """A batch to begin with, and about how many bytes do not depend on it: by the line through two small batches
-        without recomputation, which takes about half of what it recomputes.
+        as they are; what the planner may recompute takes about half of that.
         """
         small, large = (self._plain(batch) for batch in SCOUTS)
         slope = max((large - small) // (SCOUTS[1] - SCOUTS[0]), 1)
         fixed = max(small - slope * SCOUTS[0], 0)
         about = max((self.memory - fixed) // slope, 1)
-        return self.settings.batch or (about if self.share == 0 else 2 * about), fixed
+        return self.settings.batch or (2 * about if self._may_choose else about), fixed
+
+    @property
+    def _may_choose(self) -> bool:
+        """Whether the planner may recompute what it likes, as against nothing or what the settings name."""
+        return self.share != 0 and not self.settings.checkpoint
 
     def _compile(self, batch: int) -> Compiled:
         if batch not in self._compiled:
@@ -137,7 +147,7 @@ class _Trials:
 
         compiled = self._compile(batch)
         found, least, rest = compiled.plan, compiled.plan.arena_bytes, _update_bytes(compiled)
-        if found.arena_bytes > self.memory and self.share != 0:
+        if found.arena_bytes > self.memory and self._may_choose:
             with working(f"recomputing parts of {self.model} at batch {batch:,}"):
                 curve = affordable(compiled.program, self.share)
                 try:
@@ -149,7 +159,7 @@ class _Trials:
         if arena > self.memory:
             return arena
         order, once = ([step.action for step in p.steps] for p in (found, compiled.plan))
-        self.fitting[batch] = arena, found, extra_ratios(compiled.program, order, once)
+        self.fitting[batch] = arena, found, extra_ratios(compiled.program, order, list(dict.fromkeys(once)))
         return max(least, rest)
 
 
@@ -159,7 +169,8 @@ class _Trials:
 @click.option("--max-extra-flops", "most", metavar="SHARE", help="Recompute at most so much, such as 5%.")
 @json_option
 def fit(model: str, memory: str, most: str | None, as_json: bool, **options: Any) -> None:
-    """Find the largest batch with which a step of MODEL fits a memory, recomputing where it helps.
+    """Find the largest batch with which a step of MODEL fits a memory, recomputing where it helps, or the segments that
+    --checkpoint names and nothing else.
 
     The answer has a verified plan, and the next larger batch was tried and does not fit; more than that is not known of
     larger ones still. Exits with 3 if not even one sample fits.
@@ -168,11 +179,16 @@ def fit(model: str, memory: str, most: str | None, as_json: bool, **options: Any
     Examples:
       foreplan fit resnet50 --memory 8GiB
       foreplan fit model.onnx --memory 2GiB --max-extra-flops 5% --optimizer adamw
+      foreplan fit gpt2_small --memory 8GiB --checkpoint 'h.*'
     """
     from foreplan.pareto import largest
 
-    if written := given("budget", "remat", "checkpoint"):
+    if written := given("budget", "remat"):
         raise UsageError(f"--{written[0]} makes no sense here: --memory is the budget, --max-extra-flops its price")
+    if given("checkpoint") and given("most"):
+        raise UsageError(
+            "--checkpoint says what is recomputed, and --max-extra-flops limits what the planner chooses to: give one"
+        )
     allowed = parse_bytes(memory)
     trials = _Trials(model, replace(settings_from(options), remat="off"), allowed, _share(most))
     start, fixed = trials.start()

@@ -125,8 +125,34 @@ def test_wrong_use_in_python() -> None:
     program = fp.lower(fp.differentiate(graph, fp.losses.cross_entropy))
     with pytest.raises(UsageError, match="give what `lower` returns"):
         fp.plan(Problem(program.values, program.actions, program.regions), checkpoint=["hidden0"])
-    for command in (("pareto",), ("fit", "--memory", "1GiB")):
-        assert "no sense" in foreplan(command[0], MODEL, *command[1:], "--checkpoint", "hidden0", code=2).stderr
+
+
+def test_the_largest_batch_with_segments_recomputed() -> None:
+    """The largest batch whose plan with these segments fits, as `estimate` has it: more than without, and one more is
+    too many.
+    """
+    segments = ("--checkpoint", "hidden0..relu.1", "--checkpoint", "hidden2..relu.3")
+    memory = answer("estimate", CHAIN, "--batch", 100, *segments)["arena_bytes"]
+    found = answer("fit", CHAIN, "--memory", memory, *segments)
+    assert found["batch"] >= 100
+    same, more = (answer("estimate", CHAIN, "--batch", found["batch"] + n, *segments) for n in (0, 1))
+    assert found["arena_bytes"] == same["arena_bytes"] <= memory < more["arena_bytes"]
+    assert found["extra_flops_ratio"] == pytest.approx(same["extra_flops_ratio"]) and found["extra_flops_ratio"] > 0
+    plain = answer("fit", CHAIN, "--memory", memory, "--max-extra-flops", 0)
+    assert plain["batch"] < found["batch"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("pareto",), "along the curve the planner chooses; leave it out, or see the one plan that it gives with"),
+        (("fit", "--memory", "1GiB", "--max-extra-flops", "5%"), "--max-extra-flops limits what the planner chooses"),
+        (("fit", "--memory", "1GiB", "--offload"), "offload lets the planner choose: give one"),
+    ],
+)
+def test_where_segments_make_no_sense(arguments: tuple[str, ...], message: str) -> None:
+    refused = foreplan(arguments[0], MODEL, *arguments[1:], "--checkpoint", "hidden0", code=2).stderr
+    assert message in " ".join(refused.split())
 
 
 @pytest.mark.slow
