@@ -97,6 +97,12 @@ class Op:
         """
         return ()
 
+    def parts(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int, int], ...]:
+        """Triples (output, input, byte): the reference kernel gives the right result when that input, dense, lies
+        within that output from that byte on; it then copies nothing of it.
+        """
+        return ()
+
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
         """Whether the reference kernel reads input `index` with these byte strides without copying it whole.
         Dense inputs are never asked about.
@@ -116,7 +122,7 @@ class Op:
 
         Args:
             inputs: read-only by contract; dense, or strided where `accepts_strides` said yes.
-            outputs: dense, to be written whole; may alias an input where `overwrites` allows.
+            outputs: dense, to be written whole; may alias an input where `overwrites` or `parts` allow.
             workspace: uint8, `workspace()` bytes, 64-byte aligned, content undefined.
         """
         raise NotImplementedError

@@ -10,12 +10,13 @@ from foreplan.graph import Builder, Cost, Graph, Kind, Node, Op, TensorType, Val
 from foreplan.lower.numpy import NumpyTarget
 from foreplan.lower.offload import COPY, with_host
 from foreplan.lower.program import ARENA, PARAMETERS, REGIONS, STATE, Call, Operand, Program, Slot
-from foreplan.lower.target import Target
+from foreplan.lower.target import Kernel, Target
 from foreplan.passes.rewrite import rewrite
 from foreplan.passes.simplify import fuse_maps
 from foreplan.planner import problem as p
 
 TARGETS: dict[str, type[Target]] = {"numpy": NumpyTarget}
+_COPY_KERNEL = Kernel("reference", 0, ())
 
 _CATEGORIES = {
     Kind.INPUT: p.Category.INPUTS,
@@ -201,9 +202,7 @@ class _Lowering:
             self.where[value] = Operand(index, 0, value.type, value.type.strides)
             writes.append(self.where[value])
         for kernel in self.target.kernels(node.op, types, outputs):
-            self.act(
-                node.op, kernel.name, operands, writes, kernel.workspace, kernel.overwrites, node.name, node.source
-            )
+            self.act(node.op, kernel, operands, writes, node.name, node.source)
 
     def region_of(self, stored: Value) -> int:
         return self.values[self.where[stored].value].region
@@ -244,11 +243,9 @@ class _Lowering:
     def act(
         self,
         op: Op,
-        kernel: str,
+        kernel: Kernel,
         inputs: Sequence[Operand],
         outputs: Sequence[Operand],
-        workspace: int,
-        overwrites: Sequence[tuple[int, int]],
         name: str,
         source: str,
     ) -> None:
@@ -256,8 +253,13 @@ class _Lowering:
         writes = tuple(operand.value for operand in outputs)
         pairs = [
             p.Overwrite(o, reads.index(inputs[i].value), self.values[writes[o]].home == inputs[i].value)
-            for o, i in overwrites
+            for o, i in kernel.overwrites
             if self.may_overwrite(inputs, i, outputs[o])
+        ]
+        parts = [
+            p.Part(o, reads.index(inputs[i].value), byte)
+            for o, i, byte in kernel.parts
+            if self.may_lie_within(inputs, i, outputs[o], byte)
         ]
         cost = self.cost(op, inputs, outputs)
         self.actions.append(
@@ -266,15 +268,16 @@ class _Lowering:
                 reads=reads,
                 writes=writes,
                 overwrites=tuple(dict.fromkeys(pairs)),
-                workspace=workspace,
+                workspace=kernel.workspace,
                 workspace_region=ARENA,
                 flops=cost.flops,
                 nbytes=cost.nbytes,
                 nanoseconds=self.target.profile.nanoseconds(cost),
                 effect=any(self.values[value].home >= 0 for value in writes),
+                parts=tuple(parts),
             )
         )
-        self.calls.append(Call(op, kernel, tuple(inputs), tuple(outputs), name, source))
+        self.calls.append(Call(op, kernel.name, tuple(inputs), tuple(outputs), name, source))
 
     def may_overwrite(self, inputs: Sequence[Operand], index: int, output: Operand) -> bool:
         """Only a whole, dense value that the kernel sees in no other way, in the same region; a stored value only
@@ -282,10 +285,22 @@ class _Lowering:
         """
         taken = inputs[index]
         old, new = self.values[taken.value], self.values[output.value]
-        whole = taken.offset == 0 and _dense(taken.type, taken.strides) and taken.type.nbytes == old.nbytes
         alone = all(x == taken for x in inputs if x.value == taken.value)
         allowed = new.home == taken.value if old.role is p.Role.STORED or new.home >= 0 else True
-        return whole and alone and allowed and old.region == new.region and old.role is not p.Role.OUTPUT
+        return self.is_whole(taken) and alone and allowed and old.region == new.region and old.role is not p.Role.OUTPUT
+
+    def is_whole(self, operand: Operand) -> bool:
+        """Whether it is all of a value, dense."""
+        dense = _dense(operand.type, operand.strides)
+        return operand.offset == 0 and dense and operand.type.nbytes == self.values[operand.value].nbytes
+
+    def may_lie_within(self, inputs: Sequence[Operand], index: int, output: Operand, byte: int) -> bool:
+        """Only a whole, dense value that lives within the step and that the kernel sees once, at an aligned place."""
+        part = inputs[index]
+        old, new = self.values[part.value], self.values[output.value]
+        alone = sum(x.value == part.value for x in inputs) == 1
+        mortal = old.role is p.Role.TRANSIENT and new.home < 0 and old.region == new.region
+        return self.is_whole(part) and alone and mortal and part.type.size > 0 and byte % old.alignment == 0
 
     def cost(self, op: Op, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> Cost:
         return op.cost([x.type for x in inputs], [x.type for x in outputs])
@@ -310,12 +325,12 @@ class _Lowering:
                 self.where[old].value,
             )
             written = Operand(index, 0, old.type, old.type.strides)
-            self.act(COPY, "reference", [operand], [written], 0, (), f"{old.name}/update", "")
+            self.act(COPY, _COPY_KERNEL, [operand], [written], f"{old.name}/update", "")
 
     def copy_to(self, operand: Operand, name: str, category: p.Category, role: p.Role) -> Operand:
         index = self.new_value(name, operand.type.nbytes, category, role, ARENA)
         written = Operand(index, 0, operand.type, operand.type.strides)
-        self.act(COPY, "reference", [operand], [written], 0, (), f"{name}/copy", "")
+        self.act(COPY, _COPY_KERNEL, [operand], [written], f"{name}/copy", "")
         return written
 
     def result(self, name: str, value: Value, category: p.Category) -> Slot:

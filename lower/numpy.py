@@ -27,7 +27,8 @@ class NumpyTarget:
         """The reference kernel, if the op has one."""
         if type(op).compute is Op.compute:
             return ()
-        return (Kernel("reference", op.workspace(inputs, outputs), op.overwrites(inputs, outputs)),)
+        overwrites, parts = op.overwrites(inputs, outputs), op.parts(inputs, outputs)
+        return (Kernel("reference", op.workspace(inputs, outputs), overwrites, parts),)
 
     def accepts_strides(self, op: Op, index: int, inputs: Types, strides: tuple[int, ...]) -> bool:
         """As the op says of its reference kernel."""

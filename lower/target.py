@@ -45,11 +45,13 @@ class Kernel:
         name: known to the target's engine.
         workspace: bytes of scratch memory, exact.
         overwrites: pairs (output, input): that output may take exactly that input's bytes.
+        parts: (output, input, byte): that input may lie within that output already, from that byte on.
     """
 
     name: str
     workspace: int
     overwrites: tuple[tuple[int, int], ...]
+    parts: tuple[tuple[int, int, int], ...] = ()
 
 
 class Target(Protocol):

@@ -17,10 +17,12 @@ class Chains:
 
     Attributes:
         of: the chain of each instance.
+        at: byte of the chain at which each instance begins.
         over: the instance whose bytes each instance takes over, or -1 where it starts a chain or follows at home a
             stored value that its action does not read.
+        parts: by an instance in which others were made from the start (a concatenation in place), those others.
         region: of each chain.
-        nbytes: its largest instance's, which is its first.
+        nbytes: its largest instance's, which is its first but for what is made within it.
         alignment: the largest of its instances'.
         lower: its first instance's.
         upper: its last instance's.
@@ -28,7 +30,9 @@ class Chains:
     """
 
     of: list[int]
+    at: list[int]
     over: list[int]
+    parts: dict[int, tuple[int, ...]]
     region: list[int]
     nbytes: list[int]
     alignment: list[int]
@@ -47,7 +51,8 @@ def merge(problem: Problem, order: Sequence[int], ranges: LiveRanges, *, optiona
     Raises:
         PlanError: a required overwrite of what is read again later: the order is wrong.
     """
-    chains = Chains([], [-1] * len(ranges.values), [], [], [], [], [], [])
+    none = len(ranges.values)
+    chains = Chains([], [0] * none, [-1] * none, {}, [], [], [], [], [], [])
     at_home: dict[int, int] = {}
     step = -1
     pairs: dict[int, int] = {}

@@ -29,7 +29,8 @@ def granularities(problem: Problem) -> list[int]:
 def live_bytes(problem: Problem, order: Sequence[int], ranges: LiveRanges, chains: Chains) -> np.ndarray:
     """Bytes on the device that every placement of a schedule needs at each step, int64[steps].
 
-    Stored values count throughout, a write that takes a read's bytes from the step after, a workspace at its step.
+    Stored values count throughout; a write from its step, or, as far as it takes the bytes of reads, from the one
+    after; a workspace at its step.
     """
     grain = granularities(problem)
     on_device = [region.on_device for region in problem.regions]
@@ -39,7 +40,11 @@ def live_bytes(problem: Problem, order: Sequence[int], ranges: LiveRanges, chain
         if value.home >= 0 or not on_device[value.region]:
             continue
         nbytes = align_up(value.nbytes, grain[value.region])
-        change[ranges.lower[instance] + (chains.over[instance] >= 0)] += nbytes
+        taken = nbytes if chains.over[instance] >= 0 else 0
+        for part in chains.parts.get(instance, ()):
+            taken += align_up(problem.values[ranges.values[part]].nbytes, grain[value.region])
+        change[ranges.lower[instance]] += nbytes - taken
+        change[ranges.lower[instance] + 1] += taken
         change[ranges.upper[instance]] -= nbytes
     for step, index in enumerate(order):
         action = problem.actions[index]
@@ -64,7 +69,7 @@ def order_bound(problem: Problem) -> int:
     begins, all outputs when it ends, and, when an action that every schedule must run does so for the first time, what
     it reads and writes (less what it may write in place), its workspace, and what is held meanwhile (`_held`). An
     action must run if it has an effect or is the only producer of a value that an output or such an action needs.
-    Values that a join reads may lie inside the joined value, so they count only in sets without one.
+    Parts may lie within the whole that an action makes of them, so they count only in sets without one.
     """
     sizes = _DeviceBytes(problem)
     everywhere = [v for v, value in enumerate(problem.values) if value.role is Role.STORED]
@@ -76,8 +81,6 @@ def order_bound(problem: Problem) -> int:
     held = _held(problem, unavoidable, sizes)
     for index in unavoidable:
         action = problem.actions[index]
-        if action.parts:
-            continue
         there = {v for v in action.reads if problem.values[v].role is not Role.STORED} | held.get(index, set())
         working_set = sizes.total(there.union(action.writes)) - _in_place(problem, index, held.get(index, set()), sizes)
         highest = max(highest, working_set + sizes.workspace(action.workspace, action.workspace_region))
@@ -157,8 +160,8 @@ class _DeviceBytes:
         self.joined: set[int] = set()
         for action in problem.actions:
             if action.parts:
-                self.parts.update(action.reads)
-                self.joined.update(action.writes)
+                self.parts.update(action.reads[part.read] for part in action.parts)
+                self.joined.update(action.writes[part.write] for part in action.parts)
         for v in self.parts:
             self.of[v] = min(self.of[v], problem.values[v].nbytes)
 

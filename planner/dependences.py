@@ -56,11 +56,7 @@ def dependences(problem: Problem) -> Dependences:
 
 
 def _choose(problem: Problem) -> list[int]:
-    """Actions with an effect, and for every value that is needed its first listed producer that is not a join.
-
-    What nobody needs is left out. A join moves nothing and needs its reads placed inside its write, which this
-    planner does not do; lowering lists an action that copies as well.
-    """
+    """Actions with an effect, and for every value that is needed its first listed producer; not what nobody needs."""
     chosen = {index for index, action in enumerate(problem.actions) if action.effect}
     there = [value.role in (Role.INPUT, Role.STORED) for value in problem.values]
     needed = [v for v, value in enumerate(problem.values) if value.role is Role.OUTPUT]
@@ -72,12 +68,9 @@ def _choose(problem: Problem) -> list[int]:
         value = needed.pop()
         if there[value]:
             continue
-        index = next((i for i in problem.producers[value] if not problem.actions[i].parts), -1)
-        if index < 0:
-            raise PlanError(
-                f"value {problem.values[value].name!r} is needed, and only joins (actions with parts) write it; "
-                "list an action that copies as well"
-            )
+        if not problem.producers[value]:
+            raise PlanError(f"value {problem.values[value].name!r} is needed, and no action writes it")
+        index = problem.producers[value][0]
         chosen.add(index)
         needed += problem.actions[index].reads
         for written in problem.actions[index].writes:

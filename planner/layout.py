@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from foreplan.planner.alias import Chains, merge
 from foreplan.planner.bound import schedule_bound
+from foreplan.planner.joins import join
 from foreplan.planner.liveness import LiveRanges, live_ranges
 from foreplan.planner.offsets import NO_LIMIT, place
 from foreplan.planner.plan import Certificate, Plan, Step
@@ -55,9 +56,11 @@ class Layout:
 
 
 def schedule(problem: Problem, name: str, order: Sequence[int], *, in_place: bool = True) -> Schedule:
-    """Live ranges, chains and bound of an order; without `in_place`, only overwrites that are required."""
+    """Live ranges, chains and bound of an order; without `in_place`, nothing takes bytes that it need not take."""
     ranges = live_ranges(problem, order)
     chains = merge(problem, order, ranges, optional=in_place)
+    if in_place:
+        chains = join(problem, order, ranges, chains)
     return Schedule(name, tuple(order), ranges, chains, *schedule_bound(problem, order, ranges, chains))
 
 
@@ -124,7 +127,7 @@ def assemble(
 ) -> Plan:
     """The plan that a schedule and its layout make."""
     ranges = plan.ranges
-    at = [layout.chains[chain] for chain in plan.chains.of]
+    at = [layout.chains[chain] + inside for chain, inside in zip(plan.chains.of, plan.chains.at)]
     last: dict[int, int] = {}
     for instance, value in enumerate(ranges.values):
         last[value] = instance

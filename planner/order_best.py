@@ -58,7 +58,8 @@ def improve(
         best.move()
     if search and best.nbytes > best.least:
         best.search_windows()
-    return BestOrder(tuple(graph.actions[i] for i in best.order.tolist()), best.nbytes, best.least)
+    joins = any(problem.actions[index].parts for index in graph.actions)  # of which the search knows nothing
+    return BestOrder(tuple(graph.actions[i] for i in best.order.tolist()), best.nbytes, 0 if joins else best.least)
 
 
 class _Best:

@@ -14,9 +14,7 @@ class Step:
 
     Attributes:
         action: index into the problem's actions.
-        reads: byte offset of each value the action reads, in its own order, each relative to the value's region. A
-            value that a join of this plan reads lies in runs within the joined value, as the join's parts say;
-            its offset is that of its first run.
+        reads: byte offset of each value the action reads, in its own order, each relative to the value's region.
         writes: likewise for what it writes.
         workspace: byte offset of its scratch memory; 0 where it needs none.
     """

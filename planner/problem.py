@@ -98,12 +98,17 @@ class Overwrite:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where one read of a join lies within the joined value: `count` runs of `run` bytes, every `stride` bytes."""
+    """A read that may lie within a write from the start, where the action leaves it: a concatenation in place.
 
+    Attributes:
+        write: index into the action's writes.
+        read: index into the action's reads.
+        offset: byte of the write at which the read's first then lies.
+    """
+
+    write: int
+    read: int
     offset: int
-    run: int
-    count: int = 1
-    stride: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +125,8 @@ class Action:
         nbytes: bytes moved.
         nanoseconds: predicted on the target.
         effect: it must run exactly once (an update), as against pure actions, which may run any number of times.
-        parts: not empty for a join, a concatenation written in place: it moves nothing, and is allowed only where
-            each read was placed inside the one write from the start; one part a read.
+        parts: which reads may lie within which writes from the start; those that do are gone after it, and it copies
+            the others.
     """
 
     name: str
@@ -187,7 +192,7 @@ class Problem:
                 self.producers[away] == (out,)
                 and self.readers[away] == (back,)
                 and (self.actions[out].reads, self.actions[out].writes) == ((value,), (away,))
-                and not any(a.effect or a.parts for a in (action, self.actions[out]))
+                and not any(a.effect for a in (action, self.actions[out]))
                 and all(self.values[v].role is Role.TRANSIENT for v in (away, value))
                 and self.regions[self.values[value].region].on_device
                 and not self.regions[self.values[away].region].on_device
@@ -223,14 +228,16 @@ class Problem:
         for i, a in enumerate(self.actions):
             pairs = [(a.writes[o.write], "!" if o.required else "?", a.reads[o.read]) for o in a.overwrites]
             extra = "".join(f" v{new}{mark}v{old}" for new, mark, old in pairs)
-            extra += "".join(f" part={p.offset}+{p.count}*{p.run}/{p.stride}" for p in a.parts)
+            extra += "".join(f" v{a.writes[p.write]}[{p.offset}]?v{a.reads[p.read]}" for p in a.parts)
             yield (
                 f"a{i} {a.name!r} {_ids(a.reads)} -> {_ids(a.writes)}{extra} ws={a.workspace}@r{a.workspace_region} "
                 f"flops={a.flops} bytes={a.nbytes} ns={a.nanoseconds}{' effect' if a.effect else ''}"
             )
 
     def as_text(self) -> str:
-        """Regions, values and actions, a line each. `v3?v1`: v3 may take v1's bytes; `v3!v1`: it must."""
+        """Regions, values and actions, a line each. `v3?v1`: v3 may take v1's bytes; `v3!v1`: it must; `v3[64]?v1`: v1
+        may lie in v3 from its byte 64 on.
+        """
         return "\n".join(self._lines()) + "\n"
 
     def __repr__(self) -> str:
@@ -286,5 +293,21 @@ def _check_action(problem: Problem, action: Action, there: set[int]) -> None:
         raise PlanError(f"action {name!r}: workspace, flops, bytes and nanoseconds must not be negative")
     if not 0 <= action.workspace_region < len(problem.regions):
         raise PlanError(f"action {name!r}: there is no region {action.workspace_region}")
-    if action.parts and (len(action.parts) != len(action.reads) or len(action.writes) != 1):
-        raise PlanError(f"action {name!r}: a join has one write and as many parts as reads")
+    _check_parts(problem, action)
+
+
+def _check_parts(problem: Problem, action: Action) -> None:
+    ends: dict[int, int] = {}
+    for part in sorted(action.parts, key=lambda part: (part.write, part.offset)):
+        if not (0 <= part.write < len(action.writes) and 0 <= part.read < len(action.reads)):
+            raise PlanError(f"action {action.name!r}: a part names no write or no read of its own")
+        whole, piece = problem.values[action.writes[part.write]], problem.values[action.reads[part.read]]
+        if not ends.get(part.write, 0) <= part.offset <= whole.nbytes - piece.nbytes or whole.region != piece.region:
+            raise PlanError(
+                f"action {action.name!r}: {piece.name!r} cannot lie in {whole.name!r} from byte {part.offset} on"
+            )
+        ends[part.write] = part.offset + piece.nbytes
+    if len({part.read for part in action.parts}) < len(action.parts):
+        raise PlanError(f"action {action.name!r}: a read is a part of two writes, or twice of one")
+    if any(problem.values[action.writes[part.write]].home >= 0 for part in action.parts):
+        raise PlanError(f"action {action.name!r}: what is written at home has no parts")

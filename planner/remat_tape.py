@@ -166,7 +166,6 @@ def _makers(problem: Problem, order: Sequence[int], cost: Sequence[int], again: 
     may = [
         again
         and not a.effect
-        and not a.parts
         and not any(pair.required for pair in a.overwrites)
         and not _homes(problem, a.writes)
         for a in problem.actions

@@ -66,35 +66,3 @@ class Memory:
                 at = min(content.end, end)
             i += 1
         return pieces
-
-
-class Extents:
-    """Where a value's bytes lie, relative to its first: runs of (byte in the value, address, length).
-
-    A value in one piece is a single run. A part of a join lies in runs within the joined value.
-    """
-
-    def __init__(self, runs: tuple[tuple[int, int, int], ...]) -> None:
-        self.runs = runs
-
-    @classmethod
-    def whole(cls, nbytes: int) -> Extents:
-        """One run."""
-        return cls(((0, 0, nbytes),) if nbytes else ())
-
-    def inside(self, offset: int, run: int, stride: int, nbytes: int) -> Extents:
-        """Where a part lies if these are the extents of the joined value; addresses relative to that value's first.
-
-        The part's byte k is the joined value's byte offset + k // run * stride + k % run.
-        """
-        runs: list[tuple[int, int, int]] = []
-        for first in range(0, nbytes, run) if run else ():
-            begin = offset + first // run * stride
-            for byte, address, length in self.runs:
-                low, high = max(begin, byte), min(begin + min(run, nbytes - first), byte + length)
-                if low < high:
-                    runs.append((first + low - begin, address + low - byte, high - low))
-        return Extents(tuple(sorted(runs)))
-
-    def __len__(self) -> int:
-        return sum(length for _, _, length in self.runs)

@@ -15,7 +15,8 @@ def buffers(plan: Plan, problem: Problem) -> tuple[Buffer, ...]:
 
     A value lives from the step that writes it (0 if it was there before) to its last read, or to the end. Where a
     value takes the bytes of another in place, they are its own from that very step on; if it is smaller, from the step
-    after. No two buffers that overlap in time overlap in bytes, so the sizes of those live at a step add up.
+    after. Where a value is made of parts in place, their bytes are its own from that step on. No two buffers that
+    overlap in time overlap in bytes, so the sizes of those live at a step add up.
     """
     return tuple(sorted(_Ledger(plan, problem).close(), key=lambda b: (b.lower, b.region, b.offset, b.upper, b.value)))
 
@@ -86,6 +87,9 @@ class _Ledger:
         in_place = {
             pair.write: pair.read for pair in action.overwrites if step.writes[pair.write] == step.reads[pair.read]
         }
+        for part in action.parts:
+            if step.reads[part.read] == step.writes[part.write] + part.offset:
+                self.upper[self.current[action.reads[part.read], step.reads[part.read]]] = number
         for i, (value, offset) in enumerate(zip(action.writes, step.writes)):
             read = in_place.get(i, -1)
             start = number

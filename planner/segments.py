@@ -214,7 +214,7 @@ class _Segment:
         It may take the bytes of what the segment computes again as well (a sum that is added to in place).
         """
         action, values = self.steps.problem.actions[index], self.steps.problem.values
-        if action.effect or action.parts or not self.inner.issuperset(_taken(action)):
+        if action.effect or not self.inner.issuperset(_taken(action)):
             return False
         if any(values[value].home >= 0 for value in action.writes) or self._limit(index) <= self.left:
             return False

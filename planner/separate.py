@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from foreplan.errors import PlanError
 from foreplan.planner.alias import Chains
 from foreplan.planner.layout import Layout, assemble, height_unit, schedule, stack_stored
 from foreplan.planner.plan import Plan
@@ -18,13 +17,8 @@ def separate(plan: Plan, problem: Problem) -> Plan:
 
     Every write has 64-byte aligned memory of its own, unless it must take a read's bytes (a required overwrite, a
     value with a home). Workspaces, whose content no step may rely on, share one stretch a region.
-
-    Raises:
-        PlanError: the plan has joins, whose reads have no memory of their own.
     """
     order = [step.action for step in plan.steps]
-    if joins := [problem.actions[index].name for index in order if problem.actions[index].parts]:
-        raise PlanError(f"a plan with joins ({joins[0]!r}) has no twin whose values lie apart")
     twin = schedule(problem, plan.certificate.order, order, in_place=False)
     offsets = [0] * len(twin.chains.region)
     tops = [stack_stored(twin.chains, region, offsets) for region in range(len(problem.regions))]

@@ -12,8 +12,8 @@ from typing import NoReturn
 
 from foreplan.errors import VerificationError
 from foreplan.planner.plan import Plan, Step
-from foreplan.planner.problem import ALIGNMENT, Action, Part, Problem, Role
-from foreplan.planner.replay import Content, Extents, Memory
+from foreplan.planner.problem import ALIGNMENT, Action, Problem, Role
+from foreplan.planner.replay import Content, Memory
 
 _Range = tuple[int, int, int]  # address, end, index of the write or -1 for the workspace
 
@@ -96,16 +96,14 @@ class _Replay:
         self.where = "at the start"
         self.home: dict[int, int] = {}  # offsets of stored values
         self.guarded: list[list[tuple[int, int, int]]] = [[] for _ in problem.regions]
-        self.joins: dict[int, list[tuple[int, Part]]] = {}
-        for index in sorted({step.action for step in plan.steps}):
-            action = problem.actions[index]
-            for value, part in zip(action.reads, action.parts):
-                self.joins.setdefault(value, []).append((action.writes[0], part))
-        self.extents: dict[int, Extents | None] = {}
         self.value: list[int] = []
         self.written: list[int] = []
-        self.first: list[int] = []  # the step from which it counts
+        self.taken: list[int] = []  # bytes that it takes over from reads, and so do not count twice in the step itself
         self.last: list[int] = []
+        self.grain = [ALIGNMENT] * len(problem.regions)
+        for v in problem.values:
+            if v.nbytes:
+                self.grain[v.region] = min(self.grain[v.region], v.alignment)
 
     # What is there before and after.
 
@@ -117,15 +115,15 @@ class _Replay:
         if sorted(given) != needed:
             self._fail(f"starts must name every input and stored value once; they name {self._names(given)}")
         for value, offset in self.plan.starts:
-            runs = self._runs(value, offset)
-            for low, high, _ in runs:
-                for _, _, content in self.memory[values[value].region].read(low, high):
-                    if content is not None:
-                        self._fail(f"{self._name(value, low, high)} overlaps {self._held(content, low, high)}")
-            self._write(value, runs, 0)
+            low, high = self._range(value, offset)
+            for _, _, content in self.memory[values[value].region].read(low, high):
+                if content is not None:
+                    self._fail(f"{self._name(value, low)} overlaps {self._held(content, low, high)}")
+            self._write(value, offset, 0)
             if values[value].role is Role.STORED:
                 self.home[value] = offset
-                self.guarded[values[value].region] += [(low, high, value) for low, high, _ in runs]
+                if low < high:
+                    self.guarded[values[value].region].append((low, high, value))
         for guarded in self.guarded:
             guarded.sort()
 
@@ -143,7 +141,7 @@ class _Replay:
             home = value if values[value].role is Role.STORED else values[value].home
             if home >= 0 and offset != self.home[home]:
                 self._fail(f"{values[value].name!r} must be at home, offset {self.home[home]}, not at {offset}")
-            self._read(value, self._runs(value, offset), len(self.plan.steps) - 1)
+            self._read(value, offset, len(self.plan.steps) - 1)
 
     # One step.
 
@@ -152,57 +150,46 @@ class _Replay:
         step = self.plan.steps[number]
         action = self.problem.actions[step.action]
         self.where = f"step {number} ({action.name!r})"
-        if action.parts:
-            self._join(action, step, number)
-            return
         values = self.problem.values
-        reads = [self._runs(value, offset) for value, offset in zip(action.reads, step.reads)]
-        for value, runs in zip(action.reads, reads):
-            self._read(value, runs, number)
-        writes = [self._runs(value, offset) for value, offset in zip(action.writes, step.writes)]
-        in_place = self._overwrites(action, step, reads, writes)
-        self._check_disjoint(action, step, reads, writes, in_place)
+        for value, offset in zip(action.reads, step.reads):
+            self._read(value, offset, number)
+        writes = [self._range(value, offset) for value, offset in zip(action.writes, step.writes)]
+        in_place = self._in_place(action, step)
+        self._check_disjoint(action, step, writes, in_place)
         if action.workspace:
             low, high = step.workspace, step.workspace + action.workspace
             self.memory[action.workspace_region].write(low, Content(high, -1, low, number))
-        for i, (value, runs) in enumerate(zip(action.writes, writes)):
-            if values[value].home >= 0 and step.writes[i] != self.home[values[value].home]:
+        for i, (value, offset) in enumerate(zip(action.writes, step.writes)):
+            if values[value].home >= 0 and offset != self.home[values[value].home]:
                 home = self.home[values[value].home]
-                self._fail(f"{values[value].name!r} must be written at home, offset {home}, not at {step.writes[i]}")
-            self._write(value, runs, number, taken_over=any(i == write for write, _ in in_place))
+                self._fail(f"{values[value].name!r} must be written at home, offset {home}, not at {offset}")
+            self._write(value, offset, number, sum(self._rounded(action.reads[r]) for w, r in in_place if w == i))
 
-    def _overwrites(
-        self, action: Action, step: Step, reads: list[list[_Range]], writes: list[list[_Range]]
-    ) -> set[tuple[int, int]]:
-        """The permitted pairs (write, read) that this step takes: same first byte, and no gaps of their own."""
+    def _in_place(self, action: Action, step: Step) -> set[tuple[int, int]]:
+        """The permitted pairs (write, read) that this step takes: overwrites at the first byte, parts at theirs."""
+        values = self.problem.values
+        permitted = [(pair.write, pair.read, 0, pair.required) for pair in action.overwrites]
+        permitted += [(part.write, part.read, part.offset, False) for part in action.parts]
         taken = set()
-        for pair in action.overwrites:
-            old, new = action.reads[pair.read], action.writes[pair.write]
-            same = step.reads[pair.read] == step.writes[pair.write]
-            same = same and self.problem.values[old].region == self.problem.values[new].region
-            whole = len(reads[pair.read]) <= 1 and len(writes[pair.write]) <= 1
-            if same and (whole or reads[pair.read] == writes[pair.write]):
-                taken.add((pair.write, pair.read))
-            elif pair.required:
+        for write, read, offset, required in permitted:
+            old, new = action.reads[read], action.writes[write]
+            if step.reads[read] == step.writes[write] + offset and values[old].region == values[new].region:
+                taken.add((write, read))
+            elif required:
                 self._fail(
-                    f"{self._name(new, step.writes[pair.write])} must take the bytes of "
-                    f"{self._name(old, step.reads[pair.read])}"
+                    f"{self._name(new, step.writes[write])} must take the bytes of {self._name(old, step.reads[read])}"
                 )
         return taken
 
     def _check_disjoint(
-        self,
-        action: Action,
-        step: Step,
-        reads: list[list[_Range]],
-        writes: list[list[_Range]],
-        in_place: set[tuple[int, int]],
+        self, action: Action, step: Step, writes: list[tuple[int, int]], in_place: set[tuple[int, int]]
     ) -> None:
         """Writes and workspace touch neither one another, nor what is read (but for `in_place`), nor stored bytes."""
         values = self.problem.values
         taken: list[list[_Range]] = [[] for _ in self.problem.regions]
-        for i, runs in enumerate(writes):
-            taken[values[action.writes[i]].region] += [(low, high, i) for low, high, _ in runs]
+        for i, (low, high) in enumerate(writes):
+            if low < high:
+                taken[values[action.writes[i]].region].append((low, high, i))
         if action.workspace:
             low, high, region = step.workspace, step.workspace + action.workspace, action.workspace_region
             if low % ALIGNMENT or low < 0 or high > self.plan.heights[region]:
@@ -216,123 +203,71 @@ class _Replay:
                 if other_low < high:
                     self._collide(action, (low, high, i), self._taken(action, (other_low, other_high, j)))
             for taken_range in ranges:
-                for low, high, stored in _overlaps(self.guarded[region], taken_range):
+                for low, _, stored in _overlaps(self.guarded[region], taken_range):
                     write = taken_range[2]
                     if write < 0 or values[action.writes[write]].home != stored:
-                        self._collide(action, taken_range, f"stored {self._name(stored, low, high)}")
-        for j, runs in enumerate(reads):
-            value = action.reads[j]
-            for low, high, _ in runs:
-                for taken_range in _overlaps(taken[values[value].region], (low, high, 0)):
-                    if (taken_range[2], j) not in in_place:
-                        self._collide(action, taken_range, f"{self._name(value, low, high)}, which it reads")
-
-    def _join(self, action: Action, step: Step, number: int) -> None:
-        """Check that every read lies inside the one write where its part says, and rename the bytes."""
-        value, offset = action.writes[0], step.writes[0]
-        extents = self._extents(value)
-        first = extents.runs[0][1] if extents.runs else 0
-        if self.problem.values[value].home >= 0 or action.workspace:
-            self._fail("a join must have neither a workspace nor a write with a home")
-        if sum(self.problem.values[v].nbytes for v in action.reads) != self.problem.values[value].nbytes:
-            self._fail(f"the parts do not fill {self.problem.values[value].name!r}")
-        for v, at, part in zip(action.reads, step.reads, action.parts):
-            nbytes = self.problem.values[v].nbytes
-            inside = extents.inside(part.offset, part.run, part.stride, nbytes)
-            runs = [(low + offset - first, low + offset - first + n, byte) for byte, low, n in inside.runs]
-            if len(inside) != nbytes or (runs and runs[0][0] != at):
-                self._fail(f"{self._name(v, at)} does not lie in its part of {self._name(value, offset)}")
-            self._read(v, runs, number)
-        self._write(value, self._runs(value, offset), number, taken_over=True)
+                        self._collide(action, taken_range, f"stored {self._name(stored, low)}")
+        for j, (value, offset) in enumerate(zip(action.reads, step.reads)):
+            nbytes = values[value].nbytes
+            for taken_range in _overlaps(taken[values[value].region], (offset, offset + nbytes, 0)) if nbytes else ():
+                if (taken_range[2], j) not in in_place:
+                    self._collide(action, taken_range, f"{self._name(value, offset)}, which it reads")
 
     # Bytes of values.
 
-    def _extents(self, value: int) -> Extents:
-        """Where a value's bytes lie relative to one another: in one piece, or as the joins of this plan say."""
-        if value not in self.joins:
-            return Extents.whole(self.problem.values[value].nbytes)
-        if value not in self.extents:
-            self.extents[value] = None
-            joined, part = self.joins[value][0]
-            nbytes = self.problem.values[value].nbytes
-            self.extents[value] = self._extents(joined).inside(part.offset, part.run, part.stride, nbytes)
-        found = self.extents[value]
-        if found is None or len(found) != self.problem.values[value].nbytes:
-            self._fail(f"{self.problem.values[value].name!r} does not lie within what it is joined into")
-        return found
-
-    def _runs(self, value: int, offset: int) -> list[_Range]:
-        """Addresses, ends and first bytes of a value's runs; checks that they are aligned and within the region."""
+    def _range(self, value: int, offset: int) -> tuple[int, int]:
+        """The addresses of a value at an offset; checks that they are aligned and within the region."""
         v = self.problem.values[value]
-        if value in self.joins:
-            runs = self._extents(value).runs
-            first = runs[0][1] if runs else 0
-            ranges = [(low + offset - first, low + offset - first + n, byte) for byte, low, n in runs]
-        else:
-            ranges = [(offset, offset + v.nbytes, 0)] if v.nbytes else []
         if offset % v.alignment:
             self._fail(f"{self._name(value, offset)} is not aligned to {v.alignment}")
-        if not 0 <= offset <= self.plan.heights[v.region] or any(
-            low < 0 or high > self.plan.heights[v.region] for low, high, _ in ranges
-        ):
+        if offset < 0 or offset + v.nbytes > self.plan.heights[v.region]:
             self._fail(f"{self._name(value, offset)} is not within {self._region(v.region)}")
-        return ranges
+        return offset, offset + v.nbytes
 
-    def _read(self, value: int, runs: list[_Range], number: int) -> None:
-        """Check that memory holds a value in these runs, and note that its instances lived until this step."""
-        memory = self.memory[self.problem.values[value].region]
-        for low, high, byte in runs:
-            for start, end, content in memory.read(low, high):
-                if content is None or not self._is(content.value, start - content.base, value, byte + start - low):
-                    self._fail(
-                        f"{self._name(value, low, high)} is needed, but {self._held(content, start, end)} is there"
-                    )
-                self.last[content.instance] = max(self.last[content.instance], number)
+    def _read(self, value: int, offset: int, number: int) -> None:
+        """Check that memory holds a value at an offset, and note that its instance lived until this step."""
+        low, high = self._range(value, offset)
+        for start, end, content in self.memory[self.problem.values[value].region].read(low, high):
+            if content is None or content.value != value or content.base != low:
+                self._fail(f"{self._name(value, low)} is needed, but {self._held(content, start, end)} is there")
+            self.last[content.instance] = max(self.last[content.instance], number)
 
-    def _is(self, held: int, held_byte: int, value: int, byte: int) -> bool:
-        """Whether one value's byte is another's: the same, or the latter is joined into the former there."""
-        if held == value:
-            return held_byte == byte
-        return any(
-            self._is(held, held_byte, joined, part.offset + byte // part.run * part.stride + byte % part.run)
-            for joined, part in self.joins.get(value, ())
-            if part.run
-        )
-
-    def _write(self, value: int, runs: list[_Range], number: int, *, taken_over: bool = False) -> None:
-        """Put a value into these runs; bytes that it takes from another of this step count as its own from the next."""
+    def _write(self, value: int, offset: int, number: int, taken: int = 0) -> None:
+        """Put a value at an offset; bytes that it takes from reads of this step count as its own from the next."""
+        low, high = self._range(value, offset)
         instance = len(self.value)
         self.value.append(value)
         self.written.append(number)
-        self.first.append(number + taken_over)
+        self.taken.append(taken)
         self.last.append(-1)
-        memory = self.memory[self.problem.values[value].region]
-        for low, high, byte in runs:
-            memory.write(low, Content(high, value, low - byte, instance))
+        if low < high:
+            self.memory[self.problem.values[value].region].write(low, Content(high, value, low, instance))
 
     # Figures.
 
+    def _rounded(self, value: int) -> int:
+        """A value's bytes, rounded up to its region's smallest alignment."""
+        v = self.problem.values[value]
+        return -(-v.nbytes // self.grain[v.region]) * self.grain[v.region]
+
     def live_bytes(self) -> list[int]:
-        """Bytes on the device that are needed at each step, each rounded up to its region's smallest alignment."""
+        """Bytes on the device that are needed at each step, each value and workspace rounded up."""
         values, regions = self.problem.values, self.problem.regions
-        grain = [ALIGNMENT] * len(regions)
-        for v in values:
-            if v.nbytes:
-                grain[v.region] = min(grain[v.region], v.alignment)
         change = [0] * (max(len(self.plan.steps), 1) + 2)
-        for index, written, first, last in zip(self.value, self.written, self.first, self.last):
+        for index, written, taken, last in zip(self.value, self.written, self.taken, self.last):
             v = values[index]
             if not regions[v.region].on_device or v.home >= 0:
                 continue
-            nbytes = v.nbytes if index in self.joins else -(-v.nbytes // grain[v.region]) * grain[v.region]
+            nbytes = self._rounded(index)
             if v.role is Role.STORED:
                 last = len(change) - 3
-            change[first] += nbytes
+            change[written] += nbytes - min(taken, nbytes)
+            change[written + 1] += min(taken, nbytes)
             change[max(last, written) + 1] -= nbytes
         for number, step in enumerate(self.plan.steps):
             action = self.problem.actions[step.action]
             if action.workspace and regions[action.workspace_region].on_device:
-                unit = grain[action.workspace_region]
+                unit = self.grain[action.workspace_region]
                 change[number] += -(-action.workspace // unit) * unit
                 change[number + 1] -= -(-action.workspace // unit) * unit
         live = [change[0]]
@@ -342,9 +277,8 @@ class _Replay:
 
     # People.
 
-    def _name(self, value: int, low: int, high: int | None = None) -> str:
-        high = low + self.problem.values[value].nbytes if high is None else high
-        return f"{self.problem.values[value].name!r} at [{low}, {high})"
+    def _name(self, value: int, low: int) -> str:
+        return f"{self.problem.values[value].name!r} at [{low}, {low + self.problem.values[value].nbytes})"
 
     def _names(self, values: list[int]) -> list[str]:
         count = len(self.problem.values)
@@ -363,7 +297,7 @@ class _Replay:
 
     def _taken(self, action: Action, taken: _Range) -> str:
         low, high, write = taken
-        return f"the workspace [{low}, {high})" if write < 0 else self._name(action.writes[write], low, high)
+        return f"the workspace [{low}, {high})" if write < 0 else self._name(action.writes[write], low)
 
     def _collide(self, action: Action, taken: _Range, other: str) -> NoReturn:
         self._fail(f"{self._taken(action, taken)} is written over {other}")

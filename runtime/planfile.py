@@ -134,7 +134,7 @@ def _action_record(action: Action, call: Call) -> dict[str, Any]:
     if action.effect:
         record["effect"] = True
     if action.parts:
-        record["parts"] = [[part.offset, part.run, part.count, part.stride] for part in action.parts]
+        record["parts"] = [[part.write, part.read, part.offset] for part in action.parts]
     if call.source:
         record["source"] = call.source
     return record

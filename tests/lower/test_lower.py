@@ -161,6 +161,28 @@ output %y = %y
     assert actions(program) == ["map: x -> y"]
 
 
+def test_what_is_joined_may_lie_in_its_place_if_it_is_one_stretch_and_aligned() -> None:
+    program = lowered(
+        """input %x: float32[1,16,4]
+%a: float32[1,16,4] = map(exprs=('(a0 + 1.0)',)) [%x] as %a
+%odd: float32[1,1,4] = reduce(how='sum', axes=(1,), keepdims=True) [%x] as %odd
+%y: float32[1,50,4] = concat(axis=1) [%a, %x, %odd, %a, %odd] as %y
+%z: float32[1,33,4] = concat(axis=1) [%x, %a, %odd] as %z
+%rows: float32[1,33,8] = concat(axis=2) [%z, %z] as %rows
+output %y = %y
+output %z = %z
+"""
+    )
+    names = [value.name for value in program.values]
+    found = {
+        names[action.writes[part.write]] + " " + names[action.reads[part.read]]: part.offset
+        for action in program.actions
+        for part in action.parts
+    }
+    # Not the step's input, nor what is joined twice, nor what would begin in the midst of 64 bytes, nor columns.
+    assert found == {"z a": 256, "z odd": 512}
+
+
 def test_valid_ranges_reach_inputs_through_views() -> None:
     program = lowered(
         """input %ids: int64[2,3]

@@ -49,7 +49,7 @@ def line_of(problem: Problem, order: Sequence[int]) -> tuple[int, ...]:
     ran = set(order)
     given = {v for v, value in enumerate(problem.values) if value.role in (Role.INPUT, Role.STORED)}
     for index, action in enumerate(problem.actions):
-        if index in ran or action.parts or runs_once(problem, action):
+        if index in ran or runs_once(problem, action):
             continue
         first: dict[int, int] = {}
         for position, other in enumerate(line):

@@ -2,16 +2,17 @@
 
 Every value has one right content, a hash over what its first producer reads. A kernel that reads right contents
 writes right contents; one that reads anything else writes rubbish. Before it reads, a kernel spoils its workspace and
-every output that is not lawfully in place; where an overwrite is required, it finds that operand at the output. A join
-does nothing: what it reads lies within what it writes, in runs, wherever the plan has that join.
+every output that is not lawfully in place; where an overwrite is required, it finds that operand at the output. Parts
+that lie where they belong stay as they are, and others are copied there.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 
-from foreplan.planner import ALIGNMENT, Part, Plan, Problem, Role
+from foreplan.planner import ALIGNMENT, Action, Part, Plan, Problem, Role, Step
 
 
 class Harm(Exception):
@@ -31,18 +32,18 @@ def contents(problem: Problem) -> list[bytes]:
                 digests[v] = hashlib.sha256(b"value %d" % v + read).digest()
     right = [hashlib.shake_128(d or b"").digest(value.nbytes) for d, value in zip(digests, problem.values)]
     for action in problem.actions:
-        if action.parts:
-            joined = bytearray(right[action.writes[0]])
-            for v, part in zip(action.reads, action.parts):
-                for byte, content in zip(_inside(part, problem.values[v].nbytes), right[v]):
-                    joined[byte] = content
-            right[action.writes[0]] = bytes(joined)
+        for i, v in enumerate(action.writes):
+            right[v] = _joined(action, i, right[v], [right[read] for read in action.reads])
     return right
 
 
-def _inside(part: Part, nbytes: int) -> list[int]:
-    """For each byte of a part, which byte of the joined value it is."""
-    return [part.offset + byte // part.run * part.stride + byte % part.run for byte in range(nbytes)]
+def _joined(action: Action, write: int, content: bytes, reads: Sequence[bytes]) -> bytes:
+    """The content of a write with those of its parts in their places."""
+    whole = bytearray(content)
+    for part in action.parts:
+        if part.write == write:
+            whole[part.offset : part.offset + len(reads[part.read])] = reads[part.read]
+    return bytes(whole)
 
 
 class Machine:
@@ -55,12 +56,6 @@ class Machine:
         if device > plan.arena_bytes:
             raise Harm("the regions do not fit the arena")
         self.memory = [bytearray(b"\xa5" * max(height, 0)) for height in plan.heights]
-        self.runs: dict[int, list[int]] = {}  # of values that lie within a joined one: each byte's place from the first
-        for index in {step.action for step in plan.steps}:
-            action = problem.actions[index]
-            for v, part in zip(action.reads, action.parts):
-                places = _inside(part, problem.values[v].nbytes)
-                self.runs[v] = [place - places[0] for place in places]
 
     def run(self) -> dict[int, bytes]:
         """The contents of outputs and stored values at the end, by value.
@@ -95,10 +90,8 @@ class Machine:
                     raise Harm(f"{value.name} is wrong")
         return found
 
-    def _run(self, number: int, step) -> None:  # type: ignore[no-untyped-def]
+    def _run(self, number: int, step: Step) -> None:
         action, values = self.problem.actions[step.action], self.problem.values
-        if action.parts:
-            return
         sources = dict(zip(range(len(action.reads)), step.reads))
         lawful = set()
         for pair in action.overwrites:
@@ -110,15 +103,27 @@ class Machine:
         self._spoil(action, step)
         for i, (v, offset) in enumerate(zip(action.writes, step.writes)):
             if i not in lawful:
-                self._put(v, offset, b"\x5a" * values[v].nbytes)
+                spoiled = b"\x5a" * values[v].nbytes
+                stay = [
+                    self._get(u, o) if self._stays(action, step, i, j) else spoiled[: values[u].nbytes]
+                    for j, (u, o) in enumerate(zip(action.reads, step.reads))
+                ]
+                self._put(v, offset, _joined(action, i, spoiled, stay))
         read = [self._get(v, sources[i]) for i, v in enumerate(action.reads)]
         right = all(found == self.right[v] for found, v in zip(read, action.reads))
         bad = hashlib.sha256(b"%d" % number + b"".join(read)).digest()
-        for v, offset in zip(action.writes, step.writes):
-            self._put(v, offset, self.right[v] if right else hashlib.shake_128(bad).digest(values[v].nbytes))
+        for i, (v, offset) in enumerate(zip(action.writes, step.writes)):
+            content = self.right[v] if right else hashlib.shake_128(bad).digest(values[v].nbytes)
+            self._put(v, offset, _joined(action, i, content, read))
         self._spoil(action, step)
 
-    def _spoil(self, action, step) -> None:  # type: ignore[no-untyped-def]
+    def _stays(self, action: Action, step: Step, write: int, read: int) -> bool:
+        """Whether a read lies within a write where it belongs."""
+        region = [self.problem.values[v].region for v in (action.writes[write], action.reads[read])]
+        lies = step.reads[read] - step.writes[write]
+        return region[0] == region[1] and Part(write, read, lies) in action.parts
+
+    def _spoil(self, action: Action, step: Step) -> None:
         if action.workspace:
             if step.workspace % ALIGNMENT:
                 raise Harm("workspace misaligned")
@@ -133,18 +138,8 @@ class Machine:
         value = self.problem.values[v]
         if offset % value.alignment:
             raise Harm(f"{value.name} misaligned")
-        places = self.runs.get(v)
-        if places is None:
-            self._bytes(value.region, offset, value.nbytes)[:] = content
-        else:
-            memory = self._bytes(value.region, offset, max(places) + 1)
-            for place, byte in zip(places, content):
-                memory[place] = byte
+        self._bytes(value.region, offset, value.nbytes)[:] = content
 
     def _get(self, v: int, offset: int) -> bytes:
         value = self.problem.values[v]
-        places = self.runs.get(v)
-        if places is None:
-            return bytes(self._bytes(value.region, offset, value.nbytes))
-        memory = self._bytes(value.region, offset, max(places) + 1)
-        return bytes([memory[place] for place in places])
+        return bytes(self._bytes(value.region, offset, value.nbytes))

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from foreplan.planner import Certificate, Plan, Problem, Role, Step, place, plan, plan_curve, separate
+from foreplan.planner import Plan, Problem, Step, plan, plan_curve, separate
 from foreplan.planner.liveness import LiveRanges, live_ranges
 from tests.planner.executor import contents
 from tests.planner.problems import joined_problem, priced, random_problem
@@ -76,46 +76,7 @@ def bases(seeds: Iterable[int]) -> Iterator[Base]:
                 yield Base.of(problem, curve.plan(len(curve) - 1))
         if seed % 4 == 1:
             problem = joined_problem(seed)
-            yield Base.of(problem, joined_plan(problem))
-
-
-def joined_plan(problem: Problem) -> Plan:
-    """A plan in the listed order that takes every join and no copy; its figures are not those of a certificate."""
-    order = [i for i, action in enumerate(problem.actions) if not action.name.startswith("copy")]
-    ranges = live_ranges(problem, order)
-    inside: dict[int, tuple[int, int]] = {}  # by instance, the instance that it lies in, and where
-    for step, index in enumerate(order):
-        for instance, part in zip(ranges.reads[step], problem.actions[index].parts):
-            inside[instance] = ranges.writes[step][0], part.offset
-    values = [problem.values[v] for v in ranges.values]
-    alone = [i for i, value in enumerate(values) if i not in inside and value.region == 1]
-    held = {i: [i, *(part for part, (table, _) in inside.items() if table == i)] for i in alone}
-    placed = place(
-        [min(ranges.lower[i] for i in held[at]) for at in alone],
-        [max(ranges.upper[i] for i in held[at]) for at in alone],
-        [values[at].nbytes for at in alone],
-        alignment=[64] * len(alone),
-    )
-    offsets = dict(zip(alone, (int(offset) for offset in placed.offsets)))
-    offsets |= {part: offsets[table] + offset for part, (table, offset) in inside.items()}
-    at = [offsets.get(i, 0) for i in range(len(values))]  # the only stored value lies at 0 in its region
-    heights = (256, -(-placed.height // 64) * 64 + 64)
-    steps = [
-        Step(index, tuple(at[i] for i in ranges.reads[s]), tuple(at[i] for i in ranges.writes[s]), heights[1] - 64)
-        for s, index in enumerate(order)
-    ]
-    last = {v: i for i, v in enumerate(ranges.values)}
-    return Plan(
-        problem.digest,
-        tuple(steps),
-        tuple((v, at[i]) for i, v in enumerate(ranges.values) if ranges.lower[i] == 0 and i not in ranges.writes[0]),
-        tuple((v, at[last[v]]) for v, value in enumerate(problem.values) if value.role is Role.OUTPUT),
-        heights,
-        sum(heights),
-        0,
-        None,
-        Certificate(0, "by hand", "as listed"),
-    )
+            yield Base.of(problem, plan(problem))
 
 
 # Kinds of damage; None where a plan offers no place for it.
@@ -166,7 +127,7 @@ def _action(base: Base, number: int):  # type: ignore[no-untyped-def]
 
 def read_moved(rng: random.Random, base: Base) -> Plan | None:
     """One action looks for what it reads elsewhere."""
-    number = _pick(rng, base, lambda n: base.plan.steps[n].reads and not _action(base, n).parts)
+    number = _pick(rng, base, lambda n: base.plan.steps[n].reads)
     return None if number is None else _with(base, number, reads=_changed(rng, base, base.plan.steps[number].reads))
 
 
@@ -264,7 +225,7 @@ def lifespan_cut(rng: random.Random, base: Base) -> Plan | None:
 def overwrite_added(rng: random.Random, base: Base) -> Plan | None:
     """A result takes the bytes of what its action reads, which it may not or which is needed later."""
     number = _pick(rng, base, lambda n: base.plan.steps[n].reads and base.plan.steps[n].writes)
-    if number is None or _action(base, number).parts:
+    if number is None:
         return None
     step = base.plan.steps[number]
     lawful = {(p.write, p.read) for p in _action(base, number).overwrites if step.reads[p.read] == step.writes[p.write]}
@@ -277,7 +238,7 @@ def overwrite_added(rng: random.Random, base: Base) -> Plan | None:
 
 def wrong_value_read(rng: random.Random, base: Base) -> Plan | None:
     """An action reads a value that is there, but not the one it should."""
-    number = _pick(rng, base, lambda n: base.plan.steps[n].reads and not _action(base, n).parts)
+    number = _pick(rng, base, lambda n: base.plan.steps[n].reads)
     if number is None:
         return None
     step = base.plan.steps[number]

@@ -217,32 +217,31 @@ def training_net(blocks: int, width: int = 1 << 20, seed: int = 0) -> Problem:
 
 
 def joined_problem(seed: int) -> Problem:
-    """Tables made of two or three parts, side by side in rows or one behind the other, by a join or by a copy; parts
-    that are read again, temporaries meanwhile, and a stored value that is updated from the last table."""
+    """Tables made of two or three parts, one behind the other, which may be made in their places; parts that are read
+    again, temporaries meanwhile, and a stored value that is updated from the last table."""
     rng = random.Random(seed)
     make = Maker(REGIONS[:2])
     w = make.value("w", 256, 0, role=Role.STORED, category=Category.PARAMETERS)
     last = make.value("x", 256, role=Role.INPUT, category=Category.INPUTS)
     for t in range(rng.randint(1, 3)):
-        in_rows = rng.random() < 0.6
-        rows = rng.choice([2, 4]) if in_rows else 1
-        widths = [rng.choice([32, 64, 96] if in_rows else [64, 128, 320]) for _ in range(rng.choice([2, 2, 3]))]
-        parts, where, offset = [], [], 0
-        for k, width in enumerate(widths):
-            parts.append(make.value(f"p{t}.{k}", rows * width, alignment=32 if in_rows else 64))
-            where.append(Part(offset, width, rows, sum(widths) if in_rows else 0))
-            offset += width
-            source = rng.choice([last, *parts[:-1]])
+        alignment = rng.choice([32, 64])
+        parts: list[int] = []
+        where, offset = [], 0
+        for k, nbytes in enumerate(rng.choice([64, 128, 192, 320]) for _ in range(rng.choice([2, 2, 3]))):
+            source = rng.choice([last, *parts])
             if rng.random() < 0.5:
                 temporary = make.value(f"m{t}.{k}", rng.choice([64, 192, 640]))
                 make.action(f"m{t}.{k}", [source], [temporary], workspace=64, workspace_region=1)
                 source = temporary
+            parts.append(make.value(f"p{t}.{k}", nbytes, alignment=alignment))
+            where.append(Part(0, k, offset))
+            offset += nbytes
             make.action(f"p{t}.{k}", [source], [parts[-1]], workspace=rng.choice([0, 64]), workspace_region=1)
-        table = make.value(f"t{t}", rows * sum(widths))
-        make.action(f"join{t}", parts, [table], parts=tuple(where))
-        make.action(f"copy{t}", parts, [table])
+        table = make.value(f"t{t}", offset + rng.choice([0, 0, 64]))
+        scratch = rng.choice([0, 0, 64])
+        make.action(f"join{t}", parts, [table], parts=tuple(where), workspace=scratch, workspace_region=1)
         last = make.value(f"y{t}", 256)
-        make.action(f"y{t}", [table, *rng.sample(parts, rng.randrange(2)), w], [last])
+        make.action(f"y{t}", [table, *rng.sample(parts, rng.random() < 0.2), w], [last])
     out = make.value("out", 64, role=Role.OUTPUT, category=Category.OUTPUTS)
     make.action("out", [last, table], [out])
     new = make.value("w'", 256, 0, role=Role.OUTPUT, home=w, category=Category.PARAMETERS)

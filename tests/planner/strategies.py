@@ -79,17 +79,15 @@ class _Drawn:
             self.run(kept, [self.value(64, role=Role.OUTPUT)])
 
     def join(self) -> None:
-        """Parts in rows or one behind the other, made for it; joined, or copied."""
-        rows = self.draw(st.sampled_from([1, 1, 2, 4]))
-        widths = self.draw(st.lists(st.sampled_from([32, 64, 96]), min_size=2, max_size=3))
-        parts = [self.value(rows * width, alignment=32) for width in widths]
+        """Parts one behind the other, made for it, or there already."""
+        sizes = self.draw(st.lists(st.sampled_from([32, 64, 96]), min_size=2, max_size=3))
+        parts = [self.value(nbytes, alignment=32) for nbytes in sizes]
         for part in parts:
             self.run(self.some(2), [part])
-        table = self.value(rows * sum(widths), alignment=64)
-        where = [Part(sum(widths[:k]), width, rows, sum(widths)) for k, width in enumerate(widths)]
+        table = self.value(sum(sizes) + self.draw(st.sampled_from([0, 0, 32])), alignment=64)
+        where = [Part(0, k, sum(sizes[:k])) for k in range(len(sizes))]
         self.make.action(f"join{table}", parts, [table], parts=tuple(where))
-        self.run(parts, [table])
-        self.usable += [*parts, table]
+        self.usable += [*(part for part in parts if self.draw(st.integers(0, 2)) == 0), table]
 
     def update(self) -> None:
         """The next content of a stored value, over the old one or beside its last reader."""

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreplan.errors import PlanError
-from foreplan.planner import Overwrite, Part, Problem, Role, plan
+from foreplan.planner import Overwrite, Problem, Role, plan
 from foreplan.planner.dependences import dependences
 from foreplan.planner.order import (
     HEURISTICS,
@@ -110,17 +110,6 @@ def test_dead_actions_are_dropped_effects_kept_and_the_first_producer_taken() ->
     make.action("y", [a], [y])
     problem = make.problem()
     assert names(problem, list(dependences(problem).actions)) == ["effect", "first", "y"]
-
-
-def test_a_join_is_passed_over_for_a_copy() -> None:
-    make = Maker()
-    x, y = make.value("x", 64, role=Role.INPUT), make.value("y", 64, role=Role.INPUT)
-    both = make.value("both", 128, role=Role.OUTPUT)
-    make.action("join", [x, y], [both], parts=(Part(0, 64), Part(64, 64)))
-    with pytest.raises(PlanError, match="only joins"):
-        plan(make.problem())
-    make.action("copy", [x, y], [both])
-    assert [step.action for step in plan(make.problem()).steps] == [1]
 
 
 @pytest.mark.parametrize("case", ["cycle", "two", "output", "stored", "home read"])

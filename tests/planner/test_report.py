@@ -2,14 +2,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
-
-from foreplan.errors import PlanError
 from foreplan.planner import (
     Buffer,
     Category,
     Overwrite,
-    Part,
     Region,
     Role,
     Step,
@@ -78,12 +74,25 @@ def test_the_twin_uses_no_byte_twice() -> None:
     assert twin.arena_bytes == 64 + 3 * 128 + 64 + 64
 
 
-def test_a_plan_with_joins_has_no_twin() -> None:
+def test_parts_made_in_their_places_end_where_the_whole_begins() -> None:
     problem, good = joined()
-    with pytest.raises(PlanError, match="a plan with joins"):
-        separate(good, problem)
+    rows = {problem.values[b.value].name: (b.offset, b.nbytes, b.lower, b.upper) for b in buffers(good, problem)}
+    assert rows == {
+        "x": (384, 64, 0, 3),
+        "a": (0, 64, 0, 3),
+        "b": (256, 128, 1, 4),
+        "c": (192, 64, 2, 3),
+        "t": (0, 256, 3, 5),
+        "y": (256, 64, 4, 5),
+    }
 
 
-def test_steps_and_parts_are_plain_data() -> None:
+def test_the_twin_of_a_plan_copies_every_part() -> None:
+    problem, good = joined()
+    twin = separate(good, problem)
+    join = twin.steps[3]
+    assert all(low + 64 <= join.writes[0] or low >= join.writes[0] + 256 for low in join.reads)
+
+
+def test_steps_are_plain_data() -> None:
     assert Step(0, (0,), (1,)) == Step(0, (0,), (1,), 0)
-    assert Part(0, 64) == Part(0, 64, 1, 0)

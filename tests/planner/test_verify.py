@@ -157,47 +157,66 @@ def test_two_writes_may_not_share_bytes_though_both_may_overwrite() -> None:
         verify(bad, problem)
 
 
-def joined(stride: int = 96) -> tuple[Problem, Plan]:
-    """Two parts in rows of 32 and 64 bytes make a table of rows of 96; then one part is read again."""
+def joined() -> tuple[Problem, Plan]:
+    """A table of 64, 128 and 64 bytes: the first and the last part are made in their places, the other is copied."""
     make = Maker((Region("arena"),))
     x = make.value("x", 64, 0, role=Role.INPUT)
-    a, b, table = make.value("a", 64, 0, alignment=32), make.value("b", 128, 0, alignment=32), make.value("t", 192, 0)
-    y, z = make.value("y", 64, 0, role=Role.OUTPUT), make.value("z", 64, 0, role=Role.OUTPUT)
-    make.action("a", [x], [a])
-    make.action("b", [x], [b])
-    make.action("join", [a, b], [table], parts=(Part(0, 32, 2, stride), Part(32, 64, 2, stride)))
+    a, b, c = make.value("a", 64, 0), make.value("b", 128, 0), make.value("c", 64, 0)
+    table, y = make.value("t", 256, 0), make.value("y", 64, 0, role=Role.OUTPUT)
+    for name, value in (("a", a), ("b", b), ("c", c)):
+        make.action(name, [x], [value])
+    make.action("join", [a, b, c], [table], parts=(Part(0, 0, 0), Part(0, 1, 64), Part(0, 2, 192)))
     make.action("y", [table], [y])
-    make.action("z", [a], [z])
     steps = [
-        Step(0, (192,), (0,)),
-        Step(1, (192,), (32,)),
-        Step(2, (0, 32), (0,)),
-        Step(3, (0,), (192,)),
+        Step(0, (384,), (0,)),
+        Step(1, (384,), (256,)),
+        Step(2, (384,), (192,)),
+        Step(3, (0, 256, 192), (0,)),
         Step(4, (0,), (256,)),
     ]
     problem = make.problem()
-    # Live at most: the table (192 bytes, as held by the part read last), y and z.
-    return problem, hand_plan(problem, steps, {x: 192}, {y: 192, z: 256}, (320,), 320, 4)
+    # Live at most: the table, of which two parts are there already, and the part that it copies.
+    return problem, hand_plan(problem, steps, {x: 384}, {y: 256}, (448,), 384, 3)
 
 
-def test_a_join_of_parts_in_rows_passes_and_its_parts_stay_readable() -> None:
+def test_parts_may_be_made_within_the_whole_or_copied_there() -> None:
     problem, good = joined()
     verify(good, problem)
 
 
-def test_wrong_joins_are_refused() -> None:
+def test_wrong_parts_are_refused() -> None:
     problem, good = joined()
-    moved = replace(good, steps=(good.steps[0], replace(good.steps[1], writes=(64,)), *good.steps[2:]))
-    with pytest.raises(VerificationError, match=r"step 1 \('b'\): 'b' at .* is written over|'b' at .* is needed"):
-        verify(moved, problem)
-    shifted = replace(good, steps=(*good.steps[:2], replace(good.steps[2], writes=(64,)), *good.steps[3:]))
-    with pytest.raises(VerificationError, match="does not lie in its part"):
-        verify(shifted, problem)
-    with pytest.raises(VerificationError, match="does not lie within what it is joined into"):
-        verify(joined(stride=192)[1], joined(stride=192)[0])
-    clobbered = replace(good, steps=(*good.steps[:4], replace(good.steps[4], writes=(64,))))
-    with pytest.raises(VerificationError, match="is written over 'a'"):
-        verify(clobbered, problem)
+
+    def refused(message: str, *steps: tuple[int, Step]) -> None:
+        changed = dict(steps)
+        bad = replace(good, steps=tuple(changed.get(i, step) for i, step in enumerate(good.steps)))
+        with pytest.raises(VerificationError, match=message):
+            verify(bad, problem)
+
+    refused(r"'a' at \[64, 128\), which it reads", (0, Step(0, (384,), (64,))), (3, Step(3, (64, 256, 192), (0,))))
+    refused(r"step 3 \('join'\): 'c' at \[192, 256\) is needed", (2, Step(2, (384,), (128,))))
+    refused(
+        r"'b' at \[128, 256\), which it reads",
+        (1, Step(1, (384,), (128,))),
+        (3, Step(3, (0, 128, 256), (0,))),
+        (2, Step(2, (384,), (256,))),
+    )
+    refused(r"step 4 \('y'\): 'y' at \[192, 256\) is written over 't'", (4, Step(4, (0,), (192,))))
+
+
+def test_a_part_that_is_read_again_must_not_lie_within_the_whole() -> None:
+    make = Maker((Region("arena"),))
+    x = make.value("x", 64, 0, role=Role.INPUT)
+    a, table = make.value("a", 64, 0), make.value("t", 128, 0)
+    y = make.value("y", 64, 0, role=Role.OUTPUT)
+    make.action("a", [x], [a])
+    make.action("join", [a, x], [table], parts=(Part(0, 0, 0), Part(0, 1, 64)))
+    make.action("y", [table, a], [y])
+    problem = make.problem()
+    steps = [Step(0, (128,), (0,)), Step(1, (0, 128), (0,)), Step(2, (0, 0), (192,))]
+    bad = hand_plan(problem, steps, {x: 128}, {y: 192}, (256,), 192, 1)
+    with pytest.raises(VerificationError, match=r"'a' at \[0, 64\) is needed, but 't', its bytes \[0, 64\)"):
+        verify(bad, problem)
 
 
 def test_recomputed_values_may_lie_elsewhere() -> None:

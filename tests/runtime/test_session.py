@@ -12,6 +12,8 @@ import pytest
 
 import foreplan as fp
 from foreplan.graph import Graph
+from foreplan.planner import separate
+from foreplan.runtime.session import Session
 
 
 def classifier(batch: int = 16, width: int = 24, dropout: float = 0.0) -> Graph:
@@ -278,3 +280,35 @@ def test_sessions_of_different_models_cannot_share() -> None:
     session = compiled().bind()
     with pytest.raises(fp.SessionError, match="cannot share"):
         fp.compile(classifier(width=8)).bind(share=session)
+
+
+def rows(x: fp.frontend.Tensor) -> fp.frontend.Tensor:
+    halves = [fp.nn.relu(fp.nn.linear(x, 32, name=name)) for name in ("upper", "lower")]
+    return fp.nn.linear(np.concatenate(halves), 4, name="head")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_concatenations_in_place_change_no_bit(training: bool) -> None:
+    if training:
+        step = compiled(fp.models.build("unet:batch=1,size=32,width=16"))
+    else:
+        step = fp.compile(fp.trace(rows, fp.spec((8, 16))))
+    problem = step.program
+    assert any(
+        planned.reads[part.read] == planned.writes[part.write] + part.offset
+        for planned in step.plan.steps
+        for part in problem.actions[planned.action].parts
+    )
+    apart = Session(problem, separate(step.plan, problem), seed=3)
+    sessions = [step.bind(seed=3), step.bind(seed=3, poison=True), apart]
+    rng = np.random.default_rng(0)
+    data: dict[str, np.ndarray] = {}
+    for slot in (slot for slot in problem.inputs if slot.init is None):
+        type = slot.operand.type
+        data[slot.name] = rng.random(type.shape, np.float32) if type.dtype.is_float else np.zeros(type.shape, np.int64)
+    for _ in range(2):
+        results = [session.step(data) for session in sessions]
+    seen = [{name: array.tobytes() for name, array in result.outputs.items()} for result in results]
+    kept = [{name: array.tobytes() for name, array in session.stored.items()} for session in sessions]
+    assert seen[0] == seen[1] == seen[2] and kept[0] == kept[1] == kept[2]
+    assert results[0].loss == results[1].loss == results[2].loss
