@@ -65,8 +65,11 @@ def parse_init(text: str, type: TensorType, where: str) -> Initializer:
         keywords = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
         if call.func.id == "array" and not keywords:
             return Array(np.array(arguments[0], dtype=type.dtype.numpy).reshape(type.shape))
-        return _INITS[call.func.id](*arguments, **keywords)
-    except (KeyError, ValueError, SyntaxError, TypeError, IndexError):
+        init = _INITS[call.func.id](*arguments, **keywords)
+        if isinstance(init, Fill) and not type.dtype.holds(init.value):
+            raise ValueError
+        return init
+    except (KeyError, ValueError, SyntaxError, TypeError, IndexError, OverflowError):
         raise ModelError(f"{where}: {text!r} does not describe content that text can carry") from None
 
 

@@ -40,6 +40,15 @@ class DType:
         """The type in which sums of such elements are taken: float32 for narrower floats, else the type itself."""
         return FLOAT32 if self.is_float and self.itemsize < FLOAT32.itemsize else self
 
+    def holds(self, number: float) -> bool:
+        """Whether a number is one of this type's; floats take any, rounded."""
+        if self.is_float:
+            return True
+        if not math.isfinite(number) or number != int(number):
+            return False
+        bits = 1 if self.category == "bool" else 8 * self.itemsize
+        return -(1 << bits - 1) <= number < 1 << bits - 1 if self.category == "int" else 0 <= number < 1 << bits
+
     def __str__(self) -> str:
         return self.name
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from foreplan.errors import ModelError
+from foreplan.errors import ModelError, ShapeError
+from foreplan.graph.init import Fill
 from foreplan.graph.ir import Graph, Kind, Value
 
 
@@ -28,12 +29,17 @@ def verify_graph(graph: Graph) -> None:
     for value in graph.stored:
         if not value.kind.is_stored or value.init is None:
             raise ModelError(f"graph {graph.name!r}: the stored {value!r} has kind {value.kind}, init {value.init}")
+        if isinstance(value.init, Fill) and not value.dtype.holds(value.init.value):
+            raise ModelError(f"graph {graph.name!r}: the stored {value!r} cannot hold {value.init}")
         define(value, "stored")
     for node in graph.nodes:
         for value in node.inputs:
             if value not in defined:
                 raise ModelError(f"node {node.name!r} of graph {graph.name!r} reads {value!r} before it is computed")
-        inferred = node.op.infer([value.type for value in node.inputs])
+        try:
+            inferred = node.op.infer([value.type for value in node.inputs])
+        except ShapeError as error:
+            raise ShapeError(f"node {node.name!r} of graph {graph.name!r}: {node.op.name}: {error}") from None
         if inferred != tuple(value.type for value in node.outputs):
             raise ModelError(
                 f"node {node.name!r} of graph {graph.name!r}: {node.op.name} gives "

@@ -12,7 +12,7 @@ import numpy as np
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Types
-from foreplan.graph.types import FLOAT32, Shape, broadcast_shapes
+from foreplan.graph.types import FLOAT32, FLOAT64, Shape, broadcast_shapes
 from foreplan.ops.expr import (
     FUNCTIONS,
     Arg,
@@ -288,7 +288,11 @@ def _operand_dtypes(part: Call, types: Mapping[Expr, DType | None]) -> list[DTyp
         return [types[part]] * len(part.args)
     if part.function in ("and", "or", "xor", "not"):
         return [types[arg] for arg in part.args]
-    return [_common_dtype([types[arg] for arg in part.args])] * len(part.args)
+    common = _common_dtype([types[arg] for arg in part.args])
+    literals = [arg.value for arg in part.args if isinstance(arg, Const)]
+    if common is not None and not all(common.holds(literal) for literal in literals):
+        common = FLOAT64  # integers compare with 2.5, infinity and NaN as numbers do
+    return [common] * len(part.args)
 
 
 def _common_dtype(dtypes: Sequence[DType | None]) -> DType | None:

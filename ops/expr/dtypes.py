@@ -13,6 +13,8 @@ from foreplan.graph.types import BOOL, DTYPES, FLOAT32, INT64, DType, as_dtype
 from foreplan.ops.expr.functions import FUNCTIONS
 from foreplan.ops.expr.nodes import Arg, Call, Const, Expr, subexpressions
 
+_OF_BITS = ("bitand", "bitor", "bitxor", "bitnot", "shiftleft", "shiftright")
+
 
 def promote(a: DType, b: DType) -> DType:
     """The element type of an operation on two: floats win over integers, and the wider over the narrower."""
@@ -29,7 +31,7 @@ def infer_dtypes(args: Sequence[DType], *exprs: Expr) -> Mapping[Expr, DType | N
     """The element type of every part; None for a literal that has met nothing yet.
 
     Raises:
-        ShapeError: an argument index has no argument, or a condition is not boolean.
+        ShapeError: an argument index has no argument, or as `call_dtype`.
     """
     return _infer_dtypes(tuple(args), exprs)
 
@@ -53,8 +55,19 @@ def call_dtype(part: Call, args: Sequence[DType | None]) -> DType | None:
     """The element type of a call whose arguments have these; None if they are literals and the rule is `same`.
 
     Raises:
-        ShapeError: a condition is not boolean.
+        ShapeError: a condition is not boolean, a literal is none of the result's integers, or bits of floats are asked.
     """
+    result = _result_dtype(part, args)
+    if part.function in _OF_BITS and (FLOAT32 if result is None else result).is_float:
+        raise ShapeError(f"{part.function}() works on the bits of integers, and {part} has floats")
+    if result is not None and part.function in FUNCTIONS and FUNCTIONS[part.function].result == "same":
+        for arg in part.args[1:] if part.function == "where" else part.args:
+            if isinstance(arg, Const) and not result.holds(arg.value):
+                raise ShapeError(f"{arg} is no {result}, which the result of {part} is: convert to another type first")
+    return result
+
+
+def _result_dtype(part: Call, args: Sequence[DType | None]) -> DType | None:
     if part.function in DTYPES:
         return DTYPES[part.function]
     rule = FUNCTIONS[part.function].result

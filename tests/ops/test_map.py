@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 
 import numpy as np
 import pytest
@@ -196,6 +197,33 @@ def test_dtype_rules() -> None:
         result("where(a0, a0, a0)", "float32")
     with pytest.raises(ShapeError, match="only 1 inputs"):
         result("(a0 + a1)", "float32")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "bool"])
+@pytest.mark.parametrize("literal", [1, 1.0, 0.5, -1, 300, 2.5, -0.5, math.inf, -math.inf, math.nan, 1 << 70])
+@pytest.mark.parametrize("name", ["lt", "le", "gt", "ge", "eq", "ne"])
+def test_integers_compare_with_any_literal_as_numbers_do(name: str, literal: float, dtype: str) -> None:
+    """As Python compares them: exactly."""
+    x = np.array([0, 1] if dtype == "bool" else [0, 1, 2, 100], dtype)
+    found = run_op(Map((str(call(name, Arg(0), literal)),)), x)[0]
+    assert found.tolist() == [getattr(operator, name)(int(element), literal) for element in x.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a0 + 300", r"300 is no int8, which the result of \(a0 \+ 300\) is"),
+        ("where(a0 < 2, a0, 1000)", "1000 is no int8"),
+        ("bitand(a0, nan)", r"bitand\(\) works on the bits of integers"),
+        ("bitnot(nan)", r"bitnot\(\) works on the bits of integers"),
+        ("shiftleft(a0, 1.5)", r"shiftleft\(\) works on the bits of integers"),
+    ],
+)
+def test_literals_that_an_integer_map_cannot_take(text: str, message: str) -> None:
+    b = Builder()
+    x = b.input("x", TensorType(as_dtype("int8"), (3,)))
+    with pytest.raises(ShapeError, match=rf"node 'tokens'.*{message}"):
+        b.apply(Map((text,)), x, name="tokens")
 
 
 def test_conversions() -> None:

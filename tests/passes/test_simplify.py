@@ -129,3 +129,12 @@ output %y = %b
 def test_what_nobody_needs_is_left_out() -> None:
     graph = parse_graph(HEAD + "%a: float32[2,3] = map(exprs=('exp(a0)',)) [%x] as %a\noutput %y = %x\n")
     assert nodes(fold_constants(graph)) == []
+
+
+def test_integers_are_folded_with_literals_that_are_none() -> None:
+    graph = parse_graph(
+        "graph %g\nconstant %c: int64[3] = array([1, 2, 3])\n"
+        "%y: bool[3] = map(exprs=('(a0 < nan)',)) [%c] as %compare\noutput %y = %y\n"
+    )
+    (found,) = fold_constants(graph).stored
+    assert str(found.init) == "array([False, False, False])"
