@@ -164,10 +164,7 @@ def plain_state(tape: Tape) -> np.ndarray:
 def _makers(problem: Problem, order: Sequence[int], cost: Sequence[int], again: bool) -> tuple[list[int], list[bool]]:
     """For each value the cheapest action that may run more than once, and whether each action may be left out."""
     may = [
-        again
-        and not a.effect
-        and not any(pair.required for pair in a.overwrites)
-        and not _homes(problem, a.writes)
+        again and not a.effect and not any(pair.required for pair in a.overwrites) and not _homes(problem, a.writes)
         for a in problem.actions
     ]
     maker = [-1] * len(problem.values)

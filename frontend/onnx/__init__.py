@@ -50,9 +50,13 @@ def from_onnx(
         batch: extent of the first axis of every input; where the file fixes another one, shapes written
             within the model are rewritten too, and `Graph.notes` says which.
 
+    An output whose shape contradicts the one that the file declares has the shape that is computed, as in ONNX
+    Runtime, and a note says so.
+
     Raises:
         ModelError: the file is missing, broken, or not an ONNX model.
-        ShapeError: shapes are unbound or contradict each other, or a node fixes the batch.
+        ShapeError: shapes are unbound or contradict each other, a node fixes the batch, or an output is declared with
+            another element type.
         UnsupportedError: an op, an opset, an element type or a shape that depends on data.
         UsageError: an argument that cannot be meant.
 

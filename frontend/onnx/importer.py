@@ -16,7 +16,8 @@ from foreplan.frontend.onnx.node import OnnxNode, Operand
 from foreplan.frontend.onnx.ops import TRANSLATIONS
 from foreplan.frontend.onnx.order import in_order
 from foreplan.frontend.onnx.roles import find_roles
-from foreplan.frontend.onnx.tensors import Constant, from_array, from_tensor
+from foreplan.frontend.onnx.shapes import fixed_extents
+from foreplan.frontend.onnx.tensors import Constant, dtype_of, from_array, from_tensor
 from foreplan.graph import Builder, Graph, Initializer, Node, RandomSeed, TensorType, Value, as_dtype
 from foreplan.graph.ir import Kind
 from foreplan.graph.types import Shape
@@ -123,7 +124,30 @@ class Importer:
         if self.batch is not None:
             self.b.notes += self.batch.notes
         outputs = {output.name: self.store(self.look_up(output.name, scope, "the graph")) for output in graph.output}
+        for info in graph.output:
+            self._compare(info, outputs[info.name].type)
         return self.b.finish(outputs, updates=self.updates)
+
+    def _compare(self, info: onnx.ValueInfoProto, found: TensorType) -> None:
+        """An output against what the file declares, as ONNX Runtime does it: another element type is an error, and with
+        another shape the one that is computed counts, with a note.
+        """
+        where, declared = f"{self.model.label}: output {info.name!r}", info.type.tensor_type
+        if declared.elem_type and (dtype := dtype_of(declared.elem_type, where)) != found.dtype.name:
+            raise ShapeError(
+                f"{where} is declared as {dtype} and computed as {found.dtype}: the file contradicts itself; export "
+                "the model again, or correct the type of the output"
+            )
+        shape = found.shape if self.batch is None else self.batch.shapes.get(info.name, found.shape)
+        extents = fixed_extents(info)
+        if extents is None or (len(extents) == len(shape) and all(a in (None, b) for a, b in zip(extents, shape))):
+            return
+        listed = ", ".join(
+            dim.dim_param or ("?" if n is None else str(n)) for dim, n in zip(declared.shape.dim, extents)
+        )
+        self.b.note(
+            f"{where} is declared with the shape [{', '.join(texts)}] and computed as {list(shape)}, which counts"
+        )
 
     def nodes(self, nodes: Sequence[onnx.NodeProto], scope: Scope) -> None:
         """Translate nodes in an order in which they can run."""

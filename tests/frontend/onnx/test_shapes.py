@@ -11,7 +11,7 @@ import pytest
 
 from foreplan.errors import ShapeError, UsageError
 from foreplan.frontend import from_onnx
-from tests.frontend.onnx.models import by_onnxruntime, model, node, random, run
+from tests.frontend.onnx.models import by_onnxruntime, info, model, node, random, run
 
 
 def add(**inputs: Sequence[Any] | None) -> onnx.ModelProto:
@@ -75,6 +75,50 @@ def test_initializers_listed_as_inputs_are_no_inputs() -> None:
     assert [value.name for value in graph.inputs] == ["x"]
     x = random(2, 3)
     np.testing.assert_allclose(run(graph, x=x)["y"], x @ weight, rtol=1e-5, atol=1e-6)
+
+
+def relu(declared: Sequence[Any] | None, dtype: int = onnx.TensorProto.FLOAT, x: Sequence[Any] = (2, 3)) -> Any:
+    proto = model([node("Relu", "x", "y")], {"x": x}, ["y"])
+    proto.graph.output[0].CopyFrom(info("y", declared, dtype))
+    return proto
+
+
+@pytest.mark.parametrize(
+    ("declared", "note"),
+    [
+        ((2, 4), "output 'y' is declared with the shape [2, 4] and computed as [2, 3], which counts"),
+        (("n", 4), "output 'y' is declared with the shape [n, 4] and computed as [2, 3], which counts"),
+        ((None, 4), "output 'y' is declared with the shape [?, 4] and computed as [2, 3], which counts"),
+        ((2, 3, 1), "output 'y' is declared with the shape [2, 3, 1] and computed as [2, 3], which counts"),
+        ((), "output 'y' is declared with the shape [] and computed as [2, 3], which counts"),
+    ],
+)
+def test_outputs_that_contradict_their_declared_shape_are_noted(declared: Any, note: str) -> None:
+    """ONNX Runtime warns and gives what is computed; the shapes are those that it gives."""
+    proto, x = relu(declared), random(2, 3)
+    graph = from_onnx(proto)
+    assert [text.partition(": ")[2] for text in graph.notes] == [note]
+    assert graph.outputs["y"].shape == by_onnxruntime(proto, x=x)["y"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("declared", [None, (2, 3), ("n", 3), ("n", "m"), (None, None), (-1, 3), (0, 3)])
+def test_outputs_with_their_shape_or_symbols_are_fine(declared: Any) -> None:
+    assert not from_onnx(relu(declared)).notes
+    assert not from_onnx(relu(declared, x=("n", "m")), shapes={"x": (2, 3)}).notes
+
+
+def test_a_declared_shape_is_that_of_the_batch_exported() -> None:
+    assert not from_onnx(relu((2, 3)), batch=5).notes
+    (note,) = from_onnx(relu((5, 3)), batch=5).notes
+    assert "is declared with the shape [5, 3] and computed as [2, 3]" in note
+
+
+def test_an_output_of_another_element_type_is_refused() -> None:
+    proto = relu((2, 3), onnx.TensorProto.INT64)
+    with pytest.raises(ShapeError, match="output 'y' is declared as int64 and computed as float32"):
+        from_onnx(proto)
+    with pytest.raises(Exception, match="does not match expected type"):
+        by_onnxruntime(proto, x=random(2, 3))
 
 
 # Models exported with a fixed batch of 1 or 2: nodes, inputs, constants, and how many nodes are rewritten.
