@@ -142,12 +142,9 @@ class Importer:
         extents = fixed_extents(info)
         if extents is None or (len(extents) == len(shape) and all(a in (None, b) for a, b in zip(extents, shape))):
             return
-        listed = ", ".join(
-            dim.dim_param or ("?" if n is None else str(n)) for dim, n in zip(declared.shape.dim, extents)
-        )
-        self.b.note(
-            f"{where} is declared with the shape [{', '.join(texts)}] and computed as {list(shape)}, which counts"
-        )
+        texts = [dim.dim_param or ("?" if n is None else str(n)) for dim, n in zip(declared.shape.dim, extents)]
+        shapes = f"declared with the shape [{', '.join(texts)}] and computed as {list(shape)}"
+        self.b.note(f"{where} is {shapes}, which counts")
 
     def nodes(self, nodes: Sequence[onnx.NodeProto], scope: Scope) -> None:
         """Translate nodes in an order in which they can run."""
