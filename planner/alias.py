@@ -20,7 +20,7 @@ class Chains:
         at: byte of the chain at which each instance begins.
         over: the instance whose bytes each instance takes over, or -1 where it starts a chain or follows at home a
             stored value that its action does not read.
-        parts: by an instance in which others were made from the start (a concatenation in place), those others.
+        wholes: instances that were made of others in their places.
         region: of each chain.
         nbytes: its largest instance's, which is its first but for what is made within it.
         alignment: the largest of its instances'.
@@ -32,13 +32,18 @@ class Chains:
     of: list[int]
     at: list[int]
     over: list[int]
-    parts: dict[int, tuple[int, ...]]
+    wholes: frozenset[int]
     region: list[int]
     nbytes: list[int]
     alignment: list[int]
     lower: list[int]
     upper: list[int]
     stored: list[int]
+
+    def within(self) -> set[int]:
+        """Instances whose bytes count with a whole of which they are parts, or were made over by one."""
+        last = {self.of[instance]: instance for instance in sorted(self.wholes)}
+        return {i for i, chain in enumerate(self.of) if i < last.get(chain, 0)} if last else set()
 
 
 def merge(problem: Problem, order: Sequence[int], ranges: LiveRanges, *, optional: bool = True) -> Chains:
@@ -52,7 +57,7 @@ def merge(problem: Problem, order: Sequence[int], ranges: LiveRanges, *, optiona
         PlanError: a required overwrite of what is read again later: the order is wrong.
     """
     none = len(ranges.values)
-    chains = Chains([], [0] * none, [-1] * none, {}, [], [], [], [], [], [])
+    chains = Chains([], [0] * none, [-1] * none, frozenset(), [], [], [], [], [], [])
     at_home: dict[int, int] = {}
     step = -1
     pairs: dict[int, int] = {}

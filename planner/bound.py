@@ -29,22 +29,22 @@ def granularities(problem: Problem) -> list[int]:
 def live_bytes(problem: Problem, order: Sequence[int], ranges: LiveRanges, chains: Chains) -> np.ndarray:
     """Bytes on the device that every placement of a schedule needs at each step, int64[steps].
 
-    Stored values count throughout; a write from its step, or, as far as it takes the bytes of reads, from the one
-    after; a workspace at its step.
+    Stored values count throughout, a write that takes a read's bytes from the step after, what is made of parts in
+    place from the first of them, a workspace at its step.
     """
     grain = granularities(problem)
     on_device = [region.on_device for region in problem.regions]
+    within = chains.within()
     change = [0] * (ranges.steps + 1)
     for instance, v in enumerate(ranges.values):
         value = problem.values[v]
         if value.home >= 0 or not on_device[value.region]:
             continue
+        if instance in within:
+            continue
         nbytes = align_up(value.nbytes, grain[value.region])
-        taken = nbytes if chains.over[instance] >= 0 else 0
-        for part in chains.parts.get(instance, ()):
-            taken += align_up(problem.values[ranges.values[part]].nbytes, grain[value.region])
-        change[ranges.lower[instance]] += nbytes - taken
-        change[ranges.lower[instance] + 1] += taken
+        lower = ranges.lower[instance] + (chains.over[instance] >= 0)
+        change[chains.lower[chains.of[instance]] if instance in chains.wholes else lower] += nbytes
         change[ranges.upper[instance]] -= nbytes
     for step, index in enumerate(order):
         action = problem.actions[index]

@@ -17,9 +17,9 @@ from foreplan.units import align_up
 def join(problem: Problem, order: Sequence[int], ranges: LiveRanges, chains: Chains) -> Chains:
     """The chains of an order with parts in their places, where that nowhere makes more bytes live.
 
-    A part holds all bytes of the whole from the step on that writes the first part. So of those parts that die in the
-    step that joins them, the ones made last are placed, as many as can be without more live bytes than before at the
-    highest step of that stretch.
+    The whole holds its bytes from the step on that writes the first part in its place. So of those parts that die in
+    the step that joins them, the ones made last are placed, as many as can be without more live bytes than before at
+    the highest step of that stretch.
     """
     steps = [step for step, index in enumerate(order) if problem.actions[index].parts]
     if not steps:
@@ -38,7 +38,7 @@ class _Joins:
         self.grain = granularities(problem)
         self.lower, self.alignment = list(chains.lower), list(chains.alignment)
         self.inside: dict[int, tuple[int, int]] = {}  # by chain, the chain in which it lies, and where
-        self.parts: dict[int, tuple[int, ...]] = {}
+        self.wholes: set[int] = set()
 
     def run(self, step: int, action: Action) -> None:
         """Place what can be placed of one step's parts."""
@@ -53,7 +53,7 @@ class _Joins:
                 earliest = self.lower[self.before.of[found[-1][0]]]
                 found = [pair for pair in found if self.lower[self.before.of[pair[0]]] > earliest]
             if found:
-                self.parts[whole] = tuple(piece for piece, _ in found)
+                self.wholes.add(whole)
 
     def _may_lie_within(self, piece: int, part: Part, step: int) -> bool:
         """Whether a part dies in the step, and nothing that had its bytes before it reaches beyond them."""
@@ -108,7 +108,7 @@ class _Joins:
             old,
             of=of,
             at=at,
-            parts=self.parts,
+            wholes=frozenset(self.wholes),
             region=[old.region[chain] for chain in left],
             nbytes=[old.nbytes[chain] for chain in left],
             alignment=[self.alignment[chain] for chain in left],

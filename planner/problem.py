@@ -309,5 +309,6 @@ def _check_parts(problem: Problem, action: Action) -> None:
         ends[part.write] = part.offset + piece.nbytes
     if len({part.read for part in action.parts}) < len(action.parts):
         raise PlanError(f"action {action.name!r}: a read is a part of two writes, or twice of one")
-    if any(problem.values[action.writes[part.write]].home >= 0 for part in action.parts):
-        raise PlanError(f"action {action.name!r}: what is written at home has no parts")
+    over = {pair.write for pair in action.overwrites}
+    if any(part.write in over or problem.values[action.writes[part.write]].home >= 0 for part in action.parts):
+        raise PlanError(f"action {action.name!r}: what takes other bytes, or is written at home, has no parts")

@@ -15,8 +15,8 @@ def buffers(plan: Plan, problem: Problem) -> tuple[Buffer, ...]:
 
     A value lives from the step that writes it (0 if it was there before) to its last read, or to the end. Where a
     value takes the bytes of another in place, they are its own from that very step on; if it is smaller, from the step
-    after. Where a value is made of parts in place, their bytes are its own from that step on. No two buffers that
-    overlap in time overlap in bytes, so the sizes of those live at a step add up.
+    after. A value that is made of parts in place holds its bytes from the step on that writes the first of them. No two
+    buffers that overlap in time overlap in bytes, so the sizes of those live at a step add up.
     """
     return tuple(sorted(_Ledger(plan, problem).close(), key=lambda b: (b.lower, b.region, b.offset, b.upper, b.value)))
 
@@ -59,6 +59,7 @@ class _Ledger:
         self.offset: list[int] = []
         self.lower: list[int] = []
         self.upper: list[int] = []
+        self.over: list[int] = []  # the buffer whose bytes each took over, or -1
         self.workspaces: list[Buffer] = []
         self.current: dict[tuple[int, int], int] = {}
         for value, offset in plan.starts:
@@ -77,6 +78,15 @@ class _Ledger:
         self.offset.append(offset)
         self.lower.append(step)
         self.upper.append(step + 1)
+        self.over.append(-1)
+
+    def _withdraw(self, buffer: int) -> int:
+        """Let bytes, and those that they took over, count with the whole that they are part of; since which step."""
+        while True:
+            self.upper[buffer] = first = self.lower[buffer]
+            if self.over[buffer] < 0:
+                return first
+            buffer = self.over[buffer]
 
     def _run(self, plan: Plan, number: int) -> None:
         values, step = self.problem.values, plan.steps[number]
@@ -87,19 +97,23 @@ class _Ledger:
         in_place = {
             pair.write: pair.read for pair in action.overwrites if step.writes[pair.write] == step.reads[pair.read]
         }
+        firsts = [number] * len(action.writes)
         for part in action.parts:
-            if step.reads[part.read] == step.writes[part.write] + part.offset:
-                self.upper[self.current[action.reads[part.read], step.reads[part.read]]] = number
+            lies = step.reads[part.read] - step.writes[part.write]
+            if lies == part.offset and values[action.reads[part.read]].nbytes:
+                buffer = self.current[action.reads[part.read], step.reads[part.read]]
+                firsts[part.write] = min(firsts[part.write], self._withdraw(buffer))
         for i, (value, offset) in enumerate(zip(action.writes, step.writes)):
             read = in_place.get(i, -1)
-            start = number
+            start, over = firsts[i], -1
             if values[value].home >= 0:
                 self.upper[self.stored[values[value].home]] = number
             elif read >= 0 and values[value].nbytes and values[action.reads[read]].region == values[value].region:
                 start += values[value].nbytes < values[action.reads[read]].nbytes
-                self.upper[self.current[action.reads[read], offset]] = start
+                over = self.current[action.reads[read], offset]
+                self.upper[over] = start
             self._open(value, offset, number)
-            self.lower[-1] = start
+            self.lower[-1], self.over[-1] = start, over
         if action.workspace:
             self.workspaces.append(
                 Buffer(-1, action.workspace_region, step.workspace, action.workspace, number, number + 1)

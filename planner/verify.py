@@ -98,12 +98,10 @@ class _Replay:
         self.guarded: list[list[tuple[int, int, int]]] = [[] for _ in problem.regions]
         self.value: list[int] = []
         self.written: list[int] = []
-        self.taken: list[int] = []  # bytes that it takes over from reads, and so do not count twice in the step itself
+        self.first: list[int] = []  # the step from which it counts
         self.last: list[int] = []
-        self.grain = [ALIGNMENT] * len(problem.regions)
-        for v in problem.values:
-            if v.nbytes:
-                self.grain[v.region] = min(self.grain[v.region], v.alignment)
+        self.over: list[int] = []  # the instance whose bytes it took over, or -1
+        self.within: set[int] = set()  # instances that count with the whole in which they were made
 
     # What is there before and after.
 
@@ -151,8 +149,7 @@ class _Replay:
         action = self.problem.actions[step.action]
         self.where = f"step {number} ({action.name!r})"
         values = self.problem.values
-        for value, offset in zip(action.reads, step.reads):
-            self._read(value, offset, number)
+        found = [self._read(value, offset, number) for value, offset in zip(action.reads, step.reads)]
         writes = [self._range(value, offset) for value, offset in zip(action.writes, step.writes)]
         in_place = self._in_place(action, step)
         self._check_disjoint(action, step, writes, in_place)
@@ -163,7 +160,13 @@ class _Replay:
             if values[value].home >= 0 and offset != self.home[values[value].home]:
                 home = self.home[values[value].home]
                 self._fail(f"{values[value].name!r} must be written at home, offset {home}, not at {offset}")
-            self._write(value, offset, number, sum(self._rounded(action.reads[r]) for w, r in in_place if w == i))
+            taken = [found[read] for write, read in in_place if write == i and found[read] >= 0]
+            self._write(value, offset, number)
+            if any(part.write == i for part in action.parts):
+                self._hold(taken)
+            elif taken:
+                self.over[-1] = taken[0]
+                self.first[-1] = number + 1
 
     def _in_place(self, action: Action, step: Step) -> set[tuple[int, int]]:
         """The permitted pairs (write, read) that this step takes: overwrites at the first byte, parts at theirs."""
@@ -224,50 +227,65 @@ class _Replay:
             self._fail(f"{self._name(value, offset)} is not within {self._region(v.region)}")
         return offset, offset + v.nbytes
 
-    def _read(self, value: int, offset: int, number: int) -> None:
-        """Check that memory holds a value at an offset, and note that its instance lived until this step."""
+    def _read(self, value: int, offset: int, number: int) -> int:
+        """Check that memory holds a value at an offset, and note that its instance lived until this step; which it is,
+        or -1 for no bytes.
+        """
         low, high = self._range(value, offset)
+        instance = -1
         for start, end, content in self.memory[self.problem.values[value].region].read(low, high):
             if content is None or content.value != value or content.base != low:
                 self._fail(f"{self._name(value, low)} is needed, but {self._held(content, start, end)} is there")
-            self.last[content.instance] = max(self.last[content.instance], number)
+            instance = content.instance
+            self.last[instance] = max(self.last[instance], number)
+        return instance
 
-    def _write(self, value: int, offset: int, number: int, taken: int = 0) -> None:
-        """Put a value at an offset; bytes that it takes from reads of this step count as its own from the next."""
+    def _write(self, value: int, offset: int, number: int) -> None:
+        """Put a value at an offset."""
         low, high = self._range(value, offset)
         instance = len(self.value)
         self.value.append(value)
         self.written.append(number)
-        self.taken.append(taken)
+        self.first.append(number)
         self.last.append(-1)
+        self.over.append(-1)
         if low < high:
             self.memory[self.problem.values[value].region].write(low, Content(high, value, low, instance))
 
+    def _hold(self, parts: list[int]) -> None:
+        """Let what was written last count from the first step of the parts that were made in it, and these no more."""
+        for part in parts:
+            while part >= 0:
+                self.within.add(part)
+                self.first[-1] = min(self.first[-1], self.first[part])
+                part = self.over[part]
+
     # Figures.
 
-    def _rounded(self, value: int) -> int:
-        """A value's bytes, rounded up to its region's smallest alignment."""
-        v = self.problem.values[value]
-        return -(-v.nbytes // self.grain[v.region]) * self.grain[v.region]
-
     def live_bytes(self) -> list[int]:
-        """Bytes on the device that are needed at each step, each value and workspace rounded up."""
+        """Bytes on the device that are needed at each step, each rounded up to its region's smallest alignment.
+
+        What is made of parts in place is needed from the step on that writes the first of them.
+        """
         values, regions = self.problem.values, self.problem.regions
+        grain = [ALIGNMENT] * len(regions)
+        for v in values:
+            if v.nbytes:
+                grain[v.region] = min(grain[v.region], v.alignment)
         change = [0] * (max(len(self.plan.steps), 1) + 2)
-        for index, written, taken, last in zip(self.value, self.written, self.taken, self.last):
-            v = values[index]
-            if not regions[v.region].on_device or v.home >= 0:
+        for instance, index in enumerate(self.value):
+            v, last = values[index], max(self.last[instance], self.written[instance])
+            if not regions[v.region].on_device or v.home >= 0 or instance in self.within:
                 continue
-            nbytes = self._rounded(index)
+            nbytes = -(-v.nbytes // grain[v.region]) * grain[v.region]
             if v.role is Role.STORED:
                 last = len(change) - 3
-            change[written] += nbytes - min(taken, nbytes)
-            change[written + 1] += min(taken, nbytes)
-            change[max(last, written) + 1] -= nbytes
+            change[self.first[instance]] += nbytes
+            change[last + 1] -= nbytes
         for number, step in enumerate(self.plan.steps):
             action = self.problem.actions[step.action]
             if action.workspace and regions[action.workspace_region].on_device:
-                unit = self.grain[action.workspace_region]
+                unit = grain[action.workspace_region]
                 change[number] += -(-action.workspace // unit) * unit
                 change[number + 1] -= -(-action.workspace // unit) * unit
         live = [change[0]]

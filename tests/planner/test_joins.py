@@ -112,5 +112,6 @@ def test_a_computation_that_runs_again_places_its_parts_again() -> None:
     make.action("z", [table], [second])
     problem = make.problem()
     twice = schedule(problem, "by hand", [0, 1, 2, 3, 0, 1, 2, 4])
-    assert sorted(twice.chains.parts.values()) == [(2, 1), (6, 5)]
+    assert sorted(twice.chains.wholes) == [3, 7]
+    assert twice.chains.within() == {1, 2, 5, 6}
     assert twice.bound == 2048 + 64 + 64  # the table, the first result, and x or the second

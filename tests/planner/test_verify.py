@@ -175,8 +175,8 @@ def joined() -> tuple[Problem, Plan]:
         Step(4, (0,), (256,)),
     ]
     problem = make.problem()
-    # Live at most: the table, of which two parts are there already, and the part that it copies.
-    return problem, hand_plan(problem, steps, {x: 384}, {y: 256}, (448,), 384, 3)
+    # Live at most: the table, which two parts hold from the first on, the part that it copies, and x.
+    return problem, hand_plan(problem, steps, {x: 384}, {y: 256}, (448,), 448, 1)
 
 
 def test_parts_may_be_made_within_the_whole_or_copied_there() -> None:
