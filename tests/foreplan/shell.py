@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from click.testing import CliRunner, Result
 
 from foreplan.cli import cli
 
+PROGRAM = [sys.executable, "-m", "foreplan.cli"]  # in a process of its own
 MODEL = "mlp:batch=4,width=8,layers=2,inputs=6,classes=3"
 
 

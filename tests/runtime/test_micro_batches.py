@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import random
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,21 +11,11 @@ import foreplan as fp
 from foreplan import passes
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph, Kind, parse_graph
-from foreplan.passes.optimizer import Optimizer
-from foreplan.planner import separate
-from foreplan.runtime.planfile import plan_text
-from foreplan.runtime.session import Session
-from foreplan.runtime.update import Update
 from tests.oracle.jax_graph import loss_and_gradients
-from tests.runtime.test_planfile import NOISE, refusals, refused, reseal
+from tests.runtime.micro_batches import Arrays, compiled, data_for, perceptron, same
 from tests.runtime.test_session import classifier
 
-Arrays = dict[str, np.ndarray]
 COUNT, EACH = 4, 2  # micro-batches a step, and samples in each
-
-
-def perceptron(batch: int) -> Graph:
-    return fp.models.build(f"mlp:batch={batch},width=16,layers=2,inputs=12,classes=5")
 
 
 def convolutions(batch: int) -> Graph:
@@ -53,30 +40,9 @@ def in_float64(graph: Graph) -> Graph:
     return parse_graph(graph.as_text().replace("float32", "float64"))
 
 
-def data_for(step: fp.Compiled, seed: int, leading: tuple[int, ...] = ()) -> Arrays:
-    rng = np.random.default_rng(seed)
-    given: Arrays = {}
-    for slot in step.program.inputs:
-        type = slot.operand.type
-        if slot.init is None:
-            shape = (*leading, *type.shape)
-            low, high = (slot.valid or (0, 1))[:2]
-            made = rng.normal(size=shape) if type.dtype.is_float else rng.integers(max(low, 0), high + 1, shape)
-            given[slot.name] = made.astype(type.dtype.numpy)
-    return given
-
-
 def joined(data: Arrays) -> Arrays:
     """Micro-batches as one batch."""
     return {name: array.reshape(-1, *array.shape[2:]) for name, array in data.items()}
-
-
-def compiled(graph: Graph, optimizer: Optimizer | None = None, **options: object) -> fp.Compiled:
-    return fp.compile(graph, fp.losses.cross_entropy, optimizer or fp.optim.Nesterov(0.1), **options)  # type: ignore[arg-type]
-
-
-def same(a: Session, b: Session) -> bool:
-    return all(a.stored[name].tobytes() == b.stored[name].tobytes() for name in a.stored)
 
 
 EQUAL = {
@@ -179,44 +145,6 @@ def test_every_micro_batch_draws_another_mask_and_returns_its_outputs() -> None:
     assert (step.bind(seed=3).step(data).outputs["kept"] == kept[0]).all()
 
 
-@pytest.fixture(scope="module")
-def whole() -> fp.Compiled:
-    """Batch norm, dropout, clipping and state, all at once."""
-    return compiled(classifier(batch=4, dropout=0.3), fp.optim.AdamW(1e-2, clip_norm=0.5), accumulate=3)
-
-
-def test_planned_equals_unplanned_and_poison_changes_nothing(whole: fp.Compiled) -> None:
-    assert whole.update is not None
-    update = whole.update
-    apart = Update(3, update.program, separate(update.plan, update.program))
-    unplanned = Session(whole.program, separate(whole.plan, whole.program), update=apart, seed=4)
-    sessions = [whole.bind(seed=4), unplanned, whole.bind(seed=4, poison=True)]
-    for seed in range(3):
-        data = data_for(whole, seed, (3,))
-        assert len({session.step(data).loss for session in sessions}) == 1
-    assert same(sessions[0], sessions[1]) and same(sessions[0], sessions[2])
-
-
-def test_what_was_planned_is_what_is_allocated(whole: fp.Compiled) -> None:
-    assert whole.update is not None
-    session = whole.bind()
-    assert session.allocated_bytes == whole.arena_bytes == whole.memory.peak == whole.estimate()["arena_bytes"]
-    assert whole.arena_bytes == max(whole.plan.arena_bytes, whole.update.plan.arena_bytes)
-
-
-def test_both_halves_keep_everything_in_the_same_bytes(whole: fp.Compiled) -> None:
-    assert whole.update is not None
-    kept = []
-    for program, plan in ((whole.program, whole.plan), (whole.update.program, whole.update.plan)):
-        starts = dict(plan.starts)
-        kept.append({slot.name: starts[slot.operand.value] for slot in program.stored})
-    assert kept[0] == kept[1]
-    assert {slot.name for slot in whole.program.stored if slot.kind is Kind.ACCUMULATOR} == {
-        *(f"{name}/gradient" for name in whole.bind().parameters),
-        "mean_loss",
-    }
-
-
 def test_the_arena_is_that_of_one_micro_batch_and_the_gradients() -> None:
     size = "size=128,classes=10"
     parts = compiled(fp.models.build(f"resnet18:batch=8,{size}"), accumulate=4, remat="off")
@@ -252,124 +180,6 @@ def test_a_budget_counts_the_kept_gradients() -> None:
         assert len(step.plan.steps) > len(free.plan.steps) and same(sessions[0], session)
     with pytest.raises(fp.DoesNotFitError):
         compiled(graph, accumulate=2, budget=free.memory.persistent)
-
-
-def test_an_update_that_needs_the_most_is_what_the_budget_is_compared_with() -> None:
-    step = compiled(perceptron(1), fp.optim.Adam(), accumulate=2)
-    assert step.update is not None and step.update.plan.arena_bytes > step.plan.arena_bytes
-    assert step.arena_bytes == step.memory.arena == step.update.plan.arena_bytes
-    assert str(step.memory).startswith("the update after 2 micro-batches (the body, run for each of them, needs ")
-    assert compiled(perceptron(1), fp.optim.Adam(), accumulate=2, budget=step.arena_bytes).arena_bytes
-    with pytest.raises(fp.DoesNotFitError):
-        compiled(perceptron(1), fp.optim.Adam(), accumulate=2, budget=step.arena_bytes - 64)
-
-
-def test_a_plan_file_holds_both_halves(tmp_path: Path, whole: fp.Compiled) -> None:
-    whole.save(tmp_path / "step.plan")
-    again = fp.load_plan(tmp_path / "step.plan")
-    assert again.update is not None and whole.update is not None
-    assert (again.plan, again.update.plan) == (whole.plan, whole.update.plan)
-    assert again.update.micro_batches == 3
-    data = data_for(whole, 0, (3,))
-    first, second = whole.bind(seed=1), again.bind(seed=1)
-    assert first.step(data).loss == second.step(data).loss and same(first, second)
-    again.save(tmp_path / "again.plan")
-    assert (tmp_path / "again.plan").read_bytes() == (tmp_path / "step.plan").read_bytes()
-    assert {**again.estimate(), "nodes": 0} == {**whole.estimate(), "nodes": 0, "plan_seconds": 0.0}
-
-
-HARMFUL = {
-    "a single micro-batch": (lambda data: data.update(micro_batches=1), "needs 2 micro-batches"),
-    "no number of micro-batches": (lambda data: data.update(micro_batches="3"), "damaged"),
-    "a step of the update dropped": (lambda data: data["update"]["steps"].pop(3), "step"),
-    "a stored value renamed": (
-        lambda data: next(s for s in data["update"]["slots"] if s["role"] == "stored").update(name="other"),
-        "do not keep",
-    ),
-    "an accumulator taken for a state": (
-        lambda data: next(s for s in data["update"]["slots"] if s["kind"] == "accumulator").update(kind="state"),
-        "do not keep",
-    ),
-    "two stored values swapped": (
-        lambda data: data["update"]["slots"][2].update(name=data["update"]["slots"][3]["name"]),
-        "do not keep",
-    ),
-    "another target": (lambda data: data["update"]["header"].update(target="tpu"), "no target"),
-}
-
-
-@pytest.mark.parametrize("name", HARMFUL)
-def test_halves_that_do_not_fit_each_other_are_refused(tmp_path: Path, whole: fp.Compiled, name: str) -> None:
-    edit, match = HARMFUL[name]
-    whole.save(tmp_path / "step.plan")
-    data = json.loads((tmp_path / "step.plan").read_text())
-    edit(data)
-    lines = ['{"format": "foreplan.plan.1",', '"sha256": "",']
-    lines.append(",\n".join(f'"{key}": {json.dumps(data[key])}' for key in data if key not in ("format", "sha256")))
-    refused(tmp_path, reseal("\n".join(lines) + "\n}\n"), match)
-
-
-def test_random_damage_never_gives_anything_but_a_plan_error(tmp_path: Path, whole: fp.Compiled) -> None:
-    text = plan_text(whole.program, whole.plan, whole.update)
-    update = text.split("\n", 2)[2].index('"micro_batches"')
-
-    def damage(rng: random.Random, body: list[str]) -> None:
-        body[rng.randrange(update, len(body) - 3)] = rng.choice(NOISE)
-
-    assert refusals(tmp_path, text, 60, damage) > 40
-
-
-def test_training_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path, whole: fp.Compiled) -> None:
-    uninterrupted, first, second = (whole.bind(seed=seed) for seed in (3, 3, 99))
-    for seed in range(4):
-        uninterrupted.step(data_for(whole, seed, (3,)))
-    for seed in range(2):
-        first.step(data_for(whole, seed, (3,)))
-    first.save(tmp_path / "half.safetensors")
-    second.load(tmp_path / "half.safetensors")
-    for seed in range(2, 4):
-        second.step(data_for(whole, seed, (3,)))
-    assert same(uninterrupted, second)
-    assert second.steps_done == 4
-    assert not any("gradient" in name for name in first.stored)
-
-
-def test_a_checkpoint_is_the_same_with_and_without_accumulation(tmp_path: Path, whole: fp.Compiled) -> None:
-    plain = compiled(classifier(batch=4, dropout=0.3), fp.optim.AdamW(1e-2, clip_norm=0.5)).bind(seed=1)
-    parts = whole.bind(seed=2)
-    parts.step(data_for(whole, 0, (3,)))
-    parts.save(tmp_path / "parts.safetensors")
-    plain.load(tmp_path / "parts.safetensors")
-    assert same(plain, parts) and set(plain.stored) == set(parts.stored)
-    examined = fp.compile(classifier(batch=4)).bind(share=parts)
-    assert examined.regions[0] is parts.regions[0]
-
-
-@pytest.mark.parametrize("half", ["_body", "_update"])
-def test_an_interrupted_step_leaves_no_gradients_behind(tmp_path: Path, whole: fp.Compiled, half: str) -> None:
-    session, other = whole.bind(seed=5), whole.bind(seed=5)
-    session.save(tmp_path / "good.safetensors")
-    calls = getattr(session, half).bound.calls
-    place = len(calls) - 1
-    call, left = calls[place], [1 if half == "_body" else 0]
-
-    def interrupted(inputs: object, outputs: object, workspace: object) -> None:
-        if not left[0]:
-            raise KeyboardInterrupt
-        left[0] -= 1  # the first micro-batch runs to its end
-        call[0](inputs, outputs, workspace)
-
-    calls[place] = (interrupted, *call[1:])
-    with pytest.raises(KeyboardInterrupt):
-        session.step(data_for(whole, 0, (3,)))
-    calls[place] = call
-    with pytest.raises(fp.SessionError, match="interrupted"):
-        session.step(data_for(whole, 0, (3,)))
-    session.load(tmp_path / "good.safetensors")
-    for seed in range(2):
-        data = data_for(whole, seed, (3,))
-        assert session.step(data).loss == other.step(data).loss
-    assert same(session, other)
 
 
 def test_a_gradient_that_is_no_number_is_gone_with_its_step() -> None:
@@ -430,14 +240,6 @@ def test_without_an_update_there_is_nothing_to_accumulate_for() -> None:
     for options in ({"loss": fp.losses.cross_entropy}, {"optimizer": fp.optim.SGD(0.1)}, {}):
         with pytest.raises(fp.UsageError, match="pass a loss and an optimizer"):
             fp.compile(perceptron(2), accumulate=2, **options)  # type: ignore[arg-type]
-
-
-def test_trace_times_every_run_of_every_instruction(whole: fp.Compiled) -> None:
-    assert whole.update is not None
-    data = data_for(whole, 0, (3,))
-    result, timings = whole.bind().trace(data)
-    assert len(timings) == 3 * len(whole.plan.steps) + len(whole.update.plan.steps)
-    assert result.loss == whole.bind().step(data).loss
 
 
 def test_a_step_allocates_nothing_that_grows_with_the_model() -> None:
