@@ -87,7 +87,7 @@ def _training_forward(graph: Graph, loss: Any, optimizer: Optimizer | None, outp
 
 
 def inference(graph: Graph, outputs: Iterable[str] | None = None) -> Graph:
-    """The forward pass alone, simplified.
+    """The forward pass alone, simplified; convolutions add up what they give of concatenated channels.
 
     Args:
         graph: a model in inference form.
@@ -95,7 +95,7 @@ def inference(graph: Graph, outputs: Iterable[str] | None = None) -> Graph:
     """
     _check_graph(graph)
     chosen = graph if outputs is None else passes.select_outputs(graph, _names(outputs))
-    return passes.simplified(chosen)
+    return passes.simplified(passes.split_concats(chosen))
 
 
 def plan(

@@ -10,6 +10,7 @@ from foreplan.passes.pack_masks import pack_masks
 from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common, simplified
 from foreplan.passes.split_channels import split_channels
+from foreplan.passes.split_concats import split_concats
 from foreplan.passes.split_gradients import split_gradients
 from foreplan.passes.training import training_form
 
@@ -27,6 +28,7 @@ __all__ = [
     "share_common",
     "simplified",
     "split_channels",
+    "split_concats",
     "split_gradients",
     "training_form",
 ]

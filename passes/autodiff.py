@@ -15,6 +15,7 @@ from foreplan.ops.map import elementwise
 from foreplan.passes.chunk_loss import chunk_losses
 from foreplan.passes.optimizer import Optimizer, Updater
 from foreplan.passes.split_channels import split_channels
+from foreplan.passes.split_concats import split_concats
 
 
 class Consumer(Protocol):
@@ -42,9 +43,9 @@ def backward(graph: Graph, consume: Callable[[Builder], Consumer] | None = None)
 
     Requires: `graph.loss` is set; ops are in the form wanted (see `training_form`). Ensures: a loss over a large
     vocabulary is made in chunks (see `chunk_losses`), and so is a dominant activation between two convolutions (see
-    `split_channels`); the gradient of every PARAMETER that the loss depends on is
-    consumed as soon as it is complete; or, with no consumer, returned in `graph.gradients`. No gradient is computed
-    that nobody reads.
+    `split_channels`); convolutions add up what they give of concatenated channels (see `split_concats`); the gradient
+    of every PARAMETER that the loss depends on is consumed as soon as it is complete; or, with no consumer, returned in
+    `graph.gradients`. No gradient is computed that nobody reads.
 
     Raises:
         ModelError: there is no loss, or the loss depends on no parameter.
@@ -52,7 +53,7 @@ def backward(graph: Graph, consume: Callable[[Builder], Consumer] | None = None)
     """
     if graph.loss is None:
         raise ModelError(f"graph {graph.name!r} has no loss to differentiate; attach one first")
-    graph = split_channels(chunk_losses(graph))
+    graph = split_channels(split_concats(chunk_losses(graph)))
     assert graph.loss is not None
     wanted = _depends_on_parameters(graph)
     if graph.loss not in wanted:

@@ -1,0 +1,68 @@
+"""A convolution over concatenated channels → the sum of one over each operand, which so need not be concatenated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from foreplan.graph import Builder, Graph, Node, Value
+from foreplan.ops.conv import Conv
+from foreplan.ops.join import Concat
+from foreplan.ops.shape import slice_axis
+from foreplan.passes.rewrite import rewrite_groups
+
+CHANNELS = 16  # that each operand must have: a product over fewer is slow
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """concat → conv.
+
+    Attributes:
+        concat: nobody else reads what it makes.
+        conv: with one group of channels.
+        order: of the operands, those made first first, so that each is added as soon as it is there.
+    """
+
+    concat: Node
+    conv: Node
+    order: tuple[int, ...]
+
+
+def split_concats(graph: Graph) -> Graph:
+    """Let a convolution that alone reads concatenated channels add up, in place, what it gives of each operand.
+
+    Neither the concatenation nor its gradient is then ever made, and each operand lives only as long as it is needed
+    itself. By linearity: conv([x, y], [v w]) = conv(x, v) + conv(y, w).
+
+    Requires: a forward graph. Ensures: the same results, up to the order of additions.
+
+    Raises:
+        ModelError: the result breaks a rule of `verify_graph`.
+    """
+    groups = {joined.conv: joined for joined in _joined(graph)}
+    return rewrite_groups(graph, groups, {joined.concat for joined in groups.values()}, _split)
+
+
+def _joined(graph: Graph) -> Iterator[_Joined]:
+    position = {value: i for i, node in enumerate(graph.nodes) for value in node.outputs}
+    for concat in graph.nodes:
+        (value, *_), readers = concat.outputs, graph.readers[concat.outputs[0]]
+        if not isinstance(concat.op, Concat) or concat.op.axis != 1 or len(readers) != 1 or value in graph.results:
+            continue
+        (conv,) = readers
+        if not isinstance(conv.op, Conv) or conv.op.groups != 1 or conv.inputs.index(value) or value in conv.inputs[1:]:
+            continue
+        if all(x.shape[1] >= CHANNELS for x in concat.inputs):
+            order = sorted(range(len(concat.inputs)), key=lambda i: position.get(concat.inputs[i], -1))
+            yield _Joined(concat, conv, tuple(order))
+
+
+def _split(b: Builder, joined: _Joined, now: Mapping[Value, Value]) -> Value:
+    xs = [now[value] for value in joined.concat.inputs]
+    _, weights, *added = (now[value] for value in joined.conv.inputs)
+    for i in joined.order:
+        start, count = sum(x.shape[1] for x in xs[:i]), xs[i].shape[1]
+        columns = slice_axis(b, weights, 1, start, count)
+        added = [b.apply(joined.conv.op, xs[i], columns, *added, name=f"{joined.conv.name}/part")]
+    return added[0]
