@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreplan import passes
+from foreplan.collection import without_collection
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.graph import Graph
 from foreplan.lower import Program, Target
@@ -44,8 +45,9 @@ def differentiate(
         ModelError: nothing can be differentiated; names the node.
         UsageError: an output that does not exist.
     """
-    forward = _training_forward(graph, loss, optimizer, outputs)
-    return passes.simplified(passes.differentiate(forward, optimizer))
+    with without_collection():
+        forward = _training_forward(graph, loss, optimizer, outputs)
+        return passes.simplified(passes.differentiate(forward, optimizer))
 
 
 def micro_batches(
@@ -189,24 +191,25 @@ def compile(
     """
     started = time.perf_counter()
     _check_graph(graph)
-    last = None
-    if accumulate != 1:
-        step, last = micro_batches(graph, loss, optimizer, accumulate, outputs or ())
-    elif loss is None and graph.loss is None:
-        if optimizer is not None:
-            raise UsageError("an optimizer needs a loss to minimise: pass loss=, for example losses.cross_entropy")
-        step = inference(graph, outputs)
-    else:
-        step = differentiate(graph, loss, optimizer, outputs or ())
-    if offload and step.loss is None:
-        raise UsageError("offload copies what the backward pass reads, and this is inference: give a loss")
-    entries = _names(checkpoint, "checkpoint")
-    if offload and entries:
-        raise UsageError(_CHOOSES.format("offload"))
-    program = lower(step, target, offload=offload)
-    planned = plan(program, budget=budget, remat=remat, checkpoint=entries)
-    update = None if last is None else _plan_update(lower(last, target, offload=offload), planned, accumulate)
-    return Compiled(program, planned, step, time.perf_counter() - started, update)
+    with without_collection():
+        last = None
+        if accumulate != 1:
+            step, last = micro_batches(graph, loss, optimizer, accumulate, outputs or ())
+        elif loss is None and graph.loss is None:
+            if optimizer is not None:
+                raise UsageError("an optimizer needs a loss to minimise: pass loss=, for example losses.cross_entropy")
+            step = inference(graph, outputs)
+        else:
+            step = differentiate(graph, loss, optimizer, outputs or ())
+        if offload and step.loss is None:
+            raise UsageError("offload copies what the backward pass reads, and this is inference: give a loss")
+        entries = _names(checkpoint, "checkpoint")
+        if offload and entries:
+            raise UsageError(_CHOOSES.format("offload"))
+        program = lower(step, target, offload=offload)
+        planned = plan(program, budget=budget, remat=remat, checkpoint=entries)
+        update = None if last is None else _plan_update(lower(last, target, offload=offload), planned, accumulate)
+        return Compiled(program, planned, step, time.perf_counter() - started, update)
 
 
 def _plan_update(program: Program, body: Plan, count: int) -> Update:

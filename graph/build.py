@@ -33,6 +33,7 @@ class Builder:
         self._value_names = {value.name for value in base.values()} if base else set()
         self._node_names = {node.name for node in base.nodes} if base else set()
         self._next_suffix: dict[str, int] = {}
+        self._inferred: set[Node] = set(base.nodes) if base else set()
         self.wanted: Collection[Value] | None = None
 
     def input(self, name: str, type: TensorType, default: Initializer | None = None) -> Value:
@@ -69,7 +70,9 @@ class Builder:
         wanted = list(outputs) or [node_name if len(types) == 1 else f"{node_name}.{i}" for i in range(len(types))]
         made = tuple(Value(self._claim(n), type, self.kind) for n, type in zip(wanted, types, strict=True))
         self._node_names.add(node_name)
-        self.nodes.append(Node(op, tuple(inputs), made, node_name, self.source))
+        new = Node(op, tuple(inputs), made, node_name, self.source)
+        self._inferred.add(new)
+        self.nodes.append(new)
         return made
 
     def apply(self, op: Op, *inputs: Value, name: str = "") -> Value:
@@ -77,8 +80,15 @@ class Builder:
         (output,) = self.node(op, *inputs, name=name)
         return output
 
-    def append(self, node: Node) -> None:
-        """Take over a finished node (its values' names are already unique)."""
+    def append(self, node: Node, *, inferred: bool = False) -> None:
+        """Take over a finished node (its values' names are already unique).
+
+        Args:
+            node: what to take over.
+            inferred: whether its outputs are known to have the types that its op infers, so that `finish` need not ask.
+        """
+        if inferred:
+            self._inferred.add(node)
         self._node_names.add(node.name)
         self._value_names.update(value.name for value in node.outputs)
         self.nodes.append(node)
@@ -123,7 +133,7 @@ class Builder:
             gradients=dict(gradients or {}),
             notes=tuple(self.notes),
         )
-        verify_graph(graph)
+        verify_graph(graph, self._inferred)
         return graph
 
     def _claim(self, name: str) -> str:

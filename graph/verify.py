@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from foreplan.errors import ModelError, ShapeError
 from foreplan.graph.init import Fill
-from foreplan.graph.ir import Graph, Kind, Value
+from foreplan.graph.ir import Graph, Kind, Node, Value
 
 
-def verify_graph(graph: Graph) -> None:
+def verify_graph(graph: Graph, inferred: Collection[Node] = ()) -> None:
     """Check names, order of nodes, types and results.
+
+    Args:
+        graph: what to check.
+        inferred: nodes whose types have been inferred before, which is most of the work.
 
     Raises:
         ModelError: says which value or node breaks which rule.
@@ -36,15 +42,8 @@ def verify_graph(graph: Graph) -> None:
         for value in node.inputs:
             if value not in defined:
                 raise ModelError(f"node {node.name!r} of graph {graph.name!r} reads {value!r} before it is computed")
-        try:
-            inferred = node.op.infer([value.type for value in node.inputs])
-        except ShapeError as error:
-            raise ShapeError(f"node {node.name!r} of graph {graph.name!r}: {node.op.name}: {error}") from None
-        if inferred != tuple(value.type for value in node.outputs):
-            raise ModelError(
-                f"node {node.name!r} of graph {graph.name!r}: {node.op.name} gives "
-                f"{', '.join(map(str, inferred))}, but its outputs are {', '.join(map(repr, node.outputs))}"
-            )
+        if node not in inferred:
+            _check_types(node, graph)
         for value in node.outputs:
             define(value, f"an output of node {node.name!r}")
     for value in graph.results:
@@ -57,3 +56,15 @@ def verify_graph(graph: Graph) -> None:
             raise ModelError(f"graph {graph.name!r} updates {old!r} with {new!r}: the types differ")
     if graph.loss is not None and (graph.loss.shape or not graph.loss.dtype.is_float):
         raise ModelError(f"graph {graph.name!r}: the loss must be a floating-point scalar, and is {graph.loss!r}")
+
+
+def _check_types(node: Node, graph: Graph) -> None:
+    where = f"node {node.name!r} of graph {graph.name!r}: {node.op.name}"
+    try:
+        types = node.op.infer([value.type for value in node.inputs])
+    except ShapeError as error:
+        raise ShapeError(f"{where}: {error}") from None
+    if types != tuple(value.type for value in node.outputs):
+        raise ModelError(
+            f"{where} gives {', '.join(map(str, types))}, but its outputs are {', '.join(map(repr, node.outputs))}"
+        )

@@ -323,16 +323,22 @@ def elementwise(
         ShapeError: the expression reads none of its inputs.
     """
     expr = fn if isinstance(fn, Expr) else as_expr(fn(*(Arg(i) for i in range(len(inputs)))))
-    used = used_args(expr)
+    used, text = _prepare(expr, tuple(value.dtype for value in inputs), dtype)
+    values = [inputs[i] for i in used]
+    return values[0] if text == str(Arg(0)) else b.apply(Map((text,)), *values, name=name)
+
+
+@lru_cache(maxsize=4096)
+def _prepare(expr: Expr, inputs: tuple[DType, ...], dtype: DType | None) -> tuple[tuple[int, ...], str]:
+    """Which inputs an expression reads, and its text over these alone, simplified and converted to a type."""
+    used = tuple(used_args(expr))
     if not used:
         raise ShapeError(f"the expression {expr} reads none of its inputs")
     expr = _renumber(expr, used)
-    values = [inputs[i] for i in used]
-    dtypes = [value.dtype for value in values]
+    dtypes = [inputs[i] for i in used]
     if dtype is not None and infer_dtypes(dtypes, expr)[expr] != dtype:
         expr = cast(expr, dtype)
-    expr = simplify(expr, dtypes)
-    return values[0] if expr == Arg(0) else b.apply(Map((str(expr),)), *values, name=name)
+    return used, str(simplify(expr, dtypes))
 
 
 def convert(b: Builder, x: Value, dtype: DType) -> Value:

@@ -43,7 +43,8 @@ def rewrite(
         outputs = replace(b, node, inputs)
         if outputs is None:
             same = inputs == node.inputs
-            b.append(node if same else Node(node.op, inputs, node.outputs, node.name, node.source))
+            kept = same or [value.type for value in inputs] == [value.type for value in node.inputs]
+            b.append(node if same else Node(node.op, inputs, node.outputs, node.name, node.source), inferred=kept)
             outputs = node.outputs
         now.update((old, new) for old, new in zip(node.outputs, outputs, strict=True) if old is not new)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from types import MappingProxyType
 
 from foreplan.graph.types import DTYPES
 from foreplan.ops.expr.functions import FUNCTIONS
 from foreplan.ops.expr.nodes import Arg, Call, Const, Expr, as_expr, is_literal, subexpressions
 
 
-def derivative(expr: Expr, cotangent: Expr, output: Expr) -> dict[int, Expr]:
+@lru_cache(maxsize=4096)
+def derivative(expr: Expr, cotangent: Expr, output: Expr) -> Mapping[int, Expr]:
     """Cotangents of the arguments, by reverse accumulation through the expression.
 
     Args:
@@ -29,7 +32,8 @@ def derivative(expr: Expr, cotangent: Expr, output: Expr) -> dict[int, Expr]:
             continue
         for arg, outgoing in _pull_back(part, incoming, output if part == expr else part):
             flowing[arg] = flowing[arg] + outgoing if arg in flowing else outgoing
-    return {part.index: flow for part, flow in flowing.items() if isinstance(part, Arg) and not is_literal(flow, 0)}
+    flows = {part.index: flow for part, flow in flowing.items() if isinstance(part, Arg) and not is_literal(flow, 0)}
+    return MappingProxyType(flows)
 
 
 def _pull_back(part: Call, incoming: Expr, output: Expr) -> Iterator[tuple[Expr, Expr]]:

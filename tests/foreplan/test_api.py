@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -95,3 +97,17 @@ def test_what_is_returned_may_be_an_input_or_a_parameter(tmp_path):
         outputs = compiled.bind().step({"x": X, "target": np.zeros((4, 3), np.float32)}).outputs
         np.testing.assert_array_equal(outputs["x"], X)
         assert outputs["a.weight"].shape == (8, 6)
+
+
+def test_the_collector_runs_again_however_compiling_ends() -> None:
+    fp.compile(GRAPH)
+    assert gc.isenabled()
+    with pytest.raises(fp.UsageError):
+        fp.compile(GRAPH, optimizer=SGD)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        fp.compile(GRAPH)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
