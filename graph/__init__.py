@@ -5,7 +5,7 @@ from foreplan.graph.init import Array, Fill, Initializer, Normal, RandomSeed, St
 from foreplan.graph.ir import Graph, Kind, Node, Value
 from foreplan.graph.op import Cost, Op, View, op_named, register
 from foreplan.graph.text import parse_graph
-from foreplan.graph.types import DType, TensorType, as_dtype
+from foreplan.graph.types import DType, TensorType, Window, as_dtype
 
 __all__ = [
     "Array",
@@ -26,6 +26,7 @@ __all__ = [
     "Uniform",
     "Value",
     "View",
+    "Window",
     "as_dtype",
     "op_named",
     "parse_graph",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -155,6 +156,51 @@ def tensor_type(text: str) -> TensorType:
     if not all(part.isdigit() for part in extents):
         raise ShapeError(f"{text!r} has an extent that is not a whole number; write one such as float32[32,10]")
     return TensorType(as_dtype(name), tuple(int(part) for part in extents))
+
+
+@dataclass(frozen=True)
+class Window:
+    """A tensor as it lies in memory.
+
+    Attributes:
+        type: element type and shape.
+        strides: bytes from one element to the next along each axis.
+    """
+
+    type: TensorType
+    strides: tuple[int, ...]
+
+    @classmethod
+    def dense(cls, type: TensorType) -> Window:
+        """In C order without gaps."""
+        return cls(type, type.strides)
+
+    @property
+    def shape(self) -> Shape:
+        """Extents of its axes."""
+        return self.type.shape
+
+    def viewed(self, shape: Sequence[int], strides: Sequence[int]) -> Window:
+        """Another view of the same bytes."""
+        return Window(self.type.with_shape(tuple(shape)), tuple(strides))
+
+    @cached_property
+    def is_dense(self) -> bool:
+        """Whether it lies in C order without gaps (the stride of an axis of extent 1 means nothing)."""
+        steps = zip(self.shape, self.strides, self.type.strides)
+        return self.type.size <= 1 or all(extent == 1 or a == b for extent, a, b in steps)
+
+    @cached_property
+    def is_compact(self) -> bool:
+        """Whether it lies without gaps, its axes in any order."""
+        step = self.type.dtype.itemsize
+        if self.type.size <= 1:
+            return True
+        for stride, extent in sorted((s, e) for e, s in zip(self.shape, self.strides) if e != 1):
+            if stride != step:
+                return False
+            step *= extent
+        return True
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from foreplan.errors import ShapeError, UnsupportedError, UsageError
-from foreplan.graph import Builder, Cost, Graph, Kind, Node, Op, TensorType, Value
+from foreplan.graph import Builder, Cost, Graph, Kind, Node, Op, Value, Window
 from foreplan.lower.numpy import NumpyTarget
 from foreplan.lower.offload import COPY, with_host
 from foreplan.lower.program import ARENA, PARAMETERS, REGIONS, STATE, Call, Operand, Program, Slot
@@ -61,7 +61,7 @@ def lower(graph: Graph, target: str | Target = "numpy", *, offload: bool = False
 
 def _decompose(graph: Graph, target: Target) -> Graph:
     def expand(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        types, outputs = [value.type for value in inputs], [value.type for value in node.outputs]
+        types, outputs = ([Window.dense(value.type) for value in values] for values in (inputs, node.outputs))
         if node.op.is_view or target.kernels(node.op, types, outputs):
             return None
         b.scope = node.name + "/"
@@ -76,13 +76,6 @@ def _decompose(graph: Graph, target: Target) -> Graph:
         if [node.op for node in smaller.nodes] == [node.op for node in graph.nodes]:
             return graph
         graph = fuse_maps(smaller)
-
-
-def _dense(type: TensorType, strides: tuple[int, ...]) -> bool:
-    """Whether the elements lie in C order without gaps (the stride of an axis of extent 1 means nothing)."""
-    if type.size <= 1:
-        return True
-    return all(extent == 1 or a == b for extent, a, b in zip(type.shape, strides, type.strides))
 
 
 class _Lowering:
@@ -186,22 +179,23 @@ class _Lowering:
         operands = []
         for i, value in enumerate(node.inputs):
             operand = self.where[value]
-            dense = _dense(operand.type, operand.strides)
-            if not dense and not self.target.accepts_strides(node.op, i, types, operand.strides):
+            if not operand.window.is_dense and not self.target.accepts_strides(node.op, i, types, operand.strides):
                 operand = self.copy(operand, node)
             operands.append(operand)
         writes = []
-        for value in node.outputs:
+        windows = [operand.window for operand in operands]
+        for value, layout in zip(node.outputs, self.target.layouts(node.op, windows, outputs)):
             old = self.home.get(value)
             if old is not None and self.updates_in_place(node, value, old):
                 role, region, home = p.Role.OUTPUT, self.region_of(old), self.where[old].value
+                layout = self.where[old].window
                 index = self.new_value(value.name, value.type.nbytes, _CATEGORIES[old.kind], role, region, home)
             else:
                 category = _CATEGORIES[value.kind]
                 index = self.new_value(value.name, value.type.nbytes, category, p.Role.TRANSIENT, ARENA)
-            self.where[value] = Operand(index, 0, value.type, value.type.strides)
+            self.where[value] = Operand(index, 0, value.type, layout.strides)
             writes.append(self.where[value])
-        for kernel in self.target.kernels(node.op, types, outputs):
+        for kernel in self.target.kernels(node.op, windows, [operand.window for operand in writes]):
             self.act(node.op, kernel, operands, writes, node.name, node.source)
 
     def region_of(self, stored: Value) -> int:
@@ -213,13 +207,16 @@ class _Lowering:
         """
         if self.last_read.get(old, -1) > self.position[node]:
             return False
-        types, outputs = [value.type for value in node.inputs], [value.type for value in node.outputs]
+        windows = [self.where[value].window for value in node.inputs]
+        outputs = self.target.layouts(node.op, windows, [value.type for value in node.outputs])
         root = self.where[old].value
         at = [i for i, value in enumerate(node.inputs) if self.where[value].value == root]
         if any(self.where[node.inputs[i]] != self.where[old] for i in at):
             return False
         output = node.outputs.index(new)
-        kernels = self.target.kernels(node.op, types, outputs)
+        if outputs[output] != self.where[old].window:
+            return False
+        kernels = self.target.kernels(node.op, windows, outputs)
         return all((output, i) in kernel.overwrites for kernel in kernels for i in at)
 
     def look(self, node: Node) -> Operand:
@@ -230,7 +227,7 @@ class _Lowering:
             view = node.op.view(operand.type, operand.strides)
             assert view is not None, f"{node.op.name} has no view of a dense input"
         type = node.outputs[0].type
-        strides = type.strides if _dense(type, view.strides) else view.strides
+        strides = type.strides if Window(type, view.strides).is_dense else view.strides
         return Operand(operand.value, operand.offset + view.offset, type, strides)
 
     def copy(self, operand: Operand, node: Node) -> Operand:
@@ -287,12 +284,14 @@ class _Lowering:
         old, new = self.values[taken.value], self.values[output.value]
         alone = all(x == taken for x in inputs if x.value == taken.value)
         allowed = new.home == taken.value if old.role is p.Role.STORED or new.home >= 0 else True
-        return self.is_whole(taken) and alone and allowed and old.region == new.region and old.role is not p.Role.OUTPUT
+        alike = (taken.window.is_dense and output.window.is_dense) or taken.window == output.window
+        whole = alike and self.is_whole(taken)
+        return whole and alone and allowed and old.region == new.region and old.role is not p.Role.OUTPUT
 
     def is_whole(self, operand: Operand) -> bool:
-        """Whether it is all of a value, dense."""
-        dense = _dense(operand.type, operand.strides)
-        return operand.offset == 0 and dense and operand.type.nbytes == self.values[operand.value].nbytes
+        """Whether it is all of a value, without gaps."""
+        whole = operand.offset == 0 and operand.type.nbytes == self.values[operand.value].nbytes
+        return whole and operand.window.is_compact
 
     def may_lie_within(self, inputs: Sequence[Operand], index: int, output: Operand, byte: int) -> bool:
         """Only a whole, dense value that lives within the step and that the kernel sees once, at an aligned place."""
@@ -300,7 +299,8 @@ class _Lowering:
         old, new = self.values[part.value], self.values[output.value]
         alone = sum(x.value == part.value for x in inputs) == 1
         mortal = old.role is p.Role.TRANSIENT and new.home < 0 and old.region == new.region
-        return self.is_whole(part) and alone and mortal and part.type.size > 0 and byte % old.alignment == 0
+        dense = self.is_whole(part) and part.window.is_dense and output.window.is_dense
+        return dense and alone and mortal and part.type.size > 0 and byte % old.alignment == 0
 
     def cost(self, op: Op, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> Cost:
         return op.cost([x.type for x in inputs], [x.type for x in outputs])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foreplan.graph import Op
+from foreplan.graph import Op, Window
 from foreplan.graph.op import Types
 from foreplan.lower.target import DeviceProfile, Kernel
 
@@ -23,13 +23,23 @@ class NumpyTarget:
     )
     alignment = 64
 
-    def kernels(self, op: Op, inputs: Types, outputs: Types) -> Sequence[Kernel]:
-        """The reference kernel, if the op has one."""
-        if type(op).compute is Op.compute:
-            return ()
-        overwrites, parts = op.overwrites(inputs, outputs), op.parts(inputs, outputs)
-        return (Kernel("reference", op.workspace(inputs, outputs), overwrites, parts),)
-
     def accepts_strides(self, op: Op, index: int, inputs: Types, strides: tuple[int, ...]) -> bool:
         """As the op says of its reference kernel."""
         return op.accepts_strides(index, inputs[index], strides)
+
+    def layouts(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
+        """In C order."""
+        return [Window.dense(type) for type in outputs]
+
+    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+        """The reference kernel, if the op has one."""
+        return reference(op, inputs, outputs)
+
+
+def reference(op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+    """The op's own NumPy kernel, if it has one."""
+    if type(op).compute is Op.compute:
+        return ()
+    types, results = [x.type for x in inputs], [y.type for y in outputs]
+    overwrites, parts = op.overwrites(types, results), op.parts(types, results)
+    return (Kernel("reference", op.workspace(types, results), overwrites, parts),)

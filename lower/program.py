@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from foreplan.graph import Initializer, Op, TensorType
+from foreplan.graph import Initializer, Op, TensorType, Window
 from foreplan.graph.ir import Kind
 from foreplan.planner.problem import Problem, Region
 
@@ -32,6 +32,11 @@ class Operand:
     offset: int
     type: TensorType
     strides: tuple[int, ...]
+
+    @property
+    def window(self) -> Window:
+        """How it lies, wherever that is."""
+        return Window(self.type, self.strides)
 
     def __str__(self) -> str:
         dense = self.strides == self.type.strides

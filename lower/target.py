@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from foreplan.graph import Cost, Op
+from foreplan.graph import Cost, Op, Window
 from foreplan.graph.op import Types
 
 
@@ -61,8 +61,11 @@ class Target(Protocol):
     profile: DeviceProfile
     alignment: int  # of every value and workspace, in bytes
 
-    def kernels(self, op: Op, inputs: Types, outputs: Types) -> Sequence[Kernel]:
-        """The candidates for an op at these types, the preferred one first; none: lowering decomposes the op."""
-
     def accepts_strides(self, op: Op, index: int, inputs: Types, strides: tuple[int, ...]) -> bool:
         """Whether every candidate reads input `index` with these byte strides without a copy."""
+
+    def layouts(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
+        """How the outputs of an op lie, given how its inputs do: each without gaps, its axes in some order."""
+
+    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+        """The candidates for an op on tensors that lie so, the preferred one first; none: lowering decomposes it."""

@@ -20,8 +20,7 @@ from foreplan.graph import Array, Initializer, Kind, Stored, TensorType
 from foreplan.graph.op import parse_op
 from foreplan.graph.text import parse_init
 from foreplan.graph.types import tensor_type
-from foreplan.lower import Call, Operand, Program, Slot, target_named
-from foreplan.lower.program import REGIONS, WITH_HOST
+from foreplan.lower import Call, Operand, Program, Slot
 from foreplan.planner import (
     Action,
     Category,
@@ -36,10 +35,10 @@ from foreplan.planner import (
     bytes_by_category,
     check_problem,
 )
+from foreplan.runtime.plancheck import check_calls, slots_of
 from foreplan.runtime.update import Update
 
 FORMAT = "foreplan.plan.1"
-_SLOT_ROLES = {"input": (Role.INPUT,), "stored": (Role.STORED,)}  # all others are results
 Record = TypeVar("Record")
 
 
@@ -91,7 +90,7 @@ def _half(program: Program, plan: Plan, folder: str) -> Iterator[str]:
     yield from _section("regions", ([r.name, r.on_device] for r in program.regions))
     yield from _section("values", (_value_record(value) for value in program.values))
     yield from _section("actions", (_action_record(a, c) for a, c in zip(program.actions, program.calls)))
-    yield from _section("slots", (_slot_record(role, slot, folder) for role, slot in _slots(program)))
+    yield from _section("slots", (_slot_record(role, slot, folder) for role, slot in slots_of(program)))
     yield from _section("starts", (list(pair) for pair in plan.starts))
     yield from _section("steps", ([s.action, list(s.reads), list(s.writes), s.workspace] for s in plan.steps))
     yield from _section("ends", (list(pair) for pair in plan.ends), last=True)
@@ -138,15 +137,6 @@ def _action_record(action: Action, call: Call) -> dict[str, Any]:
     if call.source:
         record["source"] = call.source
     return record
-
-
-def _slots(program: Program) -> Iterator[tuple[str, Slot]]:
-    yield from (("input", slot) for slot in program.inputs)
-    yield from (("stored", slot) for slot in program.stored)
-    yield from (("output", slot) for slot in program.outputs)
-    yield from (("gradient", slot) for slot in program.gradients)
-    if program.loss is not None:
-        yield "loss", program.loss
 
 
 def _slot_record(role: str, slot: Slot, folder: str) -> dict[str, Any]:
@@ -213,7 +203,7 @@ def _parse(text: str, folder: str) -> tuple[Program, Plan, Update | None]:
 
 def _read_half(data: Mapping[str, Any], folder: str) -> tuple[Program, Plan]:
     program = _program(data, folder)
-    _check_calls(program)
+    check_calls(program)
     check_problem(program)
     return program, _plan(data)
 
@@ -344,71 +334,3 @@ def _init(record: Any, type: TensorType, name: str, folder: str) -> Initializer:
         raise ValueError(f"the content of {name!r} is {record['type']} at {record['offset']}, and not {type}")
     path = Path(os.path.abspath(os.path.join(folder, _text(record["file"]))))
     return Stored(path, record["offset"], type, _int(record["bytes"]), bytes.fromhex(_text(record["before"])))
-
-
-def _check_calls(program: Program) -> None:
-    """What an action reads, writes and needs must be what its call really does: the verifier trusts the problem."""
-    target = target_named(program.target)
-    if program.regions not in (REGIONS, WITH_HOST):
-        raise PlanError(f"its regions are {[region.name for region in program.regions]}, which no program has")
-    for role, slot in _slots(program):
-        _check_window(program, slot.operand, f"slot {slot.name!r}")
-        if program.values[slot.operand.value].role not in _SLOT_ROLES.get(role, (Role.OUTPUT, Role.STORED)):
-            raise PlanError(f"slot {slot.name!r}: its value is not there when the step begins or ends")
-        if role == "stored" and (slot.init is None or not slot.kind.is_stored):
-            raise PlanError(f"slot {slot.name!r}: a stored value needs a first content and a kind that is stored")
-    for action, call in zip(program.actions, program.calls):
-        where = f"node {call.node!r}"
-        for operand in (*call.inputs, *call.outputs):
-            _check_window(program, operand, where)
-        inputs, outputs = [x.type for x in call.inputs], [x.type for x in call.outputs]
-        if tuple(outputs) != call.op.infer(inputs):
-            raise PlanError(f"{where}: {call.op} of {inputs} does not give {outputs}")
-        for operand in call.outputs:
-            dense = operand.offset == 0 and operand.strides == operand.type.strides
-            if not dense or operand.type.nbytes != program.values[operand.value].nbytes:
-                raise PlanError(f"{where}: an output must be a whole value")
-        kernels = {kernel.name: kernel for kernel in target.kernels(call.op, inputs, outputs)}
-        kernel = kernels.get(call.kernel)
-        if kernel is None:
-            raise PlanError(f"{where}: target {target.name} has no kernel {call.kernel!r} for {call.op.name}")
-        if action.workspace != kernel.workspace:
-            raise PlanError(f"{where}: needs {kernel.workspace} bytes of workspace, and {action.workspace} are planned")
-        _check_strides(program, action, call, inputs)
-        _check_overwrites(action, call, kernel.overwrites, where)
-
-
-def _check_window(program: Program, operand: Operand, where: str) -> None:
-    if not 0 <= operand.value < len(program.values):
-        raise PlanError(f"{where}: there is no value {operand.value}")
-    value = program.values[operand.value]
-    if operand.type.size == 0:
-        return
-    steps = [(extent - 1) * stride for extent, stride in zip(operand.type.shape, operand.strides)]
-    low = operand.offset + sum(step for step in steps if step < 0)
-    high = operand.offset + sum(step for step in steps if step > 0) + operand.type.dtype.itemsize
-    if low < 0 or high > value.nbytes:
-        raise PlanError(f"{where}: reads bytes {low} to {high} of {value.name!r}, which has {value.nbytes}")
-    if any(number % operand.type.dtype.itemsize for number in (operand.offset, *operand.strides)):
-        raise PlanError(f"{where}: a window onto {value.name!r} is not aligned to its elements")
-
-
-def _check_strides(program: Program, action: Action, call: Call, inputs: Sequence[TensorType]) -> None:
-    target = target_named(program.target)
-    for i, operand in enumerate(call.inputs):
-        dense = all(
-            extent == 1 or a == b for extent, a, b in zip(operand.type.shape, operand.strides, operand.type.strides)
-        )
-        if not dense and operand.type.size > 1 and not target.accepts_strides(call.op, i, inputs, operand.strides):
-            raise PlanError(f"node {call.node!r}: its kernel cannot read input {i} with the strides {operand.strides}")
-
-
-def _check_overwrites(action: Action, call: Call, allowed: Sequence[tuple[int, int]], where: str) -> None:
-    for pair in action.overwrites:
-        readers = [i for i, operand in enumerate(call.inputs) if operand.value == action.reads[pair.read]]
-        output = call.outputs[pair.write]
-        for i in readers:
-            operand = call.inputs[i]
-            whole = operand.offset == 0 and operand.type.nbytes == output.type.nbytes
-            if (pair.write, i) not in allowed or not whole:
-                raise PlanError(f"{where}: its kernel may not overwrite input {i} with output {pair.write}")

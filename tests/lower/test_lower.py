@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from foreplan.errors import UnsupportedError, UsageError
-from foreplan.graph import Graph, Op, parse_graph
-from foreplan.graph.op import Types
+from foreplan.graph import Graph, Op, Window, parse_graph
 from foreplan.lower import Kernel, Program, lower
 from foreplan.lower.numpy import NumpyTarget
 from foreplan.lower.program import ARENA, PARAMETERS, STATE
@@ -198,7 +197,7 @@ output %rows = %rows
 
 def test_an_op_without_kernel_is_decomposed() -> None:
     class Small(NumpyTarget):
-        def kernels(self, op: Op, inputs: Types, outputs: Types) -> Sequence[Kernel]:
+        def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
             return super().kernels(op, inputs, outputs) if op.name in ("map", "reduce") else ()
 
     graph = parse_graph(

@@ -117,6 +117,10 @@ HARMFUL = {
         change("actions", lambda a: first_with(a, "map")["in"][0].append([10**6] * 4)),
         "reads bytes|strides",
     ),
+    "parts that no kernel finds": (
+        change("actions", lambda a: first_with(a, "matmul").update(parts=[[0, 0, 0]])),
+        "does not find input|cannot lie in",
+    ),
     "an action's reads cut": (change("actions", lambda a: first_with(a, "conv")["in"].pop()), ""),
     "an offset moved": (change("steps", lambda s: s[3][2].__setitem__(0, s[3][2][0] + 64)), ""),
     "two steps swapped": (change("steps", lambda s: s.insert(2, s.pop(6))), ""),

@@ -1,0 +1,104 @@
+"""What a plan file says of a program, held against what its kernels really do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from foreplan.errors import PlanError
+from foreplan.graph import TensorType
+from foreplan.lower import Call, Operand, Program, Slot, target_named
+from foreplan.lower.program import REGIONS, WITH_HOST
+from foreplan.planner import Action, Role
+
+_SLOT_ROLES = {"input": (Role.INPUT,), "stored": (Role.STORED,)}  # all others are results
+
+
+def slots_of(program: Program) -> Iterator[tuple[str, Slot]]:
+    """Every slot with what it is."""
+    yield from (("input", slot) for slot in program.inputs)
+    yield from (("stored", slot) for slot in program.stored)
+    yield from (("output", slot) for slot in program.outputs)
+    yield from (("gradient", slot) for slot in program.gradients)
+    if program.loss is not None:
+        yield "loss", program.loss
+
+
+def check_calls(program: Program) -> None:
+    """What an action reads, writes and needs must be what its call really does: the verifier trusts the problem."""
+    target = target_named(program.target)
+    if program.regions not in (REGIONS, WITH_HOST):
+        raise PlanError(f"its regions are {[region.name for region in program.regions]}, which no program has")
+    for role, slot in slots_of(program):
+        _check_window(program, slot.operand, f"slot {slot.name!r}")
+        if program.values[slot.operand.value].role not in _SLOT_ROLES.get(role, (Role.OUTPUT, Role.STORED)):
+            raise PlanError(f"slot {slot.name!r}: its value is not there when the step begins or ends")
+        if role == "stored" and (slot.init is None or not slot.kind.is_stored):
+            raise PlanError(f"slot {slot.name!r}: a stored value needs a first content and a kind that is stored")
+    for action, call in zip(program.actions, program.calls):
+        where = f"node {call.node!r}"
+        for operand in (*call.inputs, *call.outputs):
+            _check_window(program, operand, where)
+        inputs, outputs = [x.type for x in call.inputs], [x.type for x in call.outputs]
+        if tuple(outputs) != call.op.infer(inputs):
+            raise PlanError(f"{where}: {call.op} of {inputs} does not give {outputs}")
+        windows = [operand.window for operand in call.outputs]
+        for operand, window in zip(call.outputs, windows):
+            whole = operand.offset == 0 and operand.type.nbytes == program.values[operand.value].nbytes
+            if not whole or not window.is_compact:
+                raise PlanError(f"{where}: an output must be a whole value")
+        kernels = {k.name: k for k in target.kernels(call.op, [x.window for x in call.inputs], windows)}
+        kernel = kernels.get(call.kernel)
+        if kernel is None:
+            raise PlanError(f"{where}: target {target.name} has no kernel {call.kernel!r} for {call.op.name}")
+        if action.workspace != kernel.workspace:
+            raise PlanError(f"{where}: needs {kernel.workspace} bytes of workspace, and {action.workspace} are planned")
+        _check_strides(program, action, call, inputs)
+        _check_overwrites(action, call, kernel.overwrites, where)
+        _check_parts(action, call, kernel.parts, where)
+
+
+def _check_window(program: Program, operand: Operand, where: str) -> None:
+    if not 0 <= operand.value < len(program.values):
+        raise PlanError(f"{where}: there is no value {operand.value}")
+    value = program.values[operand.value]
+    if operand.type.size == 0:
+        return
+    steps = [(extent - 1) * stride for extent, stride in zip(operand.type.shape, operand.strides)]
+    low = operand.offset + sum(step for step in steps if step < 0)
+    high = operand.offset + sum(step for step in steps if step > 0) + operand.type.dtype.itemsize
+    if low < 0 or high > value.nbytes:
+        raise PlanError(f"{where}: reads bytes {low} to {high} of {value.name!r}, which has {value.nbytes}")
+    if any(number % operand.type.dtype.itemsize for number in (operand.offset, *operand.strides)):
+        raise PlanError(f"{where}: a window onto {value.name!r} is not aligned to its elements")
+
+
+def _check_strides(program: Program, action: Action, call: Call, inputs: Sequence[TensorType]) -> None:
+    target = target_named(program.target)
+    for i, operand in enumerate(call.inputs):
+        dense = all(
+            extent == 1 or a == b for extent, a, b in zip(operand.type.shape, operand.strides, operand.type.strides)
+        )
+        if not dense and operand.type.size > 1 and not target.accepts_strides(call.op, i, inputs, operand.strides):
+            raise PlanError(f"node {call.node!r}: its kernel cannot read input {i} with the strides {operand.strides}")
+
+
+def _check_overwrites(action: Action, call: Call, allowed: Sequence[tuple[int, int]], where: str) -> None:
+    for pair in action.overwrites:
+        readers = [i for i, operand in enumerate(call.inputs) if operand.value == action.reads[pair.read]]
+        output = call.outputs[pair.write]
+        for i in readers:
+            operand = call.inputs[i]
+            whole = operand.offset == 0 and operand.type.nbytes == output.type.nbytes
+            alike = (operand.window.is_dense and output.window.is_dense) or operand.window == output.window
+            if (pair.write, i) not in allowed or not whole or not alike:
+                raise PlanError(f"{where}: its kernel may not overwrite input {i} with output {pair.write}")
+
+
+def _check_parts(action: Action, call: Call, allowed: Sequence[tuple[int, int, int]], where: str) -> None:
+    for part in action.parts:
+        readers = [i for i, operand in enumerate(call.inputs) if operand.value == action.reads[part.read]]
+        dense = all(
+            operand.window.is_dense for operand in (*(call.inputs[i] for i in readers), call.outputs[part.write])
+        )
+        if len(readers) != 1 or (part.write, readers[0], part.offset) not in allowed or not dense:
+            raise PlanError(f"{where}: its kernel does not find input {readers} at byte {part.offset} of its output")
