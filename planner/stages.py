@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from foreplan.planner.dependences import dependences
 from foreplan.planner.driver import find_base
+from foreplan.planner.lateness import as_late
 from foreplan.planner.layout import arena_bytes, lay_out, schedule
-from foreplan.planner.order import program_order, updates_last
+from foreplan.planner.order import program_order, updates_first, updates_last
 from foreplan.planner.order_best import improve
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Problem
+from foreplan.planner.remat import late_updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,8 @@ class Stage:
     """What the bytes are after a stage.
 
     Attributes:
-        name: program order, order, alias, updates, remat or placement.
+        name: program order, order, alias, updates, remat, reorder (where the plan has another order than the search for
+            what to recompute) or placement.
         detail: what it did, for people.
         live_bytes: the highest live set of its schedule.
         arena_bytes: height of the arena; as the first placer that is tried has it, until the last stage.
@@ -47,7 +50,7 @@ class Stages:
 def explain(problem: Problem, plan: Plan) -> Stages:
     """The stages that led to a plan, each with those before it: the listed order with updates after everything else and
     nothing written in place that need not be; the best order; writing in place; updates as soon as they may be;
-    recomputation; placement.
+    recomputation, each as late as something needs it; the same steps in the plan's own order; placement.
 
     The orders are searched again, so it takes as long as planning.
     """
@@ -59,18 +62,24 @@ def explain(problem: Problem, plan: Plan) -> Stages:
     copies = sum(action in problem.copies for action in steps)
     again = len(steps) - len(base.order)
     more = f"{again:,} more steps" + (f", {copies:,} of them copies" if copies else "")
-    rows: list[tuple[str, str, Sequence[int], bool]] = [
-        ("program order", "as listed, nothing in place, updates last", program, False),
-        ("order", base.name, best, False),
-        ("alias", "results take the bytes of what dies", best, True),
-        ("updates", "where the best order has them", base.order, True),
-        ("remat", more if again else "none", steps, True),
+    rows: list[tuple[str, str, Problem, Sequence[int], bool]] = [
+        ("program order", "as listed, nothing in place, updates last", problem, program, False),
+        ("order", base.name, problem, best, False),
+        ("alias", "results take the bytes of what dies", problem, best, True),
+        ("updates", "where the best order has them", problem, base.order, True),
     ]
+    orders = dict.fromkeys((base.order, tuple(best), tuple(updates_first(problem, graph))))
+    late = as_late(problem, steps, [late_updates(problem, order) for order in orders]) if again else None
+    if late is None:
+        rows.append(("remat", more if again else "none", problem, steps, True))
+    else:
+        rows.append(("remat", f"{more}, as late as something needs them", late.problem, late.order, True))
+        rows.append(("reorder", "the same steps, runs moved", problem, steps, True))
     stages = []
-    for name, detail, order, in_place in rows:
-        made = schedule(problem, name, order, in_place=in_place)
-        layout = lay_out(problem, made, quick=True)
-        stages.append(Stage(name, detail, made.bound, arena_bytes(problem, layout.heights)))
+    for name, detail, of, order, in_place in rows:
+        made = schedule(of, name, order, in_place=in_place)
+        layout = lay_out(of, made, quick=True)
+        stages.append(Stage(name, detail, made.bound, arena_bytes(of, layout.heights)))
     stages.append(Stage("placement", plan.certificate.placement, plan.lower_bound_bytes, plan.arena_bytes))
     found = improve(problem, graph, base.order)
     return Stages(tuple(stages), 0 if found is None else found.least)
