@@ -36,12 +36,17 @@ def test_orders_that_replace_what_is_needed_again_do_not_count() -> None:
         Value("b", 64),
         Value("y", 64, role=Role.OUTPUT),
     )
-    actions = (Action("a", (0,), (2,)), Action("b", (2,), (3,)), Action("u", (3,), (1,)), Action("y", (2,), (4,)))
+    actions = (
+        Action("a", (0,), (2,)),
+        Action("b", (2,), (3,)),
+        Action("u", (3,), (1,), effect=True),
+        Action("y", (2,), (4,)),
+    )
     problem = Problem(values, actions, (Region("arena"),))
     steps, before, after = (0, 1, 0, 2, 3), (0, 1, 2, 3), (0, 1, 3, 2)
     assert as_late(problem, steps, [before]) is None
     late = as_late(problem, steps, [before, after])
-    assert late is not None and late.order == (0, 1, 2, 4, 3)
+    assert late is not None and [late.problem.actions[run].name[0] for run in late.order] == ["a", "y", "a", "b", "u"]
 
 
 def test_a_plan_within_a_tight_budget_tells_what_the_new_order_brought() -> None:
