@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from foreplan.errors import VerificationError
 from foreplan.planner import Plan, Problem, verify
 from tests.planner.executor import Harm, Machine
-from tests.planner.mutants import KINDS, RARE, Base, bases
+from tests.planner.good_plans import Base, bases
+from tests.planner.mutants import KINDS, RARE
 
 
 def harms(mutant: Plan, base: Base) -> bool:

@@ -3,81 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
-from foreplan.planner import Plan, Problem, Step, plan, plan_curve, separate
-from foreplan.planner.liveness import LiveRanges, live_ranges
-from tests.planner.executor import contents
-from tests.planner.problems import joined_problem, priced, random_problem
-from tests.planner.training_graphs import random_training
-
-
-@dataclass(frozen=True)
-class Base:
-    """A good plan, and when every instance of a value lives in it."""
-
-    problem: Problem
-    plan: Plan
-    right: list[bytes]
-    ranges: LiveRanges
-    others: list[int]  # every offset there is
-
-    @classmethod
-    def of(cls, problem: Problem, good: Plan) -> Base:
-        ranges = live_ranges(problem, [step.action for step in good.steps])
-        others = [o for step in good.steps for o in (*step.reads, *step.writes)] + [o for _, o in good.starts] + [0]
-        return cls(problem, good, contents(problem), ranges, others)
-
-    def offset(self, instance: int) -> int:
-        """Where an instance lies."""
-        starts = dict(self.plan.starts)
-        if instance < len(starts):
-            return starts[self.ranges.values[instance]]
-        step = self.ranges.lower[instance]
-        return self.plan.steps[step].writes[self.ranges.writes[step].index(instance)]
-
-    def relocated(self, moves: Mapping[int, int]) -> Plan:
-        """With instances elsewhere, wherever the plan names them."""
-        steps = [
-            replace(
-                step,
-                reads=tuple(moves.get(i, o) for i, o in zip(reads, step.reads)),
-                writes=tuple(moves.get(i, o) for i, o in zip(writes, step.writes)),
-            )
-            for step, reads, writes in zip(self.plan.steps, self.ranges.reads, self.ranges.writes)
-        ]
-        last = {v: instance for instance, v in enumerate(self.ranges.values)}
-        first = {v: instance for instance, v in reversed([*enumerate(self.ranges.values)])}
-        starts = tuple((v, moves.get(first[v], o)) for v, o in self.plan.starts)
-        ends = tuple((v, moves.get(last[v], o)) for v, o in self.plan.ends)
-        return replace(self.plan, steps=tuple(steps), starts=starts, ends=ends)
-
-
-# Where the plans come from.
-
-
-def bases(seeds: Iterable[int]) -> Iterator[Base]:
-    """Good plans: several regions, in place and apart; with recomputation, cheap and deep; with joins."""
-    for seed in seeds:
-        problem = random_problem(seed, 3 + seed % 12)
-        good = plan(problem)
-        if good.steps:
-            yield Base.of(problem, good)
-            yield Base.of(problem, separate(good, problem))
-        if seed % 2 == 0:
-            problem = random_training(seed, 3 + seed % 5)
-            curve = plan_curve(problem)
-            for index in sorted({0, *range(1, len(curve), 1 + len(curve) // 6)}):
-                yield Base.of(problem, curve.plan(index))
-            problem = priced(random_problem(seed, 12), seed)
-            curve = plan_curve(problem)
-            if len(curve) > 1:
-                yield Base.of(problem, curve.plan(len(curve) - 1))
-        if seed % 4 == 1:
-            problem = joined_problem(seed)
-            yield Base.of(problem, plan(problem))
-
+from foreplan.planner import Plan, Step
+from tests.planner.good_plans import Base
 
 # Kinds of damage; None where a plan offers no place for it.
 
@@ -297,16 +227,20 @@ def wrong_value_recomputed(rng: random.Random, base: Base) -> Plan | None:
     return _with(base, number, reads=(*step.reads[:at], wrong, *step.reads[at + 1 :]))
 
 
-def recomputed_late(rng: random.Random, base: Base) -> Plan | None:
-    """A value is recomputed only after an action that reads it."""
-    steps, ranges = base.plan.steps, base.ranges
-    moves = [
+def _behind_readers(base: Base, numbers: list[int]) -> list[tuple[int, int]]:
+    """Moves of these steps to behind one that reads what they write."""
+    ranges = base.ranges
+    return [
         (number, reader)
-        for number in _again(base)
-        for reader in range(number + 1, len(steps))
+        for number in numbers
+        for reader in range(number + 1, len(base.plan.steps))
         if set(ranges.writes[number]) & set(ranges.reads[reader])
     ]
-    return _put(rng, base, moves)
+
+
+def recomputed_late(rng: random.Random, base: Base) -> Plan | None:
+    """A value is recomputed only after an action that reads it."""
+    return _put(rng, base, _behind_readers(base, _again(base)))
 
 
 def update_before_reader(rng: random.Random, base: Base) -> Plan | None:
@@ -333,15 +267,71 @@ def parts_exchanged(rng: random.Random, base: Base) -> Plan | None:
     return base.relocated({first: base.offset(first) + rng.choice([32, -32, 64, 128])})
 
 
+def _trips(base: Base) -> list[tuple[int, int]]:
+    """Steps that copy a value off the device, each with one that copies it back."""
+    ranges = base.ranges
+    copies = [n for n in range(len(base.plan.steps)) if base.plan.steps[n].action in base.problem.copies]
+    return [(out, back) for out in copies for back in copies if set(ranges.writes[out]) & set(ranges.reads[back])]
+
+
+def copied_late(rng: random.Random, base: Base) -> Plan | None:
+    """A value is copied off the device later, when its bytes may have been given away."""
+    return _put(rng, base, [(out, place) for out, back in _trips(base) for place in range(out + 1, back)])
+
+
+def fetched_early(rng: random.Random, base: Base) -> Plan | None:
+    """A value is copied back before it has been copied off the device."""
+    return _put(rng, base, [(back, out) for out, back in _trips(base)])
+
+
+def fetched_late(rng: random.Random, base: Base) -> Plan | None:
+    """A value is copied back only after an action that reads it."""
+    return _put(rng, base, _behind_readers(base, [back for _, back in _trips(base)]))
+
+
+def wrong_copy_fetched(rng: random.Random, base: Base) -> Plan | None:
+    """Another copy is fetched, or what lies next to the right one."""
+    trips = _trips(base)
+    if not trips:
+        return None
+    _, number = rng.choice(trips)
+    (right,) = base.plan.steps[number].reads
+    return _with(base, number, reads=(moved(rng, right, [base.plan.steps[out].writes[0] for out, _ in trips]),))
+
+
+def copies_collide(rng: random.Random, base: Base) -> Plan | None:
+    """A copy lies wholly or in part where another does that is needed at the same time."""
+    ranges = base.ranges
+    copies = sorted({instance for out, _ in _trips(base) for instance in ranges.writes[out]})
+    pairs = [
+        (one, other)
+        for one in copies
+        for other in copies
+        if one != other and ranges.lower[one] < ranges.upper[other] and ranges.lower[other] < ranges.upper[one]
+    ]
+    if not pairs:
+        return None
+    one, other = rng.choice(pairs)
+    unit = base.problem.values[ranges.values[one]].alignment
+    return base.relocated({one: (base.offset(other) + rng.choice([0, 0, 64, -64, 4])) // unit * unit})
+
+
 KINDS: dict[str, Damage] = {
     kind.__name__.replace("_", " "): kind
     for kind in (
         read_moved, write_moved, buffer_moved, workspace_moved, start_moved, end_moved, height_cut, swapped, dropped,
         doubled, lifespan_cut, overwrite_added, wrong_value_read, other_action, wrong_value_recomputed,
-        recomputed_late, update_before_reader, parts_exchanged,
+        recomputed_late, update_before_reader, parts_exchanged, copied_late, fetched_early, fetched_late,
+        wrong_copy_fetched, copies_collide,
     )
 }  # fmt: skip
 
 
 # Kinds that few plans have a place for get so many times as many tries.
-RARE = {"wrong value recomputed": 6, "recomputed late": 6, "parts exchanged": 6}
+RARE = dict.fromkeys(
+    (
+        "wrong value recomputed", "recomputed late", "parts exchanged", "copied late", "fetched early", "fetched late",
+        "wrong copy fetched", "copies collide",
+    ),
+    6,
+)  # fmt: skip

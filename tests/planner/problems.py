@@ -110,9 +110,9 @@ def priced(problem: Problem, seed: int) -> Problem:
 def with_round_trips(problem: Problem, seed: int) -> Problem:
     """With a way to the host and back for about half of what is written on the device within the step."""
     rng = random.Random(seed)
-    make = Maker(problem.regions)
+    make = Maker(problem.regions if any(not r.on_device for r in problem.regions) else (*problem.regions, REGIONS[2]))
     make.values, make.actions = list(problem.values), list(problem.actions)
-    host = next(i for i, region in enumerate(problem.regions) if not region.on_device)
+    host = next(i for i, region in enumerate(make.regions) if not region.on_device)
     for v, value in enumerate(problem.values):
         on_device = problem.regions[value.region].on_device
         if value.role is Role.TRANSIENT and on_device and problem.producers[v] and rng.random() < 0.5:
