@@ -32,8 +32,17 @@ LARGEST = (450, 400, 350, 300, 250, 200, 150, 100, 500, 550, 600)
 PAIRS = 100_000_000
 
 # What shaken orders may do: buffers looked at, less than a tenth of a second; beside them a try counts as so many.
-SHAKING = 30_000_000
+SHAKING = 60_000_000
 TRY = 2_000
+
+# Ejection search: the largest instances in buffers; ends of buffers looked at in a run, and so many more for each pair
+# of buffers that live together; and in all runs at each capacity, of all buffers or the largest.
+EJECTED = 2_000
+EJECTION = 1_000_000
+EJECTION_PAIR = 5
+EJECTIONS = (40_000_000, 10_000_000, 10_000_000, 10_000_000)
+EJECTIONS_OF_PARTS = (8_000_000,)
+RANDOM = 0x9E3779B97F4A7C15
 
 # What the search does by default, in buffers and sections looked at: some tenths of a second.
 WORK = 60_000_000
@@ -99,28 +108,76 @@ def place(
 def _place(instance: _Instance, capacity: int | None, work: int, *, by_parts: bool = True) -> Placement:
     """As `place`; `by_parts`: the largest first where nothing else serves."""
     bound, grain = _lower_bound(instance)
-    goal = max(bound, capacity or 0)
-    best = Placement(np.maximum(instance.fixed, 0), 0, bound, "nothing to place")
+    goal, ceiling = max(bound, capacity or 0), -(-bound // grain) * grain
+    nothing = Placement(np.maximum(instance.fixed, 0), NO_LIMIT, bound, "nothing to place")
     if not instance.size.any():
+        return replace(nothing, height=0)
+    best = _by_heuristics(instance, nothing, goal, ceiling)
+    if best.height <= goal or len(instance.size) > SKYLINE:
         return best
-    height, ceiling = NO_LIMIT, -(-bound // grain) * grain
-    found_at, trial = best.offsets, np.zeros_like(best.offsets)
+    if (instance.fixed >= 0).any():
+        return _search(instance, best, capacity, work)
+    return _by_core(instance, best, capacity, max(goal, ceiling), work, by_parts)
+
+
+def _by_heuristics(instance: _Instance, best: Placement, goal: int, ceiling: int) -> Placement:
+    """What is found until one of the named placers reaches the goal."""
+    trial = np.zeros_like(best.offsets)
     for name, attempt in _attempts(instance, ceiling):
-        found, _ = attempt(height, trial)
-        if 0 <= found < height:
-            height = int(found)
-            found_at[:] = trial
-            best = Placement(found_at, height, bound, name)
-            if height <= goal:
-                return best
-    few_stick_out = 0 < height - ceiling <= ceiling >> 3
-    if few_stick_out and len(instance.size) <= SKYLINE and not (instance.fixed >= 0).any():
-        best = _shaken(instance, best, max(goal, ceiling))
-        if best.height > goal and by_parts and capacity is None:
-            best = _largest_first(instance, best, max(goal, ceiling), work)
-        if best.height <= goal:
-            return best
-    return _search(instance, best, capacity, work) if work and len(instance.size) <= SEARCH else best
+        found, _ = attempt(best.height, trial)
+        if 0 <= found < best.height:
+            best = Placement(trial.copy(), int(found), best.lower_bound, name)
+            if best.height <= goal:
+                break
+    return best
+
+
+def _by_core(
+    instance: _Instance, best: Placement, capacity: int | None, goal: int, work: int, by_parts: bool
+) -> Placement:
+    """Place the core at greater length, and then the others, which find a place above no more than its height."""
+    from foreplan.planner.core import outside_core
+
+    others = outside_core(instance.lower, instance.upper, instance.size, instance.alignment, goal)
+    if not len(others):
+        return _at_length(instance, best, capacity, goal, work, by_parts)
+    core = np.delete(np.arange(len(instance.size)), others)
+    inner = _some(instance, core)
+    offsets = best.offsets[core]
+    height = int((offsets + inner.size).max(initial=0))
+    start = _by_heuristics(inner, Placement(offsets, height, best.lower_bound, best.heuristic), goal, goal)
+    placed = _at_length(inner, start, capacity, goal, work, by_parts)
+    found = _around(instance, core, placed, others)
+    return min(found, replace(best, lower_bound=found.lower_bound), key=lambda one: one.height)
+
+
+def _at_length(
+    instance: _Instance, best: Placement, capacity: int | None, goal: int, work: int, by_parts: bool
+) -> Placement:
+    """What takes longer than the named placers, until something reaches the goal."""
+    few_stick_out = best.height - goal <= goal >> 3
+    searched = capacity is not None and len(instance.size) <= SEARCH  # to a capacity, the search is the quicker way
+    if best.height > goal and few_stick_out and not searched:
+        best = _shaken(instance, best, goal)
+    if best.height > goal and capacity is None and work:
+        best = _by_ejection(instance, best, goal, EJECTIONS if by_parts else EJECTIONS_OF_PARTS)
+        if best.height > goal and by_parts:
+            best = _largest_first(instance, best, goal, work)
+    return _search(instance, best, capacity, work) if best.height > goal else best
+
+
+def _around(instance: _Instance, some: np.ndarray, placed: Placement, others: np.ndarray) -> Placement:
+    """Some buffers where they are placed, and others, in this order, in what these leave free."""
+    fixed = np.full(len(instance.size), -1)
+    fixed[some] = placed.offsets
+    offsets = np.zeros(len(fixed), np.int64)
+    height, _ = _greedy(replace(instance, fixed=fixed), np.concatenate([some, others]), False, NO_LIMIT, offsets)
+    return Placement(offsets, int(height), placed.lower_bound, placed.heuristic)
+
+
+def _some(instance: _Instance, which: np.ndarray) -> _Instance:
+    columns = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
+    return _Instance(*(column[which] for column in columns))
 
 
 def _search(instance: _Instance, best: Placement, capacity: int | None, work: int) -> Placement:
@@ -128,17 +185,52 @@ def _search(instance: _Instance, best: Placement, capacity: int | None, work: in
     from foreplan.planner.exact import descend
     from foreplan.planner.sections import sections_of
 
-    if capacity is not None and capacity < best.lower_bound:
+    if not work or len(instance.size) > SEARCH or (capacity is not None and capacity < best.lower_bound):
         return best
-    some = np.flatnonzero(instance.size)
-    columns = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
-    sections = sections_of(*[column[some] for column in columns])
+    given = np.flatnonzero(instance.size)
+    some = _some(instance, given)
+    sections = sections_of(some.lower, some.upper, some.size, some.alignment, some.fixed)
     goal = best.lower_bound if capacity is None else capacity
-    descent = descend(sections, best.offsets[some], best.lower_bound, goal, work, straight=capacity is not None)
+    descent = descend(sections, best.offsets[given], best.lower_bound, goal, work, straight=capacity is not None)
     offsets = best.offsets.copy()
-    offsets[some] = descent.offsets
+    offsets[given] = descent.offsets
     name = best.heuristic if descent.height == best.height else "systematic search"
     return Placement(offsets, descent.height, descent.bound, name)
+
+
+def _by_ejection(instance: _Instance, best: Placement, goal: int, shares: Sequence[int]) -> Placement:
+    """Runs of the ejection search, all of them from other starts: at the goal, and then between it and the best."""
+    from foreplan.planner.ejection import eject
+    from foreplan.planner.sections import together
+
+    if len(instance.size) > EJECTED:
+        return best
+    grain = int(instance.alignment.min())
+    size = -(-instance.size // grain) * grain
+    neighbours = together(instance.lower, instance.upper)
+    most = EJECTION + EJECTION_PAIR * len(neighbours[1])
+    ranks = [np.argsort(order) for order in (_by_size(instance), _by_area(instance), _by_lifetime(instance))]
+    failed, capacity, run = goal - grain, goal, 0
+    for share in shares:
+        done = 0
+        while done < share:
+            kept = run % 4 == 3  # what lies within the capacity in the best
+            offsets = np.where(best.offsets + size > capacity, -1, best.offsets) if kept else np.full_like(size, -1)
+            arrays = (*neighbours, size, instance.alignment)
+            random = np.uint64((run + 1) * RANDOM % 2**64)
+            left, work = eject(ranks[run % 3], run % 2 == 1, *arrays, capacity, most, random, offsets)
+            done += work
+            run += 1
+            if not left:
+                height = int((offsets + instance.size).max())
+                best = Placement(offsets, height, best.lower_bound, "ejection")
+                break
+        else:
+            failed = capacity
+        capacity = failed + (best.height - failed) // 2 // grain * grain
+        if best.height <= goal or capacity <= failed:
+            break
+    return best
 
 
 def _largest_first(instance: _Instance, best: Placement, goal: int, work: int) -> Placement:
@@ -148,8 +240,7 @@ def _largest_first(instance: _Instance, best: Placement, goal: int, work: int) -
         if best.height <= goal or count >= len(order):
             break
         some = order[:count]
-        columns = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
-        placed = _place(_Instance(*(column[some] for column in columns)), None, work, by_parts=False)
+        placed = _place(_some(instance, some), None, work, by_parts=False)
         if placed.height >= best.height:
             continue
         fixed = np.full(len(order), -1)
@@ -295,20 +386,30 @@ def _online(instance: _Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]
 def _shaken(instance: _Instance, best: Placement, goal: int) -> Placement:
     """The skyline by orders that are shaken a little, again and again, until one reaches the goal or the work is done.
 
-    Orders that differ by a few exchanges often differ in height where few buffers stick out.
+    Orders that differ by a few exchanges often differ in height where few buffers stick out. Every other try shakes an
+    order as it was at first; those between go on from the last that was no higher.
     """
     kernels = _kernels()
-    orders = (_by_area(instance), _by_lifetime(instance))
+    first = (_by_area(instance), _by_lifetime(instance))
+    orders = [*first, *(order.copy() for order in first)]
+    heights = [NO_LIMIT] * len(orders)
     lower, upper, births = _ranked(instance)
     rank = np.empty(len(births), np.int64)
     offsets = np.zeros(len(births), np.int64)  # the skyline leaves those of empty buffers as they are
     random, done, tries = np.uint64(1), 0, 0
     while done < SHAKING and best.height > goal:
-        moves = 1 + tries // len(orders) % 5 * len(births) // 16
-        random = np.uint64(kernels.shake(orders[tries % len(orders)], moves, random, rank))
+        which, turn = tries % len(orders), tries // len(orders)
+        few = (1, 2, 3, 1 + len(births) // 16)[turn % 4]
+        goes_on = which >= len(first)
+        random = np.uint64(
+            kernels.shake(orders[which], few if goes_on else 1 + turn % 5 * len(births) // 16, random, rank)
+        )
         arrays = (rank, births, lower, upper, instance.size, instance.alignment)
-        found, work = kernels.skyline(*arrays, best.height, offsets)
-        if found >= 0:
+        found, work = kernels.skyline(*arrays, heights[which] + 1 if goes_on else best.height, offsets)
+        if found >= 0 and goes_on:
+            heights[which] = int(found)
+            orders[which][rank] = np.arange(len(births))
+        if 0 <= found < best.height:
             best = Placement(offsets.copy(), int(found), best.lower_bound, "skyline by a shaken order")
         done += work + len(births) + TRY
         tries += 1

@@ -60,12 +60,17 @@ def sections_of(
     rounded = -(-size // grain) * grain
     time = np.arange(len(times) - 1)[:, None]
     cover_first, cover = _rows((low <= time) & (time < up))
-    together = (low[:, None] < up) & (low < up[:, None])
-    np.fill_diagonal(together, False)
-    near_first, near = _rows(together)
+    near_first, near = together(low, up)
     twin = _twins(np.stack([low, up, rounded, size, alignment, np.where(fixed < 0, -1, np.arange(n))]))
     arrays = (low, up, rounded, size, alignment, fixed, twin, cover_first, cover, near_first, near)
     return Sections(*[np.ascontiguousarray(array, np.int64) for array in arrays])
+
+
+def together(lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each buffer those that live at the same time, as `Sections.near_first` and `Sections.near`."""
+    meets = (lower[:, None] < upper) & (lower < upper[:, None])
+    np.fill_diagonal(meets, False)
+    return _rows(meets)
 
 
 def _rows(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

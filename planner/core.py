@@ -1,0 +1,71 @@
+"""The core of an instance of offset search: what is left without the buffers that always find a place.
+
+A buffer fits into a capacity wherever those that live with it lie, if even the offsets that each of them denies it, all
+counted apart, are fewer than it could have. Such a buffer may be placed last, so it does not count for the others
+either, and more of them turn out to be such: as vertices of low degree are set aside in the colouring of graphs (Matula
+and Beck, "Smallest-last ordering and clustering and graph coloring algorithms", Journal of the ACM 1983). A placement
+of the core within the capacity, or any larger one, thus becomes a placement of all. Compiled by Numba.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True)
+def set_aside(lower, upper, size, alignment, total, count, capacity, order):  # type: ignore[no-untyped-def]
+    """Find the buffers outside the core, for arrays of int64 with one entry a buffer.
+
+    Args:
+        size: rounded up to the smallest alignment of all; 0 is set aside at once.
+        total: bytes of the others that live with each buffer; changed.
+        count: how many of them have bytes; changed.
+        capacity: a multiple of the smallest alignment.
+        order: written: those set aside, each of which finds a place when all others but those before it lie.
+
+    Returns:
+        How many there are.
+    """
+    n = size.size
+    grain = alignment.min()
+    left = np.ones(n, np.bool_)
+    aside = 0
+    before = -1
+    while before < aside:
+        before = aside
+        for i in range(n):
+            # An open interval as long as both sizes, between multiples of the grain, holds so many aligned offsets.
+            denied = total[i] + count[i] * (size[i] - 2 * grain + alignment[i])
+            if not left[i] or (size[i] and denied + size[i] > capacity):
+                continue
+            left[i] = False
+            order[aside] = i
+            aside += 1
+            if size[i] == 0:
+                continue
+            for j in range(n):
+                if lower[j] < upper[i] and lower[i] < upper[j]:
+                    total[j] -= size[i]
+                    count[j] -= 1
+    return aside
+
+
+def outside_core(
+    lower: np.ndarray, upper: np.ndarray, size: np.ndarray, alignment: np.ndarray, capacity: int
+) -> np.ndarray:
+    """Buffers outside the core in the order in which they can be placed once it is; arguments as of `place`, int64."""
+    grain = int(alignment.min())
+    rounded = -(-size // grain) * grain
+    order = np.empty(len(size), np.int64)
+    total, others = (_together(lower, upper, weight) for weight in (rounded, (rounded > 0).astype(np.int64)))
+    count = set_aside(lower, upper, rounded, alignment, total, others, capacity // grain * grain, order)
+    return order[:count][::-1].copy()
+
+
+def _together(lower: np.ndarray, upper: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The weight of all others that live with each buffer: of those born before it dies, less those dead by then."""
+    births, deaths = np.argsort(lower, kind="stable"), np.argsort(upper, kind="stable")
+    born = np.concatenate([[0], np.cumsum(weight[births])])[np.searchsorted(lower[births], upper)]
+    dead = np.concatenate([[0], np.cumsum(weight[deaths])])[np.searchsorted(upper[deaths], lower, side="right")]
+    return (born - dead - weight).astype(np.int64)
