@@ -39,6 +39,10 @@ class InputError(ForeplanError):
     """A wrong array given to a step: its name, what was expected and what came."""
 
 
+class TargetError(ForeplanError):
+    """A target that this machine cannot plan or run for: its library is missing or too old; says how to get it."""
+
+
 class PlanError(ForeplanError):
     """A plan or plan file that must not run: damaged, edited, or made for something else."""
 

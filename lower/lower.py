@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from foreplan.errors import ShapeError, UnsupportedError, UsageError
 from foreplan.graph import Builder, Cost, Graph, Kind, Node, Op, Value, Window
+from foreplan.lower.cpu import CpuTarget
 from foreplan.lower.numpy import NumpyTarget
 from foreplan.lower.offload import COPY, with_host
 from foreplan.lower.program import ARENA, PARAMETERS, REGIONS, STATE, Call, Operand, Program, Slot
@@ -15,8 +16,7 @@ from foreplan.passes.rewrite import rewrite
 from foreplan.passes.simplify import fuse_maps
 from foreplan.planner import problem as p
 
-TARGETS: dict[str, type[Target]] = {"numpy": NumpyTarget}
-_COPY_KERNEL = Kernel("reference", 0, ())
+TARGETS: dict[str, Callable[..., Target]] = {"numpy": NumpyTarget, "cpu": CpuTarget}
 
 _CATEGORIES = {
     Kind.INPUT: p.Category.INPUTS,
@@ -30,15 +30,21 @@ _CATEGORIES = {
 }
 
 
-def target_named(name: str) -> Target:
-    """The target of that name.
+def target_named(text: str) -> Target:
+    """The target of that name, perhaps with options: `numpy`, `cpu`, `cpu:threads=2`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or it has no such option.
     """
+    name, _, options = text.partition(":")
     if name not in TARGETS:
         raise UsageError(f"there is no target {name!r}; choose one of {', '.join(TARGETS)}")
-    return TARGETS[name]()
+    if not options:
+        return TARGETS[name]()
+    key, _, value = options.partition("=")
+    if name != "cpu" or key != "threads" or not value.isascii() or not value.isdigit():
+        raise UsageError(f"the target {name} has no option {options!r}; `cpu:threads=2` is one")
+    return CpuTarget(int(value))
 
 
 def lower(graph: Graph, target: str | Target = "numpy", *, offload: bool = False) -> Program:
@@ -87,7 +93,7 @@ class _Lowering:
         self.actions: list[p.Action] = []
         self.calls: list[Call] = []
         self.where: dict[Value, Operand] = {}
-        self.copies: dict[Operand, Operand] = {}
+        self.copies: dict[tuple[Operand, Window], Operand] = {}
         self.names: set[str] = set()
         # A value that becomes the content of one stored value is written straight to that value's home.
         self.home: dict[Value, Value] = {}
@@ -175,13 +181,13 @@ class _Lowering:
         if node.op.is_view:
             self.where[node.outputs[0]] = self.look(node)
             return
-        types, outputs = [value.type for value in node.inputs], [value.type for value in node.outputs]
-        operands = []
-        for i, value in enumerate(node.inputs):
-            operand = self.where[value]
-            if not operand.window.is_dense and not self.target.accepts_strides(node.op, i, types, operand.strides):
-                operand = self.copy(operand, node)
-            operands.append(operand)
+        outputs = [value.type for value in node.outputs]
+        operands = [self.where[value] for value in node.inputs]
+        windows = [operand.window for operand in operands]
+        for i, operand in enumerate(operands):
+            wanted = self.target.reads(node.op, i, windows)
+            if wanted != operand.window:
+                operands[i] = self.copy(operand, node, wanted)
         writes = []
         windows = [operand.window for operand in operands]
         for value, layout in zip(node.outputs, self.target.layouts(node.op, windows, outputs)):
@@ -223,19 +229,20 @@ class _Lowering:
         operand = self.where[node.inputs[0]]
         view = node.op.view(operand.type, operand.strides)
         if view is None:
-            operand = self.copy(operand, node)
+            operand = self.copy(operand, node, Window.dense(operand.type))
             view = node.op.view(operand.type, operand.strides)
             assert view is not None, f"{node.op.name} has no view of a dense input"
         type = node.outputs[0].type
         strides = type.strides if Window(type, view.strides).is_dense else view.strides
         return Operand(operand.value, operand.offset + view.offset, type, strides)
 
-    def copy(self, operand: Operand, node: Node) -> Operand:
-        """A dense copy of a window, made once."""
-        if operand not in self.copies:
+    def copy(self, operand: Operand, node: Node, layout: Window) -> Operand:
+        """A copy of a window that lies in a certain way, made once."""
+        if (operand, layout) not in self.copies:
             kind = node.outputs[0].kind
-            self.copies[operand] = self.copy_to(operand, f"{node.name}/dense", _CATEGORIES[kind], p.Role.TRANSIENT)
-        return self.copies[operand]
+            name = f"{node.name}/dense" if layout.is_dense else f"{node.name}/image"
+            self.copies[operand, layout] = self.copy_to(operand, name, _CATEGORIES[kind], p.Role.TRANSIENT, layout)
+        return self.copies[operand, layout]
 
     def act(
         self,
@@ -325,13 +332,21 @@ class _Lowering:
                 self.where[old].value,
             )
             written = Operand(index, 0, old.type, old.type.strides)
-            self.act(COPY, _COPY_KERNEL, [operand], [written], f"{old.name}/update", "")
+            self.act_copy(operand, written, f"{old.name}/update")
 
-    def copy_to(self, operand: Operand, name: str, category: p.Category, role: p.Role) -> Operand:
+    def copy_to(
+        self, operand: Operand, name: str, category: p.Category, role: p.Role, layout: Window | None = None
+    ) -> Operand:
+        """A copy, in C order unless it is to lie otherwise."""
         index = self.new_value(name, operand.type.nbytes, category, role, ARENA)
-        written = Operand(index, 0, operand.type, operand.type.strides)
-        self.act(COPY, _COPY_KERNEL, [operand], [written], f"{name}/copy", "")
+        written = Operand(index, 0, operand.type, operand.type.strides if layout is None else layout.strides)
+        self.act_copy(operand, written, f"{name}/copy")
         return written
+
+    def act_copy(self, operand: Operand, written: Operand, name: str) -> None:
+        """The action of a copy."""
+        kernel = self.target.kernels(COPY, [operand.window], [written.window])[0]
+        self.act(COPY, replace(kernel, overwrites=()), [operand], [written], name, "")
 
     def result(self, name: str, value: Value, category: p.Category) -> Slot:
         """A value that is there at the end; what could be overwritten before then is copied."""

@@ -23,9 +23,9 @@ class NumpyTarget:
     )
     alignment = 64
 
-    def accepts_strides(self, op: Op, index: int, inputs: Types, strides: tuple[int, ...]) -> bool:
-        """As the op says of its reference kernel."""
-        return op.accepts_strides(index, inputs[index], strides)
+    def reads(self, op: Op, index: int, inputs: Sequence[Window]) -> Window:
+        """As it lies, if the op says so of its reference kernel; else dense."""
+        return reference_reads(op, index, inputs[index])
 
     def layouts(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
         """In C order."""
@@ -34,6 +34,12 @@ class NumpyTarget:
     def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
         """The reference kernel, if the op has one."""
         return reference(op, inputs, outputs)
+
+
+def reference_reads(op: Op, index: int, input: Window) -> Window:
+    """How the op's own NumPy kernel takes an input."""
+    as_it_lies = input.is_dense or op.accepts_strides(index, input.type, input.strides)
+    return input if as_it_lies else Window.dense(input.type)
 
 
 def reference(op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:

@@ -61,8 +61,8 @@ class Target(Protocol):
     profile: DeviceProfile
     alignment: int  # of every value and workspace, in bytes
 
-    def accepts_strides(self, op: Op, index: int, inputs: Types, strides: tuple[int, ...]) -> bool:
-        """Whether every candidate reads input `index` with these byte strides without a copy."""
+    def reads(self, op: Op, index: int, inputs: Sequence[Window]) -> Window:
+        """How every candidate takes input `index`: as it lies, or else as a copy of it that has to be made first."""
 
     def layouts(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
         """How the outputs of an op lie, given how its inputs do: each without gaps, its axes in some order."""

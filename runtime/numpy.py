@@ -28,6 +28,14 @@ def allocate(heights: Sequence[int]) -> list[np.ndarray]:
     return [raw[shift + start : shift + start + height] for start, height in zip(starts, heights)]
 
 
+def window(program: Program, regions: Sequence[np.ndarray], operand: Operand, offset: int) -> np.ndarray:
+    """The array of a tensor whose value lies at `offset` of its region."""
+    region, type = regions[program.values[operand.value].region], operand.type
+    if type.size == 0:
+        return np.empty(type.shape, type.dtype.numpy)
+    return np.ndarray(type.shape, type.dtype.numpy, region, offset + operand.offset, operand.strides)
+
+
 class NumpyBound:
     """A plan on the NumPy engine.
 
@@ -53,11 +61,7 @@ class NumpyBound:
 
     def window(self, operand: Operand, offset: int) -> np.ndarray:
         """The array of a tensor whose value lies at `offset` of its region."""
-        region = self.regions[self.program.values[operand.value].region]
-        type = operand.type
-        if type.size == 0:
-            return np.empty(type.shape, type.dtype.numpy)
-        return np.ndarray(type.shape, type.dtype.numpy, region, offset + operand.offset, operand.strides)
+        return window(self.program, self.regions, operand, offset)
 
     def run(self) -> None:
         """Execute the plan once."""

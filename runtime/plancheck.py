@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from foreplan.errors import PlanError
-from foreplan.graph import TensorType
-from foreplan.lower import Call, Operand, Program, Slot, target_named
+from foreplan.lower import Call, Operand, Program, Slot, Target, target_named
 from foreplan.lower.program import REGIONS, WITH_HOST
 from foreplan.planner import Action, Role
 
@@ -52,7 +51,7 @@ def check_calls(program: Program) -> None:
             raise PlanError(f"{where}: target {target.name} has no kernel {call.kernel!r} for {call.op.name}")
         if action.workspace != kernel.workspace:
             raise PlanError(f"{where}: needs {kernel.workspace} bytes of workspace, and {action.workspace} are planned")
-        _check_strides(program, action, call, inputs)
+        _check_reads(target, call)
         _check_overwrites(action, call, kernel.overwrites, where)
         _check_parts(action, call, kernel.parts, where)
 
@@ -72,14 +71,11 @@ def _check_window(program: Program, operand: Operand, where: str) -> None:
         raise PlanError(f"{where}: a window onto {value.name!r} is not aligned to its elements")
 
 
-def _check_strides(program: Program, action: Action, call: Call, inputs: Sequence[TensorType]) -> None:
-    target = target_named(program.target)
-    for i, operand in enumerate(call.inputs):
-        dense = all(
-            extent == 1 or a == b for extent, a, b in zip(operand.type.shape, operand.strides, operand.type.strides)
-        )
-        if not dense and operand.type.size > 1 and not target.accepts_strides(call.op, i, inputs, operand.strides):
-            raise PlanError(f"node {call.node!r}: its kernel cannot read input {i} with the strides {operand.strides}")
+def _check_reads(target: Target, call: Call) -> None:
+    windows = [operand.window for operand in call.inputs]
+    for i, window in enumerate(windows):
+        if window.type.size > 1 and target.reads(call.op, i, windows) != window:
+            raise PlanError(f"node {call.node!r}: its kernel cannot read input {i} with the strides {window.strides}")
 
 
 def _check_overwrites(action: Action, call: Call, allowed: Sequence[tuple[int, int]], where: str) -> None:

@@ -24,7 +24,13 @@ from foreplan.runtime.numpy import NumpyEngine
 from foreplan.runtime.update import Update
 from foreplan.units import format_bytes
 
-ENGINES: dict[str, type[Engine]] = {"numpy": NumpyEngine}
+
+def _engine(target: str) -> Engine:
+    if target.partition(":")[0] == "cpu":
+        from foreplan.runtime.cpu import CpuEngine
+
+        return CpuEngine()
+    return NumpyEngine()
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ class Session:
             from threadpoolctl import threadpool_limits
 
             threadpool_limits(threads)
-        engine = ENGINES[program.target]()
+        engine = _engine(program.target)
         if share is not None:
             _check_sharing(program, plan, share)
         heights = plan.heights if update is None else update.heights(plan)

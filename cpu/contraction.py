@@ -1,0 +1,256 @@
+"""Matrix products and convolutions by oneDNN: images lie with their channels last, weights are reordered each time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from foreplan.cpu import library as c
+from foreplan.cpu import primitives
+from foreplan.cpu.kernel import Refused, Run, Windows, one_after_another
+from foreplan.cpu.primitives import Description, Geometry, Primitive
+from foreplan.graph import Op, Window
+from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.ops.matmul import MatMul
+from foreplan.units import align_up
+
+ALIGNMENT = 64
+ADDED = 4 * 2**20  # bytes of a gradient that are made before they are added to another
+Place = tuple[str, int, int]  # "in" or "out" and which, or "scratch"; and the byte of it
+INPUT = tuple(("in", i, 0) for i in range(3))
+OUTPUT = ("out", 0, 0)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A primitive within a kernel: where each of its arguments lies.
+
+    Attributes:
+        arguments: by argument, an input, an output or the scratch memory, and the byte of it.
+    """
+
+    primitive: Primitive
+    arguments: Mapping[int, Place]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Primitives that run one after the other.
+
+    Attributes:
+        base: index of an input that is copied to output 0 first, unless it lies there; or -1.
+    """
+
+    stages: tuple[Stage, ...]
+    workspace: int
+    base: int = -1
+
+    @property
+    def overwrites(self) -> tuple[tuple[int, int], ...]:
+        """What is added to may be changed in place."""
+        return ((0, self.base),) if self.base >= 0 else ()
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """The primitives, bound."""
+        arrays = {"in": inputs, "out": outputs, "scratch": [workspace]}
+        starts = {kind: [array.ctypes.data for array in found] for kind, found in arrays.items()}
+        runs: list[Run] = []
+        if self.base >= 0 and starts["in"][self.base] != starts["out"][0]:
+            runs.append(partial(np.copyto, outputs[0], inputs[self.base]))
+        for stage in self.stages:
+            addresses = {a: starts[kind][index] + byte for a, (kind, index, byte) in stage.arguments.items()}
+            runs.append(stage.primitive.bind(addresses))
+        return one_after_another(*runs)
+
+
+class _Plan:
+    """Stages as they are added, and the scratch memory that they share."""
+
+    def __init__(self) -> None:
+        self.stages: list[Stage] = []
+        self.kept = 0  # bytes of scratch memory that hold something between stages
+        self.most = 0
+
+    def keep(self, nbytes: int) -> Place:
+        """Scratch memory until the end."""
+        place = ("scratch", 0, self.kept)
+        self.kept += align_up(nbytes, ALIGNMENT)
+        self.most = max(self.most, self.kept)
+        return place
+
+    def run(self, primitive: Primitive, arguments: Mapping[int, Place]) -> None:
+        """A stage, its own scratch memory above what is kept."""
+        if primitive.scratchpad:
+            arguments = {**arguments, c.SCRATCHPAD: ("scratch", 0, self.kept)}
+            self.most = max(self.most, self.kept + align_up(primitive.scratchpad, ALIGNMENT))
+        self.stages.append(Stage(primitive, arguments))
+
+    def weights(self, given: Window, wanted: Description, place: Place) -> Place:
+        """Weights in the layout that a primitive wants."""
+        described = Description.of(given)
+        if described == wanted:
+            return place
+        here = self.keep(wanted.nbytes)
+        self.run(primitives.reorder(described, wanted), {c.SRC: place, c.DST: here})
+        return here
+
+    def finish(self, base: int = -1) -> Staged:
+        """The kernel."""
+        return Staged(tuple(self.stages), self.most, base)
+
+
+def matmul(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """A product, batched or not, perhaps added to a third input."""
+    assert isinstance(op, MatMul)
+    a, b = (_swapped(x) if flag else x for x, flag in zip(inputs, (op.transpose_a, op.transpose_b)))
+    y = outputs[0]
+    a, b, y = _flattened(a, b, y)
+    rank = len(y.shape)
+    a, b = (x.viewed((1,) * (rank - len(x.shape)) + x.shape, (0,) * (rank - len(x.shape)) + x.strides) for x in (a, b))
+    _check(a, b, y)
+    plan, base = _Plan(), len(inputs) - 1 if len(inputs) > 2 else -1
+    product = primitives.matmul(_stepped(a), _stepped(b), y, add=base >= 0)
+    plan.run(product, {c.SRC: INPUT[0], c.WEIGHTS: INPUT[1], c.DST: OUTPUT})
+    return plan.finish(base)
+
+
+def _stepped(x: Window) -> Window:
+    """With a stride that oneDNN takes for axes of extent 1."""
+    steps = [stride or x.type.nbytes for stride in x.strides]
+    return x.viewed(x.shape, steps)
+
+
+def _swapped(x: Window) -> Window:
+    order = [*range(len(x.shape) - 2), len(x.shape) - 1, len(x.shape) - 2]
+    return x.viewed([x.shape[i] for i in order], [x.strides[i] for i in order])
+
+
+def _flattened(a: Window, b: Window, y: Window) -> tuple[Window, Window, Window]:
+    """Leading axes made rows of one product, where b is one matrix."""
+    if len(a.shape) <= 2 or (len(b.shape) > 2 and math.prod(b.shape[:-2]) > 1):
+        return a, b, y
+    if len(a.shape) != len(y.shape) or not _rows_merge(a) or not y.is_dense:
+        return a, b, y
+    rows = math.prod(a.shape[:-1])
+    flat = a.viewed((rows, a.shape[-1]), (a.strides[-2], a.strides[-1]))
+    return flat, b.viewed(b.shape[-2:], b.strides[-2:]), Window.dense(y.type.with_shape((rows, y.shape[-1])))
+
+
+def _rows_merge(a: Window) -> bool:
+    """Whether the rows of all matrices lie at equal distances."""
+    step = a.strides[-2]
+    for extent, stride in zip(reversed(a.shape[:-1]), reversed(a.strides[:-1])):
+        if extent != 1 and stride != step:
+            return False
+        step *= extent
+    return True
+
+
+def _check(*windows: Window) -> None:
+    """Raise for what no kernel here takes."""
+    for x in windows:
+        if x.type.dtype.name != "float32" or not x.type.size or any(step < 0 for step in x.strides):
+            raise Refused(f"{x.type} with the strides {x.strides}")
+
+
+def _geometry(op: Conv | ConvDataGrad | ConvWeightGrad) -> Geometry:
+    if any(pad < 0 for pads in op.pads for pad in pads):
+        raise Refused("negative padding")
+    low, high = ((pads[i] for pads in op.pads) for i in (0, 1))
+    return Geometry(op.strides, op.dilations, tuple(low), tuple(high))
+
+
+def _grouped(w: Window, groups: int) -> Window:
+    """Weights [K, C/groups, …] as [groups, K/groups, C/groups, …], as oneDNN takes them."""
+    if groups == 1:
+        return w
+    each = w.shape[0] // groups
+    return w.viewed((groups, each, *w.shape[1:]), (each * w.strides[0], *w.strides))
+
+
+def conv(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """A convolution, with a bias or added to what there is."""
+    assert isinstance(op, Conv)
+    x, w, *added = inputs
+    y = outputs[0]
+    _check(*inputs, y)
+    adds = bool(added) and added[0].shape == y.shape
+    bias = added[0] if added and not adds else None
+    weights = _grouped(w, op.groups)
+    made = primitives.convolution(x, weights, y, _geometry(op), bias, add=adds)
+    plan = _Plan()
+    arguments = {c.SRC: INPUT[0], c.DST: OUTPUT}
+    arguments[c.WEIGHTS] = plan.weights(weights, made.descriptions[c.WEIGHTS], INPUT[1])
+    if bias:
+        arguments[c.BIAS] = INPUT[2]
+    plan.run(made, arguments)
+    return plan.finish(2 if adds else -1)
+
+
+def conv_data_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """The gradient of a convolution's data; added to what there is image by image."""
+    assert isinstance(op, ConvDataGrad)
+    g, w, *added = inputs
+    dx = outputs[0]
+    _check(*inputs, dx)
+    weights, plan, images = _grouped(w, op.groups), _Plan(), g.shape[0]
+    together = _together(images, dx.type.nbytes // images) if added else images
+    some_g, some_dx = (x.viewed((together, *x.shape[1:]), x.strides) for x in (g, dx))
+    made = primitives.convolution_data_gradient(some_g, weights, some_dx, _geometry(op))
+    place = plan.weights(weights, made.descriptions[c.WEIGHTS], INPUT[1])
+    if not added:
+        plan.run(made, {c.DIFF_DST: INPUT[0], c.WEIGHTS: place, c.DIFF_SRC: OUTPUT})
+        return plan.finish()
+    described = Description.of(some_dx)
+    add, here = primitives.reorder(described, described, add=True), plan.keep(described.nbytes)
+    for image in range(0, images, together):
+        source, target = ("in", 0, image * g.strides[0]), ("out", 0, image * dx.strides[0])
+        plan.run(made, {c.DIFF_DST: source, c.WEIGHTS: place, c.DIFF_SRC: here})
+        plan.run(add, {c.SRC: here, c.DST: target})
+    return plan.finish(2)
+
+
+def _together(images: int, nbytes: int) -> int:
+    """How many images' gradients are made before they are added: a divisor of all, of a few megabytes."""
+    most = max(1, ADDED // max(nbytes, 1))
+    return max(n for n in range(1, images + 1) if images % n == 0 and n <= most)
+
+
+def conv_weight_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """The gradient of a convolution's weights; of one tap, a product over all positions."""
+    assert isinstance(op, ConvWeightGrad)
+    x, g, *added = inputs
+    dw = outputs[0]
+    _check(*inputs, dw)
+    plan = _Plan()
+    rows = [_positions(image) for image in (x, g)]
+    if set(op.kernel) == {1} == set(op.strides) and op.groups == 1 and not any(map(any, op.pads)) and all(rows):
+        flat = Window.dense(dw.type.with_shape(dw.shape[:2]))
+        assert rows[0] and rows[1]
+        made = primitives.matmul(_swapped(rows[1]), rows[0], flat, add=bool(added))
+        plan.run(made, {c.SRC: INPUT[1], c.WEIGHTS: INPUT[0], c.DST: OUTPUT})
+        return plan.finish(2 if added else -1)
+    weights = _grouped(dw, op.groups)
+    made = primitives.convolution_weight_gradient(x, g, weights, _geometry(op))
+    wanted, given = made.descriptions[c.DIFF_WEIGHTS], Description.of(weights)
+    direct = wanted == given and not added
+    place = OUTPUT if direct else plan.keep(wanted.nbytes)
+    plan.run(made, {c.SRC: INPUT[0], c.DIFF_DST: INPUT[1], c.DIFF_WEIGHTS: place})
+    if not direct:
+        plan.run(primitives.reorder(wanted, given, add=bool(added)), {c.SRC: place, c.DST: OUTPUT})
+    return plan.finish(2 if added else -1)
+
+
+def _positions(image: Window) -> Window | None:
+    """Images whose channels lie last and without gaps, as one matrix of positions and channels."""
+    item, channels = image.type.dtype.itemsize, image.shape[1]
+    order = [0, *range(2, len(image.shape)), 1]
+    last = image.viewed([image.shape[i] for i in order], [image.strides[i] for i in order])
+    if (channels > 1 and image.strides[1] != item) or not _rows_merge(last):
+        return None
+    rows = math.prod(last.shape[:-1])
+    return image.viewed((rows, channels), (last.strides[-2], item))

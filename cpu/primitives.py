@@ -1,0 +1,271 @@
+"""oneDNN's primitives as foreplan uses them: described, asked for their scratch memory, and bound to addresses."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from ctypes import byref, c_char_p, c_void_p
+from dataclasses import dataclass
+from functools import partial
+
+from foreplan.cpu import library as c
+from foreplan.cpu.kernel import Run
+from foreplan.cpu.library import Argument, Dims, library
+from foreplan.graph import Window
+
+
+class Description:
+    """dnnl_memory_desc_t: shape, element type and layout of a tensor; the layout may be left to the primitive."""
+
+    def __init__(self, handle: c_void_p, owned: bool = True) -> None:
+        self.handle, self._owned = handle, owned
+
+    @classmethod
+    def of(cls, window: Window) -> Description:
+        """A tensor that lies with these strides."""
+        found, size = c_void_p(), window.type.dtype.itemsize
+        strides = Dims(*(step // size for step in window.strides))
+        shape, kind = Dims(*window.shape), c.DATA_TYPES[window.type.dtype.name]
+        library().functions.dnnl_memory_desc_create_with_strides(byref(found), len(window.shape), shape, kind, strides)
+        return cls(found)
+
+    @classmethod
+    def chosen(cls, window: Window) -> Description:
+        """A tensor of this shape, in whatever layout the primitive likes best."""
+        found, kind = c_void_p(), c.DATA_TYPES[window.type.dtype.name]
+        library().functions.dnnl_memory_desc_create_with_tag(
+            byref(found), len(window.shape), Dims(*window.shape), kind, c.ANY
+        )
+        return cls(found)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of a tensor so described."""
+        return int(library().functions.dnnl_memory_desc_get_size(self.handle)) if self.handle else 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Description):
+            return NotImplemented
+        return bool(library().functions.dnnl_memory_desc_equal(self.handle, other.handle))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __del__(self) -> None:
+        if self._owned and self.handle:
+            library().functions.dnnl_memory_desc_destroy(self.handle)
+
+
+class Attributes:
+    """dnnl_primitive_attr_t: scratch memory is the caller's; perhaps the result is added to what is there."""
+
+    def __init__(self, add: bool = False) -> None:
+        functions = library().functions
+        self.handle = c_void_p()
+        functions.dnnl_primitive_attr_create(byref(self.handle))
+        functions.dnnl_primitive_attr_set_scratchpad_mode(self.handle, c.USER_SCRATCHPAD)
+        if add:
+            post = c_void_p()
+            functions.dnnl_post_ops_create(byref(post))
+            functions.dnnl_post_ops_append_sum(post, 1.0, 0, 0)
+            functions.dnnl_primitive_attr_set_post_ops(self.handle, post)
+            functions.dnnl_post_ops_destroy(post)
+
+    def __del__(self) -> None:
+        library().functions.dnnl_primitive_attr_destroy(self.handle)
+
+
+class Primitive:
+    """A primitive that was described (dnnl_primitive_desc_t), and made when it is first bound.
+
+    Attributes:
+        descriptions: of its arguments as it wants them, by argument; those that were given stand as given.
+    """
+
+    def __init__(self, create: Callable[..., object], *arguments: object, queries: Mapping[int, int]) -> None:
+        functions = library().functions
+        self.handle, self._made = c_void_p(), c_void_p()
+        handled = (Description, Attributes, Primitive)
+        create(byref(self.handle), *(a.handle if isinstance(a, handled) else a for a in arguments))
+        self.descriptions = {
+            argument: Description(c_void_p(functions.dnnl_primitive_desc_query_md(self.handle, query, 0)), owned=False)
+            for argument, query in {**queries, c.SCRATCHPAD: c.QUERY_SCRATCHPAD}.items()
+        }
+
+    @property
+    def scratchpad(self) -> int:
+        """Bytes of scratch memory that a run needs."""
+        return self.descriptions[c.SCRATCHPAD].nbytes
+
+    @property
+    def implementation(self) -> str:
+        """oneDNN's name for the code that runs."""
+        text = c_char_p()
+        library().functions.dnnl_primitive_desc_query(self.handle, c.QUERY_IMPLEMENTATION, 0, byref(text))
+        return (text.value or b"").decode()
+
+    def bind(self, addresses: Mapping[int, int]) -> Run:
+        """A call that runs it on these addresses, by argument; the caller keeps the memory alive."""
+        found = library()
+        if not self._made:
+            found.functions.dnnl_primitive_create(byref(self._made), self.handle)
+        memories = _Memories(self, addresses)
+        call = partial(
+            found.functions.dnnl_primitive_execute, self._made, found.stream, len(addresses), memories.arguments
+        )
+        call.keep = memories  # type: ignore[attr-defined]
+        return call
+
+    def __del__(self) -> None:
+        functions = library().functions
+        if self._made:
+            functions.dnnl_primitive_destroy(self._made)
+        if self.handle:
+            functions.dnnl_primitive_desc_destroy(self.handle)
+
+
+class _Memories:
+    """Memory objects for the arguments of one call; they own no bytes. They keep their primitive alive."""
+
+    def __init__(self, primitive: Primitive, addresses: Mapping[int, int]) -> None:
+        self.primitive = primitive
+        self.arguments = (Argument * len(addresses))()
+        for place, (argument, address) in zip(self.arguments, addresses.items()):
+            memory = c_void_p()
+            library().functions.dnnl_memory_create(
+                byref(memory), primitive.descriptions[argument].handle, library().engine, address
+            )
+            place.arg, place.memory = argument, memory
+
+    def __del__(self) -> None:
+        for place in self.arguments:
+            library().functions.dnnl_memory_destroy(place.memory)
+
+
+def reorder(source: Description, target: Description, add: bool = False) -> Primitive:
+    """A copy from one layout to another, or what is added to the latter. Arguments SRC, DST."""
+    found = library()
+    return Primitive(
+        found.functions.dnnl_reorder_primitive_desc_create,
+        source,
+        found.engine,
+        target,
+        found.engine,
+        Attributes(add),
+        queries={c.SRC: c.QUERY_SRC, c.DST: c.QUERY_DST},
+    )
+
+
+def matmul(a: Window, b: Window, y: Window, add: bool = False) -> Primitive:
+    """y = a·b, or y += a·b; leading axes of a and b may be 1. Arguments SRC, WEIGHTS, DST.
+
+    Raises:
+        Refused: oneDNN has no such product.
+    """
+    found = library()
+    return Primitive(
+        found.functions.dnnl_matmul_primitive_desc_create,
+        found.engine,
+        Description.of(a),
+        Description.of(b),
+        None,
+        Description.of(y),
+        Attributes(add),
+        queries={c.SRC: c.QUERY_SRC, c.WEIGHTS: c.QUERY_WEIGHTS, c.DST: c.QUERY_DST},
+    )
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Attributes of a convolution.
+
+    Attributes:
+        strides, dilations: elements, an entry a spatial axis (a dilation of 1 leaves no gaps).
+        low, high: zeros around each spatial axis.
+    """
+
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+
+    @property
+    def arguments(self) -> tuple[ctypes.Array[ctypes.c_int64], ...]:
+        """As oneDNN takes them, where a dilation of 0 leaves no gaps."""
+        gaps = tuple(step - 1 for step in self.dilations)
+        return tuple(Dims(*entries) for entries in (self.strides, gaps, self.low, self.high))
+
+
+def convolution(
+    x: Window, w: Window, y: Window, geometry: Geometry, bias: Window | None = None, add: bool = False
+) -> Primitive:
+    """y = x * w (+ bias), or y += x * w. Arguments SRC, WEIGHTS (in the layout that it chooses), BIAS, DST.
+
+    Raises:
+        Refused: oneDNN has no such convolution.
+    """
+    queries = {c.SRC: c.QUERY_SRC, c.WEIGHTS: c.QUERY_WEIGHTS, c.DST: c.QUERY_DST}
+    found = library()
+    made = Primitive(
+        found.functions.dnnl_convolution_forward_primitive_desc_create,
+        found.engine,
+        c.FORWARD,
+        c.DIRECT,
+        Description.of(x),
+        Description.chosen(w),
+        Description.of(bias) if bias else None,
+        Description.of(y),
+        *geometry.arguments,
+        Attributes(add),
+        queries=queries,
+    )
+    if bias:
+        made.descriptions[c.BIAS] = Description.of(bias)
+    return made
+
+
+def convolution_data_gradient(g: Window, w: Window, dx: Window, geometry: Geometry) -> Primitive:
+    """The gradient of a convolution's data. Arguments DIFF_DST, WEIGHTS (in the layout that it chooses), DIFF_SRC.
+
+    Raises:
+        Refused: oneDNN has no such convolution.
+    """
+    found, hint = library(), _hint(dx, w, g, geometry)
+    return Primitive(
+        found.functions.dnnl_convolution_backward_data_primitive_desc_create,
+        found.engine,
+        c.DIRECT,
+        Description.of(dx),
+        Description.chosen(w),
+        Description.of(g),
+        *geometry.arguments,
+        hint,
+        Attributes(),
+        queries={c.DIFF_DST: c.QUERY_DIFF_DST, c.WEIGHTS: c.QUERY_WEIGHTS, c.DIFF_SRC: c.QUERY_DIFF_SRC},
+    )
+
+
+def convolution_weight_gradient(x: Window, g: Window, dw: Window, geometry: Geometry) -> Primitive:
+    """The gradient of a convolution's weights. Arguments SRC, DIFF_DST, DIFF_WEIGHTS (in the layout that it chooses).
+
+    Raises:
+        Refused: oneDNN has no such convolution.
+    """
+    found, hint = library(), _hint(x, dw, g, geometry)
+    return Primitive(
+        found.functions.dnnl_convolution_backward_weights_primitive_desc_create,
+        found.engine,
+        c.DIRECT,
+        Description.of(x),
+        Description.chosen(dw),
+        None,
+        Description.of(g),
+        *geometry.arguments,
+        hint,
+        Attributes(),
+        queries={c.SRC: c.QUERY_SRC, c.DIFF_DST: c.QUERY_DIFF_DST, c.DIFF_WEIGHTS: c.QUERY_DIFF_WEIGHTS},
+    )
+
+
+def _hint(x: Window, w: Window, y: Window, geometry: Geometry) -> Primitive:
+    """The forward convolution that a gradient belongs to, which oneDNN wants to see."""
+    return convolution(x, w, y, geometry)

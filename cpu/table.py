@@ -1,0 +1,102 @@
+"""Which kernel runs an op on the CPU, how its outputs lie, and what it reads as it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from foreplan.cpu import contraction
+from foreplan.cpu.kernel import Kernel, Make, Refused, Windows
+from foreplan.cpu.threads import set_threads
+from foreplan.graph import Op, TensorType, Window
+from foreplan.graph.op import Types
+
+Layout = Callable[[Op, Windows, Types], Sequence[Window]]
+Reads = Callable[[Op, int, Window], Window]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Kernels of one op.
+
+    Attributes:
+        name: of the kernels, in plans.
+        make: the kernel for tensors that lie in a certain way.
+        layout: how outputs lie, given how inputs do.
+        reads: how input `index` is taken: as it lies, or as a copy that lies so.
+        images: whether tensors of four axes best lie with their channels last.
+    """
+
+    name: str
+    make: Make
+    layout: Layout
+    reads: Reads
+    images: bool = False
+
+
+def channels_last(type: TensorType) -> Window:
+    """Images [N, C, H, W] with their channels side by side; anything else in C order."""
+    if type.rank != 4:
+        return Window.dense(type)
+    _, channels, height, width = type.shape
+    item = type.dtype.itemsize
+    row = width * channels * item
+    return Window(type, (height * row, item, row, channels * item))
+
+
+def _images(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
+    return [channels_last(type) for type in outputs]
+
+
+def _rows(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
+    return [Window.dense(type) for type in outputs]
+
+
+def _as_reference(op: Op, index: int, window: Window) -> Window:
+    as_it_lies = window.is_dense or op.accepts_strides(index, window.type, window.strides)
+    return window if as_it_lies else Window.dense(window.type)
+
+
+def _conv_reads(op: Op, index: int, window: Window) -> Window:
+    """Images with their channels last; weights, and what is added, with any strides."""
+    image = index == 0 or (index == 1 and op.name == "conv_weight_grad")
+    if not image:
+        return window
+    last = channels_last(window.type)
+    steps = zip(window.shape, window.strides, last.strides)
+    in_order = all(extent == 1 or step >= least > 0 for extent, step, least in steps)
+    together = window.shape[1] == 1 or window.strides[1] == window.type.dtype.itemsize
+    return window if (in_order and together and window.type.rank == 4) or window == last else last
+
+
+FAMILIES = {
+    "matmul": Family("onednn", contraction.matmul, _rows, _as_reference),
+    "conv": Family("onednn", contraction.conv, _images, _conv_reads, True),
+    "conv_data_grad": Family("onednn", contraction.conv_data_gradient, _images, _conv_reads, True),
+    "conv_weight_grad": Family("onednn", contraction.conv_weight_gradient, _rows, _conv_reads, True),
+}
+
+
+@lru_cache(maxsize=8192)
+def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], threads: int) -> Kernel | None:
+    set_threads(threads)  # scratch memory depends on how many there are
+    try:
+        return FAMILIES[op.name].make(op, inputs, outputs)
+    except Refused:
+        return None
+
+
+def kernel_for(op: Op, inputs: Windows, outputs: Windows, threads: int) -> Kernel | None:
+    """The kernel for an op on tensors that lie so; None where only the op's own NumPy kernel runs it."""
+    return _make(op, tuple(inputs), tuple(outputs), threads) if op.name in FAMILIES else None
+
+
+def family_of(op: Op, inputs: Types, outputs: Types, threads: int) -> Family | None:
+    """The family of an op if it has a kernel for these types, tensors lying as it likes best."""
+    family = FAMILIES.get(op.name)
+    if family is None:
+        return None
+    windows = [channels_last(type) if family.images else Window.dense(type) for type in inputs]
+    made = kernel_for(op, windows, family.layout(op, windows, outputs), threads)
+    return None if made is None else family

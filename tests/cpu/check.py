@@ -1,0 +1,107 @@
+"""A CPU kernel against the op's own NumPy kernel, its memory poisoned and its surroundings watched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from foreplan.cpu.table import family_of, kernel_for
+from foreplan.errors import TargetError
+from foreplan.graph import Op, TensorType, Window, as_dtype
+
+THREADS = 1
+MARGIN = 64
+
+
+def needs_onednn() -> pytest.MarkDecorator:
+    """Skip where oneDNN is not installed."""
+    from foreplan.cpu.library import library
+
+    try:
+        library()
+    except TargetError as error:
+        return pytest.mark.skip(reason=str(error))
+    return pytest.mark.filterwarnings("default")
+
+
+def type_of(array: np.ndarray) -> TensorType:
+    return TensorType(as_dtype(array.dtype), array.shape)
+
+
+def laid_out(array: np.ndarray, window: Window) -> np.ndarray:
+    """A copy that lies as a window says, 64 bytes aligned, with watched bytes on both sides."""
+    last = sum((extent - 1) * step for extent, step in zip(window.shape, window.strides)) + array.itemsize
+    raw = np.full(last + 3 * MARGIN, 0xA5, np.uint8)
+    start = -raw.ctypes.data % 64 + MARGIN
+    found = np.ndarray(array.shape, array.dtype, raw, start, window.strides)
+    found[...] = array
+    return found
+
+
+def scratch(nbytes: int) -> np.ndarray:
+    """Poisoned memory, 64 bytes aligned."""
+    raw = np.full(nbytes + 64, 0xFF, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + nbytes]
+
+
+def expected(op: Op, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What the reference kernel gives."""
+    types = [type_of(x) for x in inputs]
+    results = op.infer(types)
+    outputs = [np.zeros(type.shape, type.dtype.numpy) for type in results]
+    op.compute([np.ascontiguousarray(x) for x in inputs], outputs, scratch(op.workspace(types, results)))
+    return outputs
+
+
+def run(
+    op: Op, inputs: Sequence[np.ndarray], windows: Sequence[Window] | None = None, over: tuple[int, int] | None = None
+) -> list[np.ndarray]:
+    """What the CPU kernel gives, twice over.
+
+    Args:
+        windows: how inputs lie; by default as lowering would have them.
+        over: (output, input): the output takes that input's bytes, as the kernel says it may.
+    """
+    types = [type_of(x) for x in inputs]
+    results = op.infer(types)
+    family = family_of(op, types, results, THREADS)
+    assert family is not None, f"no kernel for {op} of {types}"
+    wanted = [Window.dense(type) for type in types] if windows is None else list(windows)
+    wanted = [family.reads(op, i, window) for i, window in enumerate(wanted)]
+    layouts = family.layout(op, wanted, results)
+    kernel = kernel_for(op, wanted, layouts, THREADS)
+    assert kernel is not None, f"no kernel for {op} of {wanted}"
+    arrays = [laid_out(np.asarray(x), window) for x, window in zip(inputs, wanted)]
+    outputs = [laid_out(np.full(type.shape, 77).astype(type.dtype.numpy), w) for type, w in zip(results, layouts)]
+    if over is not None:
+        assert over in kernel.overwrites
+        outputs[over[0]] = arrays[over[1]]
+    memory = scratch(kernel.workspace)
+    call = kernel.bind(arrays, outputs, memory)
+    call()
+    first = [y.copy() for y in outputs]
+    if over is None:
+        memory[...] = 0x7F
+        call()
+        assert all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(first, outputs))
+    return first
+
+
+def check(
+    op: Op,
+    *inputs: np.ndarray,
+    rtol: float = 1e-5,
+    atol: float = 1e-5,
+    windows: Sequence[Window] | None = None,
+    over: tuple[int, int] | None = None,
+) -> None:
+    """Assert that both kernels agree."""
+    wanted = expected(op, inputs)
+    for ours, theirs in zip(run(op, inputs, windows, over), wanted, strict=True):
+        if theirs.dtype.kind == "f":
+            np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=atol)
+        else:
+            np.testing.assert_array_equal(ours, theirs)

@@ -1,0 +1,110 @@
+"""oneDNN's products and convolutions against NumPy's, over shapes, strides, groups and dilations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foreplan.graph import TensorType, Window
+from foreplan.graph.types import FLOAT32
+from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.ops.matmul import MatMul
+from tests.cpu.check import check, needs_onednn
+
+pytestmark = needs_onednn()
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 5, 7), (64, 33, 17), (1, 40, 9), (40, 1, 9)])
+def test_products(sizes: tuple[int, int, int], transpose_a: bool, transpose_b: bool) -> None:
+    m, n, k = sizes
+    a = normal(k, m) if transpose_a else normal(m, k)
+    b = normal(n, k) if transpose_b else normal(k, n)
+    op = MatMul(transpose_a, transpose_b)
+    check(op, a, b)
+    check(op, a, b, normal(m, n))
+    check(op, a, b, normal(m, n), over=(0, 2))
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((2, 3, 4, 5), (2, 3, 5, 6)),
+        ((4, 7, 5), (5, 6)),
+        ((4, 7, 5), (1, 5, 6)),
+        ((1, 4, 5), (3, 5, 2)),
+        ((4, 5), (3, 5, 2)),
+    ],
+)
+def test_batches_of_products(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    a, b = (normal(*shape) for shape in shapes)
+    check(MatMul(), a, b)
+    check(MatMul(), a, b, np.matmul(a, b), over=(0, 2))
+
+
+def test_heads_side_by_side() -> None:
+    """[batch, heads, rows, width], where the heads of a row lie side by side."""
+    a, b = normal(2, 3, 8, 4), normal(2, 3, 8, 4)
+    window = Window(TensorType(FLOAT32, a.shape), (8 * 12 * 4, 4 * 4, 12 * 4, 4))
+    check(MatMul(False, True), a, b, windows=[window, window])
+
+
+CASES = [
+    # batch, channels, extent, results, taps, stride, pads, dilation, groups
+    (2, 3, (9, 8), 16, (3, 3), 1, 1, 1, 1),
+    (1, 16, (7, 7), 32, (1, 1), 1, 0, 1, 1),
+    (3, 32, (8, 8), 16, (1, 1), 2, 0, 1, 1),
+    (2, 8, (11, 10), 12, (3, 2), 2, 1, 1, 1),
+    (2, 6, (12, 12), 9, (3, 3), 1, 2, 2, 3),
+    (2, 24, (8, 8), 24, (3, 3), 1, 1, 1, 24),
+    (1, 1, (8, 8), 20, (3, 3), 1, 1, 1, 1),
+    (5, 20, (6, 5), 1, (3, 3), 1, 1, 1, 1),
+    (2, 5, (16,), 7, (3,), 2, 1, 1, 1),
+    (1, 4, (5, 6, 5), 6, (2, 3, 2), 1, 1, 1, 2),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_convolutions_and_their_gradients(case: tuple) -> None:  # type: ignore[type-arg]
+    batch, channels, extent, results, taps, stride, pad, dilation, groups = case
+    axes = len(extent)
+    geometry = ((stride,) * axes, ((pad, pad),) * axes, (dilation,) * axes, groups)
+    x, w = normal(batch, channels, *extent), normal(results, channels // groups, *taps)
+    conv = Conv(*geometry)
+    (y,) = conv.infer([TensorType(FLOAT32, x.shape), TensorType(FLOAT32, w.shape)])
+    g = normal(*y.shape)
+    options = {"rtol": 1e-4, "atol": 1e-4}
+    check(conv, x, w, **options)
+    check(conv, x, w, normal(results), **options)
+    check(conv, x, w, normal(*y.shape), **options)
+    check(conv, x, w, normal(*y.shape), **options)
+    data = ConvDataGrad(*geometry, spatial=extent)
+    check(data, g, w, **options)
+    check(data, g, w, normal(*x.shape), **options)
+    weight = ConvWeightGrad(*geometry, kernel=taps)
+    check(weight, x, g, **options)
+    check(weight, x, g, normal(*w.shape), **options)
+
+
+def test_what_is_added_to_may_be_changed_in_place() -> None:
+    x, w = normal(4, 16, 6, 6), normal(16, 16, 3, 3)
+    geometry = ((1, 1), ((1, 1), (1, 1)), (1, 1), 1)
+    last = Window(TensorType(FLOAT32, x.shape), (6 * 6 * 16 * 4, 4, 6 * 16 * 4, 16 * 4))
+    plain = Window.dense(TensorType(FLOAT32, w.shape))
+    check(Conv(*geometry), x, w, normal(*x.shape), windows=[last, plain, last], over=(0, 2), rtol=1e-4, atol=1e-4)
+    data = ConvDataGrad(*geometry, spatial=(6, 6))
+    check(data, x, w, normal(*x.shape), windows=[last, plain, last], over=(0, 2), rtol=1e-4, atol=1e-4)
+
+
+def test_a_range_of_channels_of_images_and_of_weights() -> None:
+    x, w = normal(2, 16, 6, 6), normal(8, 16, 3, 3)
+    image = Window(TensorType(FLOAT32, x.shape), (6 * 6 * 48 * 4, 4, 6 * 48 * 4, 48 * 4))
+    columns = Window(TensorType(FLOAT32, w.shape), (40 * 9 * 4, 9 * 4, 3 * 4, 4))
+    geometry = ((1, 1), ((1, 1), (1, 1)), (1, 1), 1)
+    check(Conv(*geometry), x, w, windows=[image, columns], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,90 @@
+"""Whole steps on the CPU engine: what the NumPy engine gives, within a tolerance, and the same bits however it lies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import foreplan as fp
+from foreplan.frontend.losses import attach_loss
+from foreplan.planner import separate
+from foreplan.runtime.session import Session
+from tests.cpu.check import needs_onednn
+
+pytestmark = needs_onednn()
+MODELS = [
+    "mlp:width=32,batch=8",
+    "conv_chain:size=16",
+    "resnet18:batch=4,size=64,classes=7",
+    "vgg16:batch=2,size=32,classes=5",
+    "mobilenet_v2:batch=4,size=64,classes=5",
+    "unet:batch=2,size=32,width=16",
+    "vit_b16:batch=2,size=32,layers=2,width=48,heads=4,classes=5",
+    "gpt2_small:batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=60",
+    "bert_base:batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=60",
+]
+
+
+def compiled(name: str, target: str, training: bool) -> fp.Compiled:
+    graph = fp.models.build(name)
+    if not training:
+        return fp.compile(graph, target=target)
+    graph = attach_loss(graph, fp.models.default_loss(name), [next(iter(graph.outputs))])
+    return fp.compile(graph, optimizer=fp.optim.Nesterov(0.01), target=target)
+
+
+def data_for(step: fp.Compiled) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    given: dict[str, np.ndarray] = {}
+    for slot in (slot for slot in step.program.inputs if slot.init is None):
+        type = slot.operand.type
+        if type.dtype.is_float:
+            given[slot.name] = rng.standard_normal(type.shape).astype(type.dtype.numpy)
+        else:
+            low, high = (slot.valid or (0, 1))[:2]
+            given[slot.name] = rng.integers(max(low, 0), high + 1, type.shape)
+    return given
+
+
+def shake(session: Session) -> None:
+    """Move every parameter by a unit in its last place."""
+    rng = np.random.default_rng(1)
+    for key, array in session.parameters.items():
+        session.parameters[key] = np.nextafter(array, rng.choice([-np.inf, np.inf], array.shape).astype(array.dtype))
+
+
+def farthest(ours: Session, theirs: Session, start: dict[str, np.ndarray]) -> float:
+    """Of all stored values, the largest difference beside how far the step moved it."""
+
+    def distance(a: np.ndarray, b: np.ndarray) -> float:
+        return float(np.linalg.norm(a.astype(np.float64) - b.astype(np.float64)))
+
+    moved = {key: distance(array, start[key]) for key, array in theirs.stored.items()}
+    return max(distance(ours.stored[key], theirs.stored[key]) / (far + 1e-7) for key, far in moved.items())
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", MODELS, ids=lambda name: name.partition(":")[0])
+def test_a_step_gives_what_numpy_gives(name: str, training: bool) -> None:
+    steps = [compiled(name, target, training) for target in ("numpy", "cpu:threads=1")]
+    data = data_for(steps[0])
+    sessions = [step.bind(seed=1) for step in steps]
+    sessions.append(Session(steps[1].program, separate(steps[1].plan, steps[1].program), seed=1))
+    sessions.append(steps[1].bind(seed=1, poison=True))
+    shaken = steps[0].bind(seed=1)
+    shake(shaken)
+    start = {key: array.copy() for key, array in sessions[0].stored.items()}
+    results = [session.step(data) for session in sessions]
+    shaken.step(data)
+    theirs, ours = results[0], results[1]
+    for key, array in theirs.outputs.items():
+        np.testing.assert_allclose(ours.outputs[key], array, rtol=1e-3, atol=1e-4 * np.abs(array).max())
+    if training:
+        assert theirs.loss is not None and ours.loss is not None
+        assert abs(ours.loss - theirs.loss) <= 1e-4 * abs(theirs.loss)
+        # Deep networks magnify rounding: what moving every parameter by a unit in its last place does is allowed.
+        assert farthest(sessions[1], sessions[0], start) <= 2 * farthest(shaken, sessions[0], start) + 1e-4
+    for result, session in zip(results[2:], sessions[2:]):
+        assert result.loss == ours.loss
+        assert all(result.outputs[key].tobytes() == array.tobytes() for key, array in ours.outputs.items())
+        assert all(session.stored[key].tobytes() == array.tobytes() for key, array in sessions[1].stored.items())
