@@ -1,13 +1,48 @@
-"""How many threads work on a kernel: oneDNN's, through the OpenMP runtime that it uses, and the loops' own."""
+"""How many threads work on a kernel: oneDNN's, through the OpenMP runtime that it uses, and those of compiled loops."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 
+from foreplan.cpu.kernel import Run
 from foreplan.cpu.library import library
 
 
 def set_threads(count: int) -> None:
-    """Let every kernel that is made or run from now on use so many threads."""
+    """Let oneDNN use so many threads in every primitive that is described, made or run from now on."""
     library()
     ctypes.CDLL("libgomp.so.1").omp_set_num_threads(count)
+
+
+@lru_cache(maxsize=1)
+def _helpers() -> ThreadPoolExecutor:
+    """Threads beside the one that runs a step; they wait without taking time, and are made when first needed."""
+    return ThreadPoolExecutor(thread_name_prefix="foreplan")
+
+
+def ranged(function: Callable[..., object], count: int, grain: int, threads: int, *arguments: object) -> Run:
+    """A call that runs a compiled loop over range(count), in parts by several threads where it is long enough.
+
+    Args:
+        function: called as function(start, stop, *arguments); releases the interpreter's lock; its parts must not
+            depend on one another, so that results do not depend on how many there are.
+        grain: the least that is worth a part of its own.
+        threads: the most parts.
+    """
+    parts = max(1, min(threads, count // max(grain, 1)))
+    if parts == 1:
+        return partial(function, 0, count, *arguments)
+    bounds = [count * i // parts for i in range(parts + 1)]
+    own, *others = [partial(function, low, high, *arguments) for low, high in zip(bounds, bounds[1:])]
+    submit = _helpers().submit
+
+    def run() -> None:
+        waiting = [submit(other) for other in others]
+        own()
+        for each in waiting:
+            each.result()
+
+    return run
