@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
+from itertools import pairwise
 
 from foreplan.cpu.kernel import Run
 from foreplan.cpu.library import library
@@ -36,7 +37,7 @@ def ranged(function: Callable[..., object], count: int, grain: int, threads: int
     if parts == 1:
         return partial(function, 0, count, *arguments)
     bounds = [count * i // parts for i in range(parts + 1)]
-    own, *others = [partial(function, low, high, *arguments) for low, high in zip(bounds, bounds[1:])]
+    own, *others = [partial(function, low, high, *arguments) for low, high in pairwise(bounds)]
     submit = _helpers().submit
 
     def run() -> None:
