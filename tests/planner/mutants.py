@@ -281,7 +281,7 @@ def copied_late(rng: random.Random, base: Base) -> Plan | None:
 
 def fetched_early(rng: random.Random, base: Base) -> Plan | None:
     """A value is copied back before it has been copied off the device."""
-    return _put(rng, base, [(back, out) for out, back in _trips(base)])
+    return _put(rng, base, [(back, place) for out, back in _trips(base) for place in range(out + 1)])
 
 
 def fetched_late(rng: random.Random, base: Base) -> Plan | None:
