@@ -168,7 +168,8 @@ def compile(
         graph: from `from_onnx`, `trace` or `models`.
         loss: see `differentiate`; None: inference.
         optimizer: see `differentiate`.
-        target: the engine that will run it.
+        target: the engine that will run it: "numpy" (the default), or "cpu" (oneDNN and compiled loops), on all cores
+            or on so many as in "cpu:threads=2".
         budget: bytes that the arena must stay within: a number, a text such as "2GiB", or a ratio below 1 of the
             arena without a budget.
         remat: `off`, `free` or `auto`: what may be recomputed to save memory.
@@ -293,7 +294,8 @@ class Compiled:
 
         Args:
             seed: of the first parameters and of everything random.
-            threads: of the BLAS library, for the whole process.
+            threads: of the BLAS library, for the whole process. A plan for the target cpu has decided on them already
+                (`target="cpu:threads=2"`; all that there are by default).
             share: a session of the same model whose parameters are used in place.
             weights: a checkpoint whose parameters and running statistics to start from. Its optimizer state is left
                 out: `Session.load` goes on where a training stopped.

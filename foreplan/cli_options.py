@@ -41,7 +41,7 @@ DECIDED = (
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-threads_option = click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads of the BLAS library.")
+threads_option = click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads of a step.")
 seed_option = click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -79,6 +79,11 @@ class Settings:
     checkpoint: tuple[str, ...] = ()
     accumulate: int = 1
     offload: bool = False
+
+
+def with_threads(target: str, threads: int | None) -> tuple[str, int | None]:
+    """The target with threads that a plan for it depends on, and those that are left to binding."""
+    return (f"cpu:threads={threads}", None) if target == "cpu" and threads else (target, threads)
 
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]] | None:

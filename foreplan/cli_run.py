@@ -21,6 +21,7 @@ from foreplan.cli_options import (
     seed_option,
     settings_from,
     threads_option,
+    with_threads,
     working,
 )
 from foreplan.errors import UsageError
@@ -75,6 +76,7 @@ def run(
     shaped = parse_shapes(shapes)
     if shaped is None and batch is None and is_file(model) and not is_plan_file(model):
         shaped = _shapes_from(model, arrays)
+    target, own = with_threads(target, threads)
     compiled = open_compiled(model, Settings(batch=batch, shapes=shaped, train=False, target=target))
     if compiled.program.loss is not None:
         raise UsageError(f"{model} is a plan for training; `run` wants one made with --infer")
@@ -82,7 +84,7 @@ def run(
     if others := [name for name in arrays if name not in names]:
         say(f"note: the model does not take {', '.join(others)}")
         arrays = {name: array for name, array in arrays.items() if name in names}
-    session = compiled.bind(seed=seed, threads=threads, weights=weights)
+    session = compiled.bind(seed=seed, threads=own, weights=weights)
     outputs = _infer(compiled, session, arrays, data)
     if path is not None:
         write_arrays(path, outputs)
@@ -157,12 +159,13 @@ def bench(model: str, steps: int, threads: int | None, seed: int, as_json: bool,
       foreplan bench resnet50 --batch 8 --steps 5 --threads 4
       foreplan bench model.onnx --batch 1 --infer --json
     """
+    options["target"], own = with_threads(options["target"], threads)
     settings = settings_from(options)
     compiled = open_compiled(model, settings)
     before = max_rss_bytes()
     started = time.perf_counter()
     with working("binding"):
-        session = compiled.bind(seed=seed, threads=threads)
+        session = compiled.bind(seed=seed, threads=own)
     bind_seconds = time.perf_counter() - started
     inputs = made_up(compiled.program, seed, compiled.accumulate)
     with working("first step"):

@@ -22,6 +22,7 @@ from foreplan.cli_options import (
     seed_option,
     settings_from,
     threads_option,
+    with_threads,
     working,
 )
 from foreplan.errors import ForeplanError, UsageError
@@ -144,6 +145,7 @@ def train(
       foreplan train model.onnx --data images.npz --optimizer adamw --lr 1e-3 -o w.safetensors --resume w.safetensors
       foreplan train model.onnx --data images.npz --batch 8 --accumulate 4 -o w.safetensors
     """
+    options["target"], own = with_threads(options["target"], threads)
     settings = settings_from(options)
     if not settings.train:
         raise UsageError("`train` trains: leave --infer out")
@@ -163,7 +165,7 @@ def train(
         advice = f"--batch {samples} or less" if compiled.accumulate == 1 else "a smaller --batch or --accumulate"
         raise UsageError(f"{data!r} has {samples} samples, and a step takes {size}: give {advice}")
     with working("binding"):
-        session = compiled.bind(seed=seed, threads=threads, weights=weights)
+        session = compiled.bind(seed=seed, threads=own, weights=weights)
         if resume is not None:
             session.load(resume)
     per_epoch = samples // size

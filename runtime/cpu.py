@@ -10,7 +10,7 @@ import numpy as np
 from foreplan.cpu.kernel import Run
 from foreplan.cpu.table import kernel_for
 from foreplan.cpu.threads import set_threads
-from foreplan.errors import PlanError
+from foreplan.errors import PlanError, UsageError
 from foreplan.lower import target_named
 from foreplan.lower.cpu import CpuTarget
 from foreplan.lower.program import Operand, Program
@@ -29,10 +29,7 @@ class CpuBound:
 
     def __init__(self, program: Program, plan: Plan, regions: Sequence[np.ndarray]) -> None:
         self.program, self.regions = program, regions
-        target = target_named(program.target)
-        assert isinstance(target, CpuTarget)
-        self.threads = target.threads
-        set_threads(self.threads)
+        self.threads = _threads(program)
         self.calls = [self._ready(step) for step in plan.steps]
 
     def _ready(self, step: Step) -> Run:
@@ -70,6 +67,13 @@ class CpuBound:
                 watch.after(i)
 
 
+def _threads(program: Program) -> int:
+    """How many a program was planned for."""
+    target = target_named(program.target)
+    assert isinstance(target, CpuTarget)
+    return target.threads
+
+
 class CpuEngine:
     """Runs programs lowered for the target `cpu`."""
 
@@ -82,6 +86,19 @@ class CpuEngine:
     def allocate_host(self, heights: Sequence[int]) -> list[np.ndarray]:
         """Another one of the same kind."""
         return allocate(heights)
+
+    def use_threads(self, program: Program, threads: int | None) -> None:
+        """Those that it was planned for; kernels that fall to NumPy use as many."""
+        from threadpoolctl import threadpool_limits
+
+        planned = _threads(program)
+        if threads is not None and threads != planned:
+            raise UsageError(
+                f"the step was planned for {planned} threads and cannot run with {threads}: scratch memory depends on "
+                f"them; compile it for the target cpu:threads={threads}"
+            )
+        threadpool_limits(planned)
+        set_threads(planned)
 
     def bind(self, program: Program, plan: Plan, regions: Sequence[np.ndarray]) -> CpuBound:
         """Every step as a ready call."""

@@ -50,5 +50,12 @@ class Engine(Protocol):
     def allocate_host(self, heights: Sequence[int]) -> list[Memory]:
         """Likewise in host memory, as the device can copy from and to it fastest."""
 
+    def use_threads(self, program: Program, threads: int | None) -> None:
+        """Let so many threads work on each kernel of a program; None: as many as it was planned for, or as there are.
+
+        Raises:
+            UsageError: the program was planned for another number.
+        """
+
     def bind(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> Bound:
         """Every step as a ready call on the regions' memory."""

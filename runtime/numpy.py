@@ -91,6 +91,13 @@ class NumpyEngine:
         """Another one of the same kind."""
         return allocate(heights)
 
+    def use_threads(self, program: Program, threads: int | None) -> None:
+        """Those of the BLAS library, for the whole process."""
+        if threads is not None:
+            from threadpoolctl import threadpool_limits
+
+            threadpool_limits(threads)
+
     def bind(self, program: Program, plan: Plan, regions: Sequence[np.ndarray]) -> NumpyBound:
         """Every step as a ready call."""
         return NumpyBound(program, plan, regions)

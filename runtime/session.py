@@ -103,7 +103,8 @@ class Session:
             plan: for that program.
             update: what runs after the micro-batches of a step, where `program` is the body of one.
             seed: of everything that is drawn; each value depends on the seed and its own name alone.
-            threads: of the BLAS library, for the whole process; None leaves them as they are.
+            threads: of the BLAS library, for the whole process; None leaves them as they are. A plan for the target
+                cpu has decided on them already.
             share: another session of the same model, whose parameters and buffers this one uses in place; its
                 transient memory too, where that is large enough.
             poison: overwrite dead bytes with NaN patterns and check every write. Slow; for finding bugs.
@@ -121,11 +122,8 @@ class Session:
         self.program, self.plan, self.update = program, plan, update
         if threads is not None and threads < 1:
             raise UsageError(f"threads must be at least 1, and is {threads}")
-        if threads is not None:
-            from threadpoolctl import threadpool_limits
-
-            threadpool_limits(threads)
         engine = _engine(program.target)
+        engine.use_threads(program, threads)
         if share is not None:
             _check_sharing(program, plan, share)
         heights = plan.heights if update is None else update.heights(plan)

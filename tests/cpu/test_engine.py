@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -88,3 +90,41 @@ def test_a_step_gives_what_numpy_gives(name: str, training: bool) -> None:
         assert result.loss == ours.loss
         assert all(result.outputs[key].tobytes() == array.tobytes() for key, array in ours.outputs.items())
         assert all(session.stored[key].tobytes() == array.tobytes() for key, array in sessions[1].stored.items())
+
+
+def test_a_plan_says_for_how_many_threads_it_is() -> None:
+    step = fp.compile(fp.models.build(MODELS[0]), target="cpu:threads=2")
+    assert step.program.target == "cpu:threads=2"
+    with pytest.raises(fp.UsageError, match=r"planned for 2 threads and cannot run with 1.*cpu:threads=1"):
+        step.bind(threads=1)
+    for target in ("cpu:threads=none", "cpu:cores=2", "numpy:threads=2", "cpu:threads=0"):
+        with pytest.raises(fp.UsageError, match=r"no option|at least 1"):
+            fp.compile(fp.models.build(MODELS[0]), target=target)
+
+
+def test_a_saved_plan_runs_again_and_its_parameters_are_plain(tmp_path: Path) -> None:
+    step = compiled(MODELS[2], "cpu:threads=1", training=True)
+    step.save(tmp_path / "step.plan")
+    again, data = fp.load_plan(tmp_path / "step.plan"), data_for(step)
+    sessions = [step.bind(seed=2), again.bind(seed=2)]
+    assert sessions[0].step(data).loss == sessions[1].step(data).loss
+    sessions[0].save(tmp_path / "w.safetensors")
+    numpy = compiled(MODELS[2], "numpy", training=True).bind()
+    numpy.load(tmp_path / "w.safetensors")
+    for key, array in sessions[0].stored.items():
+        np.testing.assert_array_equal(numpy.stored[key], array)
+
+
+def test_without_onednn_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from foreplan.cpu import library, table
+
+    table._make.cache_clear()
+    library.library.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "_places", lambda: iter(()))
+        with pytest.raises(fp.ForeplanError, match=r"needs oneDNN: it is not installed.*foreplan\[cpu\].*target numpy"):
+            fp.compile(fp.models.build(MODELS[0]), target="cpu")
+        patch.setattr(library, "_places", lambda: iter([str(Path(__file__))]))
+        with pytest.raises(fp.ForeplanError, match="cannot be loaded"):
+            fp.compile(fp.models.build(MODELS[0]), target="cpu")
+    library.library.cache_clear()
