@@ -18,6 +18,13 @@ def set_threads(count: int) -> None:
     ctypes.CDLL("libgomp.so.1").omp_set_num_threads(count)
 
 
+def current_threads() -> int:
+    """How many `set_threads` allows."""
+    library()
+    count: int = ctypes.CDLL("libgomp.so.1").omp_get_max_threads()
+    return count
+
+
 @lru_cache(maxsize=1)
 def _helpers() -> ThreadPoolExecutor:
     """Threads beside the one that runs a step; they wait without taking time, and are made when first needed."""
