@@ -157,6 +157,16 @@ def _check(*windows: Window) -> None:
             raise Refused(f"{x.type} with the strides {x.strides}")
 
 
+def _image(x: Window) -> Window:
+    """Images whose axes of extent 1 have the strides of channels last: oneDNN knows layouts by their strides."""
+    rank, step, steps = len(x.shape), x.type.dtype.itemsize, list(x.strides)
+    for axis in (1, 3, 2, 0) if rank == 4 else reversed(range(rank)):
+        if x.shape[axis] == 1:
+            steps[axis] = step
+        step = steps[axis] * x.shape[axis]
+    return x.viewed(x.shape, steps)
+
+
 def _geometry(op: Conv | ConvDataGrad | ConvWeightGrad) -> Geometry:
     if any(pad < 0 for pads in op.pads for pad in pads):
         raise Refused("negative padding")
@@ -175,9 +185,9 @@ def _grouped(w: Window, groups: int) -> Window:
 def conv(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     """A convolution, with a bias or added to what there is."""
     assert isinstance(op, Conv)
-    x, w, *added = inputs
-    y = outputs[0]
-    _check(*inputs, y)
+    _check(*inputs, *outputs)
+    (x, w, *added), (y,) = inputs, outputs
+    x, y = _image(x), _image(y)
     adds = bool(added) and added[0].shape == y.shape
     bias = added[0] if added and not adds else None
     weights = _grouped(w, op.groups)
@@ -194,9 +204,16 @@ def conv(op: Op, inputs: Windows, outputs: Windows) -> Staged:
 def conv_data_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     """The gradient of a convolution's data; added to what there is image by image."""
     assert isinstance(op, ConvDataGrad)
-    g, w, *added = inputs
-    dx = outputs[0]
-    _check(*inputs, dx)
+    _check(*inputs, *outputs)
+    (g, w, *added), (dx,) = inputs, outputs
+    g, dx = _image(g), _image(dx)
+    if added and (rows := _pointwise(op, w.shape[2:], g, dx)) and w.is_dense:
+        matrix = Window.dense(w.type.with_shape(w.shape[:2]))
+        plan = _Plan()
+        plan.run(
+            primitives.matmul(rows[0], matrix, rows[1], add=True), {c.SRC: INPUT[0], c.WEIGHTS: INPUT[1], c.DST: OUTPUT}
+        )
+        return plan.finish(2)
     weights, plan, images = _grouped(w, op.groups), _Plan(), g.shape[0]
     together = _together(images, dx.type.nbytes // images) if added else images
     some_g, some_dx = (x.viewed((together, *x.shape[1:]), x.strides) for x in (g, dx))
@@ -205,12 +222,11 @@ def conv_data_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     if not added:
         plan.run(made, {c.DIFF_DST: INPUT[0], c.WEIGHTS: place, c.DIFF_SRC: OUTPUT})
         return plan.finish()
-    described = Description.of(some_dx)
-    add, here = primitives.reorder(described, described, add=True), plan.keep(described.nbytes)
+    add, here = primitives.sum_of(some_dx), plan.keep(Description.of(some_dx).nbytes)
     for image in range(0, images, together):
         source, target = ("in", 0, image * g.strides[0]), ("out", 0, image * dx.strides[0])
         plan.run(made, {c.DIFF_DST: source, c.WEIGHTS: place, c.DIFF_SRC: here})
-        plan.run(add, {c.SRC: here, c.DST: target})
+        plan.run(add, {c.SRC: target, c.OTHER: here, c.DST: target})
     return plan.finish(2)
 
 
@@ -223,14 +239,12 @@ def _together(images: int, nbytes: int) -> int:
 def conv_weight_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     """The gradient of a convolution's weights; of one tap, a product over all positions."""
     assert isinstance(op, ConvWeightGrad)
-    x, g, *added = inputs
-    dw = outputs[0]
-    _check(*inputs, dw)
+    _check(*inputs, *outputs)
+    (x, g, *added), (dw,) = inputs, outputs
+    x, g = _image(x), _image(g)
     plan = _Plan()
-    rows = [_positions(image) for image in (x, g)]
-    if set(op.kernel) == {1} == set(op.strides) and op.groups == 1 and not any(map(any, op.pads)) and all(rows):
+    if rows := _pointwise(op, op.kernel, x, g):
         flat = Window.dense(dw.type.with_shape(dw.shape[:2]))
-        assert rows[0] and rows[1]
         made = primitives.matmul(_swapped(rows[1]), rows[0], flat, add=bool(added))
         plan.run(made, {c.SRC: INPUT[1], c.WEIGHTS: INPUT[0], c.DST: OUTPUT})
         return plan.finish(2 if added else -1)
@@ -243,6 +257,15 @@ def conv_weight_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     if not direct:
         plan.run(primitives.reorder(wanted, given, add=bool(added)), {c.SRC: place, c.DST: OUTPUT})
     return plan.finish(2 if added else -1)
+
+
+def _pointwise(op: Op, kernel: tuple[int, ...], x: Window, y: Window) -> tuple[Window, Window] | None:
+    """For a convolution of one tap at every position, both images as matrices of positions and channels."""
+    assert isinstance(op, Conv | ConvDataGrad | ConvWeightGrad)
+    if set(kernel) != {1} or set(op.strides) != {1} or op.groups != 1 or any(map(any, op.pads)):
+        return None
+    rows = _positions(x), _positions(y)
+    return (rows[0], rows[1]) if rows[0] and rows[1] else None
 
 
 def _positions(image: Window) -> Window | None:

@@ -27,7 +27,7 @@ USER_SCRATCHPAD = 1  # dnnl_scratchpad_mode_t
 DATA_TYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "int32": 4, "int8": 5, "uint8": 6}  # dnnl_data_type_t
 
 FORWARD = 96  # dnnl_prop_kind_t: for inference; training differs for pooling and normalisation only
-DIRECT = 1  # dnnl_alg_kind_t: dnnl_convolution_direct
+DIRECT, ADD = 1, 0x1FFF0  # dnnl_alg_kind_t: dnnl_convolution_direct, dnnl_binary_add
 
 # dnnl_query_t
 QUERY_IMPLEMENTATION = 8
@@ -35,7 +35,7 @@ QUERY_SRC, QUERY_DIFF_SRC, QUERY_WEIGHTS, QUERY_DIFF_WEIGHTS, QUERY_DST, QUERY_D
 QUERY_SCRATCHPAD = 136
 
 # Arguments of primitives: DNNL_ARG_*
-SRC, DST, WEIGHTS, BIAS, SCRATCHPAD = 1, 17, 33, 41, 80
+SRC, OTHER, DST, WEIGHTS, BIAS, SCRATCHPAD = 1, 2, 17, 33, 41, 80
 DIFF_SRC, DIFF_DST, DIFF_WEIGHTS = 129, 145, 161
 
 ISA = {  # dnnl_cpu_isa_t
@@ -96,6 +96,7 @@ _FUNCTIONS: dict[str, list[type]] = {
     "dnnl_primitive_execute": [c_void_p, c_void_p, c_int, POINTER(Argument)],
     "dnnl_reorder_primitive_desc_create": [POINTER(c_void_p), *[c_void_p] * 5],
     "dnnl_matmul_primitive_desc_create": [POINTER(c_void_p), c_void_p, *_DESCRIPTIONS, c_void_p],
+    "dnnl_binary_primitive_desc_create": [POINTER(c_void_p), c_void_p, c_int, *[c_void_p] * 4],
     "dnnl_convolution_forward_primitive_desc_create": [
         POINTER(c_void_p), c_void_p, c_int, c_int, *_DESCRIPTIONS, *_GEOMETRY, c_void_p,
     ],

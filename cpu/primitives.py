@@ -174,6 +174,23 @@ def matmul(a: Window, b: Window, y: Window, add: bool = False) -> Primitive:
     )
 
 
+def sum_of(x: Window) -> Primitive:
+    """The sum of two tensors that lie alike. Arguments SRC, OTHER and DST, which may be either of them."""
+    found, described = library(), Description.of(x)
+    made = Primitive(
+        found.functions.dnnl_binary_primitive_desc_create,
+        found.engine,
+        c.ADD,
+        described,
+        described,
+        described,
+        Attributes(),
+        queries={c.SRC: c.QUERY_SRC, c.DST: c.QUERY_DST},
+    )
+    made.descriptions[c.OTHER] = described
+    return made
+
+
 @dataclass(frozen=True)
 class Geometry:
     """Attributes of a convolution.
