@@ -40,12 +40,13 @@ TRY = 2_000
 EJECTED = 2_000
 EJECTION = 1_000_000
 EJECTION_PAIR = 5
-EJECTIONS = (40_000_000, 10_000_000, 10_000_000, 10_000_000)
-EJECTIONS_OF_PARTS = (8_000_000,)
+EJECTIONS = (20_000_000, 5_000_000, 5_000_000)
+EJECTIONS_OF_PARTS = (2_000_000,)
 RANDOM = 0x9E3779B97F4A7C15
 
 # What the search does by default, in buffers and sections looked at: some tenths of a second.
 WORK = 60_000_000
+WORK_OF_PARTS = 100_000  # where only the largest are placed
 NO_LIMIT = 1 << 62
 
 
@@ -139,20 +140,28 @@ def _by_core(
     from foreplan.planner.core import outside_core
 
     others = outside_core(instance.lower, instance.upper, instance.size, instance.alignment, goal)
-    if not len(others):
-        return _at_length(instance, best, capacity, goal, work, by_parts)
+    if not len(others):  # all are as good as tied to one another, and ejection seldom comes to an end
+        return _at_length(instance, best, capacity, goal, work, (), by_parts=False)
     core = np.delete(np.arange(len(instance.size)), others)
     inner = _some(instance, core)
     offsets = best.offsets[core]
     height = int((offsets + inner.size).max(initial=0))
     start = _by_heuristics(inner, Placement(offsets, height, best.lower_bound, best.heuristic), goal, goal)
-    placed = _at_length(inner, start, capacity, goal, work, by_parts)
+    shares = EJECTIONS if by_parts else EJECTIONS_OF_PARTS
+    placed = _at_length(inner, start, capacity, goal, work, shares, by_parts=by_parts)
     found = _around(instance, core, placed, others)
     return min(found, replace(best, lower_bound=found.lower_bound), key=lambda one: one.height)
 
 
 def _at_length(
-    instance: _Instance, best: Placement, capacity: int | None, goal: int, work: int, by_parts: bool
+    instance: _Instance,
+    best: Placement,
+    capacity: int | None,
+    goal: int,
+    work: int,
+    shares: Sequence[int],
+    *,
+    by_parts: bool,
 ) -> Placement:
     """What takes longer than the named placers, until something reaches the goal."""
     few_stick_out = best.height - goal <= goal >> 3
@@ -160,9 +169,9 @@ def _at_length(
     if best.height > goal and few_stick_out and not searched:
         best = _shaken(instance, best, goal)
     if best.height > goal and capacity is None and work:
-        best = _by_ejection(instance, best, goal, EJECTIONS if by_parts else EJECTIONS_OF_PARTS)
+        best = _by_ejection(instance, best, goal, shares)
         if best.height > goal and by_parts:
-            best = _largest_first(instance, best, goal, work)
+            best = _largest_first(instance, best, goal)
     return _search(instance, best, capacity, work) if best.height > goal else best
 
 
@@ -233,14 +242,14 @@ def _by_ejection(instance: _Instance, best: Placement, goal: int, shares: Sequen
     return best
 
 
-def _largest_first(instance: _Instance, best: Placement, goal: int, work: int) -> Placement:
+def _largest_first(instance: _Instance, best: Placement, goal: int) -> Placement:
     """The largest buffers, as many as can be searched, by themselves, and then the others in what these leave free."""
     order = _by_size(instance)
     for count in LARGEST if len(order) > SEARCH else FEWER:
         if best.height <= goal or count >= len(order):
             break
         some = order[:count]
-        placed = _place(_some(instance, some), None, work, by_parts=False)
+        placed = _place(_some(instance, some), None, WORK_OF_PARTS, by_parts=False)
         if placed.height >= best.height:
             continue
         fixed = np.full(len(order), -1)
