@@ -15,10 +15,12 @@ from foreplan.planner.layout import Layout, Schedule, arena_bytes, assemble, lay
 from foreplan.planner.order import updates_first, updates_last
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Problem
-from foreplan.planner.remat import EXACT, Point, frontier, recompute, reordered
+from foreplan.planner.remat import EXACT, FEW, Point, frontier, recompute, reordered
+from foreplan.planner.remat_runs import annealed
 from foreplan.planner.verify import verify
 
 FREE = 100  # recomputation that adds at most one part in so many to the predicted time counts as free
+ALL = 100  # actions up to which every order deserves the long search
 SHARES = (100, 20, 5)  # for these parts of the whole cost the search looks for the lowest schedule: +1 %, +5 %, +20 %
 
 
@@ -128,14 +130,18 @@ def whole_curve(
     caps = [whole // share for share in SHARES]
     bound, orders = base.schedule.bound, _orders(problem, base)
     found: list[Point] = []
-    if not thorough or len(base.schedule.order) > EXACT:
+    if not thorough or len(base.schedule.order) > ALL:
         short = [recompute(problem, order, bound, cost, caps=caps, thorough=False, again=again) for order in orders]
         found = [point for points in short for point in points]
         lowest = [_lowest(points, caps, bound) for points in short]
         orders = [orders[lowest.index(min(lowest))]]
+    small = len(base.schedule.order) <= EXACT
     for order in orders if thorough else ():
         points = recompute(problem, order, bound, cost, caps=caps, again=again)
-        found += reordered(problem, points, caps, bound)
+        found += points if small else reordered(problem, points, caps, bound)
+    if thorough and small:
+        found = reordered(problem, frontier(found, bound), caps, bound, FEW)
+        found = annealed(problem, [base.schedule.order, *orders], found, caps, bound, cost, again=again)
     return Curve(problem, base, tuple(frontier(found, bound)))
 
 

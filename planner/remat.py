@@ -43,8 +43,10 @@ BOOST = 260
 ROUNDS = 2
 WORKERS = 2  # threads; what they find does not depend on how many processors there are
 SWEEPS = 200
-REORDERED = 4_000  # steps of schedules whose orders are searched, all but those that the caps allow
-STILL = 24  # sweeps in vain that end the search
+REORDERED = 4_000  # steps of schedules whose orders are searched, all but those that the caps allow,
+FEW = 8  # or so many schedules where `remat_runs` goes on from there
+STILL = 24  # sweeps in vain that end the search,
+SOON = 4  # or so many where `remat_runs` goes on from there
 TRIES = 16
 SEED = 88172645463325252
 # Work is counted in actions of the schedules evaluated, some tens of nanoseconds each.
@@ -119,7 +121,8 @@ def recompute(
         for aim in () if long else AIMS if thorough else AIMS[:1]:
             search.descend(way, scratch, plain.copy(), aim, BOOST, archive, limit, DESCENT_WORK)
         if not long:
-            _polish(way, plain, archive, POLISH_WORK if thorough else SHORT_WORK)
+            patience = STILL if len(order) > EXACT else SOON
+            _polish(way, plain, archive, POLISH_WORK if thorough else SHORT_WORK, patience)
         found += [state.copy() for state, least in zip(archive.states, archive.cost) if least < NEVER]
         found += [state.copy() for state, peak in zip(archive.cap_states, archive.peak) if peak < bound]
     points = []
@@ -142,12 +145,14 @@ def _ways(tape: Tape) -> list[Tape]:
     return [tape._replace(save=none, fetch=none), tape]
 
 
-def reordered(problem: Problem, points: Sequence[Point], caps: Sequence[int], bound: int) -> list[Point]:
-    """Points and, with their runs in better orders, as many of them as is quick: what the caps allow, and some evenly
-    between.
+def reordered(
+    problem: Problem, points: Sequence[Point], caps: Sequence[int], bound: int, most: int = MANY
+) -> list[Point]:
+    """Points and, with their runs in better orders, as many of them as is quick: what the caps allow, and at most so
+    many evenly between.
     """
     within = [max((i for i, point in enumerate(points) if point.cost <= cap), default=-1) for cap in caps]
-    count = REORDERED // max([len(point.order) for point in points], default=1)
+    count = min(REORDERED // max([len(point.order) for point in points], default=1), most)
     even = range(len(points)) if count >= len(points) else range(0, len(points), len(points) // max(count, 1) + 1)
     found = list(points)
     for i in sorted({i for i in within if i >= 0}.union(even)):
@@ -156,7 +161,7 @@ def reordered(problem: Problem, points: Sequence[Point], caps: Sequence[int], bo
     return frontier(found, bound)
 
 
-def _polish(tape: Tape, plain: np.ndarray, archive: Archive, work: int) -> None:
+def _polish(tape: Tape, plain: np.ndarray, archive: Archive, work: int, patience: int) -> None:
     """Search on from all that was found, in sweeps of several workers, each with its own random numbers; after every
     sweep they share what they found, so it does not matter how fast each of them is.
     """
@@ -173,7 +178,7 @@ def _polish(tape: Tape, plain: np.ndarray, archive: Archive, work: int) -> None:
 
     done, number, still, before = 0, 0, 0, None
     with ThreadPoolExecutor(WORKERS) as pool:
-        while done < most and number < SWEEPS and still < STILL:
+        while done < most and number < SWEEPS and still < patience:
             others = [search.copy_archive(archive) for _ in range(1, WORKERS)]
             done += sum(pool.map(sweep, range(WORKERS), [number] * WORKERS, [archive, *others]))
             for other in others:

@@ -84,7 +84,7 @@ def test_every_plan_of_a_curve_computes_the_right_bytes(seed: int, actions: int)
     assert costs == sorted(set(costs)) and bounds == sorted(set(bounds), reverse=True)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seeds)
 def test_budgets_are_kept_and_a_smaller_one_never_gives_a_larger_plan(seed: int) -> None:
     rng = random.Random(seed)

@@ -1,0 +1,91 @@
+"""Sequences of runs: changed at random they stay schedules, with the planner's bytes and costs; and by hand."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreplan.errors import PlanError
+from foreplan.planner import Problem, Role, plan_curve
+from foreplan.planner.dependences import dependences
+from foreplan.planner.layout import schedule
+from foreplan.planner.order import HEURISTICS
+from foreplan.planner.remat_anneal import Sequences, change, make_sequences, tidy, weigh
+from foreplan.planner.remat_kernels import Scratch, make_scratch
+from foreplan.planner.remat_runs import free_actions
+from foreplan.planner.remat_tape import Tape, make_tape
+from tests.planner.problems import REGIONS, Maker, priced, random_problem
+
+seeds = st.integers(0, 2**32)
+
+
+def start(problem: Problem, order: list[int]) -> tuple[Tape, Scratch, Sequences]:
+    tape = make_tape(problem, order, [a.nanoseconds for a in problem.actions], 1)
+    sequences = make_sequences(free_actions(problem), len(problem.values), 3 * len(order) + 64)
+    sequences.now[: len(order)] = order
+    return tape, make_scratch(tape), sequences
+
+
+@settings(max_examples=100, deadline=None)
+@given(seeds, st.integers(2, 30))
+def test_changed_at_random_they_are_schedules_with_the_bytes_of_the_planner(seed: int, actions: int) -> None:
+    problem, rng = priced(random_problem(seed, actions), seed), random.Random(seed)
+    order = HEURISTICS[rng.choice(sorted(HEURISTICS))](problem, dependences(problem))
+    if len(order) < 2:
+        return
+    tape, scratch, sequences = start(problem, order)
+    length, random_seed = len(order), np.uint64(seed + 1)
+    for _ in range(60):
+        sequences.trial[:length] = sequences.now[:length]
+        _, size, random_seed = change(tape, scratch, sequences, length, 0, np.uint64(random_seed))
+        size = tidy(tape, scratch, sequences, size)
+        if size < 2:
+            continue
+        length = size
+        sequences.now[:length] = sequences.trial[:length]
+        found = schedule(problem, "", sequences.trial[:length].tolist())
+        peak, above, cost = weigh(tape, scratch, sequences, length, found.bound - 1)
+        assert peak == found.bound and above >= 1
+        assert cost == sum(problem.actions[i].nanoseconds for i in found.order)
+        for index in set(order):
+            if problem.actions[index].effect:
+                assert found.order.count(index) == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(seeds, st.integers(2, 12))
+def test_what_reads_nothing_that_is_there_is_refused(seed: int, actions: int) -> None:
+    problem, rng = random_problem(seed, actions), random.Random(seed)
+    order = HEURISTICS["program order"](problem, dependences(problem))
+    if len(order) < 2:
+        return
+    tape, scratch, sequences = start(problem, order)
+    shuffled = rng.sample(order, len(order))
+    sequences.trial[: len(order)] = shuffled
+    size = tidy(tape, scratch, sequences, len(order))
+    try:
+        schedule(problem, "", shuffled)
+    except PlanError:
+        assert size < 0 or list(sequences.trial[:size]) != shuffled
+
+
+def test_a_value_is_computed_again_before_what_takes_up_the_room_for_it() -> None:
+    # `a` must be gone beside `huge`. What it is made of, `big`, has no room beside `wide`, so `a` comes before `wide`.
+    make = Maker(REGIONS[1:2])
+    x = make.value("x", 64, 0, role=Role.INPUT)
+    big, a, first = make.value("big", 6400, 0), make.value("a", 640, 0), make.value("first", 64, 0)
+    huge, narrow, wide = make.value("huge", 12800, 0), make.value("narrow", 64, 0), make.value("wide", 6400, 0)
+    make.action("big", [x], [big], nanoseconds=1)
+    make.action("a", [big], [a], nanoseconds=1)
+    make.action("first", [a], [first], nanoseconds=100)
+    make.action("huge", [first], [huge], nanoseconds=100)
+    make.action("narrow", [huge], [narrow], nanoseconds=100)
+    make.action("wide", [narrow], [wide], nanoseconds=100)
+    make.action("end", [wide, a], [make.value("y", 64, 0, role=Role.OUTPUT)], nanoseconds=100)
+    curve = plan_curve(make.problem())
+    assert curve.plan(0).arena_bytes == 12800 + 640 + 64
+    found = curve.within(12800 + 64 + 64)
+    assert [step.action for step in found.steps] == [0, 1, 2, 3, 4, 0, 1, 5, 6]
