@@ -251,7 +251,7 @@ def _compile(texts: tuple[str, ...], dtypes: tuple[DType, ...]) -> _Kernel:
         if not isinstance(part, Call):
             continue
         converts = part.function not in FUNCTIONS
-        wanted = [None] if converts else _operand_dtypes(part, types)
+        wanted = [None] if converts else operand_dtypes(part, types)
         used = [operand(arg, dtype) for arg, dtype in zip(part.args, wanted)]
         freed = [register for _, register in used if register is not None]
         freed += [where_is[arg][1] for arg in set(part.args) if arg in where_is and last_use[arg] == i]
@@ -279,7 +279,7 @@ def _convert(x: Any, out: np.ndarray) -> None:
     np.copyto(out, x, casting="unsafe")
 
 
-def _operand_dtypes(part: Call, types: Mapping[Expr, DType | None]) -> list[DType | None]:
+def operand_dtypes(part: Call, types: Mapping[Expr, DType | None]) -> list[DType | None]:
     """The element type each argument is converted to before the call."""
     rule = FUNCTIONS[part.function].result
     if part.function == "where":

@@ -52,7 +52,7 @@ def expected(op: Op, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     types = [type_of(x) for x in inputs]
     results = op.infer(types)
     outputs = [np.zeros(type.shape, type.dtype.numpy) for type in results]
-    op.compute([np.ascontiguousarray(x) for x in inputs], outputs, scratch(op.workspace(types, results)))
+    op.compute([np.asarray(x, order="C") for x in inputs], outputs, scratch(op.workspace(types, results)))
     return outputs
 
 
