@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from foreplan.cpu import contraction, elementwise, linear_cross_entropy
+from foreplan.cpu import contraction, norm
 from foreplan.cpu.kernel import Kernel, Make, Refused, Windows
-from foreplan.cpu.layouts import channels_last
+from foreplan.cpu.rows import channel_rows
 from foreplan.cpu.threads import set_threads
-from foreplan.graph import Op, Window
+from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.op import Types
 
 Layout = Callable[[Op, Windows, Types], Sequence[Window]]
@@ -34,6 +34,16 @@ class Family:
     layout: Layout
     reads: Reads
     images: bool = False
+
+
+def channels_last(type: TensorType) -> Window:
+    """Images [N, C, H, W] with their channels side by side; anything else in C order."""
+    if type.rank != 4:
+        return Window.dense(type)
+    _, channels, height, width = type.shape
+    item = type.dtype.itemsize
+    row = width * channels * item
+    return Window(type, (height * row, item, row, channels * item))
 
 
 def _images(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
@@ -61,15 +71,19 @@ def _conv_reads(op: Op, index: int, window: Window) -> Window:
     return window if (in_order and together and window.type.rank == 4) or window == last else last
 
 
+def _channel_reads(op: Op, index: int, window: Window) -> Window:
+    """Images with their channels side by side, positions at equal distances; anything else in C order."""
+    return window if channel_rows(window) is not None else channels_last(window.type)
+
+
 FAMILIES = {
-    "map": Family("lanes", elementwise.elementwise, elementwise.layout, elementwise.reads, True),
-    "masked_map": Family("lanes", elementwise.masked, elementwise.layout, elementwise.reads, True),
-    "pack_bits": Family("lanes", elementwise.pack, elementwise.pack_layout, elementwise.pack_reads, True),
     "matmul": Family("onednn", contraction.matmul, _rows, _as_reference),
     "conv": Family("onednn", contraction.conv, _images, _conv_reads, True),
     "conv_data_grad": Family("onednn", contraction.conv_data_gradient, _images, _conv_reads, True),
     "conv_weight_grad": Family("onednn", contraction.conv_weight_gradient, _rows, _conv_reads, True),
-    "linear_cross_entropy": Family("onednn", linear_cross_entropy.linear_cross_entropy, _rows, _as_reference),
+    "channel_moments": Family("loops", norm.moments, _images, _channel_reads, True),
+    "batch_norm": Family("loops", norm.normal, _images, _channel_reads, True),
+    "batch_norm_grad": Family("loops", norm.gradient, _images, _channel_reads, True),
 }
 
 

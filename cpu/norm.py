@@ -1,0 +1,288 @@
+"""Batch normalisation by compiled loops, on images as rows of channels.
+
+Sums over rows are taken in blocks, in float32 within a block and in float64 over blocks. Parts of a sum are ranges of
+channels, so that no result depends on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numba
+import numpy as np
+
+from foreplan.cpu.kernel import Run, Windows, one_after_another
+from foreplan.cpu.rows import Rows, flat, flat_input, image_rows, same_place
+from foreplan.cpu.threads import current_threads, ranged
+from foreplan.graph import Op
+from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad
+from foreplan.ops.blocks import Piece, carve, carve_bytes
+
+ROWS = 32  # of a block, summed in float32
+GROUP = 16  # channels that are never parted: a line of the cache
+GRAIN = 1 << 16  # elements that are worth a thread of their own
+HUGE = np.float32(1e30)
+
+FLOAT, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+_compiled = numba.njit(cache=True, nogil=True, fastmath={"contract", "nsz", "arcp"})
+_inlined = numba.njit(inline="always")
+
+
+@_compiled
+def _block_moments(x, first, last, step, low, high, shift, total, squares):  # type: ignore[no-untyped-def]
+    """Of rows [first, last): their first element a channel (0 if it is infinite), and sums and squares around it."""
+    row = x[first * step + low : first * step + high]
+    for c in range(high - low):
+        value = row[c]
+        shift[c] = value if abs(value) < HUGE else np.float32(0)
+        total[c] = value - shift[c]
+        squares[c] = total[c] * total[c]
+    for r in range(first + 1, last):
+        row = x[r * step + low : r * step + high]
+        for c in range(high - low):
+            value = row[c] - shift[c]
+            total[c] += value
+            squares[c] += value * value
+
+
+@_compiled
+def _moments(start, stop, x, rows, width, step, sums, spread, scratch, mean, variance):  # type: ignore[no-untyped-def]
+    """Mean and variance of the groups of channels [start, stop): blocks shifted by an element of their own, merged as
+    Chan, Golub and LeVeque (1979) do, so that neither a large mean nor a drifting one costs digits.
+    """
+    low, high = start * GROUP, min(stop * GROUP, width)
+    shift, total, squares = scratch[0, low:high], scratch[1, low:high], scratch[2, low:high]
+    sums, spread, mean, variance = sums[low:high], spread[low:high], mean[low:high], variance[low:high]
+    sums[:] = 0.0
+    spread[:] = 0.0
+    for first in range(0, rows, ROWS):
+        last = min(first + ROWS, rows)
+        _block_moments(x, first, last, step, low, high, shift, total, squares)
+        new, old = np.float64(last - first), np.float64(first)
+        share, weight = 1.0 / max(old, 1.0), old * new / (old + new)
+        for c in range(high - low):
+            around = np.float64(total[c])
+            block = new * np.float64(shift[c]) + around
+            inner = max(np.float64(squares[c]) - around * around / new, 0.0)
+            apart = block / new - sums[c] * share
+            sums[c] += block
+            spread[c] += inner + apart * apart * weight
+    for c in range(high - low):
+        mean[c] = sums[c] / rows
+        variance[c] = spread[c] / rows
+
+
+@dataclass(frozen=True)
+class Moments:
+    """`ChannelMoments` in one pass."""
+
+    x: Rows
+
+    overwrites = ()
+
+    @property
+    def workspace(self) -> int:
+        """Sums a channel."""
+        return carve_bytes(*self._pieces())
+
+    def _pieces(self) -> list[Piece]:
+        width = self.x.width
+        return [((width,), DOUBLE), ((width,), DOUBLE), ((3, width), FLOAT)]
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """By ranges of channels."""
+        count, width, step = self.x.count, self.x.width, self.x.step
+        scratch = carve(workspace, *self._pieces())
+        groups, grain = -(-width // GROUP), max(2, GRAIN // (count * GROUP))
+        given = (flat_input(inputs[0]), count, width, step, *scratch, *outputs)
+        return ranged(_moments, groups, grain, current_threads(), *given)
+
+
+def moments(op: Op, inputs: Windows, outputs: Windows) -> Moments:
+    """The kernel of `ChannelMoments`."""
+    return Moments(image_rows(inputs[0]))
+
+
+@_inlined
+def _normalize(row, out, mean, factor, bias):  # type: ignore[no-untyped-def]
+    for c in range(len(out)):
+        out[c] = (row[c] - mean[c]) * factor[c] + bias[c]
+
+
+@_compiled
+def _normal(start, stop, x, x_step, y, y_step, mean, factor, bias):  # type: ignore[no-untyped-def]
+    for r in range(start, stop):
+        row, out = x[r * x_step : r * x_step + len(mean)], y[r * y_step : r * y_step + len(mean)]
+        _normalize(row, out, mean, factor, bias)
+
+
+@_compiled
+def _normal_over(start, stop, y, step, mean, factor, bias):  # type: ignore[no-untyped-def]
+    for r in range(start, stop):
+        row = y[r * step : r * step + len(mean)]
+        _normalize(row, row, mean, factor, bias)
+
+
+@_compiled
+def _factor(scale, variance, epsilon, factor):  # type: ignore[no-untyped-def]
+    for c in range(len(scale)):
+        factor[c] = scale[c] / np.sqrt(variance[c] + epsilon)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """`BatchNorm`, by the statistics that it is given."""
+
+    x: Rows
+    y: Rows
+    epsilon: float
+
+    overwrites = ((0, 0),)
+
+    @property
+    def workspace(self) -> int:
+        """A factor a channel."""
+        return carve_bytes(((self.x.width,), FLOAT))
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """By ranges of rows."""
+        x, y = inputs[0], outputs[0]
+        scale, bias, mean, variance = map(flat_input, inputs[1:])
+        (factor,) = carve(workspace, ((self.x.width,), FLOAT))
+        prepare = partial(_factor, scale, variance, np.float32(self.epsilon), factor)
+        vectors, grain = (mean, factor, bias), max(1, GRAIN // self.x.width)
+        function: Callable[..., object]
+        given: tuple[object, ...]
+        if same_place(x, y):
+            function, given = _normal_over, (flat(y), self.y.step)
+        else:
+            function, given = _normal, (flat_input(x), self.x.step, flat(y), self.y.step)
+        return one_after_another(prepare, ranged(function, self.x.count, grain, current_threads(), *given, *vectors))
+
+
+def normal(op: Op, inputs: Windows, outputs: Windows) -> Normal:
+    """The kernel of `BatchNorm`."""
+    assert isinstance(op, BatchNorm)
+    return Normal(image_rows(inputs[0]), image_rows(outputs[0]), op.epsilon)
+
+
+@_compiled
+def _gradient_sums(  # type: ignore[no-untyped-def]
+    start, stop, x, x_step, g, g_step, rows, mean, sums, products, total, product
+):
+    """Σ g and Σ g · (x − mean) of the groups of channels [start, stop)."""
+    low, high = start * GROUP, min(stop * GROUP, len(mean))
+    mean, sums, products = mean[low:high], sums[low:high], products[low:high]
+    total, product = total[low:high], product[low:high]
+    sums[:] = 0.0
+    products[:] = 0.0
+    for first in range(0, rows, ROWS):
+        total[:] = 0
+        product[:] = 0
+        for r in range(first, min(first + ROWS, rows)):
+            row, grad = x[r * x_step + low : r * x_step + high], g[r * g_step + low : r * g_step + high]
+            for c in range(high - low):
+                total[c] += grad[c]
+                product[c] += (row[c] - mean[c]) * grad[c]
+        for c in range(high - low):
+            sums[c] += total[c]
+            products[c] += product[c]
+
+
+@_compiled
+def _gradient_vectors(  # type: ignore[no-untyped-def]
+    rows, sums, products, scale, variance, epsilon, dscale, dbias, factor, slope, shift
+):
+    """dscale and dbias, and dx = g · factor + ((x − mean) · slope + shift)."""
+    for c in range(len(scale)):
+        r = 1.0 / np.sqrt(np.float64(variance[c]) + epsilon)
+        dbias[c] = sums[c]
+        dscale[c] = products[c] * r
+        factor[c] = scale[c] * r
+        slope[c] = -scale[c] * r * r * r * products[c] / rows
+        shift[c] = -scale[c] * r * sums[c] / rows
+
+
+@_inlined
+def _gradients(row, grad, out, mean, factor, slope, shift):  # type: ignore[no-untyped-def]
+    for c in range(len(out)):
+        out[c] = grad[c] * factor[c] + ((row[c] - mean[c]) * slope[c] + shift[c])
+
+
+@_compiled
+def _gradient(  # type: ignore[no-untyped-def]
+    start, stop, x, x_step, g, g_step, dx, step, mean, factor, slope, shift
+):
+    width = len(mean)
+    for r in range(stop - 1, start - 1, -1):  # the last rows are still in the cache
+        row, grad = x[r * x_step : r * x_step + width], g[r * g_step : r * g_step + width]
+        _gradients(row, grad, dx[r * step : r * step + width], mean, factor, slope, shift)
+
+
+@_compiled
+def _gradient_over_g(start, stop, x, x_step, dx, step, mean, factor, slope, shift):  # type: ignore[no-untyped-def]
+    width = len(mean)
+    for r in range(stop - 1, start - 1, -1):
+        row, out = x[r * x_step : r * x_step + width], dx[r * step : r * step + width]
+        _gradients(row, out, out, mean, factor, slope, shift)
+
+
+@_compiled
+def _gradient_over_x(start, stop, g, g_step, dx, step, mean, factor, slope, shift):  # type: ignore[no-untyped-def]
+    width = len(mean)
+    for r in range(stop - 1, start - 1, -1):
+        grad, out = g[r * g_step : r * g_step + width], dx[r * step : r * step + width]
+        _gradients(out, grad, out, mean, factor, slope, shift)
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """`BatchNormGrad`: a pass over x and g for the sums, and one for the elements."""
+
+    x: Rows
+    g: Rows
+    dx: Rows
+    epsilon: float
+
+    overwrites = ((0, 4), (0, 0))
+
+    @property
+    def workspace(self) -> int:
+        """Two sums and five numbers a channel."""
+        return carve_bytes(*self._pieces())
+
+    def _pieces(self) -> list[Piece]:
+        width = (self.x.width,)
+        return [(width, DOUBLE)] * 2 + [(width, FLOAT)] * 5
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """Sums by ranges of channels, elements by ranges of rows."""
+        x, g, dx = inputs[0], inputs[4], outputs[0]
+        scale, mean, variance = map(flat_input, inputs[1:4])
+        sums, products, total, product, *vectors = carve(workspace, *self._pieces())
+        count, width, threads = self.x.count, self.x.width, current_threads()
+        groups, grain = -(-width // GROUP), max(2, GRAIN // (count * GROUP))
+        both = (flat_input(x), self.x.step, flat_input(g), self.g.step)
+        add = ranged(_gradient_sums, groups, grain, threads, *both, count, mean, sums, products, total, product)
+        finish = partial(
+            _gradient_vectors, count, sums, products, scale, variance, np.float64(self.epsilon), *outputs[1:], *vectors
+        )
+        target = (flat(dx), self.dx.step)
+        function: Callable[..., object]
+        given: tuple[object, ...]
+        if same_place(dx, g):
+            function, given = _gradient_over_g, (*both[:2], *target)
+        elif same_place(dx, x):
+            function, given = _gradient_over_x, (*both[2:], *target)
+        else:
+            function, given = _gradient, (*both, *target)
+        write = ranged(function, count, max(1, GRAIN // width), threads, *given, mean, *vectors)
+        return one_after_another(add, finish, write)
+
+
+def gradient(op: Op, inputs: Windows, outputs: Windows) -> Gradient:
+    """The kernel of `BatchNormGrad`."""
+    assert isinstance(op, BatchNormGrad)
+    return Gradient(image_rows(inputs[0]), image_rows(inputs[4]), image_rows(outputs[0]), op.epsilon)
