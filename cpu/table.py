@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from foreplan.cpu import contraction, norm
+from foreplan.cpu import contraction, elementwise, linear_cross_entropy, norm
 from foreplan.cpu.kernel import Kernel, Make, Refused, Windows
+from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.rows import channel_rows
 from foreplan.cpu.threads import set_threads
-from foreplan.graph import Op, TensorType, Window
+from foreplan.graph import Op, Window
 from foreplan.graph.op import Types
 
 Layout = Callable[[Op, Windows, Types], Sequence[Window]]
@@ -34,16 +35,6 @@ class Family:
     layout: Layout
     reads: Reads
     images: bool = False
-
-
-def channels_last(type: TensorType) -> Window:
-    """Images [N, C, H, W] with their channels side by side; anything else in C order."""
-    if type.rank != 4:
-        return Window.dense(type)
-    _, channels, height, width = type.shape
-    item = type.dtype.itemsize
-    row = width * channels * item
-    return Window(type, (height * row, item, row, channels * item))
 
 
 def _images(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
@@ -77,6 +68,9 @@ def _channel_reads(op: Op, index: int, window: Window) -> Window:
 
 
 FAMILIES = {
+    "map": Family("lanes", elementwise.elementwise, elementwise.layout, elementwise.reads, True),
+    "masked_map": Family("lanes", elementwise.masked, elementwise.layout, elementwise.reads, True),
+    "pack_bits": Family("lanes", elementwise.pack, elementwise.pack_layout, elementwise.pack_reads, True),
     "matmul": Family("onednn", contraction.matmul, _rows, _as_reference),
     "conv": Family("onednn", contraction.conv, _images, _conv_reads, True),
     "conv_data_grad": Family("onednn", contraction.conv_data_gradient, _images, _conv_reads, True),
@@ -84,6 +78,7 @@ FAMILIES = {
     "channel_moments": Family("loops", norm.moments, _images, _channel_reads, True),
     "batch_norm": Family("loops", norm.normal, _images, _channel_reads, True),
     "batch_norm_grad": Family("loops", norm.gradient, _images, _channel_reads, True),
+    "linear_cross_entropy": Family("onednn", linear_cross_entropy.linear_cross_entropy, _rows, _as_reference),
 }
 
 
