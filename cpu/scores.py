@@ -13,7 +13,7 @@ FLOAT = {"contract", "nsz"}  # nothing that changes what NaN and infinities give
 SUMS = {"contract", "nsz", "reassoc"}  # sums in lanes
 
 LOWEST = np.float32(-3e38)  # what a row's maximum is raised to, so that exp(-inf - maximum) is 0
-FLUSH = np.float32(1e-30)  # probabilities below are 0: no product meets a denormal number
+FLUSH = np.float32(1e-25)  # probabilities below are 0: products, of gradients too, meet no denormal numbers
 ZERO = np.float32(0)
 
 _SIGN, _MAGNITUDE = np.int32(31), np.int32(0x7FFFFFFF)

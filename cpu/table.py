@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from foreplan.cpu import contraction, elementwise, linear_cross_entropy, norm
+from foreplan.cpu import attention, attention_grad, contraction, elementwise, linear_cross_entropy, norm
 from foreplan.cpu.kernel import Kernel, Make, Refused, Windows
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.rows import channel_rows
@@ -67,6 +67,13 @@ def _channel_reads(op: Op, index: int, window: Window) -> Window:
     return window if channel_rows(window) is not None else channels_last(window.type)
 
 
+def _depth_together(op: Op, index: int, window: Window) -> Window:
+    """As the reference kernel takes it, the last axis without gaps."""
+    window = _as_reference(op, index, window)
+    whole = index == 6 or window.strides[-1] == window.type.dtype.itemsize  # a mask lies anyhow
+    return window if whole else Window.dense(window.type)
+
+
 FAMILIES = {
     "map": Family("lanes", elementwise.elementwise, elementwise.layout, elementwise.reads, True),
     "masked_map": Family("lanes", elementwise.masked, elementwise.layout, elementwise.reads, True),
@@ -78,6 +85,9 @@ FAMILIES = {
     "channel_moments": Family("loops", norm.moments, _images, _channel_reads, True),
     "batch_norm": Family("loops", norm.normal, _images, _channel_reads, True),
     "batch_norm_grad": Family("loops", norm.gradient, _images, _channel_reads, True),
+    "attention": Family("onednn", attention.attention, _rows, _as_reference),
+    "attention_grad": Family("onednn", attention_grad.attention_grad, _rows, _depth_together),
+    "packed_attention_grad": Family("onednn", attention_grad.packed_attention_grad, _rows, _depth_together),
     "linear_cross_entropy": Family("onednn", linear_cross_entropy.linear_cross_entropy, _rows, _as_reference),
 }
 

@@ -44,10 +44,11 @@ class PackedAttentionGrad(Op):
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The type of x."""
-        self.unpacked.infer(self._unpacked(inputs))
+        self.unpacked.infer(self.unpacked_types(inputs))
         return (inputs[0],)
 
-    def _unpacked(self, inputs: Types) -> list[TensorType]:
+    def unpacked_types(self, inputs: Types) -> list[TensorType]:
+        """The inputs of `unpacked`: three in place of the first."""
         x, *others = inputs
         parts = self.heads + 2 * self.kv_heads
         if x.rank != 3 or min(self.heads, self.kv_heads) < 1 or x.shape[2] % parts:
@@ -66,29 +67,30 @@ class PackedAttentionGrad(Op):
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
         """As `attention_grad`."""
-        types = self._unpacked(inputs)
+        types = self.unpacked_types(inputs)
         return self.unpacked.cost(types, types[:3])
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """As `attention_grad`."""
-        types = self._unpacked(inputs)
+        types = self.unpacked_types(inputs)
         return self.unpacked.workspace(types, types[:3])
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """On windows onto x and dx."""
         x, *others = inputs
-        self.unpacked.compute([*self._windows(x), *others], self._windows(outputs[0]), workspace)
+        self.unpacked.compute([*self.unpacked_arrays(x), *others], self.unpacked_arrays(outputs[0]), workspace)
 
     def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
         """Three slices, three gradients, one concatenation."""
         x, *others = inputs
-        types = self._unpacked([value.type for value in inputs])[:3]
+        types = self.unpacked_types([value.type for value in inputs])[:3]
         widths = [type.shape[2] * type.shape[3] for type in types]
         parts = [reshape(b, part, type.shape) for part, type in zip(split(b, x, widths, 2), types)]
         gradients = b.node(self.unpacked, *parts, *others)
         return [concat(b, [reshape(b, value, (*x.shape[:2], -1)) for value in gradients], 2)]
 
-    def _windows(self, x: np.ndarray) -> Sequence[np.ndarray]:
+    def unpacked_arrays(self, x: np.ndarray) -> Sequence[np.ndarray]:
+        """Queries, keys and values, or their gradients, as views of x or dx."""
         depth = x.shape[2] // (self.heads + 2 * self.kv_heads)
         every = x.reshape(*x.shape[:2], -1, depth)
         keys = self.heads + self.kv_heads
