@@ -34,14 +34,14 @@ _inlined = numba.njit(inline="always")
 def _block_moments(x, first, last, step, low, high, shift, total, squares):  # type: ignore[no-untyped-def]
     """Of rows [first, last): their first element a channel (0 if it is infinite), and sums and squares around it."""
     row = x[first * step + low : first * step + high]
-    for c in range(high - low):
+    for c in range(len(total)):
         value = row[c]
         shift[c] = value if abs(value) < HUGE else np.float32(0)
         total[c] = value - shift[c]
         squares[c] = total[c] * total[c]
     for r in range(first + 1, last):
         row = x[r * step + low : r * step + high]
-        for c in range(high - low):
+        for c in range(len(total)):
             value = row[c] - shift[c]
             total[c] += value
             squares[c] += value * value
@@ -62,14 +62,14 @@ def _moments(start, stop, x, rows, width, step, sums, spread, scratch, mean, var
         _block_moments(x, first, last, step, low, high, shift, total, squares)
         new, old = np.float64(last - first), np.float64(first)
         share, weight = 1.0 / max(old, 1.0), old * new / (old + new)
-        for c in range(high - low):
+        for c in range(len(total)):
             around = np.float64(total[c])
             block = new * np.float64(shift[c]) + around
             inner = max(np.float64(squares[c]) - around * around / new, 0.0)
             apart = block / new - sums[c] * share
             sums[c] += block
             spread[c] += inner + apart * apart * weight
-    for c in range(high - low):
+    for c in range(len(total)):
         mean[c] = sums[c] / rows
         variance[c] = spread[c] / rows
 
@@ -183,10 +183,10 @@ def _gradient_sums(  # type: ignore[no-untyped-def]
         product[:] = 0
         for r in range(first, min(first + ROWS, rows)):
             row, grad = x[r * x_step + low : r * x_step + high], g[r * g_step + low : r * g_step + high]
-            for c in range(high - low):
+            for c in range(len(total)):
                 total[c] += grad[c]
                 product[c] += (row[c] - mean[c]) * grad[c]
-        for c in range(high - low):
+        for c in range(len(total)):
             sums[c] += total[c]
             products[c] += product[c]
 

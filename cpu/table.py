@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from foreplan.cpu import attention, attention_grad, contraction, elementwise, linear_cross_entropy, norm
+from foreplan.cpu import attention, attention_grad, contraction, elementwise, linear_cross_entropy, norm, pool
 from foreplan.cpu.kernel import Kernel, Make, Refused, Windows
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.rows import channel_rows
@@ -82,6 +82,10 @@ FAMILIES = {
     "conv": Family("onednn", contraction.conv, _images, _conv_reads, True),
     "conv_data_grad": Family("onednn", contraction.conv_data_gradient, _images, _conv_reads, True),
     "conv_weight_grad": Family("onednn", contraction.conv_weight_gradient, _rows, _conv_reads, True),
+    "max_pool": Family("loops", pool.largest, _images, _channel_reads, True),
+    "max_pool_grad": Family("loops", pool.largest_gradient, _images, _channel_reads, True),
+    "avg_pool": Family("loops", pool.mean, _images, _channel_reads, True),
+    "avg_pool_grad": Family("loops", pool.mean, _images, _channel_reads, True),
     "channel_moments": Family("loops", norm.moments, _images, _channel_reads, True),
     "batch_norm": Family("loops", norm.normal, _images, _channel_reads, True),
     "batch_norm_grad": Family("loops", norm.gradient, _images, _channel_reads, True),
