@@ -19,6 +19,8 @@ from foreplan.ops.matmul import MatMul
 from foreplan.units import align_up
 
 ALIGNMENT = 64
+PANEL = 384  # columns of a matrix that are copied where they would thrash a cache
+FEW_ROWS = 64  # products of matrices of fewer do not repay the copy
 ADDED = 4 * 2**20  # bytes of a gradient that are made before they are added to another
 Place = tuple[str, int, int]  # "in" or "out" and which, or "scratch"; and the byte of it
 INPUT = tuple(("in", i, 0) for i in range(3))
@@ -113,9 +115,36 @@ def matmul(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     a, b = (x.viewed((1,) * (rank - len(x.shape)) + x.shape, (0,) * (rank - len(x.shape)) + x.strides) for x in (a, b))
     _check(a, b, y)
     plan, base = _Plan(), len(inputs) - 1 if len(inputs) > 2 else -1
+    if _thrashes(b) and rank == 2 and min(y.shape[0], b.shape[0]) >= FEW_ROWS:
+        _by_panels(plan, _stepped(a), b, y, base >= 0)
+        return plan.finish(base)
     product = primitives.matmul(_stepped(a), _stepped(b), y, add=base >= 0)
     plan.run(product, {c.SRC: INPUT[0], c.WEIGHTS: INPUT[1], c.DST: OUTPUT})
     return plan.finish(base)
+
+
+def _thrashes(b: Window) -> bool:
+    """Whether the rows of a matrix lie so that too few sets of a cache hold a column, and oneDNN does not know.
+
+    It copies matrices whose rows are a power of two apart; a multiple of 2 KiB is as bad.
+    """
+    row, column = b.strides[-2:]
+    return column == b.type.dtype.itemsize and row > 4096 and row % 2048 == 0 and row & (row - 1) != 0
+
+
+def _by_panels(plan: _Plan, a: Window, b: Window, y: Window, add: bool) -> None:
+    """A product by some columns of b at a time, which are copied first."""
+    item, products = y.type.dtype.itemsize, {}
+    here = plan.keep(b.shape[0] * min(PANEL, b.shape[1]) * item)
+    for start in range(0, b.shape[1], PANEL):
+        width = min(PANEL, b.shape[1] - start)
+        given, part = b.viewed((b.shape[0], width), b.strides), y.viewed((y.shape[0], width), y.strides)
+        panel = Window.dense(given.type)
+        if width not in products:
+            products[width] = primitives.matmul(a, panel, part, add)
+        copied = primitives.reorder(Description.of(given), Description.of(panel))
+        plan.run(copied, {c.SRC: ("in", 1, start * item), c.DST: here})
+        plan.run(products[width], {c.SRC: INPUT[0], c.WEIGHTS: here, c.DST: ("out", 0, start * item)})
 
 
 def _stepped(x: Window) -> Window:

@@ -9,7 +9,7 @@ from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.matmul import MatMul
-from tests.cpu.check import check, needs_onednn
+from tests.cpu.check import check, needs_onednn, type_of
 
 pytestmark = needs_onednn()
 RNG = np.random.default_rng(0)
@@ -30,6 +30,22 @@ def test_products(sizes: tuple[int, int, int], transpose_a: bool, transpose_b: b
     check(op, a, b)
     check(op, a, b, normal(m, n))
     check(op, a, b, normal(m, n), over=(0, 2))
+
+
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("columns", [1536, 3072])
+def test_matrices_that_are_copied_a_panel_at_a_time(columns: int, transpose_a: bool) -> None:
+    """Rows a multiple of 2 KiB apart; the whole matrix, or a range of its columns."""
+    a, b = normal(70, 64) if transpose_a else normal(64, 70), normal(70, columns)
+    op, y = MatMul(transpose_a), normal(64, columns)
+    check(op, a, b)
+    check(op, a, b, y)
+    check(op, a, b, y, over=(0, 2))
+    some = np.ascontiguousarray(b[:, :1000])
+    windows = [Window.dense(type_of(a)), Window(type_of(some), (columns * 4, 4))]
+    check(op, a, some, windows=windows)
+    if not transpose_a:
+        check(op, a.reshape(2, 32, 70), b)
 
 
 @pytest.mark.parametrize(
