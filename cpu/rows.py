@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,22 +41,46 @@ def image_rows(window: Window) -> Rows:
 
 def channel_rows(window: Window) -> Rows | None:
     """The positions of [N, C] or [N, C, H, W] as rows of channels, where they lie so."""
-    if len(window.shape) not in (2, 4) or not window.type.size:
+    return rows_along(window, 1) if len(window.shape) in (2, 4) else None
+
+
+def rows_along(window: Window, axis: int) -> Rows | None:
+    """A tensor as rows along one axis, where it lies so; rows follow one another in C order of the other axes."""
+    order = [*(i for i in range(len(window.shape)) if i != axis), axis]
+    turned = window.viewed([window.shape[i] for i in order], [window.strides[i] for i in order])
+    return rows_from(turned, len(order) - 1)
+
+
+def rows_from(window: Window, axis: int) -> Rows | None:
+    """A tensor as rows of all elements from an axis on, where it lies so: those side by side, rows evenly apart."""
+    if not window.type.size:
         return None
-    item, channels = window.type.dtype.itemsize, window.shape[1]
-    axes = [0, *range(2, len(window.shape))]
-    count, step = 1, 0
-    for extent, stride in zip(*([part[i] for i in reversed(axes)] for part in (window.shape, window.strides))):
+    item = window.type.dtype.itemsize
+    width, inner = _merged(window.shape[axis:], window.strides[axis:], item)
+    count, step = _merged(window.shape[:axis], window.strides[:axis], width * item)
+    if inner != item or step < width * item or step % item:
+        return None
+    return Rows(count, width, step // item)
+
+
+def even_step(window: Window) -> int | None:
+    """Elements from each element to the next in C order, 0 where all are one; None where they are not evenly apart."""
+    item = window.type.dtype.itemsize
+    _, step = _merged(window.shape, window.strides, item)
+    return step // item if step >= 0 and step % item == 0 else None
+
+
+def _merged(shape: Sequence[int], strides: Sequence[int], single: int) -> tuple[int, int]:
+    """(extent, stride) of axes as one axis; the stride is -1 where they are none, `single` for one place."""
+    count, step = 1, single
+    for extent, stride in zip(reversed(shape), reversed(strides)):
         if extent == 1:
             continue
         if count > 1 and stride != step * count:
-            return None
-        step = step or stride
+            return math.prod(shape), -1
+        step = stride if count == 1 else step
         count *= extent
-    step = step if count > 1 else channels * item
-    if (channels > 1 and window.strides[1] != item) or step < channels * item or step % item:
-        return None
-    return Rows(count, channels, step // item)
+    return count, step
 
 
 def flat(array: np.ndarray) -> np.ndarray:

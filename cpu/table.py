@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from foreplan.cpu import attention, attention_grad, contraction, elementwise, linear_cross_entropy, norm, pool
+from foreplan.cpu import attention, attention_grad, contraction, elementwise, linear_cross_entropy, norm, pool, row_norm
 from foreplan.cpu.kernel import Kernel, Make, Refused, Windows
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.rows import channel_rows
@@ -82,6 +82,10 @@ FAMILIES = {
     "conv": Family("onednn", contraction.conv, _images, _conv_reads, True),
     "conv_data_grad": Family("onednn", contraction.conv_data_gradient, _images, _conv_reads, True),
     "conv_weight_grad": Family("onednn", contraction.conv_weight_gradient, _rows, _conv_reads, True),
+    "layer_norm": Family("loops", row_norm.normal, _rows, row_norm.reads),
+    "layer_norm_grad": Family("loops", row_norm.gradient, _rows, row_norm.reads),
+    "rms_norm": Family("loops", row_norm.normal, _rows, row_norm.reads),
+    "rms_norm_grad": Family("loops", row_norm.gradient, _rows, row_norm.reads),
     "max_pool": Family("loops", pool.largest, _images, _channel_reads, True),
     "max_pool_grad": Family("loops", pool.largest_gradient, _images, _channel_reads, True),
     "avg_pool": Family("loops", pool.mean, _images, _channel_reads, True),
