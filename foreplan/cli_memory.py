@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from foreplan.files import check_writable
 from foreplan.units import format_bytes, format_count, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
+    from foreplan.lower.fallbacks import Fallback
     from foreplan.planner import Stages
 
 _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usual machine
@@ -94,18 +96,34 @@ def plan(model: str, path: str | None, why: bool, as_json: bool, **options: Any)
     if path is not None:
         compiled.save(path)
     figures = compiled.estimate()
-    stages = None
+    stages: Stages | None = None
+    slower: tuple[Fallback, ...] = ()
     if why:
+        from foreplan.lower.fallbacks import fallbacks
         from foreplan.planner import explain
 
+        slower = fallbacks(compiled.program)
         stages = explain(compiled.program, compiled.plan)
     if as_json:
-        print_json(figures | {"file": path} | ({} if stages is None else asdict(stages)))
+        told = {} if stages is None else asdict(stages) | {"fallbacks": [asdict(each) for each in slower]}
+        print_json(figures | {"file": path} | told)
         return
     click.echo(f"{path or model}: {_headline(figures)}; arena {format_bytes(figures['arena_bytes'])}")
     if stages is not None:
         click.echo()
         click.echo(_stage_table(stages, figures["order_lower_bound_bytes"]))
+        if slower:
+            click.echo()
+            click.echo(_fallback_table(slower))
+
+
+def _fallback_table(found: Sequence[Fallback]) -> str:
+    """A line an op that runs NumPy's kernel: how often, and in which nodes."""
+    lines = [f"{'by NumPy':<22}{'actions':>9}  nodes"]
+    for each in found:
+        nodes = ", ".join(each.nodes[:4]) + (f" and {len(each.nodes) - 4:,} more" if len(each.nodes) > 4 else "")
+        lines.append(f"{each.op:<22}{each.count:>9,}  {nodes}")
+    return "\n".join(lines)
 
 
 def _stage_table(stages: Stages, bound: int | None) -> str:

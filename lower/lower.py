@@ -8,6 +8,7 @@ from dataclasses import replace
 from foreplan.errors import ShapeError, UnsupportedError, UsageError
 from foreplan.graph import Builder, Cost, Graph, Kind, Node, Op, Value, Window
 from foreplan.lower.cpu import CpuTarget
+from foreplan.lower.fallbacks import fallbacks, note_of
 from foreplan.lower.numpy import NumpyTarget
 from foreplan.lower.offload import COPY, with_host
 from foreplan.lower.program import ARENA, PARAMETERS, REGIONS, STATE, Call, Operand, Program, Slot
@@ -51,7 +52,8 @@ def lower(graph: Graph, target: str | Target = "numpy", *, offload: bool = False
     """The planner's problem for a graph on a target, with what each action runs.
 
     Ops for which the target has no kernel are decomposed. Views become windows: no action, no bytes; where a kernel
-    cannot read a window as it lies, a dense copy is an action of its own.
+    cannot read a window as it lies, a dense copy is an action of its own. What runs NumPy's kernels on the target `cpu`
+    is noted.
 
     Args:
         offload: with a region of host memory, and actions that copy activations there and back (see `with_host`).
@@ -62,6 +64,8 @@ def lower(graph: Graph, target: str | Target = "numpy", *, offload: bool = False
     """
     chosen = target_named(target) if isinstance(target, str) else target
     program = _Lowering(_decompose(graph, chosen), chosen).run()
+    note = note_of(fallbacks(program), program.target)
+    program = replace(program, notes=(*program.notes, note)) if note else program
     return with_host(program, chosen.profile) if offload else program
 
 

@@ -1,0 +1,54 @@
+"""What a program for the target cpu runs by NumPy's kernels: listed, noted, and told by the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foreplan.graph import Graph, parse_graph
+from foreplan.lower import lower
+from foreplan.lower.fallbacks import Fallback, fallbacks
+from tests.cpu.check import needs_onednn
+from tests.foreplan.shell import answer, foreplan
+
+pytestmark = needs_onednn()
+
+
+def products(dtype: str) -> Graph:
+    """Two products; oneDNN has none of float64."""
+    return parse_graph(
+        f"""graph %g
+input %x: {dtype}[3,3]
+%a: {dtype}[3,3] = matmul() [%x, %x] as %a
+%b: {dtype}[3,3] = matmul() [%a, %x] as %b
+output %y = %b
+"""
+    )
+
+
+def test_ops_without_a_kernel_are_listed_and_noted() -> None:
+    program = lower(products("float64"), "cpu:threads=1")
+    assert fallbacks(program) == (Fallback("matmul", 2, ("a", "b")),)
+    (note,) = program.notes
+    assert "2 matmul" in note and "cpu:threads=1" in note
+
+
+@pytest.mark.parametrize(("dtype", "target"), [("float32", "cpu:threads=1"), ("float64", "numpy")])
+def test_nothing_is_noted_where_nothing_falls_back(dtype: str, target: str) -> None:
+    program = lower(products(dtype), target)
+    assert not fallbacks(program) and not program.notes
+
+
+def test_the_command_line_lists_them(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, [3, 3]) for name in "xy")
+    nodes = [onnx.helper.make_node("MatMul", ["x", "x"], ["y"], name="product")]
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [x], [y]))
+    path = str(tmp_path / "double.onnx")
+    onnx.save(model, path)
+    arguments = ("plan", path, "--infer", "--explain", "--target", "cpu:threads=1")
+    told = answer(*arguments)["fallbacks"]
+    assert [(each["op"], each["count"], len(each["nodes"])) for each in told] == [("matmul", 1, 1)]
+    table = foreplan(*arguments).stdout
+    assert any(line.split()[:2] == ["matmul", "1"] for line in table.splitlines())
