@@ -7,37 +7,20 @@ elements that it needs before it writes: an output may be any input that lies al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import llvmlite.ir as ir
 
-from foreplan.cpu.conversions import loaded, memory_type, stored
+from foreplan.cpu.conversions import loaded, memory_type
 from foreplan.cpu.expressions import emit
-from foreplan.cpu.lanes import BIT, INT8, INT16, INT32, INT64, Lanes
-from foreplan.cpu.llvm import POINTER, compiled, new_kernel
-from foreplan.graph import DType
-from foreplan.graph.types import BOOL
+from foreplan.cpu.lanes import Lanes
+from foreplan.cpu.llvm import POINTER, compiled
+from foreplan.cpu.loops import FIXED, WIDTH, Memory, Operand, Place, Writer
 from foreplan.ops.expr import parse_expr
 
-WIDTH = 16  # elements a step
 UNIT = 1024  # elements that are one of a loop's parts where there is a single axis
-CONTIGUOUS, FIXED, STRIDED = "contiguous", "fixed", "strided"
-BITS, STRIDED_BITS = "bits", "strided bits"  # one bit an element, strides in bits; `bits`: rows begin with a byte
-
-
-@dataclass(frozen=True)
-class Operand:
-    """How an operand lies along the innermost axis.
-
-    Attributes:
-        kind: elements side by side; one for the whole axis; elements anywhere; or bits.
-    """
-
-    dtype: DType
-    kind: str
 
 
 @dataclass(frozen=True)
@@ -63,33 +46,19 @@ def compiled_loop(loop: Loop) -> Callable[[int, int, bytes], None]:
     The table is int64: the extent of each axis, and for each input and output its address (of bits: of the first's
     byte) and its stride along each axis, in bytes (of bits: in bits).
     """
-    function, builder = new_kernel()
-    _Writer(loop, function, builder).write()
-    return compiled(function)
+    writer = _Elementwise(loop)
+    writer.write()
+    return compiled(writer.function)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a row of an operand begins: its address, of bits the address of all, and the number of the row's first."""
+class _Elementwise(Writer):
+    """Writes such a loop."""
 
-    address: ir.Value
-    bit: ir.Value | None
-
-
-class _Writer:
-    """Writes a loop's instructions."""
-
-    def __init__(self, loop: Loop, function: ir.Function, builder: ir.IRBuilder) -> None:
-        self.loop, self.b = loop, builder
-        self.start, self.stop, self.table = function.args
+    def __init__(self, loop: Loop) -> None:
+        super().__init__()
+        self.loop = loop
         self.exprs = [parse_expr(text) for text in loop.exprs]
         self.operands = (*loop.inputs, *loop.outputs)
-
-    def number(self, value: int) -> ir.Constant:
-        return ir.Constant(INT64, value)
-
-    def entry(self, index: int) -> ir.Value:
-        return self.b.load(self.b.gep(self.table, [self.number(index)], source_etype=INT64), typ=INT64)
 
     def write(self) -> None:
         axes, b = self.loop.axes, self.b
@@ -109,42 +78,7 @@ class _Writer:
                 self.row(places, steps, self.number(0), extents[-1])
         self.b.ret_void()
 
-    def unravelled(self, row: ir.Value, extents: Sequence[ir.Value]) -> list[ir.Value]:
-        """The place along each of the axes before the last."""
-        at = []
-        for extent in reversed(extents[1:]):
-            at.append(self.b.urem(row, extent))
-            row = self.b.udiv(row, extent)
-        return [row, *reversed(at)]
-
-    def place(self, operand: Operand, address: ir.Value, strides: Sequence[ir.Value], at: Sequence[ir.Value]) -> _Place:
-        offset: ir.Value = self.number(0)
-        for place, stride in zip(at, strides):
-            offset = self.b.add(offset, self.b.mul(place, stride))
-        if operand.kind == STRIDED_BITS:
-            return _Place(address, offset)
-        if operand.kind == BITS:
-            offset = self.b.ashr(offset, self.number(3))
-        return _Place(self.b.gep(address, [offset], source_etype=INT8), None)
-
-    @contextmanager
-    def counted(self, start: ir.Value, stop: ir.Value, step: int) -> Iterator[ir.Value]:
-        """Instructions for start, start + step, … while a whole step is left before `stop`."""
-        function, before = self.b.function, self.b.block
-        check, body, after = (function.append_basic_block() for _ in range(3))
-        self.b.branch(check)
-        self.b.position_at_end(check)
-        index = self.b.phi(INT64)
-        index.add_incoming(start, before)
-        following = self.b.add(index, self.number(step), flags=["nsw"])
-        self.b.cbranch(self.b.icmp_signed("<=", following, stop), body, after)
-        self.b.position_at_end(body)
-        yield index
-        index.add_incoming(following, self.b.block)
-        self.b.branch(check)
-        self.b.position_at_end(after)
-
-    def row(self, places: Sequence[_Place], steps: Sequence[ir.Value], low: ir.Value, high: ir.Value) -> None:
+    def row(self, places: Sequence[Place], steps: Sequence[ir.Value], low: ir.Value, high: ir.Value) -> None:
         """Elements [low, high) of the innermost axis."""
         e, count = Lanes(self.b, WIDTH), len(self.loop.inputs)
         fixed = {
@@ -154,7 +88,7 @@ class _Writer:
         }
 
         def step(at: ir.Value, left: ir.Value | None) -> None:
-            memory = _Memory(Lanes(self.b, WIDTH), at, left)
+            memory = Memory(Lanes(self.b, WIDTH), at, left)
             found = [
                 fixed[i] if i in fixed else memory.read(*each)
                 for i, each in enumerate(zip(self.loop.inputs, places, steps))
@@ -163,129 +97,4 @@ class _Writer:
             for each in zip(self.loop.outputs, places[count:], steps[count:], results):
                 memory.write(*each)
 
-        with self.counted(low, high, WIDTH) as at:
-            step(at, None)
-        whole = self.b.and_(self.b.sub(high, low), self.number(-WIDTH))
-        end = self.b.add(low, whole)
-        with self.b.if_then(self.b.icmp_signed("<", end, high)):
-            step(end, self.b.sub(high, end))
-
-
-class _Memory:
-    """Reads and writes of one step.
-
-    Attributes:
-        at: place of its first element along the axis.
-        left: how many elements there are; None for all.
-    """
-
-    def __init__(self, e: Lanes, at: ir.Value, left: ir.Value | None) -> None:
-        self.e, self.b, self.at, self.left = e, e.builder, at, left
-        self.mask = e.constant(BIT, 1) if left is None else self.below(e, left)
-
-    def below(self, e: Lanes, count: ir.Value) -> ir.Value:
-        """The first lanes, so many."""
-        lanes = e.constant(INT32, list(range(e.width)))
-        return self.b.icmp_signed("<", lanes, e.splat(self.b.trunc(count, INT32)))
-
-    def read(self, operand: Operand, place: _Place, stride: ir.Value) -> ir.Value:
-        if operand.kind == BITS:
-            return self.read_bits(place)
-        if operand.kind == STRIDED_BITS:
-            return self.gather_bits(place, stride)
-        element = memory_type(operand.dtype)
-        if operand.kind == STRIDED:
-            x = self.gather(self.pointers(place.address, stride), element)
-        else:
-            address = self.b.gep(place.address, [self.at], source_etype=element)
-            x = self.load(self.e, address, element, None if self.left is None else self.mask)
-        return loaded(self.e, x, operand.dtype)
-
-    def write(self, operand: Operand, place: _Place, stride: ir.Value, x: ir.Value) -> None:
-        if operand.kind == BITS:
-            self.write_bits(place, x)
-            return
-        element, x = memory_type(operand.dtype), stored(self.e, x, operand.dtype)
-        if operand.kind == STRIDED:
-            self.scatter(self.pointers(place.address, stride), element, x)
-        else:
-            address = self.b.gep(place.address, [self.at], source_etype=element)
-            self.store(self.e, address, element, x, None if self.left is None else self.mask)
-
-    def load(self, e: Lanes, address: ir.Value, element: ir.IntType, mask: ir.Value | None) -> ir.Value:
-        type, align = e.type(element), _bytes(element)
-        if mask is None:
-            return self.b.load(address, align=align, typ=type)
-        arguments = (address, ir.Constant(INT32, align), mask, ir.Constant(type, None))
-        return e.call(f"llvm.masked.load.{_name(type)}.p0", type, *arguments)
-
-    def store(self, e: Lanes, address: ir.Value, element: ir.IntType, x: ir.Value, mask: ir.Value | None) -> None:
-        align = _bytes(element)
-        if mask is None:
-            self.b.store(x, address, align=align)
-        else:
-            arguments = (x, address, ir.Constant(INT32, align), mask)
-            e.call(f"llvm.masked.store.{_name(x.type)}.p0", ir.VoidType(), *arguments)
-
-    def indices(self) -> ir.Value:
-        """The place of each lane along the axis."""
-        return self.b.add(self.e.splat(self.at), self.e.constant(INT64, list(range(WIDTH))))
-
-    def pointers(self, address: ir.Value, stride: ir.Value) -> ir.Value:
-        offsets = self.b.mul(self.indices(), self.e.splat(stride))
-        return self.b.inttoptr(self.b.add(self.e.splat(self.b.ptrtoint(address, INT64)), offsets), self.e.type(POINTER))
-
-    def gather(self, pointers: ir.Value, element: ir.IntType) -> ir.Value:
-        type = self.e.type(element)
-        arguments = (pointers, ir.Constant(INT32, _bytes(element)), self.mask, ir.Constant(type, None))
-        return self.e.call(f"llvm.masked.gather.{_name(type)}.v{WIDTH}p0", type, *arguments)
-
-    def scatter(self, pointers: ir.Value, element: ir.IntType, x: ir.Value) -> None:
-        arguments = (x, pointers, ir.Constant(INT32, _bytes(element)), self.mask)
-        self.e.call(f"llvm.masked.scatter.{_name(x.type)}.v{WIDTH}p0", ir.VoidType(), *arguments)
-
-    def bit_bytes(self, place: _Place) -> tuple[Lanes, ir.Value, ir.Value | None]:
-        """The bytes of a step's bits, and which of them there are."""
-        pair = Lanes(self.b, WIDTH // 8)
-        address = self.b.gep(place.address, [self.b.lshr(self.at, ir.Constant(INT64, 3))], source_etype=INT8)
-        if self.left is None:
-            return pair, address, None
-        count = self.b.lshr(self.b.add(self.left, ir.Constant(INT64, 7)), ir.Constant(INT64, 3))
-        return pair, address, self.below(pair, count)
-
-    def read_bits(self, place: _Place) -> ir.Value:
-        pair, address, mask = self.bit_bytes(place)
-        return self.b.bitcast(self.load(pair, address, INT8, mask), self.e.type(BIT))
-
-    def write_bits(self, place: _Place, x: ir.Value) -> None:
-        pair, address, mask = self.bit_bytes(place)
-        self.store(pair, address, INT8, self.b.bitcast(self.b.bitcast(x, INT16), pair.type(INT8)), mask)
-
-    def gather_bits(self, place: _Place, stride: ir.Value) -> ir.Value:
-        e, b = self.e, self.b
-        at = b.add(e.splat(place.bit), b.mul(self.indices(), e.splat(stride)))
-        offsets = b.add(e.splat(b.ptrtoint(place.address, INT64)), b.lshr(at, e.constant(INT64, 3)))
-        found = self.gather(b.inttoptr(offsets, e.type(POINTER)), INT8)
-        return b.trunc(b.lshr(found, b.trunc(b.and_(at, e.constant(INT64, 7)), e.type(INT8))), e.type(BIT))
-
-
-def _bytes(element: ir.Type) -> int:
-    return element.width // 8 if isinstance(element, ir.IntType) else 8 if isinstance(element, ir.DoubleType) else 4
-
-
-def _name(type: ir.VectorType) -> str:
-    element = type.element
-    if isinstance(element, ir.IntType):
-        return f"v{type.count}i{element.width}"
-    return f"v{type.count}f{8 * _bytes(element)}"
-
-
-def operand_kind(dtype: DType, stride: int) -> Operand:
-    """An operand whose elements lie so many bytes apart along the innermost axis."""
-    return Operand(dtype, CONTIGUOUS if stride == dtype.itemsize else STRIDED if stride else FIXED)
-
-
-def bits_kind(strides: Sequence[int]) -> Operand:
-    """A mask of one bit an element, with its strides in bits, the innermost axis last."""
-    whole = strides[-1] == 1 and all(stride % 8 == 0 for stride in strides[:-1])
-    return Operand(BOOL, BITS if whole else STRIDED_BITS)
+        self.in_steps(low, high, step)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreplan.cpu.codegen import BITS, UNIT, Loop, Operand, bits_kind, compiled_loop, operand_kind
+from foreplan.cpu.codegen import UNIT, Loop, compiled_loop
 from foreplan.cpu.expressions import check
 from foreplan.cpu.kernel import Run, Windows
 from foreplan.cpu.layouts import channels_last
+from foreplan.cpu.loops import BITS, Operand, bits_kind, operand_kind
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import DType, Op, TensorType, Window
 from foreplan.graph.op import Types

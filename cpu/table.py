@@ -6,7 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from foreplan.cpu import attention, attention_grad, contraction, elementwise, linear_cross_entropy, norm, pool, row_norm
+from foreplan.cpu import (
+    attention,
+    attention_grad,
+    contraction,
+    elementwise,
+    linear_cross_entropy,
+    norm,
+    pool,
+    reduce,
+    row_norm,
+)
 from foreplan.cpu.kernel import Kernel, Make, Refused, Windows
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.rows import channel_rows
@@ -78,6 +88,7 @@ FAMILIES = {
     "map": Family("lanes", elementwise.elementwise, elementwise.layout, elementwise.reads, True),
     "masked_map": Family("lanes", elementwise.masked, elementwise.layout, elementwise.reads, True),
     "pack_bits": Family("lanes", elementwise.pack, elementwise.pack_layout, elementwise.pack_reads, True),
+    "reduce": Family("lanes", reduce.reduce, _rows, elementwise.reads),
     "matmul": Family("onednn", contraction.matmul, _rows, _as_reference),
     "conv": Family("onednn", contraction.conv, _images, _conv_reads, True),
     "conv_data_grad": Family("onednn", contraction.conv_data_gradient, _images, _conv_reads, True),
