@@ -8,11 +8,10 @@ import numba
 import numpy as np
 
 from foreplan.cpu.attention_cut import GRAIN, Cut, MaskPart, cut_of, matrices, turned
-from foreplan.cpu.functions import exp32
 from foreplan.cpu.kernel import Run, Windows, one_after_another
 from foreplan.cpu.products import Products
 from foreplan.cpu.rows import flat, flat_input
-from foreplan.cpu.scores import FLUSH, SUMS, ZERO, largest
+from foreplan.cpu.scores import SUMS, ZERO, largest, probability
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op
 from foreplan.ops.attention import Attention
@@ -108,8 +107,7 @@ def _softmax(
         high = largest(row, width)
         total = ZERO
         for k in range(width):
-            p = exp32(row[k] - high)
-            p = ZERO if p < FLUSH else p
+            p = probability(row[k] - high)
             row[k] = p
             total += p
         total = _ONE if total < _ONE else total

@@ -10,11 +10,10 @@ import numba
 import numpy as np
 
 from foreplan.cpu.attention_cut import GRAIN, MaskPart, cut_of, matrices, turned
-from foreplan.cpu.functions import exp32
 from foreplan.cpu.kernel import Run, Windows, one_after_another
 from foreplan.cpu.products import Products
 from foreplan.cpu.rows import flat, flat_input
-from foreplan.cpu.scores import FLOAT, FLUSH, SUMS, ZERO
+from foreplan.cpu.scores import FLOAT, SUMS, ZERO, probability
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op, Window
 from foreplan.ops.attention_grad import AttentionGrad
@@ -220,8 +219,7 @@ def _score_gradients(
                     row[k] += mask[base + k * mask_key]
         high = log_sums[i]
         for k in range(width):
-            e = exp32(row[k] - high)
-            e = ZERO if e < FLUSH else e
+            e = probability(row[k] - high)
             row[k] = e
             gradient[k] = e * (gradient[k] - dot)
         for k in range(width, n):

@@ -13,10 +13,9 @@ from functools import partial
 import numba
 import numpy as np
 
-from foreplan.cpu.functions import exp32
 from foreplan.cpu.kernel import Refused, Run, Windows, one_after_another
 from foreplan.cpu.products import Products, matrix
-from foreplan.cpu.scores import FLOAT, FLUSH, LOWEST, SUMS, ZERO, largest
+from foreplan.cpu.scores import FLOAT, FLUSH, LOWEST, SUMS, ZERO, largest, probability
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op, Window
 from foreplan.ops.blocks import Piece, carve, carve_bytes
@@ -229,8 +228,7 @@ def _exponentials(
         most = high[i] if high[i] > most else most
         summed = ZERO
         for k in range(n):
-            p = exp32(row[k] - most)
-            p = ZERO if p < FLUSH else p
+            p = probability(row[k] - most)
             row[k] = p
             summed += p
         total[i] = total[i] * np.exp(np.float64(high[i]) - np.float64(most)) + summed
