@@ -10,10 +10,11 @@ import numpy as np
 
 from foreplan.cpu.codegen import UNIT, Loop, compiled_loop
 from foreplan.cpu.expressions import check
-from foreplan.cpu.kernel import Run, Windows
+from foreplan.cpu.kernel import Kernel, Run, Windows
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.loops import BITS, Operand, bits_kind, operand_kind
 from foreplan.cpu.threads import current_threads, ranged
+from foreplan.cpu.transpose import Axis, transposition
 from foreplan.graph import DType, Op, TensorType, Window
 from foreplan.graph.op import Types
 from foreplan.graph.types import BOOL, Shape
@@ -126,12 +127,19 @@ def _pairs(inputs: Windows, outputs: Windows, first: int = 0) -> tuple[tuple[int
     return _alike([(o, i) for o in range(len(outputs)) for i in range(first, len(inputs))], inputs, outputs)
 
 
-def elementwise(op: Op, inputs: Windows, outputs: Windows) -> Elementwise:
-    """The loop of a map."""
+def elementwise(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
+    """The loop of a map; of one that copies from one order of the axes to another, tiles."""
     assert isinstance(op, Map)
     check(op.parsed, tuple(x.type.dtype for x in inputs))
     shape = outputs[0].shape
     tensors = tuple(_broadcast(x, shape) for x in inputs)
+    if op.exprs == ("a0",) and outputs[0].type.size:
+        strides = [tensors[0].strides, outputs[0].strides]
+        order = sorted(range(len(shape)), key=lambda axis: -abs(outputs[0].strides[axis]))
+        axes = [Axis(extent, *steps) for extent, steps in merged(shape, strides, order)]
+        tiled = transposition(inputs[0].type.dtype, axes)
+        if tiled is not None:
+            return tiled
     return Elementwise(op.exprs, shape, tensors, tuple(_whole(y) for y in outputs), _pairs(inputs, outputs))
 
 

@@ -143,7 +143,7 @@ class Memory:
             x = self._gather(self._pointers(place.address, stride), element)
         else:
             address = self.b.gep(place.address, [self.at], source_etype=element)
-            x = self._load(self.e, address, element, None if self.left is None else self.mask)
+            x = self.load(self.e, address, element, None if self.left is None else self.mask)
         return loaded(self.e, x, operand.dtype)
 
     def write(self, operand: Operand, place: Place, stride: ir.Value, x: ir.Value) -> None:
@@ -156,16 +156,18 @@ class Memory:
             self._scatter(self._pointers(place.address, stride), element, x)
         else:
             address = self.b.gep(place.address, [self.at], source_etype=element)
-            self._store(self.e, address, element, x, None if self.left is None else self.mask)
+            self.store(self.e, address, element, x, None if self.left is None else self.mask)
 
-    def _load(self, e: Lanes, address: ir.Value, element: ir.IntType, mask: ir.Value | None) -> ir.Value:
+    def load(self, e: Lanes, address: ir.Value, element: ir.IntType, mask: ir.Value | None) -> ir.Value:
+        """Elements side by side, as they are in memory; all of them, or zero where the mask is not set."""
         type, align = e.type(element), _bytes(element)
         if mask is None:
             return self.b.load(address, align=align, typ=type)
         arguments = (address, ir.Constant(INT32, align), mask, ir.Constant(type, None))
         return e.call(f"llvm.masked.load.{_name(type)}.p0", type, *arguments)
 
-    def _store(self, e: Lanes, address: ir.Value, element: ir.IntType, x: ir.Value, mask: ir.Value | None) -> None:
+    def store(self, e: Lanes, address: ir.Value, element: ir.IntType, x: ir.Value, mask: ir.Value | None) -> None:
+        """Elements side by side, as they are in memory; all of them, or those where the mask is set."""
         align = _bytes(element)
         if mask is None:
             self.b.store(x, address, align=align)
@@ -201,11 +203,11 @@ class Memory:
 
     def _read_bits(self, place: Place) -> ir.Value:
         pair, address, mask = self._bit_bytes(place)
-        return self.b.bitcast(self._load(pair, address, INT8, mask), self.e.type(BIT))
+        return self.b.bitcast(self.load(pair, address, INT8, mask), self.e.type(BIT))
 
     def _write_bits(self, place: Place, x: ir.Value) -> None:
         pair, address, mask = self._bit_bytes(place)
-        self._store(pair, address, INT8, self.b.bitcast(self.b.bitcast(x, INT16), pair.type(INT8)), mask)
+        self.store(pair, address, INT8, self.b.bitcast(self.b.bitcast(x, INT16), pair.type(INT8)), mask)
 
     def _gather_bits(self, place: Place, stride: ir.Value) -> ir.Value:
         e, b = self.e, self.b

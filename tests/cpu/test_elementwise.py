@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.table import family_of, kernel_for
 from foreplan.cpu.threads import set_threads
+from foreplan.cpu.transpose import Transposition
 from foreplan.graph import Window
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.map import Map
@@ -164,6 +165,20 @@ def test_nan_is_above_nothing() -> None:
     np.testing.assert_array_equal(out, np.maximum(x, 0))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "uint8", "bool", "int64"])
+@pytest.mark.parametrize("shape", [(2, 8, 3, 3), (1, 16, 4, 4), (3, 17, 5, 9), (2, 40, 1, 33), (2, 64, 16, 16)])
+def test_copies_from_one_order_of_axes_to_another(shape: tuple[int, ...], dtype: str) -> None:
+    x = (RNG.standard_normal(shape) * 50).astype(dtype)
+    dense, last = Window.dense(type_of(x)), channels_last(type_of(x))
+    parted = Window(last.type, tuple(3 * step for step in last.strides[:1]) + last.strides[1:])
+    for source, target in ((dense, last), (last, dense), (dense, parted), (parted, dense)):
+        kernel = kernel_for(Map(("a0",)), [source], [target], 1)
+        assert isinstance(kernel, Transposition) and kernel.overwrites == ()
+        out = laid_out(np.zeros_like(x), target)
+        kernel.bind([laid_out(x, source)], [out], np.zeros(0, np.uint8))()
+        np.testing.assert_array_equal(out, x)
+
+
 def bound_bits(op: Map, given: Sequence[np.ndarray], threads: int) -> bytes:
     types = [type_of(x) for x in given]
     windows = images(*given)
@@ -178,7 +193,15 @@ def bound_bits(op: Map, given: Sequence[np.ndarray], threads: int) -> bytes:
 
 
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    turned = Window(type_of(f32(300, 410)), (4, 1200))
     try:
+        x = f32(300, 410)
+        for threads in (1, 3):
+            kernel = kernel_for(Map(("a0",)), [turned], [Window.dense(turned.type)], threads)
+            assert isinstance(kernel, Transposition)
+            copy = np.zeros_like(x)
+            kernel.bind([laid_out(x, turned)], [copy], np.zeros(0, np.uint8))()
+            np.testing.assert_array_equal(copy, x)
         for given in ([f32(123_457)] * 4, [f32(2, 37, 61, 59), *(f32(37, 1, 1) for _ in range(3))]):
             op = Map(("tanh((((a0 - a1) * a2) + a3))",))
             assert bound_bits(op, given, 1) == bound_bits(op, given, 3)
