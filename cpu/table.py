@@ -12,10 +12,12 @@ from foreplan.cpu import (
     contraction,
     elementwise,
     linear_cross_entropy,
+    loss,
     norm,
     pool,
     reduce,
     row_norm,
+    softmax,
 )
 from foreplan.cpu.kernel import Kernel, Make, Refused, Windows
 from foreplan.cpu.layouts import channels_last
@@ -37,7 +39,7 @@ class Family:
         make: the kernel for tensors that lie in a certain way.
         layout: how outputs lie, given how inputs do.
         reads: how input `index` is taken: as it lies, or as a copy that lies so.
-        images: whether tensors of four axes best lie with their channels last.
+        images: whether tensors of four axes may best lie with their channels last.
     """
 
     name: str
@@ -97,6 +99,12 @@ FAMILIES = {
     "layer_norm_grad": Family("loops", row_norm.gradient, _rows, row_norm.reads),
     "rms_norm": Family("loops", row_norm.normal, _rows, row_norm.reads),
     "rms_norm_grad": Family("loops", row_norm.gradient, _rows, row_norm.reads),
+    "softmax": Family("loops", softmax.row_kernel, softmax.layout, softmax.reads, True),
+    "softmax_grad": Family("loops", softmax.row_kernel, softmax.layout, softmax.reads, True),
+    "log_softmax": Family("loops", softmax.row_kernel, softmax.layout, softmax.reads, True),
+    "log_softmax_grad": Family("loops", softmax.row_kernel, softmax.layout, softmax.reads, True),
+    "cross_entropy": Family("loops", loss.losses, loss.layout, loss.reads, True),
+    "cross_entropy_grad": Family("loops", loss.gradients, loss.layout, loss.reads, True),
     "max_pool": Family("loops", pool.largest, _images, _channel_reads, True),
     "max_pool_grad": Family("loops", pool.largest_gradient, _images, _channel_reads, True),
     "avg_pool": Family("loops", pool.mean, _images, _channel_reads, True),
@@ -130,6 +138,8 @@ def family_of(op: Op, inputs: Types, outputs: Types, threads: int) -> Family | N
     family = FAMILIES.get(op.name)
     if family is None:
         return None
-    windows = [channels_last(type) if family.images else Window.dense(type) for type in inputs]
-    made = kernel_for(op, windows, family.layout(op, windows, outputs), threads)
-    return None if made is None else family
+    for lie in (channels_last, Window.dense) if family.images else (Window.dense,):
+        windows = [lie(type) for type in inputs]
+        if kernel_for(op, windows, family.layout(op, windows, outputs), threads) is not None:
+            return family
+    return None
