@@ -12,6 +12,7 @@ import numpy as np
 from foreplan.cpu import library as c
 from foreplan.cpu import primitives
 from foreplan.cpu.kernel import Refused, Run, Windows, one_after_another
+from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.primitives import Description, Geometry, Primitive
 from foreplan.graph import Op, Window
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
@@ -99,6 +100,15 @@ class _Plan:
         here = self.keep(wanted.nbytes)
         self.run(primitives.reorder(described, wanted), {c.SRC: place, c.DST: here})
         return here
+
+    def without_gaps(self, image: Window, place: Place) -> tuple[Window, Place]:
+        """An image that lies with channels last and without gaps: itself or a copy."""
+        if image.is_compact:
+            return image, place
+        whole = channels_last(image.type)
+        here = self.keep(whole.type.nbytes)
+        self.run(primitives.reorder(Description.of(image), Description.of(whole)), {c.SRC: place, c.DST: here})
+        return whole, here
 
     def finish(self, base: int = -1) -> Staged:
         """The kernel."""
@@ -278,11 +288,14 @@ def conv_weight_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
         plan.run(made, {c.SRC: INPUT[1], c.WEIGHTS: INPUT[0], c.DST: OUTPUT})
         return plan.finish(2 if added else -1)
     weights = _grouped(dw, op.groups)
-    made = primitives.convolution_weight_gradient(x, g, weights, _geometry(op))
+    made, source, cotangent = primitives.convolution_weight_gradient(x, g, weights, _geometry(op)), *INPUT[:2]
+    if "ref" in made.implementation:  # a loop over single numbers: oneDNN's others may want images without gaps
+        (x, source), (g, cotangent) = plan.without_gaps(x, source), plan.without_gaps(g, cotangent)
+        made = primitives.convolution_weight_gradient(x, g, weights, _geometry(op))
     wanted, given = made.descriptions[c.DIFF_WEIGHTS], Description.of(weights)
     direct = wanted == given and not added
     place = OUTPUT if direct else plan.keep(wanted.nbytes)
-    plan.run(made, {c.SRC: INPUT[0], c.DIFF_DST: INPUT[1], c.DIFF_WEIGHTS: place})
+    plan.run(made, {c.SRC: source, c.DIFF_DST: cotangent, c.DIFF_WEIGHTS: place})
     if not direct:
         plan.run(primitives.reorder(wanted, given, add=bool(added)), {c.SRC: place, c.DST: OUTPUT})
     return plan.finish(2 if added else -1)

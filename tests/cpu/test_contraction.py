@@ -124,3 +124,12 @@ def test_a_range_of_channels_of_images_and_of_weights() -> None:
     columns = Window(TensorType(FLOAT32, w.shape), (40 * 9 * 4, 9 * 4, 3 * 4, 4))
     geometry = ((1, 1), ((1, 1), (1, 1)), (1, 1), 1)
     check(Conv(*geometry), x, w, windows=[image, columns], rtol=1e-4, atol=1e-4)
+
+
+def test_patches_whose_cotangent_has_gaps_between_images() -> None:
+    """As where a token of another kind stands before those of the patches."""
+    x, g = normal(2, 3, 16, 16), normal(2, 20, 4, 4)
+    last = Window(type_of(x), (16 * 16 * 3 * 4, 4, 16 * 3 * 4, 3 * 4))
+    apart = Window(type_of(g), (17 * 20 * 4, 4, 4 * 20 * 4, 20 * 4))
+    op = ConvWeightGrad((4, 4), ((0, 0), (0, 0)), (1, 1), 1, kernel=(4, 4))
+    check(op, x, g, windows=[last, apart], rtol=1e-4, atol=1e-4)
