@@ -102,3 +102,9 @@ class Lanes:
     def floats(self, x: ir.Value, element: ir.Type = FLOAT) -> ir.Value:
         """Bits as floats."""
         return self.builder.bitcast(x, self.type(element))
+
+
+def shuffled(builder: ir.IRBuilder, pair: Sequence[ir.Value], order: Sequence[int]) -> ir.Value:
+    """Lanes of two values, numbered one after the other, in an order."""
+    lanes = ir.Constant(ir.VectorType(INT32, len(order)), [ir.Constant(INT32, i) for i in order])
+    return builder.shuffle_vector(*pair, lanes)

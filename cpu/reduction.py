@@ -16,7 +16,7 @@ import numpy as np
 
 from foreplan.cpu.conversions import convert, register_type, stored
 from foreplan.cpu.expressions import EMIT
-from foreplan.cpu.lanes import DOUBLE, INT32, Lanes
+from foreplan.cpu.lanes import DOUBLE, INT32, Lanes, shuffled
 from foreplan.cpu.llvm import POINTER, compiled
 from foreplan.cpu.loops import WIDTH, Memory, Operand, Place, Writer
 from foreplan.graph import DType
@@ -126,8 +126,7 @@ class _Folding:
 
 
 def _picked(b: ir.IRBuilder, state: State, first: int, width: int) -> State:
-    lanes = ir.Constant(ir.VectorType(INT32, width), [ir.Constant(INT32, first + i) for i in range(width)])
-    return tuple(b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), lanes) for x in state)
+    return tuple(shuffled(b, (x, ir.Constant(x.type, ir.Undefined)), range(first, first + width)) for x in state)
 
 
 class _Writer(Writer):

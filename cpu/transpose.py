@@ -12,7 +12,7 @@ import numpy as np
 
 from foreplan.cpu.conversions import memory_type
 from foreplan.cpu.kernel import Run
-from foreplan.cpu.lanes import BIT, INT32, Lanes
+from foreplan.cpu.lanes import BIT, INT32, Lanes, shuffled
 from foreplan.cpu.llvm import POINTER, compiled
 from foreplan.cpu.loops import CONTIGUOUS, WIDTH, Memory, Operand, Place, Writer
 from foreplan.cpu.threads import current_threads, ranged
@@ -155,11 +155,6 @@ def _transposed(b: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
         for i in range(len(rows)):
             if not i & half:
                 pair = rows[i], rows[i + half]
-                changed[i], changed[i + half] = (_shuffled(b, pair, order) for order in (upper, lower))
+                changed[i], changed[i + half] = (shuffled(b, pair, order) for order in (upper, lower))
         rows, half = changed, half // 2
     return rows
-
-
-def _shuffled(b: ir.IRBuilder, pair: tuple[ir.Value, ir.Value], order: Sequence[int]) -> ir.Value:
-    lanes = ir.Constant(ir.VectorType(INT32, len(order)), [ir.Constant(INT32, i) for i in order])
-    return b.shuffle_vector(*pair, lanes)
