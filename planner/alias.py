@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from foreplan.errors import PlanError
@@ -46,8 +46,16 @@ class Chains:
         return {i for i, chain in enumerate(self.of) if i < last.get(chain, 0)} if last else set()
 
 
-def merge(problem: Problem, order: Sequence[int], ranges: LiveRanges, *, optional: bool = True) -> Chains:
+def merge(
+    problem: Problem,
+    order: Sequence[int],
+    ranges: LiveRanges,
+    *,
+    optional: bool = True,
+    apart: Collection[int] = frozenset(),
+) -> Chains:
     """Chains of one order: required overwrites always, optional ones (if `optional`) where they lower the live set.
+    Instances in `apart` take no bytes that they need not take.
 
     An optional overwrite needs a read that dies at that very step. Where a read could serve several writes, the
     largest gets it. A write much smaller than the read would hold the rest of its bytes for as long as it lives, so
@@ -66,7 +74,7 @@ def merge(problem: Problem, order: Sequence[int], ranges: LiveRanges, *, optiona
         starts = value.role in (Role.INPUT, Role.STORED)
         if not starts and ranges.lower[instance] != step:
             step = ranges.lower[instance]
-            pairs = _pairs(problem, order[step], step, ranges, optional)
+            pairs = _pairs(problem, order[step], step, ranges, optional, apart)
         over = -1 if starts else pairs.get(instance, -1)
         chains.over[instance] = over
         if value.home >= 0:
@@ -89,7 +97,9 @@ def merge(problem: Problem, order: Sequence[int], ranges: LiveRanges, *, optiona
     return chains
 
 
-def _pairs(problem: Problem, index: int, step: int, ranges: LiveRanges, optional: bool) -> dict[int, int]:
+def _pairs(
+    problem: Problem, index: int, step: int, ranges: LiveRanges, optional: bool, apart: Collection[int]
+) -> dict[int, int]:
     """By written instance of one step, the read instance whose bytes it takes."""
     action = problem.actions[index]
     reads, writes = ranges.reads[step], ranges.writes[step]
@@ -106,7 +116,9 @@ def _pairs(problem: Problem, index: int, step: int, ranges: LiveRanges, optional
                 raise PlanError(f"step {step} ({action.name!r}) must overwrite {old.name!r}, which is needed later")
             if pairs.setdefault(write, read) != read or list(pairs.values()).count(read) > 1:
                 raise PlanError(f"action {action.name!r} must put two writes over {old.name!r}, or one over two reads")
-        elif optional and old.home < 0 and not ranges.kept[read] and ranges.upper[read] == step + 1:
+        elif not optional or write in apart or old.home >= 0 or ranges.kept[read]:
+            continue
+        elif ranges.upper[read] == step + 1:
             wasted = align_up(old.nbytes, ALIGNMENT) - align_up(new.nbytes, ALIGNMENT)
             if wasted * (ranges.upper[write] - step - 1) <= new.nbytes:
                 candidates.append((-new.nbytes, i, write, read))

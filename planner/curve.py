@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from foreplan.errors import DoesNotFitError
 from foreplan.planner.bound import order_bound
 from foreplan.planner.dependences import dependences
-from foreplan.planner.layout import Layout, Schedule, arena_bytes, assemble, lay_out, schedule
+from foreplan.planner.layout import Layout, Schedule, arena_bytes, assemble, lay_out, schedule, settle
 from foreplan.planner.order import updates_first, updates_last
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Problem
@@ -74,6 +74,8 @@ class Curve:
             if self._bound(index) > allowed and index < len(self) - 1:
                 continue
             chosen, layout = self._laid_out(index)
+            if chosen.bound <= allowed < arena_bytes(self.problem, layout.heights):
+                chosen, layout = settle(self.problem, chosen, layout)
             height = arena_bytes(self.problem, layout.heights)
             if height <= allowed:
                 return replace(_finish(self.problem, self.base, chosen, layout), budget=allowed)
@@ -163,8 +165,11 @@ def _lowest(points: Sequence[Point], caps: Sequence[int], bound: int) -> int:
 
 def _finish(problem: Problem, base: Base, chosen: Schedule, layout: Layout) -> Plan:
     stages = base.stages
-    if chosen is not base.schedule:
+    if chosen.order != base.schedule.order:
         stages += (("recompute", arena_bytes(problem, layout.heights)),)
+    settled, layout = settle(problem, chosen, layout)
+    if settled is not chosen:
+        chosen, stages = settled, (*stages, ("loosened", arena_bytes(problem, layout.heights)))
     found = assemble(problem, chosen, layout, order_bound(problem), stages)
     verify(found, problem)
     return found

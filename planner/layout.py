@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreplan.planner.alias import Chains, merge
-from foreplan.planner.bound import schedule_bound
+from foreplan.planner.bound import granularities, live_bytes, schedule_bound
 from foreplan.planner.joins import join
 from foreplan.planner.liveness import LiveRanges, live_ranges
 from foreplan.planner.offsets import NO_LIMIT, place
@@ -14,6 +14,7 @@ from foreplan.planner.plan import Certificate, Plan, Step
 from foreplan.planner.problem import ALIGNMENT, Problem, Role
 from foreplan.units import align_up
 
+LOOSE = (200, 1_000_000_000, 50)  # values of so small a share of the bound may be cut out of their chains, in turn
 PLACEMENT_WORK = 100_000  # of the systematic search where no heuristic reaches the bound: some tenths of a second
 
 
@@ -62,6 +63,41 @@ def schedule(problem: Problem, name: str, order: Sequence[int], *, in_place: boo
     if in_place:
         chains = join(problem, order, ranges, chains)
     return Schedule(name, tuple(order), ranges, chains, *schedule_bound(problem, order, ranges, chains))
+
+
+def settle(problem: Problem, plan: Schedule, layout: Layout) -> tuple[Schedule, Layout]:
+    """A schedule and its layout; where that is above the bound, the lowest one of its loosened forms as well."""
+    best, height = plan, arena_bytes(problem, layout.heights)
+    for share in LOOSE:
+        loose = loosened(problem, plan, plan.bound // share) if height > plan.bound else None
+        if loose is not None:
+            trial = lay_out(problem, loose)
+            if (found := arena_bytes(problem, trial.heights)) < height:
+                best, layout, height = loose, trial, found
+    return best, layout
+
+
+def loosened(problem: Problem, plan: Schedule, least: int) -> Schedule | None:
+    """The same order with results of at least so many bytes beside what they could be written over, where that is free.
+
+    A value that goes on in the same bytes through many actions is one long buffer. Where so much less lives than at
+    the peak that both find room, such a chain may be cut: the next value then lies anywhere, which leaves placement
+    more freedom. None where nothing can be cut.
+    """
+    chains, ranges = plan.chains, plan.ranges
+    live = live_bytes(problem, plan.order, ranges, chains)
+    grain, within, apart = granularities(problem), chains.within(), set()
+    for instance, over in enumerate(chains.over):
+        value = problem.values[ranges.values[instance]]
+        if over < 0 or value.home >= 0 or value.nbytes < least or instance in within:
+            continue
+        step, nbytes = ranges.lower[instance], align_up(value.nbytes, grain[value.region])
+        if live[step] + nbytes <= plan.bound:
+            live[step] += nbytes
+            apart.add(instance)
+    loose = join(problem, plan.order, ranges, merge(problem, plan.order, ranges, apart=apart))
+    bound, peak = schedule_bound(problem, plan.order, ranges, loose)
+    return Schedule(plan.name, plan.order, ranges, loose, bound, peak) if apart and bound <= plan.bound else None
 
 
 def lay_out(problem: Problem, plan: Schedule, *, quick: bool = False) -> Layout:

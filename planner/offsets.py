@@ -144,6 +144,9 @@ def _by_core(
         return _at_length(instance, best, capacity, goal, work, (), by_parts=False)
     core = np.delete(np.arange(len(instance.size)), others)
     inner = _some(instance, core)
+    if not len(core):
+        nothing = Placement(best.offsets[core], 0, best.lower_bound, "each where there is room")
+        return min(best, _around(instance, core, nothing, others), key=lambda one: one.height)
     offsets = best.offsets[core]
     height = int((offsets + inner.size).max(initial=0))
     start = _by_heuristics(inner, Placement(offsets, height, best.lower_bound, best.heuristic), goal, goal)
