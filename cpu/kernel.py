@@ -14,7 +14,11 @@ Windows = Sequence[Window]
 
 
 class Kernel(Protocol):
-    """One op on tensors that lie in a certain way."""
+    """One op on tensors that lie in a certain way.
+
+    One that joins tensors may also have `parts`, triples (output, input, byte): that input may lie within that output
+    already, from that byte on.
+    """
 
     @property
     def workspace(self) -> int:

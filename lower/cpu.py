@@ -58,4 +58,4 @@ class CpuTarget:
         made = kernel_for(op, inputs, outputs, self.threads) if family else None
         if family is None or made is None:
             return reference(op, inputs, outputs)
-        return (Kernel(family.name, made.workspace, made.overwrites),)
+        return (Kernel(family.name, made.workspace, made.overwrites, getattr(made, "parts", ())),)

@@ -163,14 +163,14 @@ class Pad(CopyOp):
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """One copy (or fill) for each combination of margin and middle along the axes."""
         (x,), (y,) = inputs, outputs
-        for parts in itertools.product(*map(self._parts, self.pads, x.shape)):
+        for parts in itertools.product(*map(self.stretches, self.pads, x.shape)):
             target = y[tuple(part[0] for part in parts)]
             if all(part[1] is not None for part in parts):
                 np.copyto(target, x[tuple(part[1] for part in parts)])
             else:
                 target.fill(self.value)
 
-    def _parts(self, pads: tuple[int, int], extent: int) -> Iterator[tuple[slice, slice | None]]:
+    def stretches(self, pads: tuple[int, int], extent: int) -> Iterator[tuple[slice, slice | None]]:
         """(where in y, what of x goes there or None for the value) along one axis."""
         low, high = pads
         yield slice(low, low + extent), slice(0, extent)

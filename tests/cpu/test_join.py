@@ -1,0 +1,97 @@
+"""Tensors put into larger ones, however they lie, against the NumPy kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from foreplan.cpu.join import concat
+from foreplan.cpu.layouts import channels_last
+from foreplan.cpu.table import family_of
+from foreplan.graph import Window
+from foreplan.ops.join import Concat, Pad, Unslice
+from tests.cpu.check import check, laid_out, needs_onednn, scratch, type_of
+
+pytestmark = needs_onednn()
+
+
+def tensor(shape: tuple[int, ...], seed: int, dtype: type = np.float32) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-99, 99, shape).astype(dtype)
+
+
+def lasts(arrays: Sequence[np.ndarray]) -> list[Window]:
+    return [channels_last(type_of(x)) for x in arrays]
+
+
+@pytest.mark.parametrize("axis", range(4))
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
+def test_concat(axis: int, dtype: type) -> None:
+    shape = [2, 3, 5, 4]
+    given = [tensor((*shape[:axis], extent, *shape[axis + 1 :]), extent, dtype) for extent in (1, 6, 2)]
+    check(Concat(axis), *given)
+    check(Concat(axis), *given, windows=lasts(given))
+    check(Concat(axis), *given, windows=[*lasts(given[:1]), *map(Window.dense, map(type_of, given[1:]))])
+
+
+def test_most_bytes_say_how_a_joined_tensor_lies() -> None:
+    small, large = tensor((2, 3, 4, 4), 1), tensor((2, 9, 4, 4), 2)
+    op, types = Concat(1), [type_of(small), type_of(large)]
+    family = family_of(op, types, op.infer(types), 1)
+    assert family is not None
+    for windows, wanted in ((lasts([small, large]), True), ([Window.dense(types[0]), *lasts([large])], True)):
+        assert (family.layout(op, windows, op.infer(types))[0].strides[1] == 4) is wanted
+    windows = [*lasts([small]), Window.dense(types[1])]
+    assert family.layout(op, windows, op.infer(types)) == [Window.dense(op.infer(types)[0])]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "axis", "last", "wanted"),
+    [
+        ([(2, 3), (1, 3)], 0, False, ((0, 0, 0), (0, 1, 24))),
+        ([(1, 2, 3), (1, 5, 3)], 1, False, ((0, 0, 0), (0, 1, 24))),
+        ([(2, 3), (2, 1)], 1, False, ()),
+        ([(1, 3, 2, 2), (2, 3, 2, 2)], 0, True, ((0, 0, 0), (0, 1, 48))),
+        ([(1, 3, 2, 2), (1, 3, 2, 2)], 1, True, ()),
+        ([(1, 3, 2, 2), (1, 3, 1, 2)], 2, True, ((0, 0, 0), (0, 1, 48))),
+    ],
+)
+def test_parts_that_may_lie_in_their_places(
+    shapes: list[tuple[int, ...]], axis: int, last: bool, wanted: tuple[tuple[int, int, int], ...]
+) -> None:
+    """Those are left as they are; the others are copied."""
+    given, op = [tensor(shape, i) for i, shape in enumerate(shapes)], Concat(axis)
+    types = [type_of(x) for x in given]
+    results = op.infer(types)
+    windows = lasts(given) if last else [Window.dense(type) for type in types]
+    whole = channels_last(results[0]) if last else Window.dense(results[0])
+    kernel = concat(op, windows, [whole])
+    assert kernel.parts == wanted
+    y = laid_out(np.zeros(results[0].shape, np.float32), whole)
+    arrays = [laid_out(x, window) for x, window in zip(given, windows)]
+    memory = np.lib.stride_tricks.as_strided(y, (y.size,), (4,)).view(np.uint8)
+    for _, i, byte in wanted:
+        arrays[i] = np.ndarray(types[i].shape, np.float32, memory, byte, windows[i].strides)
+        arrays[i][...] = given[i]
+        arrays[i].flags.writeable = False
+    kernel.bind(arrays, [y], scratch(0))()
+    np.testing.assert_array_equal(y, np.concatenate(given, axis))
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
+def test_pad(mode: str) -> None:
+    x = tensor((3, 4, 5, 6), 3)
+    for pads in (((0, 0), (0, 0), (1, 2), (3, 1)), ((1, 0), (2, 3), (0, 0), (0, 4))):
+        check(Pad(pads, -1.5, mode), x)
+        check(Pad(pads, -1.5, mode), x, windows=lasts([x]))
+
+
+def test_unslice() -> None:
+    x = tensor((2, 3, 2, 2), 4)
+    for op in (
+        Unslice((2, 7, 5, 4), (0, 1, 2, 0), (1, 2, 1, 3)),
+        Unslice((5, 3, 6, 2), (3, 2, 4, 1), (-2, -1, 1, -1)),
+    ):
+        check(op, x)
+        check(op, x, windows=lasts([x]))
