@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from foreplan.cpu.table import family_of, kernel_for
+from foreplan.cpu.threads import set_threads
 from foreplan.errors import TargetError
 from foreplan.graph import Op, TensorType, Window, as_dtype
 
@@ -57,7 +58,11 @@ def expected(op: Op, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def run(
-    op: Op, inputs: Sequence[np.ndarray], windows: Sequence[Window] | None = None, over: tuple[int, int] | None = None
+    op: Op,
+    inputs: Sequence[np.ndarray],
+    windows: Sequence[Window] | None = None,
+    over: tuple[int, int] | None = None,
+    threads: int = THREADS,
 ) -> list[np.ndarray]:
     """What the CPU kernel gives, twice over.
 
@@ -67,12 +72,12 @@ def run(
     """
     types = [type_of(x) for x in inputs]
     results = op.infer(types)
-    family = family_of(op, types, results, THREADS)
+    family = family_of(op, types, results, threads)
     assert family is not None, f"no kernel for {op} of {types}"
     wanted = [Window.dense(type) for type in types] if windows is None else list(windows)
     wanted = [family.reads(op, i, window) for i, window in enumerate(wanted)]
     layouts = family.layout(op, wanted, results)
-    kernel = kernel_for(op, wanted, layouts, THREADS)
+    kernel = kernel_for(op, wanted, layouts, threads)
     assert kernel is not None, f"no kernel for {op} of {wanted}"
     arrays = [laid_out(np.asarray(x), window) for x, window in zip(inputs, wanted)]
     outputs = [laid_out(np.full(type.shape, 77).astype(type.dtype.numpy), w) for type, w in zip(results, layouts)]
@@ -80,6 +85,7 @@ def run(
         assert over in kernel.overwrites
         outputs[over[0]] = arrays[over[1]]
     memory = scratch(kernel.workspace)
+    set_threads(threads)
     call = kernel.bind(arrays, outputs, memory)
     call()
     first = [y.copy() for y in outputs]

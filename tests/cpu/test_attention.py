@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.cpu import attention_cut
+from foreplan.cpu import attention, attention_cut, attention_grad
 from foreplan.graph import Window
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
@@ -140,3 +140,16 @@ def test_packed_queries_keys_and_values(positions: int, shared: int, causal: boo
     g = normal(*o.shape)
     check(op, x, o, lse, g, **TOLERANCE)
     check(op, x, o, lse, g, over=(0, 0), **TOLERANCE)
+
+
+def test_parts_of_several_threads_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = operands((2, 3, 3, 70, 70, 8, 8), True)
+    o, lse = expected(Attention(0.3, True, True), inputs)
+    for op, given in (
+        (Attention(0.3, True, True), inputs),
+        (AttentionGrad(0.3, True, True), [*inputs, o, lse, normal(*o.shape)]),
+    ):
+        alone = run(op, given)
+        for module in (attention, attention_grad):
+            monkeypatch.setattr(module, "GRAIN", 700)
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(alone, run(op, given, threads=3), strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from foreplan.cpu import linear_cross_entropy
 from foreplan.cpu.linear_cross_entropy import CLASSES
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
@@ -85,3 +86,10 @@ def test_probabilities_that_would_be_denormal_are_0() -> None:
     w[2] = -95
     _, dh, dw = run(LinearCrossEntropy(1), [np.ones((1, 1), np.float32), w, np.zeros(1, np.int64)])
     assert dw[1] == dw[2] == 0 and abs(dh[0, 0]) < 1e-6
+
+
+def test_parts_of_several_threads_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    op, given = LinearCrossEntropy(16), [*operands(40, 12, 700)]
+    alone = run(op, given)
+    monkeypatch.setattr(linear_cross_entropy, "GRAIN", 2048)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(alone, run(op, given, threads=3), strict=True))
