@@ -115,7 +115,7 @@ class Sums:
             runs.append(partial(np.copyto, y, inputs[2]))
         count, indices, updates = self.updates.count, flat_input(inputs[0]), flat_input(inputs[1])
         given = (flat(y), extent, width, indices, updates, count, self.updates.step)
-        groups, grain = -(-width // GROUP), max(2, GRAIN // (count * GROUP))
+        groups, grain = -(-width // GROUP), max(1, GRAIN // (count * GROUP))
         return one_after_another(*runs, ranged(_scatter, groups, grain, current_threads(), *given))
 
 

@@ -95,7 +95,7 @@ class Moments:
         """By ranges of channels."""
         count, width, step = self.x.count, self.x.width, self.x.step
         scratch = carve(workspace, *self._pieces())
-        groups, grain = -(-width // GROUP), max(2, GRAIN // (count * GROUP))
+        groups, grain = -(-width // GROUP), max(1, GRAIN // (count * GROUP))
         given = (flat_input(inputs[0]), count, width, step, *scratch, *outputs)
         return ranged(_moments, groups, grain, current_threads(), *given)
 
@@ -263,7 +263,7 @@ class Gradient:
         scale, mean, variance = map(flat_input, inputs[1:4])
         sums, products, total, product, *vectors = carve(workspace, *self._pieces())
         count, width, threads = self.x.count, self.x.width, current_threads()
-        groups, grain = -(-width // GROUP), max(2, GRAIN // (count * GROUP))
+        groups, grain = -(-width // GROUP), max(1, GRAIN // (count * GROUP))
         both = (flat_input(x), self.x.step, flat_input(g), self.g.step)
         add = ranged(_gradient_sums, groups, grain, threads, *both, count, mean, sums, products, total, product)
         finish = partial(
