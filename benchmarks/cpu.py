@@ -152,10 +152,11 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--forms", default="eager,channels_last")
     arguments = parser.parse_args()
-    rows = []
+    path = FOLDER / "cpu.json"
+    rows = {row["name"]: row for row in json.loads(path.read_text())} if path.exists() else {}
     for name in (name for name in CASES if arguments.only in name):
         row = measure(name, arguments.peer, arguments.threads, arguments.rounds, arguments.forms.split(","))
-        rows.append(row)
+        rows[name] = row
         beside = "" if row["ratio"] is None else f"  {row['ratio']:.2f} x the best peer (goal {row['goal']})"
         print(f"{name}, {arguments.threads} threads{beside}")
         for key, figure in row["contenders"].items():
@@ -164,7 +165,7 @@ def main() -> None:
                 f"{figure['resident'] / 2**20:7.0f} MiB, ready in {figure['ready']:.1f} s",
                 flush=True,
             )
-    (FOLDER / "cpu.json").write_text(json.dumps(rows, indent=1) + "\n")
+    path.write_text(json.dumps([rows[name] for name in CASES if name in rows], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ LARGEST = (450, 400, 350, 300, 250, 200, 150, 100, 500, 550, 600)
 # Pairs of buffers that live together, up to which even large instances are placed greedily: some seconds.
 PAIRS = 100_000_000
 
+# So few buffers are for the systematic search alone, which is the quickest to find their optimum, and proves it.
+FEW = 40
+
 # What shaken orders may do: buffers looked at, less than a tenth of a second; beside them a try counts as so many.
 SHAKING = 60_000_000
 TRY = 2_000
@@ -167,6 +170,8 @@ def _at_length(
     by_parts: bool,
 ) -> Placement:
     """What takes longer than the named placers, until something reaches the goal."""
+    if work and len(instance.size) <= FEW and best.height > goal:
+        return _search(instance, best, capacity, work)
     few_stick_out = best.height - goal <= goal >> 3
     searched = capacity is not None and len(instance.size) <= SEARCH  # to a capacity, the search is the quicker way
     if best.height > goal and few_stick_out and not searched:

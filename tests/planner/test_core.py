@@ -21,7 +21,8 @@ def arrays(buffers: list[Buffer]) -> list[np.ndarray]:
 def free(buffers: list[Buffer], offsets: dict[int, int], i: int, capacity: int) -> list[int]:
     """All aligned offsets at which buffer i meets none of those that lie, looked at one by one."""
     lower, upper, size, alignment = buffers[i]
-    near = [(at, at + buffers[j][2]) for j, at in offsets.items() if buffers[j][0] < upper and lower < buffers[j][1]]
+    others = [(at, buffers[j]) for j, at in offsets.items() if buffers[j][2]]
+    near = [(at, at + other[2]) for at, other in others if other[0] < upper and lower < other[1]]
     return [
         at
         for at in range(0, capacity - size + 1, alignment)
