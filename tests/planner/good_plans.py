@@ -64,16 +64,16 @@ def bases(seeds: Iterable[int]) -> Iterator[Base]:
             yield Base.of(problem, separate(good, problem))
         if seed % 2 == 0:
             problem = random_training(seed, 3 + seed % 5)
-            curve = plan_curve(problem)
+            curve = plan_curve(problem, thorough=False)
             for index in sorted({0, *range(1, len(curve), 1 + len(curve) // 6)}):
                 yield Base.of(problem, curve.plan(index))
             problem = priced(random_problem(seed, 12), seed)
-            curve = plan_curve(problem)
+            curve = plan_curve(problem, thorough=False)
             if len(curve) > 1:
                 yield Base.of(problem, curve.plan(len(curve) - 1))
         else:
             problem = with_round_trips(random_training(seed, 3 + seed % 5), seed)
-            curve = plan_curve(problem)
+            curve = plan_curve(problem, thorough=False)
             for index in range(1, len(curve), 1 + len(curve) // 6):
                 yield Base.of(problem, curve.plan(index))
         if seed % 4 == 1:

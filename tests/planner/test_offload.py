@@ -241,7 +241,7 @@ def test_any_state_is_a_schedule_whose_live_bytes_are_those_of_the_planner(seed:
     assert all(steps.count(out) <= 1 for out, _ in problem.round_trips.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seeds, st.integers(1, 20))
 def test_every_plan_of_a_curve_computes_the_right_bytes(seed: int, actions: int) -> None:
     problem = with_round_trips(priced(random_problem(seed, actions), seed), seed)
@@ -257,7 +257,7 @@ def test_every_plan_of_a_curve_computes_the_right_bytes(seed: int, actions: int)
     assert costs == sorted(set(costs)) and bounds == sorted(set(bounds), reverse=True)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seeds)
 def test_a_smaller_budget_never_gives_a_larger_plan(seed: int) -> None:
     rng = random.Random(seed)

@@ -69,7 +69,7 @@ def test_any_state_is_a_schedule_whose_live_bytes_are_those_of_the_planner(seed:
     assert set(order) >= set(steps)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seeds, sizes)
 def test_every_plan_of_a_curve_computes_the_right_bytes(seed: int, actions: int) -> None:
     problem = priced(random_problem(seed, actions), seed)
