@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import PlanError
+from foreplan.planner.instance import Instance, Integers, checked
 
-Integers = Sequence[int] | np.ndarray
 _Attempt = Callable[[int, np.ndarray], tuple[int, int]]  # (limit, offsets to write) -> (height or -1, work)
 
 # Largest instances, in buffers, for placers whose work is more than near-linear.
@@ -71,17 +70,6 @@ class Placement:
     heuristic: str
 
 
-@dataclass(frozen=True)
-class _Instance:
-    """Checked int64 arrays, one entry a buffer, as the arguments of `place`."""
-
-    lower: np.ndarray
-    upper: np.ndarray
-    size: np.ndarray
-    alignment: np.ndarray
-    fixed: np.ndarray
-
-
 def place(
     lower: Integers,
     upper: Integers,
@@ -106,10 +94,10 @@ def place(
     Raises:
         PlanError: arrays of unequal length, an empty life, a negative size, or fixed buffers that overlap.
     """
-    return _place(_check(lower, upper, size, alignment, fixed), capacity, work)
+    return _place(checked(lower, upper, size, alignment, fixed), capacity, work)
 
 
-def _place(instance: _Instance, capacity: int | None, work: int, *, by_parts: bool = True) -> Placement:
+def _place(instance: Instance, capacity: int | None, work: int, *, by_parts: bool = True) -> Placement:
     """As `place`; `by_parts`: the largest first where nothing else serves."""
     bound, grain = _lower_bound(instance)
     goal, ceiling = max(bound, capacity or 0), -(-bound // grain) * grain
@@ -124,7 +112,7 @@ def _place(instance: _Instance, capacity: int | None, work: int, *, by_parts: bo
     return _by_core(instance, best, capacity, max(goal, ceiling), work, by_parts)
 
 
-def _by_heuristics(instance: _Instance, best: Placement, goal: int, ceiling: int) -> Placement:
+def _by_heuristics(instance: Instance, best: Placement, goal: int, ceiling: int) -> Placement:
     """What is found until one of the named placers reaches the goal."""
     trial = np.zeros_like(best.offsets)
     for name, attempt in _attempts(instance, ceiling):
@@ -137,7 +125,7 @@ def _by_heuristics(instance: _Instance, best: Placement, goal: int, ceiling: int
 
 
 def _by_core(
-    instance: _Instance, best: Placement, capacity: int | None, goal: int, work: int, by_parts: bool
+    instance: Instance, best: Placement, capacity: int | None, goal: int, work: int, by_parts: bool
 ) -> Placement:
     """Place the core at greater length, and then the others, which find a place above no more than its height."""
     from foreplan.planner.core import outside_core
@@ -160,7 +148,7 @@ def _by_core(
 
 
 def _at_length(
-    instance: _Instance,
+    instance: Instance,
     best: Placement,
     capacity: int | None,
     goal: int,
@@ -183,7 +171,7 @@ def _at_length(
     return _search(instance, best, capacity, work) if best.height > goal else best
 
 
-def _around(instance: _Instance, some: np.ndarray, placed: Placement, others: np.ndarray) -> Placement:
+def _around(instance: Instance, some: np.ndarray, placed: Placement, others: np.ndarray) -> Placement:
     """Some buffers where they are placed, and others, in this order, in what these leave free."""
     fixed = np.full(len(instance.size), -1)
     fixed[some] = placed.offsets
@@ -192,12 +180,12 @@ def _around(instance: _Instance, some: np.ndarray, placed: Placement, others: np
     return Placement(offsets, int(height), placed.lower_bound, placed.heuristic)
 
 
-def _some(instance: _Instance, which: np.ndarray) -> _Instance:
+def _some(instance: Instance, which: np.ndarray) -> Instance:
     columns = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
-    return _Instance(*(column[which] for column in columns))
+    return Instance(*(column[which] for column in columns))
 
 
-def _search(instance: _Instance, best: Placement, capacity: int | None, work: int) -> Placement:
+def _search(instance: Instance, best: Placement, capacity: int | None, work: int) -> Placement:
     """The systematic search: for a capacity, if it is possible at all; without one, as low as it gets."""
     from foreplan.planner.exact import descend
     from foreplan.planner.sections import sections_of
@@ -215,7 +203,7 @@ def _search(instance: _Instance, best: Placement, capacity: int | None, work: in
     return Placement(offsets, descent.height, descent.bound, name)
 
 
-def _by_ejection(instance: _Instance, best: Placement, goal: int, shares: Sequence[int]) -> Placement:
+def _by_ejection(instance: Instance, best: Placement, goal: int, shares: Sequence[int]) -> Placement:
     """Runs of the ejection search, all of them from other starts: at the goal, and then between it and the best."""
     from foreplan.planner.ejection import eject
     from foreplan.planner.sections import together
@@ -250,7 +238,7 @@ def _by_ejection(instance: _Instance, best: Placement, goal: int, shares: Sequen
     return best
 
 
-def _largest_first(instance: _Instance, best: Placement, goal: int) -> Placement:
+def _largest_first(instance: Instance, best: Placement, goal: int) -> Placement:
     """The largest buffers, as many as can be searched, by themselves, and then the others in what these leave free."""
     order = _by_size(instance)
     for count in LARGEST if len(order) > SEARCH else FEWER:
@@ -269,39 +257,7 @@ def _largest_first(instance: _Instance, best: Placement, goal: int) -> Placement
     return best
 
 
-def _check(
-    lower: Integers, upper: Integers, size: Integers, alignment: Integers | int, fixed: Integers | None
-) -> _Instance:
-    n = len(size)
-    given = (lower, upper, size, np.full(n, alignment) if isinstance(alignment, int) else alignment)
-    arrays = [np.array(a, dtype=np.int64).reshape(-1) for a in (*given, np.full(n, -1) if fixed is None else fixed)]
-    if any(len(a) != n for a in arrays):
-        raise PlanError(f"buffers to place: arrays of lengths {[len(a) for a in arrays]}, one entry a buffer is needed")
-    low, up, sizes, aligns, at = arrays
-    bad = (low >= up) | (sizes < 0) | (aligns < 1) | (aligns & (aligns - 1) != 0) | ((at >= 0) & (at % aligns != 0))
-    if bad.any():
-        i = int(bad.argmax())
-        raise PlanError(
-            f"buffer {i}: life [{low[i]}, {up[i]}) must not be empty, size {sizes[i]} not negative, alignment "
-            f"{aligns[i]} a power of two, and a fixed offset ({at[i]}) a multiple of it"
-        )
-    _check_fixed(_Instance(low, up, sizes, aligns, at))
-    return _Instance(low, up, sizes, aligns, at)
-
-
-def _check_fixed(instance: _Instance) -> None:
-    held = [int(i) for i in np.flatnonzero((instance.fixed >= 0) & (instance.size > 0))]
-    alive: list[int] = []
-    for i in sorted(held, key=lambda i: (instance.lower[i], i)):
-        alive = [j for j in alive if instance.upper[j] > instance.lower[i]]
-        for j in alive:
-            low = max(instance.fixed[i], instance.fixed[j])
-            if low < min(instance.fixed[i] + instance.size[i], instance.fixed[j] + instance.size[j]):
-                raise PlanError(f"buffers {j} and {i} are alive together and fixed to bytes that overlap, at {low}")
-        alive.append(i)
-
-
-def _lower_bound(instance: _Instance) -> tuple[int, int]:
+def _lower_bound(instance: Instance) -> tuple[int, int]:
     """The bound of `Placement.lower_bound`, and the smallest alignment."""
     some = instance.size > 0
     if not some.any():
@@ -323,7 +279,7 @@ def _kernels() -> Any:
     return placers
 
 
-def _attempts(instance: _Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]:
+def _attempts(instance: Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]:
     """Placers by name, those with the best prospects for their time first."""
     n = len(instance.size)
     if not (instance.fixed >= 0).any():
@@ -341,47 +297,47 @@ def _attempts(instance: _Instance, ceiling: int) -> Iterator[tuple[str, _Attempt
         yield from _skyline(instance, orders)
 
 
-def _pairs(instance: _Instance) -> int:
+def _pairs(instance: Instance) -> int:
     """How many pairs of buffers live at the same time."""
     born = np.searchsorted(np.sort(instance.lower), instance.upper)  # born before a buffer dies, itself among them
     dead = np.searchsorted(np.sort(instance.upper), instance.lower, side="right")
     return int((born - dead - 1).sum()) // 2
 
 
-def _by_size(instance: _Instance) -> np.ndarray:
+def _by_size(instance: Instance) -> np.ndarray:
     """Largest first: greedy by size of Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference",
     arXiv 2001.03288."""
     n = np.arange(len(instance.size))
     return np.lexsort((n, instance.lower, instance.lower - instance.upper, -instance.size))
 
 
-def _by_area(instance: _Instance) -> np.ndarray:
+def _by_area(instance: Instance) -> np.ndarray:
     """Largest size times lifetime first."""
     n = np.arange(len(instance.size))
     area = instance.size.astype(np.float64) * (instance.upper - instance.lower)
     return np.lexsort((n, instance.lower, -area))
 
 
-def _by_lifetime(instance: _Instance) -> np.ndarray:
+def _by_lifetime(instance: Instance) -> np.ndarray:
     """Longest-lived first, as nested lifespans want it."""
     n = np.arange(len(instance.size))
     return np.lexsort((n, instance.lower, -instance.size, instance.lower - instance.upper))
 
 
-def _greedy(instance: _Instance, order: np.ndarray, best_fit: bool, limit: int, offsets: np.ndarray) -> tuple[int, int]:
+def _greedy(instance: Instance, order: np.ndarray, best_fit: bool, limit: int, offsets: np.ndarray) -> tuple[int, int]:
     kernels = _kernels()
     arrays = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
     return kernels.greedy(order, *arrays, best_fit, limit, offsets)
 
 
-def _online(instance: _Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]:
+def _online(instance: Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]:
     """A free list walked forward in time, and backward: what is born last going back is freed last, so nested lives
     stack. Knuth, "The Art of Computer Programming" 1, section 2.5, has best fit and first fit and free lists."""
     kernels = _kernels()
     lives = np.sort(instance.upper - instance.lower)
     short = int(lives[len(lives) // 2])
     n = np.arange(len(instance.size))
-    backward = _Instance(-instance.upper, -instance.lower, instance.size, instance.alignment, instance.fixed)
+    backward = Instance(-instance.upper, -instance.lower, instance.size, instance.alignment, instance.fixed)
     for best_fit, top, longest in ((True, 0, 0), (False, 0, 0), (True, ceiling, 2), (True, ceiling, short)):
         for direction, view in (("forward", instance), ("backward", backward)):
             births = np.lexsort((n, -view.size, view.lower))
@@ -400,7 +356,7 @@ def _online(instance: _Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]
             yield name, run
 
 
-def _shaken(instance: _Instance, best: Placement, goal: int) -> Placement:
+def _shaken(instance: Instance, best: Placement, goal: int) -> Placement:
     """The skyline by orders that are shaken a little, again and again, until one reaches the goal or the work is done.
 
     Orders that differ by a few exchanges often differ in height where few buffers stick out. Every other try shakes an
@@ -433,14 +389,14 @@ def _shaken(instance: _Instance, best: Placement, goal: int) -> Placement:
     return best
 
 
-def _ranked(instance: _Instance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _ranked(instance: Instance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Lives over ranks of time, and the buffers by birth, as `placers.skyline` takes them."""
     times = np.unique(np.concatenate([instance.lower, instance.upper]))
     lower, upper = np.searchsorted(times, instance.lower), np.searchsorted(times, instance.upper)
     return lower, upper, np.argsort(lower, kind="stable")
 
 
-def _skyline(instance: _Instance, orders: dict[str, np.ndarray]) -> Iterator[tuple[str, _Attempt]]:
+def _skyline(instance: Instance, orders: dict[str, np.ndarray]) -> Iterator[tuple[str, _Attempt]]:
     """Best fit on the skyline: Burke, Kendall and Whitwell, "A new placement heuristic for the orthogonal
     stock-cutting problem", Operations Research 2004; for memory Sekiyama et al., arXiv 1804.10001."""
     kernels = _kernels()

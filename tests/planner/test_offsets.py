@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from foreplan.errors import PlanError
 from foreplan.planner import offsets as placer
 from foreplan.planner import place
+from foreplan.planner.instance import checked
 
 Buffers = list[tuple[int, int, int]]  # lower, upper, size
 
@@ -61,7 +62,7 @@ def test_tiny_instances_reach_the_optimum_of_brute_force(buffers: Buffers) -> No
 def test_every_heuristic_respects_lives_and_alignments(buffers: Buffers, alignments: list[int]) -> None:
     lower, upper, size = columns(buffers)
     alignment = alignments[: len(buffers)]
-    instance = placer._check(lower, upper, size, alignment, None)
+    instance = checked(lower, upper, size, alignment, None)
     bound, grain = placer._lower_bound(instance)
     ceiling = -(-bound // grain) * grain
     offsets = np.zeros(len(buffers), np.int64)
