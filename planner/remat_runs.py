@@ -71,6 +71,8 @@ def annealed(
     for sequence in [*orders, *(point.order for point in points)]:
         if len(sequence) <= room:
             workers[0].note(archive, sequence)
+    if bound <= 0 or not np.any(archive.cost < NEVER):  # nothing to save, or the bound counts joins, unknown here
+        return list(points)
     with ThreadPoolExecutor(WORKERS) as pool:
         for number in range(PASSES):
             others = [search.copy_archive(archive) for _ in range(1, WORKERS)]
