@@ -11,7 +11,7 @@ from foreplan.cpu.attention_cut import GRAIN, Cut, MaskPart, cut_of, matrices, t
 from foreplan.cpu.kernel import Run, Windows, one_after_another
 from foreplan.cpu.products import Products
 from foreplan.cpu.rows import flat, flat_input
-from foreplan.cpu.scores import SUMS, ZERO, largest, probability
+from foreplan.cpu.scores import SUMS, ZERO, largest, probability, scale_and_mask
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op
 from foreplan.ops.attention import Attention
@@ -94,16 +94,7 @@ def _softmax(
     for i in range(start, stop):
         row, head, at = s[i], i // count, i % count
         width = min(n, first + at)
-        for k in range(width):
-            row[k] *= scale
-        if mask.size:
-            base = head * mask_head + at * mask_row
-            if mask_key == 1:
-                for k in range(width):
-                    row[k] += mask[base + k]
-            else:
-                for k in range(width):
-                    row[k] += mask[base + k * mask_key]
+        scale_and_mask(row, width, scale, mask, head * mask_head + at * mask_row, mask_key)
         high = largest(row, width)
         total = ZERO
         for k in range(width):

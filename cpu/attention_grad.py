@@ -13,7 +13,7 @@ from foreplan.cpu.attention_cut import GRAIN, MaskPart, cut_of, matrices, turned
 from foreplan.cpu.kernel import Run, Windows, one_after_another
 from foreplan.cpu.products import Products
 from foreplan.cpu.rows import flat, flat_input
-from foreplan.cpu.scores import FLOAT, SUMS, ZERO, probability
+from foreplan.cpu.scores import FLOAT, SUMS, ZERO, probability, scale_and_mask
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op, Window
 from foreplan.ops.attention_grad import AttentionGrad
@@ -207,16 +207,7 @@ def _score_gradients(
         dot = ZERO
         for k in range(depth):
             dot += ours[k] * theirs[k]
-        for k in range(width):
-            row[k] *= scale
-        if mask.size:
-            base = head * mask_head + at * mask_row
-            if mask_key == 1:
-                for k in range(width):
-                    row[k] += mask[base + k]
-            else:
-                for k in range(width):
-                    row[k] += mask[base + k * mask_key]
+        scale_and_mask(row, width, scale, mask, head * mask_head + at * mask_row, mask_key)
         high = log_sums[i]
         for k in range(width):
             e = probability(row[k] - high)

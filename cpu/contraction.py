@@ -14,7 +14,9 @@ from foreplan.cpu import primitives
 from foreplan.cpu.kernel import Refused, Run, Windows, one_after_another
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.primitives import Description, Geometry, Primitive
-from foreplan.graph import Op, Window
+from foreplan.cpu.rows import Rows, merged, rows_along
+from foreplan.graph import Op, TensorType, Window
+from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.matmul import MatMul
 from foreplan.units import align_up
@@ -126,9 +128,9 @@ def matmul(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     _check(a, b, y)
     plan, base = _Plan(), len(inputs) - 1 if len(inputs) > 2 else -1
     if _thrashes(b) and rank == 2 and min(y.shape[0], b.shape[0]) >= FEW_ROWS:
-        _by_panels(plan, _stepped(a), b, y, base >= 0)
+        _by_panels(plan, a, b, y, base >= 0)
         return plan.finish(base)
-    product = primitives.matmul(_stepped(a), _stepped(b), y, add=base >= 0)
+    product = primitives.matmul(a, b, y, add=base >= 0)
     plan.run(product, {c.SRC: INPUT[0], c.WEIGHTS: INPUT[1], c.DST: OUTPUT})
     return plan.finish(base)
 
@@ -157,12 +159,6 @@ def _by_panels(plan: _Plan, a: Window, b: Window, y: Window, add: bool) -> None:
         plan.run(products[width], {c.SRC: INPUT[0], c.WEIGHTS: here, c.DST: ("out", 0, start * item)})
 
 
-def _stepped(x: Window) -> Window:
-    """With a stride that oneDNN takes for axes of extent 1."""
-    steps = [stride or x.type.nbytes for stride in x.strides]
-    return x.viewed(x.shape, steps)
-
-
 def _swapped(x: Window) -> Window:
     order = [*range(len(x.shape) - 2), len(x.shape) - 1, len(x.shape) - 2]
     return x.viewed([x.shape[i] for i in order], [x.strides[i] for i in order])
@@ -172,21 +168,11 @@ def _flattened(a: Window, b: Window, y: Window) -> tuple[Window, Window, Window]
     """Leading axes made rows of one product, where b is one matrix."""
     if len(a.shape) <= 2 or (len(b.shape) > 2 and math.prod(b.shape[:-2]) > 1):
         return a, b, y
-    if len(a.shape) != len(y.shape) or not _rows_merge(a) or not y.is_dense:
+    rows, step = merged(a.shape[:-1], a.strides[:-1], a.strides[-2])
+    if len(a.shape) != len(y.shape) or step < 0 or not y.is_dense:
         return a, b, y
-    rows = math.prod(a.shape[:-1])
-    flat = a.viewed((rows, a.shape[-1]), (a.strides[-2], a.strides[-1]))
+    flat = a.viewed((rows, a.shape[-1]), (step, a.strides[-1]))
     return flat, b.viewed(b.shape[-2:], b.strides[-2:]), Window.dense(y.type.with_shape((rows, y.shape[-1])))
-
-
-def _rows_merge(a: Window) -> bool:
-    """Whether the rows of all matrices lie at equal distances."""
-    step = a.strides[-2]
-    for extent, stride in zip(reversed(a.shape[:-1]), reversed(a.strides[:-1])):
-        if extent != 1 and stride != step:
-            return False
-        step *= extent
-    return True
 
 
 def _check(*windows: Window) -> None:
@@ -306,16 +292,10 @@ def _pointwise(op: Op, kernel: tuple[int, ...], x: Window, y: Window) -> tuple[W
     assert isinstance(op, Conv | ConvDataGrad | ConvWeightGrad)
     if set(kernel) != {1} or set(op.strides) != {1} or op.groups != 1 or any(map(any, op.pads)):
         return None
-    rows = _positions(x), _positions(y)
-    return (rows[0], rows[1]) if rows[0] and rows[1] else None
+    rows, positions = rows_along(x, 1), rows_along(y, 1)
+    return (_matrix(rows), _matrix(positions)) if rows and positions else None
 
 
-def _positions(image: Window) -> Window | None:
-    """Images whose channels lie last and without gaps, as one matrix of positions and channels."""
-    item, channels = image.type.dtype.itemsize, image.shape[1]
-    order = [0, *range(2, len(image.shape)), 1]
-    last = image.viewed([image.shape[i] for i in order], [image.strides[i] for i in order])
-    if (channels > 1 and image.strides[1] != item) or not _rows_merge(last):
-        return None
-    rows = math.prod(last.shape[:-1])
-    return image.viewed((rows, channels), (last.strides[-2], item))
+def _matrix(rows: Rows) -> Window:
+    item = FLOAT32.itemsize
+    return Window(TensorType(FLOAT32, (rows.count, rows.width)), (rows.step * item, item))

@@ -13,6 +13,7 @@ from foreplan.cpu.expressions import check
 from foreplan.cpu.kernel import Kernel, Run, Windows
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.loops import BITS, Operand, bits_kind, operand_kind
+from foreplan.cpu.rows import lie_alike
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.cpu.transpose import Axis, transposition
 from foreplan.graph import DType, Op, TensorType, Window
@@ -20,7 +21,7 @@ from foreplan.graph.op import Types
 from foreplan.graph.types import BOOL, Shape
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.expr import parse_expr
-from foreplan.ops.map import Map
+from foreplan.ops.map import Map, merged_axes
 
 PART = 32 * 1024  # elements that are worth a thread
 
@@ -54,7 +55,7 @@ class Elementwise:
         if not math.prod(self.shape):
             return _nothing
         tensors = (*self.inputs, *self.outputs)
-        axes = merged(self.shape, [x.strides for x in tensors], self._order())
+        axes = merged_axes(self.shape, [x.strides for x in tensors], self._order())
         rows = math.prod(extent for extent, _ in axes[:-1])
         inner = axes[-1][0]
         strides = [[steps[i] for _, steps in axes] for i in range(len(tensors))]
@@ -81,22 +82,6 @@ def _kind(x: _Tensor, strides: Sequence[int]) -> Operand:
     return bits_kind(strides) if x.bits else operand_kind(x.dtype, strides[-1])
 
 
-def merged(shape: Shape, strides: Sequence[tuple[int, ...]], order: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
-    """(extent, stride of each operand) in an order of the axes: those of extent 1 dropped, neighbours merged where all
-    operands allow.
-    """
-    axes: list[tuple[int, tuple[int, ...]]] = []
-    for axis in order:
-        extent, steps = shape[axis], tuple(each[axis] for each in strides)
-        if extent == 1:
-            continue
-        if axes and all(outer == inner * extent for outer, inner in zip(axes[-1][1], steps)):
-            axes[-1] = (axes[-1][0] * extent, steps)
-        else:
-            axes.append((extent, steps))
-    return axes or [(1, tuple(0 for _ in strides))]
-
-
 def _broadcast(window: Window, shape: Shape) -> _Tensor:
     lead = len(shape) - len(window.shape)
     strides = tuple(0 if extent == 1 else step for extent, step in zip(window.shape, window.strides))
@@ -116,11 +101,7 @@ def _mask(shape: Shape) -> _Tensor:
 
 def _alike(allowed: Sequence[tuple[int, int]], inputs: Windows, outputs: Windows) -> tuple[tuple[int, int], ...]:
     """The pairs of an output and an input that lie in the same way."""
-    return tuple((o, i) for o, i in allowed if inputs[i].type == outputs[o].type and _same(inputs[i], outputs[o]))
-
-
-def _same(a: Window, b: Window) -> bool:
-    return all(extent == 1 or x == y for extent, x, y in zip(a.shape, a.strides, b.strides))
+    return tuple((o, i) for o, i in allowed if lie_alike(inputs[i], outputs[o]))
 
 
 def _pairs(inputs: Windows, outputs: Windows, first: int = 0) -> tuple[tuple[int, int], ...]:
@@ -136,7 +117,7 @@ def elementwise(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
     if op.exprs == ("a0",) and outputs[0].type.size:
         strides = [tensors[0].strides, outputs[0].strides]
         order = sorted(range(len(shape)), key=lambda axis: -abs(outputs[0].strides[axis]))
-        axes = [Axis(extent, *steps) for extent, steps in merged(shape, strides, order)]
+        axes = [Axis(extent, *steps) for extent, steps in merged_axes(shape, strides, order)]
         tiled = transposition(inputs[0].type.dtype, axes)
         if tiled is not None:
             return tiled
@@ -185,6 +166,6 @@ def pack_reads(op: Op, index: int, window: Window) -> Window:
     """As it lies, where the bits of each row begin with a byte; else as the mask's bits lie."""
     made = pack(op, [window], [])
     order = sorted(range(len(window.shape)), key=lambda axis: -abs(window.strides[axis]))
-    axes = merged(window.shape, [made.inputs[0].strides, made.outputs[0].strides], order)
+    axes = merged_axes(window.shape, [made.inputs[0].strides, made.outputs[0].strides], order)
     rows = [steps[1] for _, steps in axes]
     return window if bits_kind(rows).kind == BITS or not window.type.size else channels_last(window.type)

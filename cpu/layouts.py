@@ -13,3 +13,12 @@ def channels_last(type: TensorType) -> Window:
     item = type.dtype.itemsize
     row = width * channels * item
     return Window(type, (height * row, item, row, channels * item))
+
+
+def stepped(x: Window) -> Window:
+    """With strides that oneDNN takes for axes of extent 1, whatever they were."""
+    steps, step = [0] * len(x.shape), x.type.dtype.itemsize
+    for axis in sorted(range(len(x.shape)), key=lambda axis: (x.shape[axis] == 1, x.strides[axis])):
+        steps[axis] = step if x.shape[axis] == 1 else x.strides[axis]
+        step = max(step, steps[axis] * x.shape[axis])
+    return x.viewed(x.shape, steps)

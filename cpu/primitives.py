@@ -10,6 +10,7 @@ from functools import partial
 
 from foreplan.cpu import library as c
 from foreplan.cpu.kernel import Run
+from foreplan.cpu.layouts import stepped
 from foreplan.cpu.library import Argument, Dims, library
 from foreplan.graph import Window
 
@@ -165,10 +166,10 @@ def matmul(a: Window, b: Window, y: Window, add: bool = False) -> Primitive:
     return Primitive(
         found.functions.dnnl_matmul_primitive_desc_create,
         found.engine,
-        Description.of(a),
-        Description.of(b),
+        Description.of(stepped(a)),
+        Description.of(stepped(b)),
         None,
-        Description.of(y),
+        Description.of(stepped(y)),
         Attributes(add),
         queries={c.SRC: c.QUERY_SRC, c.WEIGHTS: c.QUERY_WEIGHTS, c.DST: c.QUERY_DST},
     )

@@ -9,6 +9,7 @@ import numpy as np
 from foreplan.cpu import library as c
 from foreplan.cpu import primitives
 from foreplan.cpu.kernel import Run
+from foreplan.cpu.layouts import stepped
 from foreplan.cpu.primitives import Primitive
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
@@ -33,14 +34,14 @@ class Products:
         Raises:
             Refused: oneDNN has no such product.
         """
-        key = (_stepped(a), _stepped(b), _stepped(y), add)
+        key = (stepped(a), stepped(b), stepped(y), add)
         if key not in self._made:
             made = self._made[key] = primitives.matmul(*key)
             self.scratchpad = max(self.scratchpad, made.scratchpad)
 
     def bind(self, a: np.ndarray, b: np.ndarray, y: np.ndarray, scratch: np.ndarray, add: bool = False) -> Run:
         """A call that makes a product that was described, on these arrays."""
-        made = self._made[_stepped(window_of(a)), _stepped(window_of(b)), _stepped(window_of(y)), add]
+        made = self._made[stepped(window_of(a)), stepped(window_of(b)), stepped(window_of(y)), add]
         addresses = {c.SRC: a.ctypes.data, c.WEIGHTS: b.ctypes.data, c.DST: y.ctypes.data}
         if made.scratchpad:
             addresses[c.SCRATCHPAD] = scratch.ctypes.data
@@ -56,12 +57,3 @@ def matrix(rows: int, columns: int, strides: Sequence[int] | None = None) -> Win
     """A matrix of float32 with these byte strides, or dense."""
     type = TensorType(FLOAT32, (rows, columns))
     return Window.dense(type) if strides is None else Window(type, tuple(strides))
-
-
-def _stepped(x: Window) -> Window:
-    """With strides that oneDNN takes for axes of extent 1, whatever they were."""
-    steps, step = [0] * len(x.shape), x.type.dtype.itemsize
-    for axis in sorted(range(len(x.shape)), key=lambda axis: (x.shape[axis] == 1, x.strides[axis])):
-        steps[axis] = step if x.shape[axis] == 1 else x.strides[axis]
-        step = max(step, steps[axis] * x.shape[axis])
-    return x.viewed(x.shape, steps)

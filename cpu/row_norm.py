@@ -15,13 +15,12 @@ import numpy as np
 
 from foreplan.cpu.kernel import Refused, Run, Windows, one_after_another
 from foreplan.cpu.rows import Rows, flat, flat_input, rows_from, same_place
-from foreplan.cpu.scores import FLOAT, SUMS
+from foreplan.cpu.scores import BLOCK, FLOAT, SUMS, row_sum
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op, Window
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 
-BLOCK = 1024  # elements of a row, summed in float32
 ROWS = 32  # summed in float32
 SEGMENTS = 16  # at most
 SEGMENT = 64  # rows, at least, unless there are fewer
@@ -31,17 +30,6 @@ _FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 _compiled = numba.njit(cache=True, nogil=True, fastmath=FLOAT)
 _summing = numba.njit(cache=True, nogil=True, fastmath=SUMS)
 _inlined = numba.njit(inline="always")
-
-
-@_summing
-def _sum(row):  # type: ignore[no-untyped-def]
-    total = 0.0
-    for first in range(0, len(row), BLOCK):
-        part, block = row[first : first + BLOCK], np.float32(0)
-        for k in range(len(part)):
-            block += part[k]
-        total += block
-    return total
 
 
 @_summing
@@ -62,7 +50,7 @@ def _normal_row(row, out, at, scale, bias, epsilon, centred, means, deviations):
     width = len(out)
     mean = np.float32(0)
     if centred:
-        mean = np.float32(_sum(row) / width)
+        mean = np.float32(row_sum(row) / width)
         means[at] = mean
     r = np.float32(1.0 / np.sqrt(_squares(row, mean) / width + epsilon))
     deviations[at] = r

@@ -56,8 +56,8 @@ def rows_from(window: Window, axis: int) -> Rows | None:
     if not window.type.size:
         return None
     item = window.type.dtype.itemsize
-    width, inner = _merged(window.shape[axis:], window.strides[axis:], item)
-    count, step = _merged(window.shape[:axis], window.strides[:axis], width * item)
+    width, inner = merged(window.shape[axis:], window.strides[axis:], item)
+    count, step = merged(window.shape[:axis], window.strides[:axis], width * item)
     if inner != item or step < width * item or step % item:
         return None
     return Rows(count, width, step // item)
@@ -66,11 +66,11 @@ def rows_from(window: Window, axis: int) -> Rows | None:
 def even_step(window: Window) -> int | None:
     """Elements from each element to the next in C order, 0 where all are one; None where they are not evenly apart."""
     item = window.type.dtype.itemsize
-    _, step = _merged(window.shape, window.strides, item)
+    _, step = merged(window.shape, window.strides, item)
     return step // item if step >= 0 and step % item == 0 else None
 
 
-def _merged(shape: Sequence[int], strides: Sequence[int], single: int) -> tuple[int, int]:
+def merged(shape: Sequence[int], strides: Sequence[int], single: int) -> tuple[int, int]:
     """(extent, stride) of axes as one axis; the stride is -1 where they are none, `single` for one place."""
     count, step = 1, single
     for extent, stride in zip(reversed(shape), reversed(strides)):

@@ -14,6 +14,7 @@ from foreplan.cpu.functions import exp32
 FLOAT = {"contract", "nsz"}  # nothing that changes what NaN and infinities give
 SUMS = {"contract", "nsz", "reassoc"}  # sums in lanes
 
+BLOCK = 1024  # elements of a row, summed in float32
 LOWEST = np.float32(-3e38)  # what a row's maximum is raised to, so that exp(-inf - maximum) is 0
 FLUSH = np.float32(1e-25)  # probabilities below are 0: products, of gradients too, meet no denormal numbers
 ZERO = np.float32(0)
@@ -43,3 +44,29 @@ def probability(x: np.float32) -> np.float32:
     x = _TINY if x < _TINY else x
     p = exp32(x)
     return ZERO if p < FLUSH else p
+
+
+@numba.njit(nogil=True, fastmath=SUMS)
+def row_sum(row):  # type: ignore[no-untyped-def]
+    """The sum of a row, in float32 within blocks and in float64 over them."""
+    total = 0.0
+    for first in range(0, len(row), BLOCK):
+        part, block = row[first : first + BLOCK], np.float32(0)
+        for k in range(len(part)):
+            block += part[k]
+        total += block
+    return total
+
+
+@numba.njit(nogil=True, fastmath=SUMS)
+def scale_and_mask(row, width, scale, mask, base, step):  # type: ignore[no-untyped-def]
+    """Scale the first numbers of a row, and add those of a mask that lie a step apart, unless it is empty."""
+    for k in range(width):
+        row[k] *= scale
+    if mask.size:
+        if step == 1:
+            for k in range(width):
+                row[k] += mask[base + k]
+        else:
+            for k in range(width):
+                row[k] += mask[base + k * step]

@@ -12,14 +12,13 @@ from foreplan.cpu.functions import exp32
 from foreplan.cpu.kernel import Refused, Run, Windows
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.rows import Rows, flat, flat_input, lie_alike, rows_along
-from foreplan.cpu.scores import FLOAT, LOWEST, SUMS, largest
+from foreplan.cpu.scores import BLOCK, FLOAT, LOWEST, SUMS, largest, row_sum
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.op import Types
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, RowOp, Softmax, SoftmaxGrad
 
-BLOCK = 1024  # elements of a row, summed in float32
 SEGMENTS = 16  # of rows, at most, each worked on by one thread
 GRAIN = 1 << 13  # elements of a segment, at least, unless there are fewer
 
@@ -35,17 +34,6 @@ def exponentials(row, high):  # type: ignore[no-untyped-def]
         part, block = row[first : first + BLOCK], np.float32(0)
         for k in range(len(part)):
             block += exp32(part[k] - high)
-        total += block
-    return total
-
-
-@_summing
-def _sum(row):  # type: ignore[no-untyped-def]
-    total = 0.0
-    for first in range(0, len(row), BLOCK):
-        part, block = row[first : first + BLOCK], np.float32(0)
-        for k in range(len(part)):
-            block += part[k]
         total += block
     return total
 
@@ -109,7 +97,7 @@ def _softmax_gradient(y, g, line):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _log_softmax_gradient(y, g, line):  # type: ignore[no-untyped-def]
-    total = np.float32(_sum(g))
+    total = np.float32(row_sum(g))
     for k in range(len(line)):
         line[k] = g[k] - exp32(y[k]) * total
 

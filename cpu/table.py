@@ -61,8 +61,7 @@ def _rows(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
 
 
 def _as_reference(op: Op, index: int, window: Window) -> Window:
-    as_it_lies = window.is_dense or op.accepts_strides(index, window.type, window.strides)
-    return window if as_it_lies else Window.dense(window.type)
+    return op.reads(index, window)
 
 
 def _conv_reads(op: Op, index: int, window: Window) -> Window:

@@ -12,7 +12,7 @@ import numpy as np
 
 from foreplan.errors import ModelError, UnsupportedError
 from foreplan.graph.ir import Value
-from foreplan.graph.types import DType, TensorType, as_dtype
+from foreplan.graph.types import DType, TensorType, Window, as_dtype
 
 if TYPE_CHECKING:
     from foreplan.graph.build import Builder
@@ -108,6 +108,11 @@ class Op:
         Dense inputs are never asked about.
         """
         return False
+
+    def reads(self, index: int, window: Window) -> Window:
+        """How the reference kernel takes input `index`: as it lies, or as a dense copy."""
+        as_it_lies = window.is_dense or self.accepts_strides(index, window.type, window.strides)
+        return window if as_it_lies else Window.dense(window.type)
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
         """Work of one run; an element-wise op counts its scalar operations."""

@@ -35,13 +35,12 @@ class CpuTarget:
             bus_bytes_per_second=5_000_000_000,
         )
 
-    def reads(self, op: Op, index: int, inputs: Sequence[Window]) -> Window:
+    def reads(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
         """As the kernel says."""
         from foreplan.cpu.table import family_of
 
-        types = [x.type for x in inputs]
-        family = family_of(op, types, op.infer(types), self.threads)
-        return family.reads(op, index, inputs[index]) if family else reference_reads(op, index, inputs[index])
+        family = family_of(op, [x.type for x in inputs], outputs, self.threads)
+        return [family.reads(op, i, x) for i, x in enumerate(inputs)] if family else reference_reads(op, inputs)
 
     def layouts(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
         """Images with their channels last where the kernel has them so; else in C order."""

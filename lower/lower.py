@@ -187,13 +187,11 @@ class _Lowering:
             return
         outputs = [value.type for value in node.outputs]
         operands = [self.where[value] for value in node.inputs]
-        windows = [operand.window for operand in operands]
-        for i, operand in enumerate(operands):
-            wanted = self.target.reads(node.op, i, windows)
+        windows = self.target.reads(node.op, [operand.window for operand in operands], outputs)
+        for i, (operand, wanted) in enumerate(zip(operands, windows)):
             if wanted != operand.window:
                 operands[i] = self.copy(operand, node, wanted)
         writes = []
-        windows = [operand.window for operand in operands]
         for value, layout in zip(node.outputs, self.target.layouts(node.op, windows, outputs)):
             old = self.home.get(value)
             if old is not None and self.updates_in_place(node, value, old):

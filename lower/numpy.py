@@ -23,9 +23,9 @@ class NumpyTarget:
     )
     alignment = 64
 
-    def reads(self, op: Op, index: int, inputs: Sequence[Window]) -> Window:
-        """As it lies, if the op says so of its reference kernel; else dense."""
-        return reference_reads(op, index, inputs[index])
+    def reads(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
+        """As they lie, where the op says so of its reference kernel; else dense."""
+        return reference_reads(op, inputs)
 
     def layouts(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
         """In C order."""
@@ -36,10 +36,9 @@ class NumpyTarget:
         return reference(op, inputs, outputs)
 
 
-def reference_reads(op: Op, index: int, input: Window) -> Window:
-    """How the op's own NumPy kernel takes an input."""
-    as_it_lies = input.is_dense or op.accepts_strides(index, input.type, input.strides)
-    return input if as_it_lies else Window.dense(input.type)
+def reference_reads(op: Op, inputs: Sequence[Window]) -> Sequence[Window]:
+    """How the op's own NumPy kernel takes its inputs."""
+    return [op.reads(index, window) for index, window in enumerate(inputs)]
 
 
 def reference(op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:

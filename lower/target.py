@@ -61,8 +61,8 @@ class Target(Protocol):
     profile: DeviceProfile
     alignment: int  # of every value and workspace, in bytes
 
-    def reads(self, op: Op, index: int, inputs: Sequence[Window]) -> Window:
-        """How every candidate takes input `index`: as it lies, or else as a copy of it that has to be made first."""
+    def reads(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
+        """How every candidate takes the inputs: each as it lies, or else as a copy of it that has to be made first."""
 
     def layouts(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
         """How the outputs of an op lie, given how its inputs do: each without gaps, its axes in some order."""

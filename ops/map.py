@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any, ClassVar
@@ -183,7 +183,7 @@ def _blocks(inputs: Arrays, outputs: Arrays, block: int) -> Iterator[tuple[list[
     shape = outputs[0].shape
     arrays = [np.broadcast_to(x, shape) for x in inputs]
     arrays += list(outputs)
-    axes = _merge_axes(shape, [array.strides for array in arrays])
+    axes = merged_axes(shape, [array.strides for array in arrays])
     shape = tuple(extent for extent, _ in axes)
     merged = [
         np.lib.stride_tricks.as_strided(array, shape, tuple(strides[i] for _, strides in axes))
@@ -203,10 +203,15 @@ def _blocks(inputs: Arrays, outputs: Arrays, block: int) -> Iterator[tuple[list[
             yield piece[:n], piece[n:]
 
 
-def _merge_axes(shape: Shape, strides: Sequence[tuple[int, ...]]) -> list[tuple[int, tuple[int, ...]]]:
-    """(extent, strides of each operand) with axes of extent 1 dropped and contiguous neighbours merged."""
+def merged_axes(
+    shape: Shape, strides: Sequence[tuple[int, ...]], order: Iterable[int] | None = None
+) -> list[tuple[int, tuple[int, ...]]]:
+    """(extent, stride of each operand) of axes in an order, by default their own: those of extent 1 dropped, neighbours
+    merged where all operands allow.
+    """
     axes: list[tuple[int, tuple[int, ...]]] = []
-    for extent, steps in zip(shape, zip(*strides)):
+    for axis in range(len(shape)) if order is None else order:
+        extent, steps = shape[axis], tuple(each[axis] for each in strides)
         if extent == 1:
             continue
         if axes and all(outer == inner * extent for outer, inner in zip(axes[-1][1], steps)):

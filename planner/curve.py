@@ -69,26 +69,22 @@ class Curve:
         Raises:
             DoesNotFitError: there is none; with the smallest plan there is.
         """
-        least: tuple[int, Schedule, Layout] | None = None
+        least: Plan | None = None
         for index in range(len(self)):
             if self._bound(index) > allowed and index < len(self) - 1:
                 continue
-            chosen, layout = self._laid_out(index)
-            if chosen.bound <= allowed < arena_bytes(self.problem, layout.heights):
-                chosen, layout = settle(self.problem, chosen, layout)
-            height = arena_bytes(self.problem, layout.heights)
-            if height <= allowed:
-                return replace(_finish(self.problem, self.base, chosen, layout), budget=allowed)
-            if least is None or height < least[0]:
-                least = height, chosen, layout
+            found = self.plan(index)
+            if found.arena_bytes <= allowed:
+                return replace(found, budget=allowed)
+            if least is None or found.arena_bytes < least.arena_bytes:
+                least = found
         assert least is not None
-        found = _finish(self.problem, self.base, *least[1:])
         raise DoesNotFitError(
-            f"needs {found.arena_bytes} bytes, allowed are {allowed}",
-            needed=found.arena_bytes,
+            f"needs {least.arena_bytes} bytes, allowed are {allowed}",
+            needed=least.arena_bytes,
             capacity=allowed,
-            lower_bound=found.lower_bound_bytes,
-            plan=found,
+            lower_bound=least.lower_bound_bytes,
+            plan=least,
         )
 
     def lowest(self, most_cost: int) -> Plan:

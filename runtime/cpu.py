@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
@@ -13,58 +12,27 @@ from foreplan.cpu.threads import set_threads
 from foreplan.errors import PlanError, UsageError
 from foreplan.lower import target_named
 from foreplan.lower.cpu import CpuTarget
-from foreplan.lower.program import Operand, Program
-from foreplan.planner.plan import Plan, Step
-from foreplan.runtime.engine import Watch
-from foreplan.runtime.numpy import allocate, window
+from foreplan.lower.program import Call, Program
+from foreplan.planner.plan import Plan
+from foreplan.runtime.numpy import NumpyBound, NumpyEngine
 
 
-class CpuBound:
-    """A plan on the CPU engine.
-
-    Attributes:
-        regions: memory of each region.
-        calls: one a step, without arguments.
-    """
+class CpuBound(NumpyBound):
+    """A plan on the CPU engine."""
 
     def __init__(self, program: Program, plan: Plan, regions: Sequence[np.ndarray]) -> None:
-        self.program, self.regions = program, regions
         self.threads = _threads(program)
-        self.calls = [self._ready(step) for step in plan.steps]
+        super().__init__(program, plan, regions)
 
-    def _ready(self, step: Step) -> Run:
-        action, call = self.program.actions[step.action], self.program.calls[step.action]
-        at = dict(zip((*action.reads, *action.writes), (*step.reads, *step.writes)))
-        inputs = [self.window(operand, at[operand.value]) for operand in call.inputs]
-        outputs = [self.window(operand, at[operand.value]) for operand in call.outputs]
-        scratch = self.regions[action.workspace_region][step.workspace : step.workspace + action.workspace]
-        for array in inputs:
-            array.flags.writeable = False
+    def bind(self, call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray], scratch: np.ndarray) -> Run:
+        """A call of one kernel on these arrays."""
         if call.kernel == "reference":
-            return partial(call.op.compute, inputs, outputs, scratch)
+            return super().bind(call, inputs, outputs, scratch)
         reads, writes = ([operand.window for operand in found] for found in (call.inputs, call.outputs))
         kernel = kernel_for(call.op, reads, writes, self.threads)
-        if kernel is None or kernel.workspace != action.workspace:
+        if kernel is None or kernel.workspace != scratch.size:
             raise PlanError(f"node {call.node!r}: this machine's {call.kernel} needs another workspace; plan again")
         return kernel.bind(inputs, outputs, scratch)
-
-    def window(self, operand: Operand, offset: int) -> np.ndarray:
-        """The array of a tensor whose value lies at `offset` of its region."""
-        return window(self.program, self.regions, operand, offset)
-
-    def run(self) -> None:
-        """Execute the plan once."""
-        with np.errstate(all="ignore"):
-            for call in self.calls:
-                call()
-
-    def run_watched(self, watch: Watch) -> None:
-        """Execute the plan once, with `watch` called around every step."""
-        with np.errstate(all="ignore"):
-            for i, call in enumerate(self.calls):
-                watch.before(i)
-                call()
-                watch.after(i)
 
 
 def _threads(program: Program) -> int:
@@ -74,18 +42,10 @@ def _threads(program: Program) -> int:
     return target.threads
 
 
-class CpuEngine:
+class CpuEngine(NumpyEngine):
     """Runs programs lowered for the target `cpu`."""
 
     name = "cpu"
-
-    def allocate(self, heights: Sequence[int]) -> list[np.ndarray]:
-        """One arena for all regions."""
-        return allocate(heights)
-
-    def allocate_host(self, heights: Sequence[int]) -> list[np.ndarray]:
-        """Another one of the same kind."""
-        return allocate(heights)
 
     def use_threads(self, program: Program, threads: int | None) -> None:
         """Those that it was planned for; kernels that fall to NumPy use as many."""

@@ -36,7 +36,7 @@ class Watch(Protocol):
         """Called after it ran."""
 
 
-Compute = Callable[[Sequence[Any], Sequence[Any], Any], None]
+Run = Callable[[], object]  # a kernel bound to its arrays
 
 
 class Engine(Protocol):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
-from foreplan.lower.program import Operand, Program
+from foreplan.lower.program import Call, Operand, Program
 from foreplan.planner.plan import Plan, Step
-from foreplan.runtime.engine import Compute, Watch
+from foreplan.runtime.engine import Run, Watch
 from foreplan.units import align_up
 
 ALIGNMENT = 64
@@ -41,7 +42,7 @@ class NumpyBound:
 
     Attributes:
         regions: memory of each region.
-        calls: (kernel, inputs, outputs, workspace), one a step.
+        calls: one a step.
     """
 
     def __init__(self, program: Program, plan: Plan, regions: Sequence[np.ndarray]) -> None:
@@ -49,7 +50,7 @@ class NumpyBound:
         self.regions = regions
         self.calls = [self._ready(step) for step in plan.steps]
 
-    def _ready(self, step: Step) -> tuple[Compute, list[np.ndarray], list[np.ndarray], np.ndarray]:
+    def _ready(self, step: Step) -> Run:
         action, call = self.program.actions[step.action], self.program.calls[step.action]
         reads, writes = dict(zip(action.reads, step.reads)), dict(zip(action.writes, step.writes))
         inputs = [self.window(operand, reads[operand.value]) for operand in call.inputs]
@@ -57,7 +58,11 @@ class NumpyBound:
             array.flags.writeable = False
         outputs = [self.window(operand, writes[operand.value]) for operand in call.outputs]
         scratch = self.regions[action.workspace_region][step.workspace : step.workspace + action.workspace]
-        return call.op.compute, inputs, outputs, scratch
+        return self.bind(call, inputs, outputs, scratch)
+
+    def bind(self, call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray], scratch: np.ndarray) -> Run:
+        """A call of one kernel on these arrays."""
+        return partial(call.op.compute, inputs, outputs, scratch)
 
     def window(self, operand: Operand, offset: int) -> np.ndarray:
         """The array of a tensor whose value lies at `offset` of its region."""
@@ -66,15 +71,15 @@ class NumpyBound:
     def run(self) -> None:
         """Execute the plan once."""
         with np.errstate(all="ignore"):  # infinities and NaNs are results like any other
-            for compute, inputs, outputs, workspace in self.calls:
-                compute(inputs, outputs, workspace)
+            for call in self.calls:
+                call()
 
     def run_watched(self, watch: Watch) -> None:
         """Execute the plan once, with `watch` called around every step."""
         with np.errstate(all="ignore"):
-            for i, (compute, inputs, outputs, workspace) in enumerate(self.calls):
+            for i, call in enumerate(self.calls):
                 watch.before(i)
-                compute(inputs, outputs, workspace)
+                call()
                 watch.after(i)
 
 

@@ -73,8 +73,9 @@ def _check_window(program: Program, operand: Operand, where: str) -> None:
 
 def _check_reads(target: Target, call: Call) -> None:
     windows = [operand.window for operand in call.inputs]
+    wanted = target.reads(call.op, windows, [operand.type for operand in call.outputs])
     for i, window in enumerate(windows):
-        if window.type.size > 1 and target.reads(call.op, i, windows) != window:
+        if window.type.size > 1 and wanted[i] != window:
             raise PlanError(f"node {call.node!r}: its kernel cannot read input {i} with the strides {window.strides}")
 
 

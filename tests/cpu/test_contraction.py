@@ -64,6 +64,17 @@ def test_batches_of_products(shapes: tuple[tuple[int, ...], tuple[int, ...]]) ->
     check(MatMul(), a, b, np.matmul(a, b), over=(0, 2))
 
 
+@pytest.mark.parametrize("repeated", [(0,), (1,), (0, 1)])
+def test_one_matrix_repeated_by_its_strides(repeated: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape, np.float32) for shape in ((3, 4, 5), (3, 5, 6))]
+    windows = [Window.dense(type_of(x)) for x in inputs]
+    for i in repeated:
+        inputs[i][:] = inputs[i][:1]
+        windows[i] = windows[i].viewed(inputs[i].shape, (0, *windows[i].strides[1:]))
+    check(MatMul(), *inputs, windows=windows)
+
+
 def test_heads_side_by_side() -> None:
     """[batch, heads, rows, width], where the heads of a row lie side by side."""
     a, b = normal(2, 3, 8, 4), normal(2, 3, 8, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 
 from foreplan.graph import Graph, parse_graph
@@ -41,7 +42,6 @@ def test_nothing_is_noted_where_nothing_falls_back(dtype: str, target: str) -> N
 
 
 def test_the_command_line_lists_them(tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
     x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, [3, 3]) for name in "xy")
     nodes = [onnx.helper.make_node("MatMul", ["x", "x"], ["y"], name="product")]
     model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [x], [y]))

@@ -247,3 +247,19 @@ def joined_problem(seed: int) -> Problem:
     new = make.value("w'", 256, 0, role=Role.OUTPUT, home=w, category=Category.PARAMETERS)
     make.action("update", [w, last], [new], Overwrite(0, 0, True), effect=True)
     return make.problem()
+
+
+def rectangles(rng: random.Random, width: int, height: int, n: int) -> list[tuple[int, int, int, int]]:
+    """A rectangle cut n - 1 times, at random: (left, right, bottom, top) of the pieces."""
+    pieces = [(0, width, 0, height)]
+    while len(pieces) < n:
+        a, b, c, d = pieces.pop(rng.randrange(len(pieces)))
+        if rng.random() < 0.5 and b - a > 1:
+            t = rng.randint(a + 1, b - 1)
+            pieces += [(a, t, c, d), (t, b, c, d)]
+        elif d - c > 1:
+            y = rng.randint(c + 1, d - 1)
+            pieces += [(a, b, c, y), (a, b, y, d)]
+        else:
+            pieces.append((a, b, c, d))
+    return pieces

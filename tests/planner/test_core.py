@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from foreplan.planner import offsets as placer
 from foreplan.planner import place
 from foreplan.planner.core import outside_core
+from tests.planner.problems import rectangles
 
 Buffer = tuple[int, int, int, int]  # lower, upper, size, alignment
 
@@ -77,17 +78,7 @@ def test_placing_the_core_first_reaches_bounds_that_all_together_miss(monkeypatc
 
     def instance(seed: int) -> list[Buffer]:
         rng = random.Random(seed)
-        pieces = [(0, 400, 0, 1 << 16)]
-        while len(pieces) < 60:
-            a, b, c, d = pieces.pop(rng.randrange(len(pieces)))
-            if rng.random() < 0.5 and b - a > 1:
-                t = rng.randint(a + 1, b - 1)
-                pieces += [(a, t, c, d), (t, b, c, d)]
-            elif d - c > 1:
-                y = rng.randint(c + 1, d - 1)
-                pieces += [(a, b, c, y), (a, b, y, d)]
-            else:
-                pieces.append((a, b, c, d))
+        pieces = rectangles(rng, 400, 1 << 16, 60)
         large = [(a + 400, b + 400, d - c, 1) for a, b, c, d in pieces]
         early = [(t := rng.randint(0, 390), t + rng.randint(1, 10), rng.randint(1, 1000), 1) for _ in range(640)]
         return large + early

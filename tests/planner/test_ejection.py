@@ -9,22 +9,13 @@ from foreplan.planner import offsets as placer
 from foreplan.planner import place
 from foreplan.planner.ejection import eject
 from foreplan.planner.sections import together
+from tests.planner.problems import rectangles
 
 
 def columns(seed: int, n: int = 60, holes: int = 6) -> list[np.ndarray]:
     """Lower, upper and size of pieces cut from a rectangle of 1,024 units of 64 bytes, some of them taken out."""
     rng = random.Random(seed)
-    pieces = [(0, 200, 0, 1024)]
-    while len(pieces) < n:
-        a, b, c, d = pieces.pop(rng.randrange(len(pieces)))
-        if rng.random() < 0.5 and b - a > 1:
-            t = rng.randint(a + 1, b - 1)
-            pieces += [(a, t, c, d), (t, b, c, d)]
-        elif d - c > 1:
-            y = rng.randint(c + 1, d - 1)
-            pieces += [(a, b, c, y), (a, b, y, d)]
-        else:
-            pieces.append((a, b, c, d))
+    pieces = rectangles(rng, 200, 1024, n)
     rng.shuffle(pieces)
     return [np.array(column) for column in zip(*[(a, b, 64 * (d - c)) for a, b, c, d in pieces[holes:]])]
 
