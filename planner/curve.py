@@ -49,7 +49,8 @@ class Curve:
     Attributes:
         problem: that they solve.
         base: what all start from.
-        points: those that recompute, by ascending cost.
+        points: those that recompute, by ascending cost, which is below 0 where cheaper producers save more than runs
+            add.
     """
 
     problem: Problem
@@ -70,7 +71,7 @@ class Curve:
             DoesNotFitError: there is none; with the smallest plan there is.
         """
         least: Plan | None = None
-        for index in range(len(self)):
+        for index in self._by_cost():
             if self._bound(index) > allowed and index < len(self) - 1:
                 continue
             found = self.plan(index)
@@ -97,6 +98,10 @@ class Curve:
             if (height := arena_bytes(self.problem, trial[1].heights)) < best:
                 best, (chosen, layout) = height, trial
         return _finish(self.problem, self.base, chosen, layout)
+
+    def _by_cost(self) -> list[int]:
+        cheaper = sum(point.cost < 0 for point in self.points)
+        return [*range(1, cheaper + 1), 0, *range(cheaper + 1, len(self))]
 
     def _bound(self, index: int) -> int:
         return self.points[index - 1].bound if index else self.base.arena

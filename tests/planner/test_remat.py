@@ -107,6 +107,26 @@ def test_budgets_are_kept_and_a_smaller_one_never_gives_a_larger_plan(seed: int)
     assert plan(problem, arena) == curve.within(arena)
 
 
+def test_a_budget_is_met_by_the_plan_of_least_time_where_others_than_the_first_producers_are_faster() -> None:
+    make = Maker()
+    x = make.value("x", 64, role=Role.INPUT)
+    a, b, c = make.value("a", 1024), make.value("b", 2048), make.value("c", 1024)
+    y = make.value("y", 64, role=Role.OUTPUT)
+    make.action("a", [x], [a], nanoseconds=5)
+    make.action("b slowly", [a], [b], nanoseconds=100)
+    make.action("b", [a], [b], nanoseconds=10)
+    make.action("c", [b], [c], nanoseconds=10)
+    make.action("y", [a, c], [y], nanoseconds=10)
+    problem = make.problem()
+    curve = plan_curve(problem)
+    times = [sum(problem.actions[s.action].nanoseconds for s in curve.plan(i).steps) for i in range(len(curve))]
+    budgets = [curve.plan(i).arena_bytes for i in range(len(curve))]
+    for budget in budgets:
+        found = curve.within(budget)
+        spent = sum(problem.actions[step.action].nanoseconds for step in found.steps)
+        assert spent == min(time for time, arena in zip(times, budgets) if arena <= budget)
+
+
 def test_a_chain_is_recomputed_in_segments() -> None:
     # Keeping every k-th of n activations and recomputing one segment at a time needs about n / k + k of them.
     problem = chain(36)

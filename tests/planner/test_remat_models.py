@@ -8,7 +8,7 @@ import pytest
 import foreplan as fp
 from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.graph import Graph
-from foreplan.planner import Plan, separate, verify
+from foreplan.planner import Plan, plan_curve, separate, verify
 from foreplan.planner.layout import assemble, lay_out, schedule
 from foreplan.planner.remat import late_updates
 from foreplan.planner.remat_kernels import generate, make_scratch
@@ -94,6 +94,28 @@ def test_recomputing_changes_no_bit(name: str) -> None:
 
 def test_masks_drawn_again_are_the_same() -> None:
     check(dropped_out(), fp.losses.cross_entropy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18:batch=16", "unet:batch=2", "gpt2_small:layers=4"])
+def test_of_fifty_budgets_a_smaller_one_never_gives_a_larger_or_a_faster_plan(name: str) -> None:
+    graph = fp.models.build(name)
+    loss = getattr(fp.losses, fp.models.default_loss(name))
+    program = fp.lower(fp.differentiate(graph, loss, fp.optim.Nesterov(0.1)))
+    curve = plan_curve(program, thorough=False)
+    arena, time = curve.plan(0).arena_bytes, 0
+    least = min(curve.plan(index).arena_bytes for index in range(len(curve)))
+    for budget in np.linspace(arena, 0.98 * least, 50).astype(int).tolist():
+        try:
+            found = curve.within(budget)
+        except fp.DoesNotFitError as error:
+            assert budget < least == error.needed
+            continue
+        assert found.arena_bytes <= min(budget, arena)
+        arena, before = found.arena_bytes, time
+        time = sum(program.actions[step.action].nanoseconds for step in found.steps)
+        assert time >= before
+    assert arena < 0.9 * curve.plan(0).arena_bytes
 
 
 def test_a_budget_through_the_front_door() -> None:
