@@ -1,4 +1,7 @@
-"""Matrix products and convolutions by oneDNN: images lie with their channels last, weights are reordered each time."""
+"""Matrix products and convolutions by oneDNN: images lie with their channels last, weights are reordered each time.
+
+Convolutions of 3 × 3 taps are taken to products of matrices where that is faster (`winograd`).
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ from functools import partial
 import numpy as np
 
 from foreplan.cpu import library as c
-from foreplan.cpu import primitives
-from foreplan.cpu.kernel import Refused, Run, Windows, one_after_another
+from foreplan.cpu import primitives, winograd
+from foreplan.cpu.kernel import Kernel, Refused, Run, Windows, one_after_another
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.primitives import Description, Geometry, Primitive
 from foreplan.cpu.rows import Rows, merged, rows_along
+from foreplan.cpu.winograd_loops import BIAS, NOTHING, OLD
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
@@ -207,7 +211,7 @@ def _grouped(w: Window, groups: int) -> Window:
     return w.viewed((groups, each, *w.shape[1:]), (each * w.strides[0], *w.strides))
 
 
-def conv(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+def conv(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
     """A convolution, with a bias or added to what there is."""
     assert isinstance(op, Conv)
     _check(*inputs, *outputs)
@@ -215,6 +219,9 @@ def conv(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     x, y = _image(x), _image(y)
     adds = bool(added) and added[0].shape == y.shape
     bias = added[0] if added and not adds else None
+    if winograd.suits(op, w.shape[2:], x, y, tiled=y):
+        more = OLD if adds else BIAS if bias else NOTHING
+        return winograd.Convolution(x, w, y, _before(op), turned=False, added=more)
     weights = _grouped(w, op.groups)
     made = primitives.convolution(x, weights, y, _geometry(op), bias, add=adds)
     plan = _Plan()
@@ -226,12 +233,21 @@ def conv(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     return plan.finish(2 if adds else -1)
 
 
-def conv_data_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+def _before(op: Conv | ConvDataGrad | ConvWeightGrad) -> tuple[int, int]:
+    """Zeros before the first row and column of images."""
+    (above, _), (left, _) = op.pads
+    return above, left
+
+
+def conv_data_gradient(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
     """The gradient of a convolution's data; added to what there is image by image."""
     assert isinstance(op, ConvDataGrad)
     _check(*inputs, *outputs)
     (g, w, *added), (dx,) = inputs, outputs
     g, dx = _image(g), _image(dx)
+    if winograd.suits(op, w.shape[2:], g, dx, tiled=dx):
+        above, left = (w.shape[2] - 1 - zeros for zeros in _before(op))
+        return winograd.Convolution(g, w, dx, (above, left), turned=True, added=OLD if added else NOTHING)
     if added and (rows := _pointwise(op, w.shape[2:], g, dx)) and w.is_dense:
         matrix = Window.dense(w.type.with_shape(w.shape[:2]))
         plan = _Plan()
@@ -261,12 +277,14 @@ def _together(images: int, nbytes: int) -> int:
     return max(n for n in range(1, images + 1) if images % n == 0 and n <= most)
 
 
-def conv_weight_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+def conv_weight_gradient(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
     """The gradient of a convolution's weights; of one tap, a product over all positions."""
     assert isinstance(op, ConvWeightGrad)
     _check(*inputs, *outputs)
     (x, g, *added), (dw,) = inputs, outputs
     x, g = _image(x), _image(g)
+    if winograd.suits(op, op.kernel, x, g, tiled=g):
+        return winograd.WeightGradient(x, g, dw, _before(op), add=bool(added))
     plan = _Plan()
     if rows := _pointwise(op, op.kernel, x, g):
         flat = Window.dense(dw.type.with_shape(dw.shape[:2]))

@@ -31,19 +31,22 @@ def _helpers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="foreplan")
 
 
-def ranged(function: Callable[..., object], count: int, grain: int, threads: int, *arguments: object) -> Run:
-    """A call that runs a compiled loop over range(count), in parts by several threads where it is long enough.
+def ranged(
+    function: Callable[..., object], count: int, grain: int, threads: int, *arguments: object, first: int = 0
+) -> Run:
+    """A call that runs a compiled loop over so many numbers, in parts by several threads where they are enough.
 
     Args:
         function: called as function(start, stop, *arguments); releases the interpreter's lock; its parts must not
             depend on one another, so that results do not depend on how many there are.
         grain: the least that is worth a part of its own.
         threads: the most parts.
+        first: of the numbers.
     """
     parts = max(1, min(threads, count // max(grain, 1)))
     if parts == 1:
-        return partial(function, 0, count, *arguments)
-    bounds = [count * i // parts for i in range(parts + 1)]
+        return partial(function, first, first + count, *arguments)
+    bounds = [first + count * i // parts for i in range(parts + 1)]
     own, *others = [partial(function, low, high, *arguments) for low, high in pairwise(bounds)]
     submit = _helpers().submit
 

@@ -1,0 +1,295 @@
+"""Convolutions of 3 × 3 taps by Winograd's algorithm: a quarter of the multiplications, as products of matrices.
+
+A tile of 4 × 4 outputs comes of 6 × 6 inputs: y = Aᵀ[(G·w·Gᵀ) ⊙ (Bᵀ·x·B)]A (Winograd 1980; Lavin and Gray, "Fast
+algorithms for convolutional neural networks", 2016, with their matrices for F(4, 3)). Summed over channels, each of the
+36 places of ⊙ is a product of a matrix [tiles, channels] and one [channels, channels]. The data's gradient is such a
+convolution, its taps turned around; the weights', by transposition, is Gᵀ[Σ (A·g·Aᵀ) ⊙ (Bᵀ·x·B)]G, a sum over all
+tiles. Errors are some ten times those of a sum of products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from foreplan.cpu import library as c
+from foreplan.cpu import primitives
+from foreplan.cpu.kernel import Run, one_after_another
+from foreplan.cpu.primitives import Description, Primitive
+from foreplan.cpu.rows import channel_rows
+from foreplan.cpu.threads import current_threads, ranged
+from foreplan.cpu.winograd_loops import (
+    BIAS,
+    IMAGES,
+    NOTHING,
+    OLD,
+    SLICES,
+    Matrix,
+    Slices,
+    Tiles,
+    Transform,
+    compiled_transform,
+    table,
+)
+from foreplan.graph import TensorType, Window
+from foreplan.graph.types import FLOAT32
+from foreplan.ops.blocks import Piece, carve, carve_bytes
+from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+
+TILE, TAPS, PATCH = 4, 3, 6
+PLACES = PATCH * PATCH
+LINE = 64  # bytes
+LANES = 16  # channels come in such numbers
+B: Matrix = (
+    (4, 0, -5, 0, 1, 0),
+    (0, -4, -4, 1, 1, 0),
+    (0, 4, -4, -1, 1, 0),
+    (0, -2, -1, 2, 1, 0),
+    (0, 2, -1, -2, 1, 0),
+    (0, 4, 0, -5, 0, 1),
+)  # Bᵀ
+G: Matrix = (
+    (1 / 4, 0, 0),
+    (-1 / 6, -1 / 6, -1 / 6),
+    (-1 / 6, 1 / 6, -1 / 6),
+    (1 / 24, 1 / 12, 1 / 6),
+    (1 / 24, -1 / 12, 1 / 6),
+    (0, 0, 1),
+)
+A: Matrix = ((1, 0, 0, 0), (1, 1, 1, 1), (1, -1, 1, -1), (1, 2, 4, 8), (1, -2, 4, -8), (0, 0, 0, 1))
+
+
+def _turned(matrix: Matrix) -> Matrix:
+    return tuple(zip(*matrix))
+
+
+DATA, WEIGHTS = Transform(B, IMAGES, SLICES), Transform(G, SLICES, SLICES)
+COTANGENTS, TAPS_AGAIN = Transform(A, IMAGES, SLICES), Transform(_turned(G), SLICES, SLICES)
+RESULTS = {added: Transform(_turned(A), SLICES, IMAGES, added) for added in (NOTHING, BIAS, OLD)}
+
+# What decides: measured on one core with AVX-512. Operations a nanosecond of oneDNN's convolutions and of products of
+# such matrices; bytes a nanosecond of transforms, and of weights on their way through memory.
+DIRECT, PRODUCTS, TRANSFORMS, MEMORY = 200, 160, 40, 8
+BLOCK = 3 * 2**19  # bytes of a block of tiles in all places, on both sides of the product
+LEAST, MOST = 48, 512  # tiles of a block
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of floats with channels last, their rows and columns at any distance."""
+
+    shape: tuple[int, int, int, int]
+    strides: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, x: Window) -> Images:
+        """A tensor [N, C, H, W]."""
+        n, channels, height, width = x.shape
+        return cls((n, channels, height, width), (x.strides[0], x.strides[2], x.strides[3]))
+
+    @property
+    def channels(self) -> int:
+        """How many."""
+        return self.shape[1]
+
+    def tiles(self, array: np.ndarray, over: Images, before: tuple[int, int]) -> Tiles:
+        """Tiles of this, as many as cover other images, the first so many rows and columns before the first."""
+        return Tiles(array.ctypes.data, self.strides, self.shape[2:], over.counts, TILE, before)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Tiles along rows and columns."""
+        return -(-self.shape[2] // TILE), -(-self.shape[3] // TILE)
+
+    @property
+    def count(self) -> int:
+        """Tiles of all images."""
+        return self.shape[0] * math.prod(self.counts)
+
+
+def suits(op: Conv | ConvDataGrad | ConvWeightGrad, kernel: Sequence[int], x: Window, y: Window, tiled: Window) -> bool:
+    """Whether images x and y are of a convolution that is faster this way, whose tiles lie in `tiled`."""
+    plain = set(op.strides) == {1} == set(op.dilations) and op.groups == 1 and tuple(kernel) == (TAPS, TAPS)
+    if not plain or x.shape[1] % LANES or y.shape[1] % LANES or not all(map(channel_rows, (x, y))):
+        return False
+    tiles, pairs, channels = Images.of(tiled).count, x.shape[1] * y.shape[1], x.shape[1] + y.shape[1]
+    direct = 2 * TAPS * TAPS * pairs * y.shape[0] * y.shape[2] * y.shape[3] / DIRECT
+    products = 2 * PLACES * pairs * tiles / PRODUCTS
+    return products + 8 * PLACES * (channels * tiles / TRANSFORMS + pairs / MEMORY) < direct
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Tiles in blocks, all places of which are made before the products.
+
+    Attributes:
+        most: tiles of a block.
+    """
+
+    count: int
+    most: int
+
+    @classmethod
+    def of(cls, count: int, channels: int) -> _Blocks:
+        """As many as a core's cache holds, of so many channels on both sides."""
+        most = max(LEAST, min(MOST, BLOCK // (4 * PLACES * channels)))
+        blocks = -(-count // most)
+        return cls(count, -(-count // blocks))
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return ((first, min(first + self.most, self.count)) for first in range(0, self.count, self.most))
+
+
+def _stride(rows: int, channels: int) -> int:
+    """Bytes from a slice to the next: an odd number of lines, which do not meet in the same sets of a cache."""
+    lines = -(-rows * channels * 4 // LINE)
+    return (lines | 1) * LINE
+
+
+def _piece(rows: int, channels: int) -> Piece:
+    return (PLACES * _stride(rows, channels),), np.dtype(np.uint8)
+
+
+def _matrices(rows: int, columns: int, most: int, turned: bool = False) -> Window:
+    """The slices of at most so many rows, of which some are there, as matrices, or these turned."""
+    strides = (_stride(most, columns), 4 * columns, 4)
+    if turned:
+        return Window(TensorType(FLOAT32, (PLACES, columns, rows)), (strides[0], strides[2], strides[1]))
+    return Window(TensorType(FLOAT32, (PLACES, rows, columns)), strides)
+
+
+def _slices(piece: np.ndarray, rows: int, channels: int) -> Slices:
+    return Slices(piece.ctypes.data, _stride(rows, channels), 4 * channels, rows)
+
+
+def _run(transform: Transform, low: int, high: int, packed: bytes) -> Run:
+    """A call of a transform for some tiles, or rows."""
+    function: Callable[..., object] = compiled_transform(transform)
+    return ranged(function, high - low, LANES, current_threads(), packed, first=low)
+
+
+class Convolution:
+    """y = x * w, perhaps with a bias, or added to what there is; or the gradient of its data, the taps turned around.
+
+    Attributes:
+        base: index of the input that is added to, or -1.
+    """
+
+    def __init__(
+        self, x: Window, w: Window, y: Window, before: tuple[int, int], *, turned: bool, added: str = NOTHING
+    ) -> None:
+        self.x, self.y, self.before, self.turned, self.added = Images.of(x), Images.of(y), before, turned, added
+        self.base = 2 if added == OLD else -1
+        inner, outer = self.x.channels, self.y.channels
+        self.blocks = _Blocks.of(self.y.count, inner + outer)
+        # Taps [3, 3, inner, outer] of weights that are [outer, inner, 3, 3], or [inner, outer, 3, 3] turned around.
+        steps = (4, 4 * outer) if not turned else (4 * outer, 4)
+        taps = Window(w.type, (*steps, TAPS * inner * outer * 4, inner * outer * 4))
+        self.reorder = primitives.reorder(Description.of(w), Description.of(taps))
+        most, weights = self.blocks.most, _matrices(inner, outer, inner)
+        self.products = {
+            count: primitives.matmul(_matrices(count, inner, most), weights, _matrices(count, outer, most))
+            for count in {high - low for low, high in self.blocks}
+        }
+
+    @property
+    def overwrites(self) -> tuple[tuple[int, int], ...]:
+        """What is added to may be changed in place."""
+        return ((0, self.base),) if self.base >= 0 else ()
+
+    @property
+    def workspace(self) -> int:
+        """Taps, and the places of weights and of a block of tiles."""
+        return carve_bytes(*self._pieces())
+
+    def _pieces(self) -> list[Piece]:
+        inner, outer, most = self.x.channels, self.y.channels, self.blocks.most
+        scratch = max(self.reorder.scratchpad, *(product.scratchpad for product in self.products.values()))
+        taps: Piece = (TAPS * TAPS * inner * outer * 4,), np.dtype(np.uint8)
+        return [taps, _piece(inner, outer), _piece(most, inner), _piece(most, outer), ((scratch,), np.dtype(np.uint8))]
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """Weights first; then block after block."""
+        inner, outer, most = self.x.channels, self.y.channels, self.blocks.most
+        taps, weights, data, results, scratch = carve(workspace, *self._pieces())
+        each = inner * outer * 4
+        source = Slices(taps.ctypes.data, each, 4 * outer, inner)
+        if self.turned:
+            source = Slices(taps.ctypes.data + (TAPS * TAPS - 1) * each, -each, 4 * outer, inner)
+        runs = [
+            _bound(self.reorder, scratch, {c.SRC: inputs[1], c.DST: taps}),
+            _run(WEIGHTS, 0, inner, table(outer, source, _slices(weights, inner, outer))),
+        ]
+        if self.base >= 0 and inputs[self.base].ctypes.data != outputs[0].ctypes.data:
+            runs.append(partial(np.copyto, outputs[0], inputs[self.base]))
+        taken = table(inner, self.x.tiles(inputs[0], self.y, self.before), _slices(data, most, inner))
+        bias = inputs[2].ctypes.data if self.added == BIAS else 0
+        given = table(outer, _slices(results, most, outer), self.y.tiles(outputs[0], self.y, (0, 0)), bias)
+        for low, high in self.blocks:
+            runs.append(_run(DATA, low, high, taken))
+            places = {c.SRC: data, c.WEIGHTS: weights, c.DST: results}
+            runs.append(_bound(self.products[high - low], scratch, places))
+            runs.append(_run(RESULTS[self.added], low, high, given))
+        return one_after_another(*runs)
+
+
+class WeightGradient:
+    """The gradient of a convolution's weights, perhaps added to what there is."""
+
+    def __init__(self, x: Window, g: Window, dw: Window, before: tuple[int, int], *, add: bool) -> None:
+        self.x, self.g, self.before = Images.of(x), Images.of(g), before
+        self.overwrites = ((0, 2),) if add else ()
+        inner, outer = self.x.channels, self.g.channels
+        self.blocks = _Blocks.of(self.g.count, inner + outer)
+        most, weights = self.blocks.most, _matrices(outer, inner, outer)
+        self.products = {
+            (high - low, low > 0): primitives.matmul(
+                _matrices(high - low, outer, most, turned=True),
+                _matrices(high - low, inner, most),
+                weights,
+                add=low > 0,
+            )
+            for low, high in self.blocks
+        }
+        taps = Window(dw.type, (4 * inner, 4, TAPS * inner * outer * 4, inner * outer * 4))
+        self.reorder = primitives.reorder(Description.of(taps), Description.of(dw), add=add)
+
+    @property
+    def workspace(self) -> int:
+        """Taps, and the places of their gradient and of a block of tiles."""
+        return carve_bytes(*self._pieces())
+
+    def _pieces(self) -> list[Piece]:
+        inner, outer, most = self.x.channels, self.g.channels, self.blocks.most
+        scratch = max(self.reorder.scratchpad, *(product.scratchpad for product in self.products.values()))
+        taps: Piece = (TAPS * TAPS * inner * outer * 4,), np.dtype(np.uint8)
+        return [taps, _piece(outer, inner), _piece(most, inner), _piece(most, outer), ((scratch,), np.dtype(np.uint8))]
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """Block after block; then from places to taps."""
+        inner, outer, most = self.x.channels, self.g.channels, self.blocks.most
+        taps, weights, data, cotangents, scratch = carve(workspace, *self._pieces())
+        runs: list[Run] = []
+        if self.overwrites and inputs[2].ctypes.data != outputs[0].ctypes.data:
+            runs.append(partial(np.copyto, outputs[0], inputs[2]))
+        taken = table(inner, self.x.tiles(inputs[0], self.g, self.before), _slices(data, most, inner))
+        given = table(outer, self.g.tiles(inputs[1], self.g, (0, 0)), _slices(cotangents, most, outer))
+        for low, high in self.blocks:
+            runs.append(_run(DATA, low, high, taken))
+            runs.append(_run(COTANGENTS, low, high, given))
+            places = {c.SRC: cotangents, c.WEIGHTS: data, c.DST: weights}
+            runs.append(_bound(self.products[high - low, low > 0], scratch, places))
+        found = Slices(taps.ctypes.data, inner * outer * 4, 4 * inner, outer)
+        runs.append(_run(TAPS_AGAIN, 0, outer, table(inner, _slices(weights, outer, inner), found)))
+        runs.append(_bound(self.reorder, scratch, {c.SRC: taps, c.DST: outputs[0]}))
+        return one_after_another(*runs)
+
+
+def _bound(primitive: Primitive, scratch: np.ndarray, places: Mapping[int, np.ndarray]) -> Run:
+    if primitive.scratchpad:
+        places = {**places, c.SCRATCHPAD: scratch}
+    return primitive.bind({argument: array.ctypes.data for argument, array in places.items()})
