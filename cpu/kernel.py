@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -44,13 +45,18 @@ class Refused(Exception):
     """A kernel cannot be made for an op on such tensors."""
 
 
-def one_after_another(*runs: Run) -> Run:
+@dataclass(frozen=True)
+class Several:
     """A call that makes several."""
-    if len(runs) == 1:
-        return runs[0]
 
-    def run() -> None:
-        for each in runs:
-            each()
+    runs: tuple[Run, ...]
 
-    return run
+    def __call__(self) -> None:
+        """One after the other."""
+        for run in self.runs:
+            run()
+
+
+def one_after_another(*runs: Run) -> Run:
+    """A call that makes these."""
+    return runs[0] if len(runs) == 1 else Several(runs)

@@ -64,7 +64,8 @@ _STATUS = {
 }  # fmt: skip
 
 
-def _check(status: int) -> int:
+def raise_for(status: int) -> int:
+    """Raise `Refused` for any status but success."""
     if status:
         raise Refused(f"oneDNN says {_STATUS.get(status, status)}")
     return status
@@ -128,7 +129,7 @@ class Library:
             raise TargetError(f"{path} is oneDNN {self.version}, and the target cpu needs {MAJOR}.x; {_ADVICE}")
         for name, arguments in _FUNCTIONS.items():
             function = getattr(functions, name)
-            function.argtypes, function.restype = arguments, _check
+            function.argtypes, function.restype = arguments, raise_for
         functions.dnnl_memory_desc_get_size.argtypes = [c_void_p]
         functions.dnnl_memory_desc_get_size.restype = c_size_t
         functions.dnnl_memory_desc_equal.argtypes = [c_void_p, c_void_p]

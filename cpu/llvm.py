@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import llvmlite.binding as binding
 import llvmlite.ir as ir
@@ -35,7 +36,7 @@ def new_kernel() -> tuple[ir.Function, ir.IRBuilder]:
     return function, ir.IRBuilder(function.append_basic_block())
 
 
-def compiled(function: ir.Function) -> Callable[[int, int, bytes], None]:
+def compiled(function: ir.Function) -> Callable[[int, int, Any], None]:
     """A function as a call of (start, stop, table) that releases the interpreter's lock."""
     machine = _machine()
     module = binding.parse_assembly(str(function.module))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from foreplan.cpu.kernel import Run
+from foreplan.cpu.native import joined
 from foreplan.cpu.table import kernel_for
 from foreplan.cpu.threads import set_threads
 from foreplan.errors import PlanError, UsageError
@@ -18,11 +19,22 @@ from foreplan.runtime.numpy import NumpyBound, NumpyEngine
 
 
 class CpuBound(NumpyBound):
-    """A plan on the CPU engine."""
+    """A plan on the CPU engine.
+
+    Attributes:
+        joined: the calls, those of compiled functions made by one.
+    """
 
     def __init__(self, program: Program, plan: Plan, regions: Sequence[np.ndarray]) -> None:
         self.threads = _threads(program)
         super().__init__(program, plan, regions)
+        self.joined = joined(self.calls)
+
+    def run(self) -> None:
+        """Execute the plan once."""
+        with np.errstate(all="ignore"):
+            for call in self.joined:
+                call()
 
     def bind(self, call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray], scratch: np.ndarray) -> Run:
         """A call of one kernel on these arrays."""

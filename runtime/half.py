@@ -35,18 +35,15 @@ class Half:
             id(slot): self.bound.window(slot.operand, ends[slot.operand.value])
             for slot in (*program.outputs, *program.gradients, *((program.loss,) if program.loss else ()))
         }
+        self._defaults = {slot.name: _default(slot) for slot in program.inputs if slot.init is not None}
         self._poison = Poison(program, plan, regions) if poison else None
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Write every input: the given array, or else its default."""
         if self._poison is not None:
             self._poison.start()
-        for slot in self.program.inputs:
-            if slot.name in arrays:
-                np.copyto(self._inputs[slot.name], arrays[slot.name], casting="unsafe")
-            else:
-                assert slot.init is not None
-                slot.init.fill(self._inputs[slot.name], generator_for(0, slot.name))
+        for name, place in self._inputs.items():
+            np.copyto(place, arrays[name] if name in arrays else self._defaults[name], casting="unsafe")
 
     def run(self, watch: Watch | None = None) -> None:
         """Run the program on the inputs written; `watch`, or else the poison, sees every instruction."""
@@ -59,3 +56,11 @@ class Half:
     def result(self, slot: Slot) -> Any:
         """A result of the program in place, where the next run overwrites it."""
         return self._results[id(slot)]
+
+
+def _default(slot: Slot) -> np.ndarray:
+    """What an input is where nothing is given."""
+    array = np.empty(slot.operand.type.shape, slot.operand.type.dtype.numpy)
+    assert slot.init is not None
+    slot.init.fill(array, generator_for(0, slot.name))
+    return array

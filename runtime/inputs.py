@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,30 +14,31 @@ from foreplan.lower.program import Slot
 
 
 def check_inputs(
-    slots: Iterable[Slot], given: Mapping[str, Any], micro_batches: int | None = None
+    slots: Mapping[str, Slot], given: Mapping[str, Any], micro_batches: int | None = None
 ) -> dict[str, np.ndarray]:
     """The given arrays by name, each one as an input slot takes it.
 
     Args:
-        slots: the inputs.
+        slots: the inputs, by name.
         given: arrays by name.
         micro_batches: extent of a further leading axis that every input without a default has; None: there is none.
 
     Raises:
         InputError: a name is unknown or missing, or an array has the wrong shape, type or values.
     """
-    by_name = {slot.name: slot for slot in slots}
-    leading = {name: micro_batches if slot.init is None else None for name, slot in by_name.items()}
     if not isinstance(given, Mapping):
-        example = f"{{{next(iter(by_name), 'x')!r}: array}}"
+        example = f"{{{next(iter(slots), 'x')!r}: array}}"
         raise InputError(f"a step takes arrays by name, such as {example}, and got {type(given).__name__}")
-    if unknown := [name for name in given if name not in by_name]:
-        close = difflib.get_close_matches(str(unknown[0]), by_name, 1)
+    if unknown := [name for name in given if name not in slots]:
+        close = difflib.get_close_matches(str(unknown[0]), slots, 1)
         hint = f"; did you mean {close[0]!r}?" if close else "."
-        raise InputError(f"there is no input {unknown[0]!r}{hint} The inputs are {', '.join(by_name) or 'none'}.")
-    if missing := [name for name, slot in by_name.items() if name not in given and slot.init is None]:
-        raise InputError(f"the input {missing[0]!r} ({by_name[missing[0]].operand.type}) is missing")
-    return {name: check_array(by_name[name], array, leading[name]) for name, array in given.items()}
+        raise InputError(f"there is no input {unknown[0]!r}{hint} The inputs are {', '.join(slots) or 'none'}.")
+    if missing := [name for name, slot in slots.items() if slot.init is None and name not in given]:
+        raise InputError(f"the input {missing[0]!r} ({slots[missing[0]].operand.type}) is missing")
+    return {
+        name: check_array(slot := slots[name], array, micro_batches if slot.init is None else None)
+        for name, array in given.items()
+    }
 
 
 def check_array(slot: Slot, given: Any, micro_batches: int | None = None) -> np.ndarray:
@@ -46,20 +47,17 @@ def check_array(slot: Slot, given: Any, micro_batches: int | None = None) -> np.
     Raises:
         InputError: wrong shape, a type that does not convert safely, or a value out of range.
     """
-    want = list(slot.operand.type.shape)
+    want = slot.operand.type.shape
     try:
         array = np.asarray(given)
     except (ValueError, TypeError) as error:
         raise InputError(f"{slot.name!r} cannot be made an array: {error}") from None
-    has = list(array.shape)
-    if micro_batches is not None and has != [micro_batches, *want]:
-        want = [micro_batches, *want]
-        hint = f": write .reshape({', '.join(map(str, want))})" if array.size == math.prod(want) else ""
-        raise InputError(
-            f"{slot.name!r} must have the shape {want}, {micro_batches} micro-batches, and has {has}{hint}"
-        )
-    if micro_batches is None and has != want:
-        raise InputError(f"{slot.name!r} must have the shape {want}, and has {has}")
+    has, of = array.shape, ""
+    if micro_batches is not None:
+        want, of = (micro_batches, *want), f", {micro_batches} micro-batches,"
+    if has != want:
+        hint = f": write .reshape({', '.join(map(str, want))})" if of and array.size == math.prod(want) else ""
+        raise InputError(f"{slot.name!r} must have the shape {list(want)}{of or ','} and has {list(has)}{hint}")
     check_elements(slot, array)
     return array
 

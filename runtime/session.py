@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,8 @@ class Session:
         self.regions += _allocate(engine.allocate_host, heights[HOST:], "host memory")
         self._body = Half(engine, program, plan, self.regions, poison)
         self._update = None if update is None else Half(engine, update.program, update.plan, self.regions, poison)
+        inputs = (*program.inputs, *(update.program.inputs if update else ()))
+        self._inputs = {slot.name: slot for slot in inputs}
         self._broken = ""
         self._stored = self._body.stored
         slots = {slot.name: slot for slot in program.stored}
@@ -205,15 +207,14 @@ class Session:
         self._refuse_if_broken()
         body, update = self._body, self._update
         count = 1 if self.update is None else self.update.micro_batches
-        slots = (*body.program.inputs, *(update.program.inputs if update else ()))
-        arrays = check_inputs(slots, inputs, count if update else None)
+        arrays = check_inputs(self._inputs, inputs, count if update else None)
         results = (*self.program.outputs, *self.program.gradients)
         read = {id(slot): _like(body.result(slot), (count,) if update else ()) for slot in results}
-        body.write(_micro_batch(slots, arrays, 0) if update else arrays)
+        body.write(_micro_batch(self._inputs, arrays, 0) if update else arrays)
         with self._breaking():
             for i in range(count):
                 if i:
-                    body.write(_micro_batch(slots, arrays, i))
+                    body.write(_micro_batch(self._inputs, arrays, i))
                 body.run(watches.get(body))
                 for slot in results:
                     np.copyto(read[id(slot)][i, ...] if update else read[id(slot)], body.result(slot))
@@ -241,9 +242,9 @@ class Session:
             raise
 
 
-def _micro_batch(slots: Iterable[Slot], arrays: Mapping[str, np.ndarray], index: int) -> dict[str, np.ndarray]:
+def _micro_batch(slots: Mapping[str, Slot], arrays: Mapping[str, np.ndarray], index: int) -> dict[str, np.ndarray]:
     """The inputs of one micro-batch: a slice of what has a leading axis for them, the rest as it is."""
-    return {s.name: arrays[s.name][index] if s.init is None else arrays[s.name] for s in slots if s.name in arrays}
+    return {name: array[index] if slots[name].init is None else array for name, array in arrays.items()}
 
 
 def _like(window: np.ndarray, leading: tuple[int, ...]) -> np.ndarray:
