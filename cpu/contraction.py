@@ -28,6 +28,7 @@ from foreplan.units import align_up
 ALIGNMENT = 64
 PANEL = 384  # columns of a matrix that are copied where they would thrash a cache
 FEW_ROWS = 64  # products of matrices of fewer do not repay the copy
+POSITIONS = 512  # of images; a convolution of one tap at no more is a product with the weights as they lie
 ADDED = 4 * 2**20  # bytes of a gradient that are made before they are added to another
 Place = tuple[str, int, int]  # "in" or "out" and which, or "scratch"; and the byte of it
 INPUT = tuple(("in", i, 0) for i in range(3))
@@ -52,11 +53,13 @@ class Staged:
 
     Attributes:
         base: index of an input that is copied to output 0 first, unless it lies there; or -1.
+        cleared: whether output 0 is zero at first.
     """
 
     stages: tuple[Stage, ...]
     workspace: int
     base: int = -1
+    cleared: bool = False
 
     @property
     def overwrites(self) -> tuple[tuple[int, int], ...]:
@@ -70,6 +73,8 @@ class Staged:
         runs: list[Run] = []
         if self.base >= 0 and starts["in"][self.base] != starts["out"][0]:
             runs.append(partial(np.copyto, outputs[0], inputs[self.base]))
+        if self.cleared:
+            runs.append(partial(outputs[0].fill, 0))
         for stage in self.stages:
             addresses = {a: starts[kind][index] + byte for a, (kind, index, byte) in stage.arguments.items()}
             runs.append(stage.primitive.bind(addresses))
@@ -107,18 +112,27 @@ class _Plan:
         self.run(primitives.reorder(described, wanted), {c.SRC: place, c.DST: here})
         return here
 
+    def positions(self, image: Window, place: Place) -> tuple[Window, Place]:
+        """An image as a matrix of positions and channels: itself, where they lie so, or a copy."""
+        rows = rows_along(image, 1)
+        if rows is None:
+            image, place = self.without_gaps(image, place)
+            rows = rows_along(image, 1)
+            assert rows is not None
+        return _matrix(rows), place
+
     def without_gaps(self, image: Window, place: Place) -> tuple[Window, Place]:
         """An image that lies with channels last and without gaps: itself or a copy."""
-        if image.is_compact:
+        if image.is_compact and rows_along(image, 1) is not None:
             return image, place
         whole = channels_last(image.type)
         here = self.keep(whole.type.nbytes)
         self.run(primitives.reorder(Description.of(image), Description.of(whole)), {c.SRC: place, c.DST: here})
         return whole, here
 
-    def finish(self, base: int = -1) -> Staged:
+    def finish(self, base: int = -1, cleared: bool = False) -> Staged:
         """The kernel."""
-        return Staged(tuple(self.stages), self.most, base)
+        return Staged(tuple(self.stages), self.most, base, cleared)
 
 
 def matmul(op: Op, inputs: Windows, outputs: Windows) -> Staged:
@@ -222,9 +236,14 @@ def conv(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
     if winograd.suits(op, w.shape[2:], x, y, tiled=y):
         more = OLD if adds else BIAS if bias else NOTHING
         return winograd.Convolution(x, w, y, _before(op), turned=False, added=more)
+    plan = _Plan()
+    if bias is None and _of_one_tap(op, w.shape[2:], w) and _few(y) and (rows := rows_along(y, 1)):
+        seen, source = plan.positions(_seen(op, x, y), INPUT[0])
+        made = primitives.matmul(seen, _swapped(_flat_weights(w)), _matrix(rows), add=adds)
+        plan.run(made, {c.SRC: source, c.WEIGHTS: INPUT[1], c.DST: OUTPUT})
+        return plan.finish(2 if adds else -1)
     weights = _grouped(w, op.groups)
     made = primitives.convolution(x, weights, y, _geometry(op), bias, add=adds)
-    plan = _Plan()
     arguments = {c.SRC: INPUT[0], c.DST: OUTPUT}
     arguments[c.WEIGHTS] = plan.weights(weights, made.descriptions[c.WEIGHTS], INPUT[1])
     if bias:
@@ -248,14 +267,10 @@ def conv_data_gradient(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
     if winograd.suits(op, w.shape[2:], g, dx, tiled=dx):
         above, left = (w.shape[2] - 1 - zeros for zeros in _before(op))
         return winograd.Convolution(g, w, dx, (above, left), turned=True, added=OLD if added else NOTHING)
-    if added and (rows := _pointwise(op, w.shape[2:], g, dx)) and w.is_dense:
-        matrix = Window.dense(w.type.with_shape(w.shape[:2]))
-        plan = _Plan()
-        plan.run(
-            primitives.matmul(rows[0], matrix, rows[1], add=True), {c.SRC: INPUT[0], c.WEIGHTS: INPUT[1], c.DST: OUTPUT}
-        )
-        return plan.finish(2)
-    weights, plan, images = _grouped(w, op.groups), _Plan(), g.shape[0]
+    plan, everywhere = _Plan(), set(op.strides) == {1}
+    if _of_one_tap(op, w.shape[2:], w) and (_few(g) or (added and everywhere)):
+        return _products_at_positions(plan, op, g, w, dx, bool(added))
+    weights, images = _grouped(w, op.groups), g.shape[0]
     together = _together(images, dx.type.nbytes // images) if added else images
     some_g, some_dx = (x.viewed((together, *x.shape[1:]), x.strides) for x in (g, dx))
     made = primitives.convolution_data_gradient(some_g, weights, some_dx, _geometry(op))
@@ -269,6 +284,24 @@ def conv_data_gradient(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
         plan.run(made, {c.DIFF_DST: source, c.WEIGHTS: place, c.DIFF_SRC: here})
         plan.run(add, {c.SRC: target, c.OTHER: here, c.DST: target})
     return plan.finish(2)
+
+
+def _products_at_positions(plan: _Plan, op: ConvDataGrad, g: Window, w: Window, dx: Window, adds: bool) -> Staged:
+    """The gradient of the data of a convolution of one tap: a product, written or added where the tap was."""
+    cotangents, source = plan.positions(g, INPUT[0])
+    seen = _seen(op, dx, g)
+    if rows := rows_along(seen, 1):
+        made = primitives.matmul(cotangents, _flat_weights(w), _matrix(rows), add=adds)
+        plan.run(made, {c.SRC: source, c.WEIGHTS: INPUT[1], c.DST: OUTPUT})
+        return plan.finish(2 if adds else -1, cleared=not adds and seen.shape != dx.shape)
+    whole = channels_last(seen.type)
+    here, rows = plan.keep(whole.type.nbytes), rows_along(whole, 1)
+    assert rows is not None
+    made = primitives.matmul(cotangents, _flat_weights(w), _matrix(rows))
+    plan.run(made, {c.SRC: source, c.WEIGHTS: INPUT[1], c.DST: here})
+    spread = primitives.reorder(Description.of(whole), Description.of(seen), add=adds)
+    plan.run(spread, {c.SRC: here, c.DST: OUTPUT})
+    return plan.finish(2 if adds else -1, cleared=not adds)
 
 
 def _together(images: int, nbytes: int) -> int:
@@ -286,10 +319,10 @@ def conv_weight_gradient(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
     if winograd.suits(op, op.kernel, x, g, tiled=g):
         return winograd.WeightGradient(x, g, dw, _before(op), add=bool(added))
     plan = _Plan()
-    if rows := _pointwise(op, op.kernel, x, g):
-        flat = Window.dense(dw.type.with_shape(dw.shape[:2]))
-        made = primitives.matmul(_swapped(rows[1]), rows[0], flat, add=bool(added))
-        plan.run(made, {c.SRC: INPUT[1], c.WEIGHTS: INPUT[0], c.DST: OUTPUT})
+    if _of_one_tap(op, op.kernel, dw) and (_few(g) or set(op.strides) == {1}):
+        (seen, source), (cotangents, at) = plan.positions(_seen(op, x, g), INPUT[0]), plan.positions(g, INPUT[1])
+        made = primitives.matmul(_swapped(cotangents), seen, _flat_weights(dw), add=bool(added))
+        plan.run(made, {c.SRC: at, c.WEIGHTS: source, c.DST: OUTPUT})
         return plan.finish(2 if added else -1)
     weights = _grouped(dw, op.groups)
     made, source, cotangent = primitives.convolution_weight_gradient(x, g, weights, _geometry(op)), *INPUT[:2]
@@ -305,13 +338,27 @@ def conv_weight_gradient(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
     return plan.finish(2 if added else -1)
 
 
-def _pointwise(op: Op, kernel: tuple[int, ...], x: Window, y: Window) -> tuple[Window, Window] | None:
-    """For a convolution of one tap at every position, both images as matrices of positions and channels."""
-    assert isinstance(op, Conv | ConvDataGrad | ConvWeightGrad)
-    if set(kernel) != {1} or set(op.strides) != {1} or op.groups != 1 or any(map(any, op.pads)):
-        return None
-    rows, positions = rows_along(x, 1), rows_along(y, 1)
-    return (_matrix(rows), _matrix(positions)) if rows and positions else None
+def _of_one_tap(op: Conv | ConvDataGrad | ConvWeightGrad, kernel: tuple[int, ...], w: Window) -> bool:
+    """Whether a convolution has a single tap, no padding, and weights that are a matrix with dense rows."""
+    single = set(kernel) == {1} and op.groups == 1 and not any(map(any, op.pads))
+    item = w.type.dtype.itemsize
+    return single and (w.shape[1] == 1 or w.strides[1] == item) and w.strides[0] >= w.shape[1] * item
+
+
+def _few(image: Window) -> bool:
+    """Whether images have so few positions that weights do not repay being taken to another layout."""
+    return image.type.size // image.shape[1] <= POSITIONS
+
+
+def _seen(op: Conv | ConvDataGrad | ConvWeightGrad, x: Window, y: Window) -> Window:
+    """The positions of x that a single tap sees, one a position of y."""
+    spatial = [stride * step for stride, step in zip(x.strides[2:], op.strides)]
+    return x.viewed((*x.shape[:2], *y.shape[2:]), (*x.strides[:2], *spatial))
+
+
+def _flat_weights(w: Window) -> Window:
+    """Weights of one tap as a matrix."""
+    return w.viewed(w.shape[:2], w.strides[:2])
 
 
 def _matrix(rows: Rows) -> Window:
