@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,12 +17,13 @@ from foreplan.cpu import library as c
 from foreplan.cpu import primitives, winograd
 from foreplan.cpu.kernel import Kernel, Refused, Run, Windows, one_after_another
 from foreplan.cpu.layouts import channels_last
-from foreplan.cpu.primitives import Description, Geometry, Primitive
+from foreplan.cpu.primitives import OLD, After, Description, Following, Geometry, Primitive, argument_of, base_of, onto
 from foreplan.cpu.rows import Rows, merged, rows_along
-from foreplan.cpu.winograd_loops import BIAS, NOTHING, OLD
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.types import FLOAT32
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
+from foreplan.ops.conv_map import ConvMap, steps_of
+from foreplan.ops.expr import parse_expr
 from foreplan.ops.matmul import MatMul
 from foreplan.units import align_up
 
@@ -30,9 +32,8 @@ PANEL = 384  # columns of a matrix that are copied where they would thrash a cac
 FEW_ROWS = 64  # products of matrices of fewer do not repay the copy
 POSITIONS = 512  # of images; a convolution of one tap at no more is a product with the weights as they lie
 ADDED = 4 * 2**20  # bytes of a gradient that are made before they are added to another
-Place = tuple[str, int, int]  # "in" or "out" and which, or "scratch"; and the byte of it
-INPUT = tuple(("in", i, 0) for i in range(3))
-OUTPUT = ("out", 0, 0)
+Place = tuple[str, int, int]  # "in" or "out" and which, "scratch" or "zero"; and the byte of it
+INPUT, WEIGHTS, OUTPUT, ZERO = ("in", 0, 0), ("in", 1, 0), ("out", 0, 0), ("zero", 0, 0)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Staged:
 
     def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
         """The primitives, bound."""
-        arrays = {"in": inputs, "out": outputs, "scratch": [workspace]}
+        arrays = {"in": inputs, "out": outputs, "scratch": [workspace], "zero": [_ZERO]}
         starts = {kind: [array.ctypes.data for array in found] for kind, found in arrays.items()}
         runs: list[Run] = []
         if self.base >= 0 and starts["in"][self.base] != starts["out"][0]:
@@ -79,6 +80,9 @@ class Staged:
             addresses = {a: starts[kind][index] + byte for a, (kind, index, byte) in stage.arguments.items()}
             runs.append(stage.primitive.bind(addresses))
         return one_after_another(*runs)
+
+
+_ZERO = np.zeros(16, np.float32)
 
 
 class _Plan:
@@ -148,8 +152,8 @@ def matmul(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     if _thrashes(b) and rank == 2 and min(y.shape[0], b.shape[0]) >= FEW_ROWS:
         _by_panels(plan, a, b, y, base >= 0)
         return plan.finish(base)
-    product = primitives.matmul(a, b, y, add=base >= 0)
-    plan.run(product, {c.SRC: INPUT[0], c.WEIGHTS: INPUT[1], c.DST: OUTPUT})
+    product = primitives.matmul(a, b, y, onto(base >= 0))
+    plan.run(product, {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
     return plan.finish(base)
 
 
@@ -171,10 +175,10 @@ def _by_panels(plan: _Plan, a: Window, b: Window, y: Window, add: bool) -> None:
         given, part = b.viewed((b.shape[0], width), b.strides), y.viewed((y.shape[0], width), y.strides)
         panel = Window.dense(given.type)
         if width not in products:
-            products[width] = primitives.matmul(a, panel, part, add)
+            products[width] = primitives.matmul(a, panel, part, onto(add))
         copied = primitives.reorder(Description.of(given), Description.of(panel))
         plan.run(copied, {c.SRC: ("in", 1, start * item), c.DST: here})
-        plan.run(products[width], {c.SRC: INPUT[0], c.WEIGHTS: here, c.DST: ("out", 0, start * item)})
+        plan.run(products[width], {c.SRC: INPUT, c.WEIGHTS: here, c.DST: ("out", 0, start * item)})
 
 
 def _swapped(x: Window) -> Window:
@@ -210,7 +214,7 @@ def _image(x: Window) -> Window:
     return x.viewed(x.shape, steps)
 
 
-def _geometry(op: Conv | ConvDataGrad | ConvWeightGrad) -> Geometry:
+def _geometry(op: ConvOp) -> Geometry:
     if any(pad < 0 for pads in op.pads for pad in pads):
         raise Refused("negative padding")
     low, high = ((pads[i] for pads in op.pads) for i in (0, 1))
@@ -228,31 +232,67 @@ def _grouped(w: Window, groups: int) -> Window:
 def conv(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
     """A convolution, with a bias or added to what there is."""
     assert isinstance(op, Conv)
+    after = [(OLD if x.shape == outputs[0].shape else "add", i) for i, x in enumerate(inputs) if i > 1]
+    return _convolution(op, inputs, outputs, after)
+
+
+def conv_map(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
+    """A convolution and what is done to its result."""
+    assert isinstance(op, ConvMap)
+    after = [("add", 2)] if op.biased else []
+    for step in steps_of(parse_expr(op.expr)) or ():
+        index = op.own - 1 + step.argument
+        whole = step.argument > 0 and inputs[index].shape == outputs[0].shape
+        if whole and (step.function != "add" or base_of(after) >= 0):
+            raise Refused(f"{op.expr} of whole images")
+        after.append((OLD if whole else step.function, index))
+    return _convolution(op, inputs, outputs, after)
+
+
+def _convolution(op: Conv | ConvMap, inputs: Windows, outputs: Windows, after: Following) -> Kernel:
     _check(*inputs, *outputs)
-    (x, w, *added), (y,) = inputs, outputs
+    (x, w, *_), (y,) = inputs, outputs
     x, y = _image(x), _image(y)
-    adds = bool(added) and added[0].shape == y.shape
-    bias = added[0] if added and not adds else None
     if winograd.suits(op, w.shape[2:], x, y, tiled=y):
-        more = OLD if adds else BIAS if bias else NOTHING
-        return winograd.Convolution(x, w, y, _before(op), turned=False, added=more)
+        return winograd.Convolution(x, w, y, _before(op), turned=False, after=after)
     plan = _Plan()
-    if bias is None and _of_one_tap(op, w.shape[2:], w) and _few(y) and (rows := rows_along(y, 1)):
-        seen, source = plan.positions(_seen(op, x, y), INPUT[0])
-        made = primitives.matmul(seen, _swapped(_flat_weights(w)), _matrix(rows), add=adds)
-        plan.run(made, {c.SRC: source, c.WEIGHTS: INPUT[1], c.DST: OUTPUT})
-        return plan.finish(2 if adds else -1)
+    if _of_one_tap(op, w.shape[2:], w) and _few(op, x, y) and (rows := rows_along(y, 1)):
+        seen, source = plan.positions(_seen(op, x, y), INPUT)
+        made = primitives.matmul(seen, _swapped(_flat_weights(w)), _matrix(rows), _described(after, y, 2))
+        plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **_taken(after)})
+        return plan.finish(base_of(after))
+    bias = inputs[after[0][1]] if after and after[0][0] == "add" else None
+    follows = after[1:] if bias else after
     weights = _grouped(w, op.groups)
-    made = primitives.convolution(x, weights, y, _geometry(op), bias, add=adds)
-    arguments = {c.SRC: INPUT[0], c.DST: OUTPUT}
-    arguments[c.WEIGHTS] = plan.weights(weights, made.descriptions[c.WEIGHTS], INPUT[1])
+    bias = bias and bias.viewed(y.shape[1:2], (bias.type.dtype.itemsize,))
+    made = primitives.convolution(x, weights, y, _geometry(op), bias, _described(follows, y, len(y.shape)))
+    place = plan.weights(weights, made.descriptions[c.WEIGHTS], WEIGHTS)
+    arguments = {c.SRC: INPUT, c.WEIGHTS: place, c.DST: OUTPUT, **_taken(follows)}
     if bias:
-        arguments[c.BIAS] = INPUT[2]
+        arguments[c.BIAS] = ("in", after[0][1], 0)
     plan.run(made, arguments)
-    return plan.finish(2 if adds else -1)
+    return plan.finish(base_of(after))
 
 
-def _before(op: Conv | ConvDataGrad | ConvWeightGrad) -> tuple[int, int]:
+def _described(after: Following, y: Window, rank: int) -> list[After]:
+    """What follows, with vectors of one number a channel as tensors of so many axes."""
+    vector = Window.dense(y.type.with_shape((1, y.shape[1], *[1] * (rank - 2))))
+    single = Window.dense(y.type.with_shape((1,) * rank))
+    others = {OLD: None, "relu": single}
+    return [After(function, others.get(function, vector)) for function, _ in after]
+
+
+def _taken(after: Following) -> dict[int, Place]:
+    """The arguments of what follows."""
+    places: dict[str, Place] = {"relu": ZERO}
+    return {
+        argument_of(number, function): places.get(function, ("in", index, 0))
+        for number, (function, index) in enumerate(after)
+        if function != OLD
+    }
+
+
+def _before(op: ConvOp) -> tuple[int, int]:
     """Zeros before the first row and column of images."""
     (above, _), (left, _) = op.pads
     return above, left
@@ -266,17 +306,17 @@ def conv_data_gradient(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
     g, dx = _image(g), _image(dx)
     if winograd.suits(op, w.shape[2:], g, dx, tiled=dx):
         above, left = (w.shape[2] - 1 - zeros for zeros in _before(op))
-        return winograd.Convolution(g, w, dx, (above, left), turned=True, added=OLD if added else NOTHING)
+        return winograd.Convolution(g, w, dx, (above, left), turned=True, after=[(OLD, 2)] if added else ())
     plan, everywhere = _Plan(), set(op.strides) == {1}
-    if _of_one_tap(op, w.shape[2:], w) and (_few(g) or (added and everywhere)):
+    if _of_one_tap(op, w.shape[2:], w) and (_few(op, dx, g) or (added and everywhere)):
         return _products_at_positions(plan, op, g, w, dx, bool(added))
     weights, images = _grouped(w, op.groups), g.shape[0]
     together = _together(images, dx.type.nbytes // images) if added else images
     some_g, some_dx = (x.viewed((together, *x.shape[1:]), x.strides) for x in (g, dx))
     made = primitives.convolution_data_gradient(some_g, weights, some_dx, _geometry(op))
-    place = plan.weights(weights, made.descriptions[c.WEIGHTS], INPUT[1])
+    place = plan.weights(weights, made.descriptions[c.WEIGHTS], WEIGHTS)
     if not added:
-        plan.run(made, {c.DIFF_DST: INPUT[0], c.WEIGHTS: place, c.DIFF_SRC: OUTPUT})
+        plan.run(made, {c.DIFF_DST: INPUT, c.WEIGHTS: place, c.DIFF_SRC: OUTPUT})
         return plan.finish()
     add, here = primitives.sum_of(some_dx), plan.keep(Description.of(some_dx).nbytes)
     for image in range(0, images, together):
@@ -288,17 +328,17 @@ def conv_data_gradient(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
 
 def _products_at_positions(plan: _Plan, op: ConvDataGrad, g: Window, w: Window, dx: Window, adds: bool) -> Staged:
     """The gradient of the data of a convolution of one tap: a product, written or added where the tap was."""
-    cotangents, source = plan.positions(g, INPUT[0])
+    cotangents, source = plan.positions(g, INPUT)
     seen = _seen(op, dx, g)
     if rows := rows_along(seen, 1):
-        made = primitives.matmul(cotangents, _flat_weights(w), _matrix(rows), add=adds)
-        plan.run(made, {c.SRC: source, c.WEIGHTS: INPUT[1], c.DST: OUTPUT})
+        made = primitives.matmul(cotangents, _flat_weights(w), _matrix(rows), onto(adds))
+        plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
         return plan.finish(2 if adds else -1, cleared=not adds and seen.shape != dx.shape)
     whole = channels_last(seen.type)
     here, rows = plan.keep(whole.type.nbytes), rows_along(whole, 1)
     assert rows is not None
     made = primitives.matmul(cotangents, _flat_weights(w), _matrix(rows))
-    plan.run(made, {c.SRC: source, c.WEIGHTS: INPUT[1], c.DST: here})
+    plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: here})
     spread = primitives.reorder(Description.of(whole), Description.of(seen), add=adds)
     plan.run(spread, {c.SRC: here, c.DST: OUTPUT})
     return plan.finish(2 if adds else -1, cleared=not adds)
@@ -319,13 +359,13 @@ def conv_weight_gradient(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
     if winograd.suits(op, op.kernel, x, g, tiled=g):
         return winograd.WeightGradient(x, g, dw, _before(op), add=bool(added))
     plan = _Plan()
-    if _of_one_tap(op, op.kernel, dw) and (_few(g) or set(op.strides) == {1}):
-        (seen, source), (cotangents, at) = plan.positions(_seen(op, x, g), INPUT[0]), plan.positions(g, INPUT[1])
-        made = primitives.matmul(_swapped(cotangents), seen, _flat_weights(dw), add=bool(added))
+    if _of_one_tap(op, op.kernel, dw) and (_few(op, x, g) or set(op.strides) == {1}):
+        (seen, source), (cotangents, at) = plan.positions(_seen(op, x, g), INPUT), plan.positions(g, WEIGHTS)
+        made = primitives.matmul(_swapped(cotangents), seen, _flat_weights(dw), onto(bool(added)))
         plan.run(made, {c.SRC: at, c.WEIGHTS: source, c.DST: OUTPUT})
         return plan.finish(2 if added else -1)
     weights = _grouped(dw, op.groups)
-    made, source, cotangent = primitives.convolution_weight_gradient(x, g, weights, _geometry(op)), *INPUT[:2]
+    made, source, cotangent = primitives.convolution_weight_gradient(x, g, weights, _geometry(op)), INPUT, WEIGHTS
     if "ref" in made.implementation:  # a loop over single numbers: oneDNN's others may want images without gaps
         (x, source), (g, cotangent) = plan.without_gaps(x, source), plan.without_gaps(g, cotangent)
         made = primitives.convolution_weight_gradient(x, g, weights, _geometry(op))
@@ -338,19 +378,24 @@ def conv_weight_gradient(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
     return plan.finish(2 if added else -1)
 
 
-def _of_one_tap(op: Conv | ConvDataGrad | ConvWeightGrad, kernel: tuple[int, ...], w: Window) -> bool:
+def _of_one_tap(op: ConvOp, kernel: tuple[int, ...], w: Window) -> bool:
     """Whether a convolution has a single tap, no padding, and weights that are a matrix with dense rows."""
     single = set(kernel) == {1} and op.groups == 1 and not any(map(any, op.pads))
     item = w.type.dtype.itemsize
     return single and (w.shape[1] == 1 or w.strides[1] == item) and w.strides[0] >= w.shape[1] * item
 
 
-def _few(image: Window) -> bool:
-    """Whether images have so few positions that weights do not repay being taken to another layout."""
-    return image.type.size // image.shape[1] <= POSITIONS
+def _few(op: ConvOp, x: Window, y: Window) -> bool:
+    """Whether a tap sees so few positions that weights do not repay being taken to another layout; and oneDNN knows
+    how those lie: rows within images, places within rows.
+    """
+    seen = _seen(op, x, y)
+    order = sorted((axis for axis in range(len(seen.shape)) if seen.shape[axis] > 1), key=lambda i: seen.strides[i])
+    within = all(seen.strides[a] * seen.shape[a] <= seen.strides[b] for a, b in pairwise(order))
+    return within and y.type.size // y.shape[1] <= POSITIONS
 
 
-def _seen(op: Conv | ConvDataGrad | ConvWeightGrad, x: Window, y: Window) -> Window:
+def _seen(op: ConvOp, x: Window, y: Window) -> Window:
     """The positions of x that a single tap sees, one a position of y."""
     spatial = [stride * step for stride, step in zip(x.strides[2:], op.strides)]
     return x.viewed((*x.shape[:2], *y.shape[2:]), (*x.strides[:2], *spatial))

@@ -27,7 +27,7 @@ USER_SCRATCHPAD = 1  # dnnl_scratchpad_mode_t
 DATA_TYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "int32": 4, "int8": 5, "uint8": 6}  # dnnl_data_type_t
 
 FORWARD = 96  # dnnl_prop_kind_t: for inference; training differs for pooling and normalisation only
-DIRECT, ADD = 1, 0x1FFF0  # dnnl_alg_kind_t: dnnl_convolution_direct, dnnl_binary_add
+DIRECT, ADD, MUL, SUB = 1, 0x1FFF0, 0x1FFF1, 0x1FFF5  # dnnl_alg_kind_t: dnnl_convolution_direct, dnnl_binary_*
 
 # dnnl_query_t
 QUERY_IMPLEMENTATION = 8
@@ -37,6 +37,7 @@ QUERY_SCRATCHPAD = 136
 # Arguments of primitives: DNNL_ARG_*
 SRC, OTHER, DST, WEIGHTS, BIAS, SCRATCHPAD = 1, 2, 17, 33, 41, 80
 DIFF_SRC, DIFF_DST, DIFF_WEIGHTS = 129, 145, 161
+AFTER = 32768  # times one more than the number of an operation that follows, or with its SRC_1 or WEIGHTS
 
 ISA = {  # dnnl_cpu_isa_t
     0x1: "SSE4.1", 0x3: "AVX", 0x7: "AVX2", 0xF: "AVX2 with VNNI", 0x1F: "AVX2 with VNNI 2", 0x27: "AVX-512",
@@ -90,6 +91,8 @@ _FUNCTIONS: dict[str, list[type]] = {
     "dnnl_post_ops_create": [POINTER(c_void_p)],
     "dnnl_post_ops_destroy": [c_void_p],
     "dnnl_post_ops_append_sum": [c_void_p, c_float, c_int32, c_int],
+    "dnnl_post_ops_append_binary": [c_void_p, c_int, c_void_p],
+    "dnnl_post_ops_append_prelu": [c_void_p, c_int],
     "dnnl_primitive_desc_query": [c_void_p, c_int, c_int, c_void_p],
     "dnnl_primitive_desc_destroy": [c_void_p],
     "dnnl_primitive_create": [POINTER(c_void_p), c_void_p],

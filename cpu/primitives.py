@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_char_p, c_void_p
 from dataclasses import dataclass
 from functools import partial
@@ -56,20 +56,70 @@ class Description:
             library().functions.dnnl_memory_desc_destroy(self.handle)
 
 
-class Attributes:
-    """dnnl_primitive_attr_t: scratch memory is the caller's; perhaps the result is added to what is there."""
+@dataclass(frozen=True)
+class After:
+    """An operation on every element of a result before it is written.
 
-    def __init__(self, add: bool = False) -> None:
+    Attributes:
+        function: `OLD` adds what was there; add, sub and mul take another tensor, of which one number may stand for
+            many; relu multiplies what is not above 0 by it, so that NaN stays.
+        other: how that tensor lies; for relu, one zero.
+    """
+
+    function: str
+    other: Window | None = None
+
+
+OLD = "old"
+Following = Sequence[tuple[str, int]]  # functions, each with the index of the input that it takes beside the result
+_FUNCTIONS = {"add": c.ADD, "sub": c.SUB, "mul": c.MUL}
+
+
+def base_of(after: Following) -> int:
+    """The input that lies, or is copied, where the result is written, and is added to; -1 for none."""
+    return next((index for function, index in after if function == OLD), -1)
+
+
+def onto(add: bool) -> tuple[After, ...]:
+    """What follows a result that is added to what is there, or is not."""
+    return (After(OLD),) if add else ()
+
+
+def argument_of(number: int, function: str) -> int:
+    """The argument that is the other tensor of the operation of this number."""
+    return (number + 1) * c.AFTER | (c.WEIGHTS if function == "relu" else c.OTHER)
+
+
+class Attributes:
+    """dnnl_primitive_attr_t: scratch memory is the caller's; and what follows.
+
+    Attributes:
+        descriptions: of the tensors that the operations which follow take, by argument.
+    """
+
+    def __init__(self, after: Sequence[After] = ()) -> None:
         functions = library().functions
         self.handle = c_void_p()
+        self.descriptions = {
+            argument_of(i, x.function): Description.of(x.other) for i, x in enumerate(after) if x.other
+        }
         functions.dnnl_primitive_attr_create(byref(self.handle))
         functions.dnnl_primitive_attr_set_scratchpad_mode(self.handle, c.USER_SCRATCHPAD)
-        if add:
-            post = c_void_p()
-            functions.dnnl_post_ops_create(byref(post))
-            functions.dnnl_post_ops_append_sum(post, 1.0, 0, 0)
-            functions.dnnl_primitive_attr_set_post_ops(self.handle, post)
-            functions.dnnl_post_ops_destroy(post)
+        if not after:
+            return
+        post = c_void_p()
+        functions.dnnl_post_ops_create(byref(post))
+        for i, x in enumerate(after):
+            if x.function == OLD:
+                functions.dnnl_post_ops_append_sum(post, 1.0, 0, 0)
+            elif x.function == "relu":
+                functions.dnnl_post_ops_append_prelu(post, 0)
+            else:
+                functions.dnnl_post_ops_append_binary(
+                    post, _FUNCTIONS[x.function], self.descriptions[argument_of(i, x.function)].handle
+                )
+        functions.dnnl_primitive_attr_set_post_ops(self.handle, post)
+        functions.dnnl_post_ops_destroy(post)
 
     def __del__(self) -> None:
         library().functions.dnnl_primitive_attr_destroy(self.handle)
@@ -91,6 +141,8 @@ class Primitive:
             argument: Description(c_void_p(functions.dnnl_primitive_desc_query_md(self.handle, query, 0)), owned=False)
             for argument, query in {**queries, c.SCRATCHPAD: c.QUERY_SCRATCHPAD}.items()
         }
+        for attributes in (a for a in arguments if isinstance(a, Attributes)):
+            self.descriptions.update(attributes.descriptions)
 
     @property
     def scratchpad(self) -> int:
@@ -151,13 +203,13 @@ def reorder(source: Description, target: Description, add: bool = False) -> Prim
         found.engine,
         target,
         found.engine,
-        Attributes(add),
+        Attributes(onto(add)),
         queries={c.SRC: c.QUERY_SRC, c.DST: c.QUERY_DST},
     )
 
 
-def matmul(a: Window, b: Window, y: Window, add: bool = False) -> Primitive:
-    """y = a·b, or y += a·b; leading axes of a and b may be 1. Arguments SRC, WEIGHTS, DST.
+def matmul(a: Window, b: Window, y: Window, after: Sequence[After] = ()) -> Primitive:
+    """y = a·b, and what follows; leading axes of a and b may be 1. Arguments SRC, WEIGHTS, DST.
 
     Raises:
         Refused: oneDNN has no such product.
@@ -170,7 +222,7 @@ def matmul(a: Window, b: Window, y: Window, add: bool = False) -> Primitive:
         Description.of(stepped(b)),
         None,
         Description.of(stepped(y)),
-        Attributes(add),
+        Attributes(after),
         queries={c.SRC: c.QUERY_SRC, c.WEIGHTS: c.QUERY_WEIGHTS, c.DST: c.QUERY_DST},
     )
 
@@ -214,9 +266,9 @@ class Geometry:
 
 
 def convolution(
-    x: Window, w: Window, y: Window, geometry: Geometry, bias: Window | None = None, add: bool = False
+    x: Window, w: Window, y: Window, geometry: Geometry, bias: Window | None = None, after: Sequence[After] = ()
 ) -> Primitive:
-    """y = x * w (+ bias), or y += x * w. Arguments SRC, WEIGHTS (in the layout that it chooses), BIAS, DST.
+    """y = x * w (+ bias), and what follows. Arguments SRC, WEIGHTS (in the layout that it chooses), BIAS, DST.
 
     Raises:
         Refused: oneDNN has no such convolution.
@@ -233,7 +285,7 @@ def convolution(
         Description.of(bias) if bias else None,
         Description.of(y),
         *geometry.arguments,
-        Attributes(add),
+        Attributes(after),
         queries=queries,
     )
     if bias:

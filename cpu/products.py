@@ -10,7 +10,7 @@ from foreplan.cpu import library as c
 from foreplan.cpu import primitives
 from foreplan.cpu.kernel import Run
 from foreplan.cpu.layouts import stepped
-from foreplan.cpu.primitives import Primitive
+from foreplan.cpu.primitives import Primitive, onto
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
 
@@ -36,7 +36,7 @@ class Products:
         """
         key = (stepped(a), stepped(b), stepped(y), add)
         if key not in self._made:
-            made = self._made[key] = primitives.matmul(*key)
+            made = self._made[key] = primitives.matmul(*key[:3], onto(add))
             self.scratchpad = max(self.scratchpad, made.scratchpad)
 
     def bind(self, a: np.ndarray, b: np.ndarray, y: np.ndarray, scratch: np.ndarray, add: bool = False) -> Run:

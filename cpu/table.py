@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +25,7 @@ from foreplan.cpu import (
 )
 from foreplan.cpu.kernel import Kernel, Make, Refused, Windows
 from foreplan.cpu.layouts import channels_last
-from foreplan.cpu.rows import channel_rows
+from foreplan.cpu.rows import channel_rows, lie_alike
 from foreplan.cpu.threads import set_threads
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Types
@@ -65,11 +66,12 @@ def _as_reference(op: Op, index: int, window: Window) -> Window:
 
 
 def _conv_reads(op: Op, index: int, window: Window) -> Window:
-    """Images with their channels last; weights, and what is added, with any strides."""
+    """Images with their channels last; weights, and what is added, with any strides; vectors in C order."""
     image = index == 0 or (index == 1 and op.name == "conv_weight_grad")
-    if not image:
-        return window
     last = channels_last(window.type)
+    if not image:
+        vector = index > 1 and math.prod(window.shape) == max(window.shape)
+        return window if not vector or lie_alike(window, last) else last
     steps = zip(window.shape, window.strides, last.strides)
     in_order = all(extent == 1 or step >= least > 0 for extent, step, least in steps)
     together = window.shape[1] == 1 or window.strides[1] == window.type.dtype.itemsize
@@ -96,6 +98,7 @@ FAMILIES = {
     "reduce": Family("lanes", reduce.reduce, _rows, elementwise.reads),
     "matmul": Family("onednn", contraction.matmul, _rows, _as_reference),
     "conv": Family("onednn", contraction.conv, _images, _conv_reads, True),
+    "conv_map": Family("onednn", contraction.conv_map, _images, _conv_reads, True),
     "conv_data_grad": Family("onednn", contraction.conv_data_gradient, _images, _conv_reads, True),
     "conv_weight_grad": Family("onednn", contraction.conv_weight_gradient, _rows, _conv_reads, True),
     "layer_norm": Family("loops", row_norm.normal, _rows, row_norm.reads),

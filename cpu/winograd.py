@@ -19,14 +19,11 @@ import numpy as np
 from foreplan.cpu import library as c
 from foreplan.cpu import primitives
 from foreplan.cpu.kernel import Run, one_after_another
-from foreplan.cpu.primitives import Description, Primitive
+from foreplan.cpu.primitives import OLD, Description, Following, Primitive, base_of, onto
 from foreplan.cpu.rows import channel_rows
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.cpu.winograd_loops import (
-    BIAS,
     IMAGES,
-    NOTHING,
-    OLD,
     SLICES,
     Matrix,
     Slices,
@@ -38,7 +35,7 @@ from foreplan.cpu.winograd_loops import (
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.blocks import Piece, carve, carve_bytes
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.ops.conv import ConvOp
 
 TILE, TAPS, PATCH = 4, 3, 6
 PLACES = PATCH * PATCH
@@ -69,7 +66,6 @@ def _turned(matrix: Matrix) -> Matrix:
 
 DATA, WEIGHTS = Transform(B, IMAGES, SLICES), Transform(G, SLICES, SLICES)
 COTANGENTS, TAPS_AGAIN = Transform(A, IMAGES, SLICES), Transform(_turned(G), SLICES, SLICES)
-RESULTS = {added: Transform(_turned(A), SLICES, IMAGES, added) for added in (NOTHING, BIAS, OLD)}
 
 # What decides: measured on one core with AVX-512. Operations a nanosecond of oneDNN's convolutions and of products of
 # such matrices; bytes a nanosecond of transforms, and of weights on their way through memory.
@@ -111,7 +107,7 @@ class Images:
         return self.shape[0] * math.prod(self.counts)
 
 
-def suits(op: Conv | ConvDataGrad | ConvWeightGrad, kernel: Sequence[int], x: Window, y: Window, tiled: Window) -> bool:
+def suits(op: ConvOp, kernel: Sequence[int], x: Window, y: Window, tiled: Window) -> bool:
     """Whether images x and y are of a convolution that is faster this way, whose tiles lie in `tiled`."""
     plain = set(op.strides) == {1} == set(op.dilations) and op.groups == 1 and tuple(kernel) == (TAPS, TAPS)
     if not plain or x.shape[1] % LANES or y.shape[1] % LANES or not all(map(channel_rows, (x, y))):
@@ -173,17 +169,18 @@ def _run(transform: Transform, low: int, high: int, packed: bytes) -> Run:
 
 
 class Convolution:
-    """y = x * w, perhaps with a bias, or added to what there is; or the gradient of its data, the taps turned around.
+    """y = x * w, and what follows; or the gradient of its data, the taps turned around.
 
     Attributes:
-        base: index of the input that is added to, or -1.
+        after: functions, each with the index of the input that it takes beside the result.
     """
 
     def __init__(
-        self, x: Window, w: Window, y: Window, before: tuple[int, int], *, turned: bool, added: str = NOTHING
+        self, x: Window, w: Window, y: Window, before: tuple[int, int], *, turned: bool, after: Following = ()
     ) -> None:
-        self.x, self.y, self.before, self.turned, self.added = Images.of(x), Images.of(y), before, turned, added
-        self.base = 2 if added == OLD else -1
+        self.x, self.y, self.before, self.turned, self.after = Images.of(x), Images.of(y), before, turned, after
+        self.base = base_of(after)
+        self.results = Transform(_turned(A), SLICES, IMAGES, tuple(function for function, _ in after))
         inner, outer = self.x.channels, self.y.channels
         self.blocks = _Blocks.of(self.y.count, inner + outer)
         # Taps [3, 3, inner, outer] of weights that are [outer, inner, 3, 3], or [inner, outer, 3, 3] turned around.
@@ -227,13 +224,13 @@ class Convolution:
         if self.base >= 0 and inputs[self.base].ctypes.data != outputs[0].ctypes.data:
             runs.append(partial(np.copyto, outputs[0], inputs[self.base]))
         taken = table(inner, self.x.tiles(inputs[0], self.y, self.before), _slices(data, most, inner))
-        bias = inputs[2].ctypes.data if self.added == BIAS else 0
-        given = table(outer, _slices(results, most, outer), self.y.tiles(outputs[0], self.y, (0, 0)), bias)
+        vectors = [inputs[index].ctypes.data for function, index in self.after if function not in (OLD, "relu")]
+        given = table(outer, _slices(results, most, outer), self.y.tiles(outputs[0], self.y, (0, 0)), vectors)
         for low, high in self.blocks:
             runs.append(_run(DATA, low, high, taken))
             places = {c.SRC: data, c.WEIGHTS: weights, c.DST: results}
             runs.append(_bound(self.products[high - low], scratch, places))
-            runs.append(_run(RESULTS[self.added], low, high, given))
+            runs.append(_run(self.results, low, high, given))
         return one_after_another(*runs)
 
 
@@ -251,7 +248,7 @@ class WeightGradient:
                 _matrices(high - low, outer, most, turned=True),
                 _matrices(high - low, inner, most),
                 weights,
-                add=low > 0,
+                onto(low > 0),
             )
             for low, high in self.blocks
         }

@@ -7,7 +7,7 @@ tile. Places of a tile outside of the image read as zero, and are not written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -20,7 +20,6 @@ from foreplan.cpu.loops import WIDTH, Writer
 
 BYTES = 4 * WIDTH  # of a vector
 IMAGES, SLICES = "images", "slices"
-NOTHING, BIAS, OLD = "nothing", "bias", "old"
 Matrix = tuple[tuple[float, ...], ...]
 
 
@@ -31,13 +30,14 @@ class Transform:
     Attributes:
         matrix: A, m rows of n numbers.
         source, target: `IMAGES` or `SLICES`.
-        added: to what is written: nothing, a number a channel, or what was there.
+        after: what follows before anything is written: add, sub or mul, with a number a channel; "old" adds what was
+            there; relu.
     """
 
     matrix: Matrix
     source: str
     target: str
-    added: str = NOTHING
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class Tiles:
 SIDE = 11  # numbers that describe a side
 
 
-def table(channels: int, source: Slices | Tiles, target: Slices | Tiles, added: int = 0) -> bytes:
-    """What a loop takes: how many channels, a multiple of 16; both sides; the address of what is added a channel."""
-    return np.array([channels, *source.table(), *target.table(), added], np.int64).tobytes()
+def table(channels: int, source: Slices | Tiles, target: Slices | Tiles, vectors: Sequence[int] = ()) -> bytes:
+    """What a loop takes: how many channels, a multiple of 16; both sides; addresses of what follows takes, in order."""
+    return np.array([channels, *source.table(), *target.table(), *vectors], np.int64).tobytes()
 
 
 @cache
@@ -116,22 +116,24 @@ class _Transform(Writer):
         nowhere, zeros = (self.local(self.vector) for _ in range(2))
         b.store(ir.Constant(self.vector, None), zeros)
         found = [self.local(ir.ArrayType(INT64, 2 * places)) for places in (n * n, m * m)]
-        channels, added = self.entry(0), b.inttoptr(self.entry(1 + 2 * SIDE), POINTER)
+        vectors = [
+            b.inttoptr(self.entry(1 + 2 * SIDE + i), POINTER)
+            for i in range(sum(function in ("add", "sub", "mul") for function in t.after))
+        ]
         with self.counted(self.start, self.stop, 1) as row:
             self.find(t.source, 1, row, n, found[0], zeros)
             self.find(t.target, 1 + SIDE, row, m, found[1], nowhere)
-            with self.counted(self.number(0), channels, WIDTH) as channel:
+            with self.counted(self.number(0), self.entry(0), WIDTH) as channel:
                 at = b.udiv(channel, self.number(WIDTH))
                 places = [[self.place_of(found[0], i * n + j, at) for j in range(n)] for i in range(n)]
                 columns = [[self.load(places[i][j]) for i in range(n)] for j in range(n)]
                 half = [self.product(column) for column in columns]  # half[j][i] = (A·X)[i, j]
                 offset = b.mul(channel, self.number(4))
-                bias = self.load(b.gep(added, [offset], source_etype=INT8)) if t.added == BIAS else None
+                others = [self.load(b.gep(vector, [offset], source_etype=INT8)) for vector in vectors]
                 for i in range(m):
                     for j, x in enumerate(self.product([half[k][i] for k in range(n)])):
                         place = self.place_of(found[1], i * m + j, at)
-                        more = self.load(place) if t.added == OLD else bias
-                        b.store(x if more is None else b.fadd(x, more), place, align=4)
+                        b.store(self.followed(x, place, iter(others)), place, align=4)
         b.ret_void()
 
     def local(self, type: ir.Type) -> ir.Value:
@@ -180,6 +182,19 @@ class _Transform(Writer):
 
     def load(self, place: ir.Value) -> ir.Value:
         return self.b.load(place, align=4, typ=self.vector)
+
+    def followed(self, x: ir.Value, place: ir.Value, others: Iterator[ir.Value]) -> ir.Value:
+        """A vector after what follows."""
+        b = self.b
+        for function in self.transform.after:
+            if function == "old":
+                x = b.fadd(x, self.load(place))
+            elif function == "relu":
+                zero = ir.Constant(self.vector, None)
+                x = b.select(b.fcmp_ordered("<", x, zero), zero, x)  # NaN stays
+            else:
+                x = {"add": b.fadd, "sub": b.fsub, "mul": b.fmul}[function](x, next(others))
+        return x
 
     def product(self, column: Sequence[ir.Value]) -> list[ir.Value]:
         """A times a column of vectors."""

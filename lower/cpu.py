@@ -35,6 +35,12 @@ class CpuTarget:
             bus_bytes_per_second=5_000_000_000,
         )
 
+    def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
+        """Where there is a kernel."""
+        from foreplan.cpu.table import family_of
+
+        return family_of(op, inputs, outputs, self.threads) is not None
+
     def reads(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
         """As the kernel says."""
         from foreplan.cpu.table import family_of

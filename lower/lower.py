@@ -13,6 +13,7 @@ from foreplan.lower.numpy import NumpyTarget
 from foreplan.lower.offload import COPY, with_host
 from foreplan.lower.program import ARENA, PARAMETERS, REGIONS, STATE, Call, Operand, Program, Slot
 from foreplan.lower.target import Kernel, Target
+from foreplan.passes.fuse_conv_maps import fuse_conv_maps
 from foreplan.passes.rewrite import rewrite
 from foreplan.passes.simplify import fuse_maps
 from foreplan.planner import problem as p
@@ -63,7 +64,8 @@ def lower(graph: Graph, target: str | Target = "numpy", *, offload: bool = False
         UnsupportedError: the target has no kernel for an op, and the op no decomposition; names the node.
     """
     chosen = target_named(target) if isinstance(target, str) else target
-    program = _Lowering(_decompose(graph, chosen), chosen).run()
+    fused = fuse_conv_maps(_decompose(graph, chosen), chosen.fuses)
+    program = _Lowering(fused, chosen).run()
     note = note_of(fallbacks(program), program.target)
     program = replace(program, notes=(*program.notes, note)) if note else program
     return with_host(program, chosen.profile) if offload else program

@@ -23,6 +23,10 @@ class NumpyTarget:
     )
     alignment = 64
 
+    def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
+        """Never: a reference kernel is no faster for it."""
+        return False
+
     def reads(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
         """As they lie, where the op says so of its reference kernel; else dense."""
         return reference_reads(op, inputs)

@@ -61,6 +61,9 @@ class Target(Protocol):
     profile: DeviceProfile
     alignment: int  # of every value and workspace, in bytes
 
+    def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
+        """Whether an op that does what several do should take their place."""
+
     def reads(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
         """How every candidate takes the inputs: each as it lies, or else as a copy of it that has to be made first."""
 

@@ -125,11 +125,14 @@ class BatchNorm(_ChannelNorm):
 
     def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
         """One map over the channels and one over the elements."""
-        x, scale, bias, mean, variance = inputs
+        x, *others = inputs
+        return [elementwise(b, lambda x, m, f, c: (x - m) * f + c, x, *self.vectors(b, others, len(x.shape)))]
+
+    def vectors(self, b: Builder, others: Sequence[Value], rank: int) -> list[Value]:
+        """Mean, factor and bias of scale, bias, mean and variance, to go with images of so many axes."""
+        scale, bias, mean, variance = others
         factor = elementwise(b, lambda s, v: s / sqrt(v + self.epsilon), scale, variance)
-        shape = _vector_shape(x)
-        vectors = [reshape(b, vector, shape) for vector in (mean, factor, bias)]
-        return [elementwise(b, lambda x, m, f, c: (x - m) * f + c, x, *vectors)]
+        return [reshape(b, vector, (-1, *[1] * (rank - 2))) for vector in (mean, factor, bias)]
 
 
 @register

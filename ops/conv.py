@@ -41,8 +41,8 @@ from foreplan.ops.window import Pads, Windows, count_positions, per_axis, spatia
 
 
 @dataclass(frozen=True)
-class _Geometry(Op):
-    """Attributes of convolution and its gradients.
+class ConvOp(Op):
+    """What convolution and its gradients have in common.
 
     Attributes:
         strides: elements from one window to the next, an entry a spatial axis.
@@ -95,7 +95,7 @@ class _Geometry(Op):
 
 @register
 @dataclass(frozen=True)
-class Conv(_Geometry):
+class Conv(ConvOp):
     """y[n, k, o] = Σ_{c, r} w[k, c, r] · x[n, c, o·stride − low + r·dilation] (+ bias[k]), a cross-correlation.
 
     Inputs: x [N, C, *S], w [K, C/groups, *R], optionally bias [K], or what is added to, as the output.
@@ -190,7 +190,7 @@ class Conv(_Geometry):
 
 @register
 @dataclass(frozen=True)
-class ConvDataGrad(_Geometry):
+class ConvDataGrad(ConvOp):
     """dx[n, c, i] = Σ w[k, c, r] · g[n, k, o] over all (k, o, r) whose tap lies at i; also transposed convolution.
 
     Inputs: g [N, K, *O], w [K, C/groups, *R], optionally what is added to, as the output. Output: [N, C, *spatial].
@@ -271,7 +271,7 @@ class ConvDataGrad(_Geometry):
 
 @register
 @dataclass(frozen=True)
-class ConvWeightGrad(_Geometry):
+class ConvWeightGrad(ConvOp):
     """dw[k, c, r] = Σ_{n, o} g[n, k, o] · x[n, c, o·stride − low + r·dilation].
 
     Inputs: x [N, C, *S], g [N, K, *O], optionally what is added to, as the output. Output: [K, C/groups, *kernel].

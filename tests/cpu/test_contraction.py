@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from foreplan.cpu.layouts import channels_last
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.ops.conv_map import ConvMap
 from foreplan.ops.matmul import MatMul
-from tests.cpu.check import check, needs_onednn, type_of
+from tests.cpu.check import check, needs_onednn, run, type_of
 
 pytestmark = needs_onednn()
 RNG = np.random.default_rng(0)
@@ -89,6 +91,7 @@ CASES = [
     (3, 32, (8, 8), 16, (1, 1), 2, 0, 1, 1),
     (1, 16, (24, 23), 32, (1, 1), 1, 0, 1, 1),
     (3, 16, (30, 29), 16, (1, 1), 2, 0, 1, 1),
+    (3, 32, (9, 9), 16, (1, 1), 2, 0, 1, 1),
     (2, 8, (11, 10), 12, (3, 2), 2, 1, 1, 1),
     (2, 6, (12, 12), 9, (3, 3), 1, 2, 2, 3),
     (2, 24, (8, 8), 24, (3, 3), 1, 1, 1, 24),
@@ -119,6 +122,50 @@ def test_convolutions_and_their_gradients(case: tuple) -> None:  # type: ignore[
     weight = ConvWeightGrad(*geometry, kernel=taps)
     check(weight, x, g, **options)
     check(weight, x, g, normal(*w.shape), **options)
+
+
+MAPS = {  # what is done to a result, and whether each further input is whole
+    "relu(a0)": [],
+    "relu(((((a0 - a1) * a2) + a3) + a4))": [False, False, False, True],
+    "((a0 + a1) * a2)": [True, False],
+}
+MAP_CASES = [
+    # batch, channels, extent, results, taps, stride: a product, a convolution of one tap, others, and by Winograd
+    (2, 32, (8, 8), 16, 1, 1),
+    (3, 32, (9, 8), 16, 1, 2),
+    (3, 16, (24, 23), 24, 1, 1),
+    (2, 16, (12, 11), 20, 3, 2),
+    (1, 3, (20, 20), 8, 5, 1),
+    (1, 64, (56, 56), 64, 3, 1),
+]
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("expr", MAPS)
+@pytest.mark.parametrize("case", MAP_CASES, ids=str)
+def test_convolutions_with_maps_of_their_results(case: tuple, expr: str, biased: bool) -> None:  # type: ignore[type-arg]
+    batch, channels, extent, results, taps, stride = case
+    pad = taps // 2
+    op = ConvMap((stride,) * 2, ((pad, pad),) * 2, (1, 1), 1, expr, biased)
+    own = [normal(batch, channels, *extent), normal(results, channels, taps, taps), *[normal(results)] * biased]
+    (y,) = op.conv.infer([type_of(x) for x in own])
+    further = [normal(*y.shape) if whole else normal(results, 1, 1) for whole in MAPS[expr]]
+    check(op, *own, *further, rtol=1e-3, atol=1e-3)
+    if True in MAPS[expr]:
+        windows = [channels_last(type_of(x)) if x.ndim == 4 else Window.dense(type_of(x)) for x in (*own, *further)]
+        windows[1] = Window.dense(type_of(own[1]))
+        over = (0, len(own) + MAPS[expr].index(True))
+        check(op, *own, *further, windows=windows, over=over, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("case", MAP_CASES, ids=str)
+def test_relu_after_a_convolution_keeps_nan(case: tuple) -> None:  # type: ignore[type-arg]
+    batch, channels, extent, results, taps, stride = case
+    x, w = normal(batch, channels, *extent), normal(results, channels, taps, taps)
+    x[0, 0, 0, 0] = np.nan
+    op = ConvMap((stride,) * 2, ((taps // 2, taps // 2),) * 2, (1, 1), 1, "relu(a0)")
+    (y,) = run(op, [x, w])
+    assert np.isnan(y[0, :, 0, 0]).all() and not np.isnan(y[0, :, -1, -1]).any()
 
 
 def test_what_is_added_to_may_be_changed_in_place() -> None:

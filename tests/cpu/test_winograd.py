@@ -9,7 +9,6 @@ from foreplan.cpu import winograd
 from foreplan.cpu.kernel import Kernel
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.threads import set_threads
-from foreplan.cpu.winograd_loops import BIAS, NOTHING, OLD
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
@@ -77,19 +76,20 @@ def threads(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-@pytest.mark.parametrize("added", [NOTHING, BIAS, OLD, "in place"])
+@pytest.mark.parametrize("added", ["nothing", "bias", "old", "in place"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_convolution(case: tuple, added: str) -> None:  # type: ignore[type-arg]
     batch, inner, outer, extent, pads = case
     x, w = normal(batch, inner, *extent), normal(outer, inner, 3, 3)
     exact = correlated(x, w, pads)
-    more = {NOTHING: [], BIAS: [normal(outer)]}.get(added, [normal(*exact.shape)])
+    images = added in ("old", "in place")
+    more = [] if added == "nothing" else [normal(*exact.shape) if images else normal(outer)]
     windows = [image(*x.shape), Window.dense(type_of(w))]
-    windows += [image(*exact.shape) if added in (OLD, "in place") else Window.dense(type_of(m)) for m in more]
+    windows += [image(*exact.shape) if images else Window.dense(type_of(m)) for m in more]
+    after = [("old" if images else "add", 2)] if more else []
     before = pads[0][0], pads[1][0]
-    kind = OLD if added == "in place" else added
-    kernel = winograd.Convolution(windows[0], windows[1], image(*exact.shape), before, turned=False, added=kind)
-    total = exact + (more[0][:, None, None] if added == BIAS else more[0] if more else 0)
+    kernel = winograd.Convolution(windows[0], windows[1], image(*exact.shape), before, turned=False, after=after)
+    total = exact + (more[0] if images else more[0][:, None, None] if more else 0)
     over = 2 if added == "in place" else -1
     near(run(kernel, [x, w, *more], windows, image(*exact.shape), over), total)
 

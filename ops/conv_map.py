@@ -1,0 +1,118 @@
+"""A convolution and what is done to each element of its result, before it is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Cost, TensorType, register
+from foreplan.graph.op import Arrays, Types
+from foreplan.ops.conv import Conv, ConvOp
+from foreplan.ops.expr import Arg, Call, Expr, parse_expr, used_args
+from foreplan.ops.map import Map
+
+ADD, SUB, MUL, RELU = "add", "sub", "mul", "relu"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that is done to every element: a function of it, and perhaps of another input.
+
+    Attributes:
+        function: add, sub, mul or relu.
+        argument: number of the other input in the expression, from 1 on; 0 where there is none.
+    """
+
+    function: str
+    argument: int = 0
+
+
+@lru_cache(maxsize=4096)
+def steps_of(expr: Expr) -> tuple[Step, ...] | None:
+    """An expression of a0 as steps from it on, each other argument taken once; None where it is no such chain."""
+    if expr == Arg(0):
+        return ()
+    if not isinstance(expr, Call):
+        return None
+    inner, rest = expr.args[0], expr.args[1:]
+    if expr.function in (ADD, MUL) and isinstance(inner, Arg) and inner.index:
+        inner, rest = expr.args[1], (inner,)
+    before = steps_of(inner)
+    if before is None or any(step.function == RELU for step in before):
+        return None
+    if expr.function == RELU:
+        return (*before, Step(RELU))
+    (other,) = rest if len(rest) == 1 else (None,)
+    if expr.function not in (ADD, SUB, MUL) or not isinstance(other, Arg) or not other.index:
+        return None
+    step = Step(expr.function, other.index)
+    return None if step.argument in (earlier.argument for earlier in before) else (*before, step)
+
+
+@register
+@dataclass(frozen=True)
+class ConvMap(ConvOp):
+    """y = f(x * w (+ bias), a1, a2, …): a convolution, and a map of its result and of further inputs.
+
+    Inputs: x [N, C, *S], w [K, C/groups, *R], bias [K] where there is one, then what the map reads beside the result,
+    each of one number a channel or as the output. Output: as the convolution's. Made for targets that have such a
+    kernel, from a graph that needs no derivative any more.
+
+    Attributes:
+        expr: of a0, the result, and the further inputs.
+        biased: whether the convolution has a bias.
+    """
+
+    name: ClassVar[str] = "conv_map"
+    expr: str = "a0"
+    biased: bool = False
+
+    @property
+    def conv(self) -> Conv:
+        """The convolution alone."""
+        return Conv(*self.geometry)
+
+    @property
+    def map(self) -> Map:
+        """What is done to its result."""
+        return Map((self.expr,))
+
+    @property
+    def own(self) -> int:
+        """How many inputs are the convolution's."""
+        return 2 + self.biased
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The convolution's output, which the map leaves as it is."""
+        further = inputs[self.own :]
+        if max(used_args(parse_expr(self.expr)), default=0) != len(further) or len(inputs) < self.own:
+            raise ShapeError(f"{len(inputs)} inputs are not what the convolution and {self.expr} read")
+        (y,) = self.conv.infer(inputs[: self.own])
+        if self.map.infer([y, *further]) != (y,):
+            raise ShapeError(
+                f"{self.expr} of {y} and {', '.join(map(str, further))} is not as the convolution's result"
+            )
+        return (y,)
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """As the convolution; the map reads anything."""
+        return index > 1 or super().accepts_strides(index, input, strides)
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """The operations of both; the result moves once."""
+        conv, map = self.conv.cost(inputs[: self.own], outputs), self.map.cost([*outputs, *inputs[self.own :]], outputs)
+        return Cost(conv.flops + map.flops, sum(type.nbytes for type in (*inputs, *outputs)))
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """Of one, then of the other."""
+        map = self.map.workspace([*outputs, *inputs[self.own :]], outputs)
+        return max(self.conv.workspace(inputs[: self.own], outputs), map)
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """The convolution, and the map in place."""
+        self.conv.compute(inputs[: self.own], outputs, workspace)
+        self.map.compute([*outputs, *inputs[self.own :]], outputs, workspace)

@@ -1,0 +1,123 @@
+"""A convolution and the maps and normalisation that alone read its result → one op that writes it once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from foreplan.graph import Builder, Graph, Node, Op, TensorType, Value
+from foreplan.graph.op import Types
+from foreplan.ops.batch_norm import BatchNorm
+from foreplan.ops.conv import Conv
+from foreplan.ops.conv_map import ConvMap, steps_of
+from foreplan.ops.expr import Arg, Expr, substitute
+from foreplan.ops.map import Map
+from foreplan.passes.rewrite import rewrite_groups
+
+RESULT = Arg(0)
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """A convolution and the nodes behind it, each of which alone reads the one before.
+
+    Attributes:
+        expr: what they do to its result, a0; a further argument for each entry of `reads`.
+        reads: (node, index) of what is read beside it: an input of a map, or one like the vectors of a normalisation.
+    """
+
+    conv: Node
+    nodes: tuple[Node, ...] = ()
+    expr: Expr = RESULT
+    reads: tuple[tuple[Node, int], ...] = ()
+
+    @property
+    def last(self) -> Node:
+        return self.nodes[-1] if self.nodes else self.conv
+
+    @property
+    def op(self) -> ConvMap:
+        assert isinstance(self.conv.op, Conv)
+        return ConvMap(*self.conv.op.geometry, str(self.expr), len(self.conv.inputs) > 2)
+
+    @property
+    def types(self) -> list[TensorType]:
+        """Of what the op reads."""
+        further = [node.inputs[index] for node, index in self.reads]
+        channels = self.conv.outputs[0].type.with_shape(self.conv.outputs[0].shape[1:2])
+        spatial = [1] * (len(self.conv.outputs[0].shape) - 2)
+        vectors = [x.type.with_shape((*x.shape, *spatial)) if x.type == channels else x.type for x in further]
+        return [value.type for value in self.conv.inputs] + vectors
+
+
+def fuse_conv_maps(graph: Graph, accepts: Callable[[Op, Types, Types], bool]) -> Graph:
+    """`conv_map` for a convolution whose result goes through additions, products and a ReLU and nowhere else.
+
+    Requires: a graph that nobody differentiates any more. Ensures: the same results, but that a normalisation's factor
+    is made first.
+
+    Args:
+        graph: what is fused in.
+        accepts: whether there is a kernel for an op of such inputs and outputs.
+
+    Raises:
+        ModelError: the result breaks a rule of `verify_graph`.
+    """
+    groups: dict[Node, _Chain] = {}
+    taken: set[Node] = set()
+    for node in graph.nodes:
+        if not isinstance(node.op, Conv) or (len(node.inputs) > 2 and len(node.inputs[2].shape) > 1):
+            continue
+        chain = _Chain(node)
+        while (longer := _longer(graph, chain)) is not None and longer.last not in taken:
+            chain = longer
+        if chain.nodes and accepts(chain.op, chain.types, [node.outputs[0].type]):
+            groups[chain.last] = chain
+            taken.update(chain.nodes)
+    inner = {node for chain in groups.values() for node in (chain.conv, *chain.nodes[:-1])}
+    return rewrite_groups(graph, groups, inner, _fused)
+
+
+def _longer(graph: Graph, chain: _Chain) -> _Chain | None:
+    """The chain with the node behind it, if that alone reads its result and does what one kernel can."""
+    (value,), readers = chain.last.outputs, graph.readers[chain.last.outputs[0]]
+    if len(readers) != 1 or value in graph.results:
+        return None
+    (node,) = readers
+    if node.inputs.count(value) != 1 or len(node.outputs) != 1 or node.outputs[0].type != value.type:
+        return None
+    first = len(chain.reads) + 1
+    if isinstance(node.op, BatchNorm) and node.inputs[0] is value:
+        reads = [(node, 1)] * 3
+        mean, factor, bias = (Arg(first + i) for i in range(3))
+        expr: Expr = (chain.expr - mean) * factor + bias
+    elif isinstance(node.op, Map) and node.outputs[0].kind is value.kind:
+        others = [i for i, x in enumerate(node.inputs) if x is not value]
+        if not all(_is_read_along(node.inputs[i], value) for i in others):
+            return None
+        reads = [(node, i) for i in others]
+        along = {i: Arg(first + k) for k, i in enumerate(others)}
+        expr = substitute(node.op.parsed[0], [along.get(i, chain.expr) for i in range(len(node.inputs))])
+    else:
+        return None
+    whole = [n.inputs[i] for n, i in (*chain.reads, *reads) if isinstance(n.op, Map) and n.inputs[i].type == value.type]
+    if steps_of(expr) is None or len(whole) > 1:
+        return None
+    return _Chain(chain.conv, (*chain.nodes, node), expr, (*chain.reads, *reads))
+
+
+def _is_read_along(x: Value, result: Value) -> bool:
+    """Whether an input of a map is as the result, or one number a channel."""
+    vector = (result.shape[1], *(1 for _ in result.shape[2:]))
+    return x.type == result.type or (x.dtype == result.dtype and x.shape in (vector, (1, *vector)))
+
+
+def _fused(b: Builder, chain: _Chain, now: Mapping[Value, Value]) -> Value:
+    conv = chain.conv
+    further: list[Value] = []
+    for node in chain.nodes:
+        if isinstance(node.op, BatchNorm):
+            further += node.op.vectors(b, [now[value] for value in node.inputs[1:]], len(node.outputs[0].shape))
+        else:
+            further += [now[node.inputs[i]] for which, i in chain.reads if which is node]
+    return b.apply(chain.op, *(now[value] for value in conv.inputs), *further, name=f"{conv.name}/fused")

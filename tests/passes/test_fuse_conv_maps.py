@@ -1,0 +1,75 @@
+"""Convolutions that take in what alone reads their results: which do, and that nothing changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import foreplan as fp
+from foreplan.graph import Graph, parse_graph
+from foreplan.ops.conv_map import ConvMap
+from foreplan.passes import fuse_conv_maps
+from tests.ops.check import evaluate
+
+RNG = np.random.default_rng(0)
+
+CONV = "conv(strides=(1, 1), pads=((1, 1), (1, 1)), dilations=(1, 1))"
+# A residual block: both of its paths end in normalisations, and their sum in a ReLU.
+TEXT = f"""graph %g
+input %x: float64[2,4,6,5]
+parameter %v: float64[3,4,3,3] = fill(1.0)
+parameter %w: float64[3,4,3,3] = fill(1.0)
+parameter %c: float64[3] = fill(0.0)
+parameter %s: float64[3] = fill(1.0)
+parameter %b: float64[3] = fill(0.0)
+buffer %m: float64[3] = fill(0.0)
+buffer %q: float64[3] = fill(1.0)
+%d: float64[2,3,6,5] = {CONV} [%x, %v] as %d
+%dn: float64[2,3,6,5] = batch_norm(epsilon=1e-05) [%d, %s, %b, %m, %q] as %dn
+%y: float64[2,3,6,5] = {CONV} [%x, %w, %c] as %y
+%yn: float64[2,3,6,5] = batch_norm(epsilon=1e-05) [%y, %b, %s, %m, %q] as %yn
+%z: float64[2,3,6,5] = map(exprs=('relu((a0 + a1))',)) [%dn, %yn] as %z
+output %z = %z
+"""
+
+
+def fused(graph: Graph) -> dict[str, str]:
+    """Names of fused convolutions, and what they do."""
+    return {node.name: node.op.expr for node in graph.nodes if isinstance(node.op, ConvMap)}
+
+
+def test_both_paths_of_a_residual_block() -> None:
+    graph = parse_graph(TEXT)
+    after = fuse_conv_maps(graph, lambda op, inputs, outputs: True)
+    assert fused(after) == {
+        "d/fused": "relu(((((a0 - a1) * a2) + a3) + a4))",
+        "y/fused": "(((a0 - a1) * a2) + a3)",
+    }
+    assert not any(node.op.name in ("batch_norm", "conv") for node in after.nodes)
+    assert [node.name for node in after.nodes if isinstance(node.op, ConvMap)] == ["y/fused", "d/fused"]
+    inputs = {"x": RNG.normal(size=(2, 4, 6, 5))}
+    stored = {v.name: RNG.uniform(0.5, 2, size=v.shape) for v in graph.stored}
+    old, new = evaluate(graph, inputs, stored), evaluate(after, inputs, stored)
+    np.testing.assert_allclose(new[after.outputs["z"]], old[graph.outputs["z"]], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "left"),
+    [
+        ("output %z = %z", "output %z = %z\noutput %d = %d", {"y/fused"}),  # somebody else wants the convolution
+        ("relu((a0 + a1))", "(relu(a0) + relu(a1))", {"d/fused", "y/fused"}),  # the normalisations alone
+        ("relu((a0 + a1))", "(a0 * exp(a1))", {"d/fused", "y/fused"}),
+    ],
+)
+def test_what_is_left_alone(old: str, new: str, left: set[str]) -> None:
+    graph = parse_graph(TEXT.replace(old, new))
+    after = fuse_conv_maps(graph, lambda op, inputs, outputs: True)
+    assert set(fused(after)) == left
+    if "exp" in new:
+        assert fused(after)["y/fused"] == "(((a0 - a1) * a2) + a3)"
+    assert fuse_conv_maps(graph, lambda op, inputs, outputs: False) is graph
+
+
+def test_a_target_that_does_not_ask_for_it_gets_none() -> None:
+    graph = fp.models.build("resnet18:batch=1,size=32")
+    assert not any(call.op.name == "conv_map" for call in fp.lower(graph).calls)
