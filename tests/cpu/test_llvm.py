@@ -1,0 +1,59 @@
+"""Machine code kept on disk: used again, made again where it is damaged, and never missed where it cannot be kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreplan.cpu import llvm
+from foreplan.cpu.codegen import Loop, _Elementwise
+from foreplan.cpu.loops import operand_kind
+from foreplan.graph.types import FLOAT32
+
+
+def doubled() -> list[float]:
+    """What a loop gives that is compiled anew, or taken from disk."""
+    kind = operand_kind(FLOAT32, 4)
+    writer = _Elementwise(Loop(("(a0 * 2.0)",), (kind,), (kind,), 1))
+    writer.write()
+    x, y = np.arange(3, dtype=np.float32), np.zeros(3, np.float32)
+    table = np.array([3, x.ctypes.data, 4, y.ctypes.data, 4], np.int64).tobytes()
+    llvm.compiled(writer.function)(0, 1, table)
+    return y.tolist()
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is compiled from now on."""
+    seen: list[str] = []
+    make = llvm._machine_code
+
+    def counted(machine: object, text: str) -> bytes:
+        seen.append(text)
+        return make(machine, text)
+
+    monkeypatch.setattr(llvm, "_machine_code", counted)
+    return seen
+
+
+def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[str]) -> None:
+    monkeypatch.setattr(llvm, "_folder", lambda: tmp_path / "new" / "folder")
+    for _ in range(3):
+        assert doubled() == [0, 2, 4]
+    assert len(compilations) == 1
+    (kept,) = (tmp_path / "new" / "folder").iterdir()
+    for damage in (kept.read_bytes()[:-1], kept.read_bytes()[:-8] + bytes(8), b""):
+        kept.write_bytes(damage)
+        assert doubled() == [0, 2, 4]
+    assert len(compilations) == 4
+
+
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(llvm, "_folder", lambda: tmp_path / "file" / "folder")
+    assert doubled() == doubled() == [0, 2, 4]
+    assert len(compilations) == 2
