@@ -1,0 +1,122 @@
+"""What users do on the CPU engine: train on real digits, fine-tune ResNet-50, run what others exported."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from sklearn.datasets import load_digits
+
+import foreplan as fp
+from examples.digits_model import write_digits_model
+from foreplan.lower.fallbacks import fallbacks
+from foreplan.runtime.session import Session
+from tests.cpu.check import needs_onednn
+from tests.cpu.test_engine import is_near
+
+pytestmark = needs_onednn()
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+BATCH = 32
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(labels))
+    return (images[order] / 16).astype(np.float32).reshape(-1, 1, 8, 8), labels[order].astype(np.int64)
+
+
+def train(session: Session, images: np.ndarray, labels: np.ndarray, steps: int) -> list[float]:
+    """Losses of some steps, batch after batch."""
+    losses = []
+    for i in range(steps):
+        some = slice(i * BATCH % 1408, i * BATCH % 1408 + BATCH)
+        losses.append(session.step({"image": images[some], "target": labels[some]}).loss)
+    return [loss for loss in losses if loss is not None]
+
+
+def test_digits_are_learned(tmp_path: Path, digits: tuple[np.ndarray, np.ndarray]) -> None:
+    write_digits_model(tmp_path / "digits.onnx")
+    graph, (images, labels) = fp.from_onnx(tmp_path / "digits.onnx", batch=BATCH), digits
+    steps = [
+        fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=fp.optim.Nesterov(0.05), target=target)
+        for target in ("cpu:threads=1", "numpy")
+    ]
+    assert not fallbacks(steps[0].program)
+    ours, theirs = (step.bind(seed=0) for step in steps)
+    np.testing.assert_allclose(train(ours, images, labels, 10), train(theirs, images, labels, 10), rtol=1e-4)
+    train(ours, images, labels, 4 * 44)
+    evaluation = fp.compile(fp.from_onnx(tmp_path / "digits.onnx", batch=len(labels) - 1408), target="cpu:threads=1")
+    (logits,) = evaluation.bind(share=ours).step({"image": images[1408:]}).outputs.values()
+    assert (logits.argmax(axis=1) == labels[1408:]).mean() > 0.95
+
+
+def test_a_step_of_resnet50() -> None:
+    graph = fp.models.build("resnet50:batch=2")
+    ours, theirs = (
+        fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=fp.optim.Nesterov(1e-3), target=target)
+        for target in ("cpu:threads=1", "numpy")
+    )
+    assert not fallbacks(ours.program)
+    data = {
+        "images": np.random.default_rng(0).standard_normal((2, 3, 224, 224), np.float32),
+        "target": np.array([1, 2]),
+    }
+    losses = [step.bind(seed=0).step(data).loss for step in (ours, theirs)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert is_near(theirs, ours, data, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(file.stem.removeprefix("light_") for file in LIGHT.glob("light_*.onnx")))
+def test_light_models_give_what_they_were_shipped_with(name: str) -> None:
+    step = fp.compile(fp.from_onnx(LIGHT / f"light_{name}.onnx"), target="cpu:threads=1")
+    assert {each.op for each in fallbacks(step.program)} <= {"avg_pool"}  # over channels, in local normalisation
+    (slot,) = step.program.inputs
+    type = slot.operand.type
+    data = (np.arange(type.size).reshape(type.shape) / type.size).astype(np.float32)
+    expected = onnx.numpy_helper.to_array(onnx.load_tensor(LIGHT / f"light_{name}_output_0.pb"))
+    (got,) = step.bind().step({slot.name: data}).outputs.values()
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-7)
+
+
+class _Allocated(ctypes.Structure):
+    """glibc's mallinfo2."""
+
+    _fields_ = [(f"_{i}", ctypes.c_size_t) for i in range(4)] + [
+        ("mapped", ctypes.c_size_t),
+        ("_5", ctypes.c_size_t),
+        ("_6", ctypes.c_size_t),
+        ("in_use", ctypes.c_size_t),
+        ("_8", ctypes.c_size_t),
+        ("_9", ctypes.c_size_t),
+    ]
+
+
+def test_a_hundred_steps_allocate_nothing_that_stays() -> None:
+    """Neither libraries nor the interpreter: bytes in use by malloc, and resident pages."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        pytest.skip("this system's C library does not tell how many bytes are in use")
+    mallinfo.restype = _Allocated
+    graph = fp.models.build("resnet18:batch=2,size=64,classes=7")
+    step = fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=fp.optim.Nesterov(0.1), target="cpu:threads=1")
+    session, rng = step.bind(), np.random.default_rng(0)
+    data = {"images": rng.standard_normal((2, 3, 64, 64), np.float32), "target": np.array([1, 2])}
+
+    def used() -> tuple[int, int]:
+        found = mallinfo()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return found.in_use + found.mapped, pages * 4096
+
+    for _ in range(10):
+        session.step(data)
+    before = used()
+    for _ in range(100):
+        session.step(data)
+    after = used()
+    assert after[0] - before[0] < 16 * 1024 and after[1] - before[1] < 1024 * 1024
