@@ -153,10 +153,10 @@ def main() -> None:
     parser.add_argument("--forms", default="eager,channels_last")
     arguments = parser.parse_args()
     path = FOLDER / "cpu.json"
-    rows = {row["name"]: row for row in json.loads(path.read_text())} if path.exists() else {}
+    rows = {(row["name"], row["threads"]): row for row in json.loads(path.read_text())} if path.exists() else {}
     for name in (name for name in CASES if arguments.only in name):
         row = measure(name, arguments.peer, arguments.threads, arguments.rounds, arguments.forms.split(","))
-        rows[name] = row
+        rows[name, arguments.threads] = row
         beside = "" if row["ratio"] is None else f"  {row['ratio']:.2f} x the best peer (goal {row['goal']})"
         print(f"{name}, {arguments.threads} threads{beside}")
         for key, figure in row["contenders"].items():
@@ -165,7 +165,8 @@ def main() -> None:
                 f"{figure['resident'] / 2**20:7.0f} MiB, ready in {figure['ready']:.1f} s",
                 flush=True,
             )
-    path.write_text(json.dumps([rows[name] for name in CASES if name in rows], indent=1) + "\n")
+    order = sorted(rows, key=lambda key: (key[1], list(CASES).index(key[0])))
+    path.write_text(json.dumps([rows[key] for key in order], indent=1) + "\n")
 
 
 if __name__ == "__main__":

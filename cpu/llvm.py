@@ -36,18 +36,23 @@ def _machine() -> binding.TargetMachine:
     return target.create_target_machine(binding.get_host_cpu_name(), features, opt=2, jit=True)
 
 
-def new_kernel() -> tuple[ir.Function, ir.IRBuilder]:
-    """A function `kernel` in a module of its own, and where its instructions go."""
+def new_function(type: ir.FunctionType) -> tuple[ir.Function, ir.IRBuilder]:
+    """A function in a module of its own, and where its instructions go."""
     module = ir.Module()
     module.triple = binding.get_process_triple()
     module.data_layout = str(_machine().target_data)
-    function = ir.Function(module, KERNEL, "kernel")
+    function = ir.Function(module, type, "kernel")
     function.attributes.add("nounwind")
     return function, ir.IRBuilder(function.append_basic_block())
 
 
 def compiled(function: ir.Function) -> Callable[[int, int, Any], None]:
-    """A function as a call of (start, stop, table) that releases the interpreter's lock."""
+    """A function of (start, stop, table) as a call that releases the interpreter's lock."""
+    return _CALL(address_of(function))
+
+
+def address_of(function: ir.Function) -> int:
+    """Where a function's machine code lies."""
     machine, text = _machine(), str(function.module)
     about = (llvmlite.__version__, *map(str, binding.llvm_version_info), machine.triple)
     host = (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())
@@ -60,7 +65,8 @@ def compiled(function: ir.Function) -> Callable[[int, int, Any], None]:
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _engines.append(engine)
-    return _CALL(engine.get_function_address(function.name))
+    address: int = engine.get_function_address(function.name)
+    return address
 
 
 def _machine_code(machine: binding.TargetMachine, text: str) -> bytes:

@@ -10,7 +10,7 @@ import llvmlite.ir as ir
 
 from foreplan.cpu.conversions import loaded, memory_type, stored
 from foreplan.cpu.lanes import BIT, INT8, INT16, INT32, INT64, Lanes
-from foreplan.cpu.llvm import POINTER, new_kernel
+from foreplan.cpu.llvm import KERNEL, POINTER, new_function
 from foreplan.graph import DType
 from foreplan.graph.types import BOOL
 
@@ -54,7 +54,7 @@ class Writer:
     """Writes the instructions of a function of (start, stop, table)."""
 
     def __init__(self) -> None:
-        self.function, self.b = new_kernel()
+        self.function, self.b = new_function(KERNEL)
         self.start, self.stop, self.table = self.function.args
 
     def number(self, value: int) -> ir.Constant:

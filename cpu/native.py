@@ -1,11 +1,12 @@
-"""Calls of compiled functions one after the other, with no interpreter between them."""
+"""Calls of compiled functions one after the other, or on several threads, with no interpreter between them."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import groupby
+from typing import Any
 
 import llvmlite.ir as ir
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from foreplan.cpu.kernel import Run, Several
 from foreplan.cpu.lanes import INT32, INT64
 from foreplan.cpu.library import library, raise_for
-from foreplan.cpu.llvm import compiled
+from foreplan.cpu.llvm import KERNEL, POINTER, address_of, compiled, new_function
 from foreplan.cpu.loops import Writer
 
 Function = ctypes.CFUNCTYPE(None).__mro__[1]  # of which both library functions and machine code made here are
@@ -32,21 +33,64 @@ def _each(runs: Iterable[Run]) -> Iterator[Run]:
         yield from _each(run.runs) if isinstance(run, Several) else (run,)
 
 
-class _Joined:
-    """One call for several, which it keeps alive."""
+class _Table:
+    """Calls as records for the function that makes them, and the calls themselves, which own what they need."""
 
     def __init__(self, runs: Iterable[Run]) -> None:
-        self.runs = tuple(runs)
+        self.runs = tuple(_each(runs))
         records = [record for record in map(_record, self.runs) if record is not None]
-        self.table = np.array([0, *(number for record in records for number in record)], np.int64)
-        self.status = ctypes.c_int64.from_address(self.table.ctypes.data)
-        self.call = partial(_compiled(), 0, len(records), self.table.ctypes.data_as(ctypes.c_char_p))
+        assert len(records) == len(self.runs), "a call that is not of a compiled function"
+        self.numbers = np.array([0, *(number for record in records for number in record)], np.int64)
+        self.address, self.count = self.numbers.ctypes.data, len(records)
+
+    def check(self) -> None:
+        """Raise for the status of a call that has failed."""
+        if status := int(self.numbers[0]):
+            self.numbers[0] = 0
+            raise_for(status)
+
+
+class _Joined:
+    """One call for several."""
+
+    def __init__(self, runs: Iterable[Run]) -> None:
+        self.table = _Table(runs)
+        self.status = ctypes.c_int64.from_address(self.table.address)
+        self.call = partial(_caller(), 0, self.table.count, ctypes.c_char_p(self.table.address))
 
     def __call__(self) -> None:
         self.call()
         if self.status.value:
-            status, self.status.value = self.status.value, 0
-            raise_for(status)
+            self.table.check()
+
+
+def together(parts: Sequence[Run]) -> Run:
+    """A call that makes each of several, all of compiled functions, on a thread of OpenMP's own.
+
+    They are oneDNN's threads too: no others wait for a core while these do.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    tables = [_Table([part]) for part in parts]
+    openmp = ctypes.CDLL("libgomp.so.1")
+    own = [_address(openmp.omp_get_thread_num), _address(openmp.omp_get_num_threads), _address(_caller())]
+    data = np.array([*own, len(tables), *(number for t in tables for number in (t.count, t.address))], np.int64)
+    openmp.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    openmp.GOMP_parallel.restype = None
+    fork = partial(openmp.GOMP_parallel, ctypes.c_void_p(_member()), ctypes.c_void_p(data.ctypes.data), len(parts), 0)
+    statuses = np.array([len(tables), *(t.address for t in tables)], np.int64)
+    check = partial(_checker(), statuses.ctypes.data, 0, None)
+    return Several((_keeping(fork, data, tables), _keeping(check, statuses)))
+
+
+def _keeping(call: partial[Any], *needed: object) -> Run:
+    """A call that keeps alive what it needs."""
+    call.needed = needed  # type: ignore[attr-defined]
+    return call
+
+
+def _address(function: object) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
 def _record(run: Run) -> list[int] | None:
@@ -54,9 +98,8 @@ def _record(run: Run) -> list[int] | None:
     if not isinstance(run, partial) or not isinstance(run.func, Function) or run.keywords:
         return None
     numbers = [_number(argument) for argument in run.args]
-    address = ctypes.cast(run.func, ctypes.c_void_p).value  # type: ignore[arg-type]
-    checked = run.func == library().functions.dnnl_primitive_execute
-    return [address or 0, int(checked), *numbers, *[0] * (ARGUMENTS - len(numbers))]
+    checked = run.func in (library().functions.dnnl_primitive_execute, _checker())
+    return [_address(run.func), int(checked), *numbers, *[0] * (ARGUMENTS - len(numbers))]
 
 
 def _number(argument: object) -> int:
@@ -64,12 +107,11 @@ def _number(argument: object) -> int:
         return argument
     if isinstance(argument, ctypes.Array):
         return ctypes.addressof(argument)
-    value = ctypes.cast(argument, ctypes.c_void_p).value  # type: ignore[arg-type]
-    return value or 0
+    return 0 if argument is None else _address(argument)
 
 
 @cache
-def _compiled() -> Callable[[int, int, ctypes.c_char_p], None]:
+def _caller() -> Callable[[int, int, ctypes.c_char_p], None]:
     """A call of (start, stop, table) for records [start, stop), until one gives a status, which goes to the table.
 
     The table is int64: the status, then the records.
@@ -79,6 +121,31 @@ def _compiled() -> Callable[[int, int, ctypes.c_char_p], None]:
     return compiled(writer.function)
 
 
+@cache
+def _member() -> int:
+    """The address of what each thread of a team runs, given the team's data: every so many-th of the tables.
+
+    The data is int64: the addresses of omp_get_thread_num, omp_get_num_threads and the caller; how many tables; and of
+    each, how many records it has, and its address.
+    """
+    writer = _Member()
+    writer.write()
+    return address_of(writer.function)
+
+
+@cache
+def _checker() -> Callable[[int, int, object], int]:
+    """A call of (data, 0, None) that gives the first status that is not 0; the data is int64: how many tables, and the
+    address of each.
+    """
+    writer = _Checker()
+    writer.write()
+    type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+    call = type(address_of(writer.function))
+    call.errcheck = lambda status, *_: raise_for(status)  # type: ignore[assignment]
+    return call
+
+
 class _Caller(Writer):
     """Writes the function that calls the others. A function takes no notice of more numbers than it has arguments."""
 
@@ -86,7 +153,7 @@ class _Caller(Writer):
         b, type = self.b, ir.FunctionType(INT32, [INT64] * ARGUMENTS)
         with self.counted(self.start, self.stop, 1) as at:
             first = b.add(b.mul(at, self.number(RECORD)), self.number(1))
-            address, checked, *numbers = (self.load(b.add(first, self.number(i))) for i in range(RECORD))
+            address, checked, *numbers = (self.load(self.table, b.add(first, self.number(i))) for i in range(RECORD))
             status = b.call(b.inttoptr(address, type.as_pointer()), numbers)
             counts = b.icmp_signed("!=", checked, self.number(0))
             with b.if_then(b.and_(counts, b.icmp_signed("!=", status, ir.Constant(INT32, 0)))):
@@ -94,6 +161,43 @@ class _Caller(Writer):
                 b.ret_void()
         b.ret_void()
 
-    def load(self, index: ir.Value) -> ir.Value:
-        """A number of the table."""
-        return self.b.load(self.b.gep(self.table, [index], source_etype=INT64), typ=INT64)
+    def load(self, table: ir.Value, index: ir.Value) -> ir.Value:
+        """A number of a table."""
+        return self.b.load(self.b.gep(table, [index], source_etype=INT64), typ=INT64)
+
+
+class _Member(_Caller):
+    """Writes what a thread of a team runs; the data comes where others have the start."""
+
+    def write(self) -> None:
+        b, data = self.b, self.b.inttoptr(self.start, POINTER)
+        number, size, caller, count = (self.load(data, self.number(i)) for i in range(4))
+        asked = ir.FunctionType(INT32, []).as_pointer()
+        own, team = (b.sext(b.call(b.inttoptr(each, asked), []), INT64) for each in (number, size))
+        rounds = b.udiv(b.add(count, b.sub(team, self.number(1))), team)
+        with self.counted(self.number(0), rounds, 1) as turn:
+            table = b.add(b.mul(turn, team), own)
+            with b.if_then(b.icmp_signed("<", table, count)):
+                first = b.add(b.mul(table, self.number(2)), self.number(4))
+                records, address = (self.load(data, b.add(first, self.number(i))) for i in range(2))
+                numbers = [self.number(0), records, b.inttoptr(address, POINTER)]
+                b.call(b.inttoptr(caller, KERNEL.as_pointer()), numbers)
+        b.ret_void()
+
+
+class _Checker(_Caller):
+    """Writes the function that looks at the status of several tables, which it clears."""
+
+    def __init__(self) -> None:
+        self.function, self.b = new_function(ir.FunctionType(INT32, [INT64, INT64, POINTER]))
+        self.start, self.stop, self.table = self.function.args
+
+    def write(self) -> None:
+        b, data = self.b, self.b.inttoptr(self.start, POINTER)
+        with self.counted(self.number(0), self.load(data, self.number(0)), 1) as at:
+            table = b.inttoptr(self.load(data, b.add(at, self.number(1))), POINTER)
+            status = self.load(table, self.number(0))
+            with b.if_then(b.icmp_signed("!=", status, self.number(0))):
+                b.store(self.number(0), table)
+                b.ret(b.trunc(status, INT32))
+        b.ret(ir.Constant(INT32, 0))

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from foreplan.cpu.kernel import Run
 from foreplan.cpu.library import library
+from foreplan.cpu.native import Function, together
 
 
 def set_threads(count: int) -> None:
@@ -47,7 +48,10 @@ def ranged(
     if parts == 1:
         return partial(function, first, first + count, *arguments)
     bounds = [first + count * i // parts for i in range(parts + 1)]
-    own, *others = [partial(function, low, high, *arguments) for low, high in pairwise(bounds)]
+    calls = [partial(function, low, high, *arguments) for low, high in pairwise(bounds)]
+    if isinstance(function, Function):
+        return together(calls)
+    own, *others = calls
     submit = _helpers().submit
 
     def run() -> None:

@@ -10,18 +10,21 @@ tiles. Errors are some ten times those of a sum of products.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
 from foreplan.cpu import library as c
 from foreplan.cpu import primitives
 from foreplan.cpu.kernel import Run, one_after_another
+from foreplan.cpu.native import together
 from foreplan.cpu.primitives import OLD, Description, Following, Primitive, base_of, onto
 from foreplan.cpu.rows import channel_rows
-from foreplan.cpu.threads import current_threads, ranged
+from foreplan.cpu.threads import current_threads, ranged, set_threads
 from foreplan.cpu.winograd_loops import (
     IMAGES,
     SLICES,
@@ -36,6 +39,7 @@ from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.conv import ConvOp
+from foreplan.units import align_up
 
 TILE, TAPS, PATCH = 4, 3, 6
 PLACES = PATCH * PATCH
@@ -120,24 +124,44 @@ def suits(op: ConvOp, kernel: Sequence[int], x: Window, y: Window, tiled: Window
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Tiles in blocks, all places of which are made before the products.
+    """Tiles in blocks, all places of which are made before the products; each thread has some blocks, and memory.
 
     Attributes:
         most: tiles of a block.
+        threads: that have blocks.
     """
 
     count: int
     most: int
+    threads: int
 
     @classmethod
     def of(cls, count: int, channels: int) -> _Blocks:
-        """As many as a core's cache holds, of so many channels on both sides."""
+        """As many as a core's cache holds, of so many channels on both sides; as many for each thread."""
         most = max(LEAST, min(MOST, BLOCK // (4 * PLACES * channels)))
-        blocks = -(-count // most)
-        return cls(count, -(-count // blocks))
+        threads = max(1, min(current_threads(), count // (most // 2)))
+        most = -(-count // align_up(-(-count // most), threads))
+        return cls(count, most, min(threads, -(-count // most)))
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return ((first, min(first + self.most, self.count)) for first in range(0, self.count, self.most))
+
+    def shares(self) -> list[list[tuple[int, int]]]:
+        """The blocks of each thread."""
+        blocks = list(self)
+        ends = [len(blocks) * i // self.threads for i in range(self.threads + 1)]
+        return [blocks[low:high] for low, high in pairwise(ends)]
+
+
+@contextmanager
+def _of_one_thread() -> Iterator[None]:
+    """Within, primitives are described for one thread: a team's member runs them by itself."""
+    threads = current_threads()
+    set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(threads)
 
 
 def _stride(rows: int, channels: int) -> int:
@@ -148,6 +172,10 @@ def _stride(rows: int, channels: int) -> int:
 
 def _piece(rows: int, channels: int) -> Piece:
     return (PLACES * _stride(rows, channels),), np.dtype(np.uint8)
+
+
+def _bytes(count: int) -> Piece:
+    return (count,), np.dtype(np.uint8)
 
 
 def _matrices(rows: int, columns: int, most: int, turned: bool = False) -> Window:
@@ -162,10 +190,9 @@ def _slices(piece: np.ndarray, rows: int, channels: int) -> Slices:
     return Slices(piece.ctypes.data, _stride(rows, channels), 4 * channels, rows)
 
 
-def _run(transform: Transform, low: int, high: int, packed: bytes) -> Run:
-    """A call of a transform for some tiles, or rows."""
-    function: Callable[..., object] = compiled_transform(transform)
-    return ranged(function, high - low, LANES, current_threads(), packed, first=low)
+def _rows(transform: Transform, count: int, packed: bytes) -> Run:
+    """A call of a transform for so many rows of slices."""
+    return ranged(compiled_transform(transform), count, LANES, current_threads(), packed)
 
 
 class Convolution:
@@ -188,10 +215,11 @@ class Convolution:
         taps = Window(w.type, (*steps, TAPS * inner * outer * 4, inner * outer * 4))
         self.reorder = primitives.reorder(Description.of(w), Description.of(taps))
         most, weights = self.blocks.most, _matrices(inner, outer, inner)
-        self.products = {
-            count: primitives.matmul(_matrices(count, inner, most), weights, _matrices(count, outer, most))
-            for count in {high - low for low, high in self.blocks}
-        }
+        with _of_one_thread():
+            self.products = {
+                count: primitives.matmul(_matrices(count, inner, most), weights, _matrices(count, outer, most))
+                for count in {high - low for low, high in self.blocks}
+            }
 
     @property
     def overwrites(self) -> tuple[tuple[int, int], ...]:
@@ -200,38 +228,45 @@ class Convolution:
 
     @property
     def workspace(self) -> int:
-        """Taps, and the places of weights and of a block of tiles."""
+        """Taps, and the places of weights and of a block of tiles a thread."""
         return carve_bytes(*self._pieces())
 
     def _pieces(self) -> list[Piece]:
         inner, outer, most = self.x.channels, self.y.channels, self.blocks.most
-        scratch = max(self.reorder.scratchpad, *(product.scratchpad for product in self.products.values()))
-        taps: Piece = (TAPS * TAPS * inner * outer * 4,), np.dtype(np.uint8)
-        return [taps, _piece(inner, outer), _piece(most, inner), _piece(most, outer), ((scratch,), np.dtype(np.uint8))]
+        products = max(product.scratchpad for product in self.products.values())
+        each = [_piece(most, inner), _piece(most, outer), _bytes(products)]
+        own = [_bytes(TAPS * TAPS * inner * outer * 4), _piece(inner, outer), _bytes(self.reorder.scratchpad)]
+        return [*own, *each * self.blocks.threads]
 
     def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
         """Weights first; then block after block."""
         inner, outer, most = self.x.channels, self.y.channels, self.blocks.most
-        taps, weights, data, results, scratch = carve(workspace, *self._pieces())
+        taps, weights, scratch, *own = carve(workspace, *self._pieces())
         each = inner * outer * 4
         source = Slices(taps.ctypes.data, each, 4 * outer, inner)
         if self.turned:
             source = Slices(taps.ctypes.data + (TAPS * TAPS - 1) * each, -each, 4 * outer, inner)
         runs = [
             _bound(self.reorder, scratch, {c.SRC: inputs[1], c.DST: taps}),
-            _run(WEIGHTS, 0, inner, table(outer, source, _slices(weights, inner, outer))),
+            _rows(WEIGHTS, inner, table(outer, source, _slices(weights, inner, outer))),
         ]
         if self.base >= 0 and inputs[self.base].ctypes.data != outputs[0].ctypes.data:
             runs.append(partial(np.copyto, outputs[0], inputs[self.base]))
-        taken = table(inner, self.x.tiles(inputs[0], self.y, self.before), _slices(data, most, inner))
+        tiles = self.x.tiles(inputs[0], self.y, self.before), self.y.tiles(outputs[0], self.y, (0, 0))
         vectors = [inputs[index].ctypes.data for function, index in self.after if function not in (OLD, "relu")]
-        given = table(outer, _slices(results, most, outer), self.y.tiles(outputs[0], self.y, (0, 0)), vectors)
-        for low, high in self.blocks:
-            runs.append(_run(DATA, low, high, taken))
+        shares: list[Run] = []
+        for i, blocks in enumerate(self.blocks.shares()):
+            data, results, scratch = own[3 * i : 3 * i + 3]
+            taken = table(inner, tiles[0], _slices(data, most, inner))
+            given = table(outer, _slices(results, most, outer), tiles[1], vectors)
             places = {c.SRC: data, c.WEIGHTS: weights, c.DST: results}
-            runs.append(_bound(self.products[high - low], scratch, places))
-            runs.append(_run(self.results, low, high, given))
-        return one_after_another(*runs)
+            calls: list[Run] = []
+            for low, high in blocks:
+                calls.append(partial(compiled_transform(DATA), low, high, taken))
+                calls.append(_bound(self.products[high - low], scratch, places))
+                calls.append(partial(compiled_transform(self.results), low, high, given))
+            shares.append(one_after_another(*calls))
+        return one_after_another(*runs, together(shares))
 
 
 class WeightGradient:
@@ -243,47 +278,56 @@ class WeightGradient:
         inner, outer = self.x.channels, self.g.channels
         self.blocks = _Blocks.of(self.g.count, inner + outer)
         most, weights = self.blocks.most, _matrices(outer, inner, outer)
-        self.products = {
-            (high - low, low > 0): primitives.matmul(
-                _matrices(high - low, outer, most, turned=True),
-                _matrices(high - low, inner, most),
-                weights,
-                onto(low > 0),
-            )
-            for low, high in self.blocks
-        }
+        with _of_one_thread():
+            self.products = {
+                (count, adds): primitives.matmul(
+                    _matrices(count, outer, most, turned=True), _matrices(count, inner, most), weights, onto(adds)
+                )
+                for count in {high - low for low, high in self.blocks}
+                for adds in (False, True)
+            }
         taps = Window(dw.type, (4 * inner, 4, TAPS * inner * outer * 4, inner * outer * 4))
-        self.reorder = primitives.reorder(Description.of(taps), Description.of(dw), add=add)
+        self.reorders = [
+            primitives.reorder(Description.of(taps), Description.of(dw), add=add or i > 0)
+            for i in range(self.blocks.threads)
+        ]
 
     @property
     def workspace(self) -> int:
-        """Taps, and the places of their gradient and of a block of tiles."""
+        """Of each thread taps, the places of their gradient, and those of a block of tiles."""
         return carve_bytes(*self._pieces())
 
     def _pieces(self) -> list[Piece]:
         inner, outer, most = self.x.channels, self.g.channels, self.blocks.most
-        scratch = max(self.reorder.scratchpad, *(product.scratchpad for product in self.products.values()))
-        taps: Piece = (TAPS * TAPS * inner * outer * 4,), np.dtype(np.uint8)
-        return [taps, _piece(outer, inner), _piece(most, inner), _piece(most, outer), ((scratch,), np.dtype(np.uint8))]
+        scratch = max(primitive.scratchpad for primitive in (*self.reorders, *self.products.values()))
+        taps, weights = _bytes(TAPS * TAPS * inner * outer * 4), _piece(outer, inner)
+        return [taps, weights, _piece(most, inner), _piece(most, outer), _bytes(scratch)] * self.blocks.threads
 
     def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """Block after block; then from places to taps."""
+        """Block after block, then from places to taps, by each thread; and their sum."""
         inner, outer, most = self.x.channels, self.g.channels, self.blocks.most
-        taps, weights, data, cotangents, scratch = carve(workspace, *self._pieces())
-        runs: list[Run] = []
+        pieces = carve(workspace, *self._pieces())
+        tiles = self.x.tiles(inputs[0], self.g, self.before), self.g.tiles(inputs[1], self.g, (0, 0))
+        shares: list[Run] = []
+        sums: list[Run] = []
         if self.overwrites and inputs[2].ctypes.data != outputs[0].ctypes.data:
-            runs.append(partial(np.copyto, outputs[0], inputs[2]))
-        taken = table(inner, self.x.tiles(inputs[0], self.g, self.before), _slices(data, most, inner))
-        given = table(outer, self.g.tiles(inputs[1], self.g, (0, 0)), _slices(cotangents, most, outer))
-        for low, high in self.blocks:
-            runs.append(_run(DATA, low, high, taken))
-            runs.append(_run(COTANGENTS, low, high, given))
+            sums.append(partial(np.copyto, outputs[0], inputs[2]))
+        for i, blocks in enumerate(self.blocks.shares()):
+            taps, weights, data, cotangents, scratch = pieces[5 * i : 5 * i + 5]
+            taken = table(inner, tiles[0], _slices(data, most, inner))
+            given = table(outer, tiles[1], _slices(cotangents, most, outer))
             places = {c.SRC: cotangents, c.WEIGHTS: data, c.DST: weights}
-            runs.append(_bound(self.products[high - low, low > 0], scratch, places))
-        found = Slices(taps.ctypes.data, inner * outer * 4, 4 * inner, outer)
-        runs.append(_run(TAPS_AGAIN, 0, outer, table(inner, _slices(weights, outer, inner), found)))
-        runs.append(_bound(self.reorder, scratch, {c.SRC: taps, c.DST: outputs[0]}))
-        return one_after_another(*runs)
+            calls: list[Run] = []
+            for number, (low, high) in enumerate(blocks):
+                calls.append(partial(compiled_transform(DATA), low, high, taken))
+                calls.append(partial(compiled_transform(COTANGENTS), low, high, given))
+                calls.append(_bound(self.products[high - low, number > 0], scratch, places))
+            found = Slices(taps.ctypes.data, inner * outer * 4, 4 * inner, outer)
+            packed = table(inner, _slices(weights, outer, inner), found)
+            calls.append(partial(compiled_transform(TAPS_AGAIN), 0, outer, packed))
+            shares.append(one_after_another(*calls))
+            sums.append(_bound(self.reorders[i], scratch, {c.SRC: taps, c.DST: outputs[0]}))
+        return one_after_another(together(shares), *sums)
 
 
 def _bound(primitive: Primitive, scratch: np.ndarray, places: Mapping[int, np.ndarray]) -> Run:
