@@ -32,6 +32,7 @@ CASES = {  # what is run, whether it trains, and the goal beside the best of PyT
     "resnet50 inference, batch 8": ("resnet50:batch=8", False, 1.0),
 }
 SHORT = 0.05  # seconds: shorter steps are run several times a turn
+PAUSE = 0.5  # seconds before a turn: threads of the last one may spin for a while
 
 
 def ours(model: str, train: bool, target: str) -> Callable[[], object]:
@@ -127,6 +128,7 @@ def measure(name: str, peer: str | None, threads: int, rounds: int, forms: list[
     first = {key: each.read() for key, each in contenders.items()}
     for _ in range(rounds):
         for each in contenders.values():
+            time.sleep(PAUSE)
             each.turn()
     figures: dict[str, Any] = {}
     for key, each in contenders.items():
