@@ -16,6 +16,7 @@ from foreplan.cpu.lanes import INT32, INT64
 from foreplan.cpu.library import library, raise_for
 from foreplan.cpu.llvm import KERNEL, POINTER, address_of, compiled, new_function
 from foreplan.cpu.loops import Writer
+from foreplan.cpu.unpacked import is_numbas, unpacked
 
 Function = ctypes.CFUNCTYPE(None).__mro__[1]  # of which both library functions and machine code made here are
 ARGUMENTS = 4  # of a function, at most
@@ -24,7 +25,7 @@ RECORD = 2 + ARGUMENTS  # its address, whether it gives a status, and what it is
 
 def joined(runs: Iterable[Run]) -> list[Run]:
     """The same calls in the same order, those of compiled functions that follow one another as one."""
-    groups = groupby(_each(runs), lambda run: _record(run) is not None)
+    groups = groupby(_each(runs), is_native)
     return [call for native, group in groups for call in ([_Joined(group)] if native else group)]
 
 
@@ -38,10 +39,21 @@ class _Table:
 
     def __init__(self, runs: Iterable[Run]) -> None:
         self.runs = tuple(_each(runs))
-        records = [record for record in map(_record, self.runs) if record is not None]
-        assert len(records) == len(self.runs), "a call that is not of a compiled function"
+        self.kept: list[np.ndarray] = []
+        records = [self.record(run) for run in self.runs]
         self.numbers = np.array([0, *(number for record in records for number in record)], np.int64)
         self.address, self.count = self.numbers.ctypes.data, len(records)
+
+    def record(self, run: Run) -> list[int]:
+        """A call of a compiled function as numbers."""
+        assert isinstance(run, partial)
+        if is_numbas(run.func):
+            address, table = unpacked(run)
+            self.kept.append(table)
+            return [address, 1, 0, 0, table.ctypes.data, 0]
+        numbers = [_number(argument) for argument in run.args]
+        checked = run.func in (library().functions.dnnl_primitive_execute, _checker())
+        return [_address(run.func), int(checked), *numbers, *[0] * (ARGUMENTS - len(numbers))]
 
     def check(self) -> None:
         """Raise for the status of a call that has failed."""
@@ -93,13 +105,11 @@ def _address(function: object) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
-def _record(run: Run) -> list[int] | None:
-    """A call of a compiled function as numbers; None for any other."""
-    if not isinstance(run, partial) or not isinstance(run.func, Function) or run.keywords:
-        return None
-    numbers = [_number(argument) for argument in run.args]
-    checked = run.func in (library().functions.dnnl_primitive_execute, _checker())
-    return [_address(run.func), int(checked), *numbers, *[0] * (ARGUMENTS - len(numbers))]
+def is_native(run: object) -> bool:
+    """Whether a call is of a compiled function."""
+    if not isinstance(run, partial) or run.keywords:
+        return False
+    return isinstance(run.func, Function) or is_numbas(run.func)
 
 
 def _number(argument: object) -> int:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import partial
 from itertools import pairwise
 
 from foreplan.cpu.kernel import Run
 from foreplan.cpu.library import library
-from foreplan.cpu.native import Function, together
+from foreplan.cpu.native import together
 
 
 def set_threads(count: int) -> None:
@@ -26,20 +25,14 @@ def current_threads() -> int:
     return count
 
 
-@lru_cache(maxsize=1)
-def _helpers() -> ThreadPoolExecutor:
-    """Threads beside the one that runs a step; they wait without taking time, and are made when first needed."""
-    return ThreadPoolExecutor(thread_name_prefix="foreplan")
-
-
 def ranged(
     function: Callable[..., object], count: int, grain: int, threads: int, *arguments: object, first: int = 0
 ) -> Run:
     """A call that runs a compiled loop over so many numbers, in parts by several threads where they are enough.
 
     Args:
-        function: called as function(start, stop, *arguments); releases the interpreter's lock; its parts must not
-            depend on one another, so that results do not depend on how many there are.
+        function: compiled, and called as function(start, stop, *arguments); its parts must not depend on one another,
+            so that results do not depend on how many there are.
         grain: the least that is worth a part of its own.
         threads: the most parts.
         first: of the numbers.
@@ -49,15 +42,4 @@ def ranged(
         return partial(function, first, first + count, *arguments)
     bounds = [first + count * i // parts for i in range(parts + 1)]
     calls = [partial(function, low, high, *arguments) for low, high in pairwise(bounds)]
-    if isinstance(function, Function):
-        return together(calls)
-    own, *others = calls
-    submit = _helpers().submit
-
-    def run() -> None:
-        waiting = [submit(other) for other in others]
-        own()
-        for each in waiting:
-            each.result()
-
-    return run
+    return together(calls)
