@@ -1,7 +1,7 @@
 """Batch normalisation by compiled loops, on images as rows of channels.
 
-Sums over rows are taken in blocks, in float32 within a block and in float64 over blocks. Parts of a sum are ranges of
-channels, so that no result depends on the number of threads.
+Sums over rows are taken in blocks, in float32 within a block and in float64 over blocks; and those of segments of rows,
+which depend on the shape alone, so that no result depends on the number of threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 
 ROWS = 32  # of a block, summed in float32
-GROUP = 16  # channels that are never parted: a line of the cache
+SEGMENTS = 8  # of rows, at most, each worked on by one thread
+SEGMENT = 256  # rows, at least, unless there are fewer
 GRAIN = 1 << 16  # elements that are worth a thread of their own
 HUGE = np.float32(1e30)
 
@@ -30,48 +31,68 @@ _compiled = numba.njit(cache=True, nogil=True, fastmath={"contract", "nsz", "arc
 _inlined = numba.njit(inline="always")
 
 
+def _segments(rows: int) -> int:
+    return max(1, min(SEGMENTS, rows // SEGMENT))
+
+
 @_compiled
-def _block_moments(x, first, last, step, low, high, shift, total, squares):  # type: ignore[no-untyped-def]
+def _block_moments(x, first, last, step, shift, total, squares):  # type: ignore[no-untyped-def]
     """Of rows [first, last): their first element a channel (0 if it is infinite), and sums and squares around it."""
-    row = x[first * step + low : first * step + high]
-    for c in range(len(total)):
+    width = len(total)
+    row = x[first * step : first * step + width]
+    for c in range(width):
         value = row[c]
         shift[c] = value if abs(value) < HUGE else np.float32(0)
         total[c] = value - shift[c]
         squares[c] = total[c] * total[c]
     for r in range(first + 1, last):
-        row = x[r * step + low : r * step + high]
-        for c in range(len(total)):
+        row = x[r * step : r * step + width]
+        for c in range(width):
             value = row[c] - shift[c]
             total[c] += value
             squares[c] += value * value
 
 
 @_compiled
-def _moments(start, stop, x, rows, width, step, sums, spread, scratch, mean, variance):  # type: ignore[no-untyped-def]
-    """Mean and variance of the groups of channels [start, stop): blocks shifted by an element of their own, merged as
-    Chan, Golub and LeVeque (1979) do, so that neither a large mean nor a drifting one costs digits.
+def _moments(start, stop, x, rows, step, all_sums, all_spread, scratch):  # type: ignore[no-untyped-def]
+    """Sum and spread of the segments [start, stop): blocks shifted by an element of their own, merged as Chan, Golub
+    and LeVeque (1979) do, so that neither a large mean nor a drifting one costs digits.
     """
-    low, high = start * GROUP, min(stop * GROUP, width)
-    shift, total, squares = scratch[0, low:high], scratch[1, low:high], scratch[2, low:high]
-    sums, spread, mean, variance = sums[low:high], spread[low:high], mean[low:high], variance[low:high]
-    sums[:] = 0.0
-    spread[:] = 0.0
-    for first in range(0, rows, ROWS):
-        last = min(first + ROWS, rows)
-        _block_moments(x, first, last, step, low, high, shift, total, squares)
-        new, old = np.float64(last - first), np.float64(first)
-        share, weight = 1.0 / max(old, 1.0), old * new / (old + new)
-        for c in range(len(total)):
-            around = np.float64(total[c])
-            block = new * np.float64(shift[c]) + around
-            inner = max(np.float64(squares[c]) - around * around / new, 0.0)
-            apart = block / new - sums[c] * share
-            sums[c] += block
-            spread[c] += inner + apart * apart * weight
-    for c in range(len(total)):
-        mean[c] = sums[c] / rows
-        variance[c] = spread[c] / rows
+    segments = len(all_sums)
+    for segment in range(start, stop):
+        low, high = rows * segment // segments, rows * (segment + 1) // segments
+        shift, total, squares = scratch[segment, 0], scratch[segment, 1], scratch[segment, 2]
+        sums, spread = all_sums[segment], all_spread[segment]
+        sums[:] = 0.0
+        spread[:] = 0.0
+        for first in range(low, high, ROWS):
+            last = min(first + ROWS, high)
+            _block_moments(x, first, last, step, shift, total, squares)
+            new, old = np.float64(last - first), np.float64(first - low)
+            share, weight = 1.0 / max(old, 1.0), old * new / (old + new)
+            for c in range(len(total)):
+                around = np.float64(total[c])
+                block = new * np.float64(shift[c]) + around
+                inner = max(np.float64(squares[c]) - around * around / new, 0.0)
+                apart = block / new - sums[c] * share
+                sums[c] += block
+                spread[c] += inner + apart * apart * weight
+
+
+@_compiled
+def _merge_moments(rows, all_sums, all_spread, mean, variance):  # type: ignore[no-untyped-def]
+    """Mean and variance, segment by segment."""
+    segments = len(all_sums)
+    for c in range(len(mean)):
+        total, spread = all_sums[0, c], all_spread[0, c]
+        for segment in range(1, segments):
+            old = rows * segment // segments
+            new = rows * (segment + 1) // segments - old
+            apart = all_sums[segment, c] / new - total / old
+            total += all_sums[segment, c]
+            spread += all_spread[segment, c] + apart * apart * (np.float64(old) * new / (old + new))
+        mean[c] = total / rows
+        variance[c] = spread / rows
 
 
 @dataclass(frozen=True)
@@ -84,20 +105,19 @@ class Moments:
 
     @property
     def workspace(self) -> int:
-        """Sums a channel."""
+        """Sums a segment and channel."""
         return carve_bytes(*self._pieces())
 
     def _pieces(self) -> list[Piece]:
-        width = self.x.width
-        return [((width,), DOUBLE), ((width,), DOUBLE), ((3, width), FLOAT)]
+        sums = _segments(self.x.count), self.x.width
+        return [(sums, DOUBLE), (sums, DOUBLE), ((sums[0], 3, sums[1]), FLOAT)]
 
     def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """By ranges of channels."""
-        count, width, step = self.x.count, self.x.width, self.x.step
-        scratch = carve(workspace, *self._pieces())
-        groups, grain = -(-width // GROUP), max(1, GRAIN // (count * GROUP))
-        given = (flat_input(inputs[0]), count, width, step, *scratch, *outputs)
-        return ranged(_moments, groups, grain, current_threads(), *given)
+        """By segments of rows."""
+        sums, spread, scratch = carve(workspace, *self._pieces())
+        given = (flat_input(inputs[0]), self.x.count, self.x.step, sums, spread, scratch)
+        add = ranged(_moments, len(sums), 1, current_threads(), *given)
+        return one_after_another(add, partial(_merge_moments, self.x.count, sums, spread, *outputs))
 
 
 def moments(op: Op, inputs: Windows, outputs: Windows) -> Moments:
@@ -170,39 +190,49 @@ def normal(op: Op, inputs: Windows, outputs: Windows) -> Normal:
 
 @_compiled
 def _gradient_sums(  # type: ignore[no-untyped-def]
-    start, stop, x, x_step, g, g_step, rows, mean, sums, products, total, product
+    start, stop, x, x_step, g, g_step, rows, mean, all_sums, all_products, all_total, all_product
 ):
-    """Σ g and Σ g · (x − mean) of the groups of channels [start, stop)."""
-    low, high = start * GROUP, min(stop * GROUP, len(mean))
-    mean, sums, products = mean[low:high], sums[low:high], products[low:high]
-    total, product = total[low:high], product[low:high]
-    sums[:] = 0.0
-    products[:] = 0.0
-    for first in range(0, rows, ROWS):
-        total[:] = 0
-        product[:] = 0
-        for r in range(first, min(first + ROWS, rows)):
-            row, grad = x[r * x_step + low : r * x_step + high], g[r * g_step + low : r * g_step + high]
-            for c in range(len(total)):
-                total[c] += grad[c]
-                product[c] += (row[c] - mean[c]) * grad[c]
-        for c in range(len(total)):
-            sums[c] += total[c]
-            products[c] += product[c]
+    """Σ g and Σ g · (x − mean) of the segments [start, stop)."""
+    segments, width = all_sums.shape
+    for segment in range(start, stop):
+        low, high = rows * segment // segments, rows * (segment + 1) // segments
+        sums, products, total, product = (
+            all_sums[segment],
+            all_products[segment],
+            all_total[segment],
+            all_product[segment],
+        )
+        sums[:] = 0.0
+        products[:] = 0.0
+        for first in range(low, high, ROWS):
+            total[:] = 0
+            product[:] = 0
+            for r in range(first, min(first + ROWS, high)):
+                row, grad = x[r * x_step : r * x_step + width], g[r * g_step : r * g_step + width]
+                for c in range(width):
+                    total[c] += grad[c]
+                    product[c] += (row[c] - mean[c]) * grad[c]
+            for c in range(width):
+                sums[c] += total[c]
+                products[c] += product[c]
 
 
 @_compiled
 def _gradient_vectors(  # type: ignore[no-untyped-def]
-    rows, sums, products, scale, variance, epsilon, dscale, dbias, factor, slope, shift
+    rows, all_sums, all_products, scale, variance, epsilon, dscale, dbias, factor, slope, shift
 ):
     """dscale and dbias, and dx = g · factor + ((x − mean) · slope + shift)."""
     for c in range(len(scale)):
+        sums, products = 0.0, 0.0
+        for segment in range(len(all_sums)):
+            sums += all_sums[segment, c]
+            products += all_products[segment, c]
         r = 1.0 / np.sqrt(np.float64(variance[c]) + epsilon)
-        dbias[c] = sums[c]
-        dscale[c] = products[c] * r
+        dbias[c] = sums
+        dscale[c] = products * r
         factor[c] = scale[c] * r
-        slope[c] = -scale[c] * r * r * r * products[c] / rows
-        shift[c] = -scale[c] * r * sums[c] / rows
+        slope[c] = -scale[c] * r * r * r * products / rows
+        shift[c] = -scale[c] * r * sums / rows
 
 
 @_inlined
@@ -250,22 +280,21 @@ class Gradient:
 
     @property
     def workspace(self) -> int:
-        """Two sums and five numbers a channel."""
+        """Two sums a segment and channel, and three numbers a channel."""
         return carve_bytes(*self._pieces())
 
     def _pieces(self) -> list[Piece]:
-        width = (self.x.width,)
-        return [(width, DOUBLE)] * 2 + [(width, FLOAT)] * 5
+        sums, width = (_segments(self.x.count), self.x.width), (self.x.width,)
+        return [(sums, DOUBLE)] * 2 + [(sums, FLOAT)] * 2 + [(width, FLOAT)] * 3
 
     def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """Sums by ranges of channels, elements by ranges of rows."""
+        """Sums by segments of rows, elements by ranges of rows."""
         x, g, dx = inputs[0], inputs[4], outputs[0]
         scale, mean, variance = map(flat_input, inputs[1:4])
         sums, products, total, product, *vectors = carve(workspace, *self._pieces())
         count, width, threads = self.x.count, self.x.width, current_threads()
-        groups, grain = -(-width // GROUP), max(1, GRAIN // (count * GROUP))
         both = (flat_input(x), self.x.step, flat_input(g), self.g.step)
-        add = ranged(_gradient_sums, groups, grain, threads, *both, count, mean, sums, products, total, product)
+        add = ranged(_gradient_sums, len(sums), 1, threads, *both, count, mean, sums, products, total, product)
         finish = partial(
             _gradient_vectors, count, sums, products, scale, variance, np.float64(self.epsilon), *outputs[1:], *vectors
         )
