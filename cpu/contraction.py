@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -19,6 +20,7 @@ from foreplan.cpu.kernel import Kernel, Refused, Run, Windows, one_after_another
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.primitives import OLD, After, Description, Following, Geometry, Primitive, argument_of, base_of, onto
 from foreplan.cpu.rows import Rows, merged, rows_along
+from foreplan.cpu.threads import one_thread
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
@@ -29,6 +31,7 @@ from foreplan.units import align_up
 
 ALIGNMENT = 64
 PANEL = 384  # columns of a matrix that are copied where they would thrash a cache
+SMALL = 2**21  # multiplications that do not repay waking other threads
 FEW_ROWS = 64  # products of matrices of fewer do not repay the copy
 POSITIONS = 512  # of images; a convolution of one tap at no more is a product with the weights as they lie
 ADDED = 4 * 2**20  # bytes of a gradient that are made before they are added to another
@@ -152,7 +155,9 @@ def matmul(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     if _thrashes(b) and rank == 2 and min(y.shape[0], b.shape[0]) >= FEW_ROWS:
         _by_panels(plan, a, b, y, base >= 0)
         return plan.finish(base)
-    product = primitives.matmul(a, b, y, onto(base >= 0))
+    small = y.type.size * b.shape[-2] < SMALL
+    with one_thread() if small else nullcontext():
+        product = primitives.matmul(a, b, y, onto(base >= 0))
     plan.run(product, {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
     return plan.finish(base)
 

@@ -196,12 +196,8 @@ def _gradient_sums(  # type: ignore[no-untyped-def]
     segments, width = all_sums.shape
     for segment in range(start, stop):
         low, high = rows * segment // segments, rows * (segment + 1) // segments
-        sums, products, total, product = (
-            all_sums[segment],
-            all_products[segment],
-            all_total[segment],
-            all_product[segment],
-        )
+        sums, products = all_sums[segment], all_products[segment]
+        total, product = all_total[segment], all_product[segment]
         sums[:] = 0.0
         products[:] = 0.0
         for first in range(low, high, ROWS):

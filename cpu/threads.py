@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 
@@ -23,6 +24,17 @@ def current_threads() -> int:
     library()
     count: int = ctypes.CDLL("libgomp.so.1").omp_get_max_threads()
     return count
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within, primitives are described for one thread: they are small, or a team's member runs them by itself."""
+    threads = current_threads()
+    set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(threads)
 
 
 def ranged(

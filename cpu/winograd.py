@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -24,7 +23,7 @@ from foreplan.cpu.kernel import Run, one_after_another
 from foreplan.cpu.native import together
 from foreplan.cpu.primitives import OLD, Description, Following, Primitive, base_of, onto
 from foreplan.cpu.rows import channel_rows
-from foreplan.cpu.threads import current_threads, ranged, set_threads
+from foreplan.cpu.threads import current_threads, one_thread, ranged
 from foreplan.cpu.winograd_loops import (
     IMAGES,
     SLICES,
@@ -153,17 +152,6 @@ class _Blocks:
         return [blocks[low:high] for low, high in pairwise(ends)]
 
 
-@contextmanager
-def _of_one_thread() -> Iterator[None]:
-    """Within, primitives are described for one thread: a team's member runs them by itself."""
-    threads = current_threads()
-    set_threads(1)
-    try:
-        yield
-    finally:
-        set_threads(threads)
-
-
 def _stride(rows: int, channels: int) -> int:
     """Bytes from a slice to the next: an odd number of lines, which do not meet in the same sets of a cache."""
     lines = -(-rows * channels * 4 // LINE)
@@ -215,7 +203,7 @@ class Convolution:
         taps = Window(w.type, (*steps, TAPS * inner * outer * 4, inner * outer * 4))
         self.reorder = primitives.reorder(Description.of(w), Description.of(taps))
         most, weights = self.blocks.most, _matrices(inner, outer, inner)
-        with _of_one_thread():
+        with one_thread():
             self.products = {
                 count: primitives.matmul(_matrices(count, inner, most), weights, _matrices(count, outer, most))
                 for count in {high - low for low, high in self.blocks}
@@ -278,7 +266,7 @@ class WeightGradient:
         inner, outer = self.x.channels, self.g.channels
         self.blocks = _Blocks.of(self.g.count, inner + outer)
         most, weights = self.blocks.most, _matrices(outer, inner, outer)
-        with _of_one_thread():
+        with one_thread():
             self.products = {
                 (count, adds): primitives.matmul(
                     _matrices(count, outer, most, turned=True), _matrices(count, inner, most), weights, onto(adds)
