@@ -5,13 +5,14 @@
 `--peer` is a Python in which PyTorch (and for inference ONNX Runtime) is installed; without it only ours is measured.
 Each contender is a process of its own; they step in turns, so that what else the machine does meets all of them alike.
 Only the ratios count: on shared cores the processor time of one thread is the steadiest. Writes cpu.json beside this
-file.
+file, and a table into docs/cpu.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import resource
 import statistics
 import subprocess
@@ -22,6 +23,11 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
+PAGE = FOLDER.parent / "docs" / "cpu.md"
+HEAD = (
+    "| step | threads | ms of processor / wall | MiB resident | best peer | ms | MiB | ratio |",
+    "|---|---|---|---|---|---|---|---|",
+)
 CASES = {  # what is run, whether it trains, and the goal beside the best of PyTorch's forms
     "resnet50 training, batch 8": ("resnet50:batch=8", True, 0.75),
     "conv_chain training, 256": ("conv_chain:size=256", True, 0.8),
@@ -169,6 +175,22 @@ def main() -> None:
             )
     order = sorted(rows, key=lambda key: (key[1], list(CASES).index(key[0])))
     path.write_text(json.dumps([rows[key] for key in order], indent=1) + "\n")
+    text = "\n".join([*HEAD, *(line(rows[key]) for key in order)])
+    pattern = r"(<!-- peers -->\n).*?(<!-- /peers -->)"
+    PAGE.write_text(re.sub(pattern, lambda found: f"{found[1]}{text}\n{found[2]}", PAGE.read_text(), flags=re.S))
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the page's table."""
+    ours, others = row["contenders"]["foreplan"], {k: v for k, v in row["contenders"].items() if k != "foreplan"}
+    best = min(others, key=lambda name: others[name]["processor"], default=None)
+    cells = [row["name"], str(row["threads"]), f"{ours['processor'] * 1e3:,.1f} / {ours['wall'] * 1e3:,.1f}"]
+    cells += [f"{ours['resident'] / 2**20:,.0f}"]
+    if best is None:
+        return "| " + " | ".join([*cells, "", "", "", ""]) + " |"
+    peer = others[best]
+    cells += [best, f"{peer['processor'] * 1e3:,.1f} / {peer['wall'] * 1e3:,.1f}", f"{peer['resident'] / 2**20:,.0f}"]
+    return "| " + " | ".join([*cells, f"{row['ratio']:.2f}"]) + " |"
 
 
 if __name__ == "__main__":
