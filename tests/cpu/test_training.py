@@ -6,7 +6,6 @@ import ctypes
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from sklearn.datasets import load_digits
 
@@ -16,9 +15,9 @@ from foreplan.lower.fallbacks import fallbacks
 from foreplan.runtime.session import Session
 from tests.cpu.check import needs_onednn
 from tests.cpu.test_engine import is_near
+from tests.runtime.test_light_models import NAMES, check_forward
 
 pytestmark = needs_onednn()
-LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 BATCH = 32
 
 
@@ -71,16 +70,10 @@ def test_a_step_of_resnet50() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(file.stem.removeprefix("light_") for file in LIGHT.glob("light_*.onnx")))
+@pytest.mark.parametrize("name", NAMES)
 def test_light_models_give_what_they_were_shipped_with(name: str) -> None:
-    step = fp.compile(fp.from_onnx(LIGHT / f"light_{name}.onnx"), target="cpu:threads=1")
+    step = check_forward(name, "cpu:threads=1")
     assert {each.op for each in fallbacks(step.program)} <= {"avg_pool"}  # over channels, in local normalisation
-    (slot,) = step.program.inputs
-    type = slot.operand.type
-    data = (np.arange(type.size).reshape(type.shape) / type.size).astype(np.float32)
-    expected = onnx.numpy_helper.to_array(onnx.load_tensor(LIGHT / f"light_{name}_output_0.pb"))
-    (got,) = step.bind().step({slot.name: data}).outputs.values()
-    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-7)
 
 
 class _Allocated(ctypes.Structure):
