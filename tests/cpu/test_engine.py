@@ -78,10 +78,18 @@ def is_near(reference: fp.Compiled, step: fp.Compiled, data: dict[str, np.ndarra
     return farthest(ours, theirs, start) <= 2 * farthest(shaken, theirs, start) + 1e-4
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("name", MODELS, ids=lambda name: name.partition(":")[0])
-def test_a_step_gives_what_numpy_gives(name: str, training: bool) -> None:
-    steps = [compiled(name, target, training) for target in ("numpy", "cpu:threads=1")]
+CASES = [(name, training, 1) for name in MODELS for training in (False, True)]
+CASES += [(name, True, 2) for name in MODELS if name.startswith(("resnet", "unet", "gpt2"))]
+
+
+def label(case: tuple[str, bool, int]) -> str:
+    name, training, threads = case
+    return f"{name.partition(':')[0]}-{'training' if training else 'inference'}-{threads}"
+
+
+@pytest.mark.parametrize(("name", "training", "threads"), [pytest.param(*case, id=label(case)) for case in CASES])
+def test_a_step_gives_what_numpy_gives(name: str, training: bool, threads: int) -> None:
+    steps = [compiled(name, target, training) for target in ("numpy", f"cpu:threads={threads}")]
     data = data_for(steps[0])
     sessions = [step.bind(seed=1) for step in steps]
     sessions.append(Session(steps[1].program, separate(steps[1].plan, steps[1].program), seed=1))
