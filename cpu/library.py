@@ -121,6 +121,7 @@ class Library:
         path: where it was found.
         version: such as "3.2.0".
         engine, stream: oneDNN's own handles.
+        openmp: the runtime whose threads it works with, GCC's.
     """
 
     def __init__(self, functions: ctypes.CDLL, path: str) -> None:
@@ -138,6 +139,9 @@ class Library:
         functions.dnnl_memory_desc_equal.argtypes = [c_void_p, c_void_p]
         functions.dnnl_primitive_desc_query_md.argtypes = [c_void_p, c_int, c_int]
         functions.dnnl_primitive_desc_query_md.restype = c_void_p
+        self.openmp = ctypes.CDLL("libgomp.so.1")
+        self.openmp.GOMP_parallel.argtypes = [c_void_p, c_void_p, c_uint, c_uint]
+        self.openmp.GOMP_parallel.restype = None
         self.engine, self.stream = c_void_p(), c_void_p()
         functions.dnnl_engine_create(self.engine, CPU, 0)
         functions.dnnl_stream_create(self.stream, self.engine, IN_ORDER)

@@ -22,6 +22,7 @@ import llvmlite.ir as ir
 INT64, POINTER = ir.IntType(64), ir.PointerType()
 # kernel(start, stop, table) works on [start, stop) of what the table describes.
 KERNEL = ir.FunctionType(ir.VoidType(), [INT64, INT64, POINTER])
+STATUS = ir.FunctionType(ir.IntType(32), [INT64, INT64, POINTER])  # likewise, and gives 0 or what went wrong
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)
 _DIGEST = hashlib.sha256().digest_size
 _engines: list[binding.ExecutionEngine] = []  # own the machine code

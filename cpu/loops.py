@@ -51,10 +51,10 @@ class Place:
 
 
 class Writer:
-    """Writes the instructions of a function of (start, stop, table)."""
+    """Writes the instructions of a function of (start, stop, table), one that gives nothing unless its type says so."""
 
-    def __init__(self) -> None:
-        self.function, self.b = new_function(KERNEL)
+    def __init__(self, type: ir.FunctionType = KERNEL) -> None:
+        self.function, self.b = new_function(type)
         self.start, self.stop, self.table = self.function.args
 
     def number(self, value: int) -> ir.Constant:
@@ -63,7 +63,15 @@ class Writer:
 
     def entry(self, index: int) -> ir.Value:
         """A number of the table."""
-        return self.b.load(self.b.gep(self.table, [self.number(index)], source_etype=INT64), typ=INT64)
+        return self.entry_of(self.table, self.number(index))
+
+    def entry_of(self, table: ir.Value, index: ir.Value) -> ir.Value:
+        """A number of another table."""
+        return self.b.load(self.b.gep(table, [index], source_etype=INT64), typ=INT64)
+
+    def local(self, type: ir.Type) -> ir.Value:
+        """Memory of the function's own; llvmlite's pointers to it have a type, which others have not."""
+        return self.b.inttoptr(self.b.ptrtoint(self.b.alloca(type), INT64), POINTER)
 
     def unravelled(self, row: ir.Value, extents: Sequence[ir.Value]) -> list[ir.Value]:
         """The place along each of the axes before the last."""

@@ -14,7 +14,7 @@ import numpy as np
 from foreplan.cpu.kernel import Run, Several
 from foreplan.cpu.lanes import INT32, INT64
 from foreplan.cpu.library import library, raise_for
-from foreplan.cpu.llvm import KERNEL, POINTER, address_of, compiled, new_function
+from foreplan.cpu.llvm import KERNEL, POINTER, STATUS, address_of, compiled
 from foreplan.cpu.loops import Writer
 from foreplan.cpu.unpacked import is_numbas, unpacked
 
@@ -84,11 +84,9 @@ def together(parts: Sequence[Run]) -> Run:
     if len(parts) == 1:
         return parts[0]
     tables = [_Table([part]) for part in parts]
-    openmp = ctypes.CDLL("libgomp.so.1")
+    openmp = library().openmp
     own = [_address(openmp.omp_get_thread_num), _address(openmp.omp_get_num_threads), _address(_caller())]
     data = np.array([*own, len(tables), *(number for t in tables for number in (t.count, t.address))], np.int64)
-    openmp.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-    openmp.GOMP_parallel.restype = None
     fork = partial(openmp.GOMP_parallel, ctypes.c_void_p(_member()), ctypes.c_void_p(data.ctypes.data), len(parts), 0)
     statuses = np.array([len(tables), *(t.address for t in tables)], np.int64)
     check = partial(_checker(), statuses.ctypes.data, 0, None)
@@ -148,7 +146,7 @@ def _checker() -> Callable[[int, int, object], int]:
     """A call of (data, 0, None) that gives the first status that is not 0; the data is int64: how many tables, and the
     address of each.
     """
-    writer = _Checker()
+    writer = _Checker(STATUS)
     writer.write()
     type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
     call = type(address_of(writer.function))
@@ -163,7 +161,8 @@ class _Caller(Writer):
         b, type = self.b, ir.FunctionType(INT32, [INT64] * ARGUMENTS)
         with self.counted(self.start, self.stop, 1) as at:
             first = b.add(b.mul(at, self.number(RECORD)), self.number(1))
-            address, checked, *numbers = (self.load(self.table, b.add(first, self.number(i))) for i in range(RECORD))
+            places = [b.add(first, self.number(i)) for i in range(RECORD)]
+            address, checked, *numbers = (self.entry_of(self.table, place) for place in places)
             status = b.call(b.inttoptr(address, type.as_pointer()), numbers)
             counts = b.icmp_signed("!=", checked, self.number(0))
             with b.if_then(b.and_(counts, b.icmp_signed("!=", status, ir.Constant(INT32, 0)))):
@@ -171,17 +170,13 @@ class _Caller(Writer):
                 b.ret_void()
         b.ret_void()
 
-    def load(self, table: ir.Value, index: ir.Value) -> ir.Value:
-        """A number of a table."""
-        return self.b.load(self.b.gep(table, [index], source_etype=INT64), typ=INT64)
 
-
-class _Member(_Caller):
+class _Member(Writer):
     """Writes what a thread of a team runs; the data comes where others have the start."""
 
     def write(self) -> None:
         b, data = self.b, self.b.inttoptr(self.start, POINTER)
-        number, size, caller, count = (self.load(data, self.number(i)) for i in range(4))
+        number, size, caller, count = (self.entry_of(data, self.number(i)) for i in range(4))
         asked = ir.FunctionType(INT32, []).as_pointer()
         own, team = (b.sext(b.call(b.inttoptr(each, asked), []), INT64) for each in (number, size))
         rounds = b.udiv(b.add(count, b.sub(team, self.number(1))), team)
@@ -189,24 +184,20 @@ class _Member(_Caller):
             table = b.add(b.mul(turn, team), own)
             with b.if_then(b.icmp_signed("<", table, count)):
                 first = b.add(b.mul(table, self.number(2)), self.number(4))
-                records, address = (self.load(data, b.add(first, self.number(i))) for i in range(2))
+                records, address = (self.entry_of(data, b.add(first, self.number(i))) for i in range(2))
                 numbers = [self.number(0), records, b.inttoptr(address, POINTER)]
                 b.call(b.inttoptr(caller, KERNEL.as_pointer()), numbers)
         b.ret_void()
 
 
-class _Checker(_Caller):
+class _Checker(Writer):
     """Writes the function that looks at the status of several tables, which it clears."""
-
-    def __init__(self) -> None:
-        self.function, self.b = new_function(ir.FunctionType(INT32, [INT64, INT64, POINTER]))
-        self.start, self.stop, self.table = self.function.args
 
     def write(self) -> None:
         b, data = self.b, self.b.inttoptr(self.start, POINTER)
-        with self.counted(self.number(0), self.load(data, self.number(0)), 1) as at:
-            table = b.inttoptr(self.load(data, b.add(at, self.number(1))), POINTER)
-            status = self.load(table, self.number(0))
+        with self.counted(self.number(0), self.entry_of(data, self.number(0)), 1) as at:
+            table = b.inttoptr(self.entry_of(data, b.add(at, self.number(1))), POINTER)
+            status = self.entry_of(table, self.number(0))
             with b.if_then(b.icmp_signed("!=", status, self.number(0))):
                 b.store(self.number(0), table)
                 b.ret(b.trunc(status, INT32))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,14 +14,12 @@ from foreplan.cpu.native import together
 
 def set_threads(count: int) -> None:
     """Let oneDNN use so many threads in every primitive that is described, made or run from now on."""
-    library()
-    ctypes.CDLL("libgomp.so.1").omp_set_num_threads(count)
+    library().openmp.omp_set_num_threads(count)
 
 
 def current_threads() -> int:
     """How many `set_threads` allows."""
-    library()
-    count: int = ctypes.CDLL("libgomp.so.1").omp_get_max_threads()
+    count: int = library().openmp.omp_get_max_threads()
     return count
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numba.core.dispatcher import Dispatcher
 
 from foreplan.cpu.lanes import DOUBLE, FLOAT, INT32, INT64
-from foreplan.cpu.llvm import POINTER, address_of, new_function
+from foreplan.cpu.llvm import POINTER, STATUS, address_of
 from foreplan.cpu.loops import Writer
 
 FINE = (0, -2)  # what Numba's functions give when they return, something or None
@@ -72,13 +72,12 @@ class _Unpacker(Writer):
     """Writes such a function."""
 
     def __init__(self, kinds: tuple[str, ...]) -> None:
-        self.function, self.b = new_function(ir.FunctionType(INT32, [INT64, INT64, POINTER]))
-        self.start, self.stop, self.table = self.function.args
+        super().__init__(STATUS)
         self.kinds = kinds
 
     def write(self) -> None:
         b = self.b
-        result, raised = (b.inttoptr(b.ptrtoint(b.alloca(INT64), INT64), POINTER) for _ in range(2))
+        result, raised = self.local(INT64), self.local(INT64)
         values = [self.value(kind, self.entry(1 + i)) for i, kind in enumerate(self.kinds)]
         type = ir.FunctionType(INT32, [POINTER, POINTER, *(value.type for value in values)])
         status = b.call(b.inttoptr(self.entry(0), type.as_pointer()), [result, raised, *values])

@@ -136,10 +136,6 @@ class _Transform(Writer):
                         b.store(self.followed(x, place, iter(others)), place, align=4)
         b.ret_void()
 
-    def local(self, type: ir.Type) -> ir.Value:
-        """Memory of the function's own; llvmlite's pointers to it have a type, which others have not."""
-        return self.b.inttoptr(self.b.ptrtoint(self.b.alloca(type), INT64), POINTER)
-
     def find(self, kind: str, side: int, row: ir.Value, width: int, found: ir.Value, outside: ir.Value) -> None:
         """The address of each place of a tile, and how far it is from one vector of channels to the next."""
         b = self.b
