@@ -9,19 +9,19 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from foreplan.cpu import library as c
 from foreplan.cpu import primitives, winograd
+from foreplan.cpu.copies import clear, copy
 from foreplan.cpu.kernel import Kernel, Refused, Run, Windows, one_after_another
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.primitives import OLD, After, Description, Following, Geometry, Primitive, argument_of, base_of, onto
 from foreplan.cpu.rows import Rows, merged, rows_along
 from foreplan.cpu.threads import one_thread
-from foreplan.graph import Op, TensorType, Window
+from foreplan.graph import DType, Op, TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.ops.conv_map import ConvMap, steps_of
@@ -76,9 +76,9 @@ class Staged:
         starts = {kind: [array.ctypes.data for array in found] for kind, found in arrays.items()}
         runs: list[Run] = []
         if self.base >= 0 and starts["in"][self.base] != starts["out"][0]:
-            runs.append(partial(np.copyto, outputs[0], inputs[self.base]))
+            runs.append(copy(outputs[0], inputs[self.base]))
         if self.cleared:
-            runs.append(partial(outputs[0].fill, 0))
+            runs.append(clear(outputs[0]))
         for stage in self.stages:
             addresses = {a: starts[kind][index] + byte for a, (kind, index, byte) in stage.arguments.items()}
             runs.append(stage.primitive.bind(addresses))
@@ -126,7 +126,7 @@ class _Plan:
             image, place = self.without_gaps(image, place)
             rows = rows_along(image, 1)
             assert rows is not None
-        return _matrix(rows), place
+        return _matrix(rows, image.type.dtype), place
 
     def without_gaps(self, image: Window, place: Place) -> tuple[Window, Place]:
         """An image that lies with channels last and without gaps: itself or a copy."""
@@ -165,10 +165,17 @@ def matmul(op: Op, inputs: Windows, outputs: Windows) -> Staged:
 def _thrashes(b: Window) -> bool:
     """Whether the rows of a matrix lie so that too few sets of a cache hold a column, and oneDNN does not know.
 
-    It copies matrices whose rows are a power of two apart; a multiple of 2 KiB is as bad.
+    It copies matrices whose rows are a power of two apart; a multiple of 2 KiB is as bad. Those of bfloat16 it copies
+    in any case.
     """
     row, column = b.strides[-2:]
-    return column == b.type.dtype.itemsize and row > 4096 and row % 2048 == 0 and row & (row - 1) != 0
+    return (
+        b.type.dtype == FLOAT32
+        and column == FLOAT32.itemsize
+        and row > 4096
+        and row % 2048 == 0
+        and row & (row - 1) != 0
+    )
 
 
 def _by_panels(plan: _Plan, a: Window, b: Window, y: Window, add: bool) -> None:
@@ -205,7 +212,7 @@ def _flattened(a: Window, b: Window, y: Window) -> tuple[Window, Window, Window]
 def _check(*windows: Window) -> None:
     """Raise for what no kernel here takes."""
     for x in windows:
-        if x.type.dtype.name != "float32" or not x.type.size or any(step < 0 for step in x.strides):
+        if x.type.dtype.name not in ("float32", "bfloat16") or not x.type.size or any(step < 0 for step in x.strides):
             raise Refused(f"{x.type} with the strides {x.strides}")
 
 
@@ -263,14 +270,16 @@ def _convolution(op: Conv | ConvMap, inputs: Windows, outputs: Windows, after: F
     plan = _Plan()
     if _of_one_tap(op, w.shape[2:], w) and _few(op, x, y) and (rows := rows_along(y, 1)):
         seen, source = plan.positions(_seen(op, x, y), INPUT)
-        made = primitives.matmul(seen, _swapped(_flat_weights(w)), _matrix(rows), _described(after, y, 2))
+        made = primitives.matmul(
+            seen, _swapped(_flat_weights(w)), _matrix(rows, y.type.dtype), _described(after, inputs, y, 2)
+        )
         plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **_taken(after)})
         return plan.finish(base_of(after))
     bias = inputs[after[0][1]] if after and after[0][0] == "add" else None
     follows = after[1:] if bias else after
     weights = _grouped(w, op.groups)
     bias = bias and bias.viewed(y.shape[1:2], (bias.type.dtype.itemsize,))
-    made = primitives.convolution(x, weights, y, _geometry(op), bias, _described(follows, y, len(y.shape)))
+    made = primitives.convolution(x, weights, y, _geometry(op), bias, _described(follows, inputs, y, len(y.shape)))
     place = plan.weights(weights, made.descriptions[c.WEIGHTS], WEIGHTS)
     arguments = {c.SRC: INPUT, c.WEIGHTS: place, c.DST: OUTPUT, **_taken(follows)}
     if bias:
@@ -279,12 +288,15 @@ def _convolution(op: Conv | ConvMap, inputs: Windows, outputs: Windows, after: F
     return plan.finish(base_of(after))
 
 
-def _described(after: Following, y: Window, rank: int) -> list[After]:
+def _described(after: Following, inputs: Windows, y: Window, rank: int) -> list[After]:
     """What follows, with vectors of one number a channel as tensors of so many axes."""
-    vector = Window.dense(y.type.with_shape((1, y.shape[1], *[1] * (rank - 2))))
-    single = Window.dense(y.type.with_shape((1,) * rank))
-    others = {OLD: None, "relu": single}
-    return [After(function, others.get(function, vector)) for function, _ in after]
+    shape, zero = (1, y.shape[1], *[1] * (rank - 2)), Window.dense(TensorType(FLOAT32, (1,) * rank))
+    return [
+        After(function, {OLD: None, "relu": zero}[function])
+        if function in (OLD, "relu")
+        else After(function, Window.dense(inputs[index].type.with_shape(shape)))
+        for function, index in after
+    ]
 
 
 def _taken(after: Following) -> dict[int, Place]:
@@ -336,13 +348,13 @@ def _products_at_positions(plan: _Plan, op: ConvDataGrad, g: Window, w: Window, 
     cotangents, source = plan.positions(g, INPUT)
     seen = _seen(op, dx, g)
     if rows := rows_along(seen, 1):
-        made = primitives.matmul(cotangents, _flat_weights(w), _matrix(rows), onto(adds))
+        made = primitives.matmul(cotangents, _flat_weights(w), _matrix(rows, dx.type.dtype), onto(adds))
         plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
         return plan.finish(2 if adds else -1, cleared=not adds and seen.shape != dx.shape)
     whole = channels_last(seen.type)
     here, rows = plan.keep(whole.type.nbytes), rows_along(whole, 1)
     assert rows is not None
-    made = primitives.matmul(cotangents, _flat_weights(w), _matrix(rows))
+    made = primitives.matmul(cotangents, _flat_weights(w), _matrix(rows, dx.type.dtype))
     plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: here})
     spread = primitives.reorder(Description.of(whole), Description.of(seen), add=adds)
     plan.run(spread, {c.SRC: here, c.DST: OUTPUT})
@@ -411,6 +423,5 @@ def _flat_weights(w: Window) -> Window:
     return w.viewed(w.shape[:2], w.strides[:2])
 
 
-def _matrix(rows: Rows) -> Window:
-    item = FLOAT32.itemsize
-    return Window(TensorType(FLOAT32, (rows.count, rows.width)), (rows.step * item, item))
+def _matrix(rows: Rows, dtype: DType) -> Window:
+    return Window(TensorType(dtype, (rows.count, rows.width)), (rows.step * dtype.itemsize, dtype.itemsize))

@@ -12,7 +12,7 @@ from foreplan.cpu import library as c
 from foreplan.cpu.kernel import Run
 from foreplan.cpu.layouts import stepped
 from foreplan.cpu.library import Argument, Dims, library
-from foreplan.graph import Window
+from foreplan.graph import TensorType, Window
 
 
 class Description:
@@ -337,5 +337,5 @@ def convolution_weight_gradient(x: Window, g: Window, dw: Window, geometry: Geom
 
 
 def _hint(x: Window, w: Window, y: Window, geometry: Geometry) -> Primitive:
-    """The forward convolution that a gradient belongs to, which oneDNN wants to see."""
-    return convolution(x, w, y, geometry)
+    """The forward convolution that a gradient belongs to, which oneDNN wants to see; of narrow data, so its weights."""
+    return convolution(x, Window.dense(TensorType(x.type.dtype, w.shape)), y, geometry)

@@ -113,6 +113,7 @@ class Images:
 def suits(op: ConvOp, kernel: Sequence[int], x: Window, y: Window, tiled: Window) -> bool:
     """Whether images x and y are of a convolution that is faster this way, whose tiles lie in `tiled`."""
     plain = set(op.strides) == {1} == set(op.dilations) and op.groups == 1 and tuple(kernel) == (TAPS, TAPS)
+    plain = plain and x.type.dtype == y.type.dtype == FLOAT32
     if not plain or x.shape[1] % LANES or y.shape[1] % LANES or not all(map(channel_rows, (x, y))):
         return False
     tiles, pairs, channels = Images.of(tiled).count, x.shape[1] * y.shape[1], x.shape[1] + y.shape[1]
