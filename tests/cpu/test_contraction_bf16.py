@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from foreplan.cpu.layouts import channels_last
-from foreplan.graph import TensorType, Window
-from foreplan.graph.types import DTYPES
+from foreplan.graph import Window
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.conv_map import ConvMap
 from foreplan.ops.matmul import MatMul
 from tests.cpu.check import needs_onednn, run, type_of
 from tests.cpu.narrow import check_narrow, narrow
-from tests.cpu.test_contraction import CASES, MAP_CASES, MAPS
+from tests.cpu.test_contraction import CASES, MAP_CASES
 
 pytestmark = needs_onednn()
 RNG = np.random.default_rng(0)
