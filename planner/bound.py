@@ -9,6 +9,7 @@ import numpy as np
 from foreplan.planner.alias import Chains
 from foreplan.planner.liveness import LiveRanges
 from foreplan.planner.problem import ALIGNMENT, Problem, Role
+from foreplan.planner.rivals import without_rivals
 from foreplan.units import align_up
 
 HELD = 32  # values that the bound over all schedules follows from one end of the step to the other
@@ -71,6 +72,7 @@ def order_bound(problem: Problem) -> int:
     action must run if it has an effect or is the only producer of a value that an output or such an action needs.
     Parts may lie within the whole that an action makes of them, so they count only in sets without one.
     """
+    problem = without_rivals(problem, [0] * len(problem.actions)).problem
     sizes = _DeviceBytes(problem)
     everywhere = [v for v, value in enumerate(problem.values) if value.role is Role.STORED]
     persistent = sizes.total(everywhere)

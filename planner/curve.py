@@ -113,13 +113,17 @@ class Curve:
         return chosen, lay_out(self.problem, chosen)
 
 
-def free_curve(problem: Problem, base: Base, cost: Sequence[int]) -> tuple[Curve, int]:
-    """The beginning of a curve as far as recomputation costs next to nothing, and what that may cost."""
-    most = sum(cost[index] for index in base.schedule.order) // FREE
+def free_cost(base: Base, cost: Sequence[int]) -> int:
+    """What may be added to a schedule and still count as free."""
+    return sum(cost[index] for index in base.schedule.order) // FREE
+
+
+def free_curve(problem: Problem, base: Base, cost: Sequence[int], most: int) -> Curve:
+    """The beginning of a curve, as far as recomputation costs so much."""
     bound, found = base.schedule.bound, []
     for order in _orders(problem, base):
         found += recompute(problem, order, bound, cost, caps=[most], most_cost=most, thorough=False)
-    return Curve(problem, base, tuple(frontier([point for point in found if point.cost <= most], bound))), most
+    return Curve(problem, base, tuple(frontier([point for point in found if point.cost <= most], bound)))
 
 
 def whole_curve(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from foreplan.errors import DoesNotFitError, UsageError
-from foreplan.planner.curve import Base, Curve, free_curve, whole_curve
+from foreplan.planner.curve import Base, Curve, free_cost, free_curve, whole_curve
 from foreplan.planner.dependences import dependences
 from foreplan.planner.layout import Schedule, arena_bytes, lay_out, schedule
 from foreplan.planner.order import HEURISTICS
@@ -13,6 +13,8 @@ from foreplan.planner.order_best import improve
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Problem
 from foreplan.planner.report import buffers
+from foreplan.planner.rival_curve import with_rivals
+from foreplan.planner.rivals import without_rivals
 from foreplan.units import format_bytes, parse_bytes
 
 REMAT = ("off", "free", "auto")
@@ -28,9 +30,11 @@ def plan(problem: Problem, budget: int | float | str | None = None, remat: str =
 
     Args:
         budget: what the arena must stay within: bytes, text such as "2GiB", or, as a float, a share of the arena that
-            is needed without recomputation.
+            is needed without recomputation, by the fastest actions.
         remat: what may be recomputed to save memory. "off": nothing. "free" and "auto": without a budget, what adds
             at most 1 % to the predicted time; with one, as little as meets it, and nothing where it is met anyway.
+            Where actions are rivals, alike but for their workspace and time, slower ones that need less count as
+            recomputation does, with "off" as well.
             Where the problem has actions that copy values off the device and back, these stand beside recomputation,
             and with "off" a budget is met by them alone.
 
@@ -43,21 +47,23 @@ def plan(problem: Problem, budget: int | float | str | None = None, remat: str =
         UsageError: a budget or `remat` that cannot be understood.
     """
     _check_options(budget, remat)
-    base = find_base(problem)
+    costs = _costs(problem, "nanoseconds")
+    lean = without_rivals(problem, costs)
+    base = find_base(lean.problem)
+    once = Curve(lean.problem, base, ())
     if budget is None:
-        if remat == "off":
-            return Curve(problem, base, ()).plan(0)
-        curve, most = free_curve(problem, base, _costs(problem, "nanoseconds"))
-        return curve.lowest(most)
-    allowed = math.floor(base.arena * budget) if isinstance(budget, float) else parse_bytes(budget)
-    curve = Curve(problem, base, ())
-    if base.arena > allowed and (remat != "off" or problem.copies):
-        curve = whole_curve(problem, base, _costs(problem, "nanoseconds"), again=remat != "off")
+        most = free_cost(base, lean.costs)
+        found = once if remat == "off" else free_curve(lean.problem, base, lean.costs, most)
+        return with_rivals(lean, costs, found).lowest(most)
+    curve = with_rivals(lean, costs, once)
+    allowed = math.floor(curve.base.arena * budget) if isinstance(budget, float) else parse_bytes(budget)
+    if curve.base.arena > allowed and (remat != "off" or problem.copies):
+        curve = with_rivals(lean, costs, whole_curve(lean.problem, base, lean.costs, again=remat != "off"))
     try:
         return curve.within(allowed)
     except DoesNotFitError as error:
         assert isinstance(error.plan, Plan)
-        raise _does_not_fit(error.plan, problem, base, allowed, remat) from None
+        raise _does_not_fit(error.plan, problem, curve.base, allowed, remat) from None
 
 
 def plan_curve(problem: Problem, cost: str = "nanoseconds", *, thorough: bool = True) -> Curve:
@@ -68,7 +74,10 @@ def plan_curve(problem: Problem, cost: str = "nanoseconds", *, thorough: bool = 
             Copies off the device have none, and count as many as run on average in the time that they take.
         thorough: search as long as for a budget; else a tenth of it or less, for plans some percent larger.
     """
-    return whole_curve(problem, find_base(problem), _costs(problem, cost), thorough=thorough)
+    costs = _costs(problem, cost)
+    lean = without_rivals(problem, costs)
+    curve = whole_curve(lean.problem, find_base(lean.problem), lean.costs, thorough=thorough)
+    return with_rivals(lean, costs, curve)
 
 
 def _costs(problem: Problem, cost: str) -> list[int]:
@@ -154,10 +163,12 @@ def _does_not_fit(found: Plan, problem: Problem, base: Base, allowed: int, remat
 
 def _price(found: Plan, problem: Problem, base: Base) -> str:
     """What the smallest plan costs beyond the one without recomputation, for people."""
-    if len(found.steps) == len(base.schedule.order):
+    order = tuple(step.action for step in found.steps)
+    if sorted(order) == sorted(base.schedule.order):
         return ""
-    copies = sum(step.action in problem.copies for step in found.steps)
-    what = "copies and recomputation" if copies else "recomputation"
+    copies = any(action in problem.copies for action in order)
+    longer = len(order) > len(base.schedule.order)
+    what = "copies and recomputation" if copies else "recomputation" if longer else "kernels with less workspace"
     usual = sum(problem.actions[index].nanoseconds for index in base.schedule.order)
-    extra = sum(problem.actions[step.action].nanoseconds for step in found.steps) - usual
+    extra = sum(problem.actions[action].nanoseconds for action in order) - usual
     return f" at {extra / usual:+.1%} of predicted time for {what}" if usual else f" with {what}"

@@ -1,0 +1,57 @@
+"""Rivals: actions that differ in workspace and cost alone, such as kernels for one op; and a problem without them.
+
+Rivals read and write the same in the same way, so which of them runs at a step changes the live bytes of that step and
+nothing else. So the search for orders and for what to recompute sees one of them, with the least workspace and the
+least cost that any has; `rival_curve` then chooses among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from foreplan.planner.problem import Action, Problem
+
+
+@dataclass(frozen=True)
+class Lean:
+    """A problem without rivals.
+
+    Attributes:
+        whole: the problem with them; the same one where there are none.
+        problem: one action for each set of rivals.
+        costs: of its actions.
+        sets: by its actions, what may run in their places, the one of the least workspace first.
+    """
+
+    whole: Problem
+    problem: Problem
+    costs: tuple[int, ...]
+    sets: tuple[tuple[int, ...], ...]
+
+
+def without_rivals(problem: Problem, costs: Sequence[int]) -> Lean:
+    """The problem with one action for each set of rivals.
+
+    Actions with an effect are no rivals: each must run.
+
+    Args:
+        costs: of one run of each action.
+    """
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for index, action in enumerate(problem.actions):
+        alike.setdefault((index,) if action.effect else _likeness(action), []).append(index)
+    if len(alike) == len(problem.actions):
+        return Lean(problem, problem, tuple(costs), tuple((index,) for index in range(len(costs))))
+    sets = [sorted(rivals, key=lambda i: (problem.actions[i].workspace, costs[i], i)) for rivals in alike.values()]
+    actions = []
+    for rivals in sets:
+        cheapest = min(problem.actions[index].nanoseconds for index in rivals)
+        actions.append(replace(problem.actions[rivals[0]], nanoseconds=cheapest))
+    lean = Problem(problem.values, tuple(actions), problem.regions)
+    return Lean(problem, lean, tuple(min(costs[i] for i in rivals) for rivals in sets), tuple(map(tuple, sets)))
+
+
+def _likeness(action: Action) -> tuple[object, ...]:
+    """What rivals have in common."""
+    return action.reads, action.writes, action.overwrites, action.parts, action.workspace_region
