@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import click
 
-from foreplan import __version__, cli_budget, cli_memory, cli_run, cli_train
+from foreplan import __version__, cli_budget, cli_devices, cli_memory, cli_run, cli_train
 from foreplan.cli_options import print_json
 from foreplan.errors import DoesNotFitError, ForeplanError
 
@@ -109,8 +109,9 @@ def cli() -> None:
     """
 
 
-for command in (*cli_memory.COMMANDS, *cli_budget.COMMANDS, *cli_run.COMMANDS, *cli_train.COMMANDS):
-    cli.add_command(command)
+for module in (cli_memory, cli_budget, cli_run, cli_train, cli_devices):
+    for command in module.COMMANDS:
+        cli.add_command(command)
 
 
 def main() -> None:

@@ -23,8 +23,9 @@ ALLOWED = {
     "frontend": {"graph", "ops"},
     "passes": {"graph", "ops"},
     "cpu": {"graph", "ops"},
-    "lower": {"graph", "ops", "passes", "planner", "cpu"},
-    "runtime": {"graph", "ops", "lower", "planner", "cpu"},
+    "gpu": {"graph", "ops"},
+    "lower": {"graph", "ops", "passes", "planner", "cpu", "gpu"},
+    "runtime": {"graph", "ops", "lower", "planner", "cpu", "gpu"},
     "models": {"graph", "ops", "frontend"},
     "views": {"graph", "ops", "lower", "planner"},
     "cuda": set(),
@@ -36,6 +37,8 @@ ONLY_IN = {
     "safetensors": ("runtime",),
     "numba": ("planner", "cpu"),
     "scipy": ("ops",),
+    "cupy": ("gpu", "runtime"),
+    "cudnn": ("gpu",),
 }
 
 

@@ -1,0 +1,85 @@
+"""The command about cards: devices."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from foreplan.cli_options import json_option, print_json, say
+from foreplan.errors import UsageError
+from foreplan.files import check_writable, write_atomically
+from foreplan.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from foreplan.gpu.device import Device
+
+
+@click.command(short_help="List the cards that plans can be made for.")
+@click.option("--capture", is_flag=True, help="Write a profile of the card in this machine instead.")
+@click.option("-o", "--out", "path", metavar="FILE.toml", help="Where to write it; standard output by default.")
+@json_option
+def devices(capture: bool, path: str | None, as_json: bool) -> None:
+    """List the cards that plans can be made for, none of which needs to be in this machine.
+
+    A captured profile is named by its file: `--target cuda:FILE.toml`.
+
+    \b
+    Examples:
+      foreplan devices
+      foreplan devices --capture -o mine.toml
+    """
+    from foreplan.gpu.device import devices as known
+
+    if path is not None and not capture:
+        raise UsageError("-o is where --capture writes a profile: give both, or neither to list the cards")
+    if not capture:
+        if as_json:
+            print_json([device.as_json() for device in known().values()])
+        else:
+            _print_table(known().values())
+        return
+    from foreplan.gpu.capture import captured
+
+    if path is not None:
+        if not path.endswith(".toml"):
+            raise UsageError(f"a profile is known by its name: write it to a file that ends in .toml, not {path!r}")
+        check_writable(path)
+    found = captured()
+    if path is not None:
+        write_atomically(path, found.as_toml())
+        say(f"wrote {path}")
+    if as_json:
+        print_json(found.as_json())
+    elif path is None:
+        click.echo(found.as_toml(), nl=False)
+
+
+def _print_table(listed: Iterable[Device]) -> None:
+    """A line a card: what it has, and what it does in a second."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("device")
+    table.add_column("card", overflow="fold")
+    for name in ("cc", "SMs", "memory", "bandwidth", "float32", "TF32", "bfloat16", "float16"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for device in listed:
+        peaks = dict(device.peaks)
+        rates = [peaks.get(name) for name in ("float32", "tensorfloat32", "bfloat16", "float16")]
+        table.add_row(
+            device.name,
+            device.title.removeprefix("NVIDIA "),
+            device.capability,
+            str(device.multiprocessors),
+            format_bytes(device.memory_bytes),
+            format_count(device.bytes_per_second, "B/s"),
+            *("–" if rate is None else format_count(rate, "FLOP/s") for rate in rates),
+        )
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 140).print(table)
+
+
+COMMANDS = (devices,)
