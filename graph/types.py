@@ -41,6 +41,11 @@ class DType:
         """The type in which sums of such elements are taken: float32 for narrower floats, else the type itself."""
         return FLOAT32 if self.is_float and self.itemsize < FLOAT32.itemsize else self
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether sums of such elements are taken in a wider type."""
+        return self.wide != self
+
     def holds(self, number: float) -> bool:
         """Whether a number is one of this type's; floats take any, rounded."""
         if self.is_float:
@@ -201,6 +206,11 @@ class Window:
                 return False
             step *= extent
         return True
+
+
+def types_of(*arrays: np.ndarray) -> tuple[TensorType, ...]:
+    """The tensor types of arrays."""
+    return tuple(TensorType(as_dtype(array.dtype), array.shape) for array in arrays)
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
+from foreplan.graph import Builder, Cost, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Types
-from foreplan.graph.types import Shape
+from foreplan.graph.types import Shape, types_of
+from foreplan.ops.blocks import carve_bytes
 from foreplan.ops.conv_kernels import (
     add_images,
     add_product,
@@ -25,6 +26,14 @@ from foreplan.ops.conv_kernels import (
     grouped_weights,
     product_bytes,
 )
+from foreplan.ops.conv_narrow import (
+    conv_pieces,
+    data_grad_pieces,
+    narrow_conv,
+    narrow_data_grad,
+    narrow_weight_grad,
+    weight_grad_pieces,
+)
 from foreplan.ops.depthwise import (
     conv_bytes,
     data_grad_bytes,
@@ -34,7 +43,7 @@ from foreplan.ops.depthwise import (
     is_depthwise,
     weight_grad_bytes,
 )
-from foreplan.ops.map import elementwise
+from foreplan.ops.map import convert, elementwise
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
 from foreplan.ops.window import Pads, Windows, count_positions, per_axis, spatial_is_dense, symmetric
@@ -82,6 +91,10 @@ class ConvOp(Op):
         """Whether every window is one element and every element has one."""
         return set(kernel) == {1} == set(self.strides) and not any(map(any, self.pads))
 
+    def is_depthwise(self, x: TensorType | np.ndarray, w: TensorType | np.ndarray) -> bool:
+        """Whether images x and weights w are of a convolution of each channel by itself."""
+        return is_depthwise(x.shape[1], w.shape, self.groups)
+
     def check(self, x: TensorType, w: TensorType) -> None:
         """Raise unless images [N, C, …] and weights [K, C/groups, …] fit each other."""
         if x.rank != w.rank or x.rank < 3 or x.dtype != w.dtype:
@@ -98,8 +111,8 @@ class ConvOp(Op):
 class Conv(ConvOp):
     """y[n, k, o] = Σ_{c, r} w[k, c, r] · x[n, c, o·stride − low + r·dilation] (+ bias[k]), a cross-correlation.
 
-    Inputs: x [N, C, *S], w [K, C/groups, *R], optionally bias [K], or what is added to, as the output.
-    Output: [N, K, *O].
+    Inputs: x [N, C, *S], w [K, C/groups, *R], optionally bias [K], which may be wide beside narrow images, or what is
+    added to, as the output. Output: [N, K, *O].
     """
 
     name: ClassVar[str] = "conv"
@@ -111,7 +124,8 @@ class Conv(ConvOp):
         self.check(x, w)
         positions = count_positions(x.shape[2:], w.shape[2:], self.strides, self.pads, self.dilations)
         y = x.with_shape((x.shape[0], w.shape[0], *positions))
-        if len(added) > 1 or any(type not in (y, x.with_shape(w.shape[:1])) for type in added):
+        bias = x.with_shape(w.shape[:1])
+        if len(added) > 1 or any(type not in (y, bias, bias.with_dtype(x.dtype.wide)) for type in added):
             raise ShapeError(
                 f"what is added must be a bias {x.dtype}[{w.shape[0]}], or {y} as the output, and is {added[0]}"
             )
@@ -130,14 +144,15 @@ class Conv(ConvOp):
             if value.type == g.type:
                 gradients.append(g)
             else:
-                gradients.append(reduce(b, "sum", g, axes) if b.wants(value) else None)
+                wide = value.dtype != g.dtype
+                gradients.append(reduce(b, "sum", g, axes, wide=wide) if b.wants(value) else None)
         if b.wants(x):
             gradients[0] = b.apply(ConvDataGrad(*self.geometry, spatial=x.shape[2:]), g, w)
         return gradients
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """What is added to may be changed in place, but for depth-wise convolutions, which add it at the end."""
-        depthwise = is_depthwise(inputs[0].shape[1], inputs[1].shape, self.groups)
+        depthwise = self.is_depthwise(inputs[0], inputs[1])
         return ((0, 2),) if self._is_added_to(inputs, outputs) and not depthwise else ()
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
@@ -149,10 +164,12 @@ class Conv(ConvOp):
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Columns of a block of positions, and their product where it is not the output's own bytes."""
         (x, w), (y,) = inputs[:2], outputs
+        if x.dtype.is_narrow:
+            return carve_bytes(*conv_pieces(x, w, y))
         adds = self._is_added_to(inputs, outputs)
         if self.is_pointwise(w.shape[2:]):
             return added_bytes(y, self.groups) if adds else 0
-        if is_depthwise(x.shape[1], w.shape, self.groups):
+        if self.is_depthwise(x, w):
             return conv_bytes(self.windows(x.shape[2:], w.shape[2:]), y)
         plan = blocking(x, w, y)
         return plan.column_bytes + (plan.row_bytes if adds else plan.joined_bytes)
@@ -162,7 +179,12 @@ class Conv(ConvOp):
         (x, w, *added), (y,) = inputs, outputs
         windows = self.windows(x.shape[2:], w.shape[2:])
         base = added if added and added[0].shape == y.shape else []
-        if is_depthwise(x.shape[1], w.shape, self.groups) and not self.is_pointwise(w.shape[2:]):
+        if as_dtype(x.dtype).is_narrow:
+            for product, items, positions in self.products(x, w, y, workspace):
+                for array in added:
+                    product += added_part(array, items, positions)
+            return
+        if self.is_depthwise(x, w) and not self.is_pointwise(w.shape[2:]):
             depthwise_conv(windows, x, w, y, workspace)
             for array in base:
                 y += array
@@ -172,6 +194,13 @@ class Conv(ConvOp):
             self._multiply(windows, x, w, y, workspace, clear=not base)
         if added and not base:
             y += added[0].reshape(-1, *(1 for _ in self.strides))
+
+    def products(
+        self, x: np.ndarray, w: np.ndarray, y: np.ndarray, workspace: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, slice, slice]]:
+        """Of narrow elements, the sums that y is rounded from, block by block: see `narrow_conv`."""
+        windows = self.windows(x.shape[2:], w.shape[2:])
+        return narrow_conv(windows, self.groups, (x, w, y), types_of(x, w, y), workspace)
 
     def _multiply(
         self, windows: Windows, x: np.ndarray, w: np.ndarray, y: np.ndarray, workspace: np.ndarray, clear: bool
@@ -229,7 +258,7 @@ class ConvDataGrad(ConvOp):
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """What is added to may be changed in place, but for depth-wise convolutions, which add it at the end."""
-        in_place = len(inputs) == 3 and not is_depthwise(outputs[0].shape[1], inputs[1].shape, self.groups)
+        in_place = len(inputs) == 3 and not self.is_depthwise(outputs[0], inputs[1])
         return ((0, 2),) if in_place else ()
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
@@ -242,9 +271,11 @@ class ConvDataGrad(ConvOp):
         that is added to another.
         """
         (g, w), (dx,) = inputs[:2], outputs
+        if g.dtype.is_narrow:
+            return carve_bytes(*data_grad_pieces(dx, w, g, self.groups))
         if self.is_pointwise(w.shape[2:]):
             return added_bytes(dx, self.groups) if len(inputs) == 3 else 0
-        if is_depthwise(dx.shape[1], w.shape, self.groups):
+        if self.is_depthwise(dx, w):
             return data_grad_bytes(self.windows(self.spatial, w.shape[2:]), g)
         return blocking(dx, w, g).column_bytes + blocking(dx, w, g).joined_bytes
 
@@ -252,7 +283,11 @@ class ConvDataGrad(ConvOp):
         """Columns = transposed weights times gradients, added into the image tap by tap."""
         (g, w, *base), (dx,) = inputs, outputs
         windows = self.windows(self.spatial, w.shape[2:])
-        if is_depthwise(dx.shape[1], w.shape, self.groups) and not self.is_pointwise(w.shape[2:]):
+        if as_dtype(g.dtype).is_narrow:
+            arrays, added = (dx, w, g), base[0] if base else None
+            narrow_data_grad(windows, self.groups, arrays, types_of(*arrays), added, workspace)
+            return
+        if self.is_depthwise(dx, w) and not self.is_pointwise(w.shape[2:]):
             depthwise_data_grad(windows, g, w, dx, workspace)
             for array in base:
                 dx += array
@@ -278,11 +313,13 @@ class ConvWeightGrad(ConvOp):
 
     Attributes:
         kernel: taps along each spatial axis.
+        wide: narrow images give a wide result (see `DType.wide`).
     """
 
     name: ClassVar[str] = "conv_weight_grad"
     accumulates: ClassVar[int] = 2
     kernel: Shape = ()
+    wide: bool = False
 
     def _is_weight(self, index: int) -> bool:
         return False
@@ -297,6 +334,7 @@ class ConvWeightGrad(ConvOp):
         positions = count_positions(x.shape[2:], self.kernel, self.strides, self.pads, self.dilations)
         if positions != g.shape[2:] or x.dtype != g.dtype:
             raise ShapeError(f"{x} has {list(positions)} windows of {list(self.kernel)}, and the gradient is {g}")
+        dw = dw.with_dtype(x.dtype.wide) if self.wide else dw
         if len(base) > 1 or any(type != dw for type in base):
             raise ShapeError(f"what {dw} is added to must be of its type, and is {base[0]}")
         return (dw,)
@@ -305,15 +343,16 @@ class ConvWeightGrad(ConvOp):
         self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         """It is linear in x and in g; the cotangent plays the weights, and is that of what is added to."""
-        (x, g), (t,) = inputs[:2], cotangents
-        assert t is not None
+        (x, g), (whole,) = inputs[:2], cotangents
+        assert whole is not None
+        t = convert(b, whole, x.dtype)
         dg = b.apply(Conv(*self.geometry), x, t) if b.wants(g) else None
         dx = b.apply(ConvDataGrad(*self.geometry, spatial=x.shape[2:]), g, t) if b.wants(x) else None
-        return [dx, dg, *[t] * (len(inputs) - 2)]
+        return [dx, dg, *[whole] * (len(inputs) - 2)]
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """What is added to may be changed in place, but for depth-wise convolutions, which add it at the end."""
-        in_place = len(inputs) == 3 and not is_depthwise(inputs[0].shape[1], outputs[0].shape, self.groups)
+        in_place = len(inputs) == 3 and not self.is_depthwise(inputs[0], outputs[0])
         return ((0, 2),) if in_place else ()
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
@@ -324,9 +363,11 @@ class ConvWeightGrad(ConvOp):
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Columns of a block, gradients of several images side by side, and the block's product."""
         (x, g, *base), (dw,) = inputs, outputs
+        if x.dtype.is_narrow:
+            return carve_bytes(*weight_grad_pieces(x, dw, g, self.groups))
         if self.is_pointwise(self.kernel):
             return product_bytes(dw, self.groups) if x.shape[0] > 1 or base else 0
-        if is_depthwise(x.shape[1], dw.shape, self.groups):
+        if self.is_depthwise(x, dw):
             return weight_grad_bytes(self.windows(x.shape[2:], self.kernel), g)
         plan = blocking(x, dw, g)
         single = plan.blocks(g.shape) == 1 and not base
@@ -336,7 +377,11 @@ class ConvWeightGrad(ConvOp):
         """Gradients of a block times its columns transposed, added up block by block."""
         (x, g, *base), (dw,) = inputs, outputs
         windows = self.windows(x.shape[2:], self.kernel)
-        if is_depthwise(x.shape[1], dw.shape, self.groups) and not self.is_pointwise(self.kernel):
+        if as_dtype(x.dtype).is_narrow:
+            arrays, added = (x, dw, g), base[0] if base else None
+            narrow_weight_grad(windows, self.groups, arrays, types_of(*arrays), added, workspace)
+            return
+        if self.is_depthwise(x, dw) and not self.is_pointwise(self.kernel):
             depthwise_weight_grad(windows, x, g, dw, workspace)
             for array in base:
                 dw += array
@@ -349,6 +394,11 @@ class ConvWeightGrad(ConvOp):
         images, grads, weights = grouped(x, self.groups), grouped(g, self.groups), grouped_weights(dw, self.groups)
         for n in range(len(x)):
             add_product(grads[n], images[n], weights, workspace, first=n == 0 and not base)
+
+
+def added_part(array: np.ndarray, items: slice, positions: slice) -> np.ndarray:
+    """What a block [items, K, positions] of a result is added to, of a vector [K] or of images [N, K, *O]."""
+    return array[:, None] if array.ndim == 1 else grouped(array, 1)[items, 0, :, positions]
 
 
 def conv(

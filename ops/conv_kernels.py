@@ -86,7 +86,7 @@ def grouped_weights(w: np.ndarray, groups: int) -> np.ndarray:
     return w.reshape(groups, w.shape[0] // groups, math.prod(w.shape[1:]))
 
 
-def _columns(windows: Windows, channels: int, items: int, box: Box, memory: np.ndarray) -> np.ndarray:
+def columns_of(windows: Windows, channels: int, items: int, box: Box, memory: np.ndarray) -> np.ndarray:
     """The block of columns as [C, taps, items, *box], at the start of `memory`."""
     shape = (channels, len(windows.taps), items, *box.shape)
     return memory[: math.prod(shape)].reshape(shape)
@@ -120,9 +120,9 @@ def _plan(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> Blocking:
     return blocking(TensorType(dtype, x.shape), TensorType(dtype, w.shape), TensorType(dtype, y.shape))
 
 
-def _gathered(windows: Windows, groups: int, images: np.ndarray, box: Box, memory: np.ndarray) -> np.ndarray:
+def gathered(windows: Windows, groups: int, images: np.ndarray, box: Box, memory: np.ndarray) -> np.ndarray:
     """The block of columns of images [items, C, *S], filled, as [groups, C/groups·taps, positions]."""
-    columns = _columns(windows, images.shape[1], len(images), box, memory)
+    columns = columns_of(windows, images.shape[1], len(images), box, memory)
     _gather(windows, images, box, columns)
     return columns.reshape(groups, images.shape[1] // groups * len(windows.taps), -1)
 
@@ -137,7 +137,7 @@ def column_conv(
     aside = workspace[plan.column_bytes : plan.column_bytes + plan.row_bytes].view(x.dtype)
     weights, outputs = grouped_weights(w, groups), grouped(y, groups)
     for items, box in plan.walk(windows, len(x)):
-        matrix = _gathered(windows, groups, x[items], box, memory)
+        matrix = gathered(windows, groups, x[items], box, memory)
         if plan.images == 1 and clear:
             np.matmul(weights, matrix, out=outputs[items.start, :, :, box.start : box.stop])
             continue
@@ -161,7 +161,7 @@ def column_data_grad(
         target = dx[items].swapaxes(0, 1)
         if clear and box.start == 0:
             target[...] = 0
-        columns = _columns(windows, dx.shape[1], target.shape[1], box, memory)
+        columns = columns_of(windows, dx.shape[1], target.shape[1], box, memory)
         rows = _joined_rows(plan, grads, items, box, joined)
         np.matmul(weights, rows, out=columns.reshape(groups, weights.shape[1], -1))
         for i, inside, there in windows.reached(box):
@@ -186,7 +186,7 @@ def column_weight_grad(
     memory, joined, rest = _parts(workspace, plan, x.dtype)
     weights, grads = grouped_weights(dw, groups), grouped(g, groups)
     for items, box in plan.walk(windows, len(x)):
-        matrix = _gathered(windows, groups, x[items], box, memory)
+        matrix = gathered(windows, groups, x[items], box, memory)
         rows = _joined_rows(plan, grads, items, box, joined)
         add_product(rows, matrix, weights, rest, first=clear and items.start == 0 and box.start == 0)
 

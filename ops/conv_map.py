@@ -9,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Cost, TensorType, register
+from foreplan.graph import Cost, TensorType, as_dtype, register
 from foreplan.graph.op import Arrays, Types
-from foreplan.ops.conv import Conv, ConvOp
-from foreplan.ops.expr import Arg, Call, Expr, parse_expr, used_args
+from foreplan.ops.conv import Conv, ConvOp, added_part
+from foreplan.ops.expr import FUNCTIONS, Arg, Call, Expr, parse_expr, used_args
 from foreplan.ops.map import Map
 
 ADD, SUB, MUL, RELU = "add", "sub", "mul", "relu"
@@ -59,8 +59,9 @@ class ConvMap(ConvOp):
     """y = f(x * w (+ bias), a1, a2, …): a convolution, and a map of its result and of further inputs.
 
     Inputs: x [N, C, *S], w [K, C/groups, *R], bias [K] where there is one, then what the map reads beside the result,
-    each of one number a channel or as the output. Output: as the convolution's. Made for targets that have such a
-    kernel, from a graph that needs no derivative any more.
+    each of one number a channel or as the output; vectors may be wide beside narrow images, which are computed with in
+    float32 and rounded once. Output: as the convolution's. Made for targets that have such a kernel, from a graph that
+    needs no derivative any more.
 
     Attributes:
         expr: of a0, the result, and the further inputs.
@@ -92,11 +93,22 @@ class ConvMap(ConvOp):
         if max(used_args(parse_expr(self.expr)), default=0) != len(further) or len(inputs) < self.own:
             raise ShapeError(f"{len(inputs)} inputs are not what the convolution and {self.expr} read")
         (y,) = self.conv.infer(inputs[: self.own])
-        if self.map.infer([y, *further]) != (y,):
+        if any(not self._fits(type, y) for type in further) or self._mapped(y, further) != y:
             raise ShapeError(
                 f"{self.expr} of {y} and {', '.join(map(str, further))} is not as the convolution's result"
             )
         return (y,)
+
+    def _fits(self, further: TensorType, y: TensorType) -> bool:
+        """Whether an input is as the result, or one number a channel."""
+        vector = (y.shape[1], *(1 for _ in y.shape[2:]))
+        alike = further.dtype in (y.dtype, y.dtype.wide)
+        return further == y or (alike and further.shape in (vector, (1, *vector)))
+
+    def _mapped(self, y: TensorType, further: Types) -> TensorType:
+        """The type of the map's result, which is computed in the wide type."""
+        (wide,) = self.map.infer([type.with_dtype(type.dtype.wide) for type in (y, *further)])
+        return wide.with_dtype(y.dtype) if wide.dtype == y.dtype.wide else wide
 
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
         """As the convolution; the map reads anything."""
@@ -108,11 +120,31 @@ class ConvMap(ConvOp):
         return Cost(conv.flops + map.flops, sum(type.nbytes for type in (*inputs, *outputs)))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """Of one, then of the other."""
+        """Of one, then of the other; of narrow images, of the convolution alone."""
+        if inputs[0].dtype.is_narrow:
+            return self.conv.workspace(inputs[:2], outputs)
         map = self.map.workspace([*outputs, *inputs[self.own :]], outputs)
         return max(self.conv.workspace(inputs[: self.own], outputs), map)
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """The convolution, and the map in place."""
+        """The convolution, and the map in place: at the end, or of narrow images on each block of sums."""
+        if as_dtype(inputs[0].dtype).is_narrow:
+            self._compute_narrow(inputs, outputs, workspace)
+            return
         self.conv.compute(inputs[: self.own], outputs, workspace)
         self.map.compute([*outputs, *inputs[self.own :]], outputs, workspace)
+
+    def _compute_narrow(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        x, w = inputs[:2]
+        steps, further = steps_of(parse_expr(self.expr)), inputs[self.own :]
+        assert steps is not None
+        arrays = [a if a.shape == outputs[0].shape else a.reshape(-1) for a in further]
+        for product, items, positions in self.conv.products(x, w, outputs[0], workspace):
+            if self.biased:
+                product += added_part(inputs[2], items, positions)
+            for step in steps:
+                if step.function == RELU:
+                    np.maximum(product, 0, out=product)
+                else:
+                    part = added_part(arrays[step.argument - 1], items, positions)
+                    FUNCTIONS[step.function].compute()(product, part, out=product)

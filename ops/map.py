@@ -65,7 +65,10 @@ class Map(Op):
     def vjp(
         self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
     ) -> Sequence[Value | None]:
-        """Symbolic: one map an input that is wanted, summed over the axes along which it was broadcast."""
+        """Symbolic: one map an input that is wanted, summed over the axes along which it was broadcast.
+
+        What is summed for a wide input of a narrow result is narrow itself, and its sum is wide.
+        """
         n = len(inputs)
         flows: dict[int, Expr] = {}
         arguments = [*inputs, *outputs, *(c if c is not None else o for c, o in zip(cotangents, outputs))]
@@ -76,8 +79,10 @@ class Map(Op):
         gradients: list[Value | None] = [None] * n
         for index, flow in flows.items():
             if inputs[index].dtype.is_float and b.wants(inputs[index]):
-                gradient = elementwise(b, flow, *arguments, dtype=inputs[index].dtype)
-                gradients[index] = sum_to_shape(b, gradient, inputs[index].shape)
+                x, y = inputs[index], outputs[0]
+                sums = x.type.size < y.type.size and x.dtype == y.dtype.wide
+                gradient = elementwise(b, flow, *arguments, dtype=y.dtype if sums else x.dtype)
+                gradients[index] = sum_to_shape(b, gradient, x.shape, wide=sums)
         return gradients
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:

@@ -12,6 +12,9 @@ from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Cost, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.graph.types import broadcast_shapes
+from foreplan.ops.blocks import carve_bytes
+from foreplan.ops.map import convert
+from foreplan.ops.narrow_product import narrow_product, tile_pieces
 from foreplan.ops.reduce import sum_to_shape
 from foreplan.ops.shape import reshape
 
@@ -26,12 +29,14 @@ class MatMul(Op):
     Attributes:
         transpose_a: `a` is given as […, k, m].
         transpose_b: `b` is given as […, n, k].
+        wide: narrow operands give a wide product (see `DType.wide`).
     """
 
     name: ClassVar[str] = "matmul"
     accumulates: ClassVar[int] = 2
     transpose_a: bool = False
     transpose_b: bool = False
+    wide: bool = False
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """Both operands have at least two axes, one element type, and equal inner extents; c is as the product."""
@@ -42,7 +47,8 @@ class MatMul(Op):
         inner, n = b.shape[-1:-3:-1] if self.transpose_b else b.shape[-2:]
         if k != inner:
             raise ShapeError(f"inner extents differ: {k} in {a}, {inner} in {b}")
-        product = a.with_shape((*broadcast_shapes(a.shape[:-2], b.shape[:-2]), m, n))
+        dtype = a.dtype.wide if self.wide else a.dtype
+        product = TensorType(dtype, (*broadcast_shapes(a.shape[:-2], b.shape[:-2]), m, n))
         if len(base) > 1 or any(type != product for type in base):
             raise ShapeError(f"what the product {product} is added to must be of its type, and is {base[0]}")
         return (product,)
@@ -51,8 +57,9 @@ class MatMul(Op):
         self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         """da = g·bᵀ and db = aᵀ·g, the latter first: with it done, a's bytes may be free for da; dc = g."""
-        (x, w), (g,) = inputs[:2], cotangents
-        assert g is not None
+        (x, w), (whole,) = inputs[:2], cotangents
+        assert whole is not None
+        g = convert(b, whole, x.dtype)
         dw = dx = None
         if b.wants(w):
             if len(w.shape) == 2 and len(x.shape) > 2 and not self.transpose_a:
@@ -73,7 +80,7 @@ class MatMul(Op):
             else:
                 full = matmul(b, g, w, False, not self.transpose_b)
             dx = sum_to_shape(b, full, x.shape)
-        return [dx, dw, *[g] * (len(inputs) - 2)]
+        return [dx, dw, *[whole] * (len(inputs) - 2)]
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """What is added to may be changed in place."""
@@ -93,7 +100,11 @@ class MatMul(Op):
         return Cost((2 * k + len(inputs) - 2) * outputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """Some rows of a product that is added to c."""
+        """Some rows of a product that is added to c; of narrow operands some tiles."""
+        a = inputs[0]
+        if a.dtype.is_narrow:
+            k = a.shape[-2 if self.transpose_a else -1]
+            return carve_bytes(*tile_pieces(outputs[0].shape[-2], k, outputs[0].shape[-1]))
         return self._rows(outputs[0]) * outputs[0].shape[-1] * outputs[0].dtype.itemsize if len(inputs) == 3 else 0
 
     def _rows(self, product: TensorType) -> int:
@@ -101,11 +112,19 @@ class MatMul(Op):
         return max(1, min(product.shape[-2], PRODUCT_BYTES // row))
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """NumPy's matmul, which hands each matrix to BLAS; what is added to c some rows at a time."""
+        """NumPy's matmul, which hands each matrix to BLAS; what is added to c some rows at a time.
+
+        Of narrow operands, tiles in float32.
+        """
         a, b, *base = inputs
         a = a.swapaxes(-1, -2) if self.transpose_a else a
         b = b.swapaxes(-1, -2) if self.transpose_b else b
         (y,) = outputs
+        if as_dtype(a.dtype).is_narrow:
+            a, b = (np.broadcast_to(x, (*y.shape[:-2], *x.shape[-2:])) for x in (a, b))
+            for index in np.ndindex(y.shape[:-2]):
+                narrow_product(a[index], b[index], base[0][index] if base else None, y[index], workspace)
+            return
         if not base:
             np.matmul(a, b, out=y)
             return

@@ -12,7 +12,8 @@ import numpy as np
 from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Types
-from foreplan.graph.types import Shape
+from foreplan.graph.types import Shape, types_of
+from foreplan.ops.blocks import Piece, carve, carve_bytes
 
 RUN = 256  # terms that are added one after the other before they join the total
 
@@ -24,16 +25,20 @@ _UFUNCS = {"sum": np.add, "mean": np.add, "prod": np.multiply, "max": np.maximum
 class Reduce(Op):
     """y = reduction of x along `axes`, which are dropped or, with `keepdims`, kept with extent 1.
 
+    Sums and products of narrow elements are taken in their wide type (see `DType.wide`).
+
     Attributes:
         how: sum, mean, prod, max or min.
         axes: ascending, none negative.
         keepdims: keep reduced axes with extent 1.
+        wide: narrow elements give a wide result.
     """
 
     name: ClassVar[str] = "reduce"
     how: str
     axes: tuple[int, ...]
     keepdims: bool = False
+    wide: bool = False
 
     def __post_init__(self) -> None:
         if self.how not in _UFUNCS:
@@ -47,14 +52,14 @@ class Reduce(Op):
         shape = [1 if i in self.axes else extent for i, extent in enumerate(x.shape)]
         if not self.keepdims:
             shape = [extent for i, extent in enumerate(shape) if i not in self.axes]
-        return (x.with_shape(tuple(shape)),)
+        return (TensorType(x.dtype.wide if self.wide else x.dtype, tuple(shape)),)
 
     def vjp(
         self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
     ) -> Sequence[Value | None]:
         """Sum and mean spread the cotangent; max and min send it to the extreme elements, shared on ties."""
         from foreplan.ops.expr import call, where
-        from foreplan.ops.map import elementwise
+        from foreplan.ops.map import convert, elementwise
         from foreplan.ops.shape import broadcast_to, reshape
 
         (x,), (y,), (g,) = inputs, outputs, cotangents
@@ -67,10 +72,10 @@ class Reduce(Op):
             if self.how == "mean":
                 count = math.prod(x.shape[i] for i in self.axes)
                 g = elementwise(b, lambda g: g * (1.0 / count), g)
-            return [broadcast_to(b, g, x.shape)]
+            return [broadcast_to(b, convert(b, g, x.dtype), x.shape)]
         hits = elementwise(b, lambda x, y: where(call("eq", x, y), 1.0, 0.0), x, reshape(b, y, kept), dtype=x.dtype)
-        ties = reduce(b, "sum", hits, self.axes, keepdims=True)
-        return [elementwise(b, lambda h, t, g: h * (g / t), hits, ties, g)]
+        ties = reduce(b, "sum", hits, self.axes, keepdims=True, wide=self.wide)
+        return [elementwise(b, lambda h, t, g: h * (g / t), hits, ties, g, dtype=x.dtype)]
 
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
         """Any strides."""
@@ -81,27 +86,41 @@ class Reduce(Op):
         return Cost(inputs[0].size, inputs[0].nbytes + outputs[0].nbytes)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """A partial sum, where there are several."""
+        """A partial sum, where there are several; the sum itself where it is rounded at the end."""
+        if self._rounds(outputs[0]):
+            return carve_bytes(*self._pieces(inputs[0], outputs[0]))
         return outputs[0].nbytes if self._cut(inputs[0].shape)[1] else 0
+
+    def _pieces(self, x: TensorType, y: TensorType) -> list[Piece]:
+        wide = y.dtype.wide.numpy
+        partial = y.size if self._cut(x.shape)[1] else 0
+        return [((partial,), wide), ((y.size if self._rounds(y) else 0,), wide)]
+
+    def _rounds(self, y: TensorType) -> bool:
+        return y.dtype.is_narrow and self.how not in ("max", "min")
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """One ufunc reduction, or several of a run of terms each where one would add up too many rounding errors."""
         (x,), (y,) = inputs, outputs
-        ufunc = _UFUNCS[self.how]
+        ufunc, (from_, to) = _UFUNCS[self.how], types_of(x, y)
         axis, count = self._cut(x.shape)
+        partial, sums = carve(workspace, *self._pieces(from_, to))
+        total = sums.reshape(y.shape) if self._rounds(to) else y
         if not count:
-            ufunc.reduce(x, axis=self.axes, keepdims=self.keepdims, out=y, dtype=y.dtype)
+            ufunc.reduce(x, axis=self.axes, keepdims=self.keepdims, out=total, dtype=total.dtype)
         else:
-            partial = workspace.view(y.dtype).reshape(y.shape)
+            partial = partial.reshape(y.shape)
             before = (slice(None),) * axis
             for start in range(0, x.shape[axis], count):
                 part = x[(*before, slice(start, start + count))]
-                target = partial if start else y
-                ufunc.reduce(part, axis=self.axes, keepdims=self.keepdims, out=target, dtype=y.dtype)
+                target = partial if start else total
+                ufunc.reduce(part, axis=self.axes, keepdims=self.keepdims, out=target, dtype=total.dtype)
                 if start:
-                    np.add(y, partial, out=y)
+                    np.add(total, partial, out=total)
         if self.how == "mean":
-            y *= y.dtype.type(1.0 / math.prod(x.shape[i] for i in self.axes))
+            total *= total.dtype.type(1.0 / math.prod(x.shape[i] for i in self.axes))
+        if total is not y:
+            np.copyto(y, total, casting="unsafe")
 
     def _cut(self, shape: Shape) -> tuple[int, int]:
         """The axis of a sum that is cut into runs, and how many elements of it make one; (0, 0) for no cut.
@@ -135,16 +154,30 @@ def normalize_axes(axes: Sequence[int] | int | None, rank: int) -> tuple[int, ..
     return tuple(found)
 
 
-def reduce(b: Builder, how: str, x: Value, axes: Sequence[int] | int | None = None, keepdims: bool = False) -> Value:
-    """Reduce `x` along axes (all of them by default); `x` itself where there is nothing to reduce."""
+def reduce(
+    b: Builder,
+    how: str,
+    x: Value,
+    axes: Sequence[int] | int | None = None,
+    keepdims: bool = False,
+    wide: bool = False,
+) -> Value:
+    """Reduce `x` along axes (all of them by default); `x` itself where there is nothing to reduce.
+
+    With `wide`, the result has the wide type of x's elements.
+    """
+    from foreplan.ops.map import convert
+
     found = normalize_axes(axes, len(x.shape))
-    return b.apply(Reduce(how, found, keepdims), x) if found else x
+    if not found:
+        return convert(b, x, x.dtype.wide) if wide else x
+    return b.apply(Reduce(how, found, keepdims, wide and x.dtype.is_narrow), x)
 
 
-def sum_to_shape(b: Builder, x: Value, shape: Shape) -> Value:
+def sum_to_shape(b: Builder, x: Value, shape: Shape, wide: bool = False) -> Value:
     """The adjoint of broadcasting: sum `x` over the axes along which `shape` was broadcast to it."""
     from foreplan.ops.shape import reshape
 
     lead = len(x.shape) - len(shape)
     axes = [i for i, extent in enumerate(x.shape) if i < lead or (shape[i - lead] == 1 and extent != 1)]
-    return reshape(b, reduce(b, "sum", x, axes), shape) if axes else reshape(b, x, shape)
+    return reshape(b, reduce(b, "sum", x, axes, wide=wide), shape)
