@@ -1,4 +1,4 @@
-"""Copies and zeros of arrays whose element type NumPy may not know: by their bits."""
+"""Calls that copy arrays, and that clear them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ from functools import partial
 
 import numpy as np
 
+from foreplan.cpu.elements import bits
 from foreplan.cpu.kernel import Run
-
-
-def bits(array: np.ndarray) -> np.ndarray:
-    """Elements of bfloat16 as integers of sixteen bits, which NumPy and Numba move; others as they are."""
-    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
 def copy(target: np.ndarray, source: np.ndarray) -> Run:

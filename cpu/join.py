@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from foreplan.cpu.copies import clear, copy
 from foreplan.cpu.kernel import Run, Windows, one_after_another
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.rows import same_place
@@ -37,7 +38,7 @@ class Joined:
         starts = itertools.accumulate((x.shape[self.axis] for x in inputs), initial=0)
         before: tuple[slice, ...] = (slice(None),) * self.axis
         places = [outputs[0][(*before, slice(start, start + x.shape[self.axis]))] for x, start in zip(inputs, starts)]
-        copies = [partial(np.copyto, place, x) for place, x in zip(places, inputs) if not same_place(place, x)]
+        copies = [copy(place, x) for place, x in zip(places, inputs) if not same_place(place, x)]
         return one_after_another(*copies)
 
 
@@ -55,13 +56,13 @@ class Padded:
         (x,), (y,), op = inputs, outputs, self.op
         if isinstance(op, Unslice):
             place = y[slices(op.starts, x.shape, op.steps)]
-            return one_after_another(partial(y.fill, 0), partial(np.copyto, place, x))
+            return one_after_another(clear(y), copy(place, x))
         runs: list[Run] = []
         for stretches in itertools.product(*map(op.stretches, op.pads, x.shape)):
             target = y[tuple(there for there, _ in stretches)]
             sources = [source for _, source in stretches if source is not None]
             whole = len(sources) == len(stretches)
-            runs.append(partial(np.copyto, target, x[tuple(sources)]) if whole else partial(target.fill, op.value))
+            runs.append(copy(target, x[tuple(sources)]) if whole else partial(target.fill, op.value))
         return one_after_another(*runs)
 
 

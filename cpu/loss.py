@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
+from foreplan.cpu.elements import lines, number, room, settled
 from foreplan.cpu.functions import exp32
 from foreplan.cpu.kernel import Refused, Run, Windows
 from foreplan.cpu.rows import Rows, even_step, flat, flat_input, lie_alike, rows_along, same_place
@@ -16,6 +17,7 @@ from foreplan.cpu.softmax import BLOCK, best, class_rows, exponentials, highest
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Types
+from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 
 GRAIN = 1 << 13  # logits that are worth a thread of their own
@@ -34,14 +36,14 @@ def _losses(start, stop, x, step, width, target, ignored, loss, lse):  # type: i
             loss[i] = 0
         elif 0 <= label < width:
             # Close to 0 without cancellation where the target is the maximum.
-            loss[i] = np.float64(high - row[label]) + total
+            loss[i] = np.float64(high - number(row[label])) + total
         else:
             loss[i] = np.nan
 
 
 @_compiled
 def _gradients(  # type: ignore[no-untyped-def]
-    start, stop, x, step, out, over, width, target, ignored, lse, g, g_step
+    start, stop, x, step, out, over, width, target, ignored, lse, g, g_step, line
 ):
     """With `over`, the logits lie in `out`, and x is not looked at.
 
@@ -58,19 +60,21 @@ def _gradients(  # type: ignore[no-untyped-def]
             factor = np.float32(np.nan)
         for first in range(0, width, BLOCK):
             last = min(first + BLOCK, width)
-            there = out[i * width + first : i * width + last]
+            row = out[i * width + first : i * width + last]
+            there = room(row, line)
             if over:
                 for k in range(len(there)):
-                    there[k] -= less
+                    there[k] = number(row[k]) - less
             else:
                 part = x[i * step + first : i * step + last]
                 for k in range(len(there)):
-                    there[k] = part[k] - less
+                    there[k] = number(part[k]) - less
             for k in range(len(there)):
                 p = exp32(there[k])
                 there[k] = (ZERO if p < FLUSH else p) * factor
-        if known:
-            out[i * width + label] -= factor
+            if known and first <= label < last:
+                there[label - first] -= factor
+            settled(row, there)
 
 
 @dataclass(frozen=True)
@@ -96,21 +100,27 @@ class Gradients:
 
     Attributes:
         g_step: elements from one item's cotangent to the next.
+        lines: scratch memory.
     """
 
     op: CrossEntropyGrad
     x: Rows
     g_step: int
     overwrites: tuple[tuple[int, int], ...]
+    lines: Piece
 
-    workspace = 0
+    @property
+    def workspace(self) -> int:
+        """A block of a row a thread, of halves."""
+        return carve_bytes(self.lines)
 
     def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
         """By ranges of rows."""
+        (own,) = carve(workspace, self.lines)
         x, target, lse, g = map(flat_input, inputs)
         over, width = same_place(inputs[0], outputs[0]), self.x.width
         given = (x, self.x.step, flat(outputs[0]), over, width, target, self.op.ignore_index, lse, g, self.g_step)
-        return ranged(_gradients, self.x.count, max(1, GRAIN // width), current_threads(), *given)
+        return ranged(_gradients, self.x.count, max(1, GRAIN // width), current_threads(), *given, own=own)
 
 
 def losses(op: Op, inputs: Windows, outputs: Windows) -> Losses:
@@ -126,7 +136,8 @@ def gradients(op: Op, inputs: Windows, outputs: Windows) -> Gradients:
     if step is None:
         raise Refused("a cotangent whose elements are not evenly apart")
     pairs = ((0, 0),) if lie_alike(inputs[0], outputs[0]) else ()
-    return Gradients(op, class_rows(inputs[0], op.axis), step, pairs)
+    own = lines(outputs[0], BLOCK, current_threads())
+    return Gradients(op, class_rows(inputs[0], op.axis), step, pairs, own)
 
 
 def layout(op: Op, inputs: Windows, outputs: Types) -> list[Window]:

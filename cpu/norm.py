@@ -13,6 +13,7 @@ from functools import partial
 import numba
 import numpy as np
 
+from foreplan.cpu.elements import as_in, number
 from foreplan.cpu.kernel import Run, Windows, one_after_another
 from foreplan.cpu.rows import Rows, flat, flat_input, image_rows, same_place
 from foreplan.cpu.threads import current_threads, ranged
@@ -41,14 +42,14 @@ def _block_moments(x, first, last, step, shift, total, squares):  # type: ignore
     width = len(total)
     row = x[first * step : first * step + width]
     for c in range(width):
-        value = row[c]
+        value = number(row[c])
         shift[c] = value if abs(value) < HUGE else np.float32(0)
         total[c] = value - shift[c]
         squares[c] = total[c] * total[c]
     for r in range(first + 1, last):
         row = x[r * step : r * step + width]
         for c in range(width):
-            value = row[c] - shift[c]
+            value = number(row[c]) - shift[c]
             total[c] += value
             squares[c] += value * value
 
@@ -128,7 +129,7 @@ def moments(op: Op, inputs: Windows, outputs: Windows) -> Moments:
 @_inlined
 def _normalize(row, out, mean, factor, bias):  # type: ignore[no-untyped-def]
     for c in range(len(out)):
-        out[c] = (row[c] - mean[c]) * factor[c] + bias[c]
+        out[c] = as_in(out, (number(row[c]) - mean[c]) * factor[c] + bias[c])
 
 
 @_compiled
@@ -206,8 +207,9 @@ def _gradient_sums(  # type: ignore[no-untyped-def]
             for r in range(first, min(first + ROWS, high)):
                 row, grad = x[r * x_step : r * x_step + width], g[r * g_step : r * g_step + width]
                 for c in range(width):
-                    total[c] += grad[c]
-                    product[c] += (row[c] - mean[c]) * grad[c]
+                    value = number(grad[c])
+                    total[c] += value
+                    product[c] += (number(row[c]) - mean[c]) * value
             for c in range(width):
                 sums[c] += total[c]
                 products[c] += product[c]
@@ -234,7 +236,8 @@ def _gradient_vectors(  # type: ignore[no-untyped-def]
 @_inlined
 def _gradients(row, grad, out, mean, factor, slope, shift):  # type: ignore[no-untyped-def]
     for c in range(len(out)):
-        out[c] = grad[c] * factor[c] + ((row[c] - mean[c]) * slope[c] + shift[c])
+        value = (number(row[c]) - mean[c]) * slope[c] + shift[c]
+        out[c] = as_in(out, number(grad[c]) * factor[c] + value)
 
 
 @_compiled

@@ -12,14 +12,17 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
+from foreplan.cpu.elements import as_in, lines, number, room, settled
 from foreplan.cpu.kernel import Refused, Run, Windows
 from foreplan.cpu.rows import Rows, channel_rows, flat, flat_input, image_rows
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op, Window
 from foreplan.graph.types import Shape
+from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 
 GRAIN = 1 << 15  # taps times elements that are worth a thread of their own
+LOWEST = np.float32(-np.inf)
 _compiled = numba.njit(cache=True, nogil=True, fastmath={"contract", "nsz"})
 _inlined = numba.njit(inline="always")
 
@@ -65,35 +68,35 @@ def _grain(places: Places, columns: int, channels: int) -> int:
 @_inlined
 def _take(row, best):  # type: ignore[no-untyped-def]
     for c in range(len(best)):
-        value, old = row[c], best[c]
-        best[c] = value if value > old or value != value else old
+        value, old = number(row[c]), number(best[c])
+        best[c] = row[c] if value > old or value != value else best[c]
 
 
 @_inlined
 def _take_at(row, best, at, tap):  # type: ignore[no-untyped-def]
     for c in range(len(best)):
-        value, old = row[c], best[c]
+        value, old = number(row[c]), number(best[c])
         wins = value > old or value != value
-        best[c] = value if wins else old
+        best[c] = row[c] if wins else best[c]
         at[c] = tap if wins else at[c]
 
 
 @_inlined
 def _add(row, total):  # type: ignore[no-untyped-def]
     for c in range(len(total)):
-        total[c] += row[c]
+        total[c] += number(row[c])
 
 
 @_inlined
 def _add_where(at, tap, row, total):  # type: ignore[no-untyped-def]
     for c in range(len(total)):
-        total[c] += row[c] if at[c] == tap else np.float32(0)
+        total[c] += number(row[c]) if at[c] == tap else np.float32(0)
 
 
 @_inlined
 def _add_share(row, share, total):  # type: ignore[no-untyped-def]
     for c in range(len(total)):
-        total[c] += row[c] * share
+        total[c] += number(row[c]) * share
 
 
 @_compiled
@@ -103,7 +106,7 @@ def _largest(start, stop, x, step, y, channels, places):  # type: ignore[no-unty
         n, first = o // down, (o % down) * sh - top
         for p in range(across):
             best = y[(o * across + p) * channels : (o * across + p + 1) * channels]
-            best[:] = -np.inf
+            best[:] = as_in(best, LOWEST)
             for r in range(kh):
                 h = first + r * dh
                 for s in range(kw):
@@ -121,7 +124,7 @@ def _largest_at(start, stop, x, step, y, index, channels, places):  # type: igno
         for p in range(across):
             best = y[(o * across + p) * channels : (o * across + p + 1) * channels]
             at = index[(o * across + p) * channels : (o * across + p + 1) * channels]
-            best[:] = -np.inf
+            best[:] = as_in(best, LOWEST)
             at[:] = 0
             for r in range(kh):
                 h = first + r * dh
@@ -134,12 +137,14 @@ def _largest_at(start, stop, x, step, y, index, channels, places):  # type: igno
 
 @_compiled
 def _largest_gradient(  # type: ignore[no-untyped-def]
-    start, stop, index, index_step, g, g_step, dx, channels, places
+    start, stop, index, index_step, g, g_step, dx, channels, places, line
 ):
     height, width, down, across, kh, kw, sh, sw, top, left, dh, dw = places
     for i in range(start, stop):
         n, h = i // height, i % height
-        dx[i * width * channels : (i + 1) * width * channels] = 0
+        row = dx[i * width * channels : (i + 1) * width * channels]
+        made = room(row, line)
+        made[:] = 0
         for r in range(kh):
             o = (h + top - r * dh) // sh
             if o < 0 or o >= down or o * sh != h + top - r * dh:
@@ -152,17 +157,18 @@ def _largest_gradient(  # type: ignore[no-untyped-def]
                         q = (n * down + o) * across + p
                         at = index[q * index_step : q * index_step + channels]
                         grad = g[q * g_step : q * g_step + channels]
-                        total = dx[(i * width + w) * channels : (i * width + w + 1) * channels]
-                        _add_where(at, tap, grad, total)
+                        _add_where(at, tap, grad, made[w * channels : (w + 1) * channels])
+        settled(row, made)
 
 
 @_compiled
-def _mean(start, stop, x, step, y, shares, channels, places):  # type: ignore[no-untyped-def]
+def _mean(start, stop, x, step, y, shares, channels, places, line):  # type: ignore[no-untyped-def]
     height, width, down, across, kh, kw, sh, sw, top, left, dh, dw = places
     for o in range(start, stop):
         n, first = o // down, (o % down) * sh - top
         for p in range(across):
-            total = y[(o * across + p) * channels : (o * across + p + 1) * channels]
+            row = y[(o * across + p) * channels : (o * across + p + 1) * channels]
+            total = room(row, line)
             total[:] = 0
             for r in range(kh):
                 h = first + r * dh
@@ -174,14 +180,17 @@ def _mean(start, stop, x, step, y, shares, channels, places):  # type: ignore[no
             share = shares[o % down, p]
             for c in range(channels):
                 total[c] *= share
+            settled(row, total)
 
 
 @_compiled
-def _mean_gradient(start, stop, g, step, dx, shares, channels, places):  # type: ignore[no-untyped-def]
+def _mean_gradient(start, stop, g, step, dx, shares, channels, places, line):  # type: ignore[no-untyped-def]
     height, width, down, across, kh, kw, sh, sw, top, left, dh, dw = places
     for i in range(start, stop):
         n, h = i // height, i % height
-        dx[i * width * channels : (i + 1) * width * channels] = 0
+        row = dx[i * width * channels : (i + 1) * width * channels]
+        made = room(row, line)
+        made[:] = 0
         for r in range(kh):
             o = (h + top - r * dh) // sh
             if o < 0 or o >= down or o * sh != h + top - r * dh:
@@ -192,8 +201,8 @@ def _mean_gradient(start, stop, g, step, dx, shares, channels, places):  # type:
                     if 0 <= w < width:
                         place = ((n * down + o) * across + p) * step
                         grad = g[place : place + channels]
-                        total = dx[(i * width + w) * channels : (i * width + w + 1) * channels]
-                        _add_share(grad, shares[o, p], total)
+                        _add_share(grad, shares[o, p], made[w * channels : (w + 1) * channels])
+        settled(row, made)
 
 
 @dataclass(frozen=True)
@@ -223,16 +232,22 @@ class LargestGradient:
     g: Rows
     places: Places
     count: int  # rows of the images
+    lines: Piece
 
-    workspace = 0
     overwrites = ()
+
+    @property
+    def workspace(self) -> int:
+        """A row of an image a thread, of halves."""
+        return carve_bytes(self.lines)
 
     def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
         """By ranges of rows of the images."""
         index, g = map(flat_input, inputs)
         given = (index, self.index.step, g, self.g.step, flat(outputs[0]), self.g.width, self.places.numbers)
         grain = _grain(self.places, self.places.pooled[1], self.g.width)
-        return ranged(_largest_gradient, self.count, grain, current_threads(), *given)
+        (own,) = carve(workspace, self.lines)
+        return ranged(_largest_gradient, self.count, grain, current_threads(), *given, own=own)
 
 
 @dataclass(frozen=True)
@@ -243,9 +258,14 @@ class Mean:
     given: Rows
     places: Places
     count: int  # rows of what is written
+    lines: Piece
 
-    workspace = 0
     overwrites = ()
+
+    @property
+    def workspace(self) -> int:
+        """A row of what is written a thread, of halves."""
+        return carve_bytes(self.lines)
 
     def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
         """By ranges of rows of what is written."""
@@ -255,13 +275,18 @@ class Mean:
         given = (flat_input(inputs[0]), self.given.step, flat(outputs[0]), shares.astype(np.float32))
         function = _mean if isinstance(self.op, AvgPool) else _mean_gradient
         grain = _grain(places, places.pooled[1], self.given.width)
-        return ranged(function, self.count, grain, current_threads(), *given, self.given.width, places.numbers)
+        numbers, (own,) = (self.given.width, places.numbers), carve(workspace, self.lines)
+        return ranged(function, self.count, grain, current_threads(), *given, *numbers, own=own)
 
 
 def _image(window: Window) -> Rows:
     if window.type.rank != 4 or window.shape[1] == 1:
         raise Refused(f"{window.type} is no image of channels side by side")
     return image_rows(window)
+
+
+def _lines(y: Window) -> Piece:
+    return lines(y, y.shape[1] * y.shape[3], current_threads())
 
 
 def largest(op: Op, inputs: Windows, outputs: Windows) -> Largest:
@@ -279,7 +304,8 @@ def largest_gradient(op: Op, inputs: Windows, outputs: Windows) -> LargestGradie
     index, g, shape = channel_rows(inputs[0]), _image(inputs[1]), outputs[0].shape
     if index is None or inputs[0].type.dtype.name != "uint8":
         raise Refused(f"an index that is {inputs[0].type}")
-    return LargestGradient(index, g, _places(op, shape, inputs[1].shape), shape[0] * shape[2])
+    places = _places(op, shape, inputs[1].shape)
+    return LargestGradient(index, g, places, shape[0] * shape[2], _lines(outputs[0]))
 
 
 def mean(op: Op, inputs: Windows, outputs: Windows) -> Mean:
@@ -288,4 +314,5 @@ def mean(op: Op, inputs: Windows, outputs: Windows) -> Mean:
     image, pooled = inputs[0].shape, outputs[0].shape
     if isinstance(op, AvgPoolGrad):
         image, pooled = pooled, image
-    return Mean(op, _image(inputs[0]), _places(op, image, pooled), outputs[0].shape[0] * outputs[0].shape[2])
+    places, rows = _places(op, image, pooled), outputs[0].shape[0] * outputs[0].shape[2]
+    return Mean(op, _image(inputs[0]), places, rows, _lines(outputs[0]))

@@ -13,6 +13,7 @@ from functools import partial
 import numba
 import numpy as np
 
+from foreplan.cpu.elements import as_in, check_elements, number, written
 from foreplan.cpu.kernel import Refused, Run, Windows, one_after_another
 from foreplan.cpu.rows import Rows, flat, flat_input, rows_from, same_place
 from foreplan.cpu.scores import BLOCK, FLOAT, SUMS, row_sum
@@ -39,7 +40,7 @@ def _squares(row, mean):  # type: ignore[no-untyped-def]
     for first in range(0, len(row), BLOCK):
         part, block = row[first : first + BLOCK], np.float32(0)
         for k in range(len(part)):
-            value = part[k] - mean
+            value = number(part[k]) - mean
             block += value * value
         total += block
     return total
@@ -56,13 +57,13 @@ def _normal_row(row, out, at, scale, bias, epsilon, centred, means, deviations):
     deviations[at] = r
     if len(bias):
         for k in range(width):
-            out[k] = (row[k] - mean) * r * scale[k] + bias[k]
+            out[k] = as_in(out, (number(row[k]) - mean) * r * scale[k] + bias[k])
     elif len(scale):
         for k in range(width):
-            out[k] = (row[k] - mean) * r * scale[k]
+            out[k] = as_in(out, (number(row[k]) - mean) * r * scale[k])
     else:
         for k in range(width):
-            out[k] = (row[k] - mean) * r
+            out[k] = as_in(out, (number(row[k]) - mean) * r)
 
 
 @_compiled
@@ -115,7 +116,7 @@ def _row_sums(row, grad, mean, r, scale, dscale, dbias):  # type: ignore[no-unty
         left, right = dscale[first : first + BLOCK], dbias[first : first + BLOCK]
         some, other = np.float32(0), np.float32(0)
         for k in range(len(part)):
-            normal, g = (part[k] - mean) * r, there[k]
+            normal, g = (number(part[k]) - mean) * r, number(there[k])
             h = g * factor[k]
             some += h
             other += h * normal
@@ -134,9 +135,9 @@ def _plain_row_sums(row, grad, mean, r):  # type: ignore[no-untyped-def]
         part, there = row[first : first + BLOCK], grad[first : first + BLOCK]
         some, other = np.float32(0), np.float32(0)
         for k in range(len(part)):
-            g = there[k]
+            g = number(there[k])
             some += g
-            other += g * ((part[k] - mean) * r)
+            other += g * ((number(part[k]) - mean) * r)
         plain += some
         product += other
     return plain, product
@@ -147,10 +148,10 @@ def _gradient_row(row, grad, scale, mean, r, plain, slope, line):  # type: ignor
     """dx = (h − plain) · r − (x − mean) · slope."""
     if len(scale):
         for k in range(len(line)):
-            line[k] = (grad[k] * scale[k] - plain) * r - (row[k] - mean) * slope
+            line[k] = (number(grad[k]) * scale[k] - plain) * r - (number(row[k]) - mean) * slope
     else:
         for k in range(len(line)):
-            line[k] = (grad[k] - plain) * r - (row[k] - mean) * slope
+            line[k] = (number(grad[k]) - plain) * r - (number(row[k]) - mean) * slope
 
 
 @_compiled
@@ -177,7 +178,7 @@ def _gradient(  # type: ignore[no-untyped-def]
                 slope = np.float32(product / width * r * r)
                 plain = plain / width if centred else 0.0
                 _gradient_row(row, grad, scale, mean, r, np.float32(plain), slope, line)
-                dx[i * width : (i + 1) * width] = line
+                written(line, dx[i * width : (i + 1) * width])
             if len(scale):
                 for k in range(width):
                     sums[segment, 0, k] += blocks[segment, 0, k]
@@ -246,8 +247,9 @@ def _no_input() -> np.ndarray:
 
 
 def _rows(op: LayerNorm | RMSNorm | LayerNormGrad | RMSNormGrad, window: Window) -> Rows:
+    check_elements(window)
     rows = rows_from(window, op.axis)
-    if rows is None or window.type.dtype.name != "float32":
+    if rows is None:
         raise Refused(f"{window.type} with the strides {window.strides}")
     return rows
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foreplan.cpu.elements import bits, check_elements
 from foreplan.cpu.kernel import Refused
 from foreplan.graph import Window
 
@@ -28,13 +29,14 @@ class Rows:
 
 
 def image_rows(window: Window) -> Rows:
-    """The positions of float32 images [N, C] or [N, C, H, W] as rows of channels.
+    """The positions of images [N, C] or [N, C, H, W], of float32 or bfloat16, as rows of channels.
 
     Raises:
         Refused: it is something else, or lies otherwise.
     """
+    check_elements(window)
     rows = channel_rows(window)
-    if rows is None or window.type.dtype.name != "float32":
+    if rows is None:
         raise Refused(f"{window.type} with the strides {window.strides}")
     return rows
 
@@ -89,7 +91,10 @@ def lie_alike(a: Window, b: Window) -> bool:
 
 
 def flat(array: np.ndarray) -> np.ndarray:
-    """The memory from an array's first element to its last, gaps included; strides are not negative."""
+    """The memory from an array's first element to its last, gaps included, of bfloat16 as bits; strides are not
+    negative.
+    """
+    array = bits(array)
     span = 1 + sum((extent - 1) * step for extent, step in zip(array.shape, array.strides)) // array.itemsize
     span = span if math.prod(array.shape) else 0
     return np.lib.stride_tricks.as_strided(array, (span,), (array.itemsize,), writeable=array.flags.writeable)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from foreplan.cpu.elements import number
 from foreplan.cpu.functions import exp32
 
 FLOAT = {"contract", "nsz"}  # nothing that changes what NaN and infinities give
@@ -34,7 +35,7 @@ def largest(row: np.ndarray, count: int) -> np.float32:
     """The maximum of a row's first elements and `LOWEST`; perhaps NaN where there is one."""
     found = _ordered(LOWEST)
     for k in range(count):
-        found = max(found, _ordered(row[k]))
+        found = max(found, _ordered(number(row[k])))
     return np.int32(found ^ np.int32(np.int32(found >> _SIGN) & _MAGNITUDE)).view(np.float32)
 
 
@@ -53,7 +54,7 @@ def row_sum(row):  # type: ignore[no-untyped-def]
     for first in range(0, len(row), BLOCK):
         part, block = row[first : first + BLOCK], np.float32(0)
         for k in range(len(part)):
-            block += part[k]
+            block += number(part[k])
         total += block
     return total
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
+from foreplan.cpu.elements import check_elements, number, written
 from foreplan.cpu.functions import exp32
 from foreplan.cpu.kernel import Refused, Run, Windows
 from foreplan.cpu.layouts import channels_last
@@ -33,7 +34,7 @@ def exponentials(row, high):  # type: ignore[no-untyped-def]
     for first in range(0, len(row), BLOCK):
         part, block = row[first : first + BLOCK], np.float32(0)
         for k in range(len(part)):
-            block += exp32(part[k] - high)
+            block += exp32(number(part[k]) - high)
         total += block
     return total
 
@@ -44,7 +45,7 @@ def _products(row, other):  # type: ignore[no-untyped-def]
     for first in range(0, len(row), BLOCK):
         part, there, block = row[first : first + BLOCK], other[first : first + BLOCK], np.float32(0)
         for k in range(len(part)):
-            block += part[k] * there[k]
+            block += number(part[k]) * number(there[k])
         total += block
     return total
 
@@ -54,9 +55,9 @@ def highest(row):  # type: ignore[no-untyped-def]
     """The maximum of a row; NaN, or any of its numbers, where there is NaN."""
     high = largest(row, len(row))
     if high <= LOWEST:
-        high = row[0]
+        high = number(row[0])
         for k in range(1, len(row)):
-            high = max(high, row[k])
+            high = max(high, number(row[k]))
     return high
 
 
@@ -67,7 +68,7 @@ def _exponentials_to(row, high, line):  # type: ignore[no-untyped-def]
     for first in range(0, len(row), BLOCK):
         part, there, block = row[first : first + BLOCK], line[first : first + BLOCK], np.float32(0)
         for k in range(len(part)):
-            there[k] = exp32(part[k] - high)
+            there[k] = exp32(number(part[k]) - high)
             block += there[k]
         total += block
     return total
@@ -85,21 +86,21 @@ def _log_softmax(row, line):  # type: ignore[no-untyped-def]
     high = highest(row)
     total = np.float32(np.log(exponentials(row, high)))
     for k in range(len(line)):
-        line[k] = (row[k] - high) - total
+        line[k] = (number(row[k]) - high) - total
 
 
 @_compiled
 def _softmax_gradient(y, g, line):  # type: ignore[no-untyped-def]
     total = np.float32(_products(y, g))
     for k in range(len(line)):
-        line[k] = y[k] * (g[k] - total)
+        line[k] = number(y[k]) * (number(g[k]) - total)
 
 
 @_compiled
 def _log_softmax_gradient(y, g, line):  # type: ignore[no-untyped-def]
     total = np.float32(row_sum(g))
     for k in range(len(line)):
-        line[k] = g[k] - exp32(y[k]) * total
+        line[k] = number(g[k]) - exp32(number(y[k])) * total
 
 
 @_compiled
@@ -118,7 +119,7 @@ def _segments(start, stop, kind, rows, a, a_step, b, b_step, out, lines):  # typ
                 _softmax_gradient(row, other, line)
             else:
                 _log_softmax_gradient(row, other, line)
-            out[i * width : (i + 1) * width] = line
+            written(line, out[i * width : (i + 1) * width])
 
 
 KINDS = (Softmax, LogSoftmax, SoftmaxGrad, LogSoftmaxGrad)  # as `_segments` numbers them
@@ -158,13 +159,14 @@ def row_kernel(op: Op, inputs: Windows, outputs: Windows) -> RowKernel:
 
 
 def class_rows(window: Window, axis: int) -> Rows:
-    """Float32 rows along an axis.
+    """Rows of float32 or bfloat16 along an axis.
 
     Raises:
         Refused: it is something else, or lies otherwise.
     """
+    check_elements(window)
     rows = rows_along(window, axis)
-    if rows is None or window.type.dtype.name != "float32":
+    if rows is None:
         raise Refused(f"{window.type} with the strides {window.strides} along axis {axis}")
     return rows
 

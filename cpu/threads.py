@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 
+import numpy as np
+
 from foreplan.cpu.kernel import Run
 from foreplan.cpu.library import library
 from foreplan.cpu.native import together
@@ -35,7 +37,13 @@ def one_thread() -> Iterator[None]:
 
 
 def ranged(
-    function: Callable[..., object], count: int, grain: int, threads: int, *arguments: object, first: int = 0
+    function: Callable[..., object],
+    count: int,
+    grain: int,
+    threads: int,
+    *arguments: object,
+    first: int = 0,
+    own: np.ndarray | None = None,
 ) -> Run:
     """A call that runs a compiled loop over so many numbers, in parts by several threads where they are enough.
 
@@ -45,10 +53,10 @@ def ranged(
         grain: the least that is worth a part of its own.
         threads: the most parts.
         first: of the numbers.
+        own: a row for each thread, which its part takes as one more argument.
     """
     parts = max(1, min(threads, count // max(grain, 1)))
-    if parts == 1:
-        return partial(function, first, first + count, *arguments)
     bounds = [first + count * i // parts for i in range(parts + 1)]
-    calls = [partial(function, low, high, *arguments) for low, high in pairwise(bounds)]
-    return together(calls)
+    rows = [(row,) for row in own] if own is not None else [()] * parts
+    calls = [partial(function, low, high, *arguments, *row) for (low, high), row in zip(pairwise(bounds), rows)]
+    return calls[0] if parts == 1 else together(calls)
