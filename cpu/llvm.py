@@ -1,30 +1,27 @@
 """Functions of LLVM's intermediate representation, compiled for this processor; only this file calls its compiler.
 
-Machine code is kept on disk, named by what it was made from, beside Numba's: in the package's `__pycache__`, in the
-folder that `NUMBA_CACHE_DIR` names, or, where the first cannot be written, in the user's own cache.
+Machine code is kept on disk, named by what it was made from.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
-import os
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import llvmlite
 import llvmlite.binding as binding
 import llvmlite.ir as ir
 
+from foreplan.kept import keep, kept
+
 INT64, POINTER = ir.IntType(64), ir.PointerType()
 # kernel(start, stop, table) works on [start, stop) of what the table describes.
 KERNEL = ir.FunctionType(ir.VoidType(), [INT64, INT64, POINTER])
 STATUS = ir.FunctionType(ir.IntType(32), [INT64, INT64, POINTER])  # likewise, and gives 0 or what went wrong
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)
-_DIGEST = hashlib.sha256().digest_size
 _engines: list[binding.ExecutionEngine] = []  # own the machine code
 
 
@@ -57,11 +54,11 @@ def address_of(function: ir.Function) -> int:
     machine, text = _machine(), str(function.module)
     about = (llvmlite.__version__, *map(str, binding.llvm_version_info), machine.triple)
     host = (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())
-    name = hashlib.sha256("\n".join((*about, *host, text)).encode()).hexdigest()
-    code = _kept(name)
+    name = hashlib.sha256("\n".join((*about, *host, text)).encode()).hexdigest() + ".o"
+    code = kept(name)
     if code is None:
         code = _machine_code(machine, text)
-        _keep(name, code)
+        keep(name, code)
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -80,32 +77,3 @@ def _machine_code(machine: binding.TargetMachine, text: str) -> bytes:
     passes.getModulePassManager().run(module, passes)
     code: bytes = machine.emit_object(module)
     return code
-
-
-@lru_cache(maxsize=1)
-def _folder() -> Path:
-    """Where machine code is kept."""
-    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
-        return Path(chosen) / "foreplan"
-    beside = Path(__file__).parent / "__pycache__"
-    if os.access(beside if beside.exists() else beside.parent, os.W_OK):
-        return beside
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foreplan"
-
-
-def _kept(name: str) -> bytes | None:
-    """The object file of that name, if it is there and whole."""
-    with contextlib.suppress(OSError):
-        found = (_folder() / f"{name}.o").read_bytes()
-        code = found[_DIGEST:]
-        return code if hashlib.sha256(code).digest() == found[:_DIGEST] else None
-    return None
-
-
-def _keep(name: str, code: bytes) -> None:
-    """Keep an object file, if the folder can be written: nothing depends on it."""
-    with contextlib.suppress(OSError):
-        _folder().mkdir(parents=True, exist_ok=True)
-        unfinished = _folder() / f"{name}.{os.getpid()}"
-        unfinished.write_bytes(hashlib.sha256(code).digest() + code)
-        unfinished.replace(_folder() / f"{name}.o")

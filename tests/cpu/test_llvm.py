@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foreplan import kept
 from foreplan.cpu import llvm
 from foreplan.cpu.codegen import Loop, _Elementwise
 from foreplan.cpu.loops import operand_kind
@@ -39,13 +40,13 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[str]) -> None:
-    monkeypatch.setattr(llvm, "_folder", lambda: tmp_path / "new" / "folder")
+    monkeypatch.setattr(kept, "_folder", lambda: tmp_path / "new" / "folder")
     for _ in range(3):
         assert doubled() == [0, 2, 4]
     assert len(compilations) == 1
-    (kept,) = (tmp_path / "new" / "folder").iterdir()
-    for damage in (kept.read_bytes()[:-1], kept.read_bytes()[:-8] + bytes(8), b""):
-        kept.write_bytes(damage)
+    (file,) = (tmp_path / "new" / "folder").iterdir()
+    for damage in (file.read_bytes()[:-1], file.read_bytes()[:-8] + bytes(8), b""):
+        file.write_bytes(damage)
         assert doubled() == [0, 2, 4]
     assert len(compilations) == 4
 
@@ -54,6 +55,6 @@ def test_a_folder_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(llvm, "_folder", lambda: tmp_path / "file" / "folder")
+    monkeypatch.setattr(kept, "_folder", lambda: tmp_path / "file" / "folder")
     assert doubled() == doubled() == [0, 2, 4]
     assert len(compilations) == 2
