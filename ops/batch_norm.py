@@ -12,11 +12,11 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Kind, Op, TensorType, Value, register
+from foreplan.graph import Builder, Cost, Kind, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Training, Types
 from foreplan.graph.types import Shape
 from foreplan.ops.expr import rsqrt, sqrt
-from foreplan.ops.map import elementwise
+from foreplan.ops.map import convert, elementwise
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
 from foreplan.ops.window import spatial_is_dense, spatial_size
@@ -33,13 +33,14 @@ class _Channels(Op):
         return input.rank >= 2 and spatial_is_dense(input.shape, strides, input.dtype.itemsize)
 
     def check(self, x: TensorType, *vectors: TensorType) -> TensorType:
-        """The type of a vector with an entry a channel, if that is what all `vectors` are."""
+        """The type of statistics, a wide number a channel (see `DType.wide`); `vectors` may also be as narrow as x."""
         if x.rank < 2 or not x.dtype.is_float or not x.size:
             raise ShapeError(f"needs a floating-point [N, C, …] that is not empty, and got {x}")
         vector = x.with_shape(x.shape[1:2])
-        if wrong := [type for type in vectors if type != vector]:
-            raise ShapeError(f"the parameters for {x} must be {vector}, and one is {wrong[0]}")
-        return vector
+        wide = vector.with_dtype(x.dtype.wide)
+        if wrong := [type for type in vectors if type not in (wide, vector)]:
+            raise ShapeError(f"the parameters for {x} must be {wide}, and one is {wrong[0]}")
+        return wide
 
 
 @dataclass(frozen=True)
@@ -82,16 +83,20 @@ class BatchNorm(_ChannelNorm):
         r = elementwise(b, lambda v: rsqrt(v + self.epsilon), variance)
         dscale = dbias = dmean = dvariance = None
         if b.wants(scale) or b.wants(variance):
-            moments = elementwise(b, lambda g, x, m: g * (x - m), g, x, reshape(b, mean, shape))
-            moment = reduce(b, "sum", moments, axes)
-            dscale = elementwise(b, lambda s, r: s * r, moment, r) if b.wants(scale) else None
+            moments = elementwise(b, lambda g, x, m: g * (x - m), g, x, reshape(b, mean, shape), dtype=x.dtype)
+            moment = reduce(b, "sum", moments, axes, wide=True)
+            if b.wants(scale):
+                dscale = elementwise(b, lambda s, r: s * r, moment, r, dtype=scale.dtype)
             if b.wants(variance):
-                dvariance = elementwise(b, lambda t, s, r: -0.5 * t * s * r * r * r, moment, scale, r)
+                of = (moment, scale, r)
+                dvariance = elementwise(b, lambda t, s, r: -0.5 * t * s * r * r * r, *of, dtype=variance.dtype)
         if b.wants(bias) or b.wants(mean):
-            dbias = reduce(b, "sum", g, axes)
-            dmean = elementwise(b, lambda t, s, r: -(t * s * r), dbias, scale, r) if b.wants(mean) else None
+            total = reduce(b, "sum", g, axes, wide=True)
+            dbias = convert(b, total, bias.dtype)
+            if b.wants(mean):
+                dmean = elementwise(b, lambda t, s, r: -(t * s * r), total, scale, r, dtype=mean.dtype)
         factor = reshape(b, elementwise(b, lambda s, r: s * r, scale, r), shape)
-        dx = elementwise(b, lambda g, f: g * f, g, factor) if b.wants(x) else None
+        dx = elementwise(b, lambda g, f: g * f, g, factor, dtype=x.dtype) if b.wants(x) else None
         return [dx, dscale, dbias, dmean, dvariance]
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
@@ -102,16 +107,23 @@ class BatchNorm(_ChannelNorm):
         """A subtraction, a product and an addition an element."""
         return Cost(3 * outputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
 
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """A block that is rounded at the end, if x is narrow."""
+        return _workspace(inputs[0]) if inputs[0].dtype.is_narrow else 0
+
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Block by block."""
         x, scale, bias, mean, variance = inputs
         factor = _factor(scale, variance, self.epsilon)
         rows, y = _rows(x), _rows(outputs[0])
         for items, channels, positions in _all_blocks(rows.shape):
-            block = y[items, channels, positions]
+            target = y[items, channels, positions]
+            block = _scratch(workspace, target)[0] if workspace.size else target
             np.subtract(rows[items, channels, positions], mean[channels, None], out=block)
             block *= factor[channels, None]
             block += bias[channels, None]
+            if block is not target:
+                np.copyto(target, block, casting="unsafe")
 
     def for_training(self, b: Builder, inputs: Sequence[Value], training: Training) -> Sequence[Value] | None:
         """With the batch's own statistics, which the running ones follow."""
@@ -120,13 +132,15 @@ class BatchNorm(_ChannelNorm):
         keep = self.momentum
         for old, new in zip(running, batch):
             if old.kind is Kind.BUFFER:
-                training.update(old, elementwise(b, lambda o, n: o * keep + n * (1 - keep), old, new))
+                follows = elementwise(b, lambda o, n: o * keep + n * (1 - keep), old, new, dtype=old.dtype)
+                training.update(old, follows)
         return [y]
 
     def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
         """One map over the channels and one over the elements."""
         x, *others = inputs
-        return [elementwise(b, lambda x, m, f, c: (x - m) * f + c, x, *self.vectors(b, others, len(x.shape)))]
+        vectors = self.vectors(b, others, len(x.shape))
+        return [elementwise(b, lambda x, m, f, c: (x - m) * f + c, x, *vectors, dtype=x.dtype)]
 
     def vectors(self, b: Builder, others: Sequence[Value], rank: int) -> list[Value]:
         """Mean, factor and bias of scale, bias, mean and variance, to go with images of so many axes."""
@@ -140,8 +154,8 @@ class BatchNorm(_ChannelNorm):
 class BatchNormTrain(_ChannelNorm):
     """Batch normalisation with the statistics of x itself over all axes but the channels.
 
-    Inputs: x [N, C, *S], scale and bias [C]. Outputs: y as x, mean and (population) variance [C]. `BatchNorm` of x
-    with these statistics gives the same y, bit for bit. Composite: `ChannelMoments` and a map.
+    Inputs: x [N, C, *S], scale and bias [C]. Outputs: y as x, mean and (population) variance [C], wide if x is narrow.
+    `BatchNorm` of x with these statistics gives the same y, bit for bit. Composite: `ChannelMoments` and a map.
     """
 
     name: ClassVar[str] = "batch_norm_train"
@@ -158,14 +172,15 @@ class BatchNormTrain(_ChannelNorm):
         (x, scale, _), (_, mean, variance), (g, g_mean, g_variance) = inputs, outputs, cotangents
         gradients: list[Value | None] = [None, None, None]
         if g is not None:
-            gradients = list(b.node(BatchNormGrad(self.epsilon), x, scale, mean, variance, g))
+            dx, *wide = b.node(BatchNormGrad(self.epsilon), x, scale, mean, variance, g)
+            gradients = [dx, *(convert(b, vector, scale.dtype) for vector in wide)]
         share, shape = 1.0 / (x.type.size // x.shape[1]), _vector_shape(x)
         extra = []
         if g_mean is not None:
-            extra.append(elementwise(b, lambda x, t: x * 0.0 + t * share, x, reshape(b, g_mean, shape)))
+            extra.append(elementwise(b, lambda x, t: x * 0.0 + t * share, x, reshape(b, g_mean, shape), dtype=x.dtype))
         if g_variance is not None:
             vectors = [reshape(b, vector, shape) for vector in (mean, g_variance)]
-            extra.append(elementwise(b, lambda x, m, t: (x - m) * t * (2 * share), x, *vectors))
+            extra.append(elementwise(b, lambda x, m, t: (x - m) * t * (2 * share), x, *vectors, dtype=x.dtype))
         for flow in extra:
             dx = gradients[0]
             gradients[0] = flow if dx is None else elementwise(b, lambda x, y: x + y, dx, flow)
@@ -184,7 +199,7 @@ class BatchNormTrain(_ChannelNorm):
 class ChannelMoments(_Channels):
     """Mean and (population) variance of each channel.
 
-    Inputs: x [N, C, *S]. Outputs: mean and variance [C].
+    Inputs: x [N, C, *S]. Outputs: mean and variance [C], wide if x is narrow.
     """
 
     name: ClassVar[str] = "channel_moments"
@@ -209,7 +224,7 @@ class ChannelMoments(_Channels):
         count = rows.shape[0] * rows.shape[2]
         for channels in _channel_groups(rows.shape):
             here, m, v = rows[:, channels], mean[channels], variance[channels]
-            np.add.reduce(here, axis=(0, 2), out=m)
+            np.add.reduce(here, axis=(0, 2), out=m, dtype=m.dtype)
             m /= count
             v[...] = 0
             for items, positions in _blocks(here.shape):
@@ -223,7 +238,7 @@ class ChannelMoments(_Channels):
         """Two reductions and a map."""
         (x,) = inputs
         axes = _other_axes(x)
-        mean = reduce(b, "mean", x, axes)
+        mean = reduce(b, "mean", x, axes, wide=True)
         squares = elementwise(b, lambda x, m: (x - m) ** 2, x, reshape(b, mean, _vector_shape(x)))
         return [mean, reduce(b, "mean", squares, axes)]
 
@@ -234,7 +249,7 @@ class BatchNormGrad(_ChannelNorm):
     """Gradients of `BatchNormTrain`: with x̂ = (x − mean) · r, r = 1 / sqrt(variance + epsilon) and M = N · |S|,
     dbias = Σ g, dscale = Σ g · x̂, dx = scale · r · (g − dbias / M − x̂ · dscale / M).
 
-    Inputs: x [N, C, *S], scale, mean, variance [C], g as x. Outputs: dx as x, dscale, dbias [C].
+    Inputs: x [N, C, *S], scale, mean, variance [C], g as x. Outputs: dx as x, dscale, dbias [C], wide if x is narrow.
     """
 
     name: ClassVar[str] = "batch_norm_grad"
@@ -266,8 +281,8 @@ class BatchNormGrad(_ChannelNorm):
         count = rows.shape[0] * rows.shape[2]
         for channels in _channel_groups(rows.shape):
             here, there, m = rows[:, channels], grads[:, channels], mean[channels]
-            r = 1 / np.sqrt(variance[channels] + x.dtype.type(self.epsilon))
-            np.add.reduce(there, axis=(0, 2), out=dbias[channels])
+            r = 1 / np.sqrt(variance[channels] + dscale.dtype.type(self.epsilon))
+            np.add.reduce(there, axis=(0, 2), out=dbias[channels], dtype=dbias.dtype)
             moment = np.zeros_like(r)
             for items, positions in _blocks(here.shape):
                 block = here[items, :, positions]
@@ -283,8 +298,9 @@ class BatchNormGrad(_ChannelNorm):
                 centred *= slope[:, None]
                 centred += shift[:, None]
                 target = result[items, channels, positions]
-                np.subtract(there[items, :, positions], centred, out=target)
-                target *= factor[:, None]
+                block = centred if target.dtype != centred.dtype else target
+                np.subtract(there[items, :, positions], centred, out=block)
+                np.multiply(block, factor[:, None], out=target, casting="same_kind")
 
     def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
         """Two reductions and maps."""
@@ -292,12 +308,13 @@ class BatchNormGrad(_ChannelNorm):
         shape, axes = _vector_shape(x), _other_axes(x)
         m = reshape(b, mean, shape)
         r = elementwise(b, lambda v: rsqrt(v + self.epsilon), variance)
-        dbias = reduce(b, "sum", g, axes)
-        moment = reduce(b, "sum", elementwise(b, lambda g, x, m: g * (x - m), g, x, m), axes)
+        dbias = reduce(b, "sum", g, axes, wide=True)
+        moment = reduce(b, "sum", elementwise(b, lambda g, x, m: g * (x - m), g, x, m), axes, wide=True)
         share = 1.0 / (x.type.size // x.shape[1])
         slope = elementwise(b, lambda t, r: t * r * r * share, moment, r)
         vectors = [reshape(b, vector, shape) for vector in (dbias, slope, elementwise(b, lambda s, r: s * r, scale, r))]
-        dx = elementwise(b, lambda g, x, m, s, k, f: (g - s * share - (x - m) * k) * f, g, x, m, *vectors)
+        of = (g, x, m, *vectors)
+        dx = elementwise(b, lambda g, x, m, s, k, f: (g - s * share - (x - m) * k) * f, *of, dtype=x.dtype)
         return [dx, elementwise(b, lambda t, r: t * r, moment, r), dbias]
 
 
@@ -350,12 +367,12 @@ def _workspace(x: TensorType) -> int:
     for channels in {group.stop - group.start for group in _channel_groups((*x.shape[:2], positions))}:
         items, range_ = next(_blocks((x.shape[0], channels, positions)))
         most = max(most, (items.stop - items.start) * channels * (range_.stop - range_.start + 1))
-    return most * x.dtype.itemsize
+    return most * x.dtype.wide.itemsize
 
 
 def _scratch(workspace: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Memory for a dense copy of the block, and for a sum a row of it."""
-    memory = workspace.view(block.dtype)
+    """Memory for a dense copy of the block, and for a sum a row of it, wide."""
+    memory = workspace.view(as_dtype(block.dtype).wide.numpy)
     rows = block.shape[0] * block.shape[1]
     return (
         memory[: block.size].reshape(block.shape),

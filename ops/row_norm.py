@@ -14,11 +14,12 @@ import numpy as np
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Types
+from foreplan.graph.types import types_of
+from foreplan.ops.blocks import Piece, carve_bytes
 from foreplan.ops.expr import rsqrt
-from foreplan.ops.map import elementwise
+from foreplan.ops.map import convert, elementwise
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import broadcast_to, reshape
-from foreplan.units import align_up
 
 ROW_BLOCK = 1 << 16  # elements of the rows that are worked on together
 
@@ -65,6 +66,10 @@ class _RowNorm(Op):
         each = (5 if self.centred else 3) + len(inputs) - 1
         return Cost(each * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
 
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """A block of rows that is rounded at the end, if x is narrow."""
+        return carve_bytes(_block_of(inputs[0], self.axis)) if inputs[0].dtype.is_narrow else 0
+
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """A few rows at a time."""
         x, *parameters = inputs
@@ -73,13 +78,17 @@ class _RowNorm(Op):
         means, deviations = outputs[1].reshape(-1), outputs[-1].reshape(-1)
         scale, bias = [*(vector.reshape(-1) for vector in parameters), None, None][:2]
         for part in _row_blocks(len(rows), width):
-            block, r = normal[part], deviations[part]
+            target, r = normal[part], deviations[part]
+            block = workspace.view(r.dtype)[: target.size].reshape(target.shape) if workspace.size else target
             source = rows[part]
             if self.centred:
                 mean = means[part]
-                np.add.reduce(source, axis=1, out=mean)
+                np.add.reduce(source, axis=1, out=mean, dtype=mean.dtype)
                 mean /= width
                 np.subtract(source, mean[:, None], out=block)
+                source = block
+            elif block is not target:
+                np.copyto(block, source)
                 source = block
             np.vecdot(source, source, out=r)
             r /= width
@@ -91,14 +100,16 @@ class _RowNorm(Op):
                 block *= scale
             if bias is not None:
                 block += bias
+            if block is not target:
+                np.copyto(target, block, casting="unsafe")
 
     def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
         """Reductions and maps."""
         x, *parameters = inputs
         axes = range(self.axis, len(x.shape))
-        statistics, centred = [], x
+        statistics, centred = [], convert(b, x, x.dtype.wide)
         if self.centred:
-            mean = reduce(b, "mean", x, axes, keepdims=True)
+            mean = reduce(b, "mean", x, axes, keepdims=True, wide=True)
             statistics.append(reshape(b, mean, x.shape[: self.axis]))
             centred = elementwise(b, lambda x, m: x - m, x, mean)
         square = reduce(b, "mean", elementwise(b, lambda x: x * x, centred), axes, keepdims=True)
@@ -107,7 +118,7 @@ class _RowNorm(Op):
         y = elementwise(b, lambda x, r: x * r, centred, r)
         for fn, vector in zip((lambda y, s: y * s, lambda y, c: y + c), parameters):
             y = elementwise(b, fn, y, vector)
-        return [y, *statistics]
+        return [convert(b, y, x.dtype), *statistics]
 
 
 @register
@@ -115,8 +126,8 @@ class _RowNorm(Op):
 class LayerNorm(_RowNorm):
     """y = (x − mean) · r · scale + bias, r = 1 / sqrt(variance + epsilon), over the axes from `axis` on.
 
-    Inputs: x, and optionally scale, and optionally bias, both of x's shape from `axis` on. Outputs: y as x; mean and r,
-    of x's shape before `axis`, at least float32.
+    Inputs: x, and optionally scale, and optionally bias, both of x's shape from `axis` on and of its type, or wide
+    beside narrow x. Outputs: y as x; mean and r, of x's shape before `axis`, at least float32.
     """
 
     name: ClassVar[str] = "layer_norm"
@@ -128,8 +139,8 @@ class LayerNorm(_RowNorm):
 class RMSNorm(_RowNorm):
     """y = x · r · scale, r = 1 / sqrt(mean(x²) + epsilon), over the axes from `axis` on.
 
-    Inputs: x, and optionally scale of x's shape from `axis` on. Outputs: y as x; r of x's shape before `axis`, at
-    least float32.
+    Inputs: x, and optionally scale of x's shape from `axis` on and of its type, or wide beside narrow x. Outputs: y as
+    x; r of x's shape before `axis`, at least float32.
     """
 
     name: ClassVar[str] = "rms_norm"
@@ -163,8 +174,7 @@ class _RowNormGrad(Op):
                 f"needs x, {'its scale, ' * self.scaled}the statistics of its rows and g, and got {inputs}"
             )
         _check(self.axis, x, rest[: self.scaled], 1)
-        parameter = x.with_shape(x.shape[self.axis :])
-        return (x, *[parameter] * (self.scaled * (1 + self.centred)))
+        return (x, *rest[: self.scaled] * (1 + self.centred))
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """dx may take the bytes of g or of x: rows are read whole before they are written."""
@@ -176,24 +186,26 @@ class _RowNormGrad(Op):
         return Cost(each * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """Two blocks of rows, and one more row."""
+        """Two blocks of rows, and one more row; of narrow gradients of parameters, their sums."""
         x = inputs[0]
-        width = math.prod(x.shape[self.axis :])
-        rows = min(_block_rows(width), x.size // max(1, width))
-        return 2 * align_up(rows * width * x.dtype.itemsize, 64) + width * x.dtype.itemsize
+        row = math.prod(x.shape[self.axis :]) * x.dtype.wide.itemsize
+        return 2 * self._block_bytes(x) + row * (1 + sum(type.dtype.is_narrow for type in outputs[1:]))
+
+    def _block_bytes(self, x: TensorType) -> int:
+        return carve_bytes(_block_of(x, self.axis))
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """A few rows at a time."""
-        x, g, deviations = inputs[0], inputs[-1], inputs[-2].reshape(-1)
+        (x, g), deviations = (inputs[0], inputs[-1]), inputs[-2].reshape(-1)
         scale = inputs[1].reshape(-1) if self.scaled else None
-        width = math.prod(x.shape[self.axis :])
+        width, wide = math.prod(x.shape[self.axis :]), deviations.dtype
         rows, grads, result = (array.reshape(-1, width) for array in (x, g, outputs[0]))
-        parameters = [array.reshape(-1) for array in outputs[1:]]
+        size = self._block_bytes(*types_of(x))
+        first, second = workspace[:size].view(wide), workspace[size : 2 * size].view(wide)
+        row, *sums = workspace[2 * size :].view(wide).reshape(-1, width) if self.scaled else [None]
+        parameters = sums or [array.reshape(-1) for array in outputs[1:]]
         for array in parameters:
             array[...] = 0
-        size = align_up(min(_block_rows(width), len(rows)) * width * x.itemsize, 64)
-        first, second = workspace[:size].view(x.dtype), workspace[size : 2 * size].view(x.dtype)
-        row = workspace[2 * size :].view(x.dtype)
         for part in _row_blocks(len(rows), width):
             r, block = deviations[part, None], grads[part]
             normal = first[: block.size].reshape(block.shape)
@@ -204,20 +216,22 @@ class _RowNormGrad(Op):
             else:
                 np.multiply(rows[part], r, out=normal)
             if scale is None:
-                means = np.vecdot(block, normal) / width
                 product[...] = block
+                means = np.vecdot(product, normal) / width
             else:
                 np.multiply(block, normal, out=product)
                 parameters[0] += np.add.reduce(product, axis=0, out=row)
                 if self.centred:
-                    parameters[1] += np.add.reduce(block, axis=0, out=row)
+                    parameters[1] += np.add.reduce(block, axis=0, out=row, dtype=wide)
                 means = np.matmul(product, scale) / width
                 np.multiply(block, scale, out=product)
             normal *= means[:, None]
             if self.centred:
                 product -= (np.sum(product, axis=1) / width)[:, None]
             product -= normal
-            np.multiply(product, r, out=result[part])
+            np.multiply(product, r, out=result[part], casting="same_kind")
+        for array, total in zip(outputs[1:], sums):
+            np.copyto(array.reshape(-1), total, casting="unsafe")
 
     def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
         """Reductions and maps."""
@@ -232,15 +246,17 @@ class _RowNormGrad(Op):
         parameters = []
         h = g
         if self.scaled:
-            parameters.append(reduce(b, "sum", elementwise(b, lambda g, n: g * n, g, normal), list(before)))
+            sums = [reduce(b, "sum", elementwise(b, lambda g, n: g * n, g, normal), list(before))]
             if self.centred:
-                parameters.append(reduce(b, "sum", g, list(before)))
-            h = elementwise(b, lambda g, s: g * s, g, inputs[1])
+                sums.append(reduce(b, "sum", g, list(before), wide=True))
+            parameters = [convert(b, total, inputs[1].dtype) for total in sums]
+            h = elementwise(b, lambda g, s: g * s, convert(b, g, x.dtype.wide), inputs[1])
         means = reduce(b, "mean", elementwise(b, lambda h, n: h * n, h, normal), axes, keepdims=True)
         if self.centred:
-            mean = reduce(b, "mean", h, axes, keepdims=True)
-            return [elementwise(b, lambda h, a, n, m, r: (h - a - n * m) * r, h, mean, normal, means, r), *parameters]
-        return [elementwise(b, lambda h, n, m, r: (h - n * m) * r, h, normal, means, r), *parameters]
+            mean = reduce(b, "mean", h, axes, keepdims=True, wide=True)
+            of = (h, mean, normal, means, r)
+            return [elementwise(b, lambda h, a, n, m, r: (h - a - n * m) * r, *of, dtype=x.dtype), *parameters]
+        return [elementwise(b, lambda h, n, m, r: (h - n * m) * r, h, normal, means, r, dtype=x.dtype), *parameters]
 
 
 @register
@@ -265,12 +281,19 @@ def _check(axis: int, x: TensorType, parameters: Sequence[TensorType], most: int
     """Raise unless x has the axis and the parameters have its shape from there on."""
     if not 0 <= axis < x.rank or not x.dtype.is_float or not x.size:
         raise ShapeError(f"axis {axis} must be one of a floating-point tensor that is not empty, and got {x}")
-    wrong = [type for type in parameters if type != x.with_shape(x.shape[axis:])]
+    fits = [TensorType(dtype, x.shape[axis:]) for dtype in (x.dtype, x.dtype.wide)]
+    wrong = [type for type in parameters if type not in fits]
     if wrong or len(parameters) > most:
         raise ShapeError(
             f"takes at most {most} parameters {x.with_shape(x.shape[axis:])} for {x} from axis {axis} on, and got "
             f"{', '.join(map(str, parameters))}"
         )
+
+
+def _block_of(x: TensorType, axis: int) -> Piece:
+    """Scratch for the rows that are worked on together, wide."""
+    width = math.prod(x.shape[axis:])
+    return (min(_block_rows(width), x.size // max(1, width)) * width,), x.dtype.wide.numpy
 
 
 def _block_rows(width: int) -> int:

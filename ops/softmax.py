@@ -9,11 +9,11 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
+from foreplan.graph import Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.ops.blocks import Piece, block_extents, blocks, can_fold, carve, carve_bytes, fold, folded_shape
 from foreplan.ops.expr import exp, log
-from foreplan.ops.map import elementwise
+from foreplan.ops.map import convert, elementwise
 from foreplan.ops.reduce import normalize_axes, reduce
 
 
@@ -49,28 +49,32 @@ class RowOp(Op):
         return Cost(5 * outputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """A block of elements and a number a row of it."""
-        return carve_bytes(*_pieces(folded_shape(inputs[0].shape, self.axis), inputs[0].dtype.numpy))
+        """A block of elements and a number a row of it; if they are narrow, the block's result as well."""
+        return carve_bytes(*_pieces(folded_shape(inputs[0].shape, self.axis), inputs[0].dtype))
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Block by block."""
         *folded, y = (fold(array, self.axis) for array in (*inputs, *outputs))
-        whole, numbers = carve(workspace, *_pieces(y.shape, y.dtype))
+        whole, numbers, results = carve(workspace, *_pieces(y.shape, as_dtype(y.dtype)))
         for rows, columns in blocks(y.shape) if y.size else ():
-            out = y[rows, :, columns]
+            target = y[rows, :, columns]
+            out = results[: target.size].reshape(target.shape) if results.size else target
             scratch = whole[: out.size].reshape(out.shape)
             number = numbers[: out.shape[0] * out.shape[2]].reshape(out.shape[0], 1, out.shape[2])
             self.block([x[rows, :, columns] for x in folded], out, scratch, number)
+            if out is not target:
+                np.copyto(target, out, casting="unsafe")
 
     def block(self, inputs: Arrays, out: np.ndarray, scratch: np.ndarray, number: np.ndarray) -> None:
-        """The rows of one block: arrays [outer, n, inner], `number` [outer, 1, inner]."""
+        """The rows of one block: arrays [outer, n, inner], `number` [outer, 1, inner]; all but inputs are wide."""
         raise NotImplementedError
 
 
-def _pieces(folded: tuple[int, ...], dtype: np.dtype) -> tuple[Piece, Piece]:
+def _pieces(folded: tuple[int, ...], dtype: DType) -> tuple[Piece, Piece, Piece]:
     outer, n, inner = folded
     rows, columns = block_extents((outer, n, inner))
-    return ((rows * n * columns,), dtype), ((rows * columns,), dtype)
+    size, wide = rows * n * columns, dtype.wide.numpy
+    return ((size,), wide), ((rows * columns,), wide), ((size * dtype.is_narrow,), wide)
 
 
 @register
@@ -99,10 +103,10 @@ class Softmax(RowOp):
     def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
         """Two reductions and two maps."""
         (x,) = inputs
-        high = reduce(b, "max", x, self.axis, keepdims=True)
+        high = reduce(b, "max", x, self.axis, keepdims=True, wide=True)
         e = elementwise(b, lambda x, m: exp(x - m), x, high)
         total = reduce(b, "sum", e, self.axis, keepdims=True)
-        return [elementwise(b, lambda e, s: e / s, e, total)]
+        return [elementwise(b, lambda e, s: e / s, e, total, dtype=x.dtype)]
 
 
 @register
@@ -123,8 +127,9 @@ class SoftmaxGrad(RowOp):
     def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
         """A product, its sum, and a map."""
         y, g = inputs
-        total = reduce(b, "sum", elementwise(b, lambda y, g: y * g, y, g), self.axis, keepdims=True)
-        return [elementwise(b, lambda y, g, s: y * (g - s), y, g, total)]
+        product = elementwise(b, lambda y, g: y * g, convert(b, y, y.dtype.wide), g)
+        total = reduce(b, "sum", product, self.axis, keepdims=True)
+        return [elementwise(b, lambda y, g, s: y * (g - s), y, g, total, dtype=y.dtype)]
 
 
 @register
@@ -154,9 +159,9 @@ class LogSoftmax(RowOp):
     def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
         """Two reductions and maps."""
         (x,) = inputs
-        high = reduce(b, "max", x, self.axis, keepdims=True)
+        high = reduce(b, "max", x, self.axis, keepdims=True, wide=True)
         total = reduce(b, "sum", elementwise(b, lambda x, m: exp(x - m), x, high), self.axis, keepdims=True)
-        return [elementwise(b, lambda x, m, s: (x - m) - log(s), x, high, total)]
+        return [elementwise(b, lambda x, m, s: (x - m) - log(s), x, high, total, dtype=x.dtype)]
 
 
 @register
@@ -169,7 +174,7 @@ class LogSoftmaxGrad(RowOp):
     def block(self, inputs: Arrays, out: np.ndarray, scratch: np.ndarray, number: np.ndarray) -> None:
         """exp(y) in scratch, so that the output may lie on either input."""
         y, g = inputs
-        np.add.reduce(g, axis=1, keepdims=True, out=number)
+        np.add.reduce(g, axis=1, keepdims=True, out=number, dtype=number.dtype)
         np.exp(y, out=scratch)
         np.multiply(scratch, number, out=scratch)
         np.subtract(g, scratch, out=out)
@@ -177,8 +182,9 @@ class LogSoftmaxGrad(RowOp):
     def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
         """A sum and a map."""
         y, g = inputs
-        total = reduce(b, "sum", g, self.axis, keepdims=True)
-        return [elementwise(b, lambda y, g, s: g - exp(y) * s, y, g, total)]
+        total = reduce(b, "sum", g, self.axis, keepdims=True, wide=True)
+        y_wide = convert(b, y, y.dtype.wide)
+        return [elementwise(b, lambda y, g, s: g - exp(y) * s, y_wide, g, total, dtype=y.dtype)]
 
 
 def softmax(b: Builder, x: Value, axis: int = -1) -> Value:
