@@ -18,7 +18,7 @@ class Kernel(Protocol):
     """One op on tensors that lie in a certain way.
 
     One that joins tensors may also have `parts`, triples (output, input, byte): that input may lie within that output
-    already, from that byte on.
+    already, from that byte on. One of several for an op has `nanoseconds`, what it is predicted to take.
     """
 
     @property

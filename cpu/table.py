@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,6 +12,7 @@ from foreplan.cpu import (
     attention,
     attention_grad,
     contraction,
+    convolution,
     elementwise,
     index,
     join,
@@ -39,15 +41,13 @@ class Family:
     """Kernels of one op.
 
     Attributes:
-        name: of the kernels, in plans.
-        make: the kernel for tensors that lie in a certain way.
+        ways: kernels by the names that plans know them by, each for tensors that lie in a certain way.
         layout: how outputs lie, given how inputs do.
         reads: how input `index` is taken: as it lies, or as a copy that lies so.
         images: whether tensors of four axes may best lie with their channels last.
     """
 
-    name: str
-    make: Make
+    ways: Mapping[str, Make]
     layout: Layout
     reads: Reads
     images: bool = False
@@ -90,58 +90,74 @@ def _depth_together(op: Op, index: int, window: Window) -> Window:
     return window if whole else Window.dense(window.type)
 
 
+_CONVOLUTION: Mapping[str, Make] = {
+    "winograd": convolution.conv_by_winograd,
+    "products": convolution.conv_by_products,
+    "onednn": convolution.conv,
+}
+_DATA_GRADIENT: Mapping[str, Make] = {
+    "winograd": convolution.data_gradient_by_winograd,
+    "products": convolution.data_gradient_by_products,
+    "onednn": convolution.conv_data_gradient,
+}
+_WEIGHT_GRADIENT: Mapping[str, Make] = {
+    "winograd": convolution.weight_gradient_by_winograd,
+    "products": convolution.weight_gradient_by_products,
+    "onednn": convolution.conv_weight_gradient,
+}
 FAMILIES = {
-    "map": Family("lanes", elementwise.elementwise, elementwise.layout, elementwise.reads, True),
-    "masked_map": Family("lanes", elementwise.masked, elementwise.layout, elementwise.reads, True),
-    "pack_bits": Family("lanes", elementwise.pack, elementwise.pack_layout, elementwise.pack_reads, True),
-    "random": Family("lanes", random.random, _rows, _as_reference),
-    "reduce": Family("lanes", reduce.reduce, _rows, elementwise.reads),
-    "matmul": Family("onednn", contraction.matmul, _rows, _as_reference),
-    "conv": Family("onednn", contraction.conv, _images, _conv_reads, True),
-    "conv_map": Family("onednn", contraction.conv_map, _images, _conv_reads, True),
-    "conv_data_grad": Family("onednn", contraction.conv_data_gradient, _images, _conv_reads, True),
-    "conv_weight_grad": Family("onednn", contraction.conv_weight_gradient, _rows, _conv_reads, True),
-    "layer_norm": Family("loops", row_norm.normal, _rows, row_norm.reads),
-    "layer_norm_grad": Family("loops", row_norm.gradient, _rows, row_norm.reads),
-    "rms_norm": Family("loops", row_norm.normal, _rows, row_norm.reads),
-    "rms_norm_grad": Family("loops", row_norm.gradient, _rows, row_norm.reads),
-    "softmax": Family("loops", softmax.row_kernel, softmax.layout, softmax.reads, True),
-    "softmax_grad": Family("loops", softmax.row_kernel, softmax.layout, softmax.reads, True),
-    "log_softmax": Family("loops", softmax.row_kernel, softmax.layout, softmax.reads, True),
-    "log_softmax_grad": Family("loops", softmax.row_kernel, softmax.layout, softmax.reads, True),
-    "cross_entropy": Family("loops", loss.losses, loss.layout, loss.reads, True),
-    "cross_entropy_grad": Family("loops", loss.gradients, loss.layout, loss.reads, True),
-    "gather": Family("loops", index.gather, _rows, _as_reference),
-    "scatter_add": Family("loops", index.scatter_add, _rows, index.scatter_reads),
-    "concat": Family("copies", join.concat, join.layout, join.reads),
-    "pad": Family("copies", join.padded, join.layout, join.reads),
-    "unslice": Family("copies", join.padded, join.layout, join.reads),
-    "max_pool": Family("loops", pool.largest, _images, _channel_reads, True),
-    "max_pool_grad": Family("loops", pool.largest_gradient, _images, _channel_reads, True),
-    "avg_pool": Family("loops", pool.mean, _images, _channel_reads, True),
-    "avg_pool_grad": Family("loops", pool.mean, _images, _channel_reads, True),
-    "channel_moments": Family("loops", norm.moments, _images, _channel_reads, True),
-    "batch_norm": Family("loops", norm.normal, _images, _channel_reads, True),
-    "batch_norm_grad": Family("loops", norm.gradient, _images, _channel_reads, True),
-    "attention": Family("onednn", attention.attention, _rows, _as_reference),
-    "attention_grad": Family("onednn", attention_grad.attention_grad, _rows, _depth_together),
-    "packed_attention_grad": Family("onednn", attention_grad.packed_attention_grad, _rows, _depth_together),
-    "linear_cross_entropy": Family("onednn", linear_cross_entropy.linear_cross_entropy, _rows, _as_reference),
+    "map": Family({"lanes": elementwise.elementwise}, elementwise.layout, elementwise.reads, True),
+    "masked_map": Family({"lanes": elementwise.masked}, elementwise.layout, elementwise.reads, True),
+    "pack_bits": Family({"lanes": elementwise.pack}, elementwise.pack_layout, elementwise.pack_reads, True),
+    "random": Family({"lanes": random.random}, _rows, _as_reference),
+    "reduce": Family({"lanes": reduce.reduce}, _rows, elementwise.reads),
+    "matmul": Family({"onednn": contraction.matmul}, _rows, _as_reference),
+    "conv": Family(_CONVOLUTION, _images, _conv_reads, True),
+    "conv_map": Family(_CONVOLUTION, _images, _conv_reads, True),
+    "conv_data_grad": Family(_DATA_GRADIENT, _images, _conv_reads, True),
+    "conv_weight_grad": Family(_WEIGHT_GRADIENT, _rows, _conv_reads, True),
+    "layer_norm": Family({"loops": row_norm.normal}, _rows, row_norm.reads),
+    "layer_norm_grad": Family({"loops": row_norm.gradient}, _rows, row_norm.reads),
+    "rms_norm": Family({"loops": row_norm.normal}, _rows, row_norm.reads),
+    "rms_norm_grad": Family({"loops": row_norm.gradient}, _rows, row_norm.reads),
+    "softmax": Family({"loops": softmax.row_kernel}, softmax.layout, softmax.reads, True),
+    "softmax_grad": Family({"loops": softmax.row_kernel}, softmax.layout, softmax.reads, True),
+    "log_softmax": Family({"loops": softmax.row_kernel}, softmax.layout, softmax.reads, True),
+    "log_softmax_grad": Family({"loops": softmax.row_kernel}, softmax.layout, softmax.reads, True),
+    "cross_entropy": Family({"loops": loss.losses}, loss.layout, loss.reads, True),
+    "cross_entropy_grad": Family({"loops": loss.gradients}, loss.layout, loss.reads, True),
+    "gather": Family({"loops": index.gather}, _rows, _as_reference),
+    "scatter_add": Family({"loops": index.scatter_add}, _rows, index.scatter_reads),
+    "concat": Family({"copies": join.concat}, join.layout, join.reads),
+    "pad": Family({"copies": join.padded}, join.layout, join.reads),
+    "unslice": Family({"copies": join.padded}, join.layout, join.reads),
+    "max_pool": Family({"loops": pool.largest}, _images, _channel_reads, True),
+    "max_pool_grad": Family({"loops": pool.largest_gradient}, _images, _channel_reads, True),
+    "avg_pool": Family({"loops": pool.mean}, _images, _channel_reads, True),
+    "avg_pool_grad": Family({"loops": pool.mean}, _images, _channel_reads, True),
+    "channel_moments": Family({"loops": norm.moments}, _images, _channel_reads, True),
+    "batch_norm": Family({"loops": norm.normal}, _images, _channel_reads, True),
+    "batch_norm_grad": Family({"loops": norm.gradient}, _images, _channel_reads, True),
+    "attention": Family({"onednn": attention.attention}, _rows, _as_reference),
+    "attention_grad": Family({"onednn": attention_grad.attention_grad}, _rows, _depth_together),
+    "packed_attention_grad": Family({"onednn": attention_grad.packed_attention_grad}, _rows, _depth_together),
+    "linear_cross_entropy": Family({"onednn": linear_cross_entropy.linear_cross_entropy}, _rows, _as_reference),
 }
 
 
 @lru_cache(maxsize=8192)
-def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], threads: int) -> Kernel | None:
+def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], threads: int) -> Mapping[str, Kernel]:
     set_threads(threads)  # scratch memory depends on how many there are
-    try:
-        return FAMILIES[op.name].make(op, inputs, outputs)
-    except Refused:
-        return None
+    found = {}
+    for name, make in FAMILIES[op.name].ways.items():
+        with suppress(Refused):
+            found[name] = make(op, inputs, outputs)
+    return found
 
 
-def kernel_for(op: Op, inputs: Windows, outputs: Windows, threads: int) -> Kernel | None:
-    """The kernel for an op on tensors that lie so; None where only the op's own NumPy kernel runs it."""
-    return _make(op, tuple(inputs), tuple(outputs), threads) if op.name in FAMILIES else None
+def kernels_for(op: Op, inputs: Windows, outputs: Windows, threads: int) -> Mapping[str, Kernel]:
+    """The kernels for an op on tensors that lie so, by name; none where only the op's own NumPy kernel runs it."""
+    return _make(op, tuple(inputs), tuple(outputs), threads) if op.name in FAMILIES else {}
 
 
 def family_of(op: Op, inputs: Types, outputs: Types, threads: int) -> Family | None:
@@ -151,6 +167,6 @@ def family_of(op: Op, inputs: Types, outputs: Types, threads: int) -> Family | N
         return None
     for lie in (channels_last, Window.dense) if family.images else (Window.dense,):
         windows = [lie(type) for type in inputs]
-        if kernel_for(op, windows, family.layout(op, windows, outputs), threads) is not None:
+        if kernels_for(op, windows, family.layout(op, windows, outputs), threads):
             return family
     return None

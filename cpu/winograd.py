@@ -19,7 +19,7 @@ import numpy as np
 
 from foreplan.cpu import library as c
 from foreplan.cpu import primitives
-from foreplan.cpu.kernel import Run, one_after_another
+from foreplan.cpu.kernel import Refused, Run, one_after_another
 from foreplan.cpu.native import together
 from foreplan.cpu.primitives import OLD, Description, Following, Primitive, base_of, onto
 from foreplan.cpu.rows import channel_rows
@@ -70,9 +70,9 @@ def _turned(matrix: Matrix) -> Matrix:
 DATA, WEIGHTS = Transform(B, IMAGES, SLICES), Transform(G, SLICES, SLICES)
 COTANGENTS, TAPS_AGAIN = Transform(A, IMAGES, SLICES), Transform(_turned(G), SLICES, SLICES)
 
-# What decides: measured on one core with AVX-512. Operations a nanosecond of oneDNN's convolutions and of products of
-# such matrices; bytes a nanosecond of transforms, and of weights on their way through memory.
-DIRECT, PRODUCTS, TRANSFORMS, MEMORY = 200, 160, 40, 8
+# Measured on one core with AVX-512: operations a nanosecond of products of such matrices; bytes a nanosecond of
+# transforms, and of weights on their way through memory.
+PRODUCTS, TRANSFORMS, MEMORY = 160, 40, 8
 BLOCK = 3 * 2**19  # bytes of a block of tiles in all places, on both sides of the product
 LEAST, MOST = 48, 512  # tiles of a block
 
@@ -110,16 +110,19 @@ class Images:
         return self.shape[0] * math.prod(self.counts)
 
 
-def suits(op: ConvOp, kernel: Sequence[int], x: Window, y: Window, tiled: Window) -> bool:
-    """Whether images x and y are of a convolution that is faster this way, whose tiles lie in `tiled`."""
+def check(op: ConvOp, kernel: Sequence[int], x: Window, y: Window) -> None:
+    """Raise for anything but a plain convolution of 3 × 3 taps between images of float32 with channels last."""
     plain = set(op.strides) == {1} == set(op.dilations) and op.groups == 1 and tuple(kernel) == (TAPS, TAPS)
-    plain = plain and x.type.dtype == y.type.dtype == FLOAT32
-    if not plain or x.shape[1] % LANES or y.shape[1] % LANES or not all(map(channel_rows, (x, y))):
-        return False
-    tiles, pairs, channels = Images.of(tiled).count, x.shape[1] * y.shape[1], x.shape[1] + y.shape[1]
-    direct = 2 * TAPS * TAPS * pairs * y.shape[0] * y.shape[2] * y.shape[3] / DIRECT
-    products = 2 * PLACES * pairs * tiles / PRODUCTS
-    return products + 8 * PLACES * (channels * tiles / TRANSFORMS + pairs / MEMORY) < direct
+    floats = x.type.dtype == FLOAT32 == y.type.dtype
+    if not (plain and floats) or x.shape[1] % LANES or y.shape[1] % LANES or not all(map(channel_rows, (x, y))):
+        raise Refused("Winograd's algorithm is for 3 x 3 taps, strides of 1 and multiples of 16 channels")
+
+
+def _nanoseconds(inner: int, outer: int, tiles: int) -> int:
+    """What so many tiles take: products in all places, transforms on both sides, weights through memory and back."""
+    products = 2 * PLACES * inner * outer * tiles // PRODUCTS
+    moved = 8 * PLACES * ((inner + outer) * tiles // TRANSFORMS + inner * outer // MEMORY)
+    return (products + moved) // current_threads()
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,7 @@ class Convolution:
     ) -> None:
         self.x, self.y, self.before, self.turned, self.after = Images.of(x), Images.of(y), before, turned, after
         self.base = base_of(after)
+        self.nanoseconds = _nanoseconds(self.x.channels, self.y.channels, self.y.count)
         self.results = Transform(_turned(A), SLICES, IMAGES, tuple(function for function, _ in after))
         inner, outer = self.x.channels, self.y.channels
         self.blocks = _Blocks.of(self.y.count, inner + outer)
@@ -265,6 +269,7 @@ class WeightGradient:
         self.x, self.g, self.before = Images.of(x), Images.of(g), before
         self.overwrites = ((0, 2),) if add else ()
         inner, outer = self.x.channels, self.g.channels
+        self.nanoseconds = _nanoseconds(inner, outer, self.g.count)
         self.blocks = _Blocks.of(self.g.count, inner + outer)
         most, weights = self.blocks.most, _matrices(outer, inner, outer)
         with one_thread():

@@ -9,7 +9,7 @@ from foreplan.errors import UsageError
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Types
 from foreplan.lower.numpy import reference, reference_reads
-from foreplan.lower.target import DeviceProfile, Kernel
+from foreplan.lower.target import DeviceProfile, Kernel, predicted
 
 
 class CpuTarget:
@@ -18,22 +18,23 @@ class CpuTarget:
     Attributes:
         name: `cpu`, with the number of threads where it was given: plans depend on it.
         threads: that work on each kernel.
+        tune: whether kernels are measured on this machine, each once, and the machine itself; else all is predicted.
     """
 
     alignment = 64
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, *, tune: bool = False) -> None:
         if threads is not None and threads < 1:
             raise UsageError(f"threads must be at least 1, and is {threads}")
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads, self.tune = threads or len(os.sched_getaffinity(0)), tune
         self.name = f"cpu:threads={self.threads}"
         # What one core with AVX-512 was measured to do, a large product and a stream copy; threads share the memory.
-        self.profile = DeviceProfile(
-            self.name,
-            flops_per_second=220_000_000_000 * self.threads,
-            bytes_per_second=12_000_000_000 * min(self.threads, 4),
-            bus_bytes_per_second=5_000_000_000,
-        )
+        flops, stream = 220_000_000_000 * self.threads, 12_000_000_000 * min(self.threads, 4)
+        if tune:
+            from foreplan.cpu.tune import prices
+
+            flops, stream = prices().machine_rates(self.threads)
+        self.profile = DeviceProfile(self.name, flops, stream, bus_bytes_per_second=stream // 2)
 
     def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
         """Where there is a kernel."""
@@ -56,11 +57,24 @@ class CpuTarget:
         return family.layout(op, inputs, outputs) if family else [Window.dense(type) for type in outputs]
 
     def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
-        """The kernel of the op's family, or the reference kernel."""
-        from foreplan.cpu.table import family_of, kernel_for
+        """The kernels of the op's family, the one predicted to be the fastest first; or the reference kernel."""
+        from foreplan.cpu.table import family_of, kernels_for
 
         family = family_of(op, [x.type for x in inputs], [y.type for y in outputs], self.threads)
-        made = kernel_for(op, inputs, outputs, self.threads) if family else None
-        if family is None or made is None:
-            return reference(op, inputs, outputs)
-        return (Kernel(family.name, made.workspace, made.overwrites, getattr(made, "parts", ())),)
+        found = kernels_for(op, inputs, outputs, self.threads) if family else {}
+        made = [
+            Kernel(name, k.workspace, k.overwrites, getattr(k, "parts", ()), getattr(k, "nanoseconds", None))
+            for name, k in found.items()
+        ]
+        return sorted(made, key=lambda kernel: kernel.nanoseconds or 0) or reference(op, inputs, outputs)
+
+    def price(self, op: Op, kernel: Kernel, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
+        """Measured, or predicted; what NumPy runs is predicted."""
+        from foreplan.cpu.table import kernels_for
+
+        found = kernels_for(op, inputs, outputs, self.threads).get(kernel.name) if self.tune else None
+        if found is None:
+            return predicted(self.profile, op, kernel, inputs, outputs)
+        from foreplan.cpu.tune import prices
+
+        return prices().kernel(op, kernel.name, found, inputs, outputs, self.threads)

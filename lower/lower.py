@@ -32,24 +32,29 @@ _CATEGORIES = {
 }
 
 
-def target_named(text: str) -> Target:
+def target_named(text: str, *, tune: bool = False) -> Target:
     """The target of that name, perhaps with options: `numpy`, `cpu`, `cpu:threads=2`.
 
+    Args:
+        tune: whether it measures its kernels on this machine.
+
     Raises:
-        UsageError: there is none, or it has no such option.
+        UsageError: there is none, or it has no such option, or none that measures.
     """
     name, _, options = text.partition(":")
     if name not in TARGETS:
         raise UsageError(f"there is no target {name!r}; choose one of {', '.join(TARGETS)}")
+    if tune and name != "cpu":
+        raise UsageError(f"the target {name} has no kernels to choose from by measuring; only cpu has")
     if not options:
-        return TARGETS[name]()
+        return CpuTarget(tune=tune) if name == "cpu" else TARGETS[name]()
     key, _, value = options.partition("=")
     if name != "cpu" or key != "threads" or not value.isascii() or not value.isdigit():
         raise UsageError(f"the target {name} has no option {options!r}; `cpu:threads=2` is one")
-    return CpuTarget(int(value))
+    return CpuTarget(int(value), tune=tune)
 
 
-def lower(graph: Graph, target: str | Target = "numpy", *, offload: bool = False) -> Program:
+def lower(graph: Graph, target: str | Target = "numpy", *, offload: bool = False, tune: bool = False) -> Program:
     """The planner's problem for a graph on a target, with what each action runs.
 
     Ops for which the target has no kernel are decomposed. Views become windows: no action, no bytes; where a kernel
@@ -58,12 +63,13 @@ def lower(graph: Graph, target: str | Target = "numpy", *, offload: bool = False
 
     Args:
         offload: with a region of host memory, and actions that copy activations there and back (see `with_host`).
+        tune: price kernels by measuring each once on this machine, as a target given by name.
 
     Raises:
         UsageError: no such target.
         UnsupportedError: the target has no kernel for an op, and the op no decomposition; names the node.
     """
-    chosen = target_named(target) if isinstance(target, str) else target
+    chosen = target_named(target, tune=tune) if isinstance(target, str) else target
     fused = fuse_conv_maps(_decompose(graph, chosen), chosen.fuses)
     program = _Lowering(fused, chosen).run()
     note = note_of(fallbacks(program), program.target)
@@ -205,8 +211,21 @@ class _Lowering:
                 index = self.new_value(value.name, value.type.nbytes, category, p.Role.TRANSIENT, ARENA)
             self.where[value] = Operand(index, 0, value.type, layout.strides)
             writes.append(self.where[value])
-        for kernel in self.target.kernels(node.op, windows, [operand.window for operand in writes]):
-            self.act(node.op, kernel, operands, writes, node.name, node.source)
+        for kernel, price in self.candidates(node.op, operands, writes):
+            self.act(node.op, kernel, price, operands, writes, node.name, node.source)
+
+    def candidates(self, op: Op, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> Sequence[tuple[Kernel, int]]:
+        """Kernels with their prices, the fastest first: those that no other beats in both time and workspace. The
+        fastest alone for what has an effect, since every such action runs.
+        """
+        reads, writes = [x.window for x in inputs], [y.window for y in outputs]
+        priced = [(self.target.price(op, k, reads, writes), k) for k in self.target.kernels(op, reads, writes)]
+        found: list[tuple[Kernel, int]] = []
+        for price, kernel in sorted(priced, key=lambda pair: (pair[0], pair[1].workspace)):
+            if all(kernel.workspace < other.workspace for other, _ in found):
+                found.append((kernel, price))
+        effect = any(self.values[operand.value].home >= 0 for operand in outputs)
+        return found[:1] if effect else found
 
     def region_of(self, stored: Value) -> int:
         return self.values[self.where[stored].value].region
@@ -252,6 +271,7 @@ class _Lowering:
         self,
         op: Op,
         kernel: Kernel,
+        price: int,
         inputs: Sequence[Operand],
         outputs: Sequence[Operand],
         name: str,
@@ -280,7 +300,7 @@ class _Lowering:
                 workspace_region=ARENA,
                 flops=cost.flops,
                 nbytes=cost.nbytes,
-                nanoseconds=self.target.profile.nanoseconds(cost),
+                nanoseconds=price,
                 effect=any(self.values[value].home >= 0 for value in writes),
                 parts=tuple(parts),
             )
@@ -349,8 +369,8 @@ class _Lowering:
 
     def act_copy(self, operand: Operand, written: Operand, name: str) -> None:
         """The action of a copy."""
-        kernel = self.target.kernels(COPY, [operand.window], [written.window])[0]
-        self.act(COPY, replace(kernel, overwrites=()), [operand], [written], name, "")
+        kernel, price = self.candidates(COPY, [operand], [written])[0]
+        self.act(COPY, replace(kernel, overwrites=()), price, [operand], [written], name, "")
 
     def result(self, name: str, value: Value, category: p.Category) -> Slot:
         """A value that is there at the end; what could be overwritten before then is copied."""

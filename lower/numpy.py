@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Types
-from foreplan.lower.target import DeviceProfile, Kernel
+from foreplan.lower.target import DeviceProfile, Kernel, predicted
 
 
 class NumpyTarget:
@@ -38,6 +38,10 @@ class NumpyTarget:
     def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
         """The reference kernel, if the op has one."""
         return reference(op, inputs, outputs)
+
+    def price(self, op: Op, kernel: Kernel, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
+        """By the profile."""
+        return predicted(self.profile, op, kernel, inputs, outputs)
 
 
 def reference_reads(op: Op, inputs: Sequence[Window]) -> Sequence[Window]:

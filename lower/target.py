@@ -46,12 +46,14 @@ class Kernel:
         workspace: bytes of scratch memory, exact.
         overwrites: pairs (output, input): that output may take exactly that input's bytes.
         parts: (output, input, byte): that input may lie within that output already, from that byte on.
+        nanoseconds: predicted, where it is one of several; None: as the device's profile has the op's cost.
     """
 
     name: str
     workspace: int
     overwrites: tuple[tuple[int, int], ...]
     parts: tuple[tuple[int, int, int], ...] = ()
+    nanoseconds: int | None = None
 
 
 class Target(Protocol):
@@ -72,3 +74,15 @@ class Target(Protocol):
 
     def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
         """The candidates for an op on tensors that lie so, the preferred one first; none: lowering decomposes it."""
+
+    def price(self, op: Op, kernel: Kernel, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
+        """What one run of a kernel takes, in nanoseconds, predicted or measured."""
+
+
+def predicted(
+    profile: DeviceProfile, op: Op, kernel: Kernel, inputs: Sequence[Window], outputs: Sequence[Window]
+) -> int:
+    """What a kernel takes by its own model, or else by the roofline of its op."""
+    if kernel.nanoseconds is not None:
+        return kernel.nanoseconds
+    return profile.nanoseconds(op.cost([x.type for x in inputs], [y.type for y in outputs]))

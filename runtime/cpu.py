@@ -8,7 +8,7 @@ import numpy as np
 
 from foreplan.cpu.kernel import Run
 from foreplan.cpu.native import joined
-from foreplan.cpu.table import kernel_for
+from foreplan.cpu.table import kernels_for
 from foreplan.cpu.threads import set_threads
 from foreplan.errors import PlanError, UsageError
 from foreplan.lower import target_named
@@ -41,7 +41,7 @@ class CpuBound(NumpyBound):
         if call.kernel == "reference":
             return super().bind(call, inputs, outputs, scratch)
         reads, writes = ([operand.window for operand in found] for found in (call.inputs, call.outputs))
-        kernel = kernel_for(call.op, reads, writes, self.threads)
+        kernel = kernels_for(call.op, reads, writes, self.threads).get(call.kernel)
         if kernel is None or kernel.workspace != scratch.size:
             raise PlanError(f"node {call.node!r}: this machine's {call.kernel} needs another workspace; plan again")
         return kernel.bind(inputs, outputs, scratch)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from foreplan.cpu.table import family_of, kernel_for
+from foreplan.cpu.kernel import Kernel
+from foreplan.cpu.table import family_of, kernels_for
 from foreplan.cpu.threads import set_threads
 from foreplan.errors import TargetError
 from foreplan.graph import Op, TensorType, Window, as_dtype
@@ -63,12 +64,14 @@ def run(
     windows: Sequence[Window] | None = None,
     over: tuple[int, int] | None = None,
     threads: int = THREADS,
+    way: str = "",
 ) -> list[np.ndarray]:
     """What the CPU kernel gives, twice over.
 
     Args:
         windows: how inputs lie; by default as lowering would have them.
         over: (output, input): the output takes that input's bytes, as the kernel says it may.
+        way: the kernel's name; by default the first of the family's.
     """
     types = [type_of(x) for x in inputs]
     results = op.infer(types)
@@ -77,8 +80,9 @@ def run(
     wanted = [Window.dense(type) for type in types] if windows is None else list(windows)
     wanted = [family.reads(op, i, window) for i, window in enumerate(wanted)]
     layouts = family.layout(op, wanted, results)
-    kernel = kernel_for(op, wanted, layouts, threads)
-    assert kernel is not None, f"no kernel for {op} of {wanted}"
+    found = kernels_for(op, wanted, layouts, threads)
+    assert found, f"no kernel for {op} of {wanted}"
+    kernel = found[way] if way else next(iter(found.values()))
     arrays = [laid_out(np.asarray(x), window) for x, window in zip(inputs, wanted)]
     outputs = [laid_out(np.full(type.shape, 77).astype(type.dtype.numpy), w) for type, w in zip(results, layouts)]
     if over is not None:
@@ -96,6 +100,20 @@ def run(
     return first
 
 
+def kernel_for(op: Op, inputs: Sequence[Window], outputs: Sequence[Window], threads: int) -> Kernel | None:
+    """The first kernel for an op, if there is any."""
+    return next(iter(kernels_for(op, inputs, outputs, threads).values()), None)
+
+
+def ways(op: Op, inputs: Sequence[np.ndarray], windows: Sequence[Window] | None = None) -> list[str]:
+    """The names of all kernels for an op."""
+    types = [type_of(x) for x in inputs]
+    family = family_of(op, types, op.infer(types), THREADS)
+    assert family is not None, f"no kernel for {op} of {types}"
+    wanted = [family.reads(op, i, w) for i, w in enumerate(windows or [Window.dense(type) for type in types])]
+    return list(kernels_for(op, wanted, family.layout(op, wanted, op.infer(types)), THREADS))
+
+
 def check(
     op: Op,
     *inputs: np.ndarray,
@@ -104,11 +122,12 @@ def check(
     windows: Sequence[Window] | None = None,
     over: tuple[int, int] | None = None,
 ) -> None:
-    """Assert that both kernels agree."""
+    """Assert that every kernel of the CPU agrees with NumPy's."""
     wanted = expected(op, inputs)
-    for ours, theirs in zip(run(op, inputs, windows, over), wanted, strict=True):
-        if as_dtype(theirs.dtype).is_float:
-            ours, theirs = (x.astype(np.float64) for x in (ours, theirs))
-            np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=atol)
-        else:
-            np.testing.assert_array_equal(ours, theirs)
+    for way in ways(op, inputs, windows):
+        for ours, theirs in zip(run(op, inputs, windows, over, way=way), wanted, strict=True):
+            if as_dtype(theirs.dtype).is_float:
+                ours, theirs = (x.astype(np.float64) for x in (ours, theirs))
+                np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=atol, err_msg=way)
+            else:
+                np.testing.assert_array_equal(ours, theirs, err_msg=way)

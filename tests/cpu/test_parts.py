@@ -10,7 +10,6 @@ import pytest
 from foreplan.cpu import threads
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.native import together
-from foreplan.cpu.table import kernel_for
 from foreplan.graph import Op
 from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad, ChannelMoments
 from foreplan.ops.index import Gather, ScatterAdd
@@ -18,7 +17,7 @@ from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.row_norm import LayerNorm, LayerNormGrad
 from foreplan.ops.softmax import LogSoftmaxGrad, Softmax
-from tests.cpu.check import laid_out, needs_onednn, scratch, type_of
+from tests.cpu.check import kernel_for, laid_out, needs_onednn, scratch, type_of
 
 pytestmark = needs_onednn()
 IMAGES, ROWS = (4, 70, 40, 40), (3000, 150)

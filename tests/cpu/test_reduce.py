@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreplan.cpu.layouts import channels_last
-from foreplan.cpu.table import kernel_for
 from foreplan.cpu.threads import set_threads
 from foreplan.graph import Window
 from foreplan.ops.reduce import Reduce
-from tests.cpu.check import check, needs_onednn, run, type_of
+from tests.cpu.check import check, kernel_for, needs_onednn, run, type_of
 
 pytestmark = needs_onednn()
 RNG = np.random.default_rng(0)

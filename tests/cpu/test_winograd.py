@@ -12,7 +12,7 @@ from foreplan.cpu.threads import set_threads
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
-from tests.cpu.check import check, laid_out, needs_onednn, scratch, type_of
+from tests.cpu.check import check, laid_out, needs_onednn, scratch, type_of, ways
 
 pytestmark = needs_onednn()
 
@@ -137,14 +137,13 @@ def test_tiles_in_several_blocks_and_ranges_of_channels(monkeypatch: pytest.Monk
     near(run(kernel, [x, g, w], windows, columns), weight_gradient(x, g, ((1, 1), (1, 1))))
 
 
-def test_the_ops_take_this_way_where_it_is_faster() -> None:
+def test_the_ops_have_this_way() -> None:
     geometry = ((1, 1), ((1, 1), (1, 1)), (1, 1))
     x, w, g = normal(1, 64, 56, 56), normal(64, 64, 3, 3), normal(1, 64, 56, 56)
-    images = [image(1, 64, 56, 56)] * 2
-    assert winograd.suits(Conv(*geometry), (3, 3), *images, images[1])
+    assert ways(Conv(*geometry), [x, w]) == ["winograd", "onednn"]
     check(Conv(*geometry), x, w, normal(64), rtol=1e-3, atol=1e-3)
     check(ConvDataGrad(*geometry, spatial=(56, 56)), g, w, normal(*x.shape), rtol=1e-3, atol=1e-3)
     check(ConvWeightGrad(*geometry, kernel=(3, 3)), x, g, normal(*w.shape), rtol=1e-3, atol=3e-3)
     for strides, taps, channels in (((2, 2), (3, 3), 64), ((1, 1), (5, 5), 64), ((1, 1), (3, 3), 60)):
-        odd = image(1, channels, 56, 56)
-        assert not winograd.suits(Conv(strides, *geometry[1:]), taps, odd, images[1], images[1])
+        odd = Conv(strides, *geometry[1:])
+        assert ways(odd, [normal(1, channels, 56, 56), normal(64, channels, *taps)]) == ["onednn"]

@@ -1,0 +1,270 @@
+"""Convolutions and their gradients: images lie with their channels last, weights as in checkpoints.
+
+Each may have several ways: oneDNN's own, weights reordered each time; products of matrices, where there is one tap; and
+Winograd's algorithm (`winograd`), where there are 3 × 3.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from foreplan.cpu import library as c
+from foreplan.cpu import prices, primitives, winograd
+from foreplan.cpu.contraction import swapped
+from foreplan.cpu.kernel import Refused, Windows
+from foreplan.cpu.layouts import channels_last
+from foreplan.cpu.primitives import OLD, After, Description, Following, Geometry, argument_of, base_of, onto
+from foreplan.cpu.rows import rows_along
+from foreplan.cpu.stages import INPUT, OUTPUT, WEIGHTS, ZERO, Place, Staged, Stages, check, matrix
+from foreplan.graph import Op, TensorType, Window
+from foreplan.graph.types import FLOAT32
+from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
+from foreplan.ops.conv_map import ConvMap, steps_of
+from foreplan.ops.expr import parse_expr
+
+ADDED = 4 * 2**20  # bytes of a gradient that are made before they are added to another
+
+
+def _image(x: Window) -> Window:
+    """Images whose axes of extent 1 have the strides of channels last: oneDNN knows layouts by their strides."""
+    rank, step, steps = len(x.shape), x.type.dtype.itemsize, list(x.strides)
+    for axis in (1, 3, 2, 0) if rank == 4 else reversed(range(rank)):
+        if x.shape[axis] == 1:
+            steps[axis] = step
+        step = steps[axis] * x.shape[axis]
+    return x.viewed(x.shape, steps)
+
+
+def _geometry(op: ConvOp) -> Geometry:
+    if any(pad < 0 for pads in op.pads for pad in pads):
+        raise Refused("negative padding")
+    low, high = ((pads[i] for pads in op.pads) for i in (0, 1))
+    return Geometry(op.strides, op.dilations, tuple(low), tuple(high))
+
+
+def _grouped(w: Window, groups: int) -> Window:
+    """Weights [K, C/groups, …] as [groups, K/groups, C/groups, …], as oneDNN takes them."""
+    if groups == 1:
+        return w
+    each = w.shape[0] // groups
+    return w.viewed((groups, each, *w.shape[1:]), (each * w.strides[0], *w.strides))
+
+
+def conv(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """A convolution, with a bias or added to what there is, and perhaps something done to its result."""
+    (x, w, y), after = _seen_as_images(op, inputs, outputs)
+    assert isinstance(op, Conv | ConvMap)
+    bias = inputs[after[0][1]] if after and after[0][0] == "add" else None
+    follows = after[1:] if bias else after
+    weights = _grouped(w, op.groups)
+    bias = bias and bias.viewed(y.shape[1:2], (bias.type.dtype.itemsize,))
+    plan = Stages()
+    made = primitives.convolution(x, weights, y, _geometry(op), bias, _described(follows, inputs, y, len(y.shape)))
+    place = plan.weights(weights, made.descriptions[c.WEIGHTS], WEIGHTS)
+    arguments = {c.SRC: INPUT, c.WEIGHTS: place, c.DST: OUTPUT, **_taken(follows)}
+    if bias:
+        arguments[c.BIAS] = ("in", after[0][1], 0)
+    plan.run(made, arguments)
+    return plan.finish(base_of(after), nanoseconds=prices.direct(w, y))
+
+
+def conv_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> winograd.Convolution:
+    """A convolution of 3 × 3 taps."""
+    (x, w, y), after = _seen_as_images(op, inputs, outputs)
+    assert isinstance(op, Conv | ConvMap)
+    winograd.check(op, w.shape[2:], x, y)
+    return winograd.Convolution(x, w, y, _before(op), turned=False, after=after)
+
+
+def conv_by_products(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """A convolution of one tap, the weights as they lie."""
+    (x, w, y), after = _seen_as_images(op, inputs, outputs)
+    assert isinstance(op, Conv | ConvMap)
+    plan, rows = Stages(), rows_along(y, 1)
+    if rows is None:
+        raise Refused(f"{y.type} with the strides {y.strides}")
+    seen, source = plan.positions(_seen_by_one_tap(op, w.shape[2:], w, x, y), INPUT)
+    made = primitives.matmul(
+        seen, swapped(_flat_weights(w)), matrix(rows, y.type.dtype), _described(after, inputs, y, 2)
+    )
+    plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **_taken(after)})
+    return plan.finish(base_of(after), nanoseconds=prices.products(w, y))
+
+
+def _seen_as_images(op: Op, inputs: Windows, outputs: Windows) -> tuple[tuple[Window, Window, Window], Following]:
+    """Data, weights and result of a convolution, and what follows it."""
+    check(*inputs, *outputs)
+    after = _what_follows(op, inputs, outputs)
+    return (_image(inputs[0]), inputs[1], _image(outputs[0])), after
+
+
+def _what_follows(op: Op, inputs: Windows, outputs: Windows) -> Following:
+    if isinstance(op, Conv):
+        return [(OLD if x.shape == outputs[0].shape else "add", i) for i, x in enumerate(inputs) if i > 1]
+    assert isinstance(op, ConvMap)
+    after = [("add", 2)] if op.biased else []
+    for step in steps_of(parse_expr(op.expr)) or ():
+        index = op.own - 1 + step.argument
+        whole = step.argument > 0 and inputs[index].shape == outputs[0].shape
+        if whole and (step.function != "add" or base_of(after) >= 0):
+            raise Refused(f"{op.expr} of whole images")
+        after.append((OLD if whole else step.function, index))
+    return after
+
+
+def _described(after: Following, inputs: Windows, y: Window, rank: int) -> list[After]:
+    """What follows, with vectors of one number a channel as tensors of so many axes."""
+    shape, zero = (1, y.shape[1], *[1] * (rank - 2)), Window.dense(TensorType(FLOAT32, (1,) * rank))
+    return [
+        After(function, {OLD: None, "relu": zero}[function])
+        if function in (OLD, "relu")
+        else After(function, Window.dense(inputs[index].type.with_shape(shape)))
+        for function, index in after
+    ]
+
+
+def _taken(after: Following) -> dict[int, Place]:
+    """The arguments of what follows."""
+    places: dict[str, Place] = {"relu": ZERO}
+    return {
+        argument_of(number, function): places.get(function, ("in", index, 0))
+        for number, (function, index) in enumerate(after)
+        if function != OLD
+    }
+
+
+def _before(op: ConvOp) -> tuple[int, int]:
+    """Zeros before the first row and column of images."""
+    (above, _), (left, _) = op.pads
+    return above, left
+
+
+def conv_data_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """The gradient of a convolution's data; added to what there is image by image."""
+    assert isinstance(op, ConvDataGrad)
+    g, w, dx, adds = _data_gradient(inputs, outputs)
+    plan, weights, images = Stages(), _grouped(w, op.groups), g.shape[0]
+    together = _together(images, dx.type.nbytes // images) if adds else images
+    some_g, some_dx = (x.viewed((together, *x.shape[1:]), x.strides) for x in (g, dx))
+    made = primitives.convolution_data_gradient(some_g, weights, some_dx, _geometry(op))
+    place = plan.weights(weights, made.descriptions[c.WEIGHTS], WEIGHTS)
+    cost = prices.direct(w, g)
+    if not adds:
+        plan.run(made, {c.DIFF_DST: INPUT, c.WEIGHTS: place, c.DIFF_SRC: OUTPUT})
+        return plan.finish(nanoseconds=cost)
+    add, here = primitives.sum_of(some_dx), plan.keep(Description.of(some_dx).nbytes)
+    for image in range(0, images, together):
+        source, target = ("in", 0, image * g.strides[0]), ("out", 0, image * dx.strides[0])
+        plan.run(made, {c.DIFF_DST: source, c.WEIGHTS: place, c.DIFF_SRC: here})
+        plan.run(add, {c.SRC: target, c.OTHER: here, c.DST: target})
+    return plan.finish(2, nanoseconds=cost + prices.moved(3 * dx.type.nbytes))
+
+
+def data_gradient_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> winograd.Convolution:
+    """The gradient of the data of a convolution of 3 × 3 taps."""
+    assert isinstance(op, ConvDataGrad)
+    g, w, dx, adds = _data_gradient(inputs, outputs)
+    winograd.check(op, w.shape[2:], g, dx)
+    above, left = (w.shape[2] - 1 - zeros for zeros in _before(op))
+    return winograd.Convolution(g, w, dx, (above, left), turned=True, after=[(OLD, 2)] if adds else ())
+
+
+def data_gradient_by_products(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """The gradient of the data of a convolution of one tap: a product, written or added where the tap was."""
+    assert isinstance(op, ConvDataGrad)
+    g, w, dx, adds = _data_gradient(inputs, outputs)
+    seen = _seen_by_one_tap(op, w.shape[2:], w, dx, g)
+    plan = Stages()
+    cotangents, source = plan.positions(g, INPUT)
+    base, cost = 2 if adds else -1, prices.products(w, g)
+    if rows := rows_along(seen, 1):
+        made = primitives.matmul(cotangents, _flat_weights(w), matrix(rows, dx.type.dtype), onto(adds))
+        plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
+        return plan.finish(base, not adds and seen.shape != dx.shape, cost)
+    whole = channels_last(seen.type)
+    here, rows = plan.keep(whole.type.nbytes), rows_along(whole, 1)
+    assert rows is not None
+    made = primitives.matmul(cotangents, _flat_weights(w), matrix(rows, dx.type.dtype))
+    plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: here})
+    spread = primitives.reorder(Description.of(whole), Description.of(seen), add=adds)
+    plan.run(spread, {c.SRC: here, c.DST: OUTPUT})
+    return plan.finish(base, not adds, cost + prices.moved(2 * whole.type.nbytes))
+
+
+def _data_gradient(inputs: Windows, outputs: Windows) -> tuple[Window, Window, Window, bool]:
+    """Cotangents, weights and result, and whether that is added to what there is."""
+    check(*inputs, *outputs)
+    return _image(inputs[0]), inputs[1], _image(outputs[0]), len(inputs) > 2
+
+
+def _together(images: int, nbytes: int) -> int:
+    """How many images' gradients are made before they are added: a divisor of all, of a few megabytes."""
+    most = max(1, ADDED // max(nbytes, 1))
+    return max(n for n in range(1, images + 1) if images % n == 0 and n <= most)
+
+
+def conv_weight_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """The gradient of a convolution's weights."""
+    assert isinstance(op, ConvWeightGrad)
+    x, g, dw, adds = _weight_gradient(inputs, outputs)
+    plan, weights = Stages(), _grouped(dw, op.groups)
+    made, source, cotangent = primitives.convolution_weight_gradient(x, g, weights, _geometry(op)), INPUT, WEIGHTS
+    if "ref" in made.implementation:  # a loop over single numbers: oneDNN's others may want images without gaps
+        (x, source), (g, cotangent) = plan.without_gaps(x, source), plan.without_gaps(g, cotangent)
+        made = primitives.convolution_weight_gradient(x, g, weights, _geometry(op))
+    wanted, given = made.descriptions[c.DIFF_WEIGHTS], Description.of(weights)
+    direct = wanted == given and not adds
+    place = OUTPUT if direct else plan.keep(wanted.nbytes)
+    plan.run(made, {c.SRC: source, c.DIFF_DST: cotangent, c.DIFF_WEIGHTS: place})
+    if not direct:
+        plan.run(primitives.reorder(wanted, given, add=adds), {c.SRC: place, c.DST: OUTPUT})
+    return plan.finish(2 if adds else -1, nanoseconds=prices.direct_weights(dw, g))
+
+
+def weight_gradient_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> winograd.WeightGradient:
+    """The gradient of 3 × 3 taps."""
+    assert isinstance(op, ConvWeightGrad)
+    x, g, dw, adds = _weight_gradient(inputs, outputs)
+    winograd.check(op, op.kernel, x, g)
+    return winograd.WeightGradient(x, g, dw, _before(op), add=adds)
+
+
+def weight_gradient_by_products(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """The gradient of one tap: a product over all positions."""
+    assert isinstance(op, ConvWeightGrad)
+    x, g, dw, adds = _weight_gradient(inputs, outputs)
+    seen, plan = _seen_by_one_tap(op, op.kernel, dw, x, g), Stages()
+    (seen, source), (cotangents, at) = plan.positions(seen, INPUT), plan.positions(g, WEIGHTS)
+    made = primitives.matmul(swapped(cotangents), seen, _flat_weights(dw), onto(adds))
+    plan.run(made, {c.SRC: at, c.WEIGHTS: source, c.DST: OUTPUT})
+    return plan.finish(2 if adds else -1, nanoseconds=prices.products(dw, g))
+
+
+def _weight_gradient(inputs: Windows, outputs: Windows) -> tuple[Window, Window, Window, bool]:
+    """Data, cotangents and result, and whether that is added to what there is."""
+    check(*inputs, *outputs)
+    return _image(inputs[0]), _image(inputs[1]), outputs[0], len(inputs) > 2
+
+
+def _seen_by_one_tap(op: ConvOp, kernel: tuple[int, ...], w: Window, x: Window, y: Window) -> Window:
+    """The positions of x that a single tap sees, one a position of y.
+
+    Raises:
+        Refused: there are more taps, padding, weights that are no matrix with dense rows, or positions that lie as
+            oneDNN does not know: rows within images, places within rows.
+    """
+    item = w.type.dtype.itemsize
+    single = set(kernel) == {1} and op.groups == 1 and not any(map(any, op.pads))
+    if not single or (w.shape[1] != 1 and w.strides[1] != item) or w.strides[0] < w.shape[1] * item:
+        raise Refused("products are for convolutions of one tap, without padding and groups, and dense weights")
+    spatial = [stride * step for stride, step in zip(x.strides[2:], op.strides)]
+    seen = x.viewed((*x.shape[:2], *y.shape[2:]), (*x.strides[:2], *spatial))
+    order = sorted((axis for axis in range(len(seen.shape)) if seen.shape[axis] > 1), key=lambda i: seen.strides[i])
+    if any(seen.strides[a] * seen.shape[a] > seen.strides[b] for a, b in pairwise(order)):
+        raise Refused(f"{x.type} with the strides {x.strides}")
+    return seen
+
+
+def _flat_weights(w: Window) -> Window:
+    """Weights of one tap as a matrix."""
+    return w.viewed(w.shape[:2], w.strides[:2])

@@ -1,0 +1,94 @@
+"""What this machine's processor is, and what it was measured to do."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from foreplan.cpu import library as c
+from foreplan.cpu import primitives
+from foreplan.cpu.library import library
+from foreplan.cpu.threads import set_threads
+from foreplan.graph import TensorType, Window
+from foreplan.graph.types import FLOAT32
+
+SIDE, STREAM = 2048, 2**26  # of the product; bytes of the copy, far more than a core's own caches
+TIMES = 5
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A processor and the library on it.
+
+    Attributes:
+        model: what it calls itself.
+        instruction_set: that oneDNN makes code for.
+        onednn: the library's version.
+        cores: that this process may use.
+        cache_bytes: of one core's second-level cache, and of the last level, which cores share; 0 where not known.
+    """
+
+    model: str
+    instruction_set: str
+    onednn: str
+    cores: int
+    cache_bytes: tuple[int, int]
+
+
+@lru_cache(maxsize=1)
+def this_machine() -> Machine:
+    """The machine that this process runs on."""
+    model = "unknown"
+    for line in _text("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    found = library()
+    return Machine(model, found.isa, found.version, len(os.sched_getaffinity(0)), (_cache(2), _cache(3)))
+
+
+def _cache(level: int) -> int:
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        if _text(folder / "level").strip() == str(level):
+            size = _text(folder / "size").strip()
+            return int(size.removesuffix("K")) * 1024 if size.endswith("K") else int(size or 0)
+    return 0
+
+
+def _text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def measured(threads: int) -> tuple[int, int]:
+    """Operations and bytes a second: of a large product of float32, and of a copy that no cache holds."""
+    set_threads(threads)
+    a, b, y = (np.ones((SIDE, SIDE), np.float32) for _ in range(3))
+    matrix = Window.dense(TensorType(FLOAT32, (SIDE, SIDE)))
+    product = primitives.matmul(matrix, matrix, matrix)
+    scratch = np.empty(product.scratchpad + 64, np.uint8)
+    places = {c.SRC: a.ctypes.data, c.WEIGHTS: b.ctypes.data, c.DST: y.ctypes.data}
+    if product.scratchpad:
+        places[c.SCRATCHPAD] = scratch.ctypes.data + -scratch.ctypes.data % 64
+    run = product.bind(places)
+    source, target = np.ones(STREAM // 4, np.float32), np.zeros(STREAM // 4, np.float32)
+    return int(2 * SIDE**3 / least_seconds(run)), int(2 * STREAM / least_seconds(lambda: np.copyto(target, source)))
+
+
+def least_seconds(call: Callable[[], object], times: int = TIMES) -> float:
+    """The least wall time of some calls, after one that is not counted."""
+    call()
+    found = []
+    for _ in range(times):
+        started = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - started)
+    return min(found)
