@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from foreplan.graph import TensorType, Window
+from foreplan.graph import Window
+from foreplan.graph.layouts import channels_last
 
-
-def channels_last(type: TensorType) -> Window:
-    """Images [N, C, H, W] with their channels side by side; anything else in C order."""
-    if type.rank != 4:
-        return Window.dense(type)
-    _, channels, height, width = type.shape
-    item = type.dtype.itemsize
-    row = width * channels * item
-    return Window(type, (height * row, item, row, channels * item))
+__all__ = ["channels_last", "stepped"]
 
 
 def stepped(x: Window) -> Window:

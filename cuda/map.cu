@@ -1,0 +1,88 @@
+// Element-wise expressions over tensors of one shape, however they lie.
+//
+// A thread computes VECTOR neighbours along the innermost axis of the loop: it reads all elements that it needs before
+// it writes, so that an output may take the bytes of an input that lies alike. `compute` is generated.
+//
+// RANK axes, neighbours merged; OPERANDS tensors, inputs first; INDEX holds the number of units.
+#include "scalar.cuh"
+
+struct Operand {
+    char* start;
+    i64 strides[RANK];  // bytes, 0 where it is broadcast; of packed bits: bits
+};
+
+struct Arguments {
+    i64 units, units_a_row;
+    i64 extents[RANK];
+    Operand operands[OPERANDS];
+};
+
+// An operand's elements of one unit: `offset` behind the start, `step` from one to the next.
+struct Place {
+    char* start;
+    i64 offset, step;
+};
+
+template <class T> __device__ inline Vector<T, VECTOR> read_row(const Place& place, i64 count) {
+    return load<T, VECTOR>(place.start + place.offset, count);
+}
+
+template <class T> __device__ inline Vector<T, VECTOR> read_one(const Place& place, i64 count) {
+    const T one = *reinterpret_cast<const T*>(place.start + place.offset);
+    Vector<T, VECTOR> found;
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) found.at[i] = one;
+    return found;
+}
+
+template <class T> __device__ inline Vector<T, VECTOR> read_gaps(const Place& place, i64 count) {
+    Vector<T, VECTOR> found = {};
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i)
+        if (i < count) found.at[i] = *reinterpret_cast<const T*>(place.start + place.offset + i * place.step);
+    return found;
+}
+
+__device__ inline Vector<bool, VECTOR> read_bits(const Place& place, i64 count) {
+    Vector<bool, VECTOR> found = {};
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) {
+        const i64 bit = place.offset + i * place.step;
+        if (i < count) found.at[i] = static_cast<u8>(place.start[bit >> 3]) >> (bit & 7) & 1;
+    }
+    return found;
+}
+
+template <class T> __device__ inline void write_row(const Place& place, const Vector<T, VECTOR>& found, i64 count) {
+    store<T, VECTOR>(place.start + place.offset, found, count);
+}
+
+template <class T> __device__ inline void write_gaps(const Place& place, const Vector<T, VECTOR>& found, i64 count) {
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i)
+        if (i < count) *reinterpret_cast<T*>(place.start + place.offset + i * place.step) = found.at[i];
+}
+
+__device__ inline void compute(const Place (&at)[OPERANDS], i64 count);
+
+extern "C" __global__ void __launch_bounds__(256) map(const Arguments a) {
+    const INDEX unit = static_cast<INDEX>(blockIdx.x) * 256 + threadIdx.x;
+    if (unit >= static_cast<INDEX>(a.units)) return;
+    INDEX row = unit / static_cast<INDEX>(a.units_a_row);
+    const i64 first = static_cast<i64>(unit - row * static_cast<INDEX>(a.units_a_row)) * VECTOR;
+    Place at[OPERANDS];
+#pragma unroll
+    for (int k = 0; k < OPERANDS; ++k) {
+        const Operand& operand = a.operands[k];
+        at[k] = Place{operand.start, first * operand.strides[RANK - 1], operand.strides[RANK - 1]};
+    }
+#pragma unroll
+    for (int axis = RANK - 2; axis >= 0; --axis) {
+        const INDEX extent = static_cast<INDEX>(a.extents[axis]), above = row / extent;
+        const i64 here = static_cast<i64>(row - above * extent);
+#pragma unroll
+        for (int k = 0; k < OPERANDS; ++k) at[k].offset += here * a.operands[k].strides[axis];
+        row = above;
+    }
+    compute(at, a.extents[RANK - 1] - first);
+}

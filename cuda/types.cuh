@@ -1,0 +1,93 @@
+// Element types as they lie in memory, the types that arithmetic on them has, and rows of elements moved at a time.
+#pragma once
+
+typedef signed char i8;
+typedef unsigned char u8;
+typedef short i16;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+struct bfloat16 {
+    u16 bits;
+};
+
+struct float16 {
+    u16 bits;
+};
+
+#define INFINITE __int_as_float(0x7f800000)
+#define NOT_A_NUMBER __int_as_float(0x7fc00000)
+
+#ifndef FOREPLAN_SHIM  // which has these for a processor
+__device__ inline float float_of_half(u16 bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+}
+
+__device__ inline u16 half_of_float(float x) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+
+__device__ inline u16 bfloat_of_float(float x) {
+    u16 bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+#endif
+
+// The type of arithmetic on elements of type T: float for narrower ones.
+template <class T> struct Wider { typedef T type; };
+template <> struct Wider<bfloat16> { typedef float type; };
+template <> struct Wider<float16> { typedef float type; };
+template <class T> using Wide = typename Wider<T>::type;
+
+template <class T> __device__ inline T widened(T x) { return x; }
+__device__ inline float widened(bfloat16 x) { return __uint_as_float(static_cast<u32>(x.bits) << 16); }
+__device__ inline float widened(float16 x) { return float_of_half(x.bits); }
+
+// A number as an element of type T, rounded to nearest even.
+template <class T> struct Narrow {
+    template <class S> __device__ static T of(S x) { return static_cast<T>(x); }
+};
+template <> struct Narrow<bfloat16> {
+    template <class S> __device__ static bfloat16 of(S x) { return bfloat16{bfloat_of_float(static_cast<float>(x))}; }
+};
+template <> struct Narrow<float16> {
+    template <class S> __device__ static float16 of(S x) { return float16{half_of_float(static_cast<float>(x))}; }
+};
+template <class T, class S> __device__ inline T narrowed(S x) { return Narrow<T>::of(x); }
+
+// N elements side by side, N a power of two; aligned so that they are moved 16 bytes at a time.
+template <class T, int N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Vector {
+    T at[N];
+};
+
+template <class T, int N> __device__ inline bool is_aligned(const void* place) {
+    return reinterpret_cast<u64>(place) % alignof(Vector<T, N>) == 0;
+}
+
+// The first `count` elements from a place on, at most N.
+template <class T, int N> __device__ inline Vector<T, N> load(const void* from, i64 count = N) {
+    if (count >= N && is_aligned<T, N>(from)) return *static_cast<const Vector<T, N>*>(from);
+    Vector<T, N> found = {};
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        if (i < count) found.at[i] = static_cast<const T*>(from)[i];
+    return found;
+}
+
+template <class T, int N> __device__ inline void store(void* to, const Vector<T, N>& elements, i64 count = N) {
+    if (count >= N && is_aligned<T, N>(to)) {
+        *static_cast<Vector<T, N>*>(to) = elements;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        if (i < count) static_cast<T*>(to)[i] = elements.at[i];
+}

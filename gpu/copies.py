@@ -1,0 +1,52 @@
+"""Copies of tensors from one order of axes to another, and tensors put into larger ones."""
+
+from __future__ import annotations
+
+from foreplan.gpu.launch import Copy, Launch, Source, Word, ceil_div, input_at, launch, output_at
+from foreplan.graph import Window
+from foreplan.graph.layouts import lie_alike
+from foreplan.ops.map import merged_axes
+
+TILE = 32
+ROWS = 8  # of a tile, that threads move at a time
+_WORDS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
+_LEAST = 8  # elements along an axis of a tile that are worth turning around
+
+
+def dense_copy(x: Window, y: Window) -> tuple[Copy, ...] | None:
+    """The bytes as they lie, where both lie alike without gaps."""
+    if x.type != y.type or not (x.is_compact and lie_alike(x, y)):
+        return None
+    return (Copy(output_at(0), input_at(0), x.type.nbytes),) if x.type.size else ()
+
+
+def transposition(x: Window, y: Window) -> tuple[Launch, ...] | None:
+    """A copy in tiles, where elements lie side by side along one axis of the source and another of the target."""
+    item = x.type.dtype.itemsize
+    order = sorted(range(len(y.shape)), key=lambda axis: -abs(y.strides[axis]))
+    axes = merged_axes(y.shape, [x.strides, y.strides], order)
+    along_x = [i for i, (n, steps) in enumerate(axes) if steps[0] == item and n >= _LEAST]
+    along_y = [i for i, (n, steps) in enumerate(axes) if steps[1] == item and n >= _LEAST]
+    if x.type != y.type or len(along_x) != 1 or len(along_y) != 1 or along_x == along_y:
+        return None
+    (across,), (down,) = along_x, along_y
+    others = [axis for i, axis in enumerate(axes) if i not in (across, down)] or [(1, (0, 0))]
+    batch = 1
+    for n, _ in others:
+        batch *= n
+    tiles = [ceil_div(axes[i][0], TILE) for i in (across, down)]
+    blocks = tiles[0] * tiles[1] * batch
+    if blocks >= 1 << 31:
+        return None
+    source = Source("transpose.cu", (("ELEMENT", _WORDS[item]), ("TILE", TILE), ("ROWS", ROWS), ("RANK", len(others))))
+    numbers: list[Word] = [
+        input_at(0),
+        output_at(0),
+        axes[across][0],
+        axes[down][0],
+        axes[down][1][0],
+        axes[across][1][1],
+        *tiles,
+    ]
+    numbers += [n for n, _ in others] + [steps[0] for _, steps in others] + [steps[1] for _, steps in others]
+    return (launch(source, "transpose", blocks, TILE * ROWS, numbers),)

@@ -1,0 +1,189 @@
+"""What a kernel on a card comes to: launches and copies as plain data, with no pointer and no array in them.
+
+A session binds them to addresses; tests run the same ones on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal, Protocol
+
+from foreplan.gpu.device import Device
+from foreplan.graph import Op, Window
+from foreplan.units import align_up
+
+FOLDER = Path(__file__).parents[1] / "cuda"
+ALIGNMENT = 256  # bytes; of every value and workspace
+
+Grid = tuple[int, int, int]
+Windows = Sequence[Window]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A translation unit: a file of cuda/ with what it is made for.
+
+    Attributes:
+        file: its name in cuda/.
+        defines: macros and what they stand for.
+        generated: text that comes behind the file, such as a function that it declares.
+    """
+
+    file: str
+    defines: tuple[tuple[str, str | int], ...] = ()
+    generated: str = ""
+
+    @property
+    def text(self) -> str:
+        """What a compiler is given; it finds included files in `FOLDER`."""
+        macros = [f"#define {name} {value}\n" for name, value in self.defines]
+        return f'{"".join(macros)}#include "{self.file}"\n{self.generated}'
+
+
+@lru_cache(maxsize=1)
+def sources_digest() -> str:
+    """Changes with any file of cuda/: a part of what compiled code is known by."""
+    files = sorted(file for file in FOLDER.iterdir() if file.suffix in (".cu", ".cuh"))
+    return sha256(b"".join(file.name.encode() + b"\n" + file.read_bytes() for file in files)).hexdigest()
+
+
+@dataclass(frozen=True)
+class Address:
+    """A place in what a kernel is bound to.
+
+    Attributes:
+        of: what it lies in.
+        index: which input or output.
+        offset: bytes from the first element.
+    """
+
+    of: Literal["input", "output", "workspace"]
+    index: int = 0
+    offset: int = 0
+
+
+def input_at(index: int, offset: int = 0) -> Address:
+    """So many bytes behind the first element of an input."""
+    return Address("input", index, offset)
+
+
+def output_at(index: int, offset: int = 0) -> Address:
+    """So many bytes behind the first element of an output."""
+    return Address("output", index, offset)
+
+
+def workspace_at(offset: int = 0) -> Address:
+    """So many bytes behind the beginning of the workspace."""
+    return Address("workspace", 0, offset)
+
+
+Word = Address | int | float
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel function run on a grid of blocks.
+
+    Attributes:
+        source: where it is.
+        entry: its name.
+        grid: blocks.
+        block: threads of each.
+        arguments: the members of the one structure that it takes, eight bytes each: an address, an int64 or a double.
+    """
+
+    source: Source
+    entry: str
+    grid: Grid
+    block: Grid
+    arguments: tuple[Word, ...]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Bytes copied; nothing where they are the same bytes already."""
+
+    target: Address
+    source: Address
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Clear:
+    """Bytes set to zero."""
+
+    target: Address
+    nbytes: int
+
+
+Instruction = Launch | Copy | Clear
+
+
+@dataclass(frozen=True)
+class LaunchKernel:
+    """One op on tensors that lie in a certain way.
+
+    Attributes:
+        instructions: one after the other.
+        workspace: bytes of scratch memory, exact.
+        overwrites: pairs (output, input): that output may take exactly that input's bytes.
+        parts: triples (output, input, byte): that input may lie within that output already, from that byte on.
+    """
+
+    instructions: tuple[Instruction, ...]
+    workspace: int = 0
+    overwrites: tuple[tuple[int, int], ...] = ()
+    parts: tuple[tuple[int, int, int], ...] = ()
+
+
+class Make(Protocol):
+    """Makes the kernel of an op on tensors that lie in a certain way."""
+
+    def __call__(self, op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+        """The kernel.
+
+        Raises:
+            Refused: there is none for such tensors.
+        """
+
+
+class Refused(Exception):
+    """A kernel cannot be made for an op on such tensors."""
+
+
+class Scratch:
+    """Workspace given out piece by piece.
+
+    Attributes:
+        nbytes: given out so far.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def take(self, nbytes: int) -> Address:
+        """So many bytes more, aligned."""
+        start = align_up(self.nbytes, ALIGNMENT)
+        self.nbytes = start + nbytes
+        return workspace_at(start)
+
+
+def launch(source: Source, entry: str, blocks: int | Grid, threads: int, arguments: Iterable[Word]) -> Launch:
+    """A launch of blocks of so many threads along one axis.
+
+    Raises:
+        Refused: a grid has no room for so many blocks.
+    """
+    grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
+    if not (0 < grid[0] < 1 << 31 and 0 < grid[1] < 1 << 16 and 0 < grid[2] < 1 << 16):
+        raise Refused(f"a grid of {grid} blocks")
+    return Launch(source, entry, grid, (threads, 1, 1), tuple(arguments))
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)

@@ -1,0 +1,170 @@
+"""`map`, `masked_map` and `pack_bits`: kernels generated from scalar expressions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foreplan.gpu.copies import dense_copy, transposition
+from foreplan.gpu.device import Device
+from foreplan.gpu.expressions import statements, stored
+from foreplan.gpu.launch import Launch, LaunchKernel, Source, Windows, Word, ceil_div, input_at, launch, output_at
+from foreplan.graph import DType, Op, TensorType, Window
+from foreplan.graph.layouts import channels_last, lie_alike
+from foreplan.graph.op import Types
+from foreplan.graph.types import BOOL, Shape
+from foreplan.ops.bits import MaskedMap, PackBits
+from foreplan.ops.expr import Expr, parse_expr
+from foreplan.ops.map import Map, merged_axes
+
+THREADS = 256
+BYTES = 16  # a thread moves at a time
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An operand: strides in bytes along each axis of the loop's shape, 0 where it is broadcast; of bits, in bits."""
+
+    dtype: DType
+    strides: tuple[int, ...]
+    bits: bool = False
+
+
+def elementwise(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """A map; of one that copies, bytes as they lie or tiles turned around."""
+    assert isinstance(op, Map)
+    if op.exprs == ("a0",) and inputs[0].shape == outputs[0].shape:
+        copied = dense_copy(inputs[0], outputs[0]) or transposition(inputs[0], outputs[0])
+        if copied is not None:
+            return LaunchKernel(copied)
+    shape = outputs[0].shape
+    tensors = [broadcast(x, shape) for x in inputs]
+    return LaunchKernel(map_launches(op.parsed, shape, tensors, outputs), overwrites=_pairs(inputs, outputs, 0))
+
+
+def masked(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """A map whose first input is a mask of bits."""
+    assert isinstance(op, MaskedMap)
+    shape = outputs[0].shape
+    tensors = [_mask(shape), *(broadcast(x, shape) for x in inputs[1:])]
+    return LaunchKernel(map_launches(op.map.parsed, shape, tensors, outputs), overwrites=_pairs(inputs, outputs, 1))
+
+
+def pack(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """What makes a mask."""
+    assert isinstance(op, PackBits)
+    (x,) = inputs
+    if not x.type.size:
+        return LaunchKernel(())
+    bits = _mask(x.shape)
+    order = sorted(range(len(x.shape)), key=lambda axis: -bits.strides[axis])
+    axes = merged_axes(x.shape, [x.strides], order)
+    lines = [*statements([parse_expr(op.condition)], ["a0"], [x.type.dtype], ["truth"]), "return truth;"]
+    text = _function("bool condition(Wide<ELEMENT> a0)", lines)
+    index = ("INDEX", index_type(x.type.size))
+    source = Source("pack_bits.cu", (("RANK", len(axes)), ("ELEMENT", stored(x.type.dtype)), index), text)
+    nbytes = x.type.size // 8
+    numbers: list[Word] = [nbytes, input_at(0), output_at(0), *(n for n, _ in axes), *(steps[0] for _, steps in axes)]
+    return LaunchKernel((launch(source, "pack_bits", ceil_div(nbytes, THREADS), THREADS, numbers),))
+
+
+def map_launches(
+    exprs: Sequence[Expr], shape: Shape, inputs: Sequence[Tensor], outputs: Sequence[Window]
+) -> tuple[Launch, ...]:
+    """The launch that computes expressions at each element of a shape; none where there is no element."""
+    if not math.prod(shape):
+        return ()
+    tensors = [*inputs, *(Tensor(y.type.dtype, y.strides) for y in outputs)]
+    leader = tensors[len(inputs)].strides
+    order = sorted(range(len(shape)), key=lambda axis: -abs(leader[axis]))
+    axes = merged_axes(shape, [x.strides for x in tensors], order)
+    steps = [[strides[i] for _, strides in axes] for i in range(len(tensors))]
+    kinds = [_kind(x, row[-1]) for x, row in zip(tensors, steps)]
+    kinds[len(inputs) :] = ["row" if kind == "one" else kind for kind in kinds[len(inputs) :]]  # of a single element
+    vector = _vector(kinds, tensors, axes[-1][0])
+    units_a_row = ceil_div(axes[-1][0], vector)
+    units = units_a_row * math.prod(extent for extent, _ in axes[:-1])
+    places = [*(input_at(i) for i in range(len(inputs))), *(output_at(i) for i in range(len(outputs)))]
+    numbers = [units, units_a_row, *(extent for extent, _ in axes)]
+    sizes = (("RANK", len(axes)), ("OPERANDS", len(tensors)), ("VECTOR", vector), ("INDEX", index_type(units)))
+    source = Source("map.cu", sizes, _compute(exprs, tensors[: len(inputs)], outputs, kinds))
+    operands: list[Word] = []
+    for place, row in zip(places, steps):
+        operands += [place, *row]
+    return (launch(source, "map", ceil_div(units, THREADS), THREADS, [*numbers, *operands]),)
+
+
+def index_type(count: int) -> str:
+    """A type that holds numbers up to a count, and a block of threads behind it."""
+    return "u32" if count < 1 << 31 else "u64"
+
+
+def _kind(x: Tensor, step: int) -> str:
+    """How a tensor's elements lie along the innermost axis."""
+    if x.bits:
+        return "bits"
+    return "one" if step == 0 else "row" if step == x.dtype.itemsize else "gaps"
+
+
+def _vector(kinds: Sequence[str], tensors: Sequence[Tensor], extent: int) -> int:
+    """Elements that a thread computes: of the widest that lie side by side, as many as move at a time."""
+    widest = max((x.dtype.itemsize for x, kind in zip(tensors, kinds) if kind == "row"), default=BYTES)
+    vector = BYTES // widest
+    while vector > extent:
+        vector //= 2
+    return vector
+
+
+def _compute(exprs: Sequence[Expr], inputs: Sequence[Tensor], outputs: Windows, kinds: Sequence[str]) -> str:
+    """The function that computes one unit."""
+    n, dtypes = len(inputs), [x.dtype for x in inputs]
+    reads = [
+        f"const auto x{i} = read_bits(at[{i}], count);"
+        if x.bits
+        else f"const auto x{i} = read_{kinds[i]}<{stored(x.dtype)}>(at[{i}], count);"
+        for i, x in enumerate(inputs)
+    ]
+    results = [f"Vector<{stored(y.type.dtype)}, VECTOR> y{i};" for i, y in enumerate(outputs)]
+    arguments = [f"const auto a{i} = widened(x{i}.at[i]);" for i in range(n)]
+    names = [f"r{i}" for i in range(len(outputs))]
+    body = statements(exprs, [f"a{i}" for i in range(n)], dtypes, names)
+    ends = [f"y{i}.at[i] = narrowed<{stored(y.type.dtype)}>(r{i});" for i, y in enumerate(outputs)]
+    loop = ["    " + line for line in (*arguments, *body, *ends)]
+    writes = [f"write_{kinds[n + i]}(at[{n + i}], y{i}, count);" for i in range(len(outputs))]
+    lines = [*reads, *results, "#pragma unroll", "for (int i = 0; i < VECTOR; ++i) {", *loop, "}", *writes]
+    return _function("void compute(const Place (&at)[OPERANDS], i64 count)", lines)
+
+
+def _function(head: str, lines: Sequence[str]) -> str:
+    body = "".join(f"    {line}\n" for line in lines)
+    return f"__device__ inline {head} {{\n{body}}}\n"
+
+
+def broadcast(window: Window, shape: Shape) -> Tensor:
+    """An input of a loop over a shape."""
+    lead = len(shape) - len(window.shape)
+    strides = tuple(0 if extent == 1 else step for extent, step in zip(window.shape, window.strides))
+    return Tensor(window.type.dtype, (0,) * lead + strides)
+
+
+def _mask(shape: Shape) -> Tensor:
+    """A mask's bits: channels last of four axes, else in C order."""
+    return Tensor(BOOL, channels_last(TensorType(BOOL, shape)).strides, bits=True)
+
+
+def _pairs(inputs: Windows, outputs: Windows, first: int) -> tuple[tuple[int, int], ...]:
+    """Outputs that lie as an input does: a thread reads all its elements before it writes."""
+    pairs = ((o, i) for o in range(len(outputs)) for i in range(first, len(inputs)))
+    return tuple((o, i) for o, i in pairs if lie_alike(inputs[i], outputs[o]))
+
+
+def layout(op: Op, inputs: Windows, outputs: Types) -> list[Window]:
+    """Outputs as a whole input lies that has no gaps, rather one with its channels last; else in C order."""
+    shape = outputs[0].shape
+    whole = [x for x in inputs if x.shape == shape and x.is_compact]
+    if not whole:
+        return [Window.dense(type) for type in outputs]
+    best = next((x for x in whole if x == channels_last(x.type)), whole[0])
+    item = best.type.dtype.itemsize
+    return [Window(y, tuple(step // item * y.dtype.itemsize for step in best.strides)) for y in outputs]

@@ -1,0 +1,69 @@
+"""Which kernel runs an op on a card, how its outputs lie, and what it reads as it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from foreplan.gpu import map
+from foreplan.gpu.device import Device
+from foreplan.gpu.launch import LaunchKernel, Make, Refused, Windows
+from foreplan.graph import Op, Window
+from foreplan.graph.layouts import channels_last
+from foreplan.graph.op import Types
+
+Layout = Callable[[Op, Windows, Types], Sequence[Window]]
+Reads = Callable[[Op, int, Window], Window]
+
+
+def _rows(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
+    return [Window.dense(type) for type in outputs]
+
+
+def _images(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
+    return [channels_last(type) for type in outputs]
+
+
+def _as_it_lies(op: Op, index: int, window: Window) -> Window:
+    return window
+
+
+@dataclass(frozen=True)
+class Family:
+    """Kernels of one op.
+
+    Attributes:
+        make: the kernel for tensors that lie in a certain way.
+        layout: how outputs lie, given how inputs do.
+        reads: how input `index` is taken: as it lies, or as a copy that lies so.
+    """
+
+    make: Make
+    layout: Layout = _rows
+    reads: Reads = _as_it_lies
+
+
+FAMILIES = {
+    "map": Family(map.elementwise, map.layout),
+    "masked_map": Family(map.masked, map.layout),
+    "pack_bits": Family(map.pack),
+}
+
+
+@lru_cache(maxsize=8192)
+def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], device: Device) -> LaunchKernel | None:
+    try:
+        return FAMILIES[op.name].make(op, inputs, outputs, device)
+    except Refused:
+        return None
+
+
+def kernel_for(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel | None:
+    """The kernel for an op on tensors that lie so; None where there is none."""
+    return _make(op, tuple(inputs), tuple(outputs), device) if op.name in FAMILIES else None
+
+
+def family_of(op: Op) -> Family | None:
+    """The family of an op, if it has one."""
+    return FAMILIES.get(op.name)

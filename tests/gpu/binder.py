@@ -1,0 +1,107 @@
+"""Launches run on the CPU: kernels of cuda/ compiled by g++ with a header that stands in for CUDA."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreplan.gpu.launch import FOLDER, Address, Clear, Copy, Instruction, Launch, LaunchKernel, Source, sources_digest
+
+HEADER = Path(__file__).parent / "shim" / "cuda.h"
+OPTIONS = ("-std=c++17", "-O1", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-shared", "-w")
+
+needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="kernels are run on the CPU through g++: install it")
+
+
+@lru_cache(maxsize=1)
+def _cache() -> Path:
+    """Where compiled kernels are kept between runs: by what they were made from."""
+    folder = Path(tempfile.gettempdir()) / f"foreplan-shim-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+@lru_cache(maxsize=1)
+def _surroundings() -> str:
+    version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
+    return "\n".join([version, *OPTIONS, sources_digest(), HEADER.read_text()])
+
+
+@lru_cache(maxsize=4096)
+def library(source: Source, entry: str) -> ctypes.CDLL:
+    """A kernel compiled for this processor."""
+    text = f"{source.text}SHIM_ENTRY({entry})\n"
+    name = hashlib.sha256(f"{_surroundings()}\n{text}".encode()).hexdigest()[:32]
+    path = _cache() / f"{source.file.partition('.')[0]}-{name}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=_cache()) as folder:
+            made = Path(folder) / "made.so"
+            command = ["g++", *OPTIONS, "-include", str(HEADER), "-I", str(FOLDER), "-x", "c++", "-", "-o", str(made)]
+            done = subprocess.run(command, input=text, capture_output=True, text=True)
+            assert done.returncode == 0, f"{done.stderr[:4000]}\n{text}"
+            made.replace(path)
+    loaded = ctypes.CDLL(str(path))
+    run = getattr(loaded, f"shim_run_{entry}")
+    run.restype = ctypes.c_char_p
+    run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p]
+    getattr(loaded, f"shim_size_{entry}").restype = ctypes.c_uint64
+    return loaded
+
+
+class Bound:
+    """A kernel's instructions on NumPy memory."""
+
+    def __init__(
+        self,
+        kernel: LaunchKernel,
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        workspace: np.ndarray,
+        reverse: bool = False,
+    ) -> None:
+        arrays = {"input": list(inputs), "output": list(outputs), "workspace": [workspace]}
+        self.keep = arrays
+        self.starts = {of: [array.ctypes.data for array in found] for of, found in arrays.items()}
+        self.reverse = reverse
+        self.ready = [self._ready(instruction) for instruction in kernel.instructions]
+
+    def address(self, place: Address) -> int:
+        return self.starts[place.of][place.index] + place.offset
+
+    def _ready(self, instruction: Instruction) -> tuple[object, ...]:
+        if isinstance(instruction, Launch):
+            loaded = library(instruction.source, instruction.entry)
+            words = [self.address(x) if isinstance(x, Address) else x for x in instruction.arguments]
+            packed = b"".join(struct.pack("<d" if isinstance(x, float) else "<q", x) for x in words)
+            size = getattr(loaded, f"shim_size_{instruction.entry}")()
+            assert size == len(packed), f"{instruction.entry} takes {size} bytes of arguments, and gets {len(packed)}"
+            grid, block = ((ctypes.c_uint * 3)(*extents) for extents in (instruction.grid, instruction.block))
+            return getattr(loaded, f"shim_run_{instruction.entry}"), grid, block, packed, instruction.entry
+        if isinstance(instruction, Copy):
+            return "copy", self.address(instruction.target), self.address(instruction.source), instruction.nbytes
+        assert isinstance(instruction, Clear)
+        return "clear", self.address(instruction.target), instruction.nbytes
+
+    def __call__(self) -> None:
+        for what, *rest in self.ready:
+            if what == "copy":
+                if rest[0] != rest[1]:
+                    ctypes.memmove(*rest)
+            elif what == "clear":
+                ctypes.memset(rest[0], 0, rest[1])
+            else:
+                grid, block, packed, entry = rest
+                assert callable(what)
+                failed = what(grid, block, int(self.reverse), packed)
+                assert failed is None, f"{entry}: {failed.decode()}"

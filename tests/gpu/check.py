@@ -1,0 +1,128 @@
+"""Kernels of cuda/, run on the CPU, against the NumPy kernels: memory is poisoned, and what is around it watched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from foreplan.gpu.device import device_named
+from foreplan.gpu.launch import LaunchKernel
+from foreplan.gpu.table import family_of, kernel_for
+from foreplan.graph import Op, TensorType, Window, as_dtype
+from tests.gpu.binder import Bound
+
+DEVICE = device_named("h100")
+MARGIN = 512
+WATCHED = 0xA5
+
+
+def type_of(array: np.ndarray) -> TensorType:
+    return TensorType(as_dtype(array.dtype), array.shape)
+
+
+class Memory:
+    """Bytes of one operand, 256 bytes aligned, with watched bytes on both sides."""
+
+    def __init__(self, nbytes: int, fill: int) -> None:
+        self.nbytes = nbytes
+        self.raw = np.full(nbytes + 3 * MARGIN, WATCHED, np.uint8)
+        self.start = -self.raw.ctypes.data % 256 + MARGIN
+        self.bytes = self.raw[self.start : self.start + nbytes]
+        self.bytes[...] = fill
+
+    def check(self) -> None:
+        """Assert that nothing was written around it."""
+        around = (self.raw[: self.start], self.raw[self.start + self.nbytes :])
+        assert all((part == WATCHED).all() for part in around), "written outside an output or the workspace"
+
+
+def laid_out(window: Window, array: np.ndarray | None = None) -> tuple[Memory, np.ndarray]:
+    """Memory and an array in it that lies as a window says: a copy, or poison."""
+    steps = [(extent - 1) * step for extent, step in zip(window.shape, window.strides)]
+    low = -sum(step for step in steps if step < 0)
+    span = low + sum(step for step in steps if step > 0) + window.type.dtype.itemsize
+    memory = Memory(span if window.type.size else 0, 0xFF)
+    found = np.ndarray(
+        window.shape, window.type.dtype.numpy, memory.bytes, low if window.type.size else 0, window.strides
+    )
+    if array is not None:
+        found[...] = array
+    return memory, found
+
+
+def expected(op: Op, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What the reference kernel gives."""
+    types = [type_of(x) for x in inputs]
+    results = op.infer(types)
+    outputs = [np.zeros(type.shape, type.dtype.numpy) for type in results]
+    with np.errstate(all="ignore"):
+        op.compute(
+            [np.asarray(x, order="C") for x in inputs], outputs, Memory(op.workspace(types, results), 0xFF).bytes
+        )
+    return outputs
+
+
+def made(
+    op: Op, types: Sequence[TensorType], windows: Sequence[Window] | None = None
+) -> tuple[LaunchKernel, list[Window], list[Window]]:
+    """The kernel, and how inputs and outputs lie, with inputs given so: by default in C order."""
+    results = op.infer(types)
+    family = family_of(op)
+    assert family is not None, f"no kernel for {op}"
+    given = [Window.dense(type) for type in types] if windows is None else list(windows)
+    wanted = [family.reads(op, i, window) for i, window in enumerate(given)]
+    layouts = list(family.layout(op, wanted, results))
+    kernel = kernel_for(op, wanted, layouts, DEVICE)
+    assert kernel is not None, f"no kernel for {op} of {wanted}"
+    return kernel, wanted, layouts
+
+
+def run(
+    op: Op,
+    inputs: Sequence[np.ndarray],
+    windows: Sequence[Window] | None = None,
+    over: tuple[int, int] | None = None,
+) -> list[np.ndarray]:
+    """What the kernel gives: the same, whether threads run forward or in reverse, and whatever the workspace holds.
+
+    Args:
+        windows: how inputs lie; by default in C order.
+        over: (output, input): the output takes that input's bytes, as the kernel says it may.
+    """
+    kernel, wanted, layouts = made(op, [type_of(x) for x in inputs], windows)
+    found = []
+    for reverse, fill in ((False, 0xFF), (True, 0x7F)):
+        places = [laid_out(window, x) for window, x in zip(wanted, inputs)]
+        results = [laid_out(window) for window in layouts]
+        if over is not None:
+            assert over in kernel.overwrites
+            results[over[0]] = places[over[1]]
+        workspace = Memory(kernel.workspace, fill)
+        arrays = [array for _, array in places], [array for _, array in results]
+        Bound(kernel, *arrays, workspace.bytes, reverse)()
+        for memory in (*(memory for memory, _ in (*places, *results)), workspace):
+            memory.check()
+        for i, ((_, array), x) in enumerate(zip(places, inputs)):
+            taken = over is not None and over[1] == i
+            assert taken or array.tobytes() == x.tobytes(), f"input {i} was written"
+        found.append([array.copy() for _, array in results])
+    for first, second in zip(*found):
+        assert first.tobytes() == second.tobytes(), "the order of threads, or what the workspace holds, matters"
+    return found[0]
+
+
+def check(
+    op: Op,
+    *inputs: np.ndarray,
+    rtol: float = 1e-5,
+    atol: float = 1e-5,
+    windows: Sequence[Window] | None = None,
+    over: tuple[int, int] | None = None,
+) -> None:
+    """Assert that both kernels agree."""
+    for ours, theirs in zip(run(op, inputs, windows, over), expected(op, inputs), strict=True):
+        if as_dtype(theirs.dtype).is_float:
+            np.testing.assert_allclose(ours.astype(np.float64), theirs.astype(np.float64), rtol=rtol, atol=atol)
+        else:
+            np.testing.assert_array_equal(ours, theirs)

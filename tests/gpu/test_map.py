@@ -1,0 +1,169 @@
+"""Maps, masked maps and packed bits over tensors however they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreplan.gpu.launch import Copy, Launch
+from foreplan.graph import Window
+from foreplan.graph.layouts import channels_last
+from foreplan.graph.types import DTYPES
+from foreplan.ops.bits import MaskedMap, PackBits
+from foreplan.ops.map import Map
+from tests.gpu.binder import needs_gcc
+from tests.gpu.check import check, made, run, type_of
+
+pytestmark = needs_gcc
+RNG = np.random.default_rng(0)
+UPDATE = Map(("(a0 - (a3 * (a1 + (0.9 * ((0.9 * a2) + a1)))))", "((0.9 * a2) + a1)"))
+NORMAL = Map(("relu((((a0 - a1) * a2) + a3))",))
+
+
+def f32(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def images(*arrays: np.ndarray) -> list[Window]:
+    """Tensors of four axes with their channels last."""
+    return [channels_last(type_of(x)) for x in arrays]
+
+
+def packed(truth: np.ndarray) -> np.ndarray:
+    """Bits in the order of memory: channels last of four axes, else in C order."""
+    order = truth.transpose(0, 2, 3, 1) if truth.ndim == 4 else truth
+    return np.packbits(order.reshape(-1), bitorder="little")
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 8, 255, 256, 1023, 1024, 1025])
+def test_rows_of_any_length(size: int) -> None:
+    check(UPDATE, f32(size), f32(size), f32(size), np.float32(0.1).reshape(()), rtol=0, atol=0)
+    check(UPDATE, f32(3, size), f32(size), f32(3, 1), f32(1, 1), rtol=0, atol=0)
+
+
+def test_a_single_number_and_none() -> None:
+    check(Map(("(a0 + a1)",)), f32(), f32(), rtol=0, atol=0)
+    check(Map(("(a0 + a1)",)), f32(4, 0, 3), f32(3), rtol=0, atol=0)
+    check(Map(("a0",)), f32(4, 0, 3))
+    check(PackBits("(a0 > 0)"), f32(0, 3))
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 24, 5, 7), (1, 1, 1, 1), (3, 5, 4, 1), (1, 16, 1, 1), (2, 3, 8, 8), (2, 130, 3, 3)]
+)
+def test_images_with_vectors_of_their_channels(shape: tuple[int, ...]) -> None:
+    given = [f32(*shape), *(f32(shape[1], 1, 1) for _ in range(3))]
+    check(NORMAL, *given, windows=images(*given), rtol=0, atol=0)
+    check(NORMAL, *given, rtol=0, atol=0)
+    check(NORMAL, *given, windows=images(*given), over=(0, 0), rtol=0, atol=0)
+
+
+def test_elements_move_sixteen_bytes_at_a_time_where_they_lie_side_by_side() -> None:
+    def vector(*arrays: np.ndarray, windows: Sequence[Window] | None = None, text: str = "(a0 + a1)") -> object:
+        kernel, _, _ = made(Map((text,)), [type_of(x) for x in arrays], windows)
+        (only,) = kernel.instructions
+        assert isinstance(only, Launch)
+        return dict(only.source.defines)["VECTOR"]
+
+    half = f32(64, 40).astype(np.float16)
+    assert vector(f32(64, 40), f32(40)) == 4
+    assert vector(half, half) == 8
+    assert vector(half, f32(64, 40)) == 4
+    assert vector(f32(64, 3), f32(3)) == 2
+    x = f32(2, 24, 5, 7)
+    assert vector(x, f32(24, 1, 1), windows=[*images(x), Window.dense(type_of(f32(24, 1, 1)))]) == 4
+
+
+def test_tensors_that_lie_differently() -> None:
+    x, y, z = f32(2, 19, 5, 6), f32(2, 19, 5, 6), f32(19, 1, 6)
+    windows = [channels_last(type_of(x)), Window.dense(type_of(y)), Window.dense(type_of(z))]
+    check(Map(("((a0 + a1) * a2)",)), x, y, z, windows=windows, rtol=0, atol=0)
+
+
+def test_views_with_gaps_and_backward() -> None:
+    x = f32(3, 5, 20)
+    check(Map(("(a0 * 2)",)), x, windows=[Window(type_of(x), (-1000, 160, -4))], rtol=0, atol=0)
+    spread = Window(type_of(x), (1200, 240, 8))
+    check(Map(("(a0 * a1)",)), x, f32(20), windows=[spread, Window.dense(type_of(f32(20)))], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_elements_of_any_type(dtype: str) -> None:
+    x = (RNG.standard_normal((2, 6, 5, 7)) * 50).astype(DTYPES[dtype].numpy)
+    check(Map(("a0", "where((a0 > a0), a0, a0)")), x, windows=images(x), rtol=0, atol=0)
+    check(Map(("where(a1, a0, a0)",)), x, f32(2, 6, 5, 7) > 0, windows=[*images(x), Window.dense(type_of(x > x))])
+
+
+def test_narrow_elements_are_rounded_when_they_are_stored() -> None:
+    x, y, m = f32(1000), f32(1000).astype(DTYPES["bfloat16"].numpy), f32(1000)
+    check(Map(("bfloat16(((a0 * float32(a1)) + a2))", "float16(a0)")), x, y, m, rtol=0, atol=0)
+
+
+def test_outputs_take_the_bytes_of_inputs() -> None:
+    given = [f32(1030), f32(1030), f32(1030), np.float32(0.3).reshape(())]
+    for over in ((0, 0), (0, 1), (1, 2), (1, 0)):
+        check(UPDATE, *given, over=over, rtol=0, atol=0)
+
+
+def test_what_is_broadcast_or_lies_otherwise_is_never_overwritten() -> None:
+    x, row = f32(4, 6, 5, 5), f32(6, 1, 1)
+    windows = [channels_last(type_of(x)), Window.dense(type_of(x)), Window.dense(type_of(row))]
+    kernel, _, layouts = made(Map(("((a0 + a1) + a2)",)), [w.type for w in windows], windows)
+    assert layouts == windows[:1] and kernel.overwrites == ((0, 0),)
+
+
+@pytest.mark.parametrize("shape", [(8,), (24,), (1016,), (16, 5), (2, 24, 5, 7), (2, 3, 4, 2), (1, 12, 3, 2)])
+def test_a_masked_map_reads_the_bits_that_were_packed(shape: tuple[int, ...]) -> None:
+    x, truth, row = f32(*shape), f32(*shape) > 0, f32(*shape[1:2], *(1 for _ in shape[2:]))
+    for windows in (images(x), [Window.dense(type_of(x))]):
+        (bits,) = run(PackBits("(a0 > 0)"), [x], windows)
+        np.testing.assert_array_equal(bits, packed(x > 0))
+        mask = [packed(truth), x]
+        taken = [Window.dense(type_of(mask[0])), *windows]
+        for over in (None, (0, 1)):
+            (out,) = run(MaskedMap(("where(a0, a1, 0.0)",)), mask, taken, over)
+            np.testing.assert_array_equal(out, np.where(truth, x, 0))
+        if len(shape) > 1:
+            both = run(MaskedMap(("where(a0, (a1 * a2), a2)", "(a1 + a2)")), [*mask, row], [*taken, *images(row)])
+            np.testing.assert_array_equal(both[0], np.where(truth, x * row, row))
+            np.testing.assert_array_equal(both[1], x + row)
+
+
+def test_bits_of_narrow_elements_and_of_numbers_that_are_none() -> None:
+    x = np.where(np.arange(64) % 3 == 0, np.nan, f32(64)).astype(DTYPES["bfloat16"].numpy)
+    (bits,) = run(PackBits("(a0 > 0)"), [x])
+    np.testing.assert_array_equal(bits, packed(x > 0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "uint8"])
+@pytest.mark.parametrize("shape", [(2, 8, 3, 3), (1, 16, 4, 4), (3, 37, 5, 9), (2, 40, 1, 33)])
+def test_copies_from_one_order_of_axes_to_another(shape: tuple[int, ...], dtype: str) -> None:
+    x = (RNG.standard_normal(shape) * 50).astype(DTYPES[dtype].numpy)
+    last = channels_last(type_of(x))
+    parted = Window(last.type, tuple(3 * step for step in last.strides[:1]) + last.strides[1:])
+    for windows in ([last], [parted], [Window.dense(last.type)]):
+        kernel, _, layouts = made(Map(("a0",)), [last.type], windows)
+        (only,) = kernel.instructions
+        assert isinstance(only, Copy) == (layouts == windows)
+        check(Map(("a0",)), x, windows=windows, rtol=0, atol=0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_any_shapes_and_strides(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.sampled_from([1, 2, 3, 7, 17]), min_size=1, max_size=4), "shape"))
+    arrays, windows = [], []
+    for _ in range(3):
+        own = [data.draw(st.sampled_from([extent, 1])) for extent in shape[data.draw(st.integers(0, len(shape) - 1)) :]]
+        order = data.draw(st.permutations(range(len(own))))
+        strides, step = [0] * len(own), 4 * data.draw(st.sampled_from([1, 1, 3]))
+        for axis in order:
+            strides[axis] = step
+            step *= own[axis]
+        arrays.append(f32(*own))
+        windows.append(Window(type_of(arrays[-1]), tuple(strides)))
+    check(Map(("((a0 - a1) * a2)", "(a0 < a2)")), *arrays, windows=windows, rtol=0, atol=0)
