@@ -42,6 +42,17 @@ def check_elements(*windows: Window) -> None:
             raise Refused(f"elements of {window.type}")
 
 
+def check_float(*windows: Window) -> None:
+    """Raise unless loops take these as float32 alone, as statistics, parameters and sums are beside narrow images.
+
+    Raises:
+        Refused: there is another type among them.
+    """
+    for window in windows:
+        if window.type.dtype != FLOAT32:
+            raise Refused(f"{window.type} where only float32 is taken")
+
+
 @intrinsic
 def _number(typing_context, x):  # type: ignore[no-untyped-def]
     """An element as float32."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
-from foreplan.cpu.elements import lines, number, room, settled
+from foreplan.cpu.elements import check_float, lines, number, room, settled
 from foreplan.cpu.functions import exp32
 from foreplan.cpu.kernel import Refused, Run, Windows
 from foreplan.cpu.rows import Rows, even_step, flat, flat_input, lie_alike, rows_along, same_place
@@ -126,12 +126,14 @@ class Gradients:
 def losses(op: Op, inputs: Windows, outputs: Windows) -> Losses:
     """The kernel of `CrossEntropy`."""
     assert isinstance(op, CrossEntropy)
+    check_float(*outputs)
     return Losses(op, class_rows(inputs[0], op.axis))
 
 
 def gradients(op: Op, inputs: Windows, outputs: Windows) -> Gradients:
     """The kernel of `CrossEntropyGrad`."""
     assert isinstance(op, CrossEntropyGrad)
+    check_float(*inputs[2:])
     step = even_step(inputs[3])
     if step is None:
         raise Refused("a cotangent whose elements are not evenly apart")

@@ -13,7 +13,7 @@ from functools import partial
 import numba
 import numpy as np
 
-from foreplan.cpu.elements import as_in, number
+from foreplan.cpu.elements import as_in, check_float, number
 from foreplan.cpu.kernel import Run, Windows, one_after_another
 from foreplan.cpu.rows import Rows, flat, flat_input, image_rows, same_place
 from foreplan.cpu.threads import current_threads, ranged
@@ -123,6 +123,7 @@ class Moments:
 
 def moments(op: Op, inputs: Windows, outputs: Windows) -> Moments:
     """The kernel of `ChannelMoments`."""
+    check_float(*outputs)
     return Moments(image_rows(inputs[0]))
 
 
@@ -186,6 +187,7 @@ class Normal:
 def normal(op: Op, inputs: Windows, outputs: Windows) -> Normal:
     """The kernel of `BatchNorm`."""
     assert isinstance(op, BatchNorm)
+    check_float(*inputs[1:])
     return Normal(image_rows(inputs[0]), image_rows(outputs[0]), op.epsilon)
 
 
@@ -313,4 +315,5 @@ class Gradient:
 def gradient(op: Op, inputs: Windows, outputs: Windows) -> Gradient:
     """The kernel of `BatchNormGrad`."""
     assert isinstance(op, BatchNormGrad)
+    check_float(*inputs[1:4], *outputs[1:])
     return Gradient(image_rows(inputs[0]), image_rows(inputs[4]), image_rows(outputs[0]), op.epsilon)

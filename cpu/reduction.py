@@ -67,8 +67,8 @@ class _Folding:
         exact: whether what additions round off is kept.
     """
 
-    def __init__(self, how: str, dtype: DType) -> None:
-        self.how, self.dtype = how, dtype
+    def __init__(self, how: str, dtype: DType, output: DType) -> None:
+        self.how, self.dtype, self.output = how, dtype, output
         adds = how in ("sum", "mean")
         self.type = FLOAT64 if dtype.is_float and (adds or how == "prod") else dtype
         self.exact = adds and dtype == FLOAT64
@@ -112,7 +112,7 @@ class _Folding:
             x = e.select(b.fcmp_unordered("uno", lost, lost), x, lost)
         if self.how == "mean":
             x = b.fmul(x, e.splat(factor))
-        return convert(e, x, self.type, self.dtype)
+        return convert(e, x, self.type, self.output)
 
     def across(self, e: Lanes, state: State) -> State:
         """The lanes of a state in one, as a scalar."""
@@ -135,7 +135,7 @@ class _Writer(Writer):
     def __init__(self, reduction: Reduction) -> None:
         super().__init__()
         self.reduction = reduction
-        self.folding = _Folding(reduction.how, reduction.input.dtype)
+        self.folding = _Folding(reduction.how, reduction.input.dtype, reduction.output.dtype)
         kept, reduced = reduction.kept, reduction.reduced
         axes = kept + reduced + 1
         extents = [self.entry(i) for i in range(axes)]

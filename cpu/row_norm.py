@@ -13,7 +13,7 @@ from functools import partial
 import numba
 import numpy as np
 
-from foreplan.cpu.elements import as_in, check_elements, number, written
+from foreplan.cpu.elements import as_in, check_elements, check_float, number, written
 from foreplan.cpu.kernel import Refused, Run, Windows, one_after_another
 from foreplan.cpu.rows import Rows, flat, flat_input, rows_from, same_place
 from foreplan.cpu.scores import BLOCK, FLOAT, SUMS, row_sum
@@ -257,6 +257,7 @@ def _rows(op: LayerNorm | RMSNorm | LayerNormGrad | RMSNormGrad, window: Window)
 def normal(op: Op, inputs: Windows, outputs: Windows) -> Normal:
     """The kernel of `LayerNorm` and `RMSNorm`."""
     assert isinstance(op, LayerNorm | RMSNorm)
+    check_float(*inputs[1:], *outputs[1:])
     return Normal(op, _rows(op, inputs[0]), ((0, 0),) if inputs[0].is_dense else ())
 
 
@@ -264,6 +265,7 @@ def gradient(op: Op, inputs: Windows, outputs: Windows) -> Gradient:
     """The kernel of `LayerNormGrad` and `RMSNormGrad`."""
     assert isinstance(op, LayerNormGrad | RMSNormGrad)
     last = len(inputs) - 1
+    check_float(*inputs[1:last], *outputs[1:])
     pairs = tuple((0, i) for i in (last, 0) if inputs[i].is_dense)
     return Gradient(op, _rows(op, inputs[0]), _rows(op, inputs[last]), pairs)
 

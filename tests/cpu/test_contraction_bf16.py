@@ -12,7 +12,7 @@ from foreplan.ops.conv_map import ConvMap
 from foreplan.ops.matmul import MatMul
 from tests.cpu.check import needs_onednn, run, type_of
 from tests.cpu.narrow import check_narrow, narrow
-from tests.cpu.test_contraction import CASES, MAP_CASES
+from tests.cpu.test_contraction import CASES, MAP_CASES, MAPS
 
 pytestmark = needs_onednn()
 RNG = np.random.default_rng(0)
@@ -38,6 +38,10 @@ def test_products(sizes: tuple[int, int, int], transpose_a: bool, transpose_b: b
     check_narrow(op, a, b)
     check_narrow(op, a, b, normal(m, n), **ADDED)
     check_narrow(op, a, b, normal(m, n), over=(0, 2), **ADDED)
+    wide_op = MatMul(transpose_a, transpose_b, wide=True)
+    check_narrow(wide_op, a, b)
+    check_narrow(wide_op, a, b, wide(m, n))
+    check_narrow(wide_op, a, b, wide(m, n), over=(0, 2))
 
 
 @pytest.mark.parametrize("shapes", [((2, 3, 4, 5), (2, 3, 5, 6)), ((4, 7, 5), (5, 6)), ((1, 4, 5), (3, 5, 2))])
@@ -55,12 +59,16 @@ def test_convolutions_and_their_gradients(case: tuple) -> None:  # type: ignore[
     (y,) = conv.infer([type_of(x), type_of(w)])
     g = normal(*y.shape)
     check_narrow(conv, x, w)
+    check_narrow(conv, x, w, wide(results))
     check_narrow(conv, x, w, normal(*y.shape), **ADDED)
     data = ConvDataGrad(*geometry, spatial=extent)
     check_narrow(data, g, w)
     check_narrow(data, g, w, normal(*x.shape), **ADDED)
     weight = ConvWeightGrad(*geometry, kernel=taps)
     check_narrow(weight, x, g)
+    weight = ConvWeightGrad(*geometry, kernel=taps, wide=True)
+    check_narrow(weight, x, g)
+    check_narrow(weight, x, g, wide(*w.shape))
 
 
 def test_what_is_added_to_may_be_changed_in_place() -> None:
@@ -77,6 +85,26 @@ def test_a_range_of_channels_of_images_and_of_weights() -> None:
     image = Window(type_of(x), (6 * 6 * 48 * 2, 2, 6 * 48 * 2, 48 * 2))
     columns = Window(type_of(w), (40 * 9 * 2, 9 * 2, 3 * 2, 2))
     check_narrow(Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1), x, w, windows=[image, columns])
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("expr", MAPS)
+@pytest.mark.parametrize("case", MAP_CASES, ids=str)
+def test_convolutions_with_maps_of_their_results(case: tuple, expr: str, biased: bool) -> None:  # type: ignore[type-arg]
+    """Vectors are of float32."""
+    batch, channels, extent, results, taps, stride = case
+    pad = taps // 2
+    op = ConvMap((stride,) * 2, ((pad, pad),) * 2, (1, 1), 1, expr, biased)
+    x, w = normal(batch, channels, *extent), normal(results, channels, taps, taps)
+    own = [x, w, *[wide(results)] * biased]
+    (y,) = op.conv.infer([type_of(array) for array in own])
+    further = [normal(*y.shape) if whole else wide(results, 1, 1) for whole in MAPS[expr]]
+    check_narrow(op, *own, *further, **ADDED)
+    if True in MAPS[expr]:
+        windows = [channels_last(type_of(a)) if a.ndim == 4 else Window.dense(type_of(a)) for a in (*own, *further)]
+        windows[1] = Window.dense(type_of(w))
+        over = (0, len(own) + MAPS[expr].index(True))
+        check_narrow(op, *own, *further, windows=windows, over=over, **ADDED)
 
 
 @pytest.mark.parametrize("case", MAP_CASES, ids=str)
