@@ -99,33 +99,55 @@ def build(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Gpt2(**sizes), (tokens, tokens.reshape(-1))
 
 
-def stepper(name: str, form: str, train: bool) -> Callable[[], None]:
+def stepper(name: str, form: str, train: bool) -> Callable[[], object]:
     """A step of a model.
 
     Args:
-        form: eager, channels_last or compile.
+        form: eager, channels_last, compile (torch.compile of the whole step: forward pass, backward pass and update
+            in one; in inference its weights are frozen) or compile_channels_last.
     """
     torch.manual_seed(0)
     model, (x, target) = build(name)
-    if form == "channels_last":
+    if form.endswith("channels_last"):
         model = model.to(memory_format=torch.channels_last)
         x = x.to(memory_format=torch.channels_last)
-    run = torch.compile(model) if form == "compile" else model
-    if not train:
-        model.eval()
+    compiled = form.startswith("compile")
+    return _training(model, x, target, compiled) if train else _inference(model, x, compiled)
 
-        def infer() -> None:
-            with torch.inference_mode():
-                run(x)
 
-        return infer
-    optimizer = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9, nesterov=True)
+def _inference(model: nn.Module, x: torch.Tensor, compiled: bool) -> Callable[[], object]:
+    run = model.eval()
+    if compiled:
+        from torch._inductor import config
+
+        config.freezing = True
+        config.compile_threads = 1  # no processes of its own beside the contenders
+        run = torch.compile(model)
+
+    @torch.inference_mode()
+    def infer() -> object:
+        return run(x)
+
+    return infer
+
+
+def _training(model: nn.Module, x: torch.Tensor, target: torch.Tensor, compiled: bool) -> Callable[[], object]:
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters, 1e-4, momentum=0.9, nesterov=True)
 
     def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        y = run(x)
+        y = model(x)
         loss = F.mse_loss(y, target) if target.is_floating_point() else F.cross_entropy(y.flatten(0, -2), target)
         loss.backward()
         optimizer.step()
+        for parameter in parameters:  # what `zero_grad` does, in a form that torch.compile takes
+            parameter.grad = None
 
-    return step
+    if not compiled:
+        return step
+    from torch._dynamo import config as tracing
+    from torch._inductor import config
+
+    tracing.trace_autograd_ops = True  # else the step falls apart where the backward pass begins
+    config.compile_threads = 1
+    return torch.compile(step)
