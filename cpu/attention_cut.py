@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foreplan.cpu.elements import check_elements
 from foreplan.cpu.kernel import Refused, Windows
 from foreplan.cpu.rows import flat
-from foreplan.graph import TensorType, Window
+from foreplan.graph import DType, TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.attention_blocks import AttentionOp, Extents, mask_block
+from foreplan.ops.blocks import Piece
 
 QUERIES = 256  # a block, at most
 CAUSAL_QUERIES = 128  # likewise where a block reads the keys up to its end only
@@ -75,19 +77,25 @@ class Cut:
         """So many rows of the heads of a call, x being [batch, heads, rows, depth]."""
         return _matrices(x.viewed((self.together, rows, x.shape[3]), x.strides[1:]))
 
-    def dense(self, rows: int, columns: int) -> Window:
+    def dense(self, rows: int, columns: int, dtype: DType = FLOAT32) -> Window:
         """Dense matrices, one a head of a call."""
-        return _matrices(Window.dense(TensorType(FLOAT32, (self.together, rows, columns))))
+        return _matrices(Window.dense(TensorType(dtype, (self.together, rows, columns))))
+
+    @property
+    def narrow(self) -> Piece:
+        """A block of scores as they are multiplied: of the operands' type, or no memory where they are that already."""
+        return (0 if self.e.dtype == FLOAT32 else self.scores,), self.e.dtype.numpy
 
 
 def cut_of(op: AttentionOp, inputs: Windows, *others: Window) -> tuple[Cut, list[Window]]:
     """The cut of an attention, and how q, k, v and others lie as [batch, heads, positions, depth].
 
     Raises:
-        Refused: elements other than float32, or none; strides below 0.
+        Refused: elements other than float32 and bfloat16, or none; strides below 0.
     """
     windows = (*inputs[:3], *others)
-    if windows[0].type.dtype.name != "float32" or not all(x.type.size for x in windows):
+    check_elements(*windows)
+    if not all(x.type.size for x in windows):
         raise Refused(f"queries {windows[0].type} and values {windows[2].type}")
     if any(step < 0 for x in inputs for step in x.strides):
         raise Refused("strides below 0")

@@ -10,12 +10,14 @@ import numba
 import numpy as np
 
 from foreplan.cpu.attention_cut import GRAIN, MaskPart, cut_of, matrices, turned
+from foreplan.cpu.elements import as_in, bits, check_elements, check_float, number, settled
 from foreplan.cpu.kernel import Run, Windows, one_after_another
 from foreplan.cpu.products import Products
 from foreplan.cpu.rows import flat, flat_input
 from foreplan.cpu.scores import FLOAT, SUMS, ZERO, probability, scale_and_mask
 from foreplan.cpu.threads import current_threads, ranged
-from foreplan.graph import Op, Window
+from foreplan.graph import Op, TensorType, Window
+from foreplan.graph.types import FLOAT32
 from foreplan.ops.attention_grad import AttentionGrad
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.packed_attention import PackedAttentionGrad
@@ -24,13 +26,13 @@ _FLOAT, _BYTE = np.dtype(np.float32), np.dtype(np.uint8)
 
 
 def attention_grad(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
-    """The kernel of `attention_grad` for float32."""
+    """The kernel of `attention_grad`."""
     assert isinstance(op, AttentionGrad)
     return Kernel(op, inputs, op.overwrites([x.type for x in inputs], [x.type for x in outputs]))
 
 
 def packed_attention_grad(op: Op, inputs: Windows, outputs: Windows) -> Packed:
-    """The kernel of `packed_attention_grad` for float32."""
+    """The kernel of `packed_attention_grad`."""
     assert isinstance(op, PackedAttentionGrad)
     x, *others = inputs
     types = op.unpacked_types([window.type for window in inputs])[:3]
@@ -66,21 +68,25 @@ class Kernel:
     """The gradient of attention on tensors that lie in a certain way.
 
     Attributes:
-        workspace: two blocks of scores, the gradient of a block's queries, and those of a unit's keys and values.
+        workspace: two blocks of scores, the gradient of a block's queries, and those of a unit's keys and values; of
+            narrow operands the blocks once more, as they are multiplied.
         overwrites: gradients of queries are written when their block has been read; the others when their unit has.
     """
 
     def __init__(self, op: AttentionGrad, inputs: Windows, overwrites: tuple[tuple[int, int], ...]) -> None:
         self.op, self.overwrites, self.products = op, overwrites, Products()
         self.cut, (q, k, v, g) = cut_of(op, inputs, inputs[5])
+        check_elements(inputs[3], *inputs[6:])
+        check_float(inputs[4])
         cut, describe = self.cut, self.products.describe
         extents = [(1, cut.together, cut.e.keys, depth) for depth in (cut.e.depth, cut.e.value_depth)]
-        sums = [Window.dense(q.type.with_shape(shape)) for shape in extents]
+        sums = [Window.dense(TensorType(FLOAT32, shape)) for shape in extents]
         for rows, seen in cut.blocks():
             count = rows.stop - rows.start
             scores, queries, cotangents = cut.dense(count, seen), cut.some(q, count), cut.some(g, count)
             describe(queries, turned(cut.some(k, seen)), scores)
             describe(cotangents, turned(cut.some(v, seen)), scores)
+            scores = cut.dense(count, seen, cut.e.dtype)
             describe(scores, cut.some(k, seen), cut.dense(count, cut.e.depth))
             for add in (False, True):
                 describe(turned(scores), queries, cut.some(sums[0], seen), add)
@@ -91,7 +97,8 @@ class Kernel:
         e, together, scores = self.cut.e, self.cut.together, ((self.cut.scores,), _FLOAT)
         sums: list[Piece] = [((together * e.keys * depth,), _FLOAT) for depth in (e.depth, e.value_depth)]
         queries: Piece = ((together * self.cut.block * e.depth,), _FLOAT)
-        return [scores, scores, queries, *sums, ((self.products.scratchpad,), _BYTE)]
+        scratch: Piece = (self.products.scratchpad,), _BYTE
+        return [scores, scores, queries, *sums, scratch, self.cut.narrow, self.cut.narrow]
 
     def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
         """Unit after unit; the last queries first, because they read all keys and so begin every sum."""
@@ -123,18 +130,22 @@ class Kernel:
     def _block(self, x: _Block, first: int, pieces: Sequence[np.ndarray], adds: bool) -> Iterator[Run]:
         """The calls of one block."""
         heads, count, depth = x.q.shape
-        seen, scratch, multiply = x.k.shape[1], pieces[-1], self.products.bind
-        p, ds = (_rows_of(scores[: heads * count * seen], heads, count) for scores in pieces[:2])
+        seen, scratch, multiply = x.k.shape[1], pieces[5], self.products.bind
+        p, ds, *narrow = (
+            _rows_of(y[: heads * count * seen], heads, count) for y in (*pieces[:2], *pieces[6:]) if y.size
+        )
+        factors = narrow or [p, ds]
         queries = _rows_of(pieces[2][: heads * count * depth], heads, count)
         yield multiply(matrices(x.q), matrices(x.k.swapaxes(1, 2)), matrices(p), scratch)
         yield multiply(matrices(x.g), matrices(x.v.swapaxes(1, 2)), matrices(ds), scratch)
         rows = heads * count
         numbers = (np.float32(self.op.scale), count, first, flat_input(x.mask.elements), *x.mask.steps)
         outputs = [flat_input(x.log_sums), flat_input(x.o), *_steps(x.o), flat_input(x.g), *_steps(x.g), x.g.shape[2]]
-        scores = (p.reshape(rows, seen), ds.reshape(rows, seen))
+        scores = [bits(y.reshape(rows, seen)) for y in (p, ds, *factors)]
         yield ranged(_score_gradients, rows, GRAIN // seen, current_threads(), *scores, *numbers, *outputs)
         if x.dmask.elements.size:
             yield partial(_add_to_mask, ds, x.dmask.elements, *x.dmask.steps)
+        p, ds = factors
         yield multiply(matrices(p.swapaxes(1, 2)), matrices(x.g), matrices(x.sum_v), scratch, adds)
         yield multiply(matrices(ds.swapaxes(1, 2)), matrices(x.q), matrices(x.sum_k), scratch, adds)
         yield multiply(matrices(ds), matrices(x.k), matrices(queries), scratch)
@@ -182,12 +193,13 @@ def _copy(
         row = source[i]
         to = target[i // rows * head + i % rows * step :][: row.size]
         for k in range(row.size):
-            to[k] = row[k] * scale
+            to[k] = as_in(to, row[k] * scale)
 
 
 @numba.njit(cache=True, nogil=True, fastmath=SUMS, error_model="numpy")
 def _score_gradients(
-    start: int, stop: int, p: np.ndarray, ds: np.ndarray, scale: np.float32, count: int, first: int,
+    start: int, stop: int, p: np.ndarray, ds: np.ndarray, p_out: np.ndarray, ds_out: np.ndarray,
+    scale: np.float32, count: int, first: int,
     mask: np.ndarray, mask_head: int, mask_row: int, mask_key: int, log_sums: np.ndarray,
     o: np.ndarray, o_head: int, o_row: int, g: np.ndarray, g_head: int, g_row: int, depth: int,
 ) -> None:  # fmt: skip
@@ -195,6 +207,7 @@ def _score_gradients(
 
     Args:
         start, stop: rows of p and ds [heads · count, keys].
+        p_out, ds_out: where the results go, of their shape; of float32 they stay in p and ds.
         first, mask, mask_*: as in the forward direction.
         log_sums: of each row.
         o, g: outputs and their cotangents, with elements to the next head and row.
@@ -206,7 +219,7 @@ def _score_gradients(
         ours, theirs = o[head * o_head + at * o_row :][:depth], g[head * g_head + at * g_row :][:depth]
         dot = ZERO
         for k in range(depth):
-            dot += ours[k] * theirs[k]
+            dot += number(ours[k]) * number(theirs[k])
         scale_and_mask(row, width, scale, mask, head * mask_head + at * mask_row, mask_key)
         high = log_sums[i]
         for k in range(width):
@@ -215,6 +228,8 @@ def _score_gradients(
             gradient[k] = e * (gradient[k] - dot)
         for k in range(width, n):
             row[k] = gradient[k] = ZERO
+        settled(p_out[i], row)
+        settled(ds_out[i], gradient)
 
 
 @numba.njit(cache=True, nogil=True)

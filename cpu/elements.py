@@ -84,7 +84,7 @@ def room(row: np.ndarray, line: np.ndarray) -> np.ndarray:
 
 
 def settled(row: np.ndarray, made: np.ndarray) -> None:
-    """Bring what was made in its `room` to a row."""
+    """Bring what was made in float32 to a row, unless that is of float32: then it is there already."""
     raise NotImplementedError("compiled loops alone call it")
 
 

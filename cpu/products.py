@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from foreplan.cpu import library as c
@@ -11,14 +9,14 @@ from foreplan.cpu import primitives
 from foreplan.cpu.kernel import Run
 from foreplan.cpu.layouts import stepped
 from foreplan.cpu.primitives import Primitive, onto
-from foreplan.graph import TensorType, Window
+from foreplan.graph import DType, TensorType, Window, as_dtype
 from foreplan.graph.types import FLOAT32
 
 _Key = tuple[Window, Window, Window, bool]
 
 
 class Products:
-    """The products of float32 matrices that one kernel makes.
+    """The products of matrices that one kernel makes.
 
     Attributes:
         scratchpad: bytes of scratch memory that the largest needs; one runs at a time.
@@ -49,11 +47,10 @@ class Products:
 
 
 def window_of(array: np.ndarray) -> Window:
-    """How an array of float32 lies."""
-    return Window(TensorType(FLOAT32, array.shape), array.strides)
+    """How an array lies."""
+    return Window(TensorType(as_dtype(array.dtype), array.shape), array.strides)
 
 
-def matrix(rows: int, columns: int, strides: Sequence[int] | None = None) -> Window:
-    """A matrix of float32 with these byte strides, or dense."""
-    type = TensorType(FLOAT32, (rows, columns))
-    return Window.dense(type) if strides is None else Window(type, tuple(strides))
+def matrix(rows: int, columns: int, dtype: DType = FLOAT32) -> Window:
+    """A dense matrix."""
+    return Window.dense(TensorType(dtype, (rows, columns)))

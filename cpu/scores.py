@@ -67,7 +67,7 @@ def scale_and_mask(row, width, scale, mask, base, step):  # type: ignore[no-unty
     if mask.size:
         if step == 1:
             for k in range(width):
-                row[k] += mask[base + k]
+                row[k] += number(mask[base + k])
         else:
             for k in range(width):
-                row[k] += mask[base + k * step]
+                row[k] += number(mask[base + k * step])

@@ -1,4 +1,4 @@
-"""A CPU kernel of bfloat16 against the op's own NumPy kernel on the same numbers in float32."""
+"""The CPU's kernels of bfloat16 against the op's own NumPy kernel on the same numbers in float32."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from foreplan.graph import Op, Window, as_dtype
-from tests.cpu.check import expected, run
+from tests.cpu.check import expected, run, ways
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 ULP = 2.0**-7  # of bfloat16: numbers lie at most so far apart, beside their size; rounding errs by half as much
@@ -34,17 +34,19 @@ def check_narrow(
     windows: Sequence[Window] | None = None,
     over: tuple[int, int] | None = None,
 ) -> None:
-    """Assert that results are those of float32, rounded.
+    """Assert that every kernel's results are those of float32, rounded.
 
     Args:
         ulps: how far a result of bfloat16 may be, in units in its last place.
         exact: how far any result may be beside the largest, as where float32 sums are taken in another order.
     """
-    for ours, theirs in zip(run(op, inputs, windows, over), expected(op, [widened(x) for x in inputs]), strict=True):
-        if not as_dtype(theirs.dtype).is_float:
-            np.testing.assert_array_equal(ours, theirs)
-            continue
-        relative = ulps * ULP if ours.dtype == BF16 else 0.0
-        ours, theirs = (y.astype(np.float64) for y in (ours, theirs))
-        slack = TINY + exact * np.abs(theirs[np.isfinite(theirs)]).max(initial=0.0)
-        np.testing.assert_allclose(ours, theirs, rtol=relative, atol=slack)
+    wanted = expected(op, [widened(x) for x in inputs])
+    for way in ways(op, inputs, windows):
+        for ours, theirs in zip(run(op, inputs, windows, over, way=way), wanted, strict=True):
+            if not as_dtype(theirs.dtype).is_float:
+                np.testing.assert_array_equal(ours, theirs, err_msg=way)
+                continue
+            relative = ulps * ULP if ours.dtype == BF16 else 0.0
+            found, exactly = (y.astype(np.float64) for y in (ours, theirs))
+            slack = TINY + exact * np.abs(exactly[np.isfinite(exactly)]).max(initial=0.0)
+            np.testing.assert_allclose(found, exactly, rtol=relative, atol=slack, err_msg=way)
