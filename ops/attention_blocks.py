@@ -123,9 +123,11 @@ class AttentionOp(Op):
             raise ShapeError(f"there must be at least one query and one key in {q} and {k}")
         full = (e.batch, e.heads, e.queries, e.keys)
         if mask is not None and (
-            mask.rank != 4 or mask.dtype != q.dtype or any(m not in (1, x) for m, x in zip(mask.shape, full))
+            mask.rank != 4
+            or mask.dtype not in (q.dtype, q.dtype.wide)
+            or any(m not in (1, x) for m, x in zip(mask.shape, full))
         ):
-            raise ShapeError(f"the mask must be {q.dtype} and broadcast to {list(full)}, and is {mask}")
+            raise ShapeError(f"the mask must be {q.dtype.wide} and broadcast to {list(full)}, and is {mask}")
         return e
 
     def sizes(self, inputs: Types) -> Extents:

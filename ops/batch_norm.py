@@ -172,8 +172,8 @@ class BatchNormTrain(_ChannelNorm):
         (x, scale, _), (_, mean, variance), (g, g_mean, g_variance) = inputs, outputs, cotangents
         gradients: list[Value | None] = [None, None, None]
         if g is not None:
-            dx, *wide = b.node(BatchNormGrad(self.epsilon), x, scale, mean, variance, g)
-            gradients = [dx, *(convert(b, vector, scale.dtype) for vector in wide)]
+            found = b.node(BatchNormGrad(self.epsilon), x, scale, mean, variance, g)
+            gradients = [found[0], *(convert(b, vector, scale.dtype) for vector in found[1:])]
         share, shape = 1.0 / (x.type.size // x.shape[1]), _vector_shape(x)
         extra = []
         if g_mean is not None:

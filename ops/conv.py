@@ -12,7 +12,7 @@ import numpy as np
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Cost, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Types
-from foreplan.graph.types import Shape, types_of
+from foreplan.graph.types import Shape
 from foreplan.ops.blocks import carve_bytes
 from foreplan.ops.conv_kernels import (
     add_images,
@@ -200,7 +200,7 @@ class Conv(ConvOp):
     ) -> Iterator[tuple[np.ndarray, slice, slice]]:
         """Of narrow elements, the sums that y is rounded from, block by block: see `narrow_conv`."""
         windows = self.windows(x.shape[2:], w.shape[2:])
-        return narrow_conv(windows, self.groups, (x, w, y), types_of(x, w, y), workspace)
+        return narrow_conv(windows, self.groups, x, w, y, workspace)
 
     def _multiply(
         self, windows: Windows, x: np.ndarray, w: np.ndarray, y: np.ndarray, workspace: np.ndarray, clear: bool
@@ -284,8 +284,7 @@ class ConvDataGrad(ConvOp):
         (g, w, *base), (dx,) = inputs, outputs
         windows = self.windows(self.spatial, w.shape[2:])
         if as_dtype(g.dtype).is_narrow:
-            arrays, added = (dx, w, g), base[0] if base else None
-            narrow_data_grad(windows, self.groups, arrays, types_of(*arrays), added, workspace)
+            narrow_data_grad(windows, self.groups, dx, w, g, base[0] if base else None, workspace)
             return
         if self.is_depthwise(dx, w) and not self.is_pointwise(w.shape[2:]):
             depthwise_data_grad(windows, g, w, dx, workspace)
@@ -378,8 +377,7 @@ class ConvWeightGrad(ConvOp):
         (x, g, *base), (dw,) = inputs, outputs
         windows = self.windows(x.shape[2:], self.kernel)
         if as_dtype(x.dtype).is_narrow:
-            arrays, added = (x, dw, g), base[0] if base else None
-            narrow_weight_grad(windows, self.groups, arrays, types_of(*arrays), added, workspace)
+            narrow_weight_grad(windows, self.groups, x, dw, g, base[0] if base else None, workspace)
             return
         if self.is_depthwise(x, dw) and not self.is_pointwise(self.kernel):
             depthwise_weight_grad(windows, x, g, dw, workspace)

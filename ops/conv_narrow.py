@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from foreplan.graph import TensorType
+from foreplan.graph.types import types_of
 from foreplan.ops.blocks import Piece, carve
 from foreplan.ops.conv_kernels import (
     Blocking,
@@ -26,11 +27,17 @@ from foreplan.ops.window import Windows, spatial_size
 IMAGE_BYTES = 4 << 20  # some channels of an image, in float32, that gradients are added to
 
 WIDE = np.dtype(np.float32)
+Types = tuple[TensorType, TensorType, TensorType]
 Part = tuple[slice, slice, slice]  # groups, channels within each, and all of these channels among the image's
 
 
 def _blocking(x: TensorType, w: TensorType, y: TensorType) -> Blocking:
     return blocking(*(type.with_dtype(type.dtype.wide) for type in (x, w, y)))
+
+
+def _types(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> Types:
+    first, second, third = types_of(x, w, y)
+    return first, second, third
 
 
 def _elements(nbytes: int) -> int:
@@ -44,17 +51,13 @@ def conv_pieces(x: TensorType, w: TensorType, y: TensorType) -> list[Piece]:
 
 
 def narrow_conv(
-    windows: Windows, groups: int, arrays: tuple[np.ndarray, ...], types: tuple[TensorType, ...], workspace: np.ndarray
+    windows: Windows, groups: int, x: np.ndarray, w: np.ndarray, y: np.ndarray, workspace: np.ndarray
 ) -> Iterator[tuple[np.ndarray, slice, slice]]:
     """Products of weights and columns, block by block: (product [items, K, positions], items, positions).
 
     The caller does the rest to each in place; then it is rounded and written.
-
-    Args:
-        arrays: x, w and y.
-        types: theirs.
     """
-    x, w, y = arrays
+    types = _types(x, w, y)
     plan = _blocking(*types)
     weights, memory, aside = carve(workspace, *conv_pieces(*types))
     matrix = weights.reshape(grouped_weights(w, groups).shape)
@@ -93,19 +96,18 @@ def _parts(dx: TensorType, plan: Blocking, groups: int) -> Iterator[Part]:
 def narrow_data_grad(
     windows: Windows,
     groups: int,
-    arrays: tuple[np.ndarray, ...],
-    types: tuple[TensorType, ...],
+    dx: np.ndarray,
+    w: np.ndarray,
+    g: np.ndarray,
     base: np.ndarray | None,
     workspace: np.ndarray,
 ) -> None:
     """dx = weightsᵀ · gradients, added tap by tap into some channels of an image (+ base).
 
     Args:
-        arrays: dx, w and g.
-        types: theirs.
         base: what dx is added to; may be dx itself.
     """
-    dx, w, g = arrays
+    types = _types(dx, w, g)
     plan, taps, inner = _blocking(*types), math.prod(w.shape[2:]), w.shape[0] // groups
     weights, memory, aside, images = carve(workspace, *data_grad_pieces(*types, groups))
     matrix = weights.reshape(groups, -1, inner)  # transposed: [groups, C/groups · taps, K/groups]
@@ -121,16 +123,20 @@ def narrow_data_grad(
             part = matrix[chosen, within.start * taps : within.stop * taps]
             for box in windows.boxes(plan.positions):
                 source = grads[items, chosen, :, box.start : box.stop].transpose(1, 2, 0, 3)
-                rows = aside[: source.size].reshape(source.shape)
-                np.copyto(rows, source)
                 columns = columns_of(windows, shape[0], count, box, memory)
-                rows, products = rows.reshape(*rows.shape[:2], -1), columns.reshape(*part.shape[:2], -1)
-                np.matmul(part, rows, out=products)
+                np.matmul(part, _rows(source, aside), out=columns.reshape(*part.shape[:2], -1))
                 for i, inside, there in windows.reached(box):
                     image[(..., *there)] += columns[(slice(None), i, Ellipsis, *inside)]
             if base is not None:
                 image += base[items, channels].swapaxes(0, 1)
             dx[items, channels] = image.swapaxes(0, 1)
+
+
+def _rows(source: np.ndarray, memory: np.ndarray) -> np.ndarray:
+    """Gradients [groups, K/groups, items, positions] widened, the last two axes joined."""
+    rows = memory[: source.size].reshape(source.shape)
+    np.copyto(rows, source)
+    return rows.reshape(*source.shape[:2], -1)
 
 
 def weight_grad_pieces(x: TensorType, dw: TensorType, g: TensorType, groups: int) -> list[Piece]:
@@ -144,19 +150,18 @@ def weight_grad_pieces(x: TensorType, dw: TensorType, g: TensorType, groups: int
 def narrow_weight_grad(
     windows: Windows,
     groups: int,
-    arrays: tuple[np.ndarray, ...],
-    types: tuple[TensorType, ...],
+    x: np.ndarray,
+    dw: np.ndarray,
+    g: np.ndarray,
     base: np.ndarray | None,
     workspace: np.ndarray,
 ) -> None:
     """dw = Σ gradients · columnsᵀ over blocks (+ base).
 
     Args:
-        arrays: x, dw and g.
-        types: theirs.
         base: what dw is added to; may be dw itself.
     """
-    x, dw, g = arrays
+    types = _types(x, dw, g)
     memory, aside, product, total = carve(workspace, *weight_grad_pieces(*types, groups))
     sums = total.reshape(dw.shape) if total.size else dw
     if base is not None:
@@ -165,10 +170,7 @@ def narrow_weight_grad(
     for items, box in _blocking(*types).walk(windows, len(x)):
         columns = gathered(windows, groups, x[items], box, memory)
         source = grads[items, :, :, box.start : box.stop].transpose(1, 2, 0, 3)
-        rows = aside[: source.size].reshape(source.shape)
-        np.copyto(rows, source)
         first = base is None and items.start == 0 and box.start == 0
-        rows = rows.reshape(*rows.shape[:2], -1)
-        add_product(rows, columns, grouped_weights(sums, groups), product.view(np.uint8), first)
+        add_product(_rows(source, aside), columns, grouped_weights(sums, groups), product.view(np.uint8), first)
     if total.size:
         np.copyto(dw, sums, casting="unsafe")

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
+from foreplan.graph import Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.ops.blocks import (
     Folded,
@@ -98,14 +98,14 @@ class _ItemOp(Op):
     ignore_index: int = IGNORE
 
     def item_type(self, inputs: Types) -> TensorType:
-        """The type of the loss: the logits' without the axis of the classes."""
+        """The type of the loss: the logits' without the axis of the classes, wide if they are narrow."""
         logits, target = inputs[:2]
         if not 0 <= self.axis < logits.rank or not logits.dtype.is_float:
             raise ShapeError(f"logits {logits} must be floating-point and have an axis {self.axis} of classes")
         items = (*logits.shape[: self.axis], *logits.shape[self.axis + 1 :])
         if target.shape != items or target.dtype.category not in ("int", "uint"):
             raise ShapeError(f"the target of logits {logits} must be integers of shape {list(items)}, and is {target}")
-        return logits.with_shape(items)
+        return TensorType(logits.dtype.wide, items)
 
     def valid_range(self, index: int, inputs: Types) -> tuple[int, ...] | None:
         """Class indices, and `ignore_index`."""
@@ -117,7 +117,8 @@ class _ItemOp(Op):
 class CrossEntropy(_ItemOp):
     """(loss, lse) an item: lse = log Σ exp(logits) along the classes, loss = lse - logits[target].
 
-    The loss is 0 where the target is `ignore_index`, and NaN where it is neither that nor a class.
+    The loss is 0 where the target is `ignore_index`, and NaN where it is neither that nor a class. Both are wide where
+    the logits are narrow.
     """
 
     name: ClassVar[str] = "cross_entropy"
@@ -138,9 +139,10 @@ class CrossEntropy(_ItemOp):
             kept = (*lse.shape[: self.axis], 1, *lse.shape[self.axis :])
             spread = [reshape(b, x, kept) for x in (lse, g_lse)]
             if gradient is None:
-                gradient = elementwise(b, lambda x, s, g: exp(x - s) * g, logits, *spread)
+                gradient = elementwise(b, lambda x, s, g: exp(x - s) * g, logits, *spread, dtype=logits.dtype)
             else:
-                gradient = elementwise(b, lambda d, x, s, g: d + exp(x - s) * g, gradient, logits, *spread)
+                of = (gradient, logits, *spread)
+                gradient = elementwise(b, lambda d, x, s, g: d + exp(x - s) * g, *of, dtype=logits.dtype)
         return [gradient, None]
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
@@ -149,7 +151,7 @@ class CrossEntropy(_ItemOp):
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """One block of logits and a few numbers an item of it."""
-        return carve_bytes(*self._pieces(folded_shape(inputs[0].shape, self.axis), inputs[0].dtype.numpy))
+        return carve_bytes(*self._pieces(folded_shape(inputs[0].shape, self.axis), inputs[0].dtype.wide.numpy))
 
     def _pieces(self, folded: Folded, dtype: np.dtype) -> list[Piece]:
         rows, columns = block_extents(folded)
@@ -160,7 +162,7 @@ class CrossEntropy(_ItemOp):
         logits = fold(inputs[0], self.axis)
         folded = folded_shape(inputs[0].shape, self.axis)
         target, loss, lse = (x.reshape(folded[0], folded[2]) for x in (inputs[1], *outputs))
-        whole, *scratch = carve(workspace, *self._pieces(folded, logits.dtype))
+        whole, *scratch = carve(workspace, *self._pieces(folded, lse.dtype))
         flat = logits.reshape(-1)
         for block in item_blocks(folded, target, self.ignore_index, scratch):
             x = logits[block.rows, :, block.columns]
@@ -172,7 +174,7 @@ class CrossEntropy(_ItemOp):
             np.add.reduce(e, axis=1, out=block.number)
             np.log(block.number, out=block.number)
             # (high - logit) + log Σ exp(x - high): close to 0 without cancellation where the target is the maximum.
-            np.take(flat, block.index, out=block.picked, mode="clip")
+            _take(flat, block)
             np.subtract(high, block.picked, out=out)
             out += block.number
             high += block.number
@@ -210,8 +212,13 @@ class CrossEntropyGrad(_ItemOp):
         return Cost(3 * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """A few numbers an item of one block."""
-        return carve_bytes(*item_pieces(folded_shape(inputs[0].shape, self.axis), inputs[0].dtype.numpy))
+        """A few numbers an item of one block, and the block if it is rounded at the end."""
+        return carve_bytes(*self._pieces(folded_shape(inputs[0].shape, self.axis), inputs[0].dtype))
+
+    def _pieces(self, folded: Folded, dtype: DType) -> list[Piece]:
+        rows, columns = block_extents(folded)
+        block = rows * folded[1] * columns if dtype.is_narrow else 0
+        return [*item_pieces(folded, dtype.wide.numpy), ((block,), dtype.wide.numpy)]
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """In blocks of items; the target's element is corrected last."""
@@ -219,16 +226,33 @@ class CrossEntropyGrad(_ItemOp):
         folded = folded_shape(inputs[0].shape, self.axis)
         target, lse, g = (np.reshape(x, (folded[0], folded[2]), copy=False) for x in inputs[1:])
         flat = out.reshape(-1)
-        for block in item_blocks(folded, target, self.ignore_index, carve(workspace, *item_pieces(folded, out.dtype))):
-            d = out[block.rows, :, block.columns]
+        *scratch, whole = carve(workspace, *self._pieces(folded, as_dtype(out.dtype)))
+        for block in item_blocks(folded, target, self.ignore_index, scratch):
+            result = out[block.rows, :, block.columns]
+            d = whole[: result.size].reshape(result.shape) if whole.size else result
             np.subtract(logits[block.rows, :, block.columns], lse[block.rows, None, block.columns], out=d)
             np.exp(d, out=d)
             np.copyto(block.number, g[block.rows, block.columns])
             block.mark(block.number)
             d *= block.number[:, None, :]
-            np.take(flat, block.index, out=block.picked, mode="clip")
+            if whole.size:  # the target's element is computed by itself, before the logits may be overwritten
+                _take(logits.reshape(-1), block)
+                np.subtract(block.picked, lse[block.rows, block.columns], out=block.picked)
+                np.exp(block.picked, out=block.picked)
+                np.multiply(block.picked, block.number, out=block.picked)
+                np.copyto(result, d, casting="unsafe")
+            else:
+                _take(flat, block)
             np.subtract(block.picked, block.number, out=block.picked)
             np.put(flat, block.index, block.picked)
+
+
+def _take(flat: np.ndarray, block: Items) -> None:
+    """Each item's target element, of all in C order, to `picked`."""
+    if flat.dtype == block.picked.dtype:
+        np.take(flat, block.index, out=block.picked, mode="clip")
+    else:
+        np.copyto(block.picked, np.take(flat, block.index, mode="clip"))
 
 
 def cross_entropy(b: Builder, logits: Value, target: Value, axis: int = -1, ignore_index: int = IGNORE) -> Value:

@@ -16,10 +16,13 @@ from foreplan.graph.types import Shape
 from foreplan.ops.map import elementwise
 from foreplan.ops.shape import reshape
 from foreplan.ops.window import (
+    WIDE,
     Pads,
     Windows,
     block_size,
     count_positions,
+    image_bytes,
+    images_of,
     per_axis,
     plane_blocks,
     spatial_size,
@@ -166,16 +169,19 @@ class MaxPoolGrad(_Pool):
         return Cost(2 * inputs[1].size * math.prod(self.kernel), moved)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """A block of gradients of one tap, and a block of where it won."""
+        """A block of gradients of one tap, and a block of where it won; channels of an image, if they are narrow."""
         count = block_size(inputs[1].shape)
-        return align_up(count * inputs[1].dtype.itemsize, 64) + count
+        return image_bytes(outputs[0]) + align_up(count * inputs[1].dtype.itemsize, 64) + count
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Tap by tap: the gradients of windows that this tap won are added where it lies."""
         (index, g), (dx,) = inputs, outputs
+        for items, channels, image, rest in images_of(dx, workspace):
+            self._add(index[items, channels], g[items, channels], image, rest)
+
+    def _add(self, index: np.ndarray, g: np.ndarray, dx: np.ndarray, workspace: np.ndarray) -> None:
         windows = self.windows(self.shape[2:])
         count = block_size(g.shape)
-        dx[...] = 0
         for items, channels, box in plane_blocks(windows, g.shape):
             where = (items, channels, *box.slices)
             for i, inside, there in windows.reached(box):
@@ -244,16 +250,23 @@ class AvgPool(_MeanPool):
         """An addition a tap, and a division."""
         return Cost(outputs[0].size * (math.prod(self.kernel) + 1), inputs[0].nbytes + outputs[0].nbytes)
 
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """A block of sums, if they are rounded at the end."""
+        return block_size(outputs[0].shape) * WIDE.itemsize if outputs[0].dtype.is_narrow else 0
+
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Sums over the taps, block by block, divided at the end."""
         (x,), (y,) = inputs, outputs
         windows = self.windows(x.shape[2:])
         for items, channels, box in plane_blocks(windows, y.shape):
-            block = y[(items, channels, *box.slices)]
+            target = y[(items, channels, *box.slices)]
+            block = workspace.view(WIDE)[: target.size].reshape(target.shape) if workspace.size else target
             block[...] = 0
             for _, inside, there in windows.reached(box):
                 block[(..., *inside)] += x[(items, channels, *there)]
             self.divide(block, windows, box.lower, box.upper)
+            if block is not target:
+                np.copyto(target, block, casting="unsafe")
 
 
 @register
@@ -291,17 +304,21 @@ class AvgPoolGrad(_MeanPool):
         return Cost(inputs[0].size * (math.prod(self.kernel) + 1), inputs[0].nbytes + outputs[0].nbytes)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """A block of shares."""
-        return block_size(inputs[0].shape) * inputs[0].dtype.itemsize
+        """A block of shares, and channels of an image, if they are narrow."""
+        return image_bytes(outputs[0]) + block_size(inputs[0].shape) * inputs[0].dtype.wide.itemsize
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Shares of a block, added tap by tap."""
         (g,), (dx,) = inputs, outputs
+        for items, channels, image, rest in images_of(dx, workspace):
+            self._add(g[items, channels], image, rest)
+
+    def _add(self, g: np.ndarray, dx: np.ndarray, workspace: np.ndarray) -> None:
         windows = self.windows(self.shape[2:])
-        dx[...] = 0
+        memory = workspace.view(dx.dtype)
         for items, channels, box in plane_blocks(windows, g.shape):
             source = g[(items, channels, *box.slices)]
-            shares = workspace[: source.size * g.itemsize].view(g.dtype).reshape(source.shape)
+            shares = memory[: source.size].reshape(source.shape)
             shares[...] = source
             self.divide(shares, windows, box.lower, box.upper)
             for _, inside, there in windows.reached(box):

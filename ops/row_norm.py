@@ -202,7 +202,7 @@ class _RowNormGrad(Op):
         rows, grads, result = (array.reshape(-1, width) for array in (x, g, outputs[0]))
         size = self._block_bytes(*types_of(x))
         first, second = workspace[:size].view(wide), workspace[size : 2 * size].view(wide)
-        row, *sums = workspace[2 * size :].view(wide).reshape(-1, width) if self.scaled else [None]
+        row, *sums = workspace[2 * size :].view(wide).reshape(-1, width)
         parameters = sums or [array.reshape(-1) for array in outputs[1:]]
         for array in parameters:
             array[...] = 0

@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph.types import Shape
+from foreplan.graph.types import Shape, TensorType, types_of
+from foreplan.units import align_up
 
 Pads = tuple[tuple[int, int], ...]
 Index = tuple[Any, ...]  # what NumPy arrays are indexed with
 
 PLANE_BLOCK = 1 << 16  # elements of a block that is walked tap by tap: it stays in a core's cache
+IMAGE_BLOCK = 1 << 20  # elements of narrow images that are widened together, to be added to
+WIDE = np.dtype(np.float32)  # in which sums of narrow elements are taken
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,40 @@ def plane_blocks(windows: Windows, shape: Shape) -> Iterator[tuple[slice, slice,
         for c in range(0, shape[1], channels):
             for box in windows.boxes(min(plane, PLANE_BLOCK)):
                 yield slice(n, n + items), slice(c, c + channels), box
+
+
+def image_bytes(images: TensorType) -> int:
+    """Workspace of `images_of`: channels of some images, at least one, if they are narrow."""
+    if not images.dtype.is_narrow:
+        return 0
+    return align_up(math.prod(_together(images.shape)) * spatial_size(images.shape) * WIDE.itemsize, 64)
+
+
+def _together(shape: Shape) -> tuple[int, int]:
+    """How many images and channels are widened together."""
+    plane = max(1, spatial_size(shape))
+    channels = max(1, min(shape[1], IMAGE_BLOCK // plane))
+    return max(1, min(shape[0], IMAGE_BLOCK // (plane * channels))) if channels == shape[1] else 1, channels
+
+
+def images_of(images: np.ndarray, workspace: np.ndarray) -> Iterator[tuple[slice, slice, np.ndarray, np.ndarray]]:
+    """Zeros to add to: (items, channels, these images, the rest of the workspace).
+
+    All of them as they lie; or, if they are narrow, some channels after the other in float32, rounded behind.
+    """
+    (type,) = types_of(images)
+    if not type.dtype.is_narrow:
+        images[...] = 0
+        yield slice(None), slice(None), images, workspace
+        return
+    (count, width), start = _together(images.shape), image_bytes(type)
+    for n in range(0, images.shape[0], count):
+        for c in range(0, images.shape[1], width):
+            target = images[n : n + count, c : c + width]
+            image = workspace[: target.size * WIDE.itemsize].view(WIDE).reshape(target.shape)
+            image[...] = 0
+            yield slice(n, n + count), slice(c, c + width), image, workspace[start:]
+            np.copyto(target, image, casting="unsafe")
 
 
 def block_size(shape: Shape) -> int:
