@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,9 +12,11 @@ from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Array, Builder, Cost, Fill, Op, TensorType, Value, register
 from foreplan.graph.ir import Kind
 from foreplan.graph.op import Arrays, Types
+from foreplan.graph.types import types_of
+from foreplan.ops.attention_blocks import widened
 from foreplan.ops.blocks import Piece, carve, carve_bytes, flush
 from foreplan.ops.loss import BOOL, IGNORE, item_blocks, item_pieces
-from foreplan.ops.map import elementwise
+from foreplan.ops.map import convert, elementwise
 from foreplan.ops.matmul import MatMul
 
 LOGITS_BYTES = 56 * 2**20  # a chunk of logits has at most as many bytes
@@ -28,19 +30,21 @@ class LinearCrossEntropy(Op):
 
     Inputs h[rows, depth], w[classes, depth], target[rows], and optionally bias[classes], whose gradient then is a
     fourth output. The loss is the mean over the items whose target is not `ignore_index` (0 if there are none); the
-    other outputs are its gradients. Each chunk of rows makes its logits, turns them into their gradient in place, and
-    adds its share to dh and dw, so nothing is computed twice.
+    other outputs are its gradients. Of narrow h and w, the loss is wide, and the bias may be. Each chunk of rows makes
+    its logits, turns them into their gradient in place, and adds its share to dh and dw, so nothing is computed twice.
 
     Attributes:
         chunk: rows whose logits exist at once, chunk · classes elements of workspace.
         ignore_index: the target of items that do not count.
         mean: the loss is the items' mean; else it is their sum.
+        wide: the gradient of narrow w is wide (see `DType.wide`).
     """
 
     name: ClassVar[str] = "linear_cross_entropy"
     chunk: int = 256
     ignore_index: int = IGNORE
     mean: bool = True
+    wide: bool = False
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """A scalar, and the types of h and w, and of the bias."""
@@ -51,9 +55,11 @@ class LinearCrossEntropy(Op):
             raise ShapeError(f"the target must be {h.shape[0]} integers, and is {target}")
         if self.chunk < 1:
             raise ShapeError(f"a chunk must have at least one row, and has {self.chunk}")
-        if len(bias) > 1 or any(type != w.with_shape(w.shape[:1]) for type in bias):
-            raise ShapeError(f"the bias of {w.shape[0]} classes must be {w.with_shape(w.shape[:1])}, and is {bias[0]}")
-        return h.with_shape(()), h, w, *bias
+        wide, of_w = h.dtype.wide, w.with_dtype(w.dtype.wide) if self.wide else w
+        vector = w.with_shape(w.shape[:1])
+        if len(bias) > 1 or any(type not in (vector, vector.with_dtype(wide)) for type in bias):
+            raise ShapeError(f"the bias of {w.shape[0]} classes must be {vector}, and is {bias[0]}")
+        return TensorType(wide, ()), h, of_w, *bias
 
     def vjp(
         self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
@@ -67,9 +73,9 @@ class LinearCrossEntropy(Op):
             return flows
         for i, gradient in reversed(list(zip((0, 1, 3), outputs[1:]))):
             if _is_one(g):
-                flows[i] = gradient
+                flows[i] = convert(b, gradient, inputs[i].dtype)
             elif b.wants(inputs[i]):
-                flows[i] = elementwise(b, lambda d, g: d * g, gradient, g)
+                flows[i] = elementwise(b, lambda d, g: d * g, gradient, g, dtype=inputs[i].dtype)
         return flows
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
@@ -92,9 +98,27 @@ class LinearCrossEntropy(Op):
         return Cost((6 * depth + 5 + 2 * (len(inputs) > 3)) * rows * classes, moved)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """The logits of a chunk, a part of a product that is added to dw, a sum a class, and numbers an item."""
+        """The logits of a chunk, a part of a product that is added to dw, a sum a class, and numbers an item.
+
+        Of narrow h and w, a chunk of both and of dh, widened, and the gradients that are rounded at the end.
+        """
         h, w = inputs[:2]
-        return carve_bytes(*self._pieces(h.shape[0], w.shape, h.dtype.numpy, len(inputs) > 3))
+        pieces = self._pieces(h.shape[0], w.shape, h.dtype.wide.numpy, len(inputs) > 3)
+        return carve_bytes(*pieces, *self._wide_pieces(inputs))
+
+    def _wide_pieces(self, inputs: Types) -> list[Piece]:
+        """Rows of h and of dh, those twice, some classes' rows of w, dw and dbias: nothing of what is wide already."""
+        (h, w, _, *bias), wide = inputs[:4], inputs[0].dtype.wide.numpy
+        narrow = h.dtype.is_narrow
+        rows, depth = min(self.chunk, h.shape[0]) * narrow, h.shape[1]
+        sums = w.size if narrow and not self.wide else 0
+        biases = [type.size for type in bias if type.dtype.is_narrow]
+        sizes = (rows * depth, 2 * rows * depth, min(w.shape[0], self._classes(w)) * depth * narrow, sums, sum(biases))
+        return [((size,), wide) for size in sizes]
+
+    def _classes(self, w: TensorType) -> int:
+        """How many rows of w are widened at once."""
+        return max(64, PRODUCT_BYTES // max(1, w.shape[1] * w.dtype.wide.itemsize))
 
     def _pieces(self, rows: int, weights: tuple[int, ...], dtype: np.dtype, biased: bool) -> list[Piece]:
         classes, depth = weights
@@ -107,32 +131,40 @@ class LinearCrossEntropy(Op):
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """One chunk of rows after the other."""
         (h, w, target, *bias), (loss, dh, dw, *dbias) = inputs, outputs
-        pieces = self._pieces(h.shape[0], w.shape, h.dtype, bool(bias))
-        logits, product, summed, losses, counted, *scratch = carve(workspace, *pieces)
+        types = types_of(*inputs)
+        pieces = self._pieces(h.shape[0], w.shape, loss.dtype, bool(bias))
+        logits, product, summed, losses, counted, *rest = carve(workspace, *pieces, *self._wide_pieces(types))
+        scratch, (wide_h, wide_dh, wide_w, sums, biases) = rest[:-5], rest[-5:]
+        dw_sum = sums.reshape(dw.shape) if sums.size else dw
+        dbias_sum = [biases] if biases.size else dbias
+        products = _Products(w, wide_w.reshape(-1, w.shape[1]) if types[0].dtype.is_narrow else None)
         starts = range(0, len(h), self.chunk)
         count = 0
         for start in starts:
             here = target[start : start + self.chunk]
             count += int(np.count_nonzero(np.not_equal(here, self.ignore_index, out=counted[: len(here)])))
         weight, total = 1.0 / max(1, count) if self.mean else 1.0, 0.0
-        for array in (dw, *dbias) if not h.size else dbias:
+        for array in (dw_sum, *dbias_sum) if not h.size else dbias_sum:
             array.fill(0)
         for start in starts:
             rows = slice(start, min(len(h), start + self.chunk))
-            x = logits[: rows.stop - start]
-            np.matmul(h[rows], w.T, out=x)
+            x, states = logits[: rows.stop - start], widened(h[rows], wide_h)
+            products.forward(states, x)
             if bias:
                 x += bias[0]
             self._to_gradient(x, target[rows], weight, losses, scratch)
             total += float(np.sum(losses[: len(x)], dtype=np.float64))
             if start == 0:
-                np.matmul(x.T, h[rows], out=dw)
+                np.matmul(x.T, states, out=dw_sum)
             else:
-                _add_product(x.T, h[rows], dw, product)
+                _add_product(x.T, states, dw_sum, product)
             if dbias:
-                dbias[0] += np.add.reduce(x, axis=0, out=summed)
-            np.matmul(x, w, out=dh[rows])
+                dbias_sum[0] += np.add.reduce(x, axis=0, out=summed)
+            products.backward(x, dh[rows], wide_dh.reshape(2, -1))
         loss[...] = total * weight
+        for array, sum_ in zip((dw, *dbias), (dw_sum, *dbias_sum)):
+            if array is not sum_:
+                np.copyto(array, sum_, casting="unsafe")
 
     def _to_gradient(
         self, x: np.ndarray, target: np.ndarray, weight: float, losses: np.ndarray, scratch: Arrays
@@ -158,6 +190,42 @@ class LinearCrossEntropy(Op):
             np.take(flat, block.index, out=picked, mode="clip")
             picked -= number
             np.put(flat, block.index, picked)
+
+
+@dataclass(frozen=True)
+class _Products:
+    """Products with w: all of it at once, or, where it is narrow, some classes after the other.
+
+    Attributes:
+        scratch: for so many rows of w, widened; None: w is wide.
+    """
+
+    w: np.ndarray
+    scratch: np.ndarray | None
+
+    def forward(self, h: np.ndarray, logits: np.ndarray) -> None:
+        """logits = h·wᵀ."""
+        if self.scratch is None:
+            np.matmul(h, self.w.T, out=logits)
+            return
+        for classes, part in self._parts(self.scratch):
+            np.matmul(h, part.T, out=logits[:, classes])
+
+    def backward(self, gradient: np.ndarray, dh: np.ndarray, scratch: np.ndarray) -> None:
+        """dh = gradient·w, rounded once."""
+        if self.scratch is None:
+            np.matmul(gradient, self.w, out=dh)
+            return
+        wide, product = scratch[:, : dh.size].reshape(2, *dh.shape)
+        wide.fill(0)
+        for classes, part in self._parts(self.scratch):
+            _add_product(gradient[:, classes], part, wide, product)
+        np.copyto(dh, wide, casting="unsafe")
+
+    def _parts(self, scratch: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        for start in range(0, len(self.w), len(scratch)):
+            part = self.w[start : start + len(scratch)]
+            yield slice(start, start + len(part)), widened(part, scratch.reshape(-1))
 
 
 def _is_one(value: Value) -> bool:
@@ -207,4 +275,4 @@ def linear_cross_entropy(
 
 def fitting_chunk(w: TensorType, chunk: int = 256) -> int:
     """Rows whose logits for the output matrix w[classes, depth] stay within `LOGITS_BYTES`: `chunk`, or fewer."""
-    return max(1, min(chunk, LOGITS_BYTES // max(1, w.shape[0] * w.dtype.itemsize)))
+    return max(1, min(chunk, LOGITS_BYTES // max(1, w.shape[0] * w.dtype.wide.itemsize)))
