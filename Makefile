@@ -3,17 +3,19 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+CUDA ?= 13
 
-.PHONY: setup setup-test demo test test-fast lint format bench estimates clean
+.PHONY: setup setup-test setup-cuda demo test test-fast lint format bench estimates clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make setup      create .venv with what the demo needs"
-	@echo "make demo       plan ResNet-50, train on real digits, write a memory map (under 3 minutes)"
-	@echo "make test       all tests"
-	@echo "make test-fast  the tests that take seconds"
-	@echo "make lint       ruff and mypy"
-	@echo "make estimates  the table of estimates in README.md"
+	@echo "make setup       create .venv with what the demo needs"
+	@echo "make setup-cuda  add what plans for a card and runs on one (2 GB; CUDA=12 for drivers before 580)"
+	@echo "make demo        plan ResNet-50, train on real digits, write a memory map (under 3 minutes)"
+	@echo "make test        all tests"
+	@echo "make test-fast   the tests that take seconds"
+	@echo "make lint        ruff and mypy"
+	@echo "make estimates   the table of estimates in README.md"
 
 # The stamps make each install happen once, and again when pyproject.toml changes.
 $(VENV)/.created:
@@ -34,9 +36,18 @@ $(VENV)/.lint: $(VENV)/.test pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[demo,test,lint]'
 	@touch $@
 
+$(VENV)/.cuda$(CUDA): $(VENV)/.demo pyproject.toml
+	@$(BIN)/python -m pip install --quiet --editable '.[demo,cuda$(CUDA)]' || { \
+	    echo 'the libraries of the extra cuda$(CUDA) could not be installed: see the message of pip above'; exit 1; }
+	@$(BIN)/python -c 'from foreplan.gpu.cudnn import library; library()' || { \
+	    echo 'cuDNN was installed and cannot be used: see the last line above'; exit 1; }
+	@touch $@
+
 setup: $(VENV)/.demo
 
 setup-test: $(VENV)/.test
+
+setup-cuda: $(VENV)/.cuda$(CUDA)
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py

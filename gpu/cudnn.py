@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from foreplan.errors import TargetError
-from foreplan.gpu.device import Device
+from foreplan.gpu.device import Device, device_named
 from foreplan.graph import Op, Window
 from foreplan.kept import keep, kept
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
@@ -99,14 +99,13 @@ def library() -> Library:
     try:
         import cudnn
 
-        number, version = cudnn.backend_version(), str(cudnn.backend_version_string())
+        version = str(cudnn.backend_version_string())
         cuda = int(ctypes.CDLL("libcudnn.so.9").cudnnGetCudartVersion())  # the package has loaded it
+        cudnn.create_device_properties(description(device_named("h100")))  # newer ones want a driver even for this
     except ModuleNotFoundError as error:
         raise TargetError(f"cuDNN is not installed ({error}); {advice}") from None
     except Exception as error:  # the package's own errors have no common type
-        raise TargetError(f"cuDNN cannot be loaded: {error}; {advice}") from None
-    if not hasattr(cudnn, "create_device_properties") or number < 90800:
-        raise TargetError(f"cuDNN {version} cannot plan for a device that is not there; {advice}")
+        raise TargetError(f"cuDNN cannot plan for a device that is not there: {error}; {advice}") from None
     return Library(cudnn, version, cudnn.__version__, cuda)
 
 
