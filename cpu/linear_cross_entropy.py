@@ -13,11 +13,14 @@ from functools import partial
 import numba
 import numpy as np
 
+from foreplan.cpu.copies import copy
+from foreplan.cpu.elements import bits, check_elements, check_float, settled, written
 from foreplan.cpu.kernel import Refused, Run, Windows, one_after_another
 from foreplan.cpu.products import Products, matrix
 from foreplan.cpu.scores import FLOAT, FLUSH, LOWEST, SUMS, ZERO, largest, probability
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op, Window
+from foreplan.graph.types import FLOAT32
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 
@@ -28,10 +31,12 @@ _FLOAT, _DOUBLE, _INT64, _BYTE = (np.dtype(x) for x in (np.float32, np.float64, 
 
 
 def linear_cross_entropy(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
-    """The kernel of `linear_cross_entropy` for float32."""
+    """The kernel of `linear_cross_entropy`."""
     assert isinstance(op, LinearCrossEntropy)
-    h, w, *_ = inputs
-    if h.type.dtype.name != "float32" or not h.type.size or not w.type.size:
+    h, w, _, *bias = inputs
+    check_elements(h, w)
+    check_float(outputs[0], *outputs[2:], *bias)
+    if not h.type.size or not w.type.size:
         raise Refused(f"hidden states {h.type}")
     return Kernel(op, h.shape[0], w, len(inputs) > 3)
 
@@ -40,7 +45,8 @@ class Kernel:
     """The loss and its gradients, the output matrix lying as it does.
 
     Attributes:
-        workspace: the logits of a chunk, its hidden states, and some numbers a row.
+        workspace: the logits of a chunk, its hidden states, and some numbers a row; of narrow operands the gradients of
+            a block's logits as they are multiplied, and those of a chunk's hidden states as they are summed.
         overwrites: the gradient of the hidden states takes their bytes; those of a chunk are copied first.
     """
 
@@ -49,14 +55,14 @@ class Kernel:
     def __init__(self, op: LinearCrossEntropy, rows: int, weights: Window, biased: bool) -> None:
         self.op, self.rows, self.biased = op, rows, biased
         self.classes, self.depth = weights.shape
-        self.products = Products()
+        self.dtype, self.products = weights.type.dtype, Products()
         for count, n in {(len(chunk), len(block)) for chunk in self.chunks() for block in self.blocks()}:
-            h, x = matrix(count, self.depth), matrix(count, n)
+            h, x, sums = matrix(count, self.depth, self.dtype), matrix(count, n, self.dtype), matrix(count, self.depth)
             w = weights.viewed((n, self.depth), weights.strides)
-            self.products.describe(h, w.viewed((self.depth, n), w.strides[::-1]), x)
+            self.products.describe(h, w.viewed((self.depth, n), w.strides[::-1]), matrix(count, n))
             for add in (False, True):
                 self.products.describe(x.viewed((n, count), x.strides[::-1]), h, matrix(n, self.depth), add)
-                self.products.describe(x, w, h, add)
+                self.products.describe(x, w, sums, add)
         self.workspace = carve_bytes(*self._pieces())
 
     def chunks(self) -> Iterator[range]:
@@ -71,14 +77,16 @@ class Kernel:
 
     def _pieces(self) -> list[Piece]:
         chunk, blocks = min(self.op.chunk, self.rows), len(list(self.blocks()))
-        floats: list[Piece] = [((chunk, self.depth), _FLOAT), ((blocks, chunk), _FLOAT)]
+        narrow = self.dtype != FLOAT32
+        states: list[Piece] = [((chunk, self.depth), self.dtype.numpy), ((chunk if narrow else 0, self.depth), _FLOAT)]
+        block: Piece = (chunk * min(CLASSES, self.classes) if narrow else 0,), self.dtype.numpy
         numbers: list[Piece] = [((chunk,), dtype) for dtype in (_FLOAT, _FLOAT, _FLOAT, _DOUBLE, _INT64)]
         rest: list[Piece] = [((2,), _DOUBLE), ((chunk * self.classes,), _FLOAT), ((self.products.scratchpad,), _BYTE)]
-        return [*floats, *numbers, *rest]
+        return [*states, block, ((blocks, chunk), _FLOAT), *numbers, *rest]
 
     def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
         """One chunk of rows after the other."""
-        hidden, highs, *numbers, state, logits, scratch = carve(workspace, *self._pieces())
+        hidden, sums, narrow, highs, *numbers, state, logits, scratch = carve(workspace, *self._pieces())
         h, w, target, *bias = map(_read_only, inputs)
         loss, dh, dw, *dbias = outputs
         none = np.zeros(0, np.float32)
@@ -87,7 +95,7 @@ class Kernel:
         for chunk in self.chunks():
             count, some = len(chunk), slice(chunk.start, chunk.stop)
             rows = _Rows(hidden[:count], *(x[:count] for x in numbers))
-            runs.append(partial(np.copyto, rows.hidden, h[some]))
+            runs.append(copy(rows.hidden, h[some]))
             runs.append(
                 partial(_start, target[some], self.op.ignore_index, self.classes, rows.high, rows.total, rows.label)
             )
@@ -96,11 +104,15 @@ class Kernel:
                 of = slice(block.start, block.stop)
                 x = logits[block.start * count : block.stop * count].reshape(count, len(block))
                 parameters = (w[of], dw[of], bias[0][of] if bias else _read_only(none), dbias[0][of] if dbias else none)
-                blocks.append(_Block(x, block.start, highs[i, :count], *parameters))
-            calls = _Chunk(rows, state, dh[some], self.products, scratch, threads, adds=chunk.start > 0)
+                factors = narrow[: x.size].reshape(x.shape) if narrow.size else x
+                blocks.append(_Block(x, factors, block.start, highs[i, :count], *parameters))
+            into = sums[:count] if sums.size else dh[some]
+            calls = _Chunk(rows, state, into, self.products, scratch, threads, adds=chunk.start > 0)
             runs += [run for block in blocks for run in calls.forward(block)]
             runs.append(partial(_finish, rows.high, rows.picked, rows.total, rows.label, rows.factor, state))
             runs += [run for block in blocks for run in calls.backward(block)]
+            if sums.size:
+                runs.append(ranged(_round, count, GRAIN // self.depth, threads, into, bits(dh[some])))
         return one_after_another(*runs, partial(_end, state, loss.reshape(1)))
 
 
@@ -131,12 +143,14 @@ class _Block:
 
     Attributes:
         x: logits [rows, classes].
+        factors: their gradients, as they are multiplied: x itself, or where those of narrow operands go.
         start: the first class.
         high: what its exponentials were taken from, a number a row.
         w, dw, bias, dbias: of these classes; the latter two are empty where there is no bias.
     """
 
     x: np.ndarray
+    factors: np.ndarray
     start: int
     high: np.ndarray
     w: np.ndarray
@@ -150,7 +164,7 @@ class _Chunk:
     """The calls of a chunk.
 
     Attributes:
-        dh: gradient of its hidden states.
+        dh: gradient of its hidden states, in float32.
         adds: whether earlier chunks have begun the gradients of the weights.
     """
 
@@ -177,9 +191,9 @@ class _Chunk:
         """Gradients of the logits, and what they give for the rest."""
         rows, multiply = self.rows, self.products.bind
         numbers = (rows.label, block.start, rows.high, rows.factor, block.high)
-        yield self.ranged(_gradients, block, *numbers, self.state)
-        yield multiply(block.x.T, rows.hidden, block.dw, self.scratch, add=self.adds)
-        yield multiply(block.x, block.w, self.dh, self.scratch, add=block.start > 0)
+        yield self.ranged(_gradients, block, bits(block.factors), *numbers, self.state)
+        yield multiply(block.factors.T, rows.hidden, block.dw, self.scratch, add=self.adds)
+        yield multiply(block.factors, block.w, self.dh, self.scratch, add=block.start > 0)
         if block.dbias.size:
             yield partial(_sum_rows, block.x, block.dbias, self.adds)
 
@@ -253,7 +267,7 @@ def _finish(
 
 @numba.njit(cache=True, nogil=True, fastmath=FLOAT, error_model="numpy")
 def _gradients(
-    start: int, stop: int, x: np.ndarray, label: np.ndarray, first: int,
+    start: int, stop: int, x: np.ndarray, factors: np.ndarray, label: np.ndarray, first: int,
     high: np.ndarray, factor: np.ndarray, block_high: np.ndarray, state: np.ndarray,
 ) -> None:  # fmt: skip
     """Turn exponentials into weight · (probability - 1 if it is the target's), flushed."""
@@ -266,6 +280,14 @@ def _gradients(
             row[k] = ZERO if p < FLUSH else p
         if first <= label[i] < first + n:
             row[label[i] - first] -= np.float32(state[0])
+        settled(factors[i], row)
+
+
+@numba.njit(cache=True, nogil=True)
+def _round(start: int, stop: int, sums: np.ndarray, target: np.ndarray) -> None:
+    """Rows of float32 as narrow ones."""
+    for i in range(start, stop):
+        written(sums[i], target[i])
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FLOAT)

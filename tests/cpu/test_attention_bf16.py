@@ -9,8 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from foreplan.cpu.linear_cross_entropy import CLASSES
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.packed_attention import PackedAttentionGrad
 from tests.cpu import test_attention
 from tests.cpu.check import expected, needs_onednn, run, type_of
@@ -72,6 +74,16 @@ def test_packed_queries_keys_and_values(positions: int) -> None:
     g = normal(*o.shape)
     check_narrow(op, x, o, lse, g, **ROUNDED)
     check_narrow(op, x, o, lse, g, over=(0, 0), **ROUNDED)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 4), (5, 7, 3, 2), (37, 16, CLASSES, 37), (33, 20, CLASSES + 1, 16)])
+def test_the_loss_over_a_large_vocabulary(sizes: tuple[int, int, int, int], biased: bool) -> None:
+    rows, depth, classes, chunk = sizes
+    bias = [widened(normal(classes))] * biased
+    h, w, target = normal(rows, depth), normal(classes, depth), RNG.integers(0, classes, rows)
+    check_narrow(LinearCrossEntropy(chunk, wide=True), h, w, target, *bias, **ROUNDED)
+    check_narrow(LinearCrossEntropy(chunk, wide=True), h, w, target, *bias, over=(1, 0), **ROUNDED)
 
 
 def test_what_is_not_a_number_shows() -> None:
