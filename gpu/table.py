@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from foreplan.gpu import map
+from foreplan.gpu import conv, map, matmul, reduce
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import LaunchKernel, Make, Refused, Windows
 from foreplan.graph import Op, Window
@@ -48,6 +48,11 @@ FAMILIES = {
     "map": Family(map.elementwise, map.layout),
     "masked_map": Family(map.masked, map.layout),
     "pack_bits": Family(map.pack),
+    "reduce": Family(reduce.reduce),
+    "matmul": Family(matmul.matmul),
+    "conv": Family(conv.conv, _images),
+    "conv_data_grad": Family(conv.data_gradient, _images),
+    "conv_weight_grad": Family(conv.weight_gradient),
 }
 
 

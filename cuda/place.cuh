@@ -1,0 +1,15 @@
+// Places in tensors, counted in C order. INDEX is a type that holds them.
+#pragma once
+#include "types.cuh"
+
+// Where the element of a place lies, the last of the axes running fastest.
+template <int RANK> __device__ inline i64 offset_of(INDEX place, const i64 (&extents)[RANK], const i64 (&strides)[RANK]) {
+    i64 offset = 0;
+#pragma unroll
+    for (int axis = RANK - 1; axis > 0; --axis) {
+        const INDEX extent = static_cast<INDEX>(extents[axis]), above = place / extent;
+        offset += static_cast<i64>(place - above * extent) * strides[axis];
+        place = above;
+    }
+    return offset + static_cast<i64>(place) * strides[0];
+}

@@ -1,0 +1,154 @@
+"""Reductions of tensors that lie in any way; long ones in parts, which are reduced once more."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from foreplan.gpu.device import Device
+from foreplan.gpu.expressions import literal, stored, wide
+from foreplan.gpu.launch import (
+    Address,
+    Launch,
+    LaunchKernel,
+    Refused,
+    Source,
+    Windows,
+    Word,
+    ceil_div,
+    input_at,
+    launch,
+    output_at,
+    workspace_at,
+)
+from foreplan.gpu.map import index_type
+from foreplan.graph import DType, Op
+from foreplan.ops.map import merged_axes
+from foreplan.ops.reduce import Reduce
+
+THREADS = 256
+WARP = 32
+RUN = 8  # terms that a thread adds up before they join its total
+MOST_PARTS = 512
+_COMBINE = {"sum": "add", "mean": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of what is reduced: extent, and bytes from one element to the next."""
+
+    extent: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is reduced.
+
+    Attributes:
+        source: where it begins.
+        dtype: of its elements.
+        kept: axes of the outputs, in C order.
+        reduced: axes of each output's terms.
+    """
+
+    source: Address
+    dtype: DType
+    kept: tuple[Axis, ...]
+    reduced: tuple[Axis, ...]
+
+    @property
+    def outputs(self) -> int:
+        """How many."""
+        return math.prod(axis.extent for axis in self.kept)
+
+    @property
+    def count(self) -> int:
+        """Terms of an output."""
+        return math.prod(axis.extent for axis in self.reduced)
+
+
+def reduce(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """One launch, or one for the parts and one for what they come to."""
+    assert isinstance(op, Reduce)
+    (x,), (y,) = inputs, outputs
+    dtype = x.type.dtype
+    axes = [i for i in range(len(x.shape)) if i not in op.axes], list(op.axes)
+    kept, reduced = (
+        tuple(Axis(n, steps[0]) for n, steps in merged_axes(x.shape, [x.strides], which)) for which in axes
+    )
+    terms = Terms(input_at(0), dtype, kept, reduced)
+    if not terms.outputs:
+        return LaunchKernel(())
+    if (op.how == "mean" and not dtype.is_float) or (not terms.count and op.how in ("max", "min")):
+        raise Refused(f"{op} of {x.type}")
+    parts = _parts(terms, device)
+    factor = 1 / terms.count if op.how == "mean" and terms.count else None
+    if parts == 1:
+        return LaunchKernel((reduction(op.how, terms, output_at(0), y.type.dtype, 1, factor),))
+    partial, item = dtype.wide, dtype.wide.itemsize
+    first = reduction(op.how, terms, workspace_at(), partial, parts, None)
+    again = Terms(workspace_at(), partial, (Axis(terms.outputs, item),), (Axis(parts, terms.outputs * item),))
+    second = reduction(op.how, again, output_at(0), y.type.dtype, 1, factor)
+    return LaunchKernel((first, second), parts * terms.outputs * item)
+
+
+def reduction(how: str, terms: Terms, target: Address, result: DType, parts: int, factor: float | None) -> Launch:
+    """The launch that reduces terms in so many parts.
+
+    Args:
+        target: of [parts, outputs].
+        factor: that results are multiplied by.
+    """
+    side_by_side, lanes = _lanes(terms)
+    defines = (
+        ("ELEMENT", stored(terms.dtype)),
+        ("RESULT", stored(result)),
+        ("COMBINE", f"scalar::{_COMBINE[how]}<{wide(terms.dtype)}>"),
+        ("NEUTRAL", _neutral(how, terms.dtype)),
+        ("LANES", lanes),
+        ("TERMS_SIDE_BY_SIDE", int(side_by_side)),
+        ("SCALED", int(factor is not None)),
+        ("KEPT", len(terms.kept)),
+        ("REDUCED", len(terms.reduced)),
+        ("INDEX", index_type(max(terms.outputs, terms.count))),
+    )
+    part = ceil_div(terms.count, parts)
+    words: list[Word] = [terms.source, target, terms.outputs, terms.count, part, factor or 1.0]
+    for axes in (terms.kept, terms.reduced):
+        words += [axis.extent for axis in axes] + [axis.stride for axis in axes]
+    grid = (ceil_div(terms.outputs, THREADS // lanes), parts, 1)
+    return launch(Source("reduce.cu", defines), "reduce", grid, THREADS, words)
+
+
+def _lanes(terms: Terms) -> tuple[bool, int]:
+    """Whether neighbouring threads take neighbouring terms, and how many threads there are for an output."""
+    if terms.reduced[-1].stride == terms.dtype.itemsize or terms.kept[-1].stride != terms.dtype.itemsize:
+        return True, power_of_2(ceil_div(terms.count, 2 * RUN), 1, THREADS)
+    outputs = power_of_2(terms.outputs, 1, WARP)
+    return False, THREADS // outputs
+
+
+def _parts(terms: Terms, device: Device) -> int:
+    """How many parts keep every multiprocessor at work, none of them short."""
+    _, lanes = _lanes(terms)
+    blocks = ceil_div(terms.outputs, THREADS // lanes)
+    wanted = min(ceil_div(4 * device.multiprocessors, blocks), terms.count // (4 * RUN * lanes), MOST_PARTS)
+    return max(1, wanted)
+
+
+def power_of_2(count: int, least: int, most: int) -> int:
+    """The least power of two that is not below a count, within bounds that are such powers."""
+    return min(most, max(least, 1 << max(0, count - 1).bit_length()))
+
+
+def _neutral(how: str, dtype: DType) -> str:
+    if how in ("sum", "mean", "prod"):
+        return f"static_cast<{wide(dtype)}>({int(how == 'prod')})"
+    lowest = how == "max"
+    if dtype.is_float:
+        return literal(-math.inf if lowest else math.inf, dtype)
+    bits = 8 * dtype.itemsize
+    if dtype.category == "int":
+        return literal(-(1 << bits - 1) if lowest else (1 << bits - 1) - 1, dtype)
+    return literal(0 if lowest else (1 if dtype.category == "bool" else (1 << bits) - 1), dtype)

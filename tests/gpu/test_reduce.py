@@ -1,0 +1,76 @@
+"""Reductions of tensors however they lie."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foreplan.gpu.launch import Refused
+from foreplan.gpu.reduce import reduce
+from foreplan.graph import TensorType, Window
+from foreplan.graph.layouts import channels_last
+from foreplan.graph.types import DTYPES
+from foreplan.ops.reduce import Reduce
+from tests.gpu.binder import needs_gcc
+from tests.gpu.check import DEVICE, check, made, run, type_of
+
+pytestmark = needs_gcc
+RNG = np.random.default_rng(0)
+
+
+def f32(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("how", ["sum", "mean", "prod", "max", "min"])
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)])
+def test_any_axes(how: str, axes: tuple[int, ...]) -> None:
+    for shape in ((5, 7, 33), (1, 129, 2), (3, 1, 1)):
+        check(Reduce(how, axes), f32(*shape), rtol=1e-5, atol=1e-6)
+    check(Reduce(how, axes, keepdims=True), f32(4, 3, 17), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["sum", "max"])
+def test_images_that_lie_with_their_channels_last(how: str) -> None:
+    x = f32(3, 37, 9, 5)
+    for axes in ((0, 2, 3), (1,), (2, 3)):
+        check(Reduce(how, axes), x, windows=[channels_last(type_of(x))], atol=1e-5)
+    turned = Window(type_of(x), channels_last(type_of(x)).strides[:1] + (4 * 37, 4, 4 * 37 * 9))
+    assert turned.shape == x.shape
+    repeated = Window(type_of(x), (0, 4, 0, 0))
+    check(Reduce(how, (0, 2, 3)), np.broadcast_to(f32(37, 1, 1), x.shape), windows=[repeated], atol=1e-4)
+
+
+def test_long_sums_are_taken_in_parts() -> None:
+    for x, axes in ((f32(300_000), (0,)), (f32(20_000, 5), (0,)), (f32(3, 60_000), (1,))):
+        kernel, _, _ = made(Reduce("mean", axes), [type_of(x)])
+        assert len(kernel.instructions) == 2 and kernel.workspace > 0
+        check(Reduce("sum", axes), x, rtol=1e-5, atol=1e-3)
+        (mean,) = run(Reduce("mean", axes), [x])
+        np.testing.assert_allclose(mean, x.astype(np.float64).mean(axes), atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("how", ["sum", "prod", "max", "min"])
+def test_elements_of_any_type(dtype: str, how: str) -> None:
+    x = (RNG.standard_normal((6, 50)) * 3).astype(DTYPES[dtype].numpy)
+    narrow = {"float16": 2e-3, "bfloat16": 1e-2}.get(dtype, 1e-5)
+    for axes in ((0,), (1,)):
+        check(Reduce(how, axes), x, rtol=narrow, atol=narrow)
+    if dtype in ("float16", "bfloat16"):
+        check(Reduce(how, (1,), wide=True), x, rtol=1e-5, atol=1e-5)
+
+
+def test_numbers_that_are_none_and_infinities() -> None:
+    x = f32(4, 70)
+    x[0, 3], x[1, 5], x[2, 7] = np.nan, np.inf, -np.inf
+    for how in ("sum", "mean", "max", "min"):
+        check(Reduce(how, (1,)), x)
+
+
+def test_nothing_to_reduce() -> None:
+    check(Reduce("sum", (1,)), f32(3, 0))
+    check(Reduce("sum", (0,)), f32(3, 0))
+    whole = Window.dense(TensorType(DTYPES["int32"], (3, 4)))
+    with pytest.raises(Refused, match="mean"):
+        reduce(Reduce("mean", (1,)), [whole], [Window.dense(TensorType(DTYPES["int32"], (3,)))], DEVICE)
