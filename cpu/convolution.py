@@ -148,7 +148,7 @@ def conv_data_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     some_g, some_dx = (x.viewed((together, *x.shape[1:]), x.strides) for x in (g, dx))
     made = primitives.convolution_data_gradient(some_g, weights, some_dx, _geometry(op))
     place = plan.weights(weights, made.descriptions[c.WEIGHTS], WEIGHTS)
-    cost = prices.direct(w, g)
+    cost = prices.direct(w, g, dx.type.nbytes if adds else 0)
     if not adds:
         plan.run(made, {c.DIFF_DST: INPUT, c.WEIGHTS: place, c.DIFF_SRC: OUTPUT})
         return plan.finish(nanoseconds=cost)
@@ -157,7 +157,7 @@ def conv_data_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
         source, target = ("in", 0, image * g.strides[0]), ("out", 0, image * dx.strides[0])
         plan.run(made, {c.DIFF_DST: source, c.WEIGHTS: place, c.DIFF_SRC: here})
         plan.run(add, {c.SRC: target, c.OTHER: here, c.DST: target})
-    return plan.finish(2, nanoseconds=cost + prices.moved(3 * dx.type.nbytes))
+    return plan.finish(2, nanoseconds=cost)
 
 
 def data_gradient_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> winograd.Convolution:
@@ -176,7 +176,7 @@ def data_gradient_by_products(op: Op, inputs: Windows, outputs: Windows) -> Stag
     seen = _seen_by_one_tap(op, w.shape[2:], w, dx, g)
     plan = Stages()
     cotangents, source = plan.positions(g, INPUT)
-    base, cost = 2 if adds else -1, prices.products(w, g)
+    base, cost = 2 if adds else -1, prices.products(w, g, dx.type.nbytes if adds else 0)
     if rows := rows_along(seen, 1):
         made = primitives.matmul(cotangents, _flat_weights(w), matrix(rows, dx.type.dtype), onto(adds))
         plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
@@ -188,7 +188,7 @@ def data_gradient_by_products(op: Op, inputs: Windows, outputs: Windows) -> Stag
     plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: here})
     spread = primitives.reorder(Description.of(whole), Description.of(seen), add=adds)
     plan.run(spread, {c.SRC: here, c.DST: OUTPUT})
-    return plan.finish(base, not adds, cost + prices.moved(2 * whole.type.nbytes))
+    return plan.finish(base, not adds, cost + whole.type.nbytes // prices.SECOND_PASS)
 
 
 def _data_gradient(inputs: Windows, outputs: Windows) -> tuple[Window, Window, Window, bool]:
@@ -237,7 +237,7 @@ def weight_gradient_by_products(op: Op, inputs: Windows, outputs: Windows) -> St
     (seen, source), (cotangents, at) = plan.positions(seen, INPUT), plan.positions(g, WEIGHTS)
     made = primitives.matmul(swapped(cotangents), seen, _flat_weights(dw), onto(adds))
     plan.run(made, {c.SRC: at, c.WEIGHTS: source, c.DST: OUTPUT})
-    return plan.finish(2 if adds else -1, nanoseconds=prices.products(dw, g))
+    return plan.finish(2 if adds else -1, nanoseconds=prices.products_weights(dw, g))
 
 
 def _weight_gradient(inputs: Windows, outputs: Windows) -> tuple[Window, Window, Window, bool]:

@@ -16,8 +16,8 @@ from foreplan.cpu.machine import Machine, least_seconds, measured, this_machine
 from foreplan.graph import Op, Window
 from foreplan.kept import keep, kept
 
-ENOUGH = 0.02  # seconds of runs after which no more are made,
-MOST = 10  # or so many
+ENOUGH = 0.05  # seconds of runs after which no more are made,
+LEAST, MOST = 3, 20  # but at least and at most so many
 LINE = 64  # bytes
 
 
@@ -39,7 +39,7 @@ class Prices:
         """What one run of a kernel takes."""
         lie = " ".join(f"{w.type}/{','.join(map(str, w.strides))}" for w in (*inputs, *outputs))
         key = f"{op} {name} threads={threads} {lie}"
-        return self._of(key, lambda: [round(_seconds(op, kernel, inputs, outputs) * 1e9)])[0]
+        return self._of(key, lambda: [round(_seconds(op, kernel, inputs, outputs, threads) * 1e9)])[0]
 
     def machine_rates(self, threads: int) -> tuple[int, int]:
         """Operations and bytes a second of so many threads."""
@@ -60,7 +60,7 @@ def prices() -> Prices:
     return Prices(this_machine())
 
 
-def _seconds(op: Op, kernel: Kernel, inputs: Windows, outputs: Windows) -> float:
+def _seconds(op: Op, kernel: Kernel, inputs: Windows, outputs: Windows, threads: int) -> float:
     """The least time of some runs on made-up numbers, results written over what they may take."""
     rng = np.random.default_rng(0)
     types = [window.type for window in inputs]
@@ -71,10 +71,11 @@ def _seconds(op: Op, kernel: Kernel, inputs: Windows, outputs: Windows) -> float
         if inputs[index] == outputs[output] and not {("out", output), ("in", index)} & taken:
             results[output] = given[index]
             taken |= {("out", output), ("in", index)}
-    run = kernel.bind(given, results, _aligned(kernel.workspace))
+    scratch = _aligned(kernel.workspace)  # calls hold addresses alone
+    run = kernel.bind(given, results, scratch)
     with np.errstate(all="ignore"):
-        first = least_seconds(run, 1)
-        return least_seconds(run, max(1, min(MOST, int(ENOUGH / max(first, 1e-9)))))
+        first = least_seconds(run, threads, 1)
+        return min(first, least_seconds(run, threads, max(LEAST, min(MOST, int(ENOUGH / max(first, 1e-9))))))
 
 
 def _array(window: Window, valid: Sequence[int] | None, rng: np.random.Generator | None) -> np.ndarray:

@@ -72,7 +72,7 @@ COTANGENTS, TAPS_AGAIN = Transform(A, IMAGES, SLICES), Transform(_turned(G), SLI
 
 # Measured on one core with AVX-512: operations a nanosecond of products of such matrices; bytes a nanosecond of
 # transforms, and of weights on their way through memory.
-PRODUCTS, TRANSFORMS, MEMORY = 160, 40, 8
+PRODUCTS, TRANSFORMS, MEMORY = 170, 40, 16
 BLOCK = 3 * 2**19  # bytes of a block of tiles in all places, on both sides of the product
 LEAST, MOST = 48, 512  # tiles of a block
 

@@ -161,6 +161,7 @@ def compile(
     checkpoint: Iterable[str] = (),
     accumulate: int = 1,
     offload: bool = False,
+    tune: bool = False,
 ) -> Compiled:
     """Compile a model and plan every byte of one step. Nothing is allocated.
 
@@ -185,6 +186,8 @@ def compile(
         offload: whether activations may be copied to host memory and back, where that takes less time than to compute
             them again, as the target's bus has it. Copies count as recomputation does, but for `remat="off"`, with
             which a budget is met by copies alone.
+        tune: price the target's kernels by measuring each once on this machine instead of predicting them: seconds the
+            first time, and kept on disk. Plans then depend on what was measured.
 
     Raises:
         DoesNotFitError: the budget cannot be met; says the least that can.
@@ -207,9 +210,10 @@ def compile(
         entries = _names(checkpoint, "checkpoint")
         if offload and entries:
             raise UsageError(_CHOOSES.format("offload"))
-        program = lower(step, target, offload=offload)
+        program = lower(step, target, offload=offload, tune=tune)
         planned = plan(program, budget=budget, remat=remat, checkpoint=entries)
-        update = None if last is None else _plan_update(lower(last, target, offload=offload), planned, accumulate)
+        after = None if last is None else lower(last, target, offload=offload, tune=tune)
+        update = None if after is None else _plan_update(after, planned, accumulate)
         return Compiled(program, planned, step, time.perf_counter() - started, update)
 
 

@@ -37,6 +37,7 @@ DECIDED = (
     "checkpoint",
     "accumulate",
     "offload",
+    "tune",
 )
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -63,6 +64,7 @@ class Settings:
         checkpoint: segments of the model to recompute.
         accumulate: how many micro-batches, each of the batch, a step adds the gradients of.
         offload: whether activations may be copied to host memory and back.
+        tune: whether kernels are measured on this machine.
     """
 
     batch: int | None = None
@@ -79,6 +81,7 @@ class Settings:
     checkpoint: tuple[str, ...] = ()
     accumulate: int = 1
     offload: bool = False
+    tune: bool = False
 
 
 def with_threads(target: str, threads: int | None) -> tuple[str, int | None]:
@@ -178,6 +181,11 @@ def model_options(function: _Function) -> _Function:
                 is_flag=True,
                 help="Copy activations to host memory and back where that takes less time than to recompute them.",
             ),
+            click.option(
+                "--tune",
+                is_flag=True,
+                help="Choose kernels by measuring each once on this machine, and keep what was measured.",
+            ),
             click.option("--output", "outputs", multiple=True, help="Return this output of the model as well."),
         )
     ):
@@ -202,6 +210,7 @@ def settings_from(options: dict[str, Any]) -> Settings:
         checkpoint=tuple(options.pop("checkpoint")),
         accumulate=options.pop("accumulate"),
         offload=options.pop("offload"),
+        tune=options.pop("tune"),
     )
 
 
@@ -237,6 +246,7 @@ def compile_model(model: str, settings: Settings) -> Compiled:
             checkpoint=settings.checkpoint,
             accumulate=settings.accumulate,
             offload=settings.offload,
+            tune=settings.tune,
         )
 
 

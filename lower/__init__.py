@@ -28,8 +28,10 @@ __all__ = [
 class _Stage(ModuleType):
     """A package that is called like its one function."""
 
-    def __call__(self, graph: Graph, target: str | Target = "numpy", *, offload: bool = False) -> Program:
-        return lower(graph, target, offload=offload)
+    def __call__(
+        self, graph: Graph, target: str | Target = "numpy", *, offload: bool = False, tune: bool = False
+    ) -> Program:
+        return lower(graph, target, offload=offload, tune=tune)
 
 
 sys.modules[__name__].__class__ = _Stage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 
 from foreplan.errors import UsageError
 from foreplan.graph import Op, Window
@@ -28,13 +29,21 @@ class CpuTarget:
             raise UsageError(f"threads must be at least 1, and is {threads}")
         self.threads, self.tune = threads or len(os.sched_getaffinity(0)), tune
         self.name = f"cpu:threads={self.threads}"
-        # What one core with AVX-512 was measured to do, a large product and a stream copy; threads share the memory.
+
+    @cached_property
+    def profile(self) -> DeviceProfile:
+        """What the machine does: as one with AVX-512 was measured, or this one itself."""
+        from foreplan.cpu.machine import this_machine
+
+        # A large product and a stream copy; threads share the memory.
         flops, stream = 220_000_000_000 * self.threads, 12_000_000_000 * min(self.threads, 4)
-        if tune:
+        if self.tune:
             from foreplan.cpu.tune import prices
 
             flops, stream = prices().machine_rates(self.threads)
-        self.profile = DeviceProfile(self.name, flops, stream, bus_bytes_per_second=stream // 2)
+        machine = this_machine()
+        needs = (("instruction set", machine.instruction_set), ("oneDNN", machine.onednn))
+        return DeviceProfile(self.name, flops, stream, stream // 2, needs)
 
     def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
         """Where there is a kernel."""

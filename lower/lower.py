@@ -138,6 +138,7 @@ class _Lowering:
             regions=REGIONS,
             calls=tuple(self.calls),
             target=self.target.name,
+            profile=self.target.profile,
             model=graph.name,
             inputs=tuple(inputs),
             stored=tuple(stored),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from foreplan.graph import Initializer, Op, TensorType, Window
 from foreplan.graph.ir import Kind
+from foreplan.lower.target import DeviceProfile
 from foreplan.planner.problem import Problem, Region
 
 # The regions that every program has. The first holds what programs of one model share, at the same offsets in each;
@@ -89,6 +90,7 @@ class Program(Problem):
     Attributes:
         calls: one an action.
         target: name of the target that it was lowered for.
+        profile: of the device that predicted times are for.
         model: name of the graph.
         inputs: what the user gives each step.
         stored: parameters and buffers (in region PARAMETERS), state and constants (in region STATE).
@@ -100,6 +102,7 @@ class Program(Problem):
 
     calls: tuple[Call, ...] = ()
     target: str = "numpy"
+    profile: DeviceProfile | None = None
     model: str = ""
     inputs: tuple[Slot, ...] = ()
     stored: tuple[Slot, ...] = ()

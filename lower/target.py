@@ -19,12 +19,14 @@ class DeviceProfile:
         flops_per_second: of dense float32 contractions.
         bytes_per_second: of streaming reads and writes together.
         bus_bytes_per_second: copied between the device and host memory, in either direction.
+        needs: what plans for it depend on, by name: they run where it is the same, such as a library's version.
     """
 
     name: str
     flops_per_second: int
     bytes_per_second: int
     bus_bytes_per_second: int
+    needs: tuple[tuple[str, str], ...] = ()
 
     def nanoseconds(self, cost: Cost) -> int:
         """The roofline (Williams, Waterman and Patterson 2009): whichever takes longer, arithmetic or memory."""
@@ -60,8 +62,11 @@ class Target(Protocol):
     """A kind of engine, as far as lowering needs to know it; holds no device."""
 
     name: str
-    profile: DeviceProfile
     alignment: int  # of every value and workspace, in bytes
+
+    @property
+    def profile(self) -> DeviceProfile:
+        """What the device does."""
 
     def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
         """Whether an op that does what several do should take their place."""

@@ -25,6 +25,7 @@ def slots_of(program: Program) -> Iterator[tuple[str, Slot]]:
 def check_calls(program: Program) -> None:
     """What an action reads, writes and needs must be what its call really does: the verifier trusts the problem."""
     target = target_named(program.target)
+    _check_device(program, target)
     if program.regions not in (REGIONS, WITH_HOST):
         raise PlanError(f"its regions are {[region.name for region in program.regions]}, which no program has")
     for role, slot in slots_of(program):
@@ -54,6 +55,14 @@ def check_calls(program: Program) -> None:
         _check_reads(target, call)
         _check_overwrites(action, call, kernel.overwrites, where)
         _check_parts(action, call, kernel.parts, where)
+
+
+def _check_device(program: Program, target: Target) -> None:
+    """What the plan depends on must be as it was where it was made."""
+    here = dict(target.profile.needs)
+    for name, wanted in program.profile.needs if program.profile is not None else ():
+        if here.get(name) != wanted:
+            raise PlanError(f"it was made for {name} {wanted}, and this machine has {here.get(name, 'none')}")
 
 
 def _check_window(program: Program, operand: Operand, where: str) -> None:

@@ -20,7 +20,7 @@ from foreplan.graph import Array, Initializer, Kind, Stored, TensorType
 from foreplan.graph.op import parse_op
 from foreplan.graph.text import parse_init
 from foreplan.graph.types import tensor_type
-from foreplan.lower import Call, Operand, Program, Slot
+from foreplan.lower import Call, DeviceProfile, Operand, Program, Slot
 from foreplan.planner import (
     Action,
     Category,
@@ -38,7 +38,7 @@ from foreplan.planner import (
 from foreplan.runtime.plancheck import check_calls, slots_of
 from foreplan.runtime.update import Update
 
-FORMAT = "foreplan.plan.1"
+FORMAT = "foreplan.plan.2"
 Record = TypeVar("Record")
 
 
@@ -75,6 +75,7 @@ def _half(program: Program, plan: Plan, folder: str) -> Iterator[str]:
     header = {
         "model": program.model,
         "target": program.target,
+        "device": None if program.profile is None else dataclasses.asdict(program.profile),
         "foreplan": __version__,
         "problem": plan.problem_digest,
         "budget": plan.budget,
@@ -219,6 +220,7 @@ def _program(data: Mapping[str, Any], folder: str) -> Program:
         regions=_each(data["regions"], lambda r: Region(_text(r[0]), bool(r[1]))),
         calls=_each(data["actions"], _call),
         target=_text(header["target"]),
+        profile=_profile(header["device"]),
         model=_text(header["model"]),
         inputs=tuple(slots["input"]),
         stored=tuple(slots["stored"]),
@@ -226,6 +228,18 @@ def _program(data: Mapping[str, Any], folder: str) -> Program:
         loss=slots["loss"][0] if slots["loss"] else None,
         gradients=tuple(slots["gradient"]),
         notes=_each(header["notes"], _text),
+    )
+
+
+def _profile(record: Mapping[str, Any] | None) -> DeviceProfile | None:
+    if record is None:
+        return None
+    return DeviceProfile(
+        name=_text(record["name"]),
+        flops_per_second=_int(record["flops_per_second"]),
+        bytes_per_second=_int(record["bytes_per_second"]),
+        bus_bytes_per_second=_int(record["bus_bytes_per_second"]),
+        needs=_each(record["needs"], lambda pair: (_text(pair[0]), _text(pair[1]))),
     )
 
 

@@ -90,7 +90,7 @@ def test_edited_and_truncated_files_are_refused(tmp_path: Path, text: str) -> No
     for keep in (0, 1, 100, len(text) // 2, len(text) - 3):
         refused(tmp_path, text[:keep], "truncated or edited|not a plan")
     refused(tmp_path, "{}", "not a plan of the format")
-    refused(tmp_path, text.replace("foreplan.plan.1", "foreplan.plan.9"), "not a plan of the format")
+    refused(tmp_path, text.replace("foreplan.plan.2", "foreplan.plan.9"), "not a plan of the format")
     with pytest.raises(fp.PlanError, match="cannot be read"):
         fp.load_plan(tmp_path / "missing.plan")
 
@@ -125,6 +125,10 @@ HARMFUL = {
     "an offset moved": (change("steps", lambda s: s[3][2].__setitem__(0, s[3][2][0] + 64)), "."),
     "two steps swapped": (change("steps", lambda s: s.insert(2, s.pop(6))), "."),
     "a step dropped": (change("steps", lambda s: s.pop(4)), "."),
+    "made for another machine": (
+        change("header", lambda h: h["device"]["needs"].append(["instruction set", "AVX-9000"])),
+        "made for instruction set AVX-9000, and this machine has none",
+    ),
     "an unknown kernel": (change("actions", lambda a: a[0].update(kernel="fast")), "no kernel"),
     "a smaller arena": (change("header", lambda h: h["heights"].__setitem__(2, 64)), "."),
     "a value smaller than it is": (change("values", lambda v: v[-1].__setitem__(1, 1)), "."),
@@ -147,7 +151,7 @@ def test_resealed_changes_are_refused(tmp_path: Path, text: str, name: str) -> N
     edit, match = HARMFUL[name]
     data = json.loads(text)
     edit(data)
-    lines = ['{"format": "foreplan.plan.1",', '"sha256": "",']
+    lines = ['{"format": "foreplan.plan.2",', '"sha256": "",']
     lines.append(",\n".join(f'"{key}": {json.dumps(data[key])}' for key in data if key not in ("format", "sha256")))
     refused(tmp_path, reseal("\n".join(lines) + "\n}\n"), match)
 

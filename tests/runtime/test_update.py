@@ -101,7 +101,7 @@ def test_halves_that_do_not_fit_each_other_are_refused(tmp_path: Path, halves: f
     halves.save(tmp_path / "step.plan")
     data = json.loads((tmp_path / "step.plan").read_text())
     edit(data)
-    lines = ['{"format": "foreplan.plan.1",', '"sha256": "",']
+    lines = ['{"format": "foreplan.plan.2",', '"sha256": "",']
     lines.append(",\n".join(f'"{key}": {json.dumps(data[key])}' for key in data if key not in ("format", "sha256")))
     refused(tmp_path, reseal("\n".join(lines) + "\n}\n"), match)
 
