@@ -1,0 +1,106 @@
+"""What lies outside the arena: assumed near what others measured, calibrated where a calibration applies."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from foreplan.errors import TargetError
+from foreplan.gpu.device import Device, device_named
+from foreplan.gpu.outside import PAGE, Part, calibrations, outside_arena, read_table
+
+H100 = device_named("h100")
+ENTRY = """
+[[calibrated]]
+card = "NVIDIA H100 80GB HBM3"
+versions = { driver = "580.105.08", cudnn = "9.19.0" }
+context_bytes = 500
+code_bytes = 10
+cudnn_bytes = 200
+cublaslt_bytes = 30
+graph_bytes_per_launch = 4
+"""
+
+
+def table(*entries: str):
+    assumed = "[assumed]\ncontext_bytes_per_thread = 2\ncode_bytes = 3\ncudnn_bytes = 5\ncublaslt_bytes = 7\n"
+    return read_table(assumed + "graph_bytes_per_launch = 11\n" + "".join(entries), "table.toml")
+
+
+def by_name(parts: tuple[Part, ...]) -> dict[str, int]:
+    return {part.name: part.nbytes for part in parts}
+
+
+def card(multiprocessors: int, threads: int) -> Device:
+    return dataclasses.replace(
+        H100, title="another", multiprocessors=multiprocessors, threads_per_multiprocessor=threads
+    )
+
+
+# Multiprocessors, threads of each, and MiB of a bare context as published; see calibration.toml.
+@pytest.mark.parametrize(
+    ("device", "published"),
+    [(card(82, 1536), 256), (card(34, 1536), 107), (card(142, 1536), 426), (card(188, 1536), 555)],
+    ids=["RTX 3090", "RTX 4060 Ti", "RTX 6000 Ada", "RTX PRO 6000"],
+)
+def test_an_assumed_context_is_near_what_was_published(device: Device, published: int) -> None:
+    context = by_name(outside_arena(device, 0, 0))["context"]
+    assert context / (published << 20) == pytest.approx(1, abs=0.05)
+
+
+def test_an_uncalibrated_card() -> None:
+    parts = outside_arena(H100, 3 * PAGE - 1, 1000, ["cudnn"])
+    assert [part.basis for part in parts] == ["exact", *["assumed"] * 4]
+    found = by_name(parts)
+    assert found["rest of the arena's last page"] == 1
+    assert found["captured graph"] == 10 << 20  # 1,000 of 10 KiB, in pages
+    assert found["cudnn"] == calibrations().assumed["cudnn_bytes"] and "cublaslt" not in found
+    assert by_name(outside_arena(H100, PAGE, 0)) == {
+        "rest of the arena's last page": 0,
+        "context": 528 << 20,
+        "code of kernels": calibrations().assumed["code_bytes"],
+        "captured graph": 0,
+    }
+
+
+def test_a_calibrated_card() -> None:
+    known = {"driver": "580.105.08"}
+    parts = outside_arena(H100, PAGE, 3, ["cublaslt", "cudnn"], known, table(ENTRY))
+    assert [part.basis for part in parts] == ["exact", *["calibrated"] * 5]
+    assert by_name(parts) == {
+        "rest of the arena's last page": 0,
+        "context": 500,
+        "code of kernels": 10,
+        "cudnn": 200,
+        "cublaslt": 30,
+        "captured graph": PAGE,
+    }
+    assert "driver 580.105.08, cudnn 9.19.0" in parts[1].source
+    # Another driver: the same figures, which nobody measured with it. Another card: assumed.
+    other = outside_arena(H100, PAGE, 3, (), {"driver": "570.1"}, table(ENTRY))
+    assert by_name(other)["context"] == 500 and other[1].basis == "assumed"
+    assert outside_arena(device_named("h200"), PAGE, 3, (), known, table(ENTRY))[1].basis == "assumed"
+
+
+def test_the_calibration_with_the_right_versions_is_taken() -> None:
+    newer = ENTRY.replace("580.105.08", "590.1").replace("500", "501")
+    for versions, expected in (({}, 501), ({"driver": "580.105.08"}, 500), ({"driver": "590.1"}, 501)):
+        (_, context, *_) = outside_arena(H100, 0, 0, (), versions, table(ENTRY, newer))
+        assert (context.nbytes, context.basis) == (expected, "calibrated")
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        (ENTRY.replace("context_bytes = 500", ""), "needs context_bytes"),
+        (ENTRY.replace("= 500", "= -1"), "needs context_bytes"),
+        (ENTRY.replace("card =", "cards ="), "needs a card"),
+        (ENTRY.replace('"9.19.0"', "9"), "no texts"),
+        (ENTRY.replace("[[calibrated]]", "[calibrated]"), r"needs entries \[\[calibrated"),
+        ("calibrated", "no table"),
+    ],
+)
+def test_a_broken_table_is_refused(entry: str, told: str) -> None:
+    with pytest.raises(TargetError, match=told):
+        table(entry)
