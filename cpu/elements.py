@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import llvmlite.ir as ir
 import numba
 import numpy as np
 from numba import float32, types
@@ -53,11 +54,19 @@ def check_float(*windows: Window) -> None:
             raise Refused(f"{window.type} where only float32 is taken")
 
 
+def _with_wide_vectors(b: ir.IRBuilder) -> Lanes:
+    """Instructions in a function that LLVM is to vectorise with 512 bits where there are such registers: on some
+    processors it prefers half of them, which makes conversions slow. llvmlite knows no attributes with values.
+    """
+    set.add(b.function.attributes, '"prefer-vector-width"="512"')
+    return Lanes(b)
+
+
 @intrinsic
 def _number(typing_context, x):  # type: ignore[no-untyped-def]
     """An element as float32."""
     if x == types.uint16:
-        return float32(x), lambda context, b, signature, args: loaded(Lanes(b), args[0], BFLOAT16)
+        return float32(x), lambda context, b, signature, args: loaded(_with_wide_vectors(b), args[0], BFLOAT16)
     return float32(float32), lambda context, b, signature, args: args[0]
 
 
@@ -68,7 +77,7 @@ def _as_in(typing_context, row, x):  # type: ignore[no-untyped-def]
         return float32(row, float32), lambda context, b, signature, args: args[1]
 
     def nearest(context, b, signature, args):  # type: ignore[no-untyped-def]
-        e = Lanes(b)
+        e = _with_wide_vectors(b)
         return stored(e, rounded(e, args[1], BFLOAT16), BFLOAT16)
 
     return types.uint16(row, float32), nearest
