@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
+from foreplan.cpu import planes
 from foreplan.cpu.elements import as_in, lines, number, room, settled
 from foreplan.cpu.kernel import Refused, Run, Windows
 from foreplan.cpu.rows import Rows, channel_rows, flat, flat_input, image_rows
@@ -308,9 +309,11 @@ def largest_gradient(op: Op, inputs: Windows, outputs: Windows) -> LargestGradie
     return LargestGradient(index, g, places, shape[0] * shape[2], _lines(outputs[0]))
 
 
-def mean(op: Op, inputs: Windows, outputs: Windows) -> Mean:
+def mean(op: Op, inputs: Windows, outputs: Windows) -> Mean | planes.PlaneMean:
     """The kernel of `AvgPool` and `AvgPoolGrad`."""
     assert isinstance(op, AvgPool | AvgPoolGrad)
+    if planes.is_plane(inputs[0].type):
+        return planes.mean(op, inputs, outputs)
     image, pooled = inputs[0].shape, outputs[0].shape
     if isinstance(op, AvgPoolGrad):
         image, pooled = pooled, image

@@ -19,6 +19,7 @@ from foreplan.cpu import (
     linear_cross_entropy,
     loss,
     norm,
+    planes,
     pool,
     random,
     reduce,
@@ -83,6 +84,15 @@ def _channel_reads(op: Op, index: int, window: Window) -> Window:
     return window if channel_rows(window) is not None else channels_last(window.type)
 
 
+def _means(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
+    return planes.layout(inputs, outputs) if planes.is_plane(inputs[0].type) else _images(op, inputs, outputs)
+
+
+def _mean_reads(op: Op, index: int, window: Window) -> Window:
+    """Images of one channel along either axis."""
+    return planes.reads(window) if planes.is_plane(window.type) else _channel_reads(op, index, window)
+
+
 def _depth_together(op: Op, index: int, window: Window) -> Window:
     """As the reference kernel takes it, the last axis without gaps."""
     window = _as_reference(op, index, window)
@@ -133,8 +143,8 @@ FAMILIES = {
     "unslice": Family({"copies": join.padded}, join.layout, join.reads),
     "max_pool": Family({"loops": pool.largest}, _images, _channel_reads, True),
     "max_pool_grad": Family({"loops": pool.largest_gradient}, _images, _channel_reads, True),
-    "avg_pool": Family({"loops": pool.mean}, _images, _channel_reads, True),
-    "avg_pool_grad": Family({"loops": pool.mean}, _images, _channel_reads, True),
+    "avg_pool": Family({"loops": pool.mean}, _means, _mean_reads, True),
+    "avg_pool_grad": Family({"loops": pool.mean}, _means, _mean_reads, True),
     "channel_moments": Family({"loops": norm.moments}, _images, _channel_reads, True),
     "batch_norm": Family({"loops": norm.normal}, _images, _channel_reads, True),
     "batch_norm_grad": Family({"loops": norm.gradient}, _images, _channel_reads, True),

@@ -23,6 +23,7 @@ pytestmark = needs_onednn()
 IMAGES, ROWS = (4, 70, 40, 40), (3000, 150)
 WINDOWS = ((3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1))
 POOLED = (4, 70, 20, 20)
+OVER_CHANNELS, PLANES = ((5, 1), (1, 1), ((2, 2), (0, 0)), (1, 1)), (4, 1, 70, 1600)
 
 
 def numbers(*shape: int) -> np.ndarray:
@@ -41,6 +42,8 @@ CASES: list[tuple[Op, list[np.ndarray]]] = [
     (MaxPoolGrad(*WINDOWS, shape=IMAGES), [whole(9, *POOLED, dtype=np.uint8), numbers(*POOLED)]),
     (AvgPool(*WINDOWS), [numbers(*IMAGES)]),
     (AvgPoolGrad(*WINDOWS, shape=IMAGES), [numbers(*POOLED)]),
+    (AvgPool(*OVER_CHANNELS), [numbers(*PLANES)]),
+    (AvgPoolGrad(*OVER_CHANNELS, shape=PLANES), [numbers(*PLANES)]),
     (LayerNorm(1, 1e-5), [numbers(*ROWS), numbers(150), numbers(150)]),
     (LayerNormGrad(1), [numbers(*ROWS), numbers(150), numbers(3000), numbers(3000), numbers(*ROWS)]),
     (Softmax(1), [numbers(*ROWS)]),
