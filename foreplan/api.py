@@ -12,6 +12,7 @@ from foreplan import passes
 from foreplan.collection import without_collection
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.graph import Graph
+from foreplan.graph.types import FLOAT32
 from foreplan.lower import Program, Target
 from foreplan.lower import lower as lower
 from foreplan.lower.program import HOST
@@ -30,7 +31,11 @@ _CHOOSES = "checkpoint says what is recomputed, and {} lets the planner choose: 
 
 
 def differentiate(
-    graph: Graph, loss: Any = None, optimizer: Optimizer | None = None, outputs: Iterable[str] = ()
+    graph: Graph,
+    loss: Any = None,
+    optimizer: Optimizer | None = None,
+    outputs: Iterable[str] = (),
+    precision: str = "float32",
 ) -> Graph:
     """The whole training step of a model: forward, loss, backward and updates in one graph.
 
@@ -40,18 +45,25 @@ def differentiate(
             parameters with a `foreplan.spec` as default). None where the graph has a loss already.
         optimizer: one of `foreplan.optim`; None: the step returns gradients and updates no parameter.
         outputs: names of what a step returns beside the loss. An output that is returned must stay alive.
+        precision: see `compile`.
 
     Raises:
         ModelError: nothing can be differentiated; names the node.
-        UsageError: an output that does not exist.
+        UsageError: an output or a precision that does not exist.
     """
+    dtype = passes.narrow_type(precision)
     with without_collection():
         forward = _training_forward(graph, loss, optimizer, outputs)
-        return passes.simplified(passes.differentiate(forward, optimizer))
+        return passes.simplified(passes.differentiate(forward, optimizer, dtype))
 
 
 def micro_batches(
-    graph: Graph, loss: Any, optimizer: Optimizer | None, count: int, outputs: Iterable[str] = ()
+    graph: Graph,
+    loss: Any,
+    optimizer: Optimizer | None,
+    count: int,
+    outputs: Iterable[str] = (),
+    precision: str = "float32",
 ) -> tuple[Graph, Graph]:
     """A training step that accumulates the gradients of `count` micro-batches, as two graphs of the same stored values.
 
@@ -59,7 +71,7 @@ def micro_batches(
     runs once after them: updates with the mean gradients, which it then clears.
 
     Args:
-        graph, loss, optimizer, outputs: see `differentiate`; there must be an optimizer.
+        graph, loss, optimizer, outputs, precision: see `differentiate`; there must be an optimizer.
         count: of micro-batches, at least 2.
 
     Raises:
@@ -71,7 +83,8 @@ def micro_batches(
         raise UsageError(
             "gradients are accumulated for an update: pass a loss and an optimizer, or leave accumulate out"
         )
-    return passes.micro_batches(_training_forward(graph, loss, optimizer, outputs), optimizer, count)
+    dtype = passes.narrow_type(precision)
+    return passes.micro_batches(_training_forward(graph, loss, optimizer, outputs), optimizer, count, dtype)
 
 
 def _training_forward(graph: Graph, loss: Any, optimizer: Optimizer | None, outputs: Iterable[str]) -> Graph:
@@ -88,16 +101,19 @@ def _training_forward(graph: Graph, loss: Any, optimizer: Optimizer | None, outp
     return passes.simplified(passes.training_form(passes.select_outputs(graph, names)))
 
 
-def inference(graph: Graph, outputs: Iterable[str] | None = None) -> Graph:
+def inference(graph: Graph, outputs: Iterable[str] | None = None, precision: str = "float32") -> Graph:
     """The forward pass alone, simplified; convolutions add up what they give of concatenated channels.
 
     Args:
         graph: a model in inference form.
         outputs: names of what a step returns; all of the model's outputs by default.
+        precision: see `compile`.
     """
+    dtype = passes.narrow_type(precision)
     _check_graph(graph)
     chosen = graph if outputs is None else passes.select_outputs(graph, _names(outputs))
-    return passes.simplified(passes.split_concats(chosen))
+    forward = passes.simplified(passes.split_concats(chosen))
+    return forward if dtype == FLOAT32 else passes.simplified(passes.with_precision(forward, dtype))
 
 
 def plan(
@@ -161,6 +177,7 @@ def compile(
     checkpoint: Iterable[str] = (),
     accumulate: int = 1,
     offload: bool = False,
+    precision: str = "float32",
     tune: bool = False,
 ) -> Compiled:
     """Compile a model and plan every byte of one step. Nothing is allocated.
@@ -186,6 +203,9 @@ def compile(
         offload: whether activations may be copied to host memory and back, where that takes less time than to compute
             them again, as the target's bus has it. Copies count as recomputation does, but for `remat="off"`, with
             which a budget is met by copies alone.
+        precision: "float32", or "bf16": images, hidden states and their gradients are bfloat16, which takes half the
+            bytes, as is all that products and convolutions read; their sums are float32. Parameters, optimizer state,
+            statistics, losses, inputs and whatever a step returns are float32 as ever.
         tune: price the target's kernels by measuring each once on this machine instead of predicting them: seconds the
             first time, and kept on disk. Plans then depend on what was measured.
 
@@ -198,13 +218,13 @@ def compile(
     with without_collection():
         last = None
         if accumulate != 1:
-            step, last = micro_batches(graph, loss, optimizer, accumulate, outputs or ())
+            step, last = micro_batches(graph, loss, optimizer, accumulate, outputs or (), precision)
         elif loss is None and graph.loss is None:
             if optimizer is not None:
                 raise UsageError("an optimizer needs a loss to minimise: pass loss=, for example losses.cross_entropy")
-            step = inference(graph, outputs)
+            step = inference(graph, outputs, precision)
         else:
-            step = differentiate(graph, loss, optimizer, outputs or ())
+            step = differentiate(graph, loss, optimizer, outputs or (), precision)
         if offload and step.loss is None:
             raise UsageError("offload copies what the backward pass reads, and this is inference: give a loss")
         entries = _names(checkpoint, "checkpoint")

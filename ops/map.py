@@ -12,7 +12,7 @@ import numpy as np
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Types
-from foreplan.graph.types import FLOAT32, FLOAT64, Shape, broadcast_shapes
+from foreplan.graph.types import DTYPES, FLOAT32, FLOAT64, Shape, broadcast_shapes
 from foreplan.ops.expr import (
     FUNCTIONS,
     Arg,
@@ -308,6 +308,31 @@ def operand_dtypes(part: Call, types: Mapping[Expr, DType | None]) -> list[DType
 def _common_dtype(dtypes: Sequence[DType | None]) -> DType | None:
     known = [dtype for dtype in dtypes if dtype is not None]
     return reduce(promote, known) if known else None
+
+
+def rounded(exprs: Sequence[Expr], args: Sequence[DType], results: Sequence[DType]) -> tuple[Expr, ...]:
+    """Expressions that widen their narrow arguments first, and then convert to the types given last."""
+    leaves = [cast(Arg(i), dtype.wide) if dtype.is_narrow else Arg(i) for i, dtype in enumerate(args)]
+    wide = [substitute(expr, leaves) for expr in exprs]
+    types = infer_dtypes(args, *wide)
+    return tuple(
+        expr if types[expr] == result else cast(expr, result) for expr, result in zip(wide, results, strict=True)
+    )
+
+
+def without_rounding(expr: Expr, args: Sequence[DType]) -> Expr:
+    """The expression without its conversions to narrow types, and without those that then convert nothing."""
+    memo: dict[Expr, Expr] = {}
+    for part in subexpressions(expr):
+        memo[part] = part
+        if not isinstance(part, Call):
+            continue
+        parts = tuple(memo[arg] for arg in part.args)
+        memo[part] = Call(part.function, parts)
+        if part.function in DTYPES and DTYPES[part.function].is_float:
+            wide = DTYPES[part.function].wide
+            memo[part] = parts[0] if infer_dtypes(args, parts[0])[parts[0]] == wide else cast(parts[0], wide)
+    return memo[expr]
 
 
 def elementwise(

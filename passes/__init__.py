@@ -8,14 +8,17 @@ from foreplan.passes.micro_batches import micro_batches
 from foreplan.passes.narrow import narrow
 from foreplan.passes.pack_attention import pack_attention
 from foreplan.passes.pack_masks import pack_masks
+from foreplan.passes.precision import PRECISIONS, narrow_type, with_precision
 from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common, simplified
 from foreplan.passes.split_channels import split_channels
 from foreplan.passes.split_concats import split_concats
 from foreplan.passes.split_gradients import split_gradients
 from foreplan.passes.training import training_form
+from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 
 __all__ = [
+    "PRECISIONS",
     "accumulate",
     "chunk_losses",
     "differentiate",
@@ -24,6 +27,7 @@ __all__ = [
     "fuse_maps",
     "micro_batches",
     "narrow",
+    "narrow_type",
     "pack_attention",
     "pack_masks",
     "select_outputs",
@@ -33,4 +37,7 @@ __all__ = [
     "split_concats",
     "split_gradients",
     "training_form",
+    "wide_gradients",
+    "wide_maps",
+    "with_precision",
 ]

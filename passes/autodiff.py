@@ -9,11 +9,13 @@ from typing import Protocol
 import numpy as np
 
 from foreplan.errors import ModelError
-from foreplan.graph import Array, Builder, Graph, Kind, Node, Value
+from foreplan.graph import Array, Builder, DType, Graph, Kind, Node, Value
+from foreplan.graph.types import FLOAT32
 from foreplan.ops.join import Unslice, sum_of_unslices
 from foreplan.ops.map import elementwise
 from foreplan.passes.chunk_loss import chunk_losses
 from foreplan.passes.optimizer import Optimizer, Updater
+from foreplan.passes.precision import with_precision
 from foreplan.passes.split_channels import split_channels
 from foreplan.passes.split_concats import split_concats
 
@@ -28,18 +30,18 @@ class Consumer(Protocol):
         """The next content of every stored value that changes, after adding what had to wait for all gradients."""
 
 
-def differentiate(graph: Graph, optimizer: Optimizer | None = None) -> Graph:
+def differentiate(graph: Graph, optimizer: Optimizer | None = None, dtype: DType = FLOAT32) -> Graph:
     """The whole training step: forward, loss, backward, and an update a parameter.
 
     Requires, raises: as `backward`. Ensures: as `backward`; every PARAMETER that the loss depends on is updated, right
     behind its gradient; or, with no optimizer, has its gradient returned in `graph.gradients`. The learning rate is an
     input with a default.
     """
-    return backward(graph, None if optimizer is None else lambda b: Updater(b, optimizer))
+    return backward(graph, None if optimizer is None else lambda b: Updater(b, optimizer), dtype)
 
 
-def backward(graph: Graph, consume: Callable[[Builder], Consumer] | None = None) -> Graph:
-    """Forward, loss and backward in one graph.
+def backward(graph: Graph, consume: Callable[[Builder], Consumer] | None = None, dtype: DType = FLOAT32) -> Graph:
+    """Forward, loss and backward in one graph, computing in `dtype` what may be narrow (see `with_precision`).
 
     Requires: `graph.loss` is set; ops are in the form wanted (see `training_form`). Ensures: a loss over a large
     vocabulary is made in chunks (see `chunk_losses`), and so is a dominant activation between two convolutions (see
@@ -53,7 +55,7 @@ def backward(graph: Graph, consume: Callable[[Builder], Consumer] | None = None)
     """
     if graph.loss is None:
         raise ModelError(f"graph {graph.name!r} has no loss to differentiate; attach one first")
-    graph = split_channels(split_concats(chunk_losses(graph)))
+    graph = with_precision(split_channels(split_concats(chunk_losses(graph))), dtype)
     assert graph.loss is not None
     wanted = _depends_on_parameters(graph)
     if graph.loss not in wanted:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from foreplan.graph import Builder, Fill, Graph, Kind, Value
+from foreplan.graph import Builder, DType, Fill, Graph, Kind, Value
+from foreplan.graph.types import FLOAT32
 from foreplan.ops.map import elementwise, elementwise_many
 from foreplan.passes.autodiff import backward
 from foreplan.passes.optimizer import Optimizer, Updater, zero
 from foreplan.passes.simplify import simplified
 
 
-def micro_batches(graph: Graph, optimizer: Optimizer, count: int) -> tuple[Graph, Graph]:
-    """A training step over `count` micro-batches, as (body, update).
+def micro_batches(graph: Graph, optimizer: Optimizer, count: int, dtype: DType = FLOAT32) -> tuple[Graph, Graph]:
+    """A training step over `count` micro-batches, as (body, update), computing in `dtype` what may be narrow.
 
     The body runs for each micro-batch: forward, loss and backward. It adds each parameter's gradient to an ACCUMULATOR,
     in place, and moves running statistics and the random state on; its loss is the sum so far of losses / `count`, and
@@ -26,7 +27,7 @@ def micro_batches(graph: Graph, optimizer: Optimizer, count: int) -> tuple[Graph
         ModelError, UnsupportedError: as `backward`.
     """
     sums: dict[Value, Value] = {}
-    body = backward(graph, lambda b: _Accumulators(b, sums))
+    body = backward(graph, lambda b: _Accumulators(b, sums), dtype)
     body, total = _with_mean_loss(body, count)
     body = simplified(body)
     b = Builder(body.name)

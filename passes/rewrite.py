@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
-from foreplan.graph import Builder, Graph, Node, Value
+from foreplan.graph import Builder, Graph, Node, Op, Value
 
 Group = TypeVar("Group")
 Replace = Callable[[Builder, Node, tuple[Value, ...]], Sequence[Value] | None]
@@ -60,6 +60,18 @@ def rewrite(
         None if graph.loss is None else new(graph.loss),
         {name: new(value) for name, value in graph.gradients.items()},
     )
+
+
+def replaced(b: Builder, node: Node, op: Op, inputs: Sequence[Value]) -> list[Value]:
+    """A node's outputs by another op of other inputs, both under the node's own names; their types are inferred.
+
+    Raises:
+        ShapeError: the op cannot take these inputs.
+    """
+    types = op.infer([value.type for value in inputs])
+    outputs = [Value(old.name, type, old.kind) for old, type in zip(node.outputs, types, strict=True)]
+    b.append(Node(op, tuple(inputs), tuple(outputs), node.name, node.source), inferred=True)
+    return outputs
 
 
 def rewrite_groups(

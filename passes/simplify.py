@@ -16,6 +16,7 @@ from foreplan.passes.pack_attention import pack_attention
 from foreplan.passes.pack_masks import pack_masks
 from foreplan.passes.rewrite import rewrite
 from foreplan.passes.split_gradients import split_gradients
+from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 
 FOLD_BYTES = 1024  # a folded constant larger than this would cost more memory than recomputing it
 FUSED_PARTS = 48  # expressions with more parts than this spill their registers out of the cache
@@ -160,5 +161,5 @@ def _fuse(nodes: Sequence[Node], now: dict[Value, Value]) -> tuple[list[Expr], l
 
 def simplified(graph: Graph) -> Graph:
     """The passes that help whatever the graph is for, in the order in which each helps the next."""
-    graph = narrow(share_common(fold_constants(graph)))
-    return pack_masks(fuse_maps(accumulate(split_gradients(pack_attention(graph)))))
+    graph = wide_gradients(narrow(share_common(fold_constants(graph))))
+    return pack_masks(wide_maps(fuse_maps(accumulate(split_gradients(pack_attention(graph))))))

@@ -19,21 +19,30 @@ def derivative(expr: Expr, cotangent: Expr, output: Expr) -> Mapping[int, Expr]:
         expr: y = expr(a0, a1, …).
         cotangent: of y.
         output: stands for y itself where the root's derivative can be had from it, so that what y was computed
-            from need not be kept (ReLU from its output, exp, tanh, sigmoid, square root).
+            from need not be kept (ReLU from its output, exp, tanh, sigmoid, square root), if only rounded.
 
     Returns:
         Argument index → expression; an argument through which nothing flows is absent.
     """
     order = [part for part in subexpressions(expr) if isinstance(part, Call)]
+    roots = set(_roots(expr))
     flowing: dict[Expr, Expr] = {expr: cotangent}
     for part in reversed(order):
         incoming = flowing.pop(part, None)
         if incoming is None:
             continue
-        for arg, outgoing in _pull_back(part, incoming, output if part == expr else part):
+        for arg, outgoing in _pull_back(part, incoming, output if part in roots else part):
             flowing[arg] = flowing[arg] + outgoing if arg in flowing else outgoing
     flows = {part.index: flow for part, flow in flowing.items() if isinstance(part, Arg) and not is_literal(flow, 0)}
     return MappingProxyType(flows)
+
+
+def _roots(expr: Expr) -> Iterator[Expr]:
+    """The expression, and what it is a conversion of from one floating-point type to another."""
+    yield expr
+    while isinstance(expr, Call) and expr.function in DTYPES and DTYPES[expr.function].is_float:
+        expr = expr.args[0]
+        yield expr
 
 
 def _pull_back(part: Call, incoming: Expr, output: Expr) -> Iterator[tuple[Expr, Expr]]:

@@ -1,0 +1,125 @@
+"""Gradients of narrow types: sums that a conversion to float32 would follow are left wide, and maps round once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from foreplan.graph import Builder, Graph, Kind, Node, Value
+from foreplan.graph.types import BOOL
+from foreplan.ops.bits import MaskedMap
+from foreplan.ops.conv import ConvWeightGrad
+from foreplan.ops.expr import Arg, cast
+from foreplan.ops.join import Concat, Unslice
+from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
+from foreplan.ops.map import Map, rounded, without_rounding
+from foreplan.ops.matmul import MatMul
+from foreplan.ops.reduce import Reduce
+from foreplan.passes.rewrite import replaced, rewrite
+
+# Ops that can leave a narrow sum wide (the attribute `wide`), and which of their outputs it is.
+_SUMS = {ConvWeightGrad: 0, MatMul: 0, Reduce: 0, LinearCrossEntropy: 2}
+
+
+def wide_gradients(graph: Graph) -> Graph:
+    """Let gradients that are read in float32 alone be float32 from the sum on that makes them.
+
+    A contraction reads a parameter through a conversion, whose derivative converts the gradient back. The contraction's
+    sums are float32 inside in any case: here they stay so, and nothing is rounded or converted.
+
+    Requires: a whole training step. Ensures: the same results, but for roundings that are left out.
+
+    Raises:
+        ModelError: the result breaks a rule of `verify_graph`.
+    """
+    widened: set[Value] = set()
+    for node in graph.nodes:
+        if _is_widening(node):
+            found = _sources(graph, node.inputs[0])
+            widened |= set() if found is None else found
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        if _is_widening(node) and node.inputs[0] in widened:
+            return [inputs[0]]
+        if widened.isdisjoint(node.outputs):
+            return None
+        op = node.op
+        if isinstance(op, Map):
+            dtypes = [value.dtype for value in inputs]
+            (expr,) = rounded(op.parsed, dtypes, [node.outputs[0].dtype.wide])
+            op = Map((str(without_rounding(expr, dtypes)),))
+        elif type(op) in _SUMS:
+            op = dataclasses.replace(op, wide=True)  # type: ignore[call-arg]
+        return replaced(b, node, op, inputs)
+
+    return rewrite(graph, replace) if widened else graph
+
+
+def _is_widening(node: Node) -> bool:
+    """Whether a node converts a narrow gradient to its wide type, and nothing else."""
+    if not isinstance(node.op, Map) or node.outputs[0].kind is not Kind.GRADIENT:
+        return False
+    x = node.inputs[0].dtype
+    return x.is_narrow and node.op.parsed == (cast(Arg(0), x.wide),)
+
+
+def _sources(graph: Graph, value: Value) -> set[Value] | None:
+    """A narrow gradient, and what it is put together from, if all of it can be made wide at no cost; else None."""
+    node = graph.producer.get(value)
+    if node is None or value.kind is not Kind.GRADIENT or value in graph.returned:
+        return None
+    if any(not _reads_wide(graph, reader) for reader in graph.readers[value]):
+        return None
+    if type(node.op) in _SUMS:
+        return {value} if node.outputs.index(value) == _SUMS[type(node.op)] and _adds_to_none(node) else None
+    if isinstance(node.op, Map):
+        return {value} if len(node.outputs) == 1 else None
+    if not node.op.is_view and not isinstance(node.op, Concat | Unslice):
+        return None
+    parts = [_sources(graph, x) for x in node.inputs]
+    return None if None in parts else {value}.union(*(part for part in parts if part))
+
+
+def _reads_wide(graph: Graph, reader: Node) -> bool:
+    """Whether all that comes of what a node reads is converted to the wide type at once."""
+    if reader.op.is_view or isinstance(reader.op, Concat | Unslice):
+        (value,) = reader.outputs
+        readers = graph.readers[value]
+        return value not in graph.returned and bool(readers) and all(_reads_wide(graph, each) for each in readers)
+    return _is_widening(reader)
+
+
+def _adds_to_none(node: Node) -> bool:
+    return not node.op.accumulates or len(node.inputs) <= node.op.accumulates
+
+
+def wide_maps(graph: Graph) -> Graph:
+    """Let maps of narrow gradients compute in the wide type and round their results once.
+
+    Requires: a whole training step, its maps fused. Ensures: the same results, but for roundings that are left out.
+
+    Raises:
+        ModelError: the result breaks a rule of `verify_graph`.
+    """
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        op = node.op
+        if not isinstance(op, Map | MaskedMap) or node.outputs[0].kind is not Kind.GRADIENT:
+            return None
+        values = (*inputs, *node.outputs)
+        if not any(value.dtype.is_narrow for value in values):
+            return None
+        dtypes = [value.dtype for value in inputs]
+        if isinstance(op, MaskedMap):
+            dtypes[0] = BOOL
+        plain = (op if isinstance(op, Map) else op.map).parsed
+        wide = rounded(plain, dtypes, [value.dtype.wide for value in node.outputs])
+        bare = [without_rounding(expr, dtypes) for expr in wide]
+        exprs = [
+            expr if value.dtype == value.dtype.wide else cast(expr, value.dtype)
+            for expr, value in zip(bare, node.outputs)
+        ]
+        texts = tuple(map(str, exprs))
+        return None if texts == op.exprs else replaced(b, node, type(op)(texts), inputs)
+
+    return rewrite(graph, replace)
