@@ -3,10 +3,11 @@
 #include "types.cuh"
 
 // Where the element of a place lies, the last of the axes running fastest.
-template <int RANK> __device__ inline i64 offset_of(INDEX place, const i64 (&extents)[RANK], const i64 (&strides)[RANK]) {
+template <int AXES>
+__device__ inline i64 offset_of(INDEX place, const i64 (&extents)[AXES], const i64 (&strides)[AXES]) {
     i64 offset = 0;
 #pragma unroll
-    for (int axis = RANK - 1; axis > 0; --axis) {
+    for (int axis = AXES - 1; axis > 0; --axis) {
         const INDEX extent = static_cast<INDEX>(extents[axis]), above = place / extent;
         offset += static_cast<i64>(place - above * extent) * strides[axis];
         place = above;

@@ -54,7 +54,7 @@ template <class Operand, bool INNER> struct Loader {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) product(const Arguments arguments) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) product(const Arguments arguments) {
     __shared__ Number a_tile[DEPTH][TILE + 1], b_tile[DEPTH][TILE + 1];
     u32 block = blockIdx.x;
     const u32 tiles_across = static_cast<u32>(arguments.tiles_across), tiles_down = static_cast<u32>(arguments.tiles_down);

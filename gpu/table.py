@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from foreplan.gpu import conv, map, matmul, reduce
+from foreplan.gpu import conv, map, matmul, reduce, rows
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import LaunchKernel, Make, Refused, Windows
 from foreplan.graph import Op, Window
@@ -50,6 +50,12 @@ FAMILIES = {
     "pack_bits": Family(map.pack),
     "reduce": Family(reduce.reduce),
     "matmul": Family(matmul.matmul),
+    "softmax": Family(rows.softmax, rows.like_first),
+    "softmax_grad": Family(rows.softmax, rows.like_first),
+    "log_softmax": Family(rows.softmax, rows.like_first),
+    "log_softmax_grad": Family(rows.softmax, rows.like_first),
+    "cross_entropy": Family(rows.cross_entropy),
+    "cross_entropy_grad": Family(rows.cross_entropy_grad, rows.like_first),
     "conv": Family(conv.conv, _images),
     "conv_data_grad": Family(conv.data_gradient, _images),
     "conv_weight_grad": Family(conv.weight_gradient),

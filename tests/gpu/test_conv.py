@@ -55,8 +55,7 @@ def test_geometries(case: str, last: bool) -> None:
     conv, data, weight, x, w, g = ops(case)
 
     def lying(*arrays: np.ndarray) -> list[Window]:
-        images = [channels_last(type_of(a)) if last and a is not w else Window.dense(type_of(a)) for a in arrays]
-        return images
+        return [channels_last(type_of(a)) if last and a is not w else Window.dense(type_of(a)) for a in arrays]
 
     check(conv, x, w, windows=lying(x, w), atol=1e-4)
     check(data, g, w, windows=lying(g, w), atol=1e-4)

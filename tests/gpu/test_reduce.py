@@ -35,8 +35,6 @@ def test_images_that_lie_with_their_channels_last(how: str) -> None:
     x = f32(3, 37, 9, 5)
     for axes in ((0, 2, 3), (1,), (2, 3)):
         check(Reduce(how, axes), x, windows=[channels_last(type_of(x))], atol=1e-5)
-    turned = Window(type_of(x), channels_last(type_of(x)).strides[:1] + (4 * 37, 4, 4 * 37 * 9))
-    assert turned.shape == x.shape
     repeated = Window(type_of(x), (0, 4, 0, 0))
     check(Reduce(how, (0, 2, 3)), np.broadcast_to(f32(37, 1, 1), x.shape), windows=[repeated], atol=1e-4)
 

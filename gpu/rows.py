@@ -1,0 +1,152 @@
+"""What goes over tensors row by row: softmax, its logarithm and gradients, and cross-entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foreplan.gpu.device import Device
+from foreplan.gpu.expressions import stored
+from foreplan.gpu.launch import (
+    Address,
+    LaunchKernel,
+    Refused,
+    Source,
+    Windows,
+    Word,
+    ceil_div,
+    input_at,
+    launch,
+    output_at,
+)
+from foreplan.gpu.map import index_type
+from foreplan.gpu.reduce import Axis, power_of_2
+from foreplan.graph import Op, Window
+from foreplan.graph.layouts import lie_alike
+from foreplan.graph.op import Types
+from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
+from foreplan.ops.map import merged_axes
+from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad
+
+THREADS = 256
+WARP = 32
+EACH = 8  # elements of a row that are worth a thread
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A tensor as rows.
+
+    Attributes:
+        start: where it begins.
+        step: bytes from one element of a row to the next.
+        axes: that number the rows, in C order.
+    """
+
+    start: Address
+    step: int
+    axes: tuple[Axis, ...]
+
+    def words(self, rank: int) -> list[Word]:
+        """The members of `Rows` in cuda/rows.cuh, with so many axes."""
+        axes = (Axis(1, 0),) * (rank - len(self.axes)) + self.axes
+        return [self.start, self.step, *(axis.extent for axis in axes), *(axis.stride for axis in axes)]
+
+
+def rows_along(start: Address, x: Window, axis: int | None) -> Rows:
+    """A tensor as rows along an axis; None: as rows of one element each."""
+    others = [i for i in range(len(x.shape)) if i != axis]
+    axes = tuple(Axis(n, steps[0]) for n, steps in merged_axes(x.shape, [x.strides], others))
+    return Rows(start, 0 if axis is None else x.strides[axis], axes)
+
+
+def rank_of(rows: Sequence[Rows]) -> int:
+    """Axes that number the rows of all."""
+    return max(len(each.axes) for each in rows)
+
+
+def team(count: int) -> int:
+    """Threads for a row of so many elements: some of a warp, or a whole block."""
+    return power_of_2(ceil_div(count, EACH), 1, WARP) if count <= EACH * WARP else THREADS
+
+
+def row_defines(count: int, rows: int, rank: int) -> tuple[tuple[str, str | int], ...]:
+    """What cuda/rows.cuh is made for."""
+    return (("TEAM", team(count)), ("RANK", rank), ("INDEX", index_type(rows)))
+
+
+def row_blocks(count: int, rows: int) -> int:
+    """Blocks for so many rows of so many elements."""
+    return ceil_div(rows, THREADS // team(count))
+
+
+def softmax(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """Softmax, its logarithm, or a gradient of one."""
+    assert isinstance(op, Softmax | SoftmaxGrad | LogSoftmax | LogSoftmaxGrad)
+    (y,) = outputs
+    if not y.type.size:
+        return LaunchKernel(())
+    count = y.shape[op.axis]
+    operands = [rows_along(input_at(i), x, op.axis) for i, x in enumerate(inputs)]
+    operands = [operands[0], operands[-1], rows_along(output_at(0), y, op.axis)]
+    rows, rank = y.type.size // count, rank_of(operands)
+    defines = (
+        ("ELEMENT", stored(y.type.dtype)),
+        ("LOGARITHM", int(isinstance(op, LogSoftmax | LogSoftmaxGrad))),
+        ("GRADIENT", int(len(inputs) == 2)),
+        *row_defines(count, rows, rank),
+    )
+    words = [rows, count, *(word for each in operands for word in each.words(rank))]
+    overwrites = tuple((0, i) for i, x in enumerate(inputs) if lie_alike(x, y))
+    only = launch(Source("softmax.cu", defines), "softmax", row_blocks(count, rows), THREADS, words)
+    return LaunchKernel((only,), overwrites=overwrites)
+
+
+def like_first(op: Op, inputs: Windows, outputs: Types) -> list[Window]:
+    """Outputs of the first input's type lie as it does, where it has no gaps; all else in C order."""
+    x = inputs[0]
+    return [Window(x.type, x.strides) if y == x.type and x.is_compact else Window.dense(y) for y in outputs]
+
+
+def cross_entropy(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """Losses and logarithms of sums, an item each."""
+    assert isinstance(op, CrossEntropy)
+    logits, target = inputs
+    loss, log_sum = (rows_along(output_at(i), y, None) for i, y in enumerate(outputs))
+    operands = [rows_along(input_at(0), logits, op.axis), rows_along(input_at(1), target, None), loss, log_sum]
+    return _entropy(op, "cross_entropy", [*operands, loss], logits, target, outputs[0])
+
+
+def cross_entropy_grad(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """The gradient of the logits, from the logarithms of sums and cotangents of losses."""
+    assert isinstance(op, CrossEntropyGrad)
+    logits, target, log_sum, g = inputs
+    operands = [rows_along(input_at(0), logits, op.axis)]
+    operands += [rows_along(input_at(i), x, None) for i, x in ((1, target), (3, g), (2, log_sum))]
+    operands.append(rows_along(output_at(0), outputs[0], op.axis))
+    made = _entropy(op, "cross_entropy_grad", operands, logits, target, g)
+    return LaunchKernel(made.instructions, overwrites=((0, 0),) if lie_alike(logits, outputs[0]) else ())
+
+
+def _entropy(
+    op: CrossEntropy | CrossEntropyGrad,
+    entry: str,
+    operands: Sequence[Rows],
+    logits: Window,
+    target: Window,
+    item: Window,
+) -> LaunchKernel:
+    count = logits.shape[op.axis]
+    rows, rank = item.type.size, rank_of(operands)
+    if not rows:
+        return LaunchKernel(())
+    if not count:
+        raise Refused("items without classes")
+    defines = (
+        ("ELEMENT", stored(logits.type.dtype)),
+        ("TARGET", stored(target.type.dtype)),
+        ("STATISTIC", stored(item.type.dtype)),
+        *row_defines(count, rows, rank),
+    )
+    words = [rows, count, op.ignore_index, *(word for each in operands for word in each.words(rank))]
+    return LaunchKernel((launch(Source("cross_entropy.cu", defines), entry, row_blocks(count, rows), THREADS, words),))
