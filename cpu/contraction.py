@@ -6,7 +6,7 @@ import math
 from contextlib import nullcontext
 
 from foreplan.cpu import library as c
-from foreplan.cpu import primitives
+from foreplan.cpu import prices, primitives
 from foreplan.cpu.kernel import Windows
 from foreplan.cpu.primitives import Description, onto
 from foreplan.cpu.rows import merged
@@ -38,7 +38,7 @@ def matmul(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     with one_thread() if small else nullcontext():
         product = primitives.matmul(a, b, y, onto(base >= 0))
     plan.run(product, {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
-    return plan.finish(base)
+    return plan.finish(base, nanoseconds=prices.product(a, b, y))
 
 
 def _thrashes(b: Window) -> bool:

@@ -148,7 +148,8 @@ def conv_data_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     some_g, some_dx = (x.viewed((together, *x.shape[1:]), x.strides) for x in (g, dx))
     made = primitives.convolution_data_gradient(some_g, weights, some_dx, _geometry(op))
     place = plan.weights(weights, made.descriptions[c.WEIGHTS], WEIGHTS)
-    cost = prices.direct(w, g, dx.type.nbytes if adds else 0)
+    apart = set(w.shape[2:]) == {1} and set(op.strides) != {1}
+    cost = prices.direct(w, g, dx.type.nbytes if adds else 0, dx.type.nbytes if apart else 0)
     if not adds:
         plan.run(made, {c.DIFF_DST: INPUT, c.WEIGHTS: place, c.DIFF_SRC: OUTPUT})
         return plan.finish(nanoseconds=cost)
@@ -177,6 +178,8 @@ def data_gradient_by_products(op: Op, inputs: Windows, outputs: Windows) -> Stag
     plan = Stages()
     cotangents, source = plan.positions(g, INPUT)
     base, cost = 2 if adds else -1, prices.products(w, g, dx.type.nbytes if adds else 0)
+    if seen.shape != dx.shape and not adds:
+        cost += dx.type.nbytes // prices.SECOND_PASS
     if rows := rows_along(seen, 1):
         made = primitives.matmul(cotangents, _flat_weights(w), matrix(rows, dx.type.dtype), onto(adds))
         plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})

@@ -1,43 +1,69 @@
 """What ways to run a convolution are predicted to take, where several are there to choose from.
 
-Rates were measured on one core with AVX-512 and float32; `tune` measures instead.
+Rates were measured on one core with AVX-512 and AMX; `tune` measures instead.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from foreplan.cpu.threads import current_threads
 from foreplan.graph import Window
 
-# Operations a nanosecond: of oneDNN's convolutions and of products, and of their weights' gradients by both.
-DIRECT, PRODUCTS, DIRECT_WEIGHTS, PRODUCTS_WEIGHTS = 205, 195, 177, 175
 # Bytes a nanosecond: of weights taken to another layout and their gradients from there; of results that are added to
-# others, in a second pass and by a product itself.
-WEIGHTS, WEIGHTS_BACK, SECOND_PASS, ADDED = 4, 2, 12, 32
+# others, in a second pass and by a product itself; of a gradient that oneDNN spreads over positions that no tap saw.
+WEIGHTS, WEIGHTS_BACK, SECOND_PASS, ADDED, SPREAD = 4, 2, 12, 32, 5
 
 
-def direct(w: Window, y: Window, added: int = 0) -> int:
+@dataclass(frozen=True)
+class _Rates:
+    """Operations a nanosecond: of oneDNN's convolutions and of products, and of their weights' gradients by both."""
+
+    direct: int
+    products: int
+    direct_weights: int
+    products_weights: int
+
+
+_WIDE, _NARROW = _Rates(205, 195, 177, 175), _Rates(1450, 1200, 650, 780)
+
+
+def _rates(y: Window) -> _Rates:
+    return _NARROW if y.type.dtype.is_narrow else _WIDE
+
+
+def product(a: Window, b: Window, y: Window) -> int | None:
+    """A product of narrow matrices; None where the profile of the device says it, which is of float32."""
+    if not a.type.dtype.is_narrow:
+        return None
+    nbytes = sum(x.type.nbytes for x in (a, b, y))
+    return max(2 * y.type.size * a.shape[-1] // _NARROW.products, nbytes // SECOND_PASS) // current_threads()
+
+
+def direct(w: Window, y: Window, added: int = 0, spread: int = 0) -> int:
     """A convolution of oneDNN, or its data's gradient, with results y or their cotangents.
 
     Args:
         added: bytes that are added to others.
+        spread: bytes of a gradient, of which some are of positions that no tap saw.
     """
-    passes = w.type.nbytes // WEIGHTS + added // SECOND_PASS
-    return (_operations(w, y) // DIRECT + passes) // current_threads()
+    passes = w.type.nbytes // WEIGHTS + added // SECOND_PASS + spread // SPREAD
+    return (_operations(w, y) // _rates(y).direct + passes) // current_threads()
 
 
 def products(w: Window, y: Window, added: int = 0) -> int:
     """A convolution of one tap, or its data's gradient, as a product of matrices."""
-    return (_operations(w, y) // PRODUCTS + added // ADDED) // current_threads()
+    return (_operations(w, y) // _rates(y).products + added // ADDED) // current_threads()
 
 
 def direct_weights(w: Window, g: Window) -> int:
     """The gradient of weights by oneDNN."""
-    return (_operations(w, g) // DIRECT_WEIGHTS + w.type.nbytes // WEIGHTS_BACK) // current_threads()
+    return (_operations(w, g) // _rates(g).direct_weights + w.type.nbytes // WEIGHTS_BACK) // current_threads()
 
 
 def products_weights(w: Window, g: Window) -> int:
     """The gradient of weights of one tap as a product of matrices."""
-    return _operations(w, g) // PRODUCTS_WEIGHTS // current_threads()
+    return _operations(w, g) // _rates(g).products_weights // current_threads()
 
 
 def _operations(w: Window, y: Window) -> int:
