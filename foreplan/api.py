@@ -13,7 +13,7 @@ from foreplan.collection import without_collection
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.graph import Graph
 from foreplan.graph.types import FLOAT32
-from foreplan.lower import Program, Target
+from foreplan.lower import WORKSPACE, Program, Target
 from foreplan.lower import lower as lower
 from foreplan.lower.program import HOST
 from foreplan.passes.optimizer import Optimizer
@@ -179,6 +179,7 @@ def compile(
     offload: bool = False,
     precision: str = "float32",
     tune: bool = False,
+    workspace: int | str = WORKSPACE,
 ) -> Compiled:
     """Compile a model and plan every byte of one step. Nothing is allocated.
 
@@ -208,6 +209,8 @@ def compile(
             statistics, losses, inputs and whatever a step returns are float32 as ever.
         tune: price the target's kernels by measuring each once on this machine instead of predicting them: seconds the
             first time, and kept on disk. Plans then depend on what was measured.
+        workspace: the most scratch memory that one action may have where another kernel for it needs less: bytes, a text
+            such as "64MiB", or "unlimited". Kernels within it are chosen by time and by what room the peak leaves.
 
     Raises:
         DoesNotFitError: the budget cannot be met; says the least that can.
@@ -230,9 +233,9 @@ def compile(
         entries = _names(checkpoint, "checkpoint")
         if offload and entries:
             raise UsageError(_CHOOSES.format("offload"))
-        program = lower(step, target, offload=offload, tune=tune)
+        program = lower(step, target, offload=offload, tune=tune, workspace=workspace)
         planned = plan(program, budget=budget, remat=remat, checkpoint=entries)
-        after = None if last is None else lower(last, target, offload=offload, tune=tune)
+        after = None if last is None else lower(last, target, offload=offload, tune=tune, workspace=workspace)
         update = None if after is None else _plan_update(after, planned, accumulate)
         return Compiled(program, planned, step, time.perf_counter() - started, update)
 

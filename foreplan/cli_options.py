@@ -38,6 +38,7 @@ DECIDED = (
     "accumulate",
     "offload",
     "tune",
+    "workspace",
 )
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -65,6 +66,7 @@ class Settings:
         accumulate: how many micro-batches, each of the batch, a step adds the gradients of.
         offload: whether activations may be copied to host memory and back.
         tune: whether kernels are measured on this machine.
+        workspace: the most of it for one action.
     """
 
     batch: int | None = None
@@ -82,6 +84,7 @@ class Settings:
     accumulate: int = 1
     offload: bool = False
     tune: bool = False
+    workspace: str = "64MiB"
 
 
 def with_threads(target: str, threads: int | None) -> tuple[str, int | None]:
@@ -186,6 +189,13 @@ def model_options(function: _Function) -> _Function:
                 is_flag=True,
                 help="Choose kernels by measuring each once on this machine, and keep what was measured.",
             ),
+            click.option(
+                "--workspace",
+                metavar="SIZE",
+                default="64MiB",
+                show_default=True,
+                help="The most scratch memory of one action where a kernel with less exists, or unlimited.",
+            ),
             click.option("--output", "outputs", multiple=True, help="Return this output of the model as well."),
         )
     ):
@@ -211,6 +221,7 @@ def settings_from(options: dict[str, Any]) -> Settings:
         accumulate=options.pop("accumulate"),
         offload=options.pop("offload"),
         tune=options.pop("tune"),
+        workspace=options.pop("workspace"),
     )
 
 
@@ -247,6 +258,7 @@ def compile_model(model: str, settings: Settings) -> Compiled:
             accumulate=settings.accumulate,
             offload=settings.offload,
             tune=settings.tune,
+            workspace=settings.workspace,
         )
 
 

@@ -6,7 +6,7 @@ A session binds them to addresses; tests run the same ones on the CPU.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parents[1] / "cuda"
 ALIGNMENT = 256  # bytes; of every value and workspace
 
 Grid = tuple[int, int, int]
+Defines = tuple[tuple[str, str | int], ...]
 Windows = Sequence[Window]
 
 
@@ -34,7 +35,7 @@ class Source:
     """
 
     file: str
-    defines: tuple[tuple[str, str | int], ...] = ()
+    defines: Defines = ()
     generated: str = ""
 
     @property
@@ -120,7 +121,23 @@ class Clear:
     nbytes: int
 
 
-Instruction = Launch | Copy | Clear
+@dataclass(frozen=True)
+class Execute:
+    """A plan of cuDNN's run.
+
+    Attributes:
+        blob: the plan, serialised.
+        operands: its tensors' numbers, and where they lie.
+        workspace: where its own scratch memory lies, so many bytes of it.
+    """
+
+    blob: bytes = field(repr=False)
+    operands: tuple[tuple[int, Address], ...]
+    workspace: Address
+    nbytes: int
+
+
+Instruction = Launch | Copy | Clear | Execute
 
 
 @dataclass(frozen=True)
@@ -132,12 +149,14 @@ class LaunchKernel:
         workspace: bytes of scratch memory, exact.
         overwrites: pairs (output, input): that output may take exactly that input's bytes.
         parts: triples (output, input, byte): that input may lie within that output already, from that byte on.
+        nanoseconds: predicted, where there are several for an op; None: as the card's profile has the op's cost.
     """
 
     instructions: tuple[Instruction, ...]
     workspace: int = 0
     overwrites: tuple[tuple[int, int], ...] = ()
     parts: tuple[tuple[int, int, int], ...] = ()
+    nanoseconds: int | None = None
 
 
 class Make(Protocol):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from foreplan.gpu import conv, map, matmul, reduce, rows
+from foreplan.gpu import conv, map, matmul, norm, pool, reduce, rows
+from foreplan.gpu.cudnn_conv import cudnn_kernels, own_nanoseconds
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import LaunchKernel, Make, Refused, Windows
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.op import Types
 
+OWN = "launches"  # the name of our own kernels in plans
 Layout = Callable[[Op, Windows, Types], Sequence[Window]]
 Reads = Callable[[Op, int, Window], Window]
 
@@ -56,6 +58,12 @@ FAMILIES = {
     "log_softmax_grad": Family(rows.softmax, rows.like_first),
     "cross_entropy": Family(rows.cross_entropy),
     "cross_entropy_grad": Family(rows.cross_entropy_grad, rows.like_first),
+    "channel_moments": Family(norm.moments, norm.layout, norm.reads),
+    "batch_norm_grad": Family(norm.gradient, norm.layout, norm.reads),
+    "max_pool": Family(pool.pool, _images),
+    "max_pool_grad": Family(pool.pool, _images),
+    "avg_pool": Family(pool.pool, _images),
+    "avg_pool_grad": Family(pool.pool, _images),
     "conv": Family(conv.conv, _images),
     "conv_data_grad": Family(conv.data_gradient, _images),
     "conv_weight_grad": Family(conv.weight_gradient),
@@ -73,6 +81,29 @@ def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], devic
 def kernel_for(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel | None:
     """The kernel for an op on tensors that lie so; None where there is none."""
     return _make(op, tuple(inputs), tuple(outputs), device) if op.name in FAMILIES else None
+
+
+@lru_cache(maxsize=8192)
+def _ways(
+    op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], device: Device, tf32: bool, deterministic: bool
+) -> Mapping[str, LaunchKernel]:
+    own = kernel_for(op, inputs, outputs, device)
+    theirs = cudnn_kernels(op, inputs, outputs, device, tf32=tf32, deterministic=deterministic)
+    if theirs and own is not None:
+        own = replace(own, nanoseconds=own_nanoseconds(op, inputs, outputs, device))
+    return {**theirs, **({} if own is None else {OWN: own})}
+
+
+def kernels_for(
+    op: Op, inputs: Windows, outputs: Windows, device: Device, *, tf32: bool = False, deterministic: bool = True
+) -> Mapping[str, LaunchKernel]:
+    """The kernels for an op on tensors that lie so, by name: launches of ours, and cuDNN's where it is installed.
+
+    Args:
+        tf32: whether cuDNN may round float32 to TensorFloat-32 on its way into products.
+        deterministic: whether its results must be the same bits each time.
+    """
+    return _ways(op, tuple(inputs), tuple(outputs), device, tf32, deterministic)
 
 
 def family_of(op: Op) -> Family | None:

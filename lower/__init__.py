@@ -7,12 +7,13 @@ import sys
 from types import ModuleType
 
 from foreplan.graph import Graph
-from foreplan.lower.lower import TARGETS, lower, target_named
+from foreplan.lower.lower import TARGETS, WORKSPACE, lower, target_named
 from foreplan.lower.program import Call, Operand, Program, Slot
 from foreplan.lower.target import DeviceProfile, Kernel, Target
 
 __all__ = [
     "TARGETS",
+    "WORKSPACE",
     "Call",
     "DeviceProfile",
     "Kernel",
@@ -29,9 +30,15 @@ class _Stage(ModuleType):
     """A package that is called like its one function."""
 
     def __call__(
-        self, graph: Graph, target: str | Target = "numpy", *, offload: bool = False, tune: bool = False
+        self,
+        graph: Graph,
+        target: str | Target = "numpy",
+        *,
+        offload: bool = False,
+        tune: bool = False,
+        workspace: int | str = WORKSPACE,
     ) -> Program:
-        return lower(graph, target, offload=offload, tune=tune)
+        return lower(graph, target, offload=offload, tune=tune, workspace=workspace)
 
 
 sys.modules[__name__].__class__ = _Stage

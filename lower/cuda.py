@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from foreplan.errors import UsageError
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Types
-from foreplan.lower.target import DeviceProfile, Kernel
+from foreplan.lower.target import DeviceProfile, Kernel, predicted
 
 
 class CudaTarget:
@@ -15,25 +16,42 @@ class CudaTarget:
     Attributes:
         name: `cuda:` and the card's name: plans depend on it.
         device: its profile.
+        tf32: whether cuDNN may round float32 to TensorFloat-32 on its way into products.
+        deterministic: whether cuDNN's results must be the same bits each time.
     """
 
     alignment = 256
 
-    def __init__(self, device: str) -> None:
-        """The card of a name, as `foreplan.gpu.device.device_named` finds it.
+    def __init__(self, options: str) -> None:
+        """A card by name, as `device_named` finds it, or the one in this machine; and how to compute.
+
+        Args:
+            options: `h100`, `h100,tf32`, `h100,tf32,nondeterministic`; empty: the card in this machine.
 
         Raises:
-            UsageError: there is no such card.
+            UsageError: there is no such card, or no such choice.
         """
         from foreplan.gpu.device import device_named
 
-        self.device = device_named(device)
-        self.name = f"cuda:{device}"
+        name, *choices = options.split(",")
+        if unknown := sorted(set(choices) - {"tf32", "nondeterministic"}):
+            raise UsageError(
+                f"the target cuda has no choice {unknown[0]!r}; `cuda:h100,tf32,nondeterministic` has both"
+            )
+        if not name:
+            from foreplan.gpu.capture import captured
+
+            self.device = captured()
+        else:
+            self.device = device_named(name)
+        self.tf32, self.deterministic = "tf32" in choices, "nondeterministic" not in choices
+        self.name = f"cuda:{options}" if options else "cuda"
         self.profile = DeviceProfile(
             self.name,
             flops_per_second=self.device.flops_per_second,
             bytes_per_second=self.device.bytes_per_second,
             bus_bytes_per_second=self.device.bus_bytes_per_second,
+            needs=(("compute capability", self.device.capability),),
         )
 
     def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
@@ -56,12 +74,13 @@ class CudaTarget:
         return family.layout(op, inputs, outputs) if family else [Window.dense(type) for type in outputs]
 
     def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
-        """The kernel of the op's family, if it has one for such tensors."""
-        from foreplan.gpu.table import kernel_for
+        """Launches of ours, if the op's family has them for such tensors, and cuDNN's plans; the fastest first."""
+        from foreplan.gpu.table import kernels_for
 
-        made = kernel_for(op, inputs, outputs, self.device)
-        return () if made is None else (Kernel("launches", made.workspace, made.overwrites, made.parts),)
+        found = kernels_for(op, inputs, outputs, self.device, tf32=self.tf32, deterministic=self.deterministic)
+        made = [Kernel(name, k.workspace, k.overwrites, k.parts, k.nanoseconds) for name, k in found.items()]
+        return sorted(made, key=lambda kernel: kernel.nanoseconds or 0)
 
     def price(self, op: Op, kernel: Kernel, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
-        """By the profile."""
-        return self.profile.nanoseconds(op.cost([x.type for x in inputs], [y.type for y in outputs]))
+        """Predicted."""
+        return predicted(self.profile, op, kernel, inputs, outputs)

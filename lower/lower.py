@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from foreplan.errors import ShapeError, UnsupportedError, UsageError
@@ -17,8 +17,10 @@ from foreplan.passes.fuse_conv_maps import fuse_conv_maps
 from foreplan.passes.rewrite import rewrite
 from foreplan.passes.simplify import fuse_maps
 from foreplan.planner import problem as p
+from foreplan.units import parse_bytes
 
-TARGETS: dict[str, Callable[..., Target]] = {"numpy": NumpyTarget, "cpu": CpuTarget}
+TARGETS = ("numpy", "cpu", "cuda")
+WORKSPACE = "64MiB"  # of one action, at most, unless its op needs more or the user says so
 
 _CATEGORIES = {
     Kind.INPUT: p.Category.INPUTS,
@@ -33,7 +35,7 @@ _CATEGORIES = {
 
 
 def target_named(text: str, *, tune: bool = False) -> Target:
-    """The target of that name, perhaps with options: `numpy`, `cpu`, `cpu:threads=2`.
+    """The target of that name, perhaps with options: `numpy`, `cpu`, `cpu:threads=2`, `cuda:h100`.
 
     Args:
         tune: whether it measures its kernels on this machine.
@@ -46,15 +48,24 @@ def target_named(text: str, *, tune: bool = False) -> Target:
         raise UsageError(f"there is no target {name!r}; choose one of {', '.join(TARGETS)}")
     if tune and name != "cpu":
         raise UsageError(f"the target {name} has no kernels to choose from by measuring; only cpu has")
-    if not options:
-        return CpuTarget(tune=tune) if name == "cpu" else TARGETS[name]()
+    if name == "cuda":
+        from foreplan.lower.cuda import CudaTarget
+
+        return CudaTarget(options)
     key, _, value = options.partition("=")
-    if name != "cpu" or key != "threads" or not value.isascii() or not value.isdigit():
+    if options and (name != "cpu" or key != "threads" or not value.isascii() or not value.isdigit()):
         raise UsageError(f"the target {name} has no option {options!r}; `cpu:threads=2` is one")
-    return CpuTarget(int(value), tune=tune)
+    return NumpyTarget() if name == "numpy" else CpuTarget(int(value) if options else None, tune=tune)
 
 
-def lower(graph: Graph, target: str | Target = "numpy", *, offload: bool = False, tune: bool = False) -> Program:
+def lower(
+    graph: Graph,
+    target: str | Target = "numpy",
+    *,
+    offload: bool = False,
+    tune: bool = False,
+    workspace: int | str = WORKSPACE,
+) -> Program:
     """The planner's problem for a graph on a target, with what each action runs.
 
     Ops for which the target has no kernel are decomposed. Views become windows: no action, no bytes; where a kernel
@@ -64,14 +75,15 @@ def lower(graph: Graph, target: str | Target = "numpy", *, offload: bool = False
     Args:
         offload: with a region of host memory, and actions that copy activations there and back (see `with_host`).
         tune: price kernels by measuring each once on this machine, as a target given by name.
+        workspace: leave out kernels that need more bytes of it, such as "64MiB", where others need less; "unlimited".
 
     Raises:
-        UsageError: no such target.
+        UsageError: no such target, or a size that cannot be understood.
         UnsupportedError: the target has no kernel for an op, and the op no decomposition; names the node.
     """
     chosen = target_named(target, tune=tune) if isinstance(target, str) else target
     fused = fuse_conv_maps(_decompose(graph, chosen), chosen.fuses)
-    program = _Lowering(fused, chosen).run()
+    program = _Lowering(fused, chosen, None if workspace == "unlimited" else parse_bytes(workspace)).run()
     note = note_of(fallbacks(program), program.target)
     program = replace(program, notes=(*program.notes, note)) if note else program
     return with_host(program, chosen.profile) if offload else program
@@ -99,8 +111,8 @@ def _decompose(graph: Graph, target: Target) -> Graph:
 class _Lowering:
     """One lowering: the lists that grow, and where each graph value has gone."""
 
-    def __init__(self, graph: Graph, target: Target) -> None:
-        self.graph, self.target = graph, target
+    def __init__(self, graph: Graph, target: Target, workspace: int | None) -> None:
+        self.graph, self.target, self.workspace = graph, target, workspace
         self.values: list[p.Value] = []
         self.actions: list[p.Action] = []
         self.calls: list[Call] = []
@@ -216,11 +228,16 @@ class _Lowering:
             self.act(node.op, kernel, price, operands, writes, node.name, node.source)
 
     def candidates(self, op: Op, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> Sequence[tuple[Kernel, int]]:
-        """Kernels with their prices, the fastest first: those that no other beats in both time and workspace. The
-        fastest alone for what has an effect, since every such action runs.
+        """Kernels with their prices, the fastest first: those that no other beats in both time and workspace, and that
+        take no more of it than is allowed, or than any needs. The fastest alone for what has an effect, since every
+        such action runs.
         """
         reads, writes = [x.window for x in inputs], [y.window for y in outputs]
-        priced = [(self.target.price(op, k, reads, writes), k) for k in self.target.kernels(op, reads, writes)]
+        kernels = self.target.kernels(op, reads, writes)
+        if self.workspace is not None and len(kernels) > 1:
+            most = max(self.workspace, min(kernel.workspace for kernel in kernels))
+            kernels = [kernel for kernel in kernels if kernel.workspace <= most]
+        priced = [(self.target.price(op, kernel, reads, writes), kernel) for kernel in kernels]
         found: list[tuple[Kernel, int]] = []
         for price, kernel in sorted(priced, key=lambda pair: (pair[0], pair[1].workspace)):
             if all(kernel.workspace < other.workspace for other, _ in found):
