@@ -37,6 +37,7 @@ DECIDED = (
     "checkpoint",
     "accumulate",
     "offload",
+    "precision",
     "tune",
     "workspace",
 )
@@ -65,6 +66,7 @@ class Settings:
         checkpoint: segments of the model to recompute.
         accumulate: how many micro-batches, each of the batch, a step adds the gradients of.
         offload: whether activations may be copied to host memory and back.
+        precision: what is computed with, a key of `passes.PRECISIONS`.
         tune: whether kernels are measured on this machine.
         workspace: the most of it for one action.
     """
@@ -83,6 +85,7 @@ class Settings:
     checkpoint: tuple[str, ...] = ()
     accumulate: int = 1
     offload: bool = False
+    precision: str = "float32"
     tune: bool = False
     workspace: str = "64MiB"
 
@@ -196,6 +199,13 @@ def model_options(function: _Function) -> _Function:
                 show_default=True,
                 help="The most scratch memory of one action where a kernel with less exists, or unlimited.",
             ),
+            click.option(
+                "--precision",
+                default="float32",
+                show_default=True,
+                metavar="float32|bf16",
+                help="Compute in bfloat16; parameters, optimizer state and sums stay float32.",
+            ),
             click.option("--output", "outputs", multiple=True, help="Return this output of the model as well."),
         )
     ):
@@ -220,6 +230,7 @@ def settings_from(options: dict[str, Any]) -> Settings:
         checkpoint=tuple(options.pop("checkpoint")),
         accumulate=options.pop("accumulate"),
         offload=options.pop("offload"),
+        precision=options.pop("precision"),
         tune=options.pop("tune"),
         workspace=options.pop("workspace"),
     )
@@ -257,6 +268,7 @@ def compile_model(model: str, settings: Settings) -> Compiled:
             checkpoint=settings.checkpoint,
             accumulate=settings.accumulate,
             offload=settings.offload,
+            precision=settings.precision,
             tune=settings.tune,
             workspace=settings.workspace,
         )

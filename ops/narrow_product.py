@@ -8,8 +8,8 @@ import numpy as np
 
 from foreplan.ops.blocks import Piece, carve
 
-TILE = 512  # rows and columns of a tile of the product
-DEPTH = 1024  # terms that are added at once
+TILE = 256  # rows and columns of a tile of the product
+DEPTH = 512  # terms that are added at once
 
 WIDE = np.dtype(np.float32)
 

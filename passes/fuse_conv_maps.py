@@ -10,7 +10,7 @@ from foreplan.graph.op import Types
 from foreplan.ops.batch_norm import BatchNorm
 from foreplan.ops.conv import Conv
 from foreplan.ops.conv_map import ConvMap, steps_of
-from foreplan.ops.expr import Arg, Expr, substitute
+from foreplan.ops.expr import Arg, Call, Expr, subexpressions, substitute
 from foreplan.ops.map import Map
 from foreplan.passes.rewrite import rewrite_groups
 
@@ -44,9 +44,9 @@ class _Chain:
     def types(self) -> list[TensorType]:
         """Of what the op reads."""
         further = [node.inputs[index] for node, index in self.reads]
-        channels = self.conv.outputs[0].type.with_shape(self.conv.outputs[0].shape[1:2])
+        channels = self.conv.outputs[0].shape[1:2]
         spatial = [1] * (len(self.conv.outputs[0].shape) - 2)
-        vectors = [x.type.with_shape((*x.shape, *spatial)) if x.type == channels else x.type for x in further]
+        vectors = [x.type.with_shape((*x.shape, *spatial)) if x.shape == channels else x.type for x in further]
         return [value.type for value in self.conv.inputs] + vectors
 
 
@@ -54,7 +54,7 @@ def fuse_conv_maps(graph: Graph, accepts: Callable[[Op, Types, Types], bool]) ->
     """`conv_map` for a convolution whose result goes through additions, products and a ReLU and nowhere else.
 
     Requires: a graph that nobody differentiates any more. Ensures: the same results, but that a normalisation's factor
-    is made first.
+    is made first, and that a narrow result is rounded only once.
 
     Args:
         graph: what is fused in.
@@ -97,7 +97,7 @@ def _longer(graph: Graph, chain: _Chain) -> _Chain | None:
             return None
         reads = [(node, i) for i in others]
         along = {i: Arg(first + k) for k, i in enumerate(others)}
-        expr = substitute(node.op.parsed[0], [along.get(i, chain.expr) for i in range(len(node.inputs))])
+        expr = substitute(_wide(node), [along.get(i, chain.expr) for i in range(len(node.inputs))])
     else:
         return None
     whole = [n.inputs[i] for n, i in (*chain.reads, *reads) if isinstance(n.op, Map) and n.inputs[i].type == value.type]
@@ -106,10 +106,30 @@ def _longer(graph: Graph, chain: _Chain) -> _Chain | None:
     return _Chain(chain.conv, (*chain.nodes, node), expr, (*chain.reads, *reads))
 
 
+def _wide(node: Node) -> Expr:
+    """A map's expression as of wide arguments and a wide result: without what widens and rounds narrow ones."""
+    assert isinstance(node.op, Map)
+    (expr,), result = node.op.parsed, node.outputs[0].dtype
+    if not result.is_narrow:
+        return expr
+    plain: dict[Expr, Expr] = {}
+    for part in subexpressions(expr):
+        if isinstance(part, Call):
+            first = part.args[0]
+            widens = isinstance(first, Arg) and node.inputs[first.index].dtype.is_narrow
+            dropped = result.name if part is expr else result.wide.name if widens else ""
+            whole = Call(part.function, tuple(plain[x] for x in part.args))
+            plain[part] = plain[first] if part.function == dropped else whole
+        else:
+            plain[part] = part
+    return plain[expr]
+
+
 def _is_read_along(x: Value, result: Value) -> bool:
-    """Whether an input of a map is as the result, or one number a channel."""
+    """Whether an input of a map is as the result, or one number a channel, which may be wide beside narrow images."""
     vector = (result.shape[1], *(1 for _ in result.shape[2:]))
-    return x.type == result.type or (x.dtype == result.dtype and x.shape in (vector, (1, *vector)))
+    alike = x.dtype in (result.dtype, result.dtype.wide)
+    return x.type == result.type or (alike and x.shape in (vector, (1, *vector)))
 
 
 def _fused(b: Builder, chain: _Chain, now: Mapping[Value, Value]) -> Value:
