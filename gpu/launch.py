@@ -150,6 +150,7 @@ class LaunchKernel:
         overwrites: pairs (output, input): that output may take exactly that input's bytes.
         parts: triples (output, input, byte): that input may lie within that output already, from that byte on.
         nanoseconds: predicted, where there are several for an op; None: as the card's profile has the op's cost.
+        payload: what goes into a plan of it, beside its name, so that it can be made again: a plan of cuDNN.
     """
 
     instructions: tuple[Instruction, ...]
@@ -157,6 +158,7 @@ class LaunchKernel:
     overwrites: tuple[tuple[int, int], ...] = ()
     parts: tuple[tuple[int, int, int], ...] = ()
     nanoseconds: int | None = None
+    payload: bytes = field(default=b"", repr=False)
 
 
 class Make(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from foreplan.gpu import conv, map, matmul, norm, pool, reduce, rows
-from foreplan.gpu.cudnn_conv import cudnn_kernels, own_nanoseconds
+from foreplan.gpu.cudnn_conv import CUDNN, cudnn_kernel, cudnn_kernels, own_nanoseconds
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import LaunchKernel, Make, Refused, Windows
 from foreplan.graph import Op, Window
@@ -104,6 +104,18 @@ def kernels_for(
         deterministic: whether its results must be the same bits each time.
     """
     return _ways(op, tuple(inputs), tuple(outputs), device, tf32, deterministic)
+
+
+def kernel_named(
+    op: Op, name: str, payload: bytes, inputs: Windows, outputs: Windows, device: Device
+) -> LaunchKernel | None:
+    """The kernel that a plan names, of cuDNN's from what the plan has of it; None where there is none such."""
+    if name == OWN and not payload:
+        return kernel_for(op, inputs, outputs, device)
+    try:
+        return cudnn_kernel(op, payload, inputs, outputs) if name.split(" ")[0] == CUDNN else None
+    except Refused:
+        return None
 
 
 def family_of(op: Op) -> Family | None:

@@ -10,7 +10,7 @@ from foreplan.errors import UsageError
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Types
 from foreplan.lower.numpy import reference, reference_reads
-from foreplan.lower.target import DeviceProfile, Kernel, predicted
+from foreplan.lower.target import DeviceProfile, Kernel, named, predicted
 
 
 class CpuTarget:
@@ -76,6 +76,12 @@ class CpuTarget:
             for name, k in found.items()
         ]
         return sorted(made, key=lambda kernel: kernel.nanoseconds or 0) or reference(op, inputs, outputs)
+
+    def kernel(
+        self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
+    ) -> Kernel | None:
+        """One of the kernels that there are."""
+        return named(self.kernels(op, inputs, outputs), name, payload)
 
     def price(self, op: Op, kernel: Kernel, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
         """Measured, or predicted; what NumPy runs is predicted."""

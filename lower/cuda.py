@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from foreplan.errors import UsageError
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Types
 from foreplan.lower.target import DeviceProfile, Kernel, predicted
+
+if TYPE_CHECKING:
+    from foreplan.gpu.launch import LaunchKernel
 
 
 class CudaTarget:
@@ -78,9 +82,22 @@ class CudaTarget:
         from foreplan.gpu.table import kernels_for
 
         found = kernels_for(op, inputs, outputs, self.device, tf32=self.tf32, deterministic=self.deterministic)
-        made = [Kernel(name, k.workspace, k.overwrites, k.parts, k.nanoseconds) for name, k in found.items()]
+        made = [_kernel(name, each) for name, each in found.items()]
         return sorted(made, key=lambda kernel: kernel.nanoseconds or 0)
+
+    def kernel(
+        self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
+    ) -> Kernel | None:
+        """Launches of ours, or cuDNN's plan in the payload, which needs no cuDNN to be told."""
+        from foreplan.gpu.table import kernel_named
+
+        found = kernel_named(op, name, payload, inputs, outputs, self.device)
+        return None if found is None else _kernel(name, found)
 
     def price(self, op: Op, kernel: Kernel, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
         """Predicted."""
         return predicted(self.profile, op, kernel, inputs, outputs)
+
+
+def _kernel(name: str, made: LaunchKernel) -> Kernel:
+    return Kernel(name, made.workspace, made.overwrites, made.parts, made.nanoseconds, made.payload)

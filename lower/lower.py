@@ -323,7 +323,7 @@ class _Lowering:
                 parts=tuple(parts),
             )
         )
-        self.calls.append(Call(op, kernel.name, tuple(inputs), tuple(outputs), name, source))
+        self.calls.append(Call(op, kernel.name, tuple(inputs), tuple(outputs), name, source, kernel.payload))
 
     def may_overwrite(self, inputs: Sequence[Operand], index: int, output: Operand) -> bool:
         """Only a whole, dense value that the kernel sees in no other way, in the same region; a stored value only

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Types
-from foreplan.lower.target import DeviceProfile, Kernel, predicted
+from foreplan.lower.target import DeviceProfile, Kernel, named, predicted
 
 
 class NumpyTarget:
@@ -38,6 +38,12 @@ class NumpyTarget:
     def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
         """The reference kernel, if the op has one."""
         return reference(op, inputs, outputs)
+
+    def kernel(
+        self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
+    ) -> Kernel | None:
+        """The reference kernel."""
+        return named(self.kernels(op, inputs, outputs), name, payload)
 
     def price(self, op: Op, kernel: Kernel, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
         """By the profile."""

@@ -55,6 +55,7 @@ class Call:
         outputs: in the op's order, each a value of its own.
         node: name of the graph's node, for people.
         source: where the node comes from, for people.
+        payload: what else the kernel is, such as a library's own plan, serialised.
     """
 
     op: Op
@@ -63,6 +64,7 @@ class Call:
     outputs: tuple[Operand, ...]
     node: str
     source: str = ""
+    payload: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from foreplan.graph import Cost, Op, Window
@@ -49,6 +49,7 @@ class Kernel:
         overwrites: pairs (output, input): that output may take exactly that input's bytes.
         parts: (output, input, byte): that input may lie within that output already, from that byte on.
         nanoseconds: predicted, where it is one of several; None: as the device's profile has the op's cost.
+        payload: what else of it goes into a plan, and is what runs: a library's own plan, serialised.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Kernel:
     overwrites: tuple[tuple[int, int], ...]
     parts: tuple[tuple[int, int, int], ...] = ()
     nanoseconds: int | None = None
+    payload: bytes = field(default=b"", repr=False)
 
 
 class Target(Protocol):
@@ -80,8 +82,18 @@ class Target(Protocol):
     def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
         """The candidates for an op on tensors that lie so, the preferred one first; none: lowering decomposes it."""
 
+    def kernel(
+        self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
+    ) -> Kernel | None:
+        """The kernel that a plan names, with what else of it is there; None: there is no such kernel."""
+
     def price(self, op: Op, kernel: Kernel, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
         """What one run of a kernel takes, in nanoseconds, predicted or measured."""
+
+
+def named(kernels: Sequence[Kernel], name: str, payload: bytes) -> Kernel | None:
+    """The kernel of that name and nothing else to it, if it is among these."""
+    return next((kernel for kernel in kernels if kernel.name == name and kernel.payload == payload), None)
 
 
 def predicted(

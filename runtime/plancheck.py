@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from foreplan.errors import PlanError
 from foreplan.lower import Call, Operand, Program, Slot, Target, target_named
@@ -22,8 +22,12 @@ def slots_of(program: Program) -> Iterator[tuple[str, Slot]]:
         yield "loss", program.loss
 
 
-def check_calls(program: Program) -> None:
-    """What an action reads, writes and needs must be what its call really does: the verifier trusts the problem."""
+def check_calls(program: Program, used: Collection[int]) -> None:
+    """What an action reads, writes and needs must be what its call really does: the verifier trusts the problem.
+
+    Args:
+        used: the actions that the plan runs; what else the kernels of others are is not in its file.
+    """
     target = target_named(program.target)
     _check_device(program, target)
     if program.regions not in (REGIONS, WITH_HOST):
@@ -34,7 +38,7 @@ def check_calls(program: Program) -> None:
             raise PlanError(f"slot {slot.name!r}: its value is not there when the step begins or ends")
         if role == "stored" and (slot.init is None or not slot.kind.is_stored):
             raise PlanError(f"slot {slot.name!r}: a stored value needs a first content and a kind that is stored")
-    for action, call in zip(program.actions, program.calls):
+    for index, (action, call) in enumerate(zip(program.actions, program.calls)):
         where = f"node {call.node!r}"
         for operand in (*call.inputs, *call.outputs):
             _check_window(program, operand, where)
@@ -46,8 +50,9 @@ def check_calls(program: Program) -> None:
             whole = operand.offset == 0 and operand.type.nbytes == program.values[operand.value].nbytes
             if not whole or not window.is_compact:
                 raise PlanError(f"{where}: an output must be a whole value")
-        kernels = {k.name: k for k in target.kernels(call.op, [x.window for x in call.inputs], windows)}
-        kernel = kernels.get(call.kernel)
+        if index not in used:
+            continue
+        kernel = target.kernel(call.op, call.kernel, call.payload, [x.window for x in call.inputs], windows)
         if kernel is None:
             raise PlanError(f"{where}: target {target.name} has no kernel {call.kernel!r} for {call.op.name}")
         if action.workspace != kernel.workspace:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,7 +91,9 @@ def _half(program: Program, plan: Plan, folder: str) -> Iterator[str]:
     yield f'"header": {_json(header)},'
     yield from _section("regions", ([r.name, r.on_device] for r in program.regions))
     yield from _section("values", (_value_record(value) for value in program.values))
-    yield from _section("actions", (_action_record(a, c) for a, c in zip(program.actions, program.calls)))
+    used = {step.action for step in plan.steps}  # what else the kernels of others are would never run
+    calls = [call if i in used else replace(call, payload=b"") for i, call in enumerate(program.calls)]
+    yield from _section("actions", (_action_record(a, c) for a, c in zip(program.actions, calls)))
     yield from _section("slots", (_slot_record(role, slot, folder) for role, slot in slots_of(program)))
     yield from _section("starts", (list(pair) for pair in plan.starts))
     yield from _section("steps", ([s.action, list(s.reads), list(s.writes), s.workspace] for s in plan.steps))
@@ -137,6 +140,8 @@ def _action_record(action: Action, call: Call) -> dict[str, Any]:
         record["parts"] = [[part.write, part.read, part.offset] for part in action.parts]
     if call.source:
         record["source"] = call.source
+    if call.payload:
+        record["payload"] = base64.b64encode(call.payload).decode()
     return record
 
 
@@ -203,10 +208,10 @@ def _parse(text: str, folder: str) -> tuple[Program, Plan, Update | None]:
 
 
 def _read_half(data: Mapping[str, Any], folder: str) -> tuple[Program, Plan]:
-    program = _program(data, folder)
-    check_calls(program)
+    program, plan = _program(data, folder), _plan(data)
+    check_calls(program, {step.action for step in plan.steps})
     check_problem(program)
-    return program, _plan(data)
+    return program, plan
 
 
 def _program(data: Mapping[str, Any], folder: str) -> Program:
@@ -323,6 +328,7 @@ def _call(record: Mapping[str, Any]) -> Call:
         outputs=_each(record["out"], _operand),
         node=_text(record["name"]),
         source=_text(record.get("source", "")),
+        payload=base64.b64decode(record.get("payload", ""), validate=True),
     )
 
 
