@@ -4,7 +4,6 @@ the NumPy engine's.
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 import foreplan as fp
