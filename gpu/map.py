@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from foreplan.gpu.copies import dense_copy, transposition
 from foreplan.gpu.device import Device
 from foreplan.gpu.expressions import statements, stored
-from foreplan.gpu.launch import Launch, LaunchKernel, Source, Windows, Word, ceil_div, input_at, launch, output_at
+from foreplan.gpu.launch import Address, Launch, LaunchKernel, Source, Windows, Word, ceil_div, input_at, launch, output_at
 from foreplan.graph import DType, Op, TensorType, Window
 from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Types
@@ -24,8 +24,16 @@ BYTES = 16  # a thread moves at a time
 
 @dataclass(frozen=True)
 class Tensor:
-    """An operand: strides in bytes along each axis of the loop's shape, 0 where it is broadcast; of bits, in bits."""
+    """An operand of a loop over a shape.
 
+    Attributes:
+        start: where it begins.
+        dtype: of its elements.
+        strides: bytes from one element to the next along each axis of the shape, 0 where it is broadcast; of bits, bits.
+        bits: whether it is a mask of bits.
+    """
+
+    start: Address
     dtype: DType
     strides: tuple[int, ...]
     bits: bool = False
@@ -39,16 +47,18 @@ def elementwise(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
         if copied is not None:
             return LaunchKernel(copied)
     shape = outputs[0].shape
-    tensors = [broadcast(x, shape) for x in inputs]
-    return LaunchKernel(map_launches(op.parsed, shape, tensors, outputs), overwrites=_pairs(inputs, outputs, 0))
+    tensors = [broadcast(input_at(i), x, shape) for i, x in enumerate(inputs)]
+    results = [broadcast(output_at(i), y, shape) for i, y in enumerate(outputs)]
+    return LaunchKernel(map_launches(op.parsed, shape, tensors, results), overwrites=_pairs(inputs, outputs, 0))
 
 
 def masked(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
     """A map whose first input is a mask of bits."""
     assert isinstance(op, MaskedMap)
     shape = outputs[0].shape
-    tensors = [_mask(shape), *(broadcast(x, shape) for x in inputs[1:])]
-    return LaunchKernel(map_launches(op.map.parsed, shape, tensors, outputs), overwrites=_pairs(inputs, outputs, 1))
+    tensors = [_mask(shape), *(broadcast(input_at(i), x, shape) for i, x in enumerate(inputs) if i)]
+    results = [broadcast(output_at(i), y, shape) for i, y in enumerate(outputs)]
+    return LaunchKernel(map_launches(op.map.parsed, shape, tensors, results), overwrites=_pairs(inputs, outputs, 1))
 
 
 def pack(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
@@ -70,13 +80,18 @@ def pack(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKer
 
 
 def map_launches(
-    exprs: Sequence[Expr], shape: Shape, inputs: Sequence[Tensor], outputs: Sequence[Window]
+    exprs: Sequence[Expr], shape: Shape, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> tuple[Launch, ...]:
-    """The launch that computes expressions at each element of a shape; none where there is no element."""
+    """The launch that computes expressions at each element of a shape; none where there is no element.
+
+    Args:
+        inputs: what a0, a1, … stand for.
+        outputs: results of one expression each, rounded to their element types.
+    """
     if not math.prod(shape):
         return ()
-    tensors = [*inputs, *(Tensor(y.type.dtype, y.strides) for y in outputs)]
-    leader = tensors[len(inputs)].strides
+    tensors = [*inputs, *outputs]
+    leader = outputs[0].strides
     order = sorted(range(len(shape)), key=lambda axis: -abs(leader[axis]))
     axes = merged_axes(shape, [x.strides for x in tensors], order)
     steps = [[strides[i] for _, strides in axes] for i in range(len(tensors))]
@@ -85,13 +100,12 @@ def map_launches(
     vector = _vector(kinds, tensors, axes[-1][0])
     units_a_row = ceil_div(axes[-1][0], vector)
     units = units_a_row * math.prod(extent for extent, _ in axes[:-1])
-    places = [*(input_at(i) for i in range(len(inputs))), *(output_at(i) for i in range(len(outputs)))]
     numbers = [units, units_a_row, *(extent for extent, _ in axes)]
     sizes = (("RANK", len(axes)), ("OPERANDS", len(tensors)), ("VECTOR", vector), ("INDEX", index_type(units)))
-    source = Source("map.cu", sizes, _compute(exprs, tensors[: len(inputs)], outputs, kinds))
+    source = Source("map.cu", sizes, _compute(exprs, inputs, outputs, kinds))
     operands: list[Word] = []
-    for place, row in zip(places, steps):
-        operands += [place, *row]
+    for x, row in zip(tensors, steps):
+        operands += [x.start, *row]
     return (launch(source, "map", ceil_div(units, THREADS), THREADS, [*numbers, *operands]),)
 
 
@@ -116,7 +130,7 @@ def _vector(kinds: Sequence[str], tensors: Sequence[Tensor], extent: int) -> int
     return vector
 
 
-def _compute(exprs: Sequence[Expr], inputs: Sequence[Tensor], outputs: Windows, kinds: Sequence[str]) -> str:
+def _compute(exprs: Sequence[Expr], inputs: Sequence[Tensor], outputs: Sequence[Tensor], kinds: Sequence[str]) -> str:
     """The function that computes one unit."""
     n, dtypes = len(inputs), [x.dtype for x in inputs]
     reads = [
@@ -125,11 +139,11 @@ def _compute(exprs: Sequence[Expr], inputs: Sequence[Tensor], outputs: Windows, 
         else f"const auto x{i} = read_{kinds[i]}<{stored(x.dtype)}>(at[{i}], count);"
         for i, x in enumerate(inputs)
     ]
-    results = [f"Vector<{stored(y.type.dtype)}, VECTOR> y{i};" for i, y in enumerate(outputs)]
+    results = [f"Vector<{stored(y.dtype)}, VECTOR> y{i};" for i, y in enumerate(outputs)]
     arguments = [f"const auto a{i} = widened(x{i}.at[i]);" for i in range(n)]
     names = [f"r{i}" for i in range(len(outputs))]
     body = statements(exprs, [f"a{i}" for i in range(n)], dtypes, names)
-    ends = [f"y{i}.at[i] = narrowed<{stored(y.type.dtype)}>(r{i});" for i, y in enumerate(outputs)]
+    ends = [f"y{i}.at[i] = narrowed<{stored(y.dtype)}>(r{i});" for i, y in enumerate(outputs)]
     loop = ["    " + line for line in (*arguments, *body, *ends)]
     writes = [f"write_{kinds[n + i]}(at[{n + i}], y{i}, count);" for i in range(len(outputs))]
     lines = [*reads, *results, "#pragma unroll", "for (int i = 0; i < VECTOR; ++i) {", *loop, "}", *writes]
@@ -141,16 +155,16 @@ def _function(head: str, lines: Sequence[str]) -> str:
     return f"__device__ inline {head} {{\n{body}}}\n"
 
 
-def broadcast(window: Window, shape: Shape) -> Tensor:
-    """An input of a loop over a shape."""
+def broadcast(start: Address, window: Window, shape: Shape) -> Tensor:
+    """A tensor that is broadcast to the shape of a loop."""
     lead = len(shape) - len(window.shape)
     strides = tuple(0 if extent == 1 else step for extent, step in zip(window.shape, window.strides))
-    return Tensor(window.type.dtype, (0,) * lead + strides)
+    return Tensor(start, window.type.dtype, (0,) * lead + strides)
 
 
 def _mask(shape: Shape) -> Tensor:
     """A mask's bits: channels last of four axes, else in C order."""
-    return Tensor(BOOL, channels_last(TensorType(BOOL, shape)).strides, bits=True)
+    return Tensor(input_at(0), BOOL, channels_last(TensorType(BOOL, shape)).strides, bits=True)
 
 
 def _pairs(inputs: Windows, outputs: Windows, first: int) -> tuple[tuple[int, int], ...]:

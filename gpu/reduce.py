@@ -105,7 +105,7 @@ def reduction(how: str, terms: Terms, target: Address, result: DType, parts: int
         ("ELEMENT", stored(terms.dtype)),
         ("RESULT", stored(result)),
         ("COMBINE", f"scalar::{_COMBINE[how]}<{wide(terms.dtype)}>"),
-        ("NEUTRAL", _neutral(how, terms.dtype)),
+        ("NEUTRAL", neutral(how, terms.dtype)),
         ("LANES", lanes),
         ("TERMS_SIDE_BY_SIDE", int(side_by_side)),
         ("SCALED", int(factor is not None)),
@@ -142,7 +142,7 @@ def power_of_2(count: int, least: int, most: int) -> int:
     return min(most, max(least, 1 << max(0, count - 1).bit_length()))
 
 
-def _neutral(how: str, dtype: DType) -> str:
+def neutral(how: str, dtype: DType) -> str:
     if how in ("sum", "mean", "prod"):
         return f"static_cast<{wide(dtype)}>({int(how == 'prod')})"
     lowest = how == "max"

@@ -9,6 +9,7 @@ from foreplan.gpu.device import Device
 from foreplan.gpu.expressions import stored
 from foreplan.gpu.launch import (
     Address,
+    Defines,
     LaunchKernel,
     Refused,
     Source,
@@ -70,7 +71,7 @@ def team(count: int) -> int:
     return power_of_2(ceil_div(count, EACH), 1, WARP) if count <= EACH * WARP else THREADS
 
 
-def row_defines(count: int, rows: int, rank: int) -> tuple[tuple[str, str | int], ...]:
+def row_defines(count: int, rows: int, rank: int) -> Defines:
     """What cuda/rows.cuh is made for."""
     return (("TEAM", team(count)), ("RANK", rank), ("INDEX", index_type(rows)))
 
@@ -90,7 +91,7 @@ def softmax(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launch
     operands = [rows_along(input_at(i), x, op.axis) for i, x in enumerate(inputs)]
     operands = [operands[0], operands[-1], rows_along(output_at(0), y, op.axis)]
     rows, rank = y.type.size // count, rank_of(operands)
-    defines = (
+    defines: Defines = (
         ("ELEMENT", stored(y.type.dtype)),
         ("LOGARITHM", int(isinstance(op, LogSoftmax | LogSoftmaxGrad))),
         ("GRADIENT", int(len(inputs) == 2)),
@@ -142,7 +143,7 @@ def _entropy(
         return LaunchKernel(())
     if not count:
         raise Refused("items without classes")
-    defines = (
+    defines: Defines = (
         ("ELEMENT", stored(logits.type.dtype)),
         ("TARGET", stored(target.type.dtype)),
         ("STATISTIC", stored(item.type.dtype)),

@@ -1,0 +1,74 @@
+"""Statistics of channels and the gradient of batch normalisation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foreplan.graph import Window
+from foreplan.graph.layouts import channels_last
+from foreplan.graph.types import DTYPES
+from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments
+from tests.gpu.binder import needs_gcc
+from tests.gpu.check import check, made, run, type_of
+
+pytestmark = needs_gcc
+RNG = np.random.default_rng(0)
+SHAPES = [(2, 5, 4, 3), (1, 1, 1, 1), (7, 33, 1, 1), (3, 64, 9, 7), (6, 40), (2, 3, 50), (2, 3, 4, 5, 2)]
+
+
+def f32(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def layouts(*arrays: np.ndarray) -> list[list[Window]]:
+    return [[lie(type_of(x)) for x in arrays] for lie in (channels_last, Window.dense)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_moments(shape: tuple[int, ...]) -> None:
+    x = 3 * f32(*shape) + 1
+    for windows in layouts(x):
+        check(ChannelMoments(), x, windows=windows)
+
+
+def test_moments_of_many_positions_far_from_zero() -> None:
+    x = (f32(2, 3, 200, 150) + np.float32(1000)).astype(np.float32)
+    x[0, 1, 0, 0] = 5000
+    kernel, _, _ = made(ChannelMoments(), [type_of(x)])
+    assert kernel.workspace > 2 * 4 * 3
+    mean, variance = run(ChannelMoments(), [x], [channels_last(type_of(x))])
+    exact = x.astype(np.float64)
+    np.testing.assert_allclose(mean, exact.mean((0, 2, 3)), rtol=1e-6)
+    np.testing.assert_allclose(variance, exact.var((0, 2, 3)), rtol=1e-4)
+
+
+def gradient_case(shape: tuple[int, ...]) -> list[np.ndarray]:
+    x, scale, g = f32(*shape), f32(shape[1]), f32(*shape)
+    others = (0, *range(2, len(shape)))
+    return [x, scale, x.mean(others), x.var(others) + np.float32(0.1), g]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradient(shape: tuple[int, ...]) -> None:
+    given = gradient_case(shape)
+    for windows in layouts(*given):
+        check(BatchNormGrad(1e-5), *given, windows=windows, rtol=1e-4, atol=1e-5)
+        for over in ((0, 0), (0, 4)):
+            check(BatchNormGrad(1e-5), *given, windows=windows, over=over, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_over_many_positions_and_of_tensors_that_lie_differently() -> None:
+    given = gradient_case((3, 5, 90, 40))
+    for windows in layouts(*given):
+        check(BatchNormGrad(1e-3), *given, windows=windows, rtol=1e-4, atol=1e-3)
+    given = gradient_case((2, 6, 5, 4))
+    mixed = [channels_last(type_of(given[0])), *(Window.dense(type_of(x)) for x in given[1:])]
+    check(BatchNormGrad(1e-3), *given, windows=mixed, rtol=1e-4, atol=1e-5)
+
+
+def test_narrow_images_have_wide_statistics() -> None:
+    x, scale, mean, variance, g = gradient_case((2, 12, 5, 7))
+    narrow = [image.astype(DTYPES["bfloat16"].numpy) for image in (x, g)]
+    check(ChannelMoments(), narrow[0], windows=[channels_last(type_of(narrow[0]))], rtol=1e-4, atol=1e-5)
+    check(BatchNormGrad(1e-5), narrow[0], scale, mean, variance, narrow[1], rtol=2e-2, atol=1e-3)

@@ -1,0 +1,97 @@
+"""Pooling and its gradients over geometries of every kind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foreplan.graph import Op, Window
+from foreplan.graph.layouts import channels_last
+from foreplan.graph.types import DTYPES
+from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
+from foreplan.ops.window import count_positions
+from tests.gpu.binder import needs_gcc
+from tests.gpu.check import check, run, type_of
+
+pytestmark = needs_gcc
+# shape, then kernel, strides, pads, dilations
+CASES = {
+    "one element": ((1, 2, 1, 1), (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1)),
+    "2x2": ((2, 5, 7, 9), (2, 2), (2, 2), ((0, 0), (0, 0)), (1, 1)),
+    "3x3": ((2, 19, 8, 7), (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1)),
+    "dilated": ((1, 33, 7, 11), (3, 2), (1, 3), ((1, 0), (0, 1)), (2, 1)),
+    "overlapping": ((3, 16, 5, 5), (5, 5), (1, 1), ((2, 2), (2, 2)), (1, 1)),
+    "whole images": ((2, 40, 6, 4), (6, 4), (6, 4), ((0, 0), (0, 0)), (1, 1)),
+    "cropped": ((2, 17, 9, 9), (2, 3), (2, 2), ((-1, 0), (0, -2)), (1, 2)),
+    "with gaps": ((1, 3, 4, 4), (2, 2), (3, 3), ((1, 2), (0, 1)), (1, 1)),
+    "one axis": ((2, 3, 17), (3,), (2,), ((1, 1),), (2,)),
+    "three axes": ((1, 4, 5, 4, 6), (2, 3, 2), (1, 2, 2), ((1, 0), (1, 1), (0, 0)), (1, 1, 2)),
+}
+
+
+def images(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-9, 9, shape).astype(np.float32)  # with ties
+
+
+def pooled(case: str) -> tuple[int, ...]:
+    shape, *geometry = CASES[case]
+    return (*shape[:2], *count_positions(shape[2:], *geometry))
+
+
+def checked(op: Op, *given: np.ndarray) -> None:
+    """In both ways that images lie."""
+    for lie in (channels_last, Window.dense):
+        check(op, *given, windows=[lie(type_of(x)) for x in given])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_largest(case: str) -> None:
+    shape, *geometry = CASES[case]
+    checked(MaxPool(*geometry), images(shape, 0))
+    checked(MaxPool(*geometry, save_index=True), images(shape, 0))
+    _, index = run(MaxPool(*geometry, save_index=True), [images(shape, 0)])
+    checked(MaxPoolGrad(*geometry, shape=shape), index, images(pooled(case), 1))
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_mean(case: str, counted: bool) -> None:
+    shape, *geometry = CASES[case]
+    checked(AvgPool(*geometry, counted), images(shape, 0))
+    checked(AvgPoolGrad(*geometry, counted, shape=shape), images(pooled(case), 1))
+
+
+def test_windows_that_ceil_mode_adds_do_not_count_beyond_the_padding() -> None:
+    geometry = ((3, 2), (2, 2), ((1, 2), (0, 1)), (1, 1), True, (1, 1))
+    x = images((2, 6, 6, 5), 0)
+    checked(AvgPool(*geometry), x)
+    g = images((2, 6, *count_positions((6, 5), *geometry[:4])), 1)
+    checked(AvgPoolGrad(*geometry, shape=x.shape), g)
+
+
+def test_numbers_that_are_none_win() -> None:
+    x = images((1, 3, 6, 6), 0)
+    x[0, 0, 2, 2], x[0, 1, 3, 3], x[0, 2] = np.nan, np.inf, -np.inf
+    checked(MaxPool((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)), x)
+    _, index = run(MaxPool((3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1), save_index=True), [x])
+    assert index[0, 0, 0, 0] == 8 and index[0, 0, 2, 2] == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int32", "uint8"])
+def test_other_types(dtype: str) -> None:
+    shape, *geometry = CASES["3x3"]
+    x = np.abs(images(shape, 0)).astype(DTYPES[dtype].numpy)
+    checked(MaxPool(*geometry, save_index=True), x)
+    if DTYPES[dtype].is_float:
+        narrow = {"bfloat16": 2e-2, "float16": 2e-3}.get(dtype, 1e-12)
+        check(AvgPool(*geometry), x, rtol=narrow, atol=narrow)
+        _, index = run(MaxPool(*geometry, save_index=True), [x])
+        check(MaxPoolGrad(*geometry, shape=shape), index, x[..., :4, :4].copy(), rtol=narrow, atol=narrow)
+
+
+def test_numbers_of_taps_that_need_two_bytes() -> None:
+    x = images((1, 2, 20, 20), 0)
+    geometry = ((17, 17), (2, 2), ((0, 0), (0, 0)), (1, 1))
+    checked(MaxPool(*geometry, save_index=True), x)
+    _, index = run(MaxPool(*geometry, save_index=True), [x])
+    checked(MaxPoolGrad(*geometry, shape=x.shape), index, images(index.shape, 1))
