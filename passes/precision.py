@@ -96,7 +96,7 @@ class _Narrowing:
         return rewrite(self.graph, self.replace)
 
     def find_asked(self) -> tuple[set[Value], set[Value]]:
-        """Values that are read by what has a narrow form: perhaps through maps, and not through maps."""
+        """Values that something with a narrow form reads: perhaps through maps and sums, and not through those."""
         asked: set[Value] = set()
         read: set[Value] = set()
         for node in reversed(self.graph.nodes):
@@ -105,11 +105,11 @@ class _Narrowing:
             read.update(narrow)
             if node in self.of_loss:
                 continue
-            if isinstance(node.op, (Map, *_PASSING)) or node.op.is_view:
-                if not asked.isdisjoint(node.outputs):
-                    asked.update(node.inputs)
-                if not isinstance(node.op, Map) and not read.isdisjoint(node.outputs):
-                    read.update(node.inputs)
+            passes = isinstance(node.op, _PASSING) or node.op.is_view
+            if (passes or isinstance(node.op, Map | Reduce)) and not asked.isdisjoint(node.outputs):
+                asked.update(node.inputs)
+            if passes and not read.isdisjoint(node.outputs):
+                read.update(node.inputs)
         return asked, read
 
     def replace(self, b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
