@@ -43,8 +43,13 @@ class Prices:
 
     def machine_rates(self, threads: int) -> tuple[int, int]:
         """Operations and bytes a second of so many threads."""
-        flops, nbytes = self._of(f"machine threads={threads}", lambda: list(measured(threads)))
+        flops, nbytes = self._of(_machine(threads), lambda: list(measured(threads)))
         return flops, nbytes
+
+    def known_rates(self, threads: int) -> tuple[int, int] | None:
+        """These, if they were measured before."""
+        found = self._known.get(_machine(threads))
+        return None if found is None else (found[0], found[1])
 
     def _of(self, key: str, measure: Callable[[], list[int]]) -> list[int]:
         if key not in self._known:
@@ -52,6 +57,10 @@ class Prices:
             data = {"machine": asdict(self.machine), "prices": dict(sorted(self._known.items()))}
             keep(self._file, json.dumps(data, indent=0).encode())
         return self._known[key]
+
+
+def _machine(threads: int) -> str:
+    return f"machine threads={threads}"
 
 
 @lru_cache(maxsize=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,8 +209,8 @@ def compile(
             statistics, losses, inputs and whatever a step returns are float32 as ever.
         tune: price the target's kernels by measuring each once on this machine instead of predicting them: seconds the
             first time, and kept on disk. Plans then depend on what was measured.
-        workspace: the most scratch memory that one action may have where another kernel for it needs less: bytes, a text
-            such as "64MiB", or "unlimited". Kernels within it are chosen by time and by what room the peak leaves.
+        workspace: the most scratch memory that one action may have where another kernel for it needs less: bytes, a
+            text such as "64MiB", or "unlimited". Kernels within it are chosen by time and by what room the peak leaves.
 
     Raises:
         DoesNotFitError: the budget cannot be met; says the least that can.
@@ -369,6 +369,7 @@ class Compiled:
             "order_lower_bound_bytes": memory.order_lower_bound,
             "persistent_bytes": memory.persistent,
             "categories": {str(category): nbytes for category, nbytes in memory.categories.items()},
+            "outside": [asdict(part) for part in memory.outside],
             "flops": flops,
             "extra_flops_ratio": flops / least_flops - 1 if least_flops else 0.0,
             "extra_seconds_ratio": nanoseconds / least_nanoseconds - 1 if least_nanoseconds else 0.0,
@@ -387,7 +388,8 @@ def _totals(halves: Iterable[tuple[Program, Plan, int]], cost: str) -> tuple[int
     total = least = 0
     for program, planned, times in halves:
         costs = [getattr(program.actions[step.action], cost) for step in planned.steps]
-        once = {s.action: own for s, own in zip(planned.steps, costs) if s.action not in program.copies}
+        runs = [(program.actions[step.action].writes, own, step.action) for step, own in zip(planned.steps, costs)]
+        once = {writes: own for writes, own, action in reversed(runs) if action not in program.copies}
         total, least = total + times * sum(costs), least + times * sum(once.values())
     return total, least
 

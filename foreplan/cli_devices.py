@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from foreplan.cli_options import json_option, print_json, say
-from foreplan.errors import UsageError
+from foreplan.errors import TargetError, UsageError
 from foreplan.files import check_writable, write_atomically
 from foreplan.units import format_bytes, format_count
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--out", "path", metavar="FILE.toml", help="Where to write it; standard output by default.")
 @json_option
 def devices(capture: bool, path: str | None, as_json: bool) -> None:
-    """List the cards that plans can be made for, none of which needs to be in this machine.
+    """List the cards that plans can be made for, none of which needs to be in this machine, and its processor.
 
     A captured profile is named by its file: `--target cuda:FILE.toml`.
 
@@ -37,9 +38,10 @@ def devices(capture: bool, path: str | None, as_json: bool) -> None:
         raise UsageError("-o is where --capture writes a profile: give both, or neither to list the cards")
     if not capture:
         if as_json:
-            print_json([device.as_json() for device in known().values()])
+            print_json({"cards": [device.as_json() for device in known().values()], "cpu": _processor()})
         else:
             _print_table(known().values())
+            click.echo(f"\nthe processor of this machine: {_processor_text()}")
         return
     from foreplan.gpu.capture import captured
 
@@ -55,6 +57,39 @@ def devices(capture: bool, path: str | None, as_json: bool) -> None:
         print_json(found.as_json())
     elif path is None:
         click.echo(found.as_toml(), nl=False)
+
+
+def _processor() -> dict[str, Any] | None:
+    """What the target cpu is here; None where oneDNN is missing."""
+    from foreplan.cpu.machine import this_machine
+    from foreplan.cpu.tune import prices
+
+    try:
+        machine = this_machine()
+    except TargetError:
+        return None
+    rates = {str(n): prices().known_rates(n) for n in range(1, machine.cores + 1)}
+    measured = {n: {"flops_per_second": r[0], "bytes_per_second": r[1]} for n, r in rates.items() if r}
+    return dataclasses.asdict(machine) | {"measured_by_threads": measured}
+
+
+def _processor_text() -> str:
+    found = _processor()
+    if found is None:
+        return "the target cpu needs oneDNN (`pip install 'foreplan[cpu]'`)"
+    second, last = (format_bytes(nbytes) if nbytes else "unknown" for nbytes in found["cache_bytes"])
+    lines = [
+        f"{found['model']}, {found['cores']} cores",
+        f"  {found['instruction_set']}, by oneDNN {found['onednn']}; caches: {second} a core, {last} shared",
+    ]
+    for threads, rates in found["measured_by_threads"].items():
+        flops, stream = (
+            format_count(rates[f"{n}_per_second"], f"{unit}/s") for n, unit in (("flops", "FLOP"), ("bytes", "B"))
+        )
+        lines.append(f"  {flops} of float32 and {stream}, measured with {threads} thread{'s' * (threads != '1')}")
+    if not found["measured_by_threads"]:
+        lines.append("  not measured yet: any compilation for it with --tune does")
+    return "\n".join(lines)
 
 
 def _print_table(listed: Iterable[Device]) -> None:

@@ -9,7 +9,7 @@ from foreplan.gpu.cudnn import UIDS, convolution_plans, missing
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import Execute, LaunchKernel, Refused, Scratch, Windows, input_at, output_at
 from foreplan.gpu.map import broadcast, map_launches
-from foreplan.graph import Op
+from foreplan.graph import Op, Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.expr import parse_expr
@@ -30,7 +30,8 @@ def cudnn_kernels(
     """
     if not isinstance(op, Conv | ConvDataGrad | ConvWeightGrad) or missing():
         return {}
-    plans = convolution_plans(op, inputs[:2], outputs, device, tf32=tf32, deterministic=deterministic)
+    made = [_as_cudnn_makes_it(inputs, outputs)]
+    plans = convolution_plans(op, inputs[:2], made, device, tf32=tf32, deterministic=deterministic)
     narrow = inputs[0].type.dtype.name
     least = _nanoseconds(
         op, inputs, outputs, device, "tensorfloat32" if tf32 and narrow == "float32" else narrow, REACHED
@@ -54,22 +55,35 @@ def cudnn_kernel(op: Op, payload: bytes, inputs: Windows, outputs: Windows) -> L
     return _kernel(payload, inputs, outputs)
 
 
+def _as_cudnn_makes_it(inputs: Windows, outputs: Windows) -> Window:
+    """The result as it lies, in the element type of the inputs: cuDNN has no engine that writes another."""
+    (y,), dtype = outputs, inputs[0].type.dtype
+    strides = tuple(step // y.type.dtype.itemsize * dtype.itemsize for step in y.strides)
+    return Window(y.type.with_dtype(dtype), strides)
+
+
 def _kernel(payload: bytes, inputs: Windows, outputs: Windows) -> LaunchKernel:
-    """The plan; where something is added, a map behind it, over a result of its own where that is a whole tensor."""
+    """The plan, and behind it a map where something is added, or where the result has another element type.
+
+    Then, but for a bias, cuDNN's own result is workspace.
+    """
     (y,), scratch = outputs, Scratch()
     nbytes, blob = int.from_bytes(payload[:WORD], "little"), payload[WORD:]
-    at = scratch.take(nbytes)
-    places = (input_at(0), input_at(1), output_at(0))
-    if len(inputs) == 2:
-        return LaunchKernel((Execute(blob, tuple(zip(UIDS, places)), at, nbytes),), scratch.nbytes, payload=payload)
-    other = inputs[2]
-    whole = other.shape == y.shape
-    here = scratch.take(y.type.nbytes) if whole else output_at(0)
-    terms = [broadcast(here, y, y.shape), broadcast(input_at(2), other, y.shape)]
-    add = map_launches([parse_expr("(a0 + a1)")], y.shape, terms, [broadcast(output_at(0), y, y.shape)])
-    run = Execute(blob, tuple(zip(UIDS, (*places[:2], here))), at, nbytes)
-    overwrites = ((0, 2),) if whole and lie_alike(other, y) else ()
-    return LaunchKernel((run, *add), scratch.nbytes, overwrites, payload=payload)
+    at, made = scratch.take(nbytes), _as_cudnn_makes_it(inputs, outputs)
+    added = inputs[2:]
+    whole = any(x.shape == y.shape for x in added)
+    here = scratch.take(made.type.nbytes) if whole or made != y else output_at(0)
+    places = (input_at(0), input_at(1), here)
+    run = Execute(blob, tuple(zip(UIDS, places)), at, nbytes)
+    if not added and made == y:
+        return LaunchKernel((run,), scratch.nbytes, payload=payload)
+    ones = (1,) * (len(y.shape) - 2)  # a bias has one number a channel
+    seen = [x if x.shape == y.shape else x.viewed(x.shape + ones, x.strides + ones) for x in added]
+    terms = [broadcast(here, made, y.shape), *(broadcast(input_at(2), x, y.shape) for x in seen)]
+    text = "(a0 + a1)" if added else "a0"
+    after = map_launches([parse_expr(text)], y.shape, terms, [broadcast(output_at(0), y, y.shape)])
+    overwrites = ((0, 2),) if whole and lie_alike(added[0], y) else ()
+    return LaunchKernel((run, *after), scratch.nbytes, overwrites, payload=payload)
 
 
 def own_nanoseconds(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:

@@ -12,6 +12,9 @@ from foreplan.lower.target import DeviceProfile, Kernel, predicted
 
 if TYPE_CHECKING:
     from foreplan.gpu.launch import LaunchKernel
+    from foreplan.gpu.outside import Part
+    from foreplan.lower.program import Program
+    from foreplan.planner.plan import Plan
 
 
 class CudaTarget:
@@ -101,3 +104,16 @@ class CudaTarget:
 
 def _kernel(name: str, made: LaunchKernel) -> Kernel:
     return Kernel(name, made.workspace, made.overwrites, made.parts, made.nanoseconds, made.payload)
+
+
+def outside(program: Program, plan: Plan) -> tuple[Part, ...]:
+    """What a session of a planned step holds on its card besides the arena; nothing where the target is no card."""
+    target, _, options = program.target.partition(":")
+    if target != "cuda":
+        return ()
+    from foreplan.gpu.outside import outside_arena
+
+    device = CudaTarget(options).device
+    calls = [program.calls[step.action] for step in plan.steps]
+    libraries = ("cudnn",) if any(call.payload for call in calls) else ()
+    return outside_arena(device, plan.arena_bytes, len(calls), libraries)

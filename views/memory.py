@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Category, Problem, Role
 from foreplan.planner.report import buffers, category_series
 from foreplan.units import format_bytes
+
+if TYPE_CHECKING:
+    from foreplan.lower.cuda import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,24 +109,27 @@ class Memory:
     Attributes:
         problem: what was planned; a `Program` gives shapes as well.
         plan: its plan.
-        outside: bytes the step needs on the device outside the arena (0 on NumPy and CPU).
+        outside: what the step needs on the device outside the arena (nothing on NumPy and CPU).
         part: which part of a step this is, for people; empty for a whole one.
     """
 
     problem: Problem
     plan: Plan
-    outside: int = 0
+    outside: tuple[Part, ...] = ()
     part: str = ""
 
     @classmethod
     def of(cls, problem: Problem, plan: Plan, part: str = "") -> Memory:
-        """The memory of a plan; `Memory(problem, plan)` in words."""
-        return cls(problem, plan, part=part)
+        """The memory of a plan, with what its target needs outside the arena."""
+        from foreplan.lower.cuda import outside
+        from foreplan.lower.program import Program
+
+        return cls(problem, plan, outside(problem, plan) if isinstance(problem, Program) else (), part)
 
     @property
     def peak(self) -> int:
         """Bytes the step takes on the device: the arena and what lies outside it."""
-        return self.plan.arena_bytes + self.outside
+        return self.plan.arena_bytes + sum(part.nbytes for part in self.outside)
 
     @property
     def arena(self) -> int:
@@ -201,6 +207,18 @@ class Memory:
         """The `k` largest buffers alive at the peak."""
         return tuple(b for b in self.at(self.peak_step) if b.on_device)[:k]
 
+    @cached_property
+    def workspaces(self) -> tuple[tuple[str, str, int], ...]:
+        """By instruction that needs scratch memory its action, its kernel and the bytes, the largest first."""
+        calls = getattr(self.problem, "calls", ())
+        used = dict.fromkeys(step.action for step in self.plan.steps)
+        found = [
+            (self.problem.actions[i].name, calls[i].kernel if calls else "", self.problem.actions[i].workspace)
+            for i in used
+            if self.problem.actions[i].workspace
+        ]
+        return tuple(sorted(found, key=lambda each: -each[2]))
+
     def action_at(self, step: int) -> str:
         """Name of the action that an instruction runs; empty where the plan has none."""
         steps = self.plan.steps
@@ -222,6 +240,10 @@ class Memory:
             "instructions": len(self.plan.steps),
             "categories": {str(category): nbytes for category, nbytes in self.categories.items()},
             "largest": [asdict(buffer) | {"category": str(buffer.category)} for buffer in self.largest(10)],
+            "outside": [asdict(part) for part in self.outside],
+            "workspaces": [
+                {"action": name, "kernel": kernel, "bytes": nbytes} for name, kernel, nbytes in self.workspaces
+            ],
         }
 
     def __str__(self) -> str:
@@ -237,7 +259,8 @@ def as_table(memory: Memory, largest: int = 10) -> str:
         ("lower bound", memory.lower_bound, f"of this schedule: {_gap_text(gap)}{share}"),
     ]
     if memory.outside:
-        rows.insert(0, ("peak", memory.peak, f"the arena and {format_bytes(memory.outside)} outside it"))
+        more = format_bytes(memory.peak - memory.arena)
+        rows.insert(0, ("peak", memory.peak, f"of the whole card: the arena and {more} outside it"))
     if memory.order_lower_bound is not None:
         rows.append(("in any order", memory.order_lower_bound, "no schedule of these actions needs less"))
     if memory.plan.budget is not None:
@@ -257,6 +280,18 @@ def as_table(memory: Memory, largest: int = 10) -> str:
     ]
     if shown := memory.largest(largest):
         lines += ["", "the largest buffers alive there:", "", buffer_table(shown)]
+    if memory.outside and memory.workspaces:
+        total = sum(nbytes for _, _, nbytes in memory.workspaces)
+        lines += ["", f"the largest workspaces, of {format_bytes(total)} over all instructions:", ""]
+        lines += [
+            f"  {format_bytes(nbytes):>12}  {_short(name, 48):<48}  {kernel}"
+            for name, kernel, nbytes in memory.workspaces[:largest]
+        ]
+    if memory.outside:
+        lines += ["", "outside the arena:", ""]
+        lines += [
+            f"  {part.name:<30} {format_bytes(part.nbytes):>12}  {part.basis}: {part.source}" for part in memory.outside
+        ]
     return "\n".join(lines) + "\n"
 
 

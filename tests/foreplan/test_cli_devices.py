@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from foreplan import kept
+from foreplan.cpu import tune
 from foreplan.errors import TargetError
 from foreplan.gpu import capture
 from foreplan.gpu.device import device_named, devices
+from tests.cpu.check import needs_onednn
 from tests.foreplan.shell import answer, foreplan
 
 
 def test_every_card_is_listed() -> None:
-    listed = {each["name"]: each for each in answer("devices")}
+    found = answer("devices")
+    listed = {each["name"]: each for each in found["cards"]}
     assert set(listed) == set(devices())
     h100 = listed["h100"]
     assert h100["multiprocessors"] == 132 and h100["flops_per_second"]["bfloat16"] == 989_400_000_000_000
     lines = foreplan("devices").stdout.splitlines()
-    assert len(lines) == 1 + len(listed) and {line.split()[0] for line in lines[1:]} == set(listed)
+    cards = lines[1 : lines.index("")]
+    assert len(cards) == len(listed) and {line.split()[0] for line in cards} == set(listed)
     assert any("rtx4090" in line and "23.52 GiB" in line and "1.01 TB/s" in line for line in lines)
+
+
+@needs_onednn()
+def test_the_processor_is_told_and_what_was_measured_of_it(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "_folder", lambda: tmp_path)
+    tune.prices.cache_clear()
+    found = answer("devices")["cpu"]
+    assert found["cores"] == len(os.sched_getaffinity(0)) and found["onednn"].startswith("3.")
+    assert found["measured_by_threads"] == {} and "not measured yet" in foreplan("devices").stdout
+    foreplan("estimate", "mlp:width=8,batch=2", "--target", "cpu:threads=1", "--tune")
+    rates = answer("devices")["cpu"]["measured_by_threads"]["1"]
+    assert rates["flops_per_second"] > 10**9 and rates["bytes_per_second"] > 10**8
+    assert "measured with 1 thread" in foreplan("devices").stdout
+    tune.prices.cache_clear()
 
 
 def test_a_captured_card_is_written(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foreplan.gpu.launch import FOLDER, Address, Clear, Copy, Instruction, Launch, LaunchKernel, Source, sources_digest
+from foreplan.gpu.cudnn import UIDS
+from foreplan.gpu.launch import (
+    FOLDER,
+    Address,
+    Clear,
+    Copy,
+    Execute,
+    Instruction,
+    Launch,
+    LaunchKernel,
+    Source,
+    sources_digest,
+)
+from foreplan.graph import Op, TensorType
+from foreplan.graph.types import as_dtype
 
 HEADER = Path(__file__).parent / "shim" / "cuda.h"
 OPTIONS = ("-std=c++17", "-O1", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-shared", "-w")
@@ -69,7 +83,10 @@ class Bound:
         outputs: Sequence[np.ndarray],
         workspace: np.ndarray,
         reverse: bool = False,
+        op: Op | None = None,
     ) -> None:
+        """With an op, NumPy runs it, of its first two inputs, in the place of a plan of cuDNN's."""
+        self.op = op
         arrays = {"input": list(inputs), "output": list(outputs), "workspace": [workspace]}
         self.keep = arrays
         self.starts = {of: [array.ctypes.data for array in found] for of, found in arrays.items()}
@@ -90,6 +107,8 @@ class Bound:
             return getattr(loaded, f"shim_run_{instruction.entry}"), grid, block, packed, instruction.entry
         if isinstance(instruction, Copy):
             return "copy", self.address(instruction.target), self.address(instruction.source), instruction.nbytes
+        if isinstance(instruction, Execute):
+            return "execute", instruction
         assert isinstance(instruction, Clear)
         return "clear", self.address(instruction.target), instruction.nbytes
 
@@ -100,8 +119,27 @@ class Bound:
                     ctypes.memmove(*rest)
             elif what == "clear":
                 ctypes.memset(rest[0], 0, rest[1])
+            elif what == "execute":
+                self.execute(*rest)
             else:
                 grid, block, packed, entry = rest
                 assert callable(what)
                 failed = what(grid, block, int(self.reverse), packed)
                 assert failed is None, f"{entry}: {failed.decode()}"
+
+    def execute(self, plan: Execute) -> None:
+        """A convolution by NumPy, whose result has the inputs' element type and lies as the output does."""
+        assert self.op is not None, "nothing stands in for cuDNN here"
+        (a, b), y = self.keep["input"][:2], self.keep["output"][0]
+        places = dict(plan.operands)
+        assert [self.address(places[uid]) for uid in UIDS[:2]] == [a.ctypes.data, b.ctypes.data]
+        types = [TensorType(as_dtype(x.dtype), x.shape) for x in (a, b)]
+        (type,) = self.op.infer(types)
+        found = np.zeros(type.shape, type.dtype.numpy)
+        scratch = np.zeros(self.op.workspace(types, (type,)), np.uint8)
+        self.op.compute([np.ascontiguousarray(x) for x in (a, b)], [found], scratch)
+        ctypes.memset(self.address(plan.workspace), 0xFF, plan.nbytes)
+        strides = [step // y.itemsize * a.itemsize for step in y.strides]
+        span = sum((n - 1) * step for n, step in zip(y.shape, strides)) + a.itemsize
+        memory = (ctypes.c_uint8 * span).from_address(self.address(places[UIDS[2]]))
+        np.ndarray(y.shape, a.dtype, memory, 0, strides)[...] = found

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from foreplan.gpu.outside import Part
 from foreplan.planner.problem import Category
 from foreplan.planner.verify import verify
 from foreplan.views.memory import Memory, does_not_fit
@@ -28,7 +29,7 @@ def test_sizes(memory):
     assert memory.workspace == 3 * KIB
     assert memory.peak_step == 0
     assert memory.live.tolist() == [17 * KIB, 13 * KIB, 5 * KIB]
-    assert Memory(memory.problem, memory.plan, outside=KIB).peak == 18 * KIB
+    assert Memory(memory.problem, memory.plan, outside=(Part("context", KIB, "assumed", "a guess"),)).peak == 18 * KIB
 
 
 def test_categories_at_the_peak(memory):
