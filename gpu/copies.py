@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foreplan.gpu.launch import Copy, Launch, Source, Word, ceil_div, input_at, launch, output_at
+from foreplan.gpu.launch import Address, Copy, Launch, Source, Word, ceil_div, launch
 from foreplan.graph import Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.ops.map import merged_axes
@@ -13,14 +13,14 @@ _WORDS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 _LEAST = 8  # elements along an axis of a tile that are worth turning around
 
 
-def dense_copy(x: Window, y: Window) -> tuple[Copy, ...] | None:
+def dense_copy(source: Address, x: Window, target: Address, y: Window) -> tuple[Copy, ...] | None:
     """The bytes as they lie, where both lie alike without gaps."""
     if x.type != y.type or not (x.is_compact and lie_alike(x, y)):
         return None
-    return (Copy(output_at(0), input_at(0), x.type.nbytes),) if x.type.size else ()
+    return (Copy(target, source, x.type.nbytes),) if x.type.size else ()
 
 
-def transposition(x: Window, y: Window) -> tuple[Launch, ...] | None:
+def transposition(source: Address, x: Window, target: Address, y: Window) -> tuple[Launch, ...] | None:
     """A copy in tiles, where elements lie side by side along one axis of the source and another of the target."""
     item = x.type.dtype.itemsize
     order = sorted(range(len(y.shape)), key=lambda axis: -abs(y.strides[axis]))
@@ -38,10 +38,10 @@ def transposition(x: Window, y: Window) -> tuple[Launch, ...] | None:
     blocks = tiles[0] * tiles[1] * batch
     if blocks >= 1 << 31:
         return None
-    source = Source("transpose.cu", (("ELEMENT", _WORDS[item]), ("TILE", TILE), ("ROWS", ROWS), ("RANK", len(others))))
+    text = Source("transpose.cu", (("ELEMENT", _WORDS[item]), ("TILE", TILE), ("ROWS", ROWS), ("RANK", len(others))))
     numbers: list[Word] = [
-        input_at(0),
-        output_at(0),
+        source,
+        target,
         axes[across][0],
         axes[down][0],
         axes[down][1][0],
@@ -49,4 +49,4 @@ def transposition(x: Window, y: Window) -> tuple[Launch, ...] | None:
         *tiles,
     ]
     numbers += [n for n, _ in others] + [steps[0] for _, steps in others] + [steps[1] for _, steps in others]
-    return (launch(source, "transpose", blocks, TILE * ROWS, numbers),)
+    return (launch(text, "transpose", blocks, TILE * ROWS, numbers),)

@@ -9,13 +9,25 @@ from dataclasses import dataclass
 from foreplan.gpu.copies import dense_copy, transposition
 from foreplan.gpu.device import Device
 from foreplan.gpu.expressions import statements, stored
-from foreplan.gpu.launch import Address, Launch, LaunchKernel, Source, Windows, Word, ceil_div, input_at, launch, output_at
+from foreplan.gpu.launch import (
+    Address,
+    Instruction,
+    Launch,
+    LaunchKernel,
+    Source,
+    Windows,
+    Word,
+    ceil_div,
+    input_at,
+    launch,
+    output_at,
+)
 from foreplan.graph import DType, Op, TensorType, Window
 from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Types
 from foreplan.graph.types import BOOL, Shape
 from foreplan.ops.bits import MaskedMap, PackBits
-from foreplan.ops.expr import Expr, parse_expr
+from foreplan.ops.expr import Arg, Expr, parse_expr
 from foreplan.ops.map import Map, merged_axes
 
 THREADS = 256
@@ -29,7 +41,8 @@ class Tensor:
     Attributes:
         start: where it begins.
         dtype: of its elements.
-        strides: bytes from one element to the next along each axis of the shape, 0 where it is broadcast; of bits, bits.
+        strides: bytes from one element to the next along each axis of the shape, 0 where it is broadcast; of a mask,
+            bits.
         bits: whether it is a mask of bits.
     """
 
@@ -42,14 +55,21 @@ class Tensor:
 def elementwise(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
     """A map; of one that copies, bytes as they lie or tiles turned around."""
     assert isinstance(op, Map)
-    if op.exprs == ("a0",) and inputs[0].shape == outputs[0].shape:
-        copied = dense_copy(inputs[0], outputs[0]) or transposition(inputs[0], outputs[0])
-        if copied is not None:
-            return LaunchKernel(copied)
+    if op.exprs == ("a0",) and inputs[0].type == outputs[0].type:
+        return LaunchKernel(copies(input_at(0), inputs[0], output_at(0), outputs[0]))
     shape = outputs[0].shape
     tensors = [broadcast(input_at(i), x, shape) for i, x in enumerate(inputs)]
     results = [broadcast(output_at(i), y, shape) for i, y in enumerate(outputs)]
     return LaunchKernel(map_launches(op.parsed, shape, tensors, results), overwrites=_pairs(inputs, outputs, 0))
+
+
+def copies(source: Address, x: Window, target: Address, y: Window) -> tuple[Instruction, ...]:
+    """What copies a tensor to where another one of its type lies: bytes as they are, tiles, or elements."""
+    whole = dense_copy(source, x, target, y)
+    found = transposition(source, x, target, y) if whole is None else whole
+    if found is None:
+        found = map_launches([Arg(0)], y.shape, [broadcast(source, x, y.shape)], [broadcast(target, y, y.shape)])
+    return found
 
 
 def masked(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:

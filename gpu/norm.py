@@ -20,7 +20,7 @@ from foreplan.gpu.launch import (
     output_at,
 )
 from foreplan.gpu.map import Tensor, broadcast, index_type, map_launches
-from foreplan.graph import DType, Op, Window
+from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Types
 from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments
@@ -96,7 +96,7 @@ def moments(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launch
 def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
     """Sums of parts, what they come to, and a map."""
     assert isinstance(op, BatchNormGrad)
-    x, _, mean, _, g = inputs
+    x, *_, g = inputs
     dx, dscale, _ = outputs
     work, scratch = _work(x, g, op.epsilon, device), Scratch()
     dtype, nbytes = dscale.type.dtype, dscale.type.nbytes

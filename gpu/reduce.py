@@ -143,6 +143,7 @@ def power_of_2(count: int, least: int, most: int) -> int:
 
 
 def neutral(how: str, dtype: DType) -> str:
+    """What a reduction begins with, as arithmetic on such elements has it."""
     if how in ("sum", "mean", "prod"):
         return f"static_cast<{wide(dtype)}>({int(how == 'prod')})"
     lowest = how == "max"

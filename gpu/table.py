@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from foreplan.gpu import conv, map, matmul, norm, pool, reduce, rows
+from foreplan.gpu import conv, index, join, map, matmul, norm, pool, reduce, rows
 from foreplan.gpu.cudnn_conv import CUDNN, cudnn_kernel, cudnn_kernels, own_nanoseconds
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import LaunchKernel, Make, Refused, Windows
@@ -64,6 +64,11 @@ FAMILIES = {
     "max_pool_grad": Family(pool.pool, _images),
     "avg_pool": Family(pool.pool, _images),
     "avg_pool_grad": Family(pool.pool, _images),
+    "concat": Family(join.concat, join.layout),
+    "pad": Family(join.pad, join.layout),
+    "unslice": Family(join.unslice, join.layout),
+    "gather": Family(index.gather, reads=index.gather_reads),
+    "scatter_add": Family(index.scatter_add, reads=index.scatter_reads),
     "conv": Family(conv.conv, _images),
     "conv_data_grad": Family(conv.data_gradient, _images),
     "conv_weight_grad": Family(conv.weight_gradient),

@@ -9,13 +9,23 @@ import numpy as np
 from foreplan.errors import PlanError
 from foreplan.gpu.device import device_named
 from foreplan.gpu.launch import ALIGNMENT
-from foreplan.gpu.table import kernel_for
+from foreplan.gpu.table import OWN, kernel_for
+from foreplan.graph import Op, Window
+from foreplan.lower.cuda import CudaTarget
 from foreplan.lower.program import Call, Program
+from foreplan.lower.target import Kernel
 from foreplan.planner.plan import Plan
 from foreplan.runtime.engine import Run
 from foreplan.runtime.numpy import NumpyBound, NumpyEngine
 from foreplan.units import align_up
 from tests.gpu.binder import Bound
+
+
+class OwnTarget(CudaTarget):
+    """A card, with our own kernels alone."""
+
+    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+        return [kernel for kernel in super().kernels(op, inputs, outputs) if kernel.name == OWN]
 
 
 class ShimBound(NumpyBound):

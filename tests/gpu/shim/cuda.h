@@ -50,7 +50,6 @@ struct Thread {
 
 static Thread threads[MOST_THREADS];
 static uint64_t words[2][MOST_THREADS];  // what shuffles exchange, in turn
-static unsigned predicates[MOST_THREADS];
 static int count, current, next_fresh, fibers;
 static bool reverse;
 static char* stacks;
@@ -180,6 +179,17 @@ template <class T> T shuffle(T value, int from, int site) {
     return found;
 }
 
+inline unsigned ballot(bool predicate, int site) {
+    Thread& self = threads[current];
+    uint64_t* slots = words[self.shuffles++ % 2];
+    slots[current] = predicate;
+    wait(AT_WARP, site);
+    const int first = current / WARP * WARP;
+    unsigned found = 0;
+    for (int i = 0; i < WARP && first + i < count; ++i) found |= static_cast<unsigned>(slots[first + i]) << i;
+    return found;
+}
+
 template <class A> const char* call(void (*kernel)(A), const unsigned* grid, const unsigned* block, int reversed,
                                     const void* arguments) {
     struct Bound {
@@ -208,7 +218,9 @@ template <class A> constexpr size_t size_of_arguments(void (*)(A)) { return size
 #define __shfl_xor_sync(mask, value, lanes) shim::shuffle(value, (shim::current % shim::WARP) ^ (lanes), __LINE__)
 #define __shfl_down_sync(mask, value, lanes) shim::shuffle(value, shim::current % shim::WARP + (lanes), __LINE__)
 #define __shfl_sync(mask, value, lane) shim::shuffle(value, lane, __LINE__)
+#define __ballot_sync(mask, predicate) shim::ballot(predicate, __LINE__)
 
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 template <class T> inline T __ldg(const T* place) { return *place; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<uint64_t>(a) * b >> 32; }
 inline float __int_as_float(int bits) { float x; memcpy(&x, &bits, 4); return x; }

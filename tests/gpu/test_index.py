@@ -1,0 +1,79 @@
+"""Slices read at, and added at, the places that indices name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foreplan.gpu.index import scatter_add
+from foreplan.gpu.launch import Refused
+from foreplan.graph import TensorType, Window
+from foreplan.graph.types import DTYPES
+from foreplan.ops.index import Gather, ScatterAdd
+from tests.gpu.binder import needs_gcc
+from tests.gpu.check import DEVICE, check, type_of
+
+pytestmark = needs_gcc
+RNG = np.random.default_rng(0)
+CASES = [
+    ((7, 5), 0, (4, 3)),
+    ((7, 5), 1, (9,)),
+    ((3, 6, 2, 4), 1, (5, 2)),
+    ((50, 300), 0, (70,)),
+    ((4, 2, 300), 1, (3,)),
+    ((9,), 0, (2, 3)),
+    ((1, 1), 0, (1,)),
+    ((5, 3), 0, ()),
+]
+
+
+def f32(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
+@pytest.mark.parametrize(("shape", "axis", "indices"), CASES)
+def test_gather(shape: tuple[int, ...], axis: int, indices: tuple[int, ...], dtype: str) -> None:
+    check(Gather(axis), f32(*shape), RNG.integers(0, shape[axis], indices).astype(dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int16", "int64", "float64", "bfloat16"])
+def test_elements_of_any_size_are_gathered(dtype: str) -> None:
+    data = (RNG.standard_normal((5, 33)) * 9).astype(DTYPES[dtype].numpy)
+    check(Gather(0), data, RNG.integers(-5, 5, (8,)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("based", [False, True])
+@pytest.mark.parametrize(("shape", "axis", "indices"), CASES)
+def test_scatter_add(shape: tuple[int, ...], axis: int, indices: tuple[int, ...], based: bool) -> None:
+    updates = f32(*shape[:axis], *indices, *shape[axis + 1 :])
+    places = RNG.integers(-shape[axis], shape[axis], indices)
+    base = [f32(*shape)] if based else []
+    check(ScatterAdd(axis, shape), places, updates, *base)
+    if based:
+        check(ScatterAdd(axis, shape), places, updates, *base, over=(0, 2))
+
+
+def test_many_updates_of_one_slice_are_added_in_their_order() -> None:
+    places = RNG.integers(0, 3, 1000)
+    check(ScatterAdd(0, (4, 3)), places, (1e3 * f32(1000, 3)).astype(np.float32), rtol=0, atol=0)
+
+
+def test_indices_beyond_the_axis_are_taken_modulo_it() -> None:
+    check(Gather(0), f32(5, 3), np.array([7, -9, 4]), rtol=0, atol=0)
+    check(ScatterAdd(0, (5, 3)), np.array([7, -9, 2]), f32(3, 3))
+
+
+def test_updates_and_data_with_gaps_are_read_as_they_lie() -> None:
+    updates, places = f32(6, 4), RNG.integers(0, 5, 6)
+    gaps = Window(type_of(updates), (40, 4))
+    check(ScatterAdd(0, (5, 4)), places, updates, windows=[Window.dense(type_of(places)), gaps])
+    check(Gather(0), updates, places, windows=[gaps, Window.dense(type_of(places))])
+    turned = Window(type_of(updates), (4, 24))
+    check(Gather(0), updates, places, windows=[turned, Window.dense(type_of(places))])
+
+
+def test_integers_are_not_added_here() -> None:
+    whole = [Window.dense(TensorType(DTYPES["int64"], shape)) for shape in ((3,), (3, 2), (4, 2))]
+    with pytest.raises(Refused, match="sums"):
+        scatter_add(ScatterAdd(0, (4, 2)), whole[:2], whole[2:], DEVICE)
