@@ -8,7 +8,7 @@ two are torch.compile of the whole step and need a C++ compiler, g++ by name or 
 and the others go on. Each contender is a process of its own; they step in turns, so that what else the machine does
 meets all of them alike. Steps are timed, and memory is watched, once everything is compiled; how long that takes is
 told. Only the ratios count: on shared cores the processor time of one thread is the steadiest. Writes cpu.json beside
-this file, and a table into docs/cpu.md.
+this file, and a table into docs/cpu.md; with `--precision bf16`, which adds our own step so computed, neither.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SHORT = 0.05  # seconds: shorter steps are run several times a turn
 PAUSE = 0.5  # seconds before a turn: threads of the last one may spin for a while
 
 
-def ours(model: str, train: bool, target: str, budget: str | None) -> Callable[[], object]:
+def ours(model: str, train: bool, target: str, budget: str | None, precision: str) -> Callable[[], object]:
     import foreplan as fp
     from foreplan.cli_data import made_up
     from foreplan.frontend.losses import attach_loss
@@ -76,7 +76,7 @@ def ours(model: str, train: bool, target: str, budget: str | None) -> Callable[[
     if train:
         graph = attach_loss(graph, fp.models.default_loss(model), [next(iter(graph.outputs))])
     optimizer = fp.optim.Nesterov(1e-4, momentum=0.9) if train else None
-    session = fp.compile(graph, optimizer=optimizer, target=target, budget=budget).bind()
+    session = fp.compile(graph, optimizer=optimizer, target=target, budget=budget, precision=precision).bind()
     data = made_up(session.program)
     return lambda: session.step(data)
 
@@ -101,8 +101,9 @@ def onnxruntime(model: str, threads: int) -> Callable[[], object]:
 
 def stepper(contender: str, case: Case, threads: int) -> Callable[[], object]:
     """A contender's step."""
-    if contender == "foreplan":
-        return ours(case.model, case.train, f"cpu:threads={threads}", case.budget)
+    who, _, precision = contender.partition(" ")
+    if who == "foreplan":
+        return ours(case.model, case.train, f"cpu:threads={threads}", case.budget, precision or "float32")
     if contender == "onnxruntime":
         return onnxruntime(case.model, threads)
     import torch
@@ -174,11 +175,15 @@ class Contender:
         self.folder.cleanup()
 
 
-def begin(name: str, peer: str | None, threads: int, forms: list[str]) -> dict[str, tuple[Contender, Any]]:
-    """Contenders that can do a step, and what they say of it."""
+def begin(
+    name: str, peer: str | None, threads: int, forms: list[str], precision: str
+) -> dict[str, tuple[Contender, Any]]:
+    """Contenders that can do a step, and what they say of it; ours with another precision is one of them."""
     case = CASES[name]
     images = case.model.startswith(("resnet", "conv"))
     asked = {"foreplan": (sys.executable, "foreplan")}
+    if precision:
+        asked[f"foreplan {precision}"] = (sys.executable, f"foreplan {precision}")
     if peer:
         asked |= {f"pytorch {form}": (peer, form) for form in forms if images or not form.endswith("channels_last")}
         if not case.train:
@@ -197,8 +202,8 @@ def begin(name: str, peer: str | None, threads: int, forms: list[str]) -> dict[s
     return found
 
 
-def measure(name: str, peer: str | None, threads: int, rounds: int, forms: list[str]) -> dict[str, Any]:
-    contenders = begin(name, peer, threads, forms)
+def measure(name: str, peer: str | None, threads: int, rounds: int, forms: list[str], precision: str) -> dict[str, Any]:
+    contenders = begin(name, peer, threads, forms, precision)
     for _ in range(rounds):
         for each, _ in contenders.values():
             time.sleep(PAUSE)
@@ -212,7 +217,7 @@ def measure(name: str, peer: str | None, threads: int, rounds: int, forms: list[
             "processor": statistics.median(processor), "processor_least": processor[0],
             "processor_most": processor[-1],
         }  # fmt: skip
-    others = [figure["processor"] for key, figure in figures.items() if key != "foreplan"]
+    others = [figure["processor"] for key, figure in figures.items() if not key.startswith("foreplan")]
     ratio = figures["foreplan"]["processor"] / min(others) if others else None
     return {"name": name, "threads": threads, "goal": CASES[name].goal, "ratio": ratio, "contenders": figures}
 
@@ -227,11 +232,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default="")
     parser.add_argument("--forms", default=FORMS)
+    parser.add_argument("--precision", default="")
     arguments = parser.parse_args()
     path = FOLDER / "cpu.json"
     rows = {(row["name"], row["threads"]): row for row in json.loads(path.read_text())} if path.exists() else {}
     for name in (name for name in CASES if arguments.only in name):
-        row = measure(name, arguments.peer, arguments.threads, arguments.rounds, arguments.forms.split(","))
+        forms = arguments.forms.split(",")
+        row = measure(name, arguments.peer, arguments.threads, arguments.rounds, forms, arguments.precision)
         rows[name, arguments.threads] = row
         beside = "" if row["ratio"] is None else f"  {row['ratio']:.2f} x the best peer (goal {row['goal']})"
         print(f"{name}, {arguments.threads} threads{beside}")
@@ -243,6 +250,8 @@ def main() -> None:
                 f"ready in {figure['ready']:.1f} s",
                 flush=True,
             )
+    if arguments.precision:
+        return
     order = sorted(rows, key=lambda key: (key[1], list(CASES).index(key[0])))
     path.write_text(json.dumps([rows[key] for key in order], indent=1) + "\n")
     text = "\n".join([*HEAD, *(line(rows[key]) for key in order)])
