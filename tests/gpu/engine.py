@@ -15,7 +15,7 @@ from foreplan.lower.cuda import CudaTarget
 from foreplan.lower.program import Call, Program
 from foreplan.lower.target import Kernel
 from foreplan.planner.plan import Plan
-from foreplan.runtime.engine import Run
+from foreplan.runtime.engine import Memory, Run
 from foreplan.runtime.numpy import NumpyBound, NumpyEngine
 from foreplan.units import align_up
 from tests.gpu.binder import Bound
@@ -31,7 +31,7 @@ class OwnTarget(CudaTarget):
 class ShimBound(NumpyBound):
     """A plan on the CPU, its workspaces poisoned before each call."""
 
-    def __init__(self, program: Program, plan: Plan, regions: Sequence[np.ndarray], reverse: bool) -> None:
+    def __init__(self, program: Program, plan: Plan, regions: Sequence[Memory], reverse: bool) -> None:
         self.device = device_named(program.target.partition(":")[2])
         self.reverse = reverse
         super().__init__(program, plan, regions)
@@ -71,5 +71,5 @@ class ShimEngine(NumpyEngine):
         shift = -raw.ctypes.data % ALIGNMENT
         return [raw[shift + start : shift + start + height] for start, height in zip(starts, heights)]
 
-    def bind(self, program: Program, plan: Plan, regions: Sequence[np.ndarray]) -> ShimBound:
+    def bind(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> ShimBound:
         return ShimBound(program, plan, regions, self.reverse)
