@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from foreplan.gpu import conv, index, join, map, matmul, norm, pool, reduce, row_norm, rows
+from foreplan.gpu import conv, index, join, map, matmul, norm, pool, random, reduce, row_norm, rows
 from foreplan.gpu.cudnn_conv import CUDNN, cudnn_kernel, cudnn_kernels, own_nanoseconds
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import LaunchKernel, Make, Refused, Windows
@@ -50,6 +50,7 @@ FAMILIES = {
     "map": Family(map.elementwise, map.layout),
     "masked_map": Family(map.masked, map.layout),
     "pack_bits": Family(map.pack),
+    "random": Family(random.random),
     "reduce": Family(reduce.reduce),
     "matmul": Family(matmul.matmul),
     "softmax": Family(rows.softmax, rows.like_first),

@@ -223,6 +223,10 @@ template <class A> constexpr size_t size_of_arguments(void (*)(A)) { return size
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 template <class T> inline T __ldg(const T* place) { return *place; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<uint64_t>(a) * b >> 32; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __dadd_rn(double a, double b) { return a + b; }
 inline float __int_as_float(int bits) { float x; memcpy(&x, &bits, 4); return x; }
 inline float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }
 inline unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }
