@@ -113,7 +113,8 @@ class BatchNorm(_ChannelNorm):
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Block by block."""
-        x, scale, bias, mean, variance = inputs
+        x, wide = inputs[0], as_dtype(inputs[0].dtype).wide.numpy
+        scale, bias, mean, variance = (vector.astype(wide, copy=False) for vector in inputs[1:])
         factor = _factor(scale, variance, self.epsilon)
         rows, y = _rows(x), _rows(outputs[0])
         for items, channels, positions in _all_blocks(rows.shape):

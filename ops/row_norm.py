@@ -224,7 +224,7 @@ class _RowNormGrad(Op):
                 if self.centred:
                     parameters[1] += np.add.reduce(block, axis=0, out=row, dtype=wide)
                 means = np.matmul(product, scale) / width
-                np.multiply(block, scale, out=product)
+                np.multiply(block, scale, out=product, dtype=wide)
             normal *= means[:, None]
             if self.centred:
                 product -= (np.sum(product, axis=1) / width)[:, None]

@@ -119,7 +119,7 @@ class SoftmaxGrad(RowOp):
     def block(self, inputs: Arrays, out: np.ndarray, scratch: np.ndarray, number: np.ndarray) -> None:
         """Products in scratch, so that the output may lie on either input."""
         y, g = inputs
-        np.multiply(y, g, out=scratch)
+        np.multiply(y, g, out=scratch, dtype=scratch.dtype)
         np.add.reduce(scratch, axis=1, keepdims=True, out=number)
         np.subtract(g, number, out=scratch)
         np.multiply(scratch, y, out=out)
@@ -175,7 +175,7 @@ class LogSoftmaxGrad(RowOp):
         """exp(y) in scratch, so that the output may lie on either input."""
         y, g = inputs
         np.add.reduce(g, axis=1, keepdims=True, out=number, dtype=number.dtype)
-        np.exp(y, out=scratch)
+        np.exp(y, out=scratch, dtype=scratch.dtype)
         np.multiply(scratch, number, out=scratch)
         np.subtract(g, scratch, out=out)
 
