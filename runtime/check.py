@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from foreplan.errors import SessionError
 from foreplan.lower.program import Program
 from foreplan.planner import buffers
 from foreplan.planner.plan import Buffer, Plan
+from foreplan.runtime.engine import Memory
 
 POISON = 0xFF  # an array of these bytes is NaN in every float type
 MARGIN = 4096  # bytes watched on each side of what a step may write
@@ -24,20 +24,20 @@ class Poison:
     A kernel that reads dead bytes then computes NaNs; one that writes past its outputs or workspace is refused.
     """
 
-    def __init__(self, program: Program, plan: Plan, regions: Sequence[np.ndarray]) -> None:
+    def __init__(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> None:
         self.program, self.plan, self.regions = program, plan, regions
-        self.margins: list[tuple[np.ndarray, np.ndarray]] = []
-        self.dead_after: dict[int, list[np.ndarray]] = defaultdict(list)
-        starting: list[np.ndarray] = [np.ones(len(region), bool) for region in regions]
+        self.margins: list[tuple[Memory, np.ndarray]] = []
+        self.dead_after: dict[int, list[Memory]] = defaultdict(list)
+        starting: list[list[tuple[int, int]]] = [[] for _ in regions]
         found = buffers(plan, program)
         for buffer in found:
             if buffer.lower == 0 and buffer.value >= 0:
-                starting[buffer.region][buffer.offset : buffer.offset + buffer.nbytes] = False
+                starting[buffer.region].append((buffer.offset, buffer.offset + buffer.nbytes))
         for buffer in found:
             if buffer.upper < len(plan.steps) and not self._taken_in_place(buffer):
                 region = regions[buffer.region]
                 self.dead_after[buffer.upper - 1].append(region[buffer.offset : buffer.offset + buffer.nbytes])
-        self.unused_at_start = starting
+        self.unused_at_start = [gap for region, used in zip(regions, starting) for gap in _gaps(region, used)]
 
     def _taken_in_place(self, buffer: Buffer) -> bool:
         """Whether the first step after the buffer's life still reads it, and gives its bytes to what it writes."""
@@ -46,27 +46,27 @@ class Poison:
 
     def start(self) -> None:
         """Poison every byte that holds nothing when a step begins."""
-        for region, unused in zip(self.regions, self.unused_at_start):
-            region[unused] = POISON
+        for gap in self.unused_at_start:
+            gap.fill(POISON)
 
     def before(self, step: int) -> None:
         """Remember the bytes around everything that the step may write."""
         self.margins = [(span, span.copy()) for span in self._margins(step)]
 
-    def after(self, step: int) -> None:
+    def after(self, step: int, seconds: float) -> None:
         """Compare the bytes around what the step wrote, then poison what has died.
 
         Raises:
             SessionError: names the node that wrote outside its outputs and workspace.
         """
         for span, old in self.margins:
-            if not np.array_equal(span, old):
+            if not np.array_equal(span.copy(), old):
                 name = self.program.actions[self.plan.steps[step].action].name
                 raise SessionError(f"node {name!r} (step {step}) wrote outside its outputs and workspace")
         for span in self.dead_after.get(step, ()):
-            span[...] = POISON
+            span.fill(POISON)
 
-    def _margins(self, step: int) -> Iterator[np.ndarray]:
+    def _margins(self, step: int) -> Iterator[Memory]:
         """Up to MARGIN bytes on both sides of each output and of the workspace, where nothing may be written."""
         planned = self.plan.steps[step]
         action, values = self.program.actions[planned.action], self.program.values
@@ -83,6 +83,15 @@ class Poison:
                 yield memory[high : min(ceiling, high + MARGIN)]
 
 
+def _gaps(region: Memory, used: Sequence[tuple[int, int]]) -> Iterator[Memory]:
+    """The parts of a region that lie in none of these spans."""
+    low = 0
+    for lower, upper in (*sorted(used), (len(region), len(region))):
+        if low < lower:
+            yield region[low:lower]
+        low = max(low, upper)
+
+
 @dataclass(frozen=True)
 class Timing:
     """One executed step: the node it ran and how long that took."""
@@ -95,19 +104,16 @@ class Timing:
 
 
 class Trace:
-    """Times every step, and adds each to a list."""
+    """Adds the time of every step to a list."""
 
     def __init__(self, program: Program, plan: Plan, timings: list[Timing]) -> None:
         self.program, self.plan, self.timings = program, plan, timings
-        self.started = 0.0
 
     def before(self, step: int) -> None:
-        """Start the clock."""
-        self.started = time.perf_counter()
+        """Nothing is to be done."""
 
-    def after(self, step: int) -> None:
-        """Stop it."""
-        seconds = time.perf_counter() - self.started
+    def after(self, step: int, seconds: float) -> None:
+        """Note how long it took."""
         index = self.plan.steps[step].action
         action, call = self.program.actions[index], self.program.calls[index]
         self.timings.append(Timing(action.name, call.op.name, seconds, action.nbytes, action.flops))

@@ -7,19 +7,18 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from foreplan.errors import SessionError
 from foreplan.files import write_atomically
 from foreplan.graph import Kind
 from foreplan.lower.program import Program, Slot
+from foreplan.runtime.engine import Place, write
 
 FORMAT = "foreplan.checkpoint.1"
 # One key of the file's metadata holds all of ours: the safetensors library writes several keys in any order.
 KEY = "foreplan"
 
 
-def save_checkpoint(path: str, program: Program, arrays: Mapping[str, np.ndarray]) -> None:
+def save_checkpoint(path: str, program: Program, places: Mapping[str, Place]) -> None:
     """Write parameters, buffers and state, the same bytes for the same content; constants belong to the model and are
     left out, and so are accumulators, which are zero between steps.
 
@@ -31,11 +30,11 @@ def save_checkpoint(path: str, program: Program, arrays: Mapping[str, np.ndarray
     kept = _kept(program)
     state = [slot.name for slot in kept if slot.kind is Kind.STATE]
     about = json.dumps({"format": FORMAT, "model": program.model, "state": state}, ensure_ascii=False)
-    write_atomically(path, save({slot.name: arrays[slot.name] for slot in kept}, {KEY: about}))
+    write_atomically(path, save({slot.name: places[slot.name].read() for slot in kept}, {KEY: about}))
 
 
-def load_checkpoint(path: str, program: Program, arrays: Mapping[str, np.ndarray], state: bool = True) -> bool:
-    """Read a checkpoint into the arrays: all of it, or none if anything is wrong.
+def load_checkpoint(path: str, program: Program, places: Mapping[str, Place], state: bool = True) -> bool:
+    """Read a checkpoint into the stored values: all of it, or none if anything is wrong.
 
     A file that has no state at all leaves the program's as it is, and a program that keeps none (inference) passes
     over the file's.
@@ -69,7 +68,7 @@ def load_checkpoint(path: str, program: Program, arrays: Mapping[str, np.ndarray
                 f"{path!r} is of another model: its {slot.name!r} is {array.dtype}[{extents}], and not {want}"
             )
     for slot in found:
-        np.copyto(arrays[slot.name], loaded[slot.name])
+        write(places[slot.name], loaded[slot.name])
     return len(found) == len(_kept(program))
 
 

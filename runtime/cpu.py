@@ -15,6 +15,7 @@ from foreplan.lower import target_named
 from foreplan.lower.cpu import CpuTarget
 from foreplan.lower.program import Call, Program
 from foreplan.planner.plan import Plan
+from foreplan.runtime.engine import Memory
 from foreplan.runtime.numpy import NumpyBound, NumpyEngine
 
 
@@ -25,7 +26,7 @@ class CpuBound(NumpyBound):
         joined: the calls, those of compiled functions made by one.
     """
 
-    def __init__(self, program: Program, plan: Plan, regions: Sequence[np.ndarray]) -> None:
+    def __init__(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> None:
         self.threads = _threads(program)
         super().__init__(program, plan, regions)
         self.joined = joined(self.calls)
@@ -72,6 +73,6 @@ class CpuEngine(NumpyEngine):
         threadpool_limits(planned)
         set_threads(planned)
 
-    def bind(self, program: Program, plan: Plan, regions: Sequence[np.ndarray]) -> CpuBound:
+    def bind(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> CpuBound:
         """Every step as a ready call."""
         return CpuBound(program, plan, regions)

@@ -3,27 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from foreplan.lower.program import Operand, Program
 from foreplan.planner.plan import Plan
 
-Memory = np.ndarray  # uint8, one stretch of an arena
+Run = Callable[[], object]  # a kernel bound to its arrays
+
+
+class Memory(Protocol):
+    """One stretch of an arena, on the host or on a device: a NumPy array of bytes is one."""
+
+    def __len__(self) -> int:
+        """Bytes."""
+
+    def __getitem__(self, span: slice, /) -> Memory:
+        """A part of it."""
+
+    def fill(self, byte: int, /) -> None:
+        """Set every byte."""
+
+    def copy(self) -> np.ndarray:
+        """Its bytes on the host, copied."""
+
+
+class Place(Protocol):
+    """A tensor in an engine's memory, as a session reads and writes it from the host."""
+
+    def read(self) -> np.ndarray:
+        """Its elements as an array on the host, which may be the tensor itself: the next run or write changes it."""
+
+    def fill(self, make: Callable[[np.ndarray], object]) -> None:
+        """Give it the elements that a function writes into an array of its shape and type."""
+
+
+def write(place: Place, array: np.ndarray) -> None:
+    """Give a tensor these elements, converted to its type."""
+    place.fill(lambda elements: np.copyto(elements, array, casting="unsafe"))
 
 
 class Bound(Protocol):
     """A plan bound to memory: `run` executes every step, in order, and allocates nothing."""
 
     def run(self) -> None:
-        """Execute the plan once."""
+        """Execute the plan once; on a device it may still be running when this returns, and `Place.read` waits."""
 
     def run_watched(self, watch: Watch) -> None:
         """Execute the plan once and call `watch` around every step, for debugging."""
 
-    def window(self, operand: Operand, offset: int) -> Any:
-        """The engine's array for a tensor whose value lies at `offset` of its region."""
+    def place(self, operand: Operand, offset: int) -> Place:
+        """The tensor whose value lies at `offset` of its region."""
 
 
 class Watch(Protocol):
@@ -32,11 +63,8 @@ class Watch(Protocol):
     def before(self, step: int) -> None:
         """Called before step number `step` runs."""
 
-    def after(self, step: int) -> None:
-        """Called after it ran."""
-
-
-Run = Callable[[], object]  # a kernel bound to its arrays
+    def after(self, step: int, seconds: float) -> None:
+        """Called after it ran and took so long."""
 
 
 class Engine(Protocol):
@@ -44,10 +72,14 @@ class Engine(Protocol):
 
     name: str
 
-    def allocate(self, heights: Sequence[int]) -> list[Memory]:
-        """One arena on the device holding regions of these heights, aligned to 64 bytes; the regions in order."""
+    def allocate(self, heights: Sequence[int]) -> Sequence[Memory]:
+        """One arena on the device holding regions of these heights, aligned as the target says; the regions in order.
 
-    def allocate_host(self, heights: Sequence[int]) -> list[Memory]:
+        Raises:
+            MemoryError, SessionError: there is no memory for it.
+        """
+
+    def allocate_host(self, heights: Sequence[int]) -> Sequence[Memory]:
         """Likewise in host memory, as the device can copy from and to it fastest."""
 
     def use_threads(self, program: Program, threads: int | None) -> None:
@@ -58,4 +90,4 @@ class Engine(Protocol):
         """
 
     def bind(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> Bound:
-        """Every step as a ready call on the regions' memory."""
+        """Every step as a ready call on the regions' memory, which `allocate` and `allocate_host` made."""

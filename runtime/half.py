@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from foreplan.graph.init import generator_for
 from foreplan.lower.program import Program, Slot
 from foreplan.planner.plan import Plan
 from foreplan.runtime.check import Poison
-from foreplan.runtime.engine import Engine, Memory, Watch
+from foreplan.runtime.engine import Engine, Memory, Watch, write
 
 
 class Half:
@@ -21,7 +20,7 @@ class Half:
         program: what runs.
         plan: where and when.
         bound: its calls.
-        stored: the stored values, by name, in place.
+        stored: where the stored values lie, by name.
     """
 
     def __init__(self, engine: Engine, program: Program, plan: Plan, regions: Sequence[Memory], poison: bool) -> None:
@@ -29,10 +28,10 @@ class Half:
         self.program, self.plan = program, plan
         self.bound = engine.bind(program, plan, regions)
         starts, ends = dict(plan.starts), dict(plan.ends)
-        self._inputs = {s.name: self.bound.window(s.operand, starts[s.operand.value]) for s in program.inputs}
-        self.stored = {s.name: self.bound.window(s.operand, starts[s.operand.value]) for s in program.stored}
+        self._inputs = {s.name: self.bound.place(s.operand, starts[s.operand.value]) for s in program.inputs}
+        self.stored = {s.name: self.bound.place(s.operand, starts[s.operand.value]) for s in program.stored}
         self._results = {
-            id(slot): self.bound.window(slot.operand, ends[slot.operand.value])
+            id(slot): self.bound.place(slot.operand, ends[slot.operand.value])
             for slot in (*program.outputs, *program.gradients, *((program.loss,) if program.loss else ()))
         }
         self._defaults = {slot.name: _default(slot) for slot in program.inputs if slot.init is not None}
@@ -43,7 +42,7 @@ class Half:
         if self._poison is not None:
             self._poison.start()
         for name, place in self._inputs.items():
-            np.copyto(place, arrays[name] if name in arrays else self._defaults[name], casting="unsafe")
+            write(place, arrays[name] if name in arrays else self._defaults[name])
 
     def run(self, watch: Watch | None = None) -> None:
         """Run the program on the inputs written; `watch`, or else the poison, sees every instruction."""
@@ -53,9 +52,9 @@ class Half:
         else:
             self.bound.run_watched(watching)
 
-    def result(self, slot: Slot) -> Any:
-        """A result of the program in place, where the next run overwrites it."""
-        return self._results[id(slot)]
+    def result(self, slot: Slot) -> np.ndarray:
+        """A result of the program, which the next run overwrites."""
+        return self._results[id(slot)].read()
 
 
 def _default(slot: Slot) -> np.ndarray:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 import numpy as np
 
 from foreplan.lower.program import Call, Operand, Program
 from foreplan.planner.plan import Plan, Step
-from foreplan.runtime.engine import Run, Watch
+from foreplan.runtime.engine import Memory, Run, Watch
 from foreplan.units import align_up
 
 ALIGNMENT = 64
@@ -37,6 +39,21 @@ def window(program: Program, regions: Sequence[np.ndarray], operand: Operand, of
     return np.ndarray(type.shape, type.dtype.numpy, region, offset + operand.offset, operand.strides)
 
 
+class HostPlace:
+    """A tensor in host memory: an array that is a window onto the arena."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def read(self) -> np.ndarray:
+        """The array itself."""
+        return self.array
+
+    def fill(self, make: Callable[[np.ndarray], object]) -> None:
+        """Written in place."""
+        make(self.array)
+
+
 class NumpyBound:
     """A plan on the NumPy engine.
 
@@ -45,9 +62,9 @@ class NumpyBound:
         calls: one a step.
     """
 
-    def __init__(self, program: Program, plan: Plan, regions: Sequence[np.ndarray]) -> None:
+    def __init__(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> None:
         self.program = program
-        self.regions = regions
+        self.regions = cast(Sequence[np.ndarray], regions)
         self.calls = [self._ready(step) for step in plan.steps]
 
     def _ready(self, step: Step) -> Run:
@@ -68,6 +85,10 @@ class NumpyBound:
         """The array of a tensor whose value lies at `offset` of its region."""
         return window(self.program, self.regions, operand, offset)
 
+    def place(self, operand: Operand, offset: int) -> HostPlace:
+        """The tensor whose value lies at `offset` of its region."""
+        return HostPlace(self.window(operand, offset))
+
     def run(self) -> None:
         """Execute the plan once."""
         with np.errstate(all="ignore"):  # infinities and NaNs are results like any other
@@ -79,8 +100,9 @@ class NumpyBound:
         with np.errstate(all="ignore"):
             for i, call in enumerate(self.calls):
                 watch.before(i)
+                started = time.perf_counter()
                 call()
-                watch.after(i)
+                watch.after(i, time.perf_counter() - started)
 
 
 class NumpyEngine:
@@ -103,6 +125,6 @@ class NumpyEngine:
 
             threadpool_limits(threads)
 
-    def bind(self, program: Program, plan: Plan, regions: Sequence[np.ndarray]) -> NumpyBound:
+    def bind(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> NumpyBound:
         """Every step as a ready call."""
         return NumpyBound(program, plan, regions)

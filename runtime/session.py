@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from foreplan.lower.program import ARENA, HOST, PARAMETERS, Program, Slot
 from foreplan.planner import verify
 from foreplan.planner.plan import Plan
 from foreplan.runtime.check import Timing, Trace
-from foreplan.runtime.engine import Engine, Watch
+from foreplan.runtime.engine import Engine, Memory, Place, Watch, write
 from foreplan.runtime.half import Half
 from foreplan.runtime.inputs import check_array, check_inputs
 from foreplan.runtime.numpy import NumpyEngine
@@ -51,25 +52,25 @@ class Result:
 class Stored(MutableMapping[str, np.ndarray]):
     """Named stored values; reading gives a copy, assigning checks shape and type and writes into the arena."""
 
-    def __init__(self, slots: Mapping[str, Slot], arrays: Mapping[str, np.ndarray]) -> None:
-        self._slots, self._arrays = slots, arrays
+    def __init__(self, slots: Mapping[str, Slot], places: Mapping[str, Place]) -> None:
+        self._slots, self._places = slots, places
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._arrays[name].copy()
+        return self._places[name].read().copy()
 
     def __setitem__(self, name: str, array: Any) -> None:
-        if name not in self._arrays:
+        if name not in self._places:
             raise SessionError(f"there is no stored value {name!r}; nothing can be added to a session")
-        np.copyto(self._arrays[name], check_array(self._slots[name], array), casting="unsafe")
+        write(self._places[name], check_array(self._slots[name], array))
 
     def __delitem__(self, name: str) -> None:
         raise SessionError(f"{name!r} cannot be deleted: its place in the arena is part of the plan")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(self._arrays)
+        return len(self._places)
 
 
 class Session:
@@ -138,13 +139,12 @@ class Session:
         self._stored = self._body.stored
         slots = {slot.name: slot for slot in program.stored}
         kept = {slot.name: self._stored[slot.name] for slot in program.stored if slot.kind.is_kept}
-        trained = {name: array for name, array in kept.items() if slots[name].kind is Kind.PARAMETER}
+        trained = {name: place for name, place in kept.items() if slots[name].kind is Kind.PARAMETER}
         self.stored: Stored = Stored(slots, kept)
         self.parameters: Stored = Stored(slots, trained)
         for slot in program.stored:
             if share is None or self.program.values[slot.operand.value].region != PARAMETERS:
-                assert slot.init is not None
-                slot.init.fill(self._stored[slot.name], generator_for(seed, slot.name))
+                self._stored[slot.name].fill(partial(_draw, slot, seed))
 
     def step(self, inputs: Mapping[str, Any] | None = None) -> Result:
         """Run the program once; where it accumulates gradients, once for each micro-batch, and then its update.
@@ -195,13 +195,13 @@ class Session:
             self._broken = ""
             for slot in self.program.stored:
                 if slot.kind is Kind.ACCUMULATOR:  # an interrupted step has left its sums
-                    self._stored[slot.name].fill(0)
+                    self._stored[slot.name].fill(lambda sums: sums.fill(0))
 
     @property
     def steps_done(self) -> int:
         """How many updates the parameters have had."""
         count = self.program.step_count
-        return 0 if count is None else int(self._stored[count.name])
+        return 0 if count is None else int(self._stored[count.name].read())
 
     def _run(self, inputs: Mapping[str, Any], watches: Mapping[Half, Watch]) -> Result:
         self._refuse_if_broken()
@@ -209,7 +209,7 @@ class Session:
         count = 1 if self.update is None else self.update.micro_batches
         arrays = check_inputs(self._inputs, inputs, count if update else None)
         results = (*self.program.outputs, *self.program.gradients)
-        read = {id(slot): _like(body.result(slot), (count,) if update else ()) for slot in results}
+        read = {id(slot): _empty(slot, (count,) if update else ()) for slot in results}
         body.write(_micro_batch(self._inputs, arrays, 0) if update else arrays)
         with self._breaking():
             for i in range(count):
@@ -247,13 +247,19 @@ def _micro_batch(slots: Mapping[str, Slot], arrays: Mapping[str, np.ndarray], in
     return {name: array[index] if slots[name].init is None else array for name, array in arrays.items()}
 
 
-def _like(window: np.ndarray, leading: tuple[int, ...]) -> np.ndarray:
-    return np.empty((*leading, *window.shape), window.dtype)
+def _draw(slot: Slot, seed: int, elements: np.ndarray) -> None:
+    """The first content of a stored value."""
+    assert slot.init is not None
+    slot.init.fill(elements, generator_for(seed, slot.name))
 
 
-def _regions(engine: Engine, heights: Sequence[int], share: Session | None) -> tuple[list[np.ndarray], int]:
+def _empty(slot: Slot, leading: tuple[int, ...]) -> np.ndarray:
+    return np.empty((*leading, *slot.operand.type.shape), slot.operand.type.dtype.numpy)
+
+
+def _regions(engine: Engine, heights: Sequence[int], share: Session | None) -> tuple[list[Memory], int]:
     """Memory of every region on the device, and how many bytes of it are new."""
-    regions: dict[int, np.ndarray] = {}
+    regions: dict[int, Memory] = {}
     if share is not None:
         regions[PARAMETERS] = share.regions[PARAMETERS]
         if len(share.regions[ARENA]) >= heights[ARENA]:
@@ -264,8 +270,8 @@ def _regions(engine: Engine, heights: Sequence[int], share: Session | None) -> t
 
 
 def _allocate(
-    allocate: Callable[[Sequence[int]], list[np.ndarray]], heights: Sequence[int], what: str
-) -> list[np.ndarray]:
+    allocate: Callable[[Sequence[int]], Sequence[Memory]], heights: Sequence[int], what: str
+) -> Sequence[Memory]:
     try:
         return allocate(heights)
     except MemoryError:
