@@ -1,0 +1,140 @@
+"""What a step takes of the C library's heap while it runs, counted by functions that stand before its own.
+
+oneDNN makes the list of a primitive's arguments for each run, and its products of matrices with gaps (which Winograd's
+algorithm and attention make) take a block for themselves, of which it does not tell: nothing else, and nothing stays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cpu.check import needs_onednn
+
+LISTS = 4 * 1024  # bytes: of arguments, of the primitives of one kernel
+BLOCK = 256 * 1024  # bytes, a thread
+COUNTER = """
+#include <errno.h>
+#include <malloc.h>
+#include <stdatomic.h>
+#include <stddef.h>
+
+void *__libc_malloc(size_t);
+void *__libc_calloc(size_t, size_t);
+void *__libc_realloc(void *, size_t);
+void *__libc_memalign(size_t, size_t);
+void __libc_free(void *);
+
+static atomic_int counting;
+static atomic_long held;
+atomic_long most_held, still_held;
+
+void start_counting(void) { held = most_held = 0; counting = 1; }
+void stop_counting(void) { counting = 0; still_held = held; }
+
+static void *taken(void *p) {
+    if (counting && p) {
+        long now = atomic_fetch_add(&held, (long)malloc_usable_size(p)) + (long)malloc_usable_size(p);
+        long most = most_held;
+        while (now > most && !atomic_compare_exchange_weak(&most_held, &most, now)) {}
+    }
+    return p;
+}
+
+static void given_back(void *p) {
+    if (counting && p) held -= (long)malloc_usable_size(p);
+}
+
+void free(void *p) { given_back(p); __libc_free(p); }
+void *malloc(size_t n) { return taken(__libc_malloc(n)); }
+void *calloc(size_t n, size_t size) { return taken(__libc_calloc(n, size)); }
+void *realloc(void *p, size_t n) { given_back(p); return taken(__libc_realloc(p, n)); }
+void *memalign(size_t step, size_t n) { return taken(__libc_memalign(step, n)); }
+void *aligned_alloc(size_t step, size_t n) { return taken(__libc_memalign(step, n)); }
+int posix_memalign(void **p, size_t step, size_t n) {
+    *p = taken(__libc_memalign(step, n));
+    return *p ? 0 : ENOMEM;
+}
+"""
+STEPS = """
+import ctypes, json, sys
+from tests.cpu.test_engine import compiled, data_for
+
+counter = ctypes.CDLL(None)
+step = compiled(sys.argv[1], sys.argv[2], sys.argv[3] == "training")
+session, data = step.bind(), data_for(step)
+for _ in range(3):
+    session.step(data)
+run = session._body.bound.run
+run()
+counter.start_counting()
+run()
+counter.stop_counting()
+print(json.dumps([ctypes.c_long.in_dll(counter, name).value for name in ("most_held", "still_held")]))
+"""
+pytestmark = [
+    needs_onednn(),
+    pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the functions that count call glibc's own"),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler for the functions that count"),
+]
+
+
+@pytest.fixture(scope="module")
+def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("counter")
+    (folder / "counter.c").write_text(COUNTER)
+    command = ["cc", "-O1", "-shared", "-fPIC", "-o", "counter.so", "counter.c"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder / "counter.so"
+
+
+def held(counter: Path, *arguments: str, text: str = STEPS) -> tuple[int, int]:
+    """The most bytes that a step holds beside the arena, and those that it leaves."""
+    answer = subprocess.run(
+        [sys.executable, "-c", text, *arguments],
+        env={**os.environ, "LD_PRELOAD": str(counter)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    most, left = json.loads(answer.stdout)
+    return most, left
+
+
+def test_the_counter_counts(counter: Path) -> None:
+    """Else the rest could not fail."""
+    text = STEPS.replace("counter.start_counting()\nrun()", "counter.start_counting()\nkept = bytearray(12345)")
+    most, left = held(counter, "mlp:width=32,batch=8", "cpu:threads=1", "inference", text=text)
+    assert 12345 <= left <= most < 12345 + 2048
+
+
+GPT = "gpt2_small:batch=2,seq=160,layers=2,width=256,heads=4,vocabulary=600"
+RESNET = "resnet18:batch=2,size=64,classes=7"
+
+
+@pytest.mark.parametrize(
+    ("model", "threads", "form", "most"),
+    [
+        ("mlp:width=200,batch=64", 1, "training", LISTS),
+        (GPT, 1, "training", BLOCK),
+        (RESNET, 1, "training", BLOCK),
+        pytest.param(RESNET, 2, "training", 2 * BLOCK, marks=pytest.mark.slow),
+        pytest.param(RESNET, 1, "inference", BLOCK, marks=pytest.mark.slow),
+        pytest.param(GPT, 1, "inference", BLOCK, marks=pytest.mark.slow),
+        pytest.param("mobilenet_v2:batch=2,size=64,classes=5", 1, "training", LISTS, marks=pytest.mark.slow),
+        pytest.param("mobilenet_v2:batch=2,size=64,classes=5", 1, "inference", LISTS, marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_holds_what_onednn_does_not_tell_and_leaves_nothing(
+    counter: Path, model: str, threads: int, form: str, most: int
+) -> None:
+    found, left = held(counter, model, f"cpu:threads={threads}", form)
+    assert left == 0
+    assert found <= most
