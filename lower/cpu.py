@@ -67,10 +67,9 @@ class CpuTarget:
 
     def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
         """The kernels of the op's family, the one predicted to be the fastest first; or the reference kernel."""
-        from foreplan.cpu.table import family_of, kernels_for
+        from foreplan.cpu.table import kernels_for
 
-        family = family_of(op, [x.type for x in inputs], [y.type for y in outputs], self.threads)
-        found = kernels_for(op, inputs, outputs, self.threads) if family else {}
+        found = kernels_for(op, inputs, outputs, self.threads)
         made = [
             Kernel(name, k.workspace, k.overwrites, getattr(k, "parts", ()), getattr(k, "nanoseconds", None))
             for name, k in found.items()

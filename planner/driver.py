@@ -54,7 +54,7 @@ def plan(problem: Problem, budget: int | float | str | None = None, remat: str =
     if budget is None:
         most = free_cost(base, lean.costs)
         found = once if remat == "off" else free_curve(lean.problem, base, lean.costs, most)
-        return with_rivals(lean, costs, found).lowest(most)
+        return with_rivals(lean, costs, found, most).lowest(most)
     curve = with_rivals(lean, costs, once)
     allowed = math.floor(curve.base.arena * budget) if isinstance(budget, float) else parse_bytes(budget)
     if curve.base.arena > allowed and (remat != "off" or problem.copies):

@@ -13,9 +13,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from foreplan.planner.alias import merge
 from foreplan.planner.bound import granularities, live_bytes
 from foreplan.planner.curve import Base, Curve
+from foreplan.planner.joins import join
 from foreplan.planner.layout import arena_bytes, lay_out, schedule
+from foreplan.planner.liveness import live_ranges
 from foreplan.planner.remat import Point, frontier
 from foreplan.planner.rivals import Lean
 from foreplan.units import align_up
@@ -39,7 +42,7 @@ class Option:
     cost: int
 
 
-def with_rivals(lean: Lean, costs: Sequence[int], curve: Curve) -> Curve:
+def with_rivals(lean: Lean, costs: Sequence[int], curve: Curve, most: int | None = None) -> Curve:
     """A curve of a lean problem as one of the whole: point 0 has the fastest everywhere, and recomputes nothing.
 
     Costs are what a schedule takes beyond that.
@@ -47,19 +50,39 @@ def with_rivals(lean: Lean, costs: Sequence[int], curve: Curve) -> Curve:
     Args:
         costs: of one run of each action of the whole problem.
         curve: of the lean problem, for its costs.
+        most: of the points that cost at most so much the lowest is wanted, and no other.
     """
     if lean.problem is lean.whole:
         return curve
     options = _options(lean, costs)
     once = curve.base.schedule
-    points = [Point(once.order, once.bound, 0), *_evenly(curve.points, MOST)]
-    steps = [_Steps.of(lean, options, point) for point in points]
-    made = schedule(lean.whole, once.name, steps[0].actions(steps[0].enough))
+    first = _Steps.of(lean, options, Point(once.order, once.bound, 0))
+    made = schedule(lean.whole, once.name, first.actions(first.enough))
     layout = lay_out(lean.whole, made)
     base = Base(made, layout, (*curve.base.stages, ("fastest kernels", arena_bytes(lean.whole, layout.heights))))
-    notable = max(sum(lean.costs[index] for index in once.order) // NOTABLE, 1)
-    found = [Point(tuple(steps[i].actions(highest)), highest, cost) for i, highest, cost in _choices(steps, notable)]
+    if most is None:
+        steps = [first, *(_Steps.of(lean, options, point) for point in _evenly(curve.points, MOST))]
+        notable = max(sum(lean.costs[index] for index in once.order) // NOTABLE, 1)
+        found = [steps[i].point_at(highest, cost) for i, highest, cost in _choices(steps, notable)]
+    else:
+        found = _lowest(lean, options, first, curve.points, most)
     return Curve(lean.whole, base, tuple(frontier(found, made.bound)))
+
+
+def _lowest(
+    lean: Lean, options: Sequence[tuple[Option, ...]], first: _Steps, points: Sequence[Point], most: int
+) -> list[Point]:
+    """Of each schedule the lowest form that costs at most so much; from the lowest schedule up, while that helps."""
+    found: list[Point] = []
+    for point in (*reversed(points), first.point):
+        if found and point.bound >= min(each.bound for each in found):
+            break
+        one = first if point is first.point else _Steps.of(lean, options, point)
+        enough = int(np.searchsorted(-one.cost, -most))
+        if enough < len(one.cost):
+            last = int(np.searchsorted(one.highest, one.highest[enough], side="right")) - 1
+            found.append(one.point_at(int(one.highest[last]), int(one.cost[last])))
+    return found
 
 
 def _options(lean: Lean, costs: Sequence[int]) -> list[tuple[Option, ...]]:
@@ -101,8 +124,9 @@ class _Steps:
     @classmethod
     def of(cls, lean: Lean, found: Sequence[tuple[Option, ...]], point: Point) -> _Steps:
         """Of one point of a lean curve."""
-        made = schedule(lean.problem, "", point.order)
-        live = live_bytes(lean.problem, point.order, made.ranges, made.chains)
+        ranges = live_ranges(lean.problem, point.order)
+        chains = join(lean.problem, point.order, ranges, merge(lean.problem, point.order, ranges))
+        live = live_bytes(lean.problem, point.order, ranges, chains)
         options = tuple(found[index] for index in point.order)
         slowest = point.cost + sum(own[0].cost for own in options)
         more = [
@@ -113,12 +137,16 @@ class _Steps:
         more.sort()
         room = np.array([0, *(nbytes for nbytes, _ in more)], np.int64)
         saved = np.cumsum(np.array([0, *(cost for _, cost in more)], np.int64))
-        return cls(point, options, live, room, np.maximum(room, made.bound), slowest - saved)
+        return cls(point, options, live, room, np.maximum(room, live.max(initial=0)), slowest - saved)
 
     @property
     def enough(self) -> int:
         """Bytes with which every step runs the fastest."""
         return int(self.highest[-1])
+
+    def point_at(self, highest: int, cost: int) -> Point:
+        """What the schedule becomes within so many live bytes."""
+        return Point(tuple(self.actions(highest)), highest, cost)
 
     def actions(self, most: int) -> list[int]:
         """What each step runs within so many live bytes: the last of its options that find room."""
