@@ -7,8 +7,9 @@ import pytest
 
 import foreplan as fp
 from foreplan.graph import Graph, parse_graph
+from foreplan.graph.types import DTYPES
 from foreplan.ops.conv_map import ConvMap
-from foreplan.passes import fuse_conv_maps
+from foreplan.passes import fuse_conv_maps, with_precision
 from tests.ops.check import evaluate
 
 RNG = np.random.default_rng(0)
@@ -73,3 +74,22 @@ def test_what_is_left_alone(old: str, new: str, left: set[str]) -> None:
 def test_a_target_that_does_not_ask_for_it_gets_none() -> None:
     graph = fp.models.build("resnet18:batch=1,size=32")
     assert not any(call.op.name == "conv_map" for call in fp.lower(graph).calls)
+
+
+def test_narrow_images_with_wide_vectors() -> None:
+    """What widens and rounds between the nodes goes: one rounding is left, of at most 2^-8 of an element's size."""
+    last = f"parameter %u: float64[3,3,3,3] = fill(1.0)\n%d: float64[2,3,6,5] = {CONV} [%x, %v] as %d"
+    text = TEXT.replace(f"%d: float64[2,3,6,5] = {CONV} [%x, %v] as %d", last)
+    text = text.replace("output %z = %z", f"%t: float64[2,3,6,5] = {CONV} [%z, %u] as %t\noutput %t = %t")
+    graph = with_precision(parse_graph(text.replace("float64", "float32")), DTYPES["bfloat16"])
+    after = fuse_conv_maps(graph, lambda op, inputs, outputs: True)
+    assert fused(after) == {"d/fused": "relu(((((a0 - a1) * a2) + a3) + a4))", "y/fused": "(((a0 - a1) * a2) + a3)"}
+    inputs = {"x": RNG.normal(size=(2, 4, 6, 5)).astype(np.float32)}
+    stored = {v.name: RNG.uniform(0.5, 2, size=v.shape).astype(np.float32) for v in graph.stored}
+    old, new = evaluate(graph, inputs, stored), evaluate(after, inputs, stored)
+    (narrow,) = (value for node in after.nodes if node.name == "d/fused" for value in node.outputs)
+    (before,) = (value for node in graph.nodes if node.name == "z" for value in node.outputs)
+    assert str(narrow.dtype) == str(before.dtype) == "bfloat16"
+    found, exact = new[narrow].astype(np.float64), old[before].astype(np.float64)
+    # Unfused, a result is rounded four times on its way, and what is added may cancel.
+    np.testing.assert_allclose(found, exact, rtol=4 * 2.0**-8, atol=4 * 2.0**-8 * np.abs(exact).max())
