@@ -94,6 +94,7 @@ _FUNCTIONS: dict[str, list[type]] = {
     "dnnl_post_ops_append_binary": [c_void_p, c_int, c_void_p],
     "dnnl_post_ops_append_prelu": [c_void_p, c_int],
     "dnnl_primitive_desc_query": [c_void_p, c_int, c_int, c_void_p],
+    "dnnl_primitive_desc_next_impl": [c_void_p],
     "dnnl_primitive_desc_destroy": [c_void_p],
     "dnnl_primitive_create": [POINTER(c_void_p), c_void_p],
     "dnnl_primitive_destroy": [c_void_p],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from ctypes import byref, c_char_p, c_void_p
 from dataclasses import dataclass
 from functools import partial
 
 from foreplan.cpu import library as c
-from foreplan.cpu.kernel import Run
+from foreplan.cpu.kernel import Refused, Run
 from foreplan.cpu.layouts import stepped
 from foreplan.cpu.library import Argument, Dims, library
 from foreplan.graph import TensorType, Window
@@ -132,11 +133,19 @@ class Primitive:
         descriptions: of its arguments as it wants them, by argument; those that were given stand as given.
     """
 
-    def __init__(self, create: Callable[..., object], *arguments: object, queries: Mapping[int, int]) -> None:
+    def __init__(
+        self, create: Callable[..., object], *arguments: object, queries: Mapping[int, int], avoided: str = ""
+    ) -> None:
+        """Described by one of oneDNN's functions, with these arguments; its `implementation` is the first that oneDNN
+        names, or the next after those that are avoided.
+        """
         functions = library().functions
         self.handle, self._made = c_void_p(), c_void_p()
         handled = (Description, Attributes, Primitive)
         create(byref(self.handle), *(a.handle if isinstance(a, handled) else a for a in arguments))
+        with suppress(Refused):  # there is no other
+            while avoided and avoided in self.implementation:
+                functions.dnnl_primitive_desc_next_impl(self.handle)
         self.descriptions = {
             argument: Description(c_void_p(functions.dnnl_primitive_desc_query_md(self.handle, query, 0)), owned=False)
             for argument, query in {**queries, c.SCRATCHPAD: c.QUERY_SCRATCHPAD}.items()
@@ -300,6 +309,7 @@ def convolution_data_gradient(g: Window, w: Window, dx: Window, geometry: Geomet
         Refused: oneDNN has no such convolution.
     """
     found, hint = library(), _hint(dx, w, g, geometry)
+    depthwise = len(w.shape) > len(g.shape) and w.shape[1:3] == (1, 1)
     return Primitive(
         found.functions.dnnl_convolution_backward_data_primitive_desc_create,
         found.engine,
@@ -311,6 +321,7 @@ def convolution_data_gradient(g: Window, w: Window, dx: Window, geometry: Geomet
         hint,
         Attributes(),
         queries={c.DIFF_DST: c.QUERY_DIFF_DST, c.WEIGHTS: c.QUERY_WEIGHTS, c.DIFF_SRC: c.QUERY_DIFF_SRC},
+        avoided="brgconv_strided" if depthwise else "",  # a product a channel: tens of times as slow as those behind it
     )
 
 
