@@ -1,0 +1,153 @@
+"""The zoo in bfloat16 at small sizes: forward, gradients and ten training steps beside float32; planned as unplanned.
+
+How far a gradient may be from float32's is told by the model itself. Where a batch norm has few items, or the input of
+a ReLU is near zero, rounding weights and input once, with everything else in float32, changes it as much as anything.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import foreplan as fp
+from foreplan.graph.init import generator_for
+from foreplan.planner import separate
+from foreplan.runtime.session import Session
+
+UNIT = 2.0**-8  # the most that one rounding to bfloat16 changes a number by, beside its size
+SMALL = {
+    "conv_chain": "size=16",
+    "mlp": "batch=16,width=32",
+    "gpt2_small": "batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=100",
+    "vit_b16": "batch=2,size=32,layers=2,classes=7,width=32,heads=4,patch=8",
+    "bert_base": "batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=100",
+    "unet": "batch=2,size=32,width=8",
+    "resnet18": "batch=4,size=64,classes=10",
+    "resnet50": "batch=4,size=64,classes=10",
+    "resnet101": "batch=4,size=32,classes=10",
+    "vgg16": "batch=2,size=32,classes=10,dropout=0.0",
+    "mobilenet_v2": "batch=4,size=64,classes=10",
+}
+LARGE = ("resnet18", "resnet50", "resnet101", "vgg16", "mobilenet_v2")
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in SMALL]
+
+
+def test_the_whole_zoo_is_here() -> None:
+    assert set(SMALL) == set(fp.models.names())
+
+
+@cache
+def compiled(name: str, precision: str, optimizer: bool) -> fp.Compiled:
+    graph = fp.models.build(f"{name}:{SMALL[name]}")
+    rule = fp.optim.Nesterov(0.002) if optimizer else None
+    return fp.compile(graph, fp.models.default_loss(name), rule, precision=precision, remat="free" if rule else "off")
+
+
+def inputs(step: fp.Compiled) -> dict[str, np.ndarray]:
+    found = {}
+    for slot in step.program.inputs:
+        if slot.init is None:
+            type, rng = slot.operand.type, generator_for(3, slot.name)
+            found[slot.name] = (
+                rng.standard_normal(type.shape).astype(np.float32)
+                if type.dtype.is_float
+                else rng.integers(0, slot.valid[1] + 1 if slot.valid else 2, type.shape)
+            )
+    return found
+
+
+def bound(step: fp.Compiled, name: str) -> Session:
+    """A session of a network that trains: the last scale of each residual block is small (Goyal et al., 2017)."""
+    session = step.bind(seed=1)
+    last = {"resnet18": "bn2.weight", "resnet50": "bn3.weight", "resnet101": "bn3.weight"}.get(name)
+    for each in session.parameters:
+        if last is not None and each.startswith("layer") and each.endswith(last):
+            session.parameters[each] = np.full(session.parameters[each].shape, 0.1, np.float32)
+    return session
+
+
+def rounded(array: np.ndarray) -> np.ndarray:
+    return array.astype(ml_dtypes.bfloat16).astype(np.float32) if array.dtype == np.float32 else array
+
+
+def distance(found: Any, exact: Any) -> float:
+    """Of two sets of gradients, beside the size of the second."""
+    square = sum(float(((found[k] - exact[k]).astype(np.float64) ** 2).sum()) for k in exact)
+    return float(np.sqrt(square / sum(float((exact[k].astype(np.float64) ** 2).sum()) for k in exact)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_forward_pass(name: str) -> None:
+    """Results of some hundred roundings, most of which normalisations and sums make small again: at most 8 of them."""
+    graph = fp.models.build(f"{name}:{SMALL[name]}")
+    steps = [fp.compile(graph, precision=precision) for precision in ("float32", "bf16")]
+    exact, found = (next(iter(bound(step, name).step(inputs(step)).outputs.values())) for step in steps)
+    assert found.dtype == np.float32
+    assert np.abs(found - exact).max() <= 8 * UNIT * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loss_and_gradients(name: str) -> None:
+    """Within what one rounding of weights and input changes, three times over, and a few roundings more."""
+    step = compiled(name, "float32", False)
+    session, data = bound(step, name), inputs(step)
+    exact = session.step(data)
+    wanted = {k: np.array(x) for k, x in exact.gradients.items()}
+    found = bound(compiled(name, "bf16", False), name).step(data)
+    assert {x.dtype for x in found.gradients.values()} == {np.dtype(np.float32)}
+    session = bound(step, name)
+    for each in session.parameters:
+        session.parameters[each] = rounded(np.array(session.parameters[each]))
+    moved = distance(session.step({k: rounded(x) for k, x in data.items()}).gradients, wanted)
+    assert distance(found.gradients, wanted) <= 3 * moved + 2 * UNIT
+    assert abs(found.loss - exact.loss) <= 4 * UNIT * abs(exact.loss)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ten_training_steps(name: str) -> None:
+    """Losses fall, and as in float32: after each step, within a tenth of what training has gained by then."""
+    runs = []
+    for precision in ("float32", "bf16"):
+        step = compiled(name, precision, True)
+        session, data = bound(step, name), inputs(step)
+        runs.append(np.array([float(session.step(data).loss) for _ in range(10)]))
+    exact, found = runs
+    assert exact[-1] < exact[0] and found[-1] < found[0]
+    gained = np.maximum(np.abs(exact[0] - exact), UNIT * abs(exact[0]))
+    if name != "mobilenet_v2":  # whose gradients are as they fall: rounding the images alone changes them by 80 %
+        assert (np.abs(found - exact) <= 0.1 * gained + UNIT * abs(exact[0])).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_planned_run_is_the_unplanned_one(name: str) -> None:
+    step = compiled(name, "bf16", True)
+    planned, apart = step.bind(seed=4), Session(step.program, separate(step.plan, step.program), seed=4)
+    data = inputs(step)
+    for _ in range(2):
+        assert planned.step(data).loss == apart.step(data).loss
+    for each in planned.parameters:
+        assert planned.parameters[each].tobytes() == apart.parameters[each].tobytes()
+
+
+@pytest.mark.parametrize("name", ["unet", "gpt2_small"])
+def test_with_poisoned_memory(name: str) -> None:
+    step = compiled(name, "bf16", True)
+    step.bind(poison=True).step(inputs(step))
+
+
+@pytest.mark.parametrize(
+    "options", [{"budget": 0.97, "remat": "auto"}, {"offload": True}, {"checkpoint": ["h.*"]}], ids=str
+)
+def test_with_recomputation_and_copies(options: dict[str, Any]) -> None:
+    graph = fp.models.build("gpt2_small:batch=8,seq=32,layers=2,width=32,heads=4,vocabulary=100")
+    plain, other = (
+        fp.compile(graph, fp.losses.cross_entropy, fp.optim.Adam(1e-3), precision="bf16", **more)
+        for more in ({}, options)
+    )
+    sessions, data = [step.bind(seed=4) for step in (plain, other)], inputs(plain)
+    losses = [[session.step(data).loss for _ in range(2)] for session in sessions]
+    assert losses[0] == losses[1]
