@@ -49,18 +49,17 @@ __device__ inline REAL fraction(const Words& words, int i) {
 
 // Both numbers of a pair (Box and Muller 1958).
 __device__ inline void normal_pair(const Words& words, int i, REAL& even, REAL& odd) {
-    REAL radius, angle;
+    REAL radius, turns;
     if (sizeof(REAL) == 8) {
         radius = plus(fraction(words, i), static_cast<REAL>(0x1p-54));
-        angle = fraction(words, i + 1);
+        turns = fraction(words, i + 1);
     } else {
         radius = plus(times(static_cast<REAL>(words.at[i]), static_cast<REAL>(0x1p-32)), static_cast<REAL>(0x1p-33));
-        angle = times(static_cast<REAL>(words.at[i + 1]), static_cast<REAL>(0x1p-32));
+        turns = times(static_cast<REAL>(words.at[i + 1]), static_cast<REAL>(0x1p-32));
     }
     radius = scalar::square_root(times(scalar::logarithm(radius), static_cast<REAL>(-2)));
-    angle = times(angle, static_cast<REAL>(6.283185307179586));
-    even = times(scalar::cosine(angle), radius);
-    odd = times(scalar::sine(angle), radius);
+    even = times(scalar::cosine_of_halves(2 * turns), radius);
+    odd = times(scalar::sine_of_halves(2 * turns), radius);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) random_numbers(const Arguments a) {

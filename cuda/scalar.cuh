@@ -22,6 +22,8 @@ template <class T> constexpr bool is_signed = static_cast<T>(-1) < static_cast<T
 
 OF_FLOATS(square_root, sqrt)
 OF_FLOATS(exponential, exp)
+OF_FLOATS(sine_of_halves, sinpi)  // of x times half a turn: without the stack that large angles take
+OF_FLOATS(cosine_of_halves, cospi)
 OF_FLOATS(exponential_less_1, expm1)
 OF_FLOATS(logarithm, log)
 OF_FLOATS(logarithm_of_1_and, log1p)

@@ -1,111 +1,213 @@
-"""Sources compiled to machine code for a card by NVRTC, which needs no card; kept on disk."""
+"""Machine code for cards: cubins by nvcc, or by NVRTC, neither of which needs a card; kept on disk.
+
+What a kernel needs (registers, stack) is read from the cubin, whichever compiler made it.
+"""
 
 from __future__ import annotations
 
-import json
-import re
+import ctypes
+import ctypes.util
+import hashlib
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import sha256
-from typing import Any
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
 
-from foreplan.errors import TargetError
+from foreplan.errors import ForeplanError, TargetError
+from foreplan.gpu.device import Device
 from foreplan.gpu.launch import FOLDER, Source, sources_digest
 from foreplan.kept import keep, kept
 
-_OPTIONS = ("--std=c++17", "--ptxas-options=-v")
-_REPORTED = re.compile(
-    r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\s*.*?Used (\d+) registers", re.DOTALL
-)
+_STANDARD = "-std=c++17"
+_ADVICE = "install CUDA's nvcc, or the wheel nvidia-cuda-nvrtc"
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """A source as machine code.
+class Figures:
+    """What a kernel needs of each thread.
 
     Attributes:
-        cubin: for one architecture.
-        registers: of a thread.
-        stack_bytes: of a thread, in device memory that the driver would set aside for all of them.
-        spill_bytes: written to it and read from it for want of registers.
+        registers: of 32 bits.
+        stack: bytes of local memory, of spilled registers among other things.
     """
 
-    cubin: bytes
     registers: int
-    stack_bytes: int
-    spill_bytes: int
+    stack: int
 
 
-def architecture(compute: int) -> str:
-    """The name of a compute capability's machine code: `sm_90` for 90."""
-    return f"sm_{compute}"
+class Compiler(Protocol):
+    """Makes cubins.
 
-
-@lru_cache(maxsize=4096)
-def compiled(source: Source, architecture: str) -> Compiled:
-    """A source compiled for an architecture such as `sm_90` or `sm_90a`.
-
-    Raises:
-        TargetError: NVRTC is not installed, or does not take the source or know the architecture.
+    Attributes:
+        version: changes with the code that it makes.
     """
-    nvrtc = _library()
-    options = (*_OPTIONS, f"--gpu-architecture={architecture}")
-    known_by = repr((nvrtc.getVersion(), options, sources_digest(), source.text, _REPORTED.pattern))
-    name = f"cubin-{sha256(known_by.encode()).hexdigest()}"
-    content = kept(name)
-    if content is None:
-        made = _compile(nvrtc, source, options)
-        figures = [made.registers, made.stack_bytes, made.spill_bytes]
-        keep(name, json.dumps(figures).encode() + b"\n" + made.cubin)
-        return made
-    first, _, cubin = content.partition(b"\n")
-    return Compiled(cubin, *json.loads(first))
+
+    version: str
+
+    def compile(self, text: str, architecture: str) -> bytes:
+        """The cubin of a translation unit.
+
+        Raises:
+            CompilationError: with what the compiler says.
+        """
 
 
-def _compile(nvrtc: Any, source: Source, options: tuple[str, ...]) -> Compiled:
-    program = nvrtc.createProgram(source.text, f"for {source.file}", (), ())
-    try:
-        nvrtc.compileProgram(program, (*options, f"--include-path={FOLDER}"))
-        cubin, said = nvrtc.getCUBIN(program), nvrtc.getProgramLog(program)
-    except nvrtc.NVRTCError as error:
-        log = nvrtc.getProgramLog(program).strip()
-        raise TargetError(f"NVRTC {_version(nvrtc)} does not compile {source.file}: {error}\n{log}") from None
-    finally:
-        nvrtc.destroyProgram(program)
-    found = _REPORTED.findall(said)
-    if len(found) != 1:
-        raise TargetError(f"NVRTC {_version(nvrtc)} says nothing of registers and stack for {source.file}: {said!r}")
-    stack, stores, loads, registers = map(int, found[0])
-    return Compiled(cubin, registers, stack, stores + loads)
+class CompilationError(ForeplanError):
+    """A kernel that a CUDA compiler refuses: a fault of ours, or a compiler that is too old."""
 
 
-def _version(nvrtc: Any) -> str:
-    return ".".join(map(str, nvrtc.getVersion()))
+class Nvcc:
+    """The compiler driver of CUDA's toolkit."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+
+    def compile(self, text: str, architecture: str) -> bytes:
+        """See `Compiler`."""
+        with tempfile.TemporaryDirectory() as folder:
+            source, made = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
+            source.write_text(text)
+            options = [_STANDARD, "-cubin", f"-arch={architecture}", f"-I{FOLDER}", "-o", str(made), str(source)]
+            done = subprocess.run([self.path, *options], capture_output=True, text=True)
+            if done.returncode:
+                raise CompilationError(f"{self.path} cannot compile a kernel for {architecture}:\n{done.stderr[:4000]}")
+            return made.read_bytes()
+
+
+class Nvrtc:
+    """The library that compiles at run time."""
+
+    def __init__(self, path: str) -> None:
+        self.library = ctypes.CDLL(path)
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self.library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        self.version = f"NVRTC {major.value}.{minor.value}"
+
+    def compile(self, text: str, architecture: str) -> bytes:
+        """See `Compiler`."""
+        library, program = self.library, ctypes.c_void_p()
+        library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
+        given = [_STANDARD, f"--gpu-architecture={architecture}", f"--include-path={FOLDER}"]
+        options = (ctypes.c_char_p * len(given))(*(option.encode() for option in given))
+        try:
+            if library.nvrtcCompileProgram(program, len(given), options):
+                log = self._read(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
+                said = log.decode(errors="replace")[:4000]
+                raise CompilationError(f"{self.version} cannot compile a kernel for {architecture}:\n{said}")
+            return self._read(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program)
+        finally:
+            library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    @staticmethod
+    def _read(size_of: Callable[..., int], read: Callable[..., int], program: ctypes.c_void_p) -> bytes:
+        size = ctypes.c_size_t()
+        size_of(program, ctypes.byref(size))
+        content = ctypes.create_string_buffer(size.value)
+        read(program, content)
+        return content.raw
 
 
 @lru_cache(maxsize=1)
-def _library() -> Any:
-    """CuPy's module for it, once it is known to work.
+def compiler() -> Compiler:
+    """nvcc, if it is on the path; else NVRTC.
 
     Raises:
-        TargetError: CuPy or NVRTC is not installed, or cannot be loaded.
+        TargetError: there is neither.
     """
-    try:
-        from cupy.cuda import nvrtc
-
-        nvrtc.getVersion()
-    except Exception as error:  # what is missing shows in different ways
-        raise TargetError(
-            f"kernels for cards are compiled by NVRTC, which cannot be loaded: {error}; install it with "
-            "`pip install 'foreplan[cuda13]'` or 'foreplan[cuda12]' (in this repository: make setup-cuda)"
-        ) from None
-    return nvrtc
+    if path := shutil.which("nvcc"):
+        return Nvcc(path)
+    for found in _libraries():
+        try:
+            return Nvrtc(found)
+        except OSError:
+            continue
+    raise TargetError(f"kernels for cards need a CUDA compiler, and there is none: {_ADVICE}")
 
 
-def missing() -> str:
-    """Why nothing can be compiled here; empty if it can."""
-    try:
-        _library()
-    except TargetError as error:
-        return str(error)
-    return ""
+def _libraries() -> Iterator[str]:
+    """NVRTC of wheels, the newest first, then the system's."""
+    for folder in sys.path:
+        yield from map(str, sorted(Path(folder).glob("nvidia/*/lib/libnvrtc.so.*[0-9]"), reverse=True))
+    if found := ctypes.util.find_library("nvrtc"):
+        yield found
+
+
+def architecture_of(device: Device) -> str:
+    """What compilers call a card: `sm_90`."""
+    return f"sm_{device.compute}"
+
+
+@lru_cache(maxsize=4096)
+def cubin(source: Source, architecture: str) -> bytes:
+    """Machine code of a source for an architecture such as `sm_90`, from disk if it was made before.
+
+    Raises:
+        TargetError: there is no CUDA compiler.
+        CompilationError: it refuses the source.
+    """
+    text = source.text
+    about = (compiler().version, _STANDARD, architecture, sources_digest(), text)
+    name = f"{hashlib.sha256(repr(about).encode()).hexdigest()}.cubin"
+    code = kept(name)
+    if code is None:
+        code = compiler().compile(text, architecture)
+        keep(name, code)
+    return code
+
+
+# Attributes of a cubin's kernels: a number each, by the kernel's symbol. How a value is given: behind its length.
+_FRAME_SIZE, _REGISTERS, _WITH_LENGTH = 0x11, 0x2F, 0x04
+
+
+def figures(code: bytes) -> Mapping[str, Figures]:
+    """What each kernel of a cubin needs, by its name.
+
+    A cubin is an ELF file. The section `.text.NAME` of a kernel has the number of its symbol in `sh_info`, and above
+    that, for older architectures, its registers; the section `.nv.info` lists attributes by symbol (as
+    `cuobjdump -elf` shows).
+    """
+    sections = list(_sections(code))
+    listed = b"".join(content for name, _, content in sections if name == ".nv.info")
+    attributes = {(attribute, symbol): number for attribute, symbol, number in _attributes(listed)}
+    found = {}
+    for name, info, _ in sections:
+        if name.startswith(".text."):
+            symbol = info & 0xFFFFFF
+            registers = attributes.get((_REGISTERS, symbol), info >> 24)
+            found[name.removeprefix(".text.")] = Figures(registers, attributes.get((_FRAME_SIZE, symbol), 0))
+    return MappingProxyType(found)
+
+
+def _sections(code: bytes) -> Iterator[tuple[str, int, bytes]]:
+    """Name, `sh_info` and content of each section of a 64-bit ELF file, little end first."""
+    (table,) = struct.unpack_from("<Q", code, 0x28)
+    size, count, of_names = struct.unpack_from("<HHH", code, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", code, table + i * size) for i in range(count)]
+    names = headers[of_names][4]
+    for name, type, _, _, offset, nbytes, _, info, *_ in headers:
+        start = names + name
+        content = b"" if type == _NO_BITS else code[offset : offset + nbytes]
+        yield code[start : code.index(b"\0", start)].decode(), info, content
+
+
+_NO_BITS = 8  # the type of a section without content in the file
+
+
+def _attributes(listed: bytes) -> Iterator[tuple[int, int, int]]:
+    """Attribute, symbol and number of each entry that has these."""
+    at = 0
+    while at + 4 <= len(listed):
+        how, attribute, size = struct.unpack_from("<BBH", listed, at)
+        at += 4
+        if how == _WITH_LENGTH:
+            if size == 8:
+                yield (attribute, *struct.unpack_from("<II", listed, at))
+            at += size

@@ -1,108 +1,90 @@
-"""Machine code by NVRTC: figures, errors, and that nothing is compiled twice."""
+"""Machine code of every kernel, for cards that need not be there."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from foreplan import kept
 from foreplan.errors import TargetError
 from foreplan.gpu import nvrtc
-from foreplan.gpu.launch import Source
-from foreplan.gpu.nvrtc import compiled, missing
+from foreplan.gpu.device import device_named
+from foreplan.gpu.launch import FOLDER, Source
+from foreplan.gpu.nvrtc import CompilationError, Figures, architecture_of, compiler, cubin, figures
+from tests.gpu.samples import launches
 
-# A thread's array that is written and read at places known at run time lies in memory; 256 floats are 1,024 bytes.
-KERNEL = """
-extern "C" __global__ void probe(float* x) {
-    float row[256];
-    for (int i = 0; i < 256; ++i) row[i] = x[i * threadIdx.x];
-    row[static_cast<int>(x[1]) BEHIND] = x[2];
-    x[0] = row[static_cast<int>(x[3]) BEHIND];
+
+def needs_compiler() -> pytest.MarkDecorator:
+    try:
+        compiler()
+    except TargetError as error:
+        return pytest.mark.skip(reason=str(error))
+    return pytest.mark.filterwarnings("default")
+
+
+pytestmark = needs_compiler()
+ARCHITECTURES = ["sm_80", "sm_90a", "sm_100"]
+PLAIN = """
+extern "C" __global__ void doubled(float* x) { x[threadIdx.x] *= 2; }
+extern "C" __global__ void with_stack(float* x, int n) {
+    float found[64];
+    for (int i = 0; i < n; ++i) found[i * 7 % 64] = x[i];
+    x[n] = found[n % 64];
 }
 """
-needs_nvrtc = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
-def probe(behind: str) -> Source:
-    return Source("types.cuh", (("BEHIND", behind),), KERNEL)
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
+    """A translation unit of two kernels, one of which needs a stack."""
+    (tmp_path / "plain.cu").write_text(PLAIN)
+    monkeypatch.setattr(nvrtc, "FOLDER", tmp_path)
+    return Source("plain.cu")
 
 
-@pytest.fixture(autouse=True)
-def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(kept, "_folder", lambda: tmp_path / "kept")
-    compiled.cache_clear()
-    yield tmp_path / "kept"
-    compiled.cache_clear()
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_figures_are_read_from_the_machine_code(source: Source, architecture: str) -> None:
+    found = figures(compiler().compile(source.text, architecture))
+    assert found["doubled"].stack == 0 and found["with_stack"].stack == 256
+    assert 4 <= found["doubled"].registers <= 16 < found["with_stack"].registers <= 32
 
 
-def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setitem(sys.modules, "cupy.cuda", None)
-    nvrtc._library.cache_clear()
-    try:
-        assert "foreplan[cuda13]" in missing() and "make setup-cuda" in missing()
-        with pytest.raises(TargetError, match="cannot be loaded"):
-            compiled(probe(""), "sm_90")
-    finally:
-        nvrtc._library.cache_clear()
+def test_what_cannot_be_compiled_says_why(source: Source) -> None:
+    with pytest.raises(CompilationError, match=r"sm_90(.|\n)*undefined"):
+        compiler().compile("__global__ void broken() { undefined(); }", "sm_90")
 
 
-@pytest.mark.cuda_wheels
-@needs_nvrtc
-def test_machine_code_and_its_figures() -> None:
-    found = compiled(probe("& 255"), "sm_90")
-    assert found.cubin.startswith(b"\x7fELF") and b"probe" in found.cubin
-    assert found.stack_bytes == 1024
-    assert 8 <= found.registers <= 255
-    plain = compiled(probe("* 0"), "sm_90")
-    assert plain.stack_bytes == plain.spill_bytes == 0
-    assert plain.cubin != compiled(probe("* 0"), "sm_80").cubin
+def test_machine_code_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: dict[str, bytes] = {}
+    monkeypatch.setattr(nvrtc, "kept", store.get)
+    monkeypatch.setattr(nvrtc, "keep", store.__setitem__)
+    one = Source("transpose.cu", (("ELEMENT", "u32"), ("TILE", 32), ("ROWS", 8), ("RANK", 1)))
+    cubin.cache_clear()
+    code = cubin(one, "sm_80")
+    monkeypatch.setattr(type(compiler()), "compile", None)
+    cubin.cache_clear()
+    assert cubin(one, "sm_80") == code and len(store) == 1
+    with pytest.raises(TypeError):
+        cubin(one, "sm_90")
+    cubin.cache_clear()
 
 
-@pytest.mark.cuda_wheels
-@needs_nvrtc
-def test_registers_that_do_not_suffice_are_spilled() -> None:
-    # 128 values that live at once, in threads that may have 64 registers each.
-    text = """
-    extern "C" __global__ void __launch_bounds__(1024) crowded(float* x) {
-        float all[128];
-    #pragma unroll
-        for (int i = 0; i < 128; ++i) all[i] = x[i * 1024 + threadIdx.x];
-        __syncthreads();
-    #pragma unroll
-        for (int i = 0; i < 128; ++i) x[i * 1024 + threadIdx.x] = all[i] * all[127 - i];
-    }
-    """
-    found = compiled(Source("types.cuh", (), text), "sm_90")
-    assert found.registers <= 64 and found.spill_bytes > 0 and found.stack_bytes > 0
+def test_architectures() -> None:
+    assert [architecture_of(device_named(name)) for name in ("a100", "h100")] == ["sm_80", "sm_90"]
 
 
-@pytest.mark.cuda_wheels
-@needs_nvrtc
-def test_nothing_is_compiled_twice(nothing_kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = compiled(probe("& 255"), "sm_90")
-    compiled.cache_clear()
-    (file,) = nothing_kept.iterdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(nvrtc, "_compile", lambda *_: pytest.fail("compiled again"))
-        assert compiled(probe("& 255"), "sm_90") == first
-    file.write_bytes(file.read_bytes()[:-1])
-    compiled.cache_clear()
-    assert compiled(probe("& 255"), "sm_90") == first
-    compiled(probe("& 255"), "sm_80")
-    monkeypatch.setattr(nvrtc, "sources_digest", lambda: "another file")
-    compiled.cache_clear()
-    compiled(probe("& 255"), "sm_90")
-    assert len(list(nothing_kept.iterdir())) == 3
+def test_samples_are_of_every_file() -> None:
+    assert {each.source.file for each in launches("float32")} == {file.name for file in FOLDER.glob("*.cu")}
 
 
-@pytest.mark.cuda_wheels
-@needs_nvrtc
-def test_errors_say_where() -> None:
-    with pytest.raises(TargetError, match=r"does not compile types\.cuh(.|\n)*for types\.cuh\(\d+\).*undefined_name"):
-        compiled(probe("+ undefined_name"), "sm_90")
-    with pytest.raises(TargetError, match="does not compile"):
-        compiled(probe(""), "sm_17")
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_kernel_spills_or_needs_a_stack(dtype: str, architecture: str) -> None:
+    wrong: dict[str, Figures] = {}
+    for each in launches(dtype):
+        found = figures(cubin(each.source, architecture))[each.entry]
+        threads = each.block[0] * each.block[1] * each.block[2]
+        if found.stack or found.registers * threads > 65_536:
+            wrong[f"{each.source.file} {dict(each.source.defines)}"] = found
+    assert not wrong

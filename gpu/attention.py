@@ -1,0 +1,152 @@
+"""Attention and its gradients in tiles of queries and keys, of which a block holds one pair at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foreplan.gpu.device import Device
+from foreplan.gpu.expressions import stored
+from foreplan.gpu.launch import (
+    Address,
+    Clear,
+    Defines,
+    Instruction,
+    Launch,
+    LaunchKernel,
+    Refused,
+    Scratch,
+    Source,
+    Windows,
+    Word,
+    ceil_div,
+    input_at,
+    launch,
+    output_at,
+)
+from foreplan.gpu.reduce import Axis, Terms, reduction
+from foreplan.graph import DType, Op, Window
+from foreplan.graph.layouts import lie_alike
+from foreplan.graph.types import FLOAT32
+from foreplan.ops.attention import Attention
+from foreplan.ops.attention_blocks import AttentionOp, Extents
+from foreplan.ops.attention_grad import AttentionGrad
+
+THREADS = 256
+SIDES = (32, 16, 8)
+SHARED_BYTES = 48 * 1024  # of a block, without asking for more
+
+Tensor = tuple[Address, Window]
+
+
+def attention(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """One launch, a block a tile of queries."""
+    assert isinstance(op, Attention)
+    q, k, v = ((input_at(i), inputs[i]) for i in range(3))
+    o, mask = (output_at(0), outputs[0]), _mask(inputs, 3)
+    e = op.sizes([x.type for x in inputs])
+    none = o[0]
+    words = _words(op, e, e.queries, [q, k, v, o, o, o, o, o], mask, (output_at(1), none, none))
+    overwrites = ((0, 0),) if lie_alike(inputs[0], outputs[0]) else ()
+    return LaunchKernel((_launch(op, "attention", e, e.heads, e.queries, mask, words),), overwrites=overwrites)
+
+
+def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """Queries first, then keys and values, which may take their own bytes by then; any may take the output's."""
+    assert isinstance(op, AttentionGrad)
+    q, k, v, o = ((input_at(i), inputs[i]) for i in range(4))
+    g, mask = (input_at(5), inputs[5]), _mask(inputs, 6)
+    dq, dk, dv = ((output_at(i), outputs[i]) for i in range(3))
+    e, scratch = op.sizes([x.type for x in inputs]), Scratch()
+    deltas = scratch.take(e.log_sums.nbytes)
+    scores = deltas
+    found: list[Instruction] = []
+    if op.mask_gradient:
+        count = e.batch * e.heads * e.queries * e.keys
+        scores = scratch.take(count * FLOAT32.itemsize)
+        found.append(Clear(scores, count * FLOAT32.itemsize))
+    tensors, vectors = [q, k, v, o, g, dq, dk, dv], (input_at(4), deltas, scores)
+    words = _words(op, e, e.queries, tensors, mask, vectors)
+    found.append(_launch(op, "attention_queries", e, e.heads, e.queries, mask, words))
+    words = _words(op, e, e.keys, tensors, mask, vectors)
+    found.append(_launch(op, "attention_keys", e, e.kv_heads, e.keys, mask, words))
+    if op.mask_gradient:
+        found.append(_of_mask(scores, e, outputs[3]))
+    pairs = ((0, 3), (1, 1), (1, 3), (2, 2), (2, 3))
+    overwrites = tuple((o, i) for o, i in pairs if lie_alike(inputs[i], outputs[o]))
+    return LaunchKernel(tuple(found), scratch.nbytes, overwrites)
+
+
+def _mask(inputs: Windows, index: int) -> Tensor | None:
+    return (input_at(index), inputs[index]) if len(inputs) > index else None
+
+
+def _of_mask(scores: Address, e: Extents, mask: Window) -> Launch:
+    """Gradients of scores summed over the axes along which the mask was repeated."""
+    full, step = (e.batch, e.heads, e.queries, e.keys), FLOAT32.itemsize
+    kept, reduced = [], []
+    for extent, own in reversed(list(zip(full, mask.shape))):
+        (kept if own == extent else reduced).append(Axis(extent, step))
+        step *= extent
+    one = [Axis(1, 0)]
+    terms = Terms(scores, FLOAT32, tuple(reversed(kept or one)), tuple(reversed(reduced or one)))
+    return reduction("sum", terms, output_at(3), mask.type.dtype, 1, None)
+
+
+def _side(e: Extents) -> int:
+    """Rows of a tile: the most for which all tiles of a block have room.
+
+    Raises:
+        Refused: rows are too long, or elements too wide.
+    """
+    if e.dtype.wide != FLOAT32:
+        raise Refused(f"attention in {e.dtype}")
+    for side in SIDES:
+        numbers = 2 * side * (e.depth + 1 + e.value_depth + 1) + 2 * side * (side + 1) + 2 * side
+        if numbers * FLOAT32.itemsize <= SHARED_BYTES:
+            return side
+    raise Refused(f"heads of {e.depth} and {e.value_depth}")
+
+
+def _words(
+    op: AttentionOp,
+    e: Extents,
+    rows: int,
+    tensors: Sequence[Tensor],
+    mask: Tensor | None,
+    vectors: tuple[Address, Address, Address],
+) -> list[Word]:
+    words: list[Word] = [e.heads, e.group, e.queries, e.keys, ceil_div(rows, _side(e)), float(op.scale)]
+    for start, window in tensors:
+        batch, second, third, depth = window.strides
+        head, position = (third, second) if op.heads_last else (second, third)
+        words += [start, batch, head, position, depth]
+    if mask is None:
+        words += [tensors[0][0], 0, 0, 0, 0]
+    else:
+        start, window = mask
+        words += [start, *(0 if extent == 1 else step for extent, step in zip(window.shape, window.strides))]
+    return [*words, *vectors]
+
+
+def _launch(
+    op: AttentionOp, entry: str, e: Extents, heads: int, rows: int, mask: Tensor | None, words: list[Word]
+) -> Launch:
+    side = _side(e)
+    of_mask: DType = mask[1].type.dtype if mask else FLOAT32
+    defines: Defines = (
+        ("ELEMENT", stored(e.dtype)),
+        ("MASK_ELEMENT", stored(of_mask)),
+        ("DEPTH", e.depth),
+        ("VALUE_DEPTH", e.value_depth),
+        ("SIDE", side),
+        ("CAUSAL", int(op.causal)),
+        ("MASKED", int(mask is not None)),
+        ("SCORE_GRADIENTS", int(isinstance(op, AttentionGrad) and op.mask_gradient)),
+    )
+    blocks = ceil_div(rows, side) * heads * e.batch
+    return launch(Source("attention.cu", defines), entry, blocks, THREADS, words)
+
+
+def reads(op: Op, index: int, window: Window) -> Window:
+    """As it lies; the logarithms of sums in C order."""
+    return Window.dense(window.type) if isinstance(op, AttentionGrad) and index == 4 else window

@@ -1,0 +1,154 @@
+"""A card that is not there: its memory is host memory, and its launches run on the CPU.
+
+What is queued runs when something waits for it, as late as it may on a card, so that a wait that is missing shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+
+import numpy as np
+
+from foreplan.errors import PlanError
+from foreplan.gpu.driver import Run
+from foreplan.gpu.launch import Launch
+from tests.gpu.binder import library
+
+Plan = Callable[[Mapping[int, int], int], None]  # runs on addresses of tensors, and of workspace
+
+
+class FakeBlock:
+    """Memory that is watched: `live` of the card knows what has not been freed."""
+
+    def __init__(self, card: FakeCard, nbytes: int) -> None:
+        self.raw = np.full(nbytes + 256, 0xFF, np.uint8)
+        self.ptr = self.raw.ctypes.data + -self.raw.ctypes.data % 256
+        self.card, self.nbytes = card, nbytes
+        card.live += nbytes
+
+    def __del__(self) -> None:
+        self.card.live -= self.nbytes
+
+
+class FakeEvent:
+    def __init__(self, card: FakeCard) -> None:
+        self.card, self.reached = card, True
+
+    def record(self) -> None:
+        self.reached = False
+        self.card.queue.append(self._reach)
+
+    def _reach(self) -> None:
+        self.reached = True
+
+    def wait(self) -> None:
+        while not self.reached:
+            self.card.run_next()
+
+    def seconds_since(self, earlier: FakeEvent) -> float:
+        assert self.reached and earlier.reached
+        return 1e-6
+
+
+class FakeCard:
+    """What `foreplan.gpu.driver.Card` says.
+
+    Attributes:
+        plans: stand-ins for cuDNN's, by blob, with the workspace that they need.
+        queue: what has been queued and not yet run.
+        live: bytes of device memory that are allocated.
+        done: names of what was asked for, in order.
+        fail_after: how many further launches go well; None: all.
+    """
+
+    title = "fake H100"
+    capability = "9.0"
+
+    def __init__(self, reverse: bool = False, total: int = 1 << 30) -> None:
+        self.reverse, self.total = reverse, total
+        self.live = 0
+        self.queue: list[Run] = []
+        self.recording: list[Run] | None = None
+        self.plans: dict[bytes, tuple[int, Plan]] = {}
+        self.done: list[str] = []
+        self.fail_after: int | None = None
+        self.forbidden = False
+
+    def memory(self) -> tuple[int, int]:
+        return self.total - self.live, self.total
+
+    def allocate(self, nbytes: int) -> FakeBlock:
+        assert not self.forbidden, "device memory was allocated in a step"
+        self.done.append("allocate")
+        return FakeBlock(self, nbytes)
+
+    def allocate_host(self, nbytes: int) -> np.ndarray:
+        self.done.append("allocate_host")
+        return np.full(nbytes, 0xFF, np.uint8)
+
+    def launching(self, launch: Launch, arguments: bytes) -> Run:
+        loaded = library(launch.source, launch.entry)
+        assert getattr(loaded, f"shim_size_{launch.entry}")() == len(arguments)
+        extents = [(ctypes.c_uint * 3)(*each) for each in (launch.grid, launch.block)]
+        return partial(
+            self._queue, partial(self._launch, getattr(loaded, f"shim_run_{launch.entry}"), extents, arguments)
+        )
+
+    def _launch(
+        self, run: Callable[..., bytes | None], extents: list[ctypes.Array[ctypes.c_uint]], arguments: bytes
+    ) -> None:
+        if self.fail_after is not None:
+            self.fail_after -= 1
+            if self.fail_after < 0:
+                raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered")
+        failed = run(*extents, int(self.reverse), arguments)
+        assert failed is None, failed
+
+    def copying(self, target: int, source: int, nbytes: int) -> Run:
+        return partial(self._queue, partial(ctypes.memmove, target, source, nbytes))
+
+    def filling(self, target: int, byte: int, nbytes: int) -> Run:
+        return partial(self._queue, partial(ctypes.memset, target, byte, nbytes))
+
+    def executing(self, blob: bytes, tensors: Mapping[int, int], workspace: int, nbytes: int) -> Run:
+        needed, plan = self.plans[blob]
+        if needed > nbytes:
+            raise PlanError(f"{needed} bytes of workspace where {nbytes} are planned")
+        return partial(self._queue, partial(plan, dict(tensors), workspace))
+
+    def _queue(self, run: Run) -> None:
+        (self.queue if self.recording is None else self.recording).append(run)
+
+    def captured(self, calls: Iterable[Run]) -> Run:
+        self.done.append("capture")
+        self.recording = []
+        for call in calls:
+            call()
+        recorded, self.recording = self.recording, None
+        return partial(self._replay, recorded)
+
+    def _replay(self, recorded: list[Run]) -> None:
+        self.done.append("replay")
+        self.queue += recorded
+
+    def event(self) -> FakeEvent:
+        return FakeEvent(self)
+
+    def run_next(self) -> None:
+        self.queue.pop(0)()
+
+    def synchronize(self) -> None:
+        assert self.recording is None, "a wait cannot be captured"
+        while self.queue:
+            self.run_next()
+
+    @contextlib.contextmanager
+    def allocating_nothing(self) -> Iterator[None]:
+        self.forbidden = True
+        try:
+            yield
+        finally:
+            self.forbidden = False

@@ -1,0 +1,103 @@
+"""Kernels of every kind: an op with inputs for each file of cuda/, and for each way in which it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from foreplan.gpu.launch import Launch, LaunchKernel
+from foreplan.gpu.table import kernel_for
+from foreplan.graph import Op, TensorType, Window
+from foreplan.graph.layouts import channels_last
+from foreplan.graph.types import DTYPES
+from foreplan.ops.attention import Attention
+from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments
+from foreplan.ops.bits import MaskedMap, PackBits
+from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.ops.index import Gather, ScatterAdd
+from foreplan.ops.join import Pad
+from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
+from foreplan.ops.map import Map
+from foreplan.ops.matmul import MatMul
+from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
+from foreplan.ops.random import Random
+from foreplan.ops.reduce import Reduce
+from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNormGrad
+from foreplan.ops.softmax import LogSoftmaxGrad, Softmax
+from tests.gpu.check import DEVICE, made
+
+Sample = tuple[Op, list[TensorType]]
+
+
+def of(dtype: str, *shapes: tuple[int, ...]) -> list[TensorType]:
+    return [TensorType(DTYPES[dtype], shape) for shape in shapes]
+
+
+def samples(dtype: str) -> Iterator[Sample]:
+    """Ops on tensors of one floating-point type, with statistics in its wide type."""
+    wide = DTYPES[dtype].wide.name
+    image, filters, small = (2, 64, 32, 32), (64, 64, 3, 3), (2, 64, 15, 15)
+    window = ((3, 3), (2, 2), ((0, 0), (0, 0)), (1, 1))
+    strided = ((2, 2), ((1, 1), (1, 1)), (1, 1))
+    plain = ((1, 1), ((1, 1), (1, 1)), (1, 1))
+    vector, whole = of(wide, (64,)), of("int64", (32,))
+    yield Map(("relu((((a0 - a1) * a2) + a3))",)), of(dtype, image, *[(64, 1, 1)] * 3)
+    yield Map(("(a0 - (a2 * (0.9 * a1)))", "(tanh(a0) * exp(a1))")), of(dtype, (4097,), (4097,), ())
+    yield MaskedMap(("where(a0, a1, 0.0)",)), [*of("uint8", (2 * 64 * 128,)), *of(dtype, image)]
+    yield PackBits("(a0 > 0)"), of(dtype, image)
+    yield Reduce("sum", (0, 2, 3)), of(dtype, image)
+    yield Reduce("max", (1,)), of(dtype, (100, 1000))
+    yield MatMul(), of(dtype, (3, 100, 200), (3, 200, 300))
+    yield MatMul(True), of(dtype, (5000, 20), (5000, 30), (20, 30))
+    yield Conv(*plain), [*of(dtype, image, filters), *vector]
+    yield ConvDataGrad(*strided, spatial=(32, 32)), of(dtype, (2, 64, 16, 16), filters)
+    yield (
+        ConvDataGrad((1, 2, 1), ((0, 1),) * 3, (1, 1, 1), spatial=(4, 4, 4)),
+        of(dtype, (1, 4, 4, 2, 4), (4, 3, 2, 2, 2)),
+    )
+    yield ConvWeightGrad(*plain, kernel=(3, 3)), of(dtype, image, image)
+    yield ConvWeightGrad(*plain, groups=64, kernel=(3, 3)), of(dtype, image, image)
+    yield ChannelMoments(), of(dtype, image)
+    yield BatchNormGrad(1e-5), [*of(dtype, image), *vector * 3, *of(dtype, image)]
+    yield MaxPool(*window, save_index=True), of(dtype, image)
+    yield MaxPoolGrad(*window, shape=image), [*of("uint8", small), *of(dtype, small)]
+    yield AvgPool(*window), of(dtype, image)
+    yield AvgPoolGrad(*window, shape=image), of(dtype, small)
+    yield Softmax(1), of(dtype, (32, 1000))
+    yield LogSoftmaxGrad(1), of(dtype, (32, 10), (32, 10))
+    yield CrossEntropy(1), [*of(dtype, (32, 1000)), *whole]
+    yield CrossEntropyGrad(1), [*of(dtype, (32, 1000)), *whole, *of(wide, (32,), (32,))]
+    yield LayerNorm(1, 1e-5), [*of(dtype, (32, 768)), *of(wide, (768,), (768,))]
+    yield LayerNormGrad(1), [*of(dtype, (32, 768)), *of(wide, (768,), (32,), (32,)), *of(dtype, (32, 768))]
+    yield RMSNormGrad(1), [*of(dtype, (32, 100)), *of(wide, (100,), (32,)), *of(dtype, (32, 100))]
+    yield Pad(((0, 0), (0, 0), (1, 2), (3, 0))), of(dtype, image)
+    yield Gather(0), [*of(dtype, (100, 64)), *whole]
+    yield ScatterAdd(0, (100, 64)), [*whole, *of(dtype, (32, 64))]
+    heads = [(2, 4, 100, 64), (2, 2, 120, 64), (2, 2, 120, 64)]
+    mask, log_sum = (1, 1, 100, 120), (2, 4, 100)
+    yield Attention(0.125, True), of(dtype, *heads)
+    given = [*of(dtype, *heads, heads[0]), *of(wide, log_sum), *of(dtype, heads[0], mask)]
+    yield AttentionGrad(0.125, mask_gradient=True), given
+    long = [(1, 2, 40, 128)] * 3
+    yield AttentionGrad(0.1, True), [*of(dtype, *long, long[0]), *of(wide, (1, 2, 40)), *of(dtype, long[0])]
+    for distribution in ("uniform", "normal", "bernoulli"):
+        yield Random(distribution, (1000,), DTYPES[dtype]), of("uint64", (2,))
+
+
+def kernels(dtype: str) -> Iterator[LaunchKernel]:
+    """Kernels of the samples, images with their channels last and in C order."""
+    for op, types in samples(dtype):
+        yield made(op, types)[0]
+        if any(len(type.shape) == 4 for type in types):
+            windows = [channels_last(type) if type.rank == 4 else Window.dense(type) for type in types]
+            yield made(op, types, windows)[0]
+    (image,) = of(dtype, (2, 64, 9, 7))
+    turned = kernel_for(Map(("a0",)), [channels_last(image)], [Window.dense(image)], DEVICE)
+    assert turned is not None
+    yield turned
+
+
+def launches(dtype: str) -> list[Launch]:
+    """Their launches, one of each entry and source."""
+    found = [each for kernel in kernels(dtype) for each in kernel.instructions if isinstance(each, Launch)]
+    return list({(each.source, each.entry): each for each in found}.values())
