@@ -316,6 +316,7 @@ class Compiled:
         share: Session | None = None,
         weights: str | Path | None = None,
         poison: bool = False,
+        capture: bool = True,
     ) -> Session:
         """Allocate the one arena and make the plan ready to run.
 
@@ -327,11 +328,19 @@ class Compiled:
             weights: a checkpoint whose parameters and running statistics to start from. Its optimizer state is left
                 out: `Session.load` goes on where a training stopped.
             poison: check every step with poisoned memory; slow.
+            capture: whether a card runs its steps as one graph, captured in the first; if not, kernel by kernel.
         """
         from foreplan.runtime.session import Session
 
         session = Session(
-            self.program, self.plan, update=self.update, seed=seed, threads=threads, share=share, poison=poison
+            self.program,
+            self.plan,
+            update=self.update,
+            seed=seed,
+            threads=threads,
+            share=share,
+            poison=poison,
+            capture=capture,
         )
         if weights is not None:
             session.load(weights, state=False)

@@ -26,11 +26,17 @@ from foreplan.runtime.update import Update
 from foreplan.units import format_bytes
 
 
-def _engine(target: str) -> Engine:
-    if target.partition(":")[0] == "cpu":
+def _engine(target: str, capture: bool) -> Engine:
+    kind = target.partition(":")[0]
+    if kind == "cpu":
         from foreplan.runtime.cpu import CpuEngine
 
         return CpuEngine()
+    if kind == "cuda":
+        from foreplan.gpu import driver
+        from foreplan.runtime.cuda import CudaEngine
+
+        return CudaEngine(target, driver.card(), capture)
     return NumpyEngine()
 
 
@@ -96,6 +102,7 @@ class Session:
         threads: int | None = None,
         share: Session | None = None,
         poison: bool = False,
+        capture: bool = True,
     ) -> None:
         """Verify the plan, allocate, and draw the first parameters.
 
@@ -109,10 +116,12 @@ class Session:
             share: another session of the same model, whose parameters and buffers this one uses in place; its
                 transient memory too, where that is large enough.
             poison: overwrite dead bytes with NaN patterns and check every write. Slow; for finding bugs.
+            capture: whether a card runs its steps as one graph, captured in the first; if not, kernel by kernel.
 
         Raises:
             UsageError: a seed or a number of threads that is none.
             VerificationError: the plan is not right for the program.
+            TargetError: there is no card, or none that the step was planned for.
             SessionError: the sessions cannot share, or there is no memory.
         """
         if not 0 <= seed < 1 << 63:
@@ -123,7 +132,7 @@ class Session:
         self.program, self.plan, self.update = program, plan, update
         if threads is not None and threads < 1:
             raise UsageError(f"threads must be at least 1, and is {threads}")
-        engine = _engine(program.target)
+        engine = _engine(program.target, capture)
         engine.use_threads(program, threads)
         if share is not None:
             _check_sharing(program, plan, share)
@@ -287,6 +296,12 @@ def _check_sharing(program: Program, plan: Plan, share: Session) -> None:
             if program.values[slot.operand.value].region == PARAMETERS
         }
 
+    on_card = [each.target.partition(":")[0] == "cuda" for each in (program, share.program)]
+    if on_card[0] != on_card[1]:
+        raise SessionError(
+            f"a session on {program.target} and one on {share.program.target} cannot share parameters: they lie on the "
+            "card in one, and in host memory in the other"
+        )
     mine, theirs = own(program, plan), own(share.program, share.plan)
     if mine != theirs:
         names = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import foreplan as fp
+from foreplan.errors import TargetError
 from foreplan.gpu import driver
 from foreplan.gpu.device import device_named
 from foreplan.runtime.session import Session
@@ -204,7 +204,7 @@ def test_less_memory_than_the_arena_takes(card: FakeCard) -> None:
 
 
 def test_another_card_than_planned_for(card: FakeCard) -> None:
-    with pytest.raises(fp.TargetError, match=r"planned for .*A100.*8\.0.*fake H100, of 9\.0.*compile it for"):
+    with pytest.raises(TargetError, match=r"planned for .*A100.*8\.0.*fake H100, of 9\.0.*compile it for"):
         step_for("cuda:a100").bind()
     assert device_named("h200").capability == "9.0"
     step_for("cuda:h200").bind()
