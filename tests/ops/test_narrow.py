@@ -97,6 +97,15 @@ def test_convolution_and_its_gradients(case: tuple[int, ...]) -> None:
     check(weights, x, g, wide(*w.shape), types="f")
 
 
+def test_a_wide_weight_gradient_of_targets_that_have_narrow_ones_alone() -> None:
+    op = ConvWeightGrad((1, 1), ((1, 1),) * 2, (1, 1), kernel=(3, 3), wide=True)
+    x, g, base = narrow(2, 4, 6, 5), narrow(2, 3, 6, 5), wide(3, 4, 3, 3)
+    (sums,) = run_op(op, x, g)
+    for found, wanted in ((decomposed(op, x, g), sums), (decomposed(op, x, g, base), sums + base)):
+        assert found[0].dtype == np.float32
+        assert (np.abs(found[0] - wanted) <= HALF_UNIT * np.abs(sums) + 1e-5).all()
+
+
 def test_convolution_of_images_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foreplan.ops.conv_kernels.COLUMN_BYTES", 1 << 12)
     monkeypatch.setattr("foreplan.ops.conv_narrow.IMAGE_BYTES", 1 << 10)

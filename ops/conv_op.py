@@ -1,0 +1,70 @@
+"""What convolution and its gradients have in common: attributes, windows, and what they check and read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Op, TensorType
+from foreplan.graph.types import Shape
+from foreplan.ops.depthwise import is_depthwise
+from foreplan.ops.window import Pads, Windows, count_positions, spatial_is_dense
+
+
+@dataclass(frozen=True)
+class ConvOp(Op):
+    """What convolution and its gradients have in common.
+
+    Attributes:
+        strides: elements from one window to the next, an entry a spatial axis.
+        pads: (low, high) zeros around each spatial axis; negative ones crop.
+        dilations: elements from one tap to the next.
+        groups: channels in and out fall into so many independent groups.
+    """
+
+    strides: Shape
+    pads: Pads
+    dilations: Shape
+    groups: int = 1
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """Images whose channels are dense: a range of channels or of items. Weights, where there is one group of
+        channels, whose every output channel is dense: those of a range of input channels.
+        """
+        if self._is_weight(index):
+            return self.groups == 1 and strides[1:] == input.strides[1:] and strides[0] >= input.strides[0]
+        is_image = input.rank == len(self.strides) + 2
+        return is_image and spatial_is_dense(input.shape, strides, input.dtype.itemsize)
+
+    def _is_weight(self, index: int) -> bool:
+        return index == 1
+
+    @property
+    def geometry(self) -> tuple[Shape, Pads, Shape, int]:
+        """The attributes that the op shares with its gradients."""
+        return self.strides, self.pads, self.dilations, self.groups
+
+    def windows(self, extent: Shape, kernel: Shape) -> Windows:
+        """The windows over images of this extent."""
+        positions = count_positions(extent, kernel, self.strides, self.pads, self.dilations)
+        return Windows(extent, kernel, self.strides, self.pads, self.dilations, positions)
+
+    def is_pointwise(self, kernel: Shape) -> bool:
+        """Whether every window is one element and every element has one."""
+        return set(kernel) == {1} == set(self.strides) and not any(map(any, self.pads))
+
+    def is_depthwise(self, x: TensorType | np.ndarray, w: TensorType | np.ndarray) -> bool:
+        """Whether images x and weights w are of a convolution of each channel by itself."""
+        return is_depthwise(x.shape[1], w.shape, self.groups)
+
+    def check(self, x: TensorType, w: TensorType) -> None:
+        """Raise unless images [N, C, …] and weights [K, C/groups, …] fit each other."""
+        if x.rank != w.rank or x.rank < 3 or x.dtype != w.dtype:
+            raise ShapeError(f"needs images [N, C, …] and weights [K, C/groups, …] of one type, and got {x} and {w}")
+        if self.groups < 1 or x.shape[1] != w.shape[1] * self.groups or w.shape[0] % self.groups:
+            raise ShapeError(
+                f"{w} with {self.groups} groups takes {w.shape[1] * self.groups} channels in whole groups of outputs, "
+                f"and got {x}"
+            )
