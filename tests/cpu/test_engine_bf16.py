@@ -12,7 +12,7 @@ from foreplan.lower.fallbacks import fallbacks
 from foreplan.planner import separate
 from foreplan.runtime.session import Session
 from tests.cpu.check import needs_onednn
-from tests.cpu.test_engine import MODELS, data_for, farthest
+from tests.cpu.test_engine import CASES, MODELS, data_for, farthest, label
 
 pytestmark = needs_onednn()
 HEAVY = ("vgg16", "mobilenet_v2", "unet")
@@ -29,10 +29,9 @@ def compiled(name: str, target: str, training: bool, precision: str = "bf16") ->
     return fp.compile(graph, optimizer=fp.optim.Nesterov(0.01), target=target, precision=precision)
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("name", MODELS, ids=lambda name: name.partition(":")[0])
-def test_nothing_falls_back_and_bits_do_not_depend_on_the_plan(name: str, training: bool) -> None:
-    step = compiled(name, "cpu:threads=1", training)
+@pytest.mark.parametrize(("name", "training", "threads"), [pytest.param(*case, id=label(case)) for case in CASES])
+def test_nothing_falls_back_and_bits_do_not_depend_on_the_plan(name: str, training: bool, threads: int) -> None:
+    step = compiled(name, f"cpu:threads={threads}", training)
     assert not fallbacks(step.program)
     sessions = [step.bind(seed=1), Session(step.program, separate(step.plan, step.program), seed=1)]
     sessions.append(step.bind(seed=1, poison=True))
