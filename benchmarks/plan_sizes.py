@@ -6,6 +6,7 @@ reason in the commit that brings it.
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -13,22 +14,20 @@ import foreplan as fp
 
 SIZES = Path(__file__).with_name("plan_sizes.json")
 FORMS = {"inference": None, "training": "off", "training, free": "free"}
+PRECISIONS = {"": "float32", ", bf16": "bf16"}
 
 
 def sizes(name: str) -> dict[str, int]:
     """Arena bytes of one model's plans, by form: forward only, and the whole step (Nesterov) without recomputation
-    and with what costs next to nothing.
+    and with what costs next to nothing; each in float32 and in bfloat16.
     """
     graph = fp.models.build(name)
     loss = getattr(fp.losses, fp.models.default_loss(name))
     found = {}
-    for form, remat in FORMS.items():
-        step = (
-            fp.compile(graph, remat="off")
-            if remat is None
-            else fp.compile(graph, loss=loss, optimizer=fp.optim.Nesterov(0.1), remat=remat)
-        )
-        found[form] = step.plan.arena_bytes
+    for (suffix, precision), (form, remat) in itertools.product(PRECISIONS.items(), FORMS.items()):
+        training = {} if remat is None else {"loss": loss, "optimizer": fp.optim.Nesterov(0.1)}
+        step = fp.compile(graph, remat=remat or "off", precision=precision, **training)
+        found[form + suffix] = step.plan.arena_bytes
     return found
 
 
@@ -40,7 +39,7 @@ def main() -> None:
         for form, nbytes in after[name].items():
             old = before.get(name, {}).get(form)
             change = "" if old in (None, nbytes) else f"  was {old:,}: {nbytes / old - 1:+.2%}"
-            print(f"{name:14s} {form:15s} {nbytes:>14,}{change}", flush=True)
+            print(f"{name:14s} {form:20s} {nbytes:>14,}{change}", flush=True)
     SIZES.write_text(json.dumps(after, indent=2) + "\n")
 
 

@@ -18,6 +18,14 @@ def test_every_model_is_kept() -> None:
     assert set(KEPT) == set(fp.models.names())
 
 
+@pytest.mark.parametrize("name", sorted(set(KEPT) - {"mlp"}))  # nearly all of which is parameters
+def test_bfloat16_takes_less(name: str) -> None:
+    """Of what comes on top of parameters and momentum: about half, and converted weights."""
+    persistent = 2 * sum(value.type.nbytes for value in fp.models.build(name).parameters)
+    for form in ("training", "training, free"):
+        assert KEPT[name][f"{form}, bf16"] - persistent <= 0.8 * (KEPT[name][form] - persistent)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KEPT)
 def test_no_plan_has_grown(name: str) -> None:
