@@ -1,0 +1,98 @@
+"""The CUDA engine with convolutions planned by cuDNN: the NumPy kernel of each convolution stands in for its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+import foreplan as fp
+from foreplan.errors import PlanError
+from foreplan.gpu import driver
+from foreplan.gpu.cudnn import missing
+from foreplan.gpu.cudnn_conv import WORD, _as_cudnn_makes_it
+from foreplan.graph import Window
+from foreplan.lower.program import Call, Program
+from foreplan.runtime.device import span_of
+from tests.gpu.binder import needs_gcc
+from tests.gpu.card import FakeCard
+from tests.runtime.micro_batches import compiled as trained
+from tests.runtime.micro_batches import data_for
+
+pytestmark = [pytest.mark.cuda_wheels, pytest.mark.skipif(bool(missing()), reason=missing()), needs_gcc]
+
+
+def array_at(address: int, window: Window) -> np.ndarray:
+    """A tensor whose first element lies there."""
+    nbytes, low = span_of(window)
+    memory = np.ndarray(nbytes, np.uint8, (np.ctypeslib.ctypes.c_char * nbytes).from_address(address - low))
+    return np.ndarray(window.shape, window.type.dtype.numpy, memory, low, window.strides)
+
+
+def stand_in(card: FakeCard, program: Program) -> int:
+    """Have the card run what cuDNN planned for a program; returns how many plans there are."""
+
+    def plan_of(call: Call, needed: int) -> None:
+        inputs, outputs = ([operand.window for operand in found] for found in (call.inputs[:2], call.outputs))
+        windows = [*inputs, _as_cudnn_makes_it(inputs, outputs)]
+
+        def run(tensors: Mapping[int, int], workspace: int) -> None:
+            assert workspace % 16 == 0 and all(address % 16 == 0 for address in tensors.values())
+            a, b, y = (array_at(tensors[uid], window) for uid, window in zip((1, 2, 3), windows))
+            given = [np.ascontiguousarray(x) for x in (a, b)]
+            types, made = [window.type for window in inputs], outputs[0].type
+            result = np.empty(made.shape, made.dtype.numpy)
+            call.op.compute(given, [result], np.empty(call.op.workspace(types, [made]), np.uint8))
+            (np.ctypeslib.ctypes.c_char * needed).from_address(workspace).raw = b"\xff" * needed
+            y[...] = result
+
+        card.plans[call.payload[WORD:]] = needed, run
+
+    for call in program.calls:
+        if call.payload:
+            plan_of(call, int.from_bytes(call.payload[:WORD], "little"))
+    return len(card.plans)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> FakeCard:
+    made = FakeCard()
+    monkeypatch.setattr(driver, "card", lambda: made)
+    return made
+
+
+def compiled(target: str, precision: str = "float32") -> fp.Compiled:
+    def model(x: fp.frontend.Tensor) -> fp.frontend.Tensor:
+        x = fp.nn.relu(fp.nn.conv(x, 16, 3, stride=2, padding=1, name="first"))
+        x = fp.nn.relu(fp.nn.conv(x, 16, 3, padding=1, name="second") + x)
+        return fp.nn.linear(fp.nn.flatten(x), 5, name="head")
+
+    return trained(fp.trace(model, fp.spec((2, 8, 14, 14))), target=target, precision=precision)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("poison", [False, True])
+def test_plans_of_cudnn_get_their_tensors_and_workspace(card: FakeCard, precision: str, poison: bool) -> None:
+    reference, step = compiled("numpy", precision), compiled("cuda:h100", precision)
+    assert stand_in(card, step.program) >= 3
+    used = [step.program.calls[each.action] for each in step.plan.steps]
+    assert sum(bool(call.payload) for call in used) >= 3
+    theirs, ours = reference.bind(seed=1), step.bind(seed=1, poison=poison)
+    start, data = dict(theirs.stored), data_for(reference, 0)
+    for _ in range(3):
+        wanted, found = theirs.step(data).loss, ours.step(data).loss
+        assert wanted is not None and found == pytest.approx(wanted, rel=1e-4 if precision == "float32" else 2e-2)
+    if precision == "float32":
+        for name, array in theirs.stored.items():
+            moved = np.linalg.norm(array.astype(np.float64) - start[name])
+            assert np.linalg.norm(ours.stored[name].astype(np.float64) - array) <= 1e-3 * moved + 1e-7, name
+
+
+def test_a_plan_that_needs_more_workspace_than_it_said(card: FakeCard) -> None:
+    step = compiled("cuda:h100")
+    stand_in(card, step.program)
+    for blob, (needed, run) in card.plans.items():
+        card.plans[blob] = needed + 1, run
+    with pytest.raises(PlanError, match="workspace"):
+        step.bind()

@@ -1,0 +1,230 @@
+"""The thin layer over CuPy: what it says where there is no card, and that it calls CuPy as CuPy wants to be called."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foreplan.errors import TargetError
+from foreplan.gpu import driver
+from foreplan.gpu.driver import CupyCard
+from foreplan.gpu.launch import Launch, Source
+from tests.gpu.binder import library, needs_gcc
+
+WITHOUT_DRIVER = "InsufficientDriver|NoDevice|libcuda"
+
+
+class DriverError(RuntimeError):
+    pass
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, driver_version: int, error: str = "") -> None:
+    """CuPy for CUDA 13, with a driver of some version."""
+
+    def attribute(number: int, device: int) -> int:
+        if error:
+            raise DriverError(error)
+        return {75: 9, 76: 0}[number]
+
+    runtime = SimpleNamespace(
+        driverGetVersion=lambda: driver_version,
+        runtimeGetVersion=lambda: 13020,
+        CUDARuntimeError=DriverError,
+        deviceGetAttribute=attribute,
+        getDeviceProperties=lambda device: {"name": b"A card"} if not error else attribute(75, device),
+    )
+    package, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
+    package.cuda = cuda  # type: ignore[attr-defined]
+    cuda.runtime, cuda.Stream = runtime, lambda non_blocking: SimpleNamespace(ptr=7)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupy", package)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+
+
+def test_a_card_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, 13000)
+    found = CupyCard()
+    assert (found.title, found.capability, found.compute) == ("A card", "9.0", 90)
+
+
+def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", None)
+        with pytest.raises(TargetError, match=r"CuPy.*cannot be imported.*foreplan\[cuda13\]"):
+            CupyCard()
+    for version, error, said in (
+        (0, "", "no driver for an NVIDIA card"),
+        (12080, "", r"up to CUDA 12.*CuPy is for CUDA 13.*foreplan\[cuda12\]"),
+        (13000, "cudaErrorNoDevice: no CUDA-capable device", "no card to run on.*no CUDA-capable device"),
+    ):
+        stand_in(monkeypatch, version, error)
+        with pytest.raises(TargetError, match=said):
+            CupyCard()
+
+
+class FakeStream:
+    ptr = 7
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def begin_capture(self) -> None:
+        self.said.append("begin")
+
+    def end_capture(self) -> Any:
+        self.said.append("end")
+        return SimpleNamespace(upload=lambda stream: self.said.append("upload"), launch=self._launch)
+
+    def _launch(self, stream: object) -> None:
+        assert stream is self
+        self.said.append("launch")
+
+
+def unopened(cuda: Any) -> CupyCard:
+    """A card that nobody has looked for."""
+    made = object.__new__(CupyCard)
+    made.cuda, made.compute, made.stream, made._handle = cuda, 90, FakeStream(), None
+    made._function, made._plan = made._load, made._read  # type: ignore[method-assign, assignment]
+    return made
+
+
+def test_calls_are_captured_and_a_capture_ends_whatever_happens() -> None:
+    card = unopened(None)
+    replay = card.captured([partial(card.stream.said.append, "a"), partial(card.stream.said.append, "b")])
+    replay()
+    replay()
+    assert card.stream.said == ["begin", "a", "b", "end", "upload", "launch", "launch"]
+
+    def fail() -> None:
+        raise RuntimeError("cannot be captured")
+
+    card.stream.said.clear()
+    with pytest.raises(RuntimeError, match="cannot be captured"):
+        card.captured([fail])
+    assert card.stream.said == ["begin", "end"]
+
+
+AXPY = """
+struct Arguments { float* x; long long count; double factor; };
+extern "C" __global__ void scale(const Arguments a) {
+    const long long i = static_cast<long long>(blockIdx.x) * 32 + threadIdx.x;
+    if (i < a.count) a.x[i] *= static_cast<float>(a.factor);
+}
+"""
+
+
+@needs_gcc
+def test_a_kernel_finds_its_arguments_where_the_driver_is_told_they_are() -> None:
+    launched: list[tuple[Any, ...]] = []
+    cuda = SimpleNamespace(driver=SimpleNamespace(launchKernel=lambda *words: launched.append(words)))
+    card = unopened(cuda)
+    card._function = lambda source, entry: SimpleNamespace(ptr=11)  # type: ignore[assignment]
+    launch = Launch(Source("types.cuh", (), AXPY), "scale", (3, 1, 1), (32, 1, 1), ())
+    x = np.arange(70, dtype=np.float32)
+    ready = card.launching(launch, struct.pack("<qqd", x.ctypes.data, 70, 0.5))
+    ready()
+    function, *extents, shared, stream, parameters, extra = launched[0]
+    assert (function, extents, shared, stream, extra) == (11, [3, 1, 1, 32, 1, 1], 0, 7, 0)
+    # What cuLaunchKernel does: an array of pointers, one a parameter, each to the parameter's value.
+    (first,) = (ctypes.c_void_p * 1).from_address(parameters)
+    run = library(launch.source, "scale").shim_run_scale
+    grid, block = ((ctypes.c_uint * 3)(*each) for each in (extents[:3], extents[3:]))
+    assert run(grid, block, 0, ctypes.string_at(first, 24)) is None
+    np.testing.assert_array_equal(x, np.arange(70, dtype=np.float32) / 2)
+
+
+def cupys() -> Any:
+    """CuPy, where it is installed and there is no driver: it then says so at every call whose arguments it can take."""
+    cuda = pytest.importorskip("cupy.cuda", reason="CuPy is not installed: make setup-cuda")
+    if cuda.runtime.driverGetVersion():
+        pytest.skip("there is a driver: tests marked cuda try the same")
+    return cuda
+
+
+@pytest.mark.cuda_wheels
+def test_without_a_driver_that_is_said() -> None:
+    cupys()
+    with pytest.raises(TargetError, match="no driver for an NVIDIA card"):
+        CupyCard()
+
+
+@pytest.mark.cuda_wheels
+def test_cupy_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = cupys()
+    card = unopened(cuda)
+    x = np.zeros(64, np.uint8)
+    address = x.ctypes.data
+    calls: dict[str, Callable[[], object]] = {
+        "memory": card.memory,
+        "allocate": lambda: card.allocate(1 << 20),
+        "allocate_host": lambda: card.allocate_host(1 << 20),
+        "copying": card.copying(address, address + 32, 32),
+        "filling": card.filling(address, 0xFF, 64),
+        "event": card.event,
+    }
+    for name, call in calls.items():
+        with pytest.raises(RuntimeError, match=WITHOUT_DRIVER):
+            print(name, call())
+    card._function = lambda source, entry: SimpleNamespace(ptr=1 << 46)  # type: ignore[assignment]
+    launch = Launch(Source("types.cuh"), "nothing", ((1 << 31) - 1, 65535, 65535), (1024, 1, 1), ())
+    card.stream.ptr = 1 << 46
+    with pytest.raises(RuntimeError, match=WITHOUT_DRIVER):
+        card.launching(launch, bytes(64))()
+
+
+@pytest.mark.cuda_wheels
+def test_cupy_takes_our_machine_code() -> None:
+    card = unopened(cupys())
+    with pytest.raises(RuntimeError, match=WITHOUT_DRIVER):
+        card._load(Source("types.cuh", (), AXPY), "scale")
+
+
+@pytest.mark.cuda_wheels
+def test_pinned_memory_is_an_array_that_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, alive = cupys(), [0]
+
+    class Pinned:
+        def __init__(self, nbytes: int, flags: int) -> None:
+            assert flags == cuda.runtime.hostAllocPortable
+            self.memory = np.zeros(nbytes, np.uint8)
+            self.ptr, self.size = self.memory.ctypes.data, nbytes
+            alive[0] += 1
+
+        def __del__(self) -> None:
+            alive[0] -= 1
+
+    monkeypatch.setattr(cuda, "PinnedMemory", Pinned)
+    found = unopened(cuda).allocate_host(1000)
+    assert found.shape == (1000,) and found.dtype == np.uint8 and found.flags.writeable
+    part = found[100:200]
+    del found
+    part.fill(7)
+    assert alive == [1] and part.sum() == 700
+    del part
+    assert alive == [0]
+
+
+@pytest.mark.cuda_wheels
+def test_cupy_allocates_nothing_in_a_step() -> None:
+    cupys()
+    import cupy
+
+    card = unopened(cupy.cuda)
+    with card.allocating_nothing(), pytest.raises(RuntimeError, match="in the middle of a step"):
+        cupy.empty(3)
+    with pytest.raises(RuntimeError, match=WITHOUT_DRIVER):
+        cupy.empty(3)
+
+
+@pytest.fixture(autouse=True)
+def nothing_opened() -> Iterator[None]:
+    driver.card.cache_clear()
+    yield
+    driver.card.cache_clear()
