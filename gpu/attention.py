@@ -83,7 +83,8 @@ def _mask(inputs: Windows, index: int) -> Tensor | None:
 def _of_mask(scores: Address, e: Extents, mask: Window) -> Launch:
     """Gradients of scores summed over the axes along which the mask was repeated."""
     full, step = (e.batch, e.heads, e.queries, e.keys), FLOAT32.itemsize
-    kept, reduced = [], []
+    kept: list[Axis] = []
+    reduced: list[Axis] = []
     for extent, own in reversed(list(zip(full, mask.shape))):
         (kept if own == extent else reduced).append(Axis(extent, step))
         step *= extent
