@@ -23,7 +23,9 @@ def matmul(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
         raise Refused(f"a product of {inputs[0].type}")
     terms = inputs[0].shape[-2 if op.transpose_a else -1]
     shapes = [(*y.shape[:-2], *x.shape[-2:]) for x in inputs[:2]]
-    strides = [broadcast(input_at(i), inputs[i], shape).strides for i, shape in enumerate([*shapes, y.shape][: len(inputs)])]
+    strides = [
+        broadcast(input_at(i), inputs[i], shape).strides for i, shape in enumerate([*shapes, y.shape][: len(inputs)])
+    ]
     strides.insert(2, y.strides)
     a_row, a_term = (-1, -2) if op.transpose_a else (-2, -1)
     b_column, b_term = (-2, -1) if op.transpose_b else (-1, -2)
