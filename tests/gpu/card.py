@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,9 +15,20 @@ import numpy as np
 from foreplan.errors import PlanError
 from foreplan.gpu.driver import Run
 from foreplan.gpu.launch import Launch
+from foreplan.gpu.table import OWN
+from foreplan.graph import Op, Window
+from foreplan.lower.cuda import CudaTarget
+from foreplan.lower.target import Kernel
 from tests.gpu.binder import library
 
 Plan = Callable[[Mapping[int, int], int], None]  # runs on addresses of tensors, and of workspace
+
+
+class OwnTarget(CudaTarget):
+    """A card, with our own kernels alone."""
+
+    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+        return [kernel for kernel in super().kernels(op, inputs, outputs) if kernel.name == OWN]
 
 
 class FakeBlock:

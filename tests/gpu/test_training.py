@@ -9,12 +9,12 @@ import pytest
 
 import foreplan as fp
 from foreplan.frontend.losses import attach_loss
+from foreplan.gpu import driver
 from foreplan.planner import separate
-from foreplan.runtime import session as sessions
 from foreplan.runtime.session import Session
 from tests.cpu.test_engine import data_for, farthest, shake
 from tests.gpu.binder import needs_gcc
-from tests.gpu.engine import OwnTarget, ShimEngine
+from tests.gpu.card import FakeCard, OwnTarget
 
 pytestmark = needs_gcc
 MODELS = ["mlp:batch=4,width=40,layers=2", "conv_chain:size=8"]
@@ -29,7 +29,7 @@ def compiled(name: str, target: str | OwnTarget) -> fp.Compiled:
 
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch, make: object, reverse: bool = False) -> Session:
     with monkeypatch.context() as patch:
-        patch.setattr(sessions, "_engine", lambda target: ShimEngine(reverse))
+        patch.setattr(driver, "card", lambda: FakeCard(reverse))
         assert callable(make)
         found: Session = make()
         return found
