@@ -9,7 +9,8 @@ from foreplan.cpu.elements import as_in, number
 from foreplan.cpu.layouts import channels_last
 from foreplan.graph import Window
 from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad, ChannelMoments
-from foreplan.ops.bits import PackBits
+from foreplan.ops.bits import MaskedMap, PackBits
+from foreplan.ops.index import Gather
 from foreplan.ops.join import Concat, Pad
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.map import Map
@@ -69,6 +70,15 @@ def test_maps_of_several_types(shape: tuple[int, ...]) -> None:
     check_narrow(Map(("bfloat16(float32(a0) * 3)",)), x, over=(0, 0))
     eights = numbers((*shape, 8), 3)
     check_narrow(PackBits("a0 > 0"), eights)
+
+
+def test_copies_masks_and_slices() -> None:
+    image, x = numbers((2, 24, 5, 8), 1), numbers((7, 24), 2)
+    check_narrow(Map(("a0",)), image, windows=best([image]), ulps=0.0)
+    (bits,) = run(PackBits("a0 > 0"), [numbers((7, 24), 3)])
+    for over in (None, (0, 1)):
+        check_narrow(MaskedMap(("where(a0, a1, 0.0)",)), bits, x, over=over, ulps=0.0)
+    check_narrow(Gather(0), numbers((7, 5), 3), np.array([6, 0, 0, 3]), ulps=0.0)
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -157,6 +167,12 @@ def test_pooling(shape: tuple[int, int, int, int], geometry: test_pool.Geometry)
         check_narrow(op, *arrays)
         check_narrow(op, *arrays, windows=best(arrays))
         check_narrow(op, *arrays, windows=[test_pool.wider(array) for array in arrays])
+
+
+def test_the_largest_with_nan_is_nan() -> None:
+    x = numbers((1, 20, 6, 6), 1)
+    x[0, 3, 2, 2], x[0, 4] = np.nan, -np.inf
+    check_narrow(MaxPool((2, 2), (2, 2), ((0, 0), (0, 0)), (1, 1)), x)
 
 
 def test_joined_and_padded() -> None:
