@@ -18,6 +18,7 @@ from foreplan.ops.batch_norm import BatchNorm, BatchNormTrain, ChannelMoments
 from foreplan.ops.conv import Conv, ConvDataGrad
 from foreplan.ops.expr import Arg
 from foreplan.ops.index import Gather
+from foreplan.ops.index_elements import GatherElements
 from foreplan.ops.join import Concat, Pad, Unslice
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.loss import CrossEntropy
@@ -86,7 +87,7 @@ class _Narrowing:
 
     def __init__(self, graph: Graph, dtype: DType) -> None:
         self.graph, self.dtype = graph, dtype
-        self.of_loss = _loss_nodes(graph)
+        self.last = _last_nodes(graph)
         self.data = _reached(graph)
         self.asked, self.read_narrow = self.find_asked()
         self.twins: dict[Value, Value] = {}  # a narrow value's conversion to float32 → the value
@@ -100,10 +101,10 @@ class _Narrowing:
         asked: set[Value] = set()
         read: set[Value] = set()
         for node in reversed(self.graph.nodes):
-            narrow = node.inputs[: _narrow_inputs(node)]
+            narrow = node.inputs[: self.narrow_inputs(node)]
             asked.update(narrow)
             read.update(narrow)
-            if node in self.of_loss:
+            if node in self.last:
                 continue
             passes = isinstance(node.op, _PASSING) or node.op.is_view
             if (passes or isinstance(node.op, Map | Reduce)) and not asked.isdisjoint(node.outputs):
@@ -124,7 +125,9 @@ class _Narrowing:
 
     def compute(self, b: Builder, node: Node, inputs: tuple[Value, ...]) -> list[Value] | None:
         """The node's outputs in the new graph; None: as they are."""
-        count = _narrow_inputs(node)
+        count = self.narrow_inputs(node)
+        if isinstance(node.op, Map | Reduce):
+            inputs = tuple(self.twins.get(x, x) for x in inputs)
         if isinstance(node.op, Map):
             return self.map(b, node, inputs)
         if isinstance(node.op, Reduce):
@@ -142,6 +145,13 @@ class _Narrowing:
             op = dataclasses.replace(op, wide=changed[0].dtype == self.dtype and not self.is_narrow(y, self.asked))
         return None if tuple(changed) == inputs == node.inputs else replaced(b, node, op, changed)
 
+    def narrow_inputs(self, node: Node) -> int:
+        """How many of the first inputs are narrow in the node's narrow form; 0 if it has none here."""
+        if type(node.op) not in _NARROW or node in self.last:
+            return 0
+        added = node.op.accumulates and len(node.inputs) > 2 and node.inputs[2].type == node.outputs[0].type
+        return _NARROW[type(node.op)] + bool(added)
+
     def is_narrow(self, value: Value, asked: set[Value]) -> bool:
         """Whether the result of a map, a reduction or a product is narrow."""
         return value.dtype == FLOAT32 and value in self.data and value in asked
@@ -150,7 +160,7 @@ class _Narrowing:
         """Computed in float32; each result narrow where it may be."""
         assert isinstance(node.op, Map)
         dtypes = [
-            self.dtype if node not in self.of_loss and self.is_narrow(value, self.asked) else value.dtype
+            self.dtype if node not in self.last and self.is_narrow(value, self.asked) else value.dtype
             for value in node.outputs
         ]
         if inputs == node.inputs and dtypes == [value.dtype for value in node.outputs]:
@@ -187,22 +197,17 @@ class _Narrowing:
         return elementwise(b, Arg(0), x, dtype=dtype, name=f"{x.name}/{dtype}")
 
 
-def _narrow_inputs(node: Node) -> int:
-    """How many of the first inputs are narrow in the node's narrow form; 0 if it has none."""
-    if type(node.op) not in _NARROW:
-        return 0
-    added = node.op.accumulates and len(node.inputs) > 2 and node.inputs[2].type == node.outputs[0].type
-    return _NARROW[type(node.op)] + bool(added)
-
-
-def _loss_nodes(graph: Graph) -> set[Node]:
-    """Maps, reductions and views whose results go into the loss and nowhere else."""
+def _last_nodes(graph: Graph) -> set[Node]:
+    """Maps, sums, views and softmax whose results go into the loss, or what else a step returns, and nowhere else."""
     found: set[Node] = set()
     for node in reversed(graph.nodes):
-        if not isinstance(node.op, Map | Reduce) and not node.op.is_view:
+        if (
+            not isinstance(node.op, Map | Reduce | Gather | GatherElements | Softmax | LogSoftmax)
+            and not node.op.is_view
+        ):
             continue
         read = [reader for value in node.outputs for reader in graph.readers[value]]
-        if all(reader in found for reader in read) and (read or graph.loss in node.outputs):
+        if all(reader in found for reader in read) and (read or not graph.returned.isdisjoint(node.outputs)):
             found.add(node)
     return found
 

@@ -110,9 +110,26 @@ output %soft = %soft
         "%hidden/float32: float32[4,8] = map(exprs=('float32(a0)',)) [%hidden]",
         "%w/bfloat16.1: bfloat16[8,8] = map(exprs=('bfloat16(a0)',)) [%w]",
         "%last: float32[4,8] = matmul(wide=True) [%hidden, %w/bfloat16.1]",  # nobody needs it narrow
-        "%soft: bfloat16[4,8] = softmax(axis=1) [%hidden]",
-        "%soft/float32: float32[4,8] = map(exprs=('float32(a0)',)) [%soft]",
+        "%soft: float32[4,8] = softmax(axis=1) [%hidden/float32]",
     ]
+
+
+def test_a_loss_of_ones_own_is_float32_from_its_softmax_on() -> None:
+    graph = parse_graph(
+        """graph %g
+input %x: float32[4,8]
+input %target: float32[4,8]
+parameter %w: float32[8,8] = fill(0.5)
+%l: float32[4,8] = matmul() [%x, %w] as %l
+%p: float32[4,8] = log_softmax(axis=1) [%l] as %p
+%t: float32[4,8] = map(exprs=('(a0 * a1)',)) [%p, %target] as %t
+%loss: float32[] = reduce(how='sum', axes=(0, 1)) [%t] as %loss
+loss %loss
+"""
+    )
+    found = types(with_precision(graph, BF16))
+    assert {name: found[name] for name in "lpt"} == dict.fromkeys("lpt", "float32")
+    assert found["x/bfloat16"] == found["w/bfloat16"] == "bfloat16"
 
 
 def test_rows_of_a_table_are_rounded_where_they_are_added() -> None:
