@@ -38,7 +38,10 @@ def _segments(rows: int) -> int:
 
 @_compiled
 def _block_moments(x, first, last, step, shift, total, squares):  # type: ignore[no-untyped-def]
-    """Of rows [first, last): their first element a channel (0 if it is infinite), and sums and squares around it."""
+    """Of rows [first, last): their first element a channel (0 if it is infinite), and sums and squares around it.
+
+    Rows are taken two by two: sums go through the cache half as often.
+    """
     width = len(total)
     row = x[first * step : first * step + width]
     for c in range(width):
@@ -46,8 +49,14 @@ def _block_moments(x, first, last, step, shift, total, squares):  # type: ignore
         shift[c] = value if abs(value) < HUGE else np.float32(0)
         total[c] = value - shift[c]
         squares[c] = total[c] * total[c]
-    for r in range(first + 1, last):
-        row = x[r * step : r * step + width]
+    for r in range(first + 1, last - 1, 2):
+        row, other = x[r * step : r * step + width], x[(r + 1) * step : (r + 1) * step + width]
+        for c in range(width):
+            value, following = number(row[c]) - shift[c], number(other[c]) - shift[c]
+            total[c] = total[c] + value + following
+            squares[c] = squares[c] + value * value + following * following
+    if (last - first) % 2 == 0:
+        row = x[(last - 1) * step : (last - 1) * step + width]
         for c in range(width):
             value = number(row[c]) - shift[c]
             total[c] += value
