@@ -5,11 +5,12 @@
 // (grid.y), each part has results of its own, to be added up afterwards.
 //
 // A and B are operands of operand.cuh, RESULTS and ADDED plain ones (along m and n); A_INNER and B_INNER say whether
-// neighbouring threads read neighbouring terms. ELEMENT is what is read, RESULT what is written and added to.
+// neighbouring threads read neighbouring terms. A_ELEMENT and B_ELEMENT are what is read, RESULT what is
+// written.
 #include "operand.cuh"
 
 constexpr int EACH = 4, SIDE = TILE / EACH, THREADS = SIDE * SIDE, DEPTH = 16, LOADS = TILE * DEPTH / THREADS;
-typedef Wide<ELEMENT> Number;
+typedef Wide<A_ELEMENT> Number;
 
 struct Arguments {
     i64 rows, columns, terms, terms_a_part;
@@ -23,7 +24,7 @@ struct Arguments {
 };
 
 // What one thread moves of an operand into shared memory, tile after tile.
-template <class Operand, bool INNER> struct Loader {
+template <class Operand, class T, bool INNER> struct Loader {
     typename Operand::Outer outer[LOADS];
     bool inside[LOADS];
 
@@ -48,7 +49,7 @@ template <class Operand, bool INNER> struct Loader {
             const i64 k = term + depth(i);
             Number x = 0;
             if (inside[i] && k < last)
-                x = operand.template at<ELEMENT>(before, outer[i], operand.inner(static_cast<INDEX>(k)));
+                x = operand.template at<T>(before, outer[i], operand.inner(static_cast<INDEX>(k)));
             tile[depth(i)][place(i)] = x;
         }
     }
@@ -73,8 +74,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) product(const Arguments
         added_before += here * arguments.added_strides[axis];
         block = above;
     }
-    const Loader<A, A_INNER> a(arguments.a, row, arguments.rows);
-    const Loader<B, B_INNER> b(arguments.b, column, arguments.columns);
+    const Loader<A, A_ELEMENT, A_INNER> a(arguments.a, row, arguments.rows);
+    const Loader<B, B_ELEMENT, B_INNER> b(arguments.b, column, arguments.columns);
     const i64 first = blockIdx.y * arguments.terms_a_part;
     const i64 end = first + arguments.terms_a_part, last = end < arguments.terms ? end : arguments.terms;
     const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;

@@ -29,7 +29,7 @@ def conv(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKer
         vector = len(rest[0].shape) == 1
         step = rest[0].strides[0 if vector else 1]
         rows = (Axis(1, 0),) if vector else _positions(rest[0])
-        added = Plain(input_at(2), rows, (Axis(filters, step),))
+        added = Plain(input_at(2), rest[0].type.dtype, rows, (Axis(filters, step),))
     product = Product(
         rows=_count(y),
         columns=filters,
@@ -37,6 +37,7 @@ def conv(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKer
         a=Images(
             along="Windows",
             start=input_at(0),
+            dtype=x.type.dtype,
             strides=x.strides,
             extents=x.shape[2:],
             position_steps=op.strides,
@@ -47,13 +48,10 @@ def conv(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKer
             taps=w.shape[2:],
             channels=own,
         ),
-        b=Plain(input_at(1), (Axis(filters, w.strides[0]),), _taps(w, 1)),
-        results=Plain(output_at(0), _positions(y), (Axis(filters, y.strides[1]),)),
+        b=Plain(input_at(1), w.type.dtype, (Axis(filters, w.strides[0]),), _taps(w, 1)),
+        results=Plain(output_at(0), y.type.dtype, _positions(y), (Axis(filters, y.strides[1]),)),
         added=added,
         batch=_groups(op, own * x.strides[1], filters * w.strides[0], filters * y.strides[1], filters * step),
-        dtype=x.type.dtype,
-        result_dtype=y.type.dtype,
-        added_dtype=inputs[-1].type.dtype,
         nbytes=y.type.nbytes,
     )
     return product_kernel(product, device, _in_place(inputs, y), parts_allowed=True)
@@ -74,6 +72,7 @@ def data_gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> 
         a=Images(
             along="Windows",
             start=input_at(0),
+            dtype=g.type.dtype,
             strides=g.strides,
             extents=g.shape[2:],
             position_steps=(1,) * len(op.strides),
@@ -84,13 +83,10 @@ def data_gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> 
             taps=w.shape[2:],
             channels=filters,
         ),
-        b=Plain(input_at(1), (Axis(own, w.strides[1]),), _taps(w, 0, filters)),
-        results=Plain(output_at(0), _positions(dx), (Axis(own, dx.strides[1]),)),
-        added=Plain(input_at(2), _positions(rest[0]), (Axis(own, step),)) if rest else None,
+        b=Plain(input_at(1), w.type.dtype, (Axis(own, w.strides[1]),), _taps(w, 0, filters)),
+        results=Plain(output_at(0), dx.type.dtype, _positions(dx), (Axis(own, dx.strides[1]),)),
+        added=Plain(input_at(2), rest[0].type.dtype, _positions(rest[0]), (Axis(own, step),)) if rest else None,
         batch=_groups(op, filters * g.strides[1], filters * w.strides[0], own * dx.strides[1], own * step),
-        dtype=g.type.dtype,
-        result_dtype=dx.type.dtype,
-        added_dtype=inputs[-1].type.dtype,
         nbytes=dx.type.nbytes,
     )
     return product_kernel(product, device, _in_place(inputs, dx), parts_allowed=True)
@@ -108,10 +104,11 @@ def weight_gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -
         rows=filters,
         columns=math.prod(dw.shape[1:]),
         terms=_count(g),
-        a=Plain(input_at(1), (Axis(filters, g.strides[1]),), _positions(g)),
+        a=Plain(input_at(1), g.type.dtype, (Axis(filters, g.strides[1]),), _positions(g)),
         b=Images(
             along="Taps",
             start=input_at(0),
+            dtype=x.type.dtype,
             strides=x.strides,
             extents=x.shape[2:],
             position_steps=op.strides,
@@ -122,12 +119,9 @@ def weight_gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -
             taps=op.kernel,
             channels=own,
         ),
-        results=Plain(output_at(0), (Axis(filters, dw.strides[0]),), _taps(dw, 1)),
-        added=Plain(input_at(2), (Axis(filters, step),), _taps(rest[0], 1)) if rest else None,
+        results=Plain(output_at(0), dw.type.dtype, (Axis(filters, dw.strides[0]),), _taps(dw, 1)),
+        added=Plain(input_at(2), rest[0].type.dtype, (Axis(filters, step),), _taps(rest[0], 1)) if rest else None,
         batch=_groups(op, filters * g.strides[1], own * x.strides[1], filters * dw.strides[0], filters * step),
-        dtype=x.type.dtype,
-        result_dtype=dw.type.dtype,
-        added_dtype=inputs[-1].type.dtype,
         nbytes=dw.type.nbytes,
     )
     return product_kernel(product, device, _in_place(inputs, dw), parts_allowed=True)

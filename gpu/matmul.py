@@ -48,14 +48,11 @@ def matmul(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
         rows=_count(rows),
         columns=columns,
         terms=terms,
-        a=Plain(input_at(0), axes(0), along(terms, left[a_term])),
-        b=Plain(input_at(1), along(columns, right[b_column]), along(terms, right[b_term])),
-        results=Plain(output_at(0), axes(1), along(columns, result[-1])),
-        added=Plain(input_at(2), axes(2), along(columns, added[0][-1])) if added else None,
+        a=Plain(input_at(0), inputs[0].type.dtype, axes(0), along(terms, left[a_term])),
+        b=Plain(input_at(1), inputs[1].type.dtype, along(columns, right[b_column]), along(terms, right[b_term])),
+        results=Plain(output_at(0), y.type.dtype, axes(1), along(columns, result[-1])),
+        added=Plain(input_at(2), y.type.dtype, axes(2), along(columns, added[0][-1])) if added else None,
         batch=tuple(Batch(n, *steps) for n, steps in batch),
-        dtype=inputs[0].type.dtype,
-        result_dtype=y.type.dtype,
-        added_dtype=inputs[-1].type.dtype,
         nbytes=y.type.nbytes,
     )
     overwrites = ((0, 2),) if len(inputs) == 3 and lie_alike(inputs[2], y) else ()

@@ -34,6 +34,10 @@ class Operand(Protocol):
     """What is read at pairs of places."""
 
     @property
+    def dtype(self) -> DType:
+        """Of its elements."""
+
+    @property
     def type(self) -> str:
         """Its type in cuda/operand.cuh."""
 
@@ -51,6 +55,7 @@ class Plain:
     """A tensor whose places are independent of each other: axes along the result, and along what is summed over."""
 
     start: Address
+    dtype: DType
     outer: tuple[Axis, ...]
     inner: tuple[Axis, ...]
 
@@ -78,6 +83,7 @@ class Images:
     """Images [N, C, *S] that windows slide over: see cuda/operand.cuh.
 
     Attributes:
+        dtype: of their elements.
         along: `Windows`: positions are along the result and taps summed over; `Taps`: the other way round.
         strides: bytes along each axis of the images.
         extents: of the images' spatial axes; then entries a spatial axis: what a position and a tap add, what is added
@@ -88,6 +94,7 @@ class Images:
 
     along: str
     start: Address
+    dtype: DType
     strides: tuple[int, ...]
     extents: Shape
     position_steps: Shape
@@ -135,11 +142,10 @@ class Product:
 
     Attributes:
         rows, columns, terms: m, n, k.
-        a, b: what is multiplied, of element type `dtype`.
+        a, b: what is multiplied.
         results: the output: its axes along m, and along n; it lies without gaps.
-        added: likewise, what is added, of element type `added_dtype`.
+        added: likewise, what is added.
         batch: the batch axes.
-        result_dtype: of the output.
         nbytes: of the whole output.
     """
 
@@ -151,9 +157,6 @@ class Product:
     results: Plain
     added: Plain | None
     batch: tuple[Batch, ...]
-    dtype: DType
-    result_dtype: DType
-    added_dtype: DType
     nbytes: int
 
     @property
@@ -179,8 +182,8 @@ def product_kernel(
         return LaunchKernel(())
     parts = _parts(product, device) if parts_allowed else 1
     if parts == 1:
-        return LaunchKernel((product_launch(product, 1),), overwrites=overwrites)
-    wide, item = product.dtype.wide, product.result_dtype.itemsize
+        return LaunchKernel((product_launch(product),), overwrites=overwrites)
+    wide, item = product.a.dtype.wide, product.results.dtype.itemsize
     scale = wide.itemsize // item
     elements = product.nbytes // item
 
@@ -193,30 +196,28 @@ def product_kernel(
         product.terms,
         product.a,
         product.b,
-        Plain(workspace_at(), scaled(product.results.outer), scaled(product.results.inner)),
+        Plain(workspace_at(), wide, scaled(product.results.outer), scaled(product.results.inner)),
         product.added,
         tuple(Batch(x.extent, x.a, x.b, x.results * scale, x.added) for x in product.batch),
-        product.dtype,
-        wide,
-        product.added_dtype,
         elements * wide.itemsize,
     )
     stretch = Axis(elements, wide.itemsize)
     terms = Terms(workspace_at(), wide, (stretch,), (Axis(parts, elements * wide.itemsize),))
-    second = reduction("sum", terms, output_at(0), product.result_dtype, 1, None)
+    second = reduction("sum", terms, output_at(0), product.results.dtype, 1, None)
     return LaunchKernel((product_launch(first, parts), second), parts * first.nbytes, overwrites)
 
 
-def product_launch(product: Product, parts: int) -> Launch:
+def product_launch(product: Product, parts: int = 1) -> Launch:
     """The launch of a product, the terms in so many parts, each of which has results of its own."""
-    added = product.added or Plain(product.results.start, (Axis(1, 0),), (Axis(1, 0),))
+    added = product.added or Plain(product.results.start, product.results.dtype, (Axis(1, 0),), (Axis(1, 0),))
     batch = product.batch or (Batch(1),)
     down, across = product.blocks()
     largest = max(product.rows, product.columns, product.terms)
     defines = (
-        ("ELEMENT", stored(product.dtype)),
-        ("RESULT", stored(product.result_dtype)),
-        ("ADDED_ELEMENT", stored(product.added_dtype)),
+        ("A_ELEMENT", stored(product.a.dtype)),
+        ("B_ELEMENT", stored(product.b.dtype)),
+        ("RESULT", stored(product.results.dtype)),
+        ("ADDED_ELEMENT", stored(added.dtype)),
         ("HAS_ADDED", int(product.added is not None)),
         ("A", product.a.type),
         ("B", product.b.type),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from foreplan.gpu import attention, conv, index, join, map, matmul, norm, pool, random, reduce, row_norm, rows
+from foreplan.gpu import attention, conv, index, join, linear_cross_entropy, map, matmul, norm, pool, random, reduce, row_norm, rows
 from foreplan.gpu.cudnn_conv import CUDNN, cudnn_kernel, cudnn_kernels, own_nanoseconds
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import LaunchKernel, Make, Refused, Windows
@@ -76,6 +76,7 @@ FAMILIES = {
     "rms_norm_grad": Family(row_norm.gradient, reads=row_norm.reads),
     "attention": Family(attention.attention, reads=attention.reads),
     "attention_grad": Family(attention.gradient, reads=attention.reads),
+    "linear_cross_entropy": Family(linear_cross_entropy.linear_cross_entropy, reads=linear_cross_entropy.reads),
     "conv": Family(conv.conv, _images),
     "conv_data_grad": Family(conv.data_gradient, _images),
     "conv_weight_grad": Family(conv.weight_gradient),

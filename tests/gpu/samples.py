@@ -16,6 +16,7 @@ from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.join import Pad
+from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.map import Map
 from foreplan.ops.matmul import MatMul
@@ -80,6 +81,8 @@ def samples(dtype: str) -> Iterator[Sample]:
     yield AttentionGrad(0.125, mask_gradient=True), given
     long = [(1, 2, 40, 128)] * 3
     yield AttentionGrad(0.1, True), [*of(dtype, *long, long[0]), *of(wide, (1, 2, 40)), *of(dtype, long[0])]
+    given = [*of(dtype, (300, 64), (1000, 64)), *of("int64", (300,)), *of(wide, (1000,))]
+    yield LinearCrossEntropy(256), given
     for distribution in ("uniform", "normal", "bernoulli"):
         yield Random(distribution, (1000,), DTYPES[dtype]), of("uint64", (2,))
 
