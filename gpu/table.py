@@ -6,7 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from foreplan.gpu import attention, conv, index, join, linear_cross_entropy, map, matmul, norm, pool, random, reduce, row_norm, rows
+from foreplan.gpu import (
+    attention,
+    conv,
+    index,
+    join,
+    linear_cross_entropy,
+    map,
+    matmul,
+    norm,
+    pool,
+    random,
+    reduce,
+    row_norm,
+    rows,
+)
 from foreplan.gpu.cudnn_conv import CUDNN, cudnn_kernel, cudnn_kernels, own_nanoseconds
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import LaunchKernel, Make, Refused, Windows
