@@ -1,20 +1,21 @@
 """Convolutions and their gradients: images lie with their channels last, weights as in checkpoints.
 
-Each may have several ways: oneDNN's own, weights reordered each time; products of matrices, where there is one tap; and
-Winograd's algorithm (`winograd`), where there are 3 × 3.
+Each may have several ways: oneDNN's own, weights reordered each time; products of matrices, where there is one tap, or
+what several see is gathered (`columns`); and Winograd's algorithm (`winograd`), where there are 3 × 3.
 """
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
+from foreplan.cpu import columns, prices, primitives, winograd
 from foreplan.cpu import library as c
-from foreplan.cpu import prices, primitives, winograd
 from foreplan.cpu.contraction import swapped
 from foreplan.cpu.kernel import Refused, Windows
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.primitives import OLD, After, Description, Following, Geometry, argument_of, base_of, onto
-from foreplan.cpu.rows import rows_along
+from foreplan.cpu.rows import image_rows, rows_along, rows_from
 from foreplan.cpu.stages import INPUT, OUTPUT, WEIGHTS, ZERO, Place, Staged, Stages, check, matrix
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.types import FLOAT32
@@ -89,6 +90,26 @@ def conv_by_products(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     )
     plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **_taken(after)})
     return plan.finish(base_of(after), nanoseconds=prices.products(w, y))
+
+
+def conv_by_columns(op: Op, inputs: Windows, outputs: Windows) -> columns.Gathered:
+    """A convolution of several taps, the weights as they lie: a product of what they see."""
+    (x, w, y), after = _seen_as_images(op, inputs, outputs)
+    assert isinstance(op, Conv | ConvMap)
+    rows, taps, weights = rows_along(y, 1), math.prod(w.shape[2:]), rows_from(w, 1)
+    if rows is None or weights is None or op.groups > 1 or taps == 1 or len(w.shape) != 4 or y.type.dtype != FLOAT32:
+        raise Refused("products are for float32, several taps on two axes without groups, and weights in C order")
+    if rows.count > w.shape[0]:
+        raise Refused("what is gathered would take more memory than weights in another layout")
+    images, plan = image_rows(x), Stages()
+    seen = Window.dense(TensorType(FLOAT32, (rows.count, weights.width)))
+    place = plan.keep(seen.type.nbytes)
+    flat, result = swapped(matrix(weights, FLOAT32)), matrix(rows, FLOAT32)
+    made = primitives.matmul(seen, flat, result, _described(after, inputs, y, 2))
+    plan.run(made, {c.SRC: place, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **_taken(after)})
+    places = (*x.shape[2:], *y.shape[2:], *w.shape[2:], *op.strides, *_before(op), *op.dilations)
+    product = plan.finish(base_of(after), nanoseconds=prices.columns(w, y))
+    return columns.Gathered(images, rows.count, places, taps, place, product)
 
 
 def _seen_as_images(op: Op, inputs: Windows, outputs: Windows) -> tuple[tuple[Window, Window, Window], Following]:

@@ -13,6 +13,8 @@ from foreplan.graph import Window
 # Bytes a nanosecond: of weights taken to another layout and their gradients from there; of results that are added to
 # others, in a second pass and by a product itself; of a gradient that oneDNN spreads over positions that no tap saw.
 WEIGHTS, WEIGHTS_BACK, SECOND_PASS, ADDED, SPREAD = 4, 2, 12, 32, 5
+# Nanoseconds of a number that is gathered for a product; bytes a nanosecond of weights that a product packs.
+GATHERED, PACKED = 1, 12
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,13 @@ def direct(w: Window, y: Window, added: int = 0, spread: int = 0) -> int:
 def products(w: Window, y: Window, added: int = 0) -> int:
     """A convolution of one tap, or its data's gradient, as a product of matrices."""
     return (_operations(w, y) // _rates(y).products + added // ADDED) // current_threads()
+
+
+def columns(w: Window, y: Window) -> int:
+    """A convolution of several taps as a product of what is gathered: what weights take to be packed included."""
+    gathered = y.type.size // y.shape[1] * (w.type.size // w.shape[0])
+    passes = gathered * GATHERED + w.type.nbytes // PACKED
+    return (_operations(w, y) // _rates(y).products + passes) // current_threads()
 
 
 def direct_weights(w: Window, g: Window) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import foreplan as fp
 from foreplan.cpu.layouts import channels_last
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.conv_map import ConvMap
 from foreplan.ops.matmul import MatMul
-from tests.cpu.check import check, needs_onednn, run, type_of
+from tests.cpu.check import check, needs_onednn, run, type_of, ways
 
 pytestmark = needs_onednn()
 RNG = np.random.default_rng(0)
@@ -97,6 +98,8 @@ CASES = [
     (2, 24, (8, 8), 24, (3, 3), 1, 1, 1, 24),
     (1, 1, (8, 8), 20, (3, 3), 1, 1, 1, 1),
     (5, 20, (6, 5), 1, (3, 3), 1, 1, 1, 1),
+    (1, 24, (7, 7), 50, (3, 3), 1, 1, 1, 1),
+    (2, 19, (9, 8), 48, (3, 2), 2, 1, 2, 1),
     (2, 5, (16,), 7, (3,), 2, 1, 1, 1),
     (1, 4, (5, 6, 5), 6, (2, 3, 2), 1, 1, 1, 2),
 ]
@@ -130,12 +133,14 @@ MAPS = {  # what is done to a result, and whether each further input is whole
     "((a0 + a1) * a2)": [True, False],
 }
 MAP_CASES = [
-    # batch, channels, extent, results, taps, stride: a product, a convolution of one tap, others, and by Winograd
+    # batch, channels, extent, results, taps, stride: a product, a convolution of one tap, others, of few positions, and
+    # by Winograd
     (2, 32, (8, 8), 16, 1, 1),
     (3, 32, (9, 8), 16, 1, 2),
     (3, 16, (24, 23), 24, 1, 1),
     (2, 16, (12, 11), 20, 3, 2),
     (1, 3, (20, 20), 8, 5, 1),
+    (2, 20, (6, 5), 70, 3, 1),
     (1, 64, (56, 56), 64, 3, 1),
 ]
 
@@ -166,6 +171,18 @@ def test_relu_after_a_convolution_keeps_nan(case: tuple) -> None:  # type: ignor
     op = ConvMap((stride,) * 2, ((taps // 2, taps // 2),) * 2, (1, 1), 1, "relu(a0)")
     (y,) = run(op, [x, w])
     assert np.isnan(y[0, :, 0, 0]).all() and not np.isnan(y[0, :, -1, -1]).any()
+
+
+def test_few_positions_of_several_taps_are_gathered_for_a_product() -> None:
+    geometry = ((2, 2), ((1, 1), (1, 1)), (1, 1), 1)
+    assert "columns" in ways(Conv(*geometry), [normal(1, 30, 14, 14), normal(64, 30, 3, 3)])
+    assert "columns" not in ways(Conv(*geometry), [normal(1, 30, 14, 14), normal(48, 30, 3, 3)])  # 49 are more
+    last = Window(TensorType(FLOAT32, (1, 30, 14, 14)), (14 * 14 * 160, 4, 14 * 160, 160))  # of 40 channels
+    w = normal(64, 30, 3, 3)
+    check(Conv(*geometry), normal(1, 30, 14, 14), w, windows=[last, Window.dense(type_of(w))], rtol=1e-4, atol=1e-4)
+    step = fp.compile(fp.models.build("resnet18:batch=1"), target="cpu:threads=1")
+    chosen = [call.kernel for call in step.program.calls if call.op.name == "conv_map"]
+    assert "columns" in chosen
 
 
 def test_what_is_added_to_may_be_changed_in_place() -> None:
