@@ -107,7 +107,7 @@ class CudaBound:
         kernel = self._kernel(call, action.workspace)
         with told(f"while node {call.node!r} was bound"):
             made = [
-                self._call(each, lambda place: starts[place.of][place.index] + place.offset)
+                ready(self.card, each, lambda place: starts[place.of][place.index] + place.offset)
                 for each in kernel.instructions
             ]
         return [run for run in made if run is not None]
@@ -119,21 +119,24 @@ class CudaBound:
             raise PlanError(f"node {call.node!r}: the kernel {call.kernel!r} needs another workspace; compile again")
         return kernel
 
-    def _call(self, instruction: Instruction, where: Where) -> Run | None:
-        """One instruction as a ready call; None where there is nothing to do."""
-        if isinstance(instruction, Launch):
-            return self.card.launching(instruction, packed(instruction, where))
-        if isinstance(instruction, Execute):
-            tensors = {uid: where(place) for uid, place in instruction.operands}
-            return self.card.executing(instruction.blob, tensors, where(instruction.workspace), instruction.nbytes)
-        target = where(instruction.target)
-        if isinstance(instruction, Clear):
-            return self.card.filling(target, 0, instruction.nbytes) if instruction.nbytes else None
-        assert isinstance(instruction, Copy)
-        source = where(instruction.source)
-        return (
-            self.card.copying(target, source, instruction.nbytes) if source != target and instruction.nbytes else None
-        )
+
+def ready(card: Card, instruction: Instruction, where: Where) -> Run | None:
+    """One instruction as a call on a card; None where there is nothing to do.
+
+    Args:
+        where: the address that a place has.
+    """
+    if isinstance(instruction, Launch):
+        return card.launching(instruction, packed(instruction, where))
+    if isinstance(instruction, Execute):
+        tensors = {uid: where(place) for uid, place in instruction.operands}
+        return card.executing(instruction.blob, tensors, where(instruction.workspace), instruction.nbytes)
+    target, nbytes = where(instruction.target), instruction.nbytes
+    if isinstance(instruction, Clear):
+        return card.filling(target, 0, nbytes) if nbytes else None
+    assert isinstance(instruction, Copy)
+    source = where(instruction.source)
+    return card.copying(target, source, nbytes) if source != target and nbytes else None
 
 
 def packed(launch: Launch, where: Where) -> bytes:

@@ -1,0 +1,57 @@
+"""Kernels run on the card in this machine, in the place of `tests.gpu.binder.Bound`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from foreplan.gpu import driver
+from foreplan.gpu.launch import Address, LaunchKernel
+from foreplan.runtime.cuda import ready
+
+
+def whole(array: np.ndarray) -> np.ndarray:
+    """What an array is a part of, with what is around it."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+class CardBound:
+    """A kernel's instructions on NumPy memory, which is copied to the card, as a whole, and back."""
+
+    def __init__(
+        self,
+        kernel: LaunchKernel,
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        workspace: np.ndarray,
+        reverse: bool = False,
+    ) -> None:
+        self.card = driver.card()
+        self.there: dict[int, tuple[np.ndarray, object, int]] = {}
+        arrays = {"input": list(inputs), "output": list(outputs), "workspace": [workspace]}
+        self.starts = {of: [self._address(array) for array in found] for of, found in arrays.items()}
+        made = [ready(self.card, instruction, self._where) for instruction in kernel.instructions]
+        self.calls = [call for call in made if call is not None]
+
+    def _where(self, place: Address) -> int:
+        return self.starts[place.of][place.index] + place.offset
+
+    def _address(self, array: np.ndarray) -> int:
+        """Of an array's first element on the card, where it is aligned to 256 bytes as it is here."""
+        memory = whole(array)
+        if id(memory) not in self.there:
+            block = self.card.allocate(memory.nbytes + 256)
+            self.there[id(memory)] = memory, block, block.ptr + (memory.ctypes.data - block.ptr) % 256
+        return self.there[id(memory)][2] + array.ctypes.data - memory.ctypes.data
+
+    def __call__(self) -> None:
+        for memory, _, address in self.there.values():
+            self.card.copying(address, memory.ctypes.data, memory.nbytes)()
+        for call in self.calls:
+            call()
+        for memory, _, address in self.there.values():
+            self.card.copying(memory.ctypes.data, address, memory.nbytes)()
+        self.card.synchronize()

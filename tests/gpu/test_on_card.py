@@ -1,0 +1,208 @@
+"""What can only be seen on a card: kernels, plans of cuDNN's, whole steps and memory. `make gpu-check` runs it."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import foreplan as fp
+from foreplan.errors import TargetError
+from foreplan.frontend.losses import attach_loss
+from foreplan.gpu import driver
+from foreplan.gpu.capture import captured
+from foreplan.gpu.cudnn import missing
+from foreplan.gpu.driver import Card
+from foreplan.gpu.launch import Execute
+from foreplan.gpu.table import family_of, kernels_for
+from foreplan.graph import Op, Window, as_dtype
+from foreplan.graph.layouts import channels_last
+from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.units import align_up
+from tests.cpu.test_engine import MODELS, compiled, data_for, farthest, is_near
+from tests.gpu import check
+from tests.gpu.on_card import CardBound
+
+
+def opened() -> Card:
+    """The card, or a skip that says what is missing."""
+    try:
+        return driver.card()
+    except TargetError as error:
+        pytest.skip(str(error), allow_module_level=True)
+
+
+CARD = opened()
+pytestmark = pytest.mark.cuda
+PAGE = 2 << 20
+KINDS = "attention conv expressions index join map matmul norm pool random reduce row_norm rows"
+MODULES = [importlib.import_module(f"tests.gpu.test_{kind}") for kind in KINDS.split()]
+# Every test of them, which are written for kernels that run on the CPU, on the card.
+for module in MODULES:
+    tests = {name: staticmethod(test) for name, test in vars(module).items() if name.startswith("test_")}
+    title = f"Test{module.__name__.rpartition('test_')[2].title().replace('_', '')}"
+    globals()[title] = type(title, (), tests)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def on_the_card() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (check, *MODULES):
+            if hasattr(module, "Bound"):
+                patch.setattr(module, "Bound", CardBound)
+        yield
+
+
+# How cuDNN computes, the element type, and how far results may be from NumPy's, beside their norm.
+PRECISIONS = {
+    "float32": (False, "float32", 1e-5),
+    "tf32": (True, "float32", 2e-3),
+    "bfloat16": (False, "bfloat16", 1e-2),
+    "float16": (False, "float16", 2e-3),
+}
+
+
+def convolutions() -> list[tuple[Op, list[Window]]]:
+    """Each kind of convolution of a training step of ResNet-50 once, images with their channels last."""
+    graph = fp.differentiate(fp.models.resnet50(batch=2, size=64), fp.losses.cross_entropy, fp.optim.Nesterov(0.1))
+    found = {}
+    for node in graph.nodes:
+        if isinstance(node.op, Conv | ConvDataGrad | ConvWeightGrad):
+            windows = [channels_last(x.type) for x in node.inputs[:2]]
+            found[repr((node.op, windows))] = node.op, windows
+    return list(found.values())
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_plan_of_cudnn_runs(precision: str) -> None:
+    """With the workspace that was planned, no more and no less, and nothing written around it."""
+    tf32, dtype, tolerance = PRECISIONS[precision]
+    device, ran, rng = captured(), 0, np.random.default_rng(0)
+    for op, wide in convolutions():
+        family = family_of(op)
+        assert family is not None
+        windows = [channels_last(window.type.with_dtype(as_dtype(dtype))) for window in wide]
+        inputs = [rng.standard_normal(x.shape).astype(x.type.dtype.numpy) for x in windows]
+        layouts = list(family.layout(op, windows, op.infer([x.type for x in windows])))
+        wanted = check.expected(op, inputs)[0].astype(np.float64)
+        for name, kernel in kernels_for(op, windows, layouts, device, tf32=tf32).items():
+            plans = [each for each in kernel.instructions if isinstance(each, Execute)]
+            if not plans:
+                continue
+            places = [check.laid_out(window, x) for window, x in zip(windows, inputs)]
+            (result,), workspace = [check.laid_out(y) for y in layouts], check.Memory(kernel.workspace, 0xFF)
+            CardBound(kernel, [array for _, array in places], [result[1]], workspace.bytes)()
+            for memory in (*(memory for memory, _ in places), result[0], workspace):
+                memory.check()
+            error = np.linalg.norm(result[1].astype(np.float64) - wanted)
+            assert error <= tolerance * np.linalg.norm(wanted), f"{name} of {op} on {windows}"
+            ran += 1
+    assert ran > 50
+
+
+@pytest.mark.parametrize("name", MODELS, ids=[name.partition(":")[0] for name in MODELS])
+def test_a_training_step_gives_what_numpy_gives(name: str) -> None:
+    reference, step = (compiled(name, target, training=True) for target in ("numpy", "cuda"))
+    data = data_for(reference)
+    wanted, found = reference.bind(seed=1).step(data).loss, step.bind(seed=1).step(data).loss
+    assert wanted is not None and found is not None and abs(found - wanted) <= 1e-4 * abs(wanted)
+    assert any(is_near(reference, step, data, seed) for seed in range(1, 6))
+
+
+@pytest.mark.parametrize("name", MODELS, ids=[name.partition(":")[0] for name in MODELS])
+def test_a_step_is_the_same_however_it_runs(name: str) -> None:
+    """As one graph, call by call, and with poisoned memory: the same bits, three steps long."""
+    step = compiled(name, "cuda", training=True)
+    sessions = [step.bind(seed=1), step.bind(seed=1, capture=False), step.bind(seed=1, poison=True)]
+    for _ in range(3):
+        first, *others = (session.step(data_for(step)).loss for session in sessions)
+        assert others == [first, first]
+    for key, array in sessions[0].stored.items():
+        assert all(session.stored[key].tobytes() == array.tobytes() for session in sessions[1:]), key
+
+
+@pytest.mark.parametrize(("target", "precision"), [("cuda:,tf32", "float32"), ("cuda", "bf16")])
+@pytest.mark.parametrize("name", MODELS[:3], ids=[name.partition(":")[0] for name in MODELS[:3]])
+def test_other_precisions_train_alike(name: str, target: str, precision: str) -> None:
+    graph = fp.models.build(name)
+    graph = attach_loss(graph, fp.models.default_loss(name), [next(iter(graph.outputs))])
+    reference = fp.compile(graph, optimizer=fp.optim.Nesterov(0.01))
+    step = fp.compile(graph, optimizer=fp.optim.Nesterov(0.01), target=target, precision=precision)
+    theirs, ours, data = reference.bind(seed=1), step.bind(seed=1), data_for(reference)
+    for _ in range(3):
+        wanted, found = theirs.step(data).loss, ours.step(data).loss
+        assert wanted is not None and found is not None and abs(found - wanted) <= 3e-2 * abs(wanted)
+
+
+def test_many_steps_follow_numpy() -> None:
+    reference, step = (compiled(MODELS[0], target, training=True) for target in ("numpy", "cuda"))
+    theirs, ours, data = reference.bind(seed=1), step.bind(seed=1), data_for(reference)
+    start = dict(theirs.stored)
+    for _ in range(50):
+        wanted, found = theirs.step(data).loss, ours.step(data).loss
+    assert wanted is not None and found == pytest.approx(wanted, rel=1e-3)
+    assert farthest(ours, theirs, start) <= 1e-2
+
+
+@pytest.mark.parametrize("name", MODELS, ids=[name.partition(":")[0] for name in MODELS])
+def test_steps_allocate_nothing(name: str) -> None:
+    """Free memory of the card is the same before and after 100 steps, once the first two are done."""
+    session = compiled(name, "cuda", training=True).bind()
+    data = data_for(session)  # type: ignore[arg-type]
+    for _ in range(2):
+        session.step(data)
+    before = CARD.memory()
+    for _ in range(100):
+        session.step(data)
+    assert CARD.memory() == before
+
+
+def test_the_arena_is_one_allocation_of_its_own_size() -> None:
+    step = compiled("mlp:width=2048,batch=8", "cuda", training=True)
+    step.bind().step(data_for(step))  # loads kernels
+    gc.collect()
+    before, _ = CARD.memory()
+    session = step.bind()
+    assert before - CARD.memory()[0] == align_up(step.arena_bytes, PAGE)
+    del session
+    gc.collect()
+    assert CARD.memory()[0] == before
+
+
+def test_an_arena_larger_than_the_card_is_refused() -> None:
+    _, total = CARD.memory()
+    width = int((total / 16) ** 0.5) + 1  # two square matrices of float32, with velocities, are more than there is
+    step = compiled(f"mlp:width={width},batch=1,layers=3", "cuda", training=True)
+    assert step.arena_bytes > total
+    with pytest.raises(fp.SessionError, match=r"the arena takes .* are free"):
+        step.bind()
+
+
+def test_a_failure_in_a_step_breaks_the_session() -> None:
+    """In a process of its own, whose card is lost to it."""
+    code = (
+        "import foreplan as fp\n"
+        "from foreplan.gpu import driver\n"
+        "from foreplan.gpu.launch import Launch, Source\n"
+        "from tests.cpu.test_engine import MODELS, compiled, data_for\n"
+        "session = compiled(MODELS[0], 'cuda', True).bind(capture=False)\n"
+        "data = data_for(session)\n"
+        "session.step(data)\n"
+        "text = 'extern \"C\" __global__ void wild(const long long a) { *reinterpret_cast<int*>(a) = 1; }'\n"
+        "wild = Launch(Source('types.cuh', (), text), 'wild', (1, 1, 1), (1, 1, 1), ())\n"
+        "session._body.bound.calls.insert(0, driver.card().launching(wild, bytes(8)))\n"
+        "for _ in range(2):\n"
+        "    try:\n"
+        "        session.step(data)\n"
+        "    except fp.SessionError as error:\n"
+        "        print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    first, second = done.stdout.strip().splitlines()
+    assert "llegal" in first and "load the last checkpoint" in first and "load the last checkpoint" in second
