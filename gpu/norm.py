@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foreplan.gpu.device import Device
 from foreplan.gpu.expressions import stored
@@ -20,6 +20,7 @@ from foreplan.gpu.launch import (
     output_at,
 )
 from foreplan.gpu.map import Tensor, broadcast, index_type, map_launches
+from foreplan.gpu.reduce import power_of_2
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Types
@@ -27,10 +28,10 @@ from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments
 from foreplan.ops.expr import parse_expr
 from foreplan.ops.map import merged_axes
 
-CHANNELS = 32  # of a block
-LANES = 8  # threads for each of them
-THREADS = CHANNELS * LANES
-LEAST = 32 * LANES  # positions of a part
+THREADS = 256
+CHANNELS = 32  # of a block that puts parts together
+BYTES = 16  # of channels that lie side by side, that a thread reads at a time
+LEAST = 16  # positions of a part for each thread of a channel
 MOST_PARTS = 512
 _GRADIENT = parse_expr("((a1 - (((a0 - a2) * a3) + a4)) * a5)")
 
@@ -51,30 +52,50 @@ class _Work:
     parts: int
 
     @property
+    def vector(self) -> int:
+        """Channels of a thread: as many as are read at a time, where they lie side by side."""
+        item, channels = self.x.type.dtype.itemsize, self.x.shape[1]
+        together = self.x.strides[1] == item == self.g.strides[1]
+        return power_of_2(channels, 1, BYTES // item) if together else 1
+
+    @property
+    def across(self) -> int:
+        """Threads for neighbouring channels."""
+        return power_of_2(ceil_div(self.x.shape[1], self.vector), 1, CHANNELS)
+
+    @property
     def positions(self) -> int:
         """Of a channel."""
         return self.x.type.size // self.x.shape[1]
 
-    def launch(self, entry: str, x: Address, g: Address, given: tuple[Address, ...], parts: int) -> Launch:
-        """One launch: `given` are the vectors that the kernels take, in their order."""
+    def launch(self, entry: str, x: Address, g: Address, given: tuple[Address, ...], last: bool = False) -> Launch:
+        """One launch: `given` are the vectors that kernels take, in their order; the last one puts parts together."""
         shape, channels = self.x.shape, self.x.shape[1]
         axes = merged_axes(shape, [self.x.strides, self.g.strides], (0, *range(2, len(shape))))
         index = index_type(max(self.positions, channels))
-        defines = (("ELEMENT", stored(self.x.type.dtype)), ("RANK", len(axes)), ("INDEX", index))
+        defines = (
+            ("ELEMENT", stored(self.x.type.dtype)),
+            ("VECTOR", self.vector),
+            ("ACROSS", self.across),
+            ("RANK", len(axes)),
+            ("INDEX", index),
+        )
         words: list[Word] = [x, g, channels, self.positions, ceil_div(self.positions, self.parts), self.parts]
         words += [self.x.strides[1], self.g.strides[1], *(n for n, _ in axes)]
         words += [steps[0] for _, steps in axes] + [steps[1] for _, steps in axes]
         words += [float(self.epsilon), *given]
-        grid = (ceil_div(channels, CHANNELS), parts, 1)
+        each, parts = (CHANNELS, 1) if last else (self.vector * self.across, self.parts)
+        grid = (ceil_div(channels, each), parts, 1)
         return launch(Source("channels.cu", defines), entry, grid, THREADS, words)
 
 
 def _work(x: Window, g: Window, epsilon: float, device: Device) -> _Work:
     """In as many parts as keep the multiprocessors at work, none of them short, none of them empty."""
-    positions = x.type.size // x.shape[1]
-    wanted = ceil_div(4 * device.multiprocessors, ceil_div(x.shape[1], CHANNELS))
-    parts = max(1, min(wanted, positions // LEAST, MOST_PARTS))
-    return _Work(x, g, epsilon, ceil_div(positions, ceil_div(positions, parts)))
+    work = _Work(x, g, epsilon, 1)
+    positions, rows = work.positions, THREADS // work.across
+    wanted = ceil_div(4 * device.multiprocessors, ceil_div(x.shape[1], work.vector * work.across))
+    parts = max(1, min(wanted, positions // (LEAST * rows), MOST_PARTS))
+    return replace(work, parts=ceil_div(positions, ceil_div(positions, parts)))
 
 
 def moments(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
@@ -87,8 +108,8 @@ def moments(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launch
     none = output_at(0)  # what only gradients have
     given = (none, none, none, first, second, output_at(0), output_at(1), none)
     launches = (
-        work.launch("moments", input_at(0), input_at(0), given, work.parts),
-        work.launch("moments_of_parts", input_at(0), input_at(0), given, 1),
+        work.launch("moments", input_at(0), input_at(0), given),
+        work.launch("moments_of_parts", input_at(0), input_at(0), given, last=True),
     )
     return LaunchKernel(launches, scratch.nbytes)
 
@@ -104,8 +125,8 @@ def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launc
     vectors = scratch.take(3 * nbytes)
     given = (input_at(1), input_at(2), input_at(3), first, second, output_at(1), output_at(2), vectors)
     launches = (
-        work.launch("gradient_sums", input_at(0), input_at(4), given, work.parts),
-        work.launch("gradient_of_sums", input_at(0), input_at(4), given, 1),
+        work.launch("gradient_sums", input_at(0), input_at(4), given),
+        work.launch("gradient_of_sums", input_at(0), input_at(4), given, last=True),
     )
     along = tuple(dtype.itemsize * (axis == 1) for axis in range(len(x.shape)))
     starts = [input_at(2), *(Address(vectors.of, 0, vectors.offset + i * nbytes) for i in range(3))]
