@@ -99,8 +99,8 @@ def conv_by_columns(op: Op, inputs: Windows, outputs: Windows) -> columns.Gather
     rows, taps, weights = rows_along(y, 1), math.prod(w.shape[2:]), rows_from(w, 1)
     if rows is None or weights is None or op.groups > 1 or taps == 1 or len(w.shape) != 4 or y.type.dtype != FLOAT32:
         raise Refused("products are for float32, several taps on two axes without groups, and weights in C order")
-    if rows.count > w.shape[0]:
-        raise Refused("what is gathered would take more memory than weights in another layout")
+    if prices.columns(w, y) >= prices.direct(w, y):
+        raise Refused("gathering takes longer than weights take to another layout")
     images, plan = image_rows(x), Stages()
     seen = Window.dense(TensorType(FLOAT32, (rows.count, weights.width)))
     place = plan.keep(seen.type.nbytes)

@@ -98,8 +98,8 @@ CASES = [
     (2, 24, (8, 8), 24, (3, 3), 1, 1, 1, 24),
     (1, 1, (8, 8), 20, (3, 3), 1, 1, 1, 1),
     (5, 20, (6, 5), 1, (3, 3), 1, 1, 1, 1),
-    (1, 24, (7, 7), 50, (3, 3), 1, 1, 1, 1),
-    (2, 19, (9, 8), 48, (3, 2), 2, 1, 2, 1),
+    (1, 24, (7, 7), 90, (3, 3), 1, 1, 1, 1),
+    (2, 19, (9, 8), 64, (3, 2), 2, 1, 2, 1),
     (2, 5, (16,), 7, (3,), 2, 1, 1, 1),
     (1, 4, (5, 6, 5), 6, (2, 3, 2), 1, 1, 1, 2),
 ]
@@ -140,7 +140,7 @@ MAP_CASES = [
     (3, 16, (24, 23), 24, 1, 1),
     (2, 16, (12, 11), 20, 3, 2),
     (1, 3, (20, 20), 8, 5, 1),
-    (2, 20, (6, 5), 70, 3, 1),
+    (2, 20, (6, 5), 100, 3, 1),
     (1, 64, (56, 56), 64, 3, 1),
 ]
 
@@ -174,15 +174,17 @@ def test_relu_after_a_convolution_keeps_nan(case: tuple) -> None:  # type: ignor
 
 
 def test_few_positions_of_several_taps_are_gathered_for_a_product() -> None:
-    geometry = ((2, 2), ((1, 1), (1, 1)), (1, 1), 1)
-    assert "columns" in ways(Conv(*geometry), [normal(1, 30, 14, 14), normal(64, 30, 3, 3)])
-    assert "columns" not in ways(Conv(*geometry), [normal(1, 30, 14, 14), normal(48, 30, 3, 3)])  # 49 are more
-    last = Window(TensorType(FLOAT32, (1, 30, 14, 14)), (14 * 14 * 160, 4, 14 * 160, 160))  # of 40 channels
-    w = normal(64, 30, 3, 3)
-    check(Conv(*geometry), normal(1, 30, 14, 14), w, windows=[last, Window.dense(type_of(w))], rtol=1e-4, atol=1e-4)
-    step = fp.compile(fp.models.build("resnet18:batch=1"), target="cpu:threads=1")
-    chosen = [call.kernel for call in step.program.calls if call.op.name == "conv_map"]
-    assert "columns" in chosen
+    op, x, w = Conv((2, 2), ((1, 1), (1, 1)), (1, 1), 1), normal(1, 30, 14, 14), normal(96, 30, 3, 3)
+    last = Window(type_of(x), (14 * 14 * 160, 4, 14 * 160, 160))  # of 40 channels
+    windows = [last, Window.dense(type_of(w))]
+    assert "columns" in ways(op, [x, w], windows)
+    check(op, x, w, windows=windows, rtol=1e-4, atol=1e-4)
+    assert "columns" not in ways(op, [x, w[:49]])  # weights are as few as what is gathered
+    program = fp.compile(fp.models.build("resnet18:batch=1"), target="cpu:threads=1").program
+    chosen = [
+        call.op.infer([x.type for x in call.inputs])[0].shape for call in program.calls if call.kernel == "columns"
+    ]
+    assert chosen == [(1, 512, 7, 7)] * 4
 
 
 def test_what_is_added_to_may_be_changed_in_place() -> None:
