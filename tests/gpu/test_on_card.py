@@ -18,11 +18,8 @@ from foreplan.gpu import driver
 from foreplan.gpu.capture import captured
 from foreplan.gpu.cudnn import missing
 from foreplan.gpu.driver import Card
-from foreplan.gpu.launch import Execute
-from foreplan.gpu.table import family_of, kernels_for
-from foreplan.graph import Op, Window, as_dtype
-from foreplan.graph.layouts import channels_last
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.gpu.table import kernel_named
+from foreplan.lower.program import Call
 from foreplan.units import align_up
 from tests.cpu.test_engine import MODELS, compiled, data_for, farthest, is_near
 from tests.gpu import check
@@ -58,52 +55,42 @@ def on_the_card() -> Iterator[None]:
         yield
 
 
-# How cuDNN computes, the element type, and how far results may be from NumPy's, beside their norm.
-PRECISIONS = {
-    "float32": (False, "float32", 1e-5),
-    "tf32": (True, "float32", 2e-3),
-    "bfloat16": (False, "bfloat16", 1e-2),
-    "float16": (False, "float16", 2e-3),
-}
+# A target and a precision, and how far results may be from NumPy's, beside their norm.
+PRECISIONS = {"float32": ("cuda", 1e-5), "tf32": ("cuda:,tf32", 2e-3), "bf16": ("cuda", 1e-2)}
 
 
-def convolutions() -> list[tuple[Op, list[Window]]]:
-    """Each kind of convolution of a training step of ResNet-50 once, images with their channels last."""
-    graph = fp.differentiate(fp.models.resnet50(batch=2, size=64), fp.losses.cross_entropy, fp.optim.Nesterov(0.1))
+def convolutions(target: str, precision: str) -> list[Call]:
+    """Each kind of convolution, with each plan that cuDNN has for it, of a training step of ResNet-50."""
+    graph = fp.models.resnet50(batch=2, size=64)
+    step = fp.differentiate(graph, fp.losses.cross_entropy, fp.optim.Nesterov(0.1), precision=precision)
     found = {}
-    for node in graph.nodes:
-        if isinstance(node.op, Conv | ConvDataGrad | ConvWeightGrad):
-            windows = [channels_last(x.type) for x in node.inputs[:2]]
-            found[repr((node.op, windows))] = node.op, windows
+    for call in fp.lower(step, target, workspace="unlimited").calls:  # type: ignore[operator]
+        windows = [operand.window for operand in (*call.inputs, *call.outputs)]
+        if call.payload:
+            found[repr((call.op, call.kernel, windows))] = call
     return list(found.values())
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_plan_of_cudnn_runs(precision: str) -> None:
-    """With the workspace that was planned, no more and no less, and nothing written around it."""
-    tf32, dtype, tolerance = PRECISIONS[precision]
-    device, ran, rng = captured(), 0, np.random.default_rng(0)
-    for op, wide in convolutions():
-        family = family_of(op)
-        assert family is not None
-        windows = [channels_last(window.type.with_dtype(as_dtype(dtype))) for window in wide]
-        inputs = [rng.standard_normal(x.shape).astype(x.type.dtype.numpy) for x in windows]
-        layouts = list(family.layout(op, windows, op.infer([x.type for x in windows])))
-        wanted = check.expected(op, inputs)[0].astype(np.float64)
-        for name, kernel in kernels_for(op, windows, layouts, device, tf32=tf32).items():
-            plans = [each for each in kernel.instructions if isinstance(each, Execute)]
-            if not plans:
-                continue
-            places = [check.laid_out(window, x) for window, x in zip(windows, inputs)]
-            (result,), workspace = [check.laid_out(y) for y in layouts], check.Memory(kernel.workspace, 0xFF)
-            CardBound(kernel, [array for _, array in places], [result[1]], workspace.bytes)()
-            for memory in (*(memory for memory, _ in places), result[0], workspace):
-                memory.check()
-            error = np.linalg.norm(result[1].astype(np.float64) - wanted)
-            assert error <= tolerance * np.linalg.norm(wanted), f"{name} of {op} on {windows}"
-            ran += 1
-    assert ran > 50
+    """With the workspace that was planned, no more, and nothing written around it."""
+    target, tolerance = PRECISIONS[precision]
+    rng, calls = np.random.default_rng(0), convolutions(target, "bf16" if precision == "bf16" else "float32")
+    assert len(calls) > 60
+    for call in calls:
+        reads, writes = ([operand.window for operand in found] for found in (call.inputs, call.outputs))
+        kernel = kernel_named(call.op, call.kernel, call.payload, reads, writes, captured())
+        assert kernel is not None
+        inputs = [rng.standard_normal(x.shape).astype(x.type.dtype.numpy) for x in reads]
+        wanted = check.expected(call.op, inputs)[0].astype(np.float64)
+        places = [check.laid_out(window, x) for window, x in zip(reads, inputs)]
+        (result,), workspace = [check.laid_out(y) for y in writes], check.Memory(kernel.workspace, 0xFF)
+        CardBound(kernel, [array for _, array in places], [result[1]], workspace.bytes)()
+        for memory in (*(memory for memory, _ in places), result[0], workspace):
+            memory.check()
+        error = np.linalg.norm(result[1].astype(np.float64) - wanted)
+        assert error <= tolerance * np.linalg.norm(wanted), f"{call.kernel} of {call.op} on {reads}"
 
 
 @pytest.mark.parametrize("name", MODELS, ids=[name.partition(":")[0] for name in MODELS])
