@@ -1,4 +1,4 @@
-"""Matrix products by oneDNN."""
+"""Matrix products, by oneDNN and on tile registers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from foreplan.cpu.primitives import Description, onto
 from foreplan.cpu.rows import merged
 from foreplan.cpu.stages import INPUT, OUTPUT, WEIGHTS, Staged, Stages, check
 from foreplan.cpu.threads import one_thread
+from foreplan.cpu.tiles import Tiles
 from foreplan.graph import Op, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.matmul import MatMul
@@ -23,15 +24,9 @@ FEW_ROWS = 64  # products of matrices of fewer do not repay the copy
 
 def matmul(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     """A product, batched or not, perhaps added to a third input."""
-    assert isinstance(op, MatMul)
-    a, b = (swapped(x) if flag else x for x, flag in zip(inputs, (op.transpose_a, op.transpose_b)))
-    y = outputs[0]
-    a, b, y = _flattened(a, b, y)
-    rank = len(y.shape)
-    a, b = (x.viewed((1,) * (rank - len(x.shape)) + x.shape, (0,) * (rank - len(x.shape)) + x.strides) for x in (a, b))
-    check(a, b, y)
+    a, b, y = _operands(op, inputs, outputs)
     plan, base = Stages(), len(inputs) - 1 if len(inputs) > 2 else -1
-    if _thrashes(b) and rank == 2 and min(y.shape[0], b.shape[0]) >= FEW_ROWS:
+    if _thrashes(b) and len(y.shape) == 2 and min(y.shape[0], b.shape[0]) >= FEW_ROWS:
         _by_panels(plan, a, b, y, base >= 0)
         return plan.finish(base)
     small = y.type.size * b.shape[-2] < SMALL
@@ -39,6 +34,27 @@ def matmul(op: Op, inputs: Windows, outputs: Windows) -> Staged:
         product = primitives.matmul(a, b, y, onto(base >= 0))
     plan.run(product, {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
     return plan.finish(base, nanoseconds=prices.product(a, b, y))
+
+
+def matmul_on_tiles(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """Likewise, of float32, on a processor that has tile registers."""
+    a, b, y = _operands(op, inputs, outputs)
+    plan, base = Stages(), len(inputs) - 1 if len(inputs) > 2 else -1
+    product = Tiles(a, b, y, add=base >= 0)
+    plan.run(product, {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
+    return plan.finish(base, nanoseconds=product.nanoseconds)
+
+
+def _operands(op: Op, inputs: Windows, outputs: Windows) -> tuple[Window, Window, Window]:
+    """Both matrices and their product, or several, all of one rank."""
+    assert isinstance(op, MatMul)
+    a, b = (swapped(x) if flag else x for x, flag in zip(inputs, (op.transpose_a, op.transpose_b)))
+    y = outputs[0]
+    a, b, y = _flattened(a, b, y)
+    rank = len(y.shape)
+    a, b = (x.viewed((1,) * (rank - len(x.shape)) + x.shape, (0,) * (rank - len(x.shape)) + x.strides) for x in (a, b))
+    check(a, b, y)
+    return a, b, y
 
 
 def _thrashes(b: Window) -> bool:

@@ -1,4 +1,4 @@
-"""What ways to run a convolution are predicted to take, where several are there to choose from.
+"""What ways to run a convolution or a product are predicted to take, where several are there to choose from.
 
 Rates were measured on one core with AVX-512 and AMX; `tune` measures instead.
 """
@@ -9,12 +9,16 @@ from dataclasses import dataclass
 
 from foreplan.cpu.threads import current_threads
 from foreplan.graph import Window
+from foreplan.units import align_up
 
 # Bytes a nanosecond: of weights taken to another layout and their gradients from there; of results that are added to
 # others, in a second pass and by a product itself; of a gradient that oneDNN spreads over positions that no tap saw.
 WEIGHTS, WEIGHTS_BACK, SECOND_PASS, ADDED, SPREAD = 4, 2, 12, 32, 5
 # Nanoseconds of a number that is gathered for a product; bytes a nanosecond of weights that a product packs.
 GATHERED, PACKED = 1, 12
+# Of products of float32: operations a nanosecond on tile registers, numbers that are packed, read and written for that;
+# bytes that oneDNN reads and writes; and nanoseconds of a call.
+TILES, MOVED, READ, CALL = 450, 7, 32, 500
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,23 @@ def _rates(y: Window) -> _Rates:
     return _NARROW if y.type.dtype.is_narrow else _WIDE
 
 
-def product(a: Window, b: Window, y: Window) -> int | None:
-    """A product of narrow matrices; None where the profile of the device says it, which is of float32."""
-    if not a.type.dtype.is_narrow:
-        return None
-    nbytes = sum(x.type.nbytes for x in (a, b, y))
-    return max(2 * y.type.size * a.shape[-1] // _NARROW.products, nbytes // SECOND_PASS) // current_threads()
+def product(a: Window, b: Window, y: Window) -> int:
+    """Products of matrices by oneDNN."""
+    nbytes, operations = sum(x.type.nbytes for x in (a, b, y)), 2 * y.type.size * a.shape[-1]
+    if a.type.dtype.is_narrow:
+        return max(operations // _NARROW.products, nbytes // SECOND_PASS) // current_threads()
+    return (operations // _WIDE.products + nbytes // READ) // current_threads() + CALL
+
+
+def tiles(count: int, rows: int, columns: int, depth: int, blocks: tuple[int, int]) -> int:
+    """So many products of matrices by `tiles`.
+
+    Args:
+        blocks: how many there are of rows, and along the sum.
+    """
+    rows, columns, depth = (align_up(extent, 32) for extent in (rows, columns, depth))
+    moved = rows * depth + blocks[0] * depth * columns + blocks[1] * rows * columns
+    return count * (2 * rows * columns * depth // TILES + moved // MOVED) // current_threads() + CALL
 
 
 def direct(w: Window, y: Window, added: int = 0, spread: int = 0) -> int:

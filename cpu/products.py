@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
 from foreplan.cpu import library as c
-from foreplan.cpu import primitives
-from foreplan.cpu.kernel import Run
+from foreplan.cpu import prices, primitives
+from foreplan.cpu.kernel import Refused, Run
 from foreplan.cpu.layouts import stepped
 from foreplan.cpu.primitives import Primitive, onto
+from foreplan.cpu.tiles import Tiles
 from foreplan.graph import DType, TensorType, Window, as_dtype
 from foreplan.graph.types import FLOAT32
 
+Product = Primitive | Tiles
 _Key = tuple[Window, Window, Window, bool]
+
+
+def product(a: Window, b: Window, y: Window, add: bool = False) -> Product:
+    """y = a·b, or y += a·b, in the way that is predicted to be the fastest.
+
+    Raises:
+        Refused: there is no such product.
+    """
+    with suppress(Refused):
+        tiles = Tiles(a, b, y, add=add)
+        if tiles.nanoseconds < prices.product(a, b, y):
+            return tiles
+    return primitives.matmul(a, b, y, onto(add))
 
 
 class Products:
@@ -24,17 +41,17 @@ class Products:
 
     def __init__(self) -> None:
         self.scratchpad = 0
-        self._made: dict[_Key, Primitive] = {}
+        self._made: dict[_Key, Product] = {}
 
     def describe(self, a: Window, b: Window, y: Window, add: bool = False) -> None:
         """Make y = a·b, or y += a·b, available to `bind`.
 
         Raises:
-            Refused: oneDNN has no such product.
+            Refused: there is no such product.
         """
         key = (stepped(a), stepped(b), stepped(y), add)
         if key not in self._made:
-            made = self._made[key] = primitives.matmul(*key[:3], onto(add))
+            made = self._made[key] = product(*key)
             self.scratchpad = max(self.scratchpad, made.scratchpad)
 
     def bind(self, a: np.ndarray, b: np.ndarray, y: np.ndarray, scratch: np.ndarray, add: bool = False) -> Run:

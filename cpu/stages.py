@@ -12,7 +12,8 @@ from foreplan.cpu import primitives
 from foreplan.cpu.copies import clear, copy
 from foreplan.cpu.kernel import Refused, Run, one_after_another
 from foreplan.cpu.layouts import channels_last
-from foreplan.cpu.primitives import Description, Primitive
+from foreplan.cpu.primitives import Description
+from foreplan.cpu.products import Product
 from foreplan.cpu.rows import Rows, rows_along
 from foreplan.graph import DType, TensorType, Window
 from foreplan.units import align_up
@@ -24,13 +25,13 @@ INPUT, WEIGHTS, OUTPUT, ZERO = ("in", 0, 0), ("in", 1, 0), ("out", 0, 0), ("zero
 
 @dataclass(frozen=True)
 class Stage:
-    """A primitive within a kernel: where each of its arguments lies.
+    """A primitive, or a product of ours, within a kernel: where each of its arguments lies.
 
     Attributes:
         arguments: by argument, an input, an output or the scratch memory, and the byte of it.
     """
 
-    primitive: Primitive
+    primitive: Product
     arguments: Mapping[int, Place]
 
 
@@ -88,7 +89,7 @@ class Stages:
         self.most = max(self.most, self.kept)
         return place
 
-    def run(self, primitive: Primitive, arguments: Mapping[int, Place]) -> None:
+    def run(self, primitive: Product, arguments: Mapping[int, Place]) -> None:
         """A stage, its own scratch memory above what is kept."""
         if primitive.scratchpad:
             arguments = {**arguments, c.SCRATCHPAD: ("scratch", 0, self.kept)}

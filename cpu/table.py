@@ -122,7 +122,7 @@ FAMILIES = {
     "pack_bits": Family({"lanes": elementwise.pack}, elementwise.pack_layout, elementwise.pack_reads, True),
     "random": Family({"lanes": random.random}, _rows, _as_reference),
     "reduce": Family({"lanes": reduce.reduce}, _rows, elementwise.reads),
-    "matmul": Family({"onednn": contraction.matmul}, _rows, _as_reference),
+    "matmul": Family({"tiles": contraction.matmul_on_tiles, "onednn": contraction.matmul}, _rows, _as_reference),
     "conv": Family(_CONVOLUTION, _images, _conv_reads, True),
     "conv_map": Family(_CONVOLUTION, _images, _conv_reads, True),
     "conv_data_grad": Family(_DATA_GRADIENT, _images, _conv_reads, True),

@@ -1,0 +1,163 @@
+"""Products of float32 matrices on tile registers, each number as the sum of three of bfloat16 (see `tiles_loop`).
+
+Errors are below those of a sum in float32, since a tile adds up 32 products before it rounds to what was there. NaN and
+infinities come out as they should, except that an infinity times another is NaN. Parts below 1e-38 are taken for zero.
+
+Panels of some rows of a lie in a core's cache, while those of b pass by (Goto and van de Geijn, "Anatomy of
+high-performance matrix multiplication", 2008).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import pairwise
+
+import llvmlite.binding as binding
+import numpy as np
+
+from foreplan.cpu import library as c
+from foreplan.cpu.kernel import Refused, Run
+from foreplan.cpu.native import together
+from foreplan.cpu.prices import tiles
+from foreplan.cpu.rows import merged
+from foreplan.cpu.threads import current_threads
+from foreplan.cpu.tiles_loop import CONFIGURATION, DEPTH, ENTRIES, SIDE, STEP, Product, compiled_product
+from foreplan.graph import Window
+from foreplan.graph.types import FLOAT32
+from foreplan.units import align_up
+
+ROWS, STEPS = 256, 512  # of a that are packed at once, at most: two fifths of a core's cache
+GRAIN = 2**21  # multiplications that are worth a thread
+_ITEM = FLOAT32.itemsize
+_ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # Linux: a process asks for the registers before it uses them
+
+
+@lru_cache(maxsize=1)
+def available() -> bool:
+    """Whether this process may use tile registers."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    features = binding.get_host_cpu_features()
+    if not all(features.get(name) for name in ("amx-tile", "amx-bf16", "avx512f", "avx512bw", "avx512vl")):
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA) == 0
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What one thread makes: some matrices, rows and columns of them."""
+
+    matrices: tuple[int, int]
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+
+class Tiles:
+    """y = a·b, or y += a·b, for matrices or several, perhaps repeated; bound like a primitive of oneDNN.
+
+    Attributes:
+        scratchpad: bytes for the panels of each thread.
+        nanoseconds: predicted.
+
+    Raises:
+        Refused: there are no tile registers; elements are not float32; those of a matrix lie side by side along
+            neither axis, or those of y not along rows; matrices are not evenly apart.
+    """
+
+    def __init__(self, a: Window, b: Window, y: Window, *, add: bool = False) -> None:
+        if not available():
+            raise Refused("there are no tile registers")
+        if any(x.type.dtype != FLOAT32 or min(x.strides) < 0 for x in (a, b, y)) or not a.type.size * b.type.size:
+            raise Refused(f"a product of {a.type} and {b.type}")
+        batch, (self.rows, self.columns), self.depth = y.shape[:-2], y.shape[-2:], a.shape[-1]
+        if self.columns > 1 and y.strides[-1] != _ITEM:
+            raise Refused(f"{y.type} with the strides {y.strides}")
+        self.count, self.add = math.prod(batch), add
+        self.steps = [x.strides[-2:] for x in (a, b, y)]
+        self.matrices = [_apart(x, batch) for x in (a, b, y)]
+        self.product = Product(_along(a.shape, a.strides, -1), _along(b.shape, b.strides, -2))
+        blocks = -(-self.depth // STEPS)
+        self.most_steps = align_up(-(-self.depth // blocks), DEPTH)  # of the sum alone, so that threads change no bit
+        self.shares = self._shares()
+        self.most_rows = min(ROWS, align_up(max(high - low for low, high in (x.rows for x in self.shares)), SIDE))
+        self.panels = (2 + self.most_rows // SIDE) * (self.most_steps // DEPTH) * STEP
+        self.scratchpad = self.panels * len(self.shares)
+        counts = -(-self.rows // ROWS), blocks
+        self.nanoseconds = tiles(self.count, self.rows, self.columns, self.depth, counts)
+
+    def _shares(self) -> list[_Share]:
+        """Some matrices for each thread, or else of each matrix some rows or columns, whichever are more."""
+        threads = max(1, min(current_threads(), self.count * self.rows * self.columns * self.depth // GRAIN))
+        matrices, rows, columns = (0, self.count), (0, self.rows), (0, self.columns)
+        if self.count >= threads:
+            return [_Share(part, rows, columns) for part in _parts(self.count, 1, threads)]
+        if self.rows > self.columns:
+            return [_Share(matrices, part, columns) for part in _parts(self.rows, SIDE, threads)]
+        return [_Share(matrices, rows, part) for part in _parts(self.columns, SIDE, threads)]
+
+    def bind(self, addresses: Mapping[int, int]) -> Run:
+        """A call that makes it on these addresses: `SRC`, `WEIGHTS`, `DST` and `SCRATCHPAD`."""
+        a, b, y, scratch = (addresses[argument] for argument in (c.SRC, c.WEIGHTS, c.DST, c.SCRATCHPAD))
+        call = compiled_product(self.product)
+        starts = range(scratch, scratch + self.scratchpad, self.panels)
+        tables = [self._table(share, a, b, y, start) for share, start in zip(self.shares, starts)]
+        return together([partial(call, *share.matrices, table) for share, table in zip(self.shares, tables)])
+
+    def _table(self, share: _Share, a: int, b: int, y: int, scratch: int) -> bytes:
+        """What the loop takes."""
+        (a_row, a_step), (b_step, b_column), (y_row, _) = self.steps
+        (top, bottom), (left, right) = share.rows, share.columns
+        numbers = {
+            "a": a + top * a_row,
+            "a_matrix": self.matrices[0],
+            "a_row": a_row,
+            "a_step": a_step,
+            "b": b + left * b_column,
+            "b_matrix": self.matrices[1],
+            "b_column": b_column,
+            "b_step": b_step,
+            "y": y + top * y_row + left * _ITEM,
+            "y_matrix": self.matrices[2],
+            "y_row": y_row,
+            "scratch": scratch,
+            "rows": bottom - top,
+            "columns": right - left,
+            "depth": self.depth,
+            "most_rows": self.most_rows,
+            "most_steps": self.most_steps,
+            "adds": int(self.add),
+        }
+        return np.array([numbers[name] for name in ENTRIES], np.int64).tobytes() + CONFIGURATION
+
+
+def _along(shape: Sequence[int], strides: Sequence[int], axis: int) -> bool:
+    """Whether the elements of a matrix lie side by side along an axis; else they do along the other."""
+    if shape[axis] == 1 or strides[axis] == _ITEM:
+        return True
+    other = -3 - axis
+    if shape[other] > 1 and strides[other] != _ITEM:
+        raise Refused(f"a matrix {tuple(shape[-2:])} with the strides {tuple(strides[-2:])}")
+    return False
+
+
+def _apart(x: Window, batch: Sequence[int]) -> int:
+    """Bytes from a matrix to the next, in C order of leading axes, along which some are repeated."""
+    missing = len(batch) + 2 - len(x.shape)
+    extents, steps = (1,) * missing + x.shape[:-2], (0,) * missing + x.strides[:-2]
+    _, step = merged(batch, [0 if extent == 1 else step for extent, step in zip(extents, steps)], 0)
+    if step < 0:
+        raise Refused(f"{x.type} with the strides {x.strides}")
+    return step
+
+
+def _parts(extent: int, each: int, most: int) -> list[tuple[int, int]]:
+    """Ranges of about the same extent, that begin with a multiple of some number."""
+    blocks = -(-extent // each)
+    parts = min(most, blocks)
+    bounds = [min(extent, each * (blocks * i // parts)) for i in range(parts + 1)]
+    return list(pairwise(bounds))
