@@ -206,7 +206,8 @@ def compile(
             which a budget is met by copies alone.
         precision: "float32", or "bf16": images, hidden states and their gradients are bfloat16, which takes half the
             bytes, as is all that products and convolutions read; their sums are float32. Parameters, optimizer state,
-            statistics, losses, inputs and whatever a step returns are float32 as ever.
+            statistics, losses, inputs and whatever a step returns are float32 as ever. "fp16": the same in float16,
+            whose gradients an optimizer gets scaled, by what no gradient overflows with.
         tune: price the target's kernels by measuring each once on this machine instead of predicting them: seconds the
             first time, and kept on disk. Plans then depend on what was measured.
         workspace: the most scratch memory that one action may have where another kernel for it needs less: bytes, a

@@ -203,8 +203,8 @@ def model_options(function: _Function) -> _Function:
                 "--precision",
                 default="float32",
                 show_default=True,
-                metavar="float32|bf16",
-                help="Compute in bfloat16; parameters, optimizer state and sums stay float32.",
+                metavar="float32|bf16|fp16",
+                help="Compute in bfloat16 or float16; parameters, optimizer state and sums stay float32.",
             ),
             click.option("--output", "outputs", multiple=True, help="Return this output of the model as well."),
         )

@@ -12,8 +12,9 @@ from foreplan.errors import ModelError
 from foreplan.graph import Array, Builder, DType, Graph, Kind, Node, Value
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.join import Unslice, sum_of_unslices
-from foreplan.ops.map import elementwise
+from foreplan.ops.map import convert, elementwise
 from foreplan.passes.chunk_loss import chunk_losses
+from foreplan.passes.loss_scale import LossScale, is_scaled
 from foreplan.passes.optimizer import Optimizer, Updater
 from foreplan.passes.precision import with_precision
 from foreplan.passes.split_channels import split_channels
@@ -30,6 +31,9 @@ class Consumer(Protocol):
         """The next content of every stored value that changes, after adding what had to wait for all gradients."""
 
 
+Consume = Callable[[Builder, LossScale | None], Consumer]
+
+
 def differentiate(graph: Graph, optimizer: Optimizer | None = None, dtype: DType = FLOAT32) -> Graph:
     """The whole training step: forward, loss, backward, and an update a parameter.
 
@@ -37,17 +41,18 @@ def differentiate(graph: Graph, optimizer: Optimizer | None = None, dtype: DType
     behind its gradient; or, with no optimizer, has its gradient returned in `graph.gradients`. The learning rate is an
     input with a default.
     """
-    return backward(graph, None if optimizer is None else lambda b: Updater(b, optimizer), dtype)
+    return backward(graph, None if optimizer is None else lambda b, scale: Updater(b, optimizer, scale=scale), dtype)
 
 
-def backward(graph: Graph, consume: Callable[[Builder], Consumer] | None = None, dtype: DType = FLOAT32) -> Graph:
+def backward(graph: Graph, consume: Consume | None = None, dtype: DType = FLOAT32) -> Graph:
     """Forward, loss and backward in one graph, computing in `dtype` what may be narrow (see `with_precision`).
 
     Requires: `graph.loss` is set; ops are in the form wanted (see `training_form`). Ensures: a loss over a large
     vocabulary is made in chunks (see `chunk_losses`), and so is a dominant activation between two convolutions (see
     `split_channels`); convolutions add up what they give of concatenated channels (see `split_concats`); the gradient
     of every PARAMETER that the loss depends on is consumed as soon as it is complete; or, with no consumer, returned in
-    `graph.gradients`. No gradient is computed that nobody reads.
+    `graph.gradients`. No gradient is computed that nobody reads. In float16 the gradients that are consumed are too
+    large by a scale (see `LossScale`), and no loss is made in chunks, which would round gradients without it.
 
     Raises:
         ModelError: there is no loss, or the loss depends on no parameter.
@@ -55,7 +60,8 @@ def backward(graph: Graph, consume: Callable[[Builder], Consumer] | None = None,
     """
     if graph.loss is None:
         raise ModelError(f"graph {graph.name!r} has no loss to differentiate; attach one first")
-    graph = with_precision(split_channels(split_concats(chunk_losses(graph))), dtype)
+    chunked = graph if is_scaled(dtype) else chunk_losses(graph)
+    graph = with_precision(split_channels(split_concats(chunked)), dtype)
     assert graph.loss is not None
     wanted = _depends_on_parameters(graph)
     if graph.loss not in wanted:
@@ -64,8 +70,9 @@ def backward(graph: Graph, consume: Callable[[Builder], Consumer] | None = None,
         )
     b = Builder(base=graph)
     b.kind, b.wanted = Kind.GRADIENT, wanted
-    consumer = None if consume is None else consume(b)
-    walk = _Backward(b, graph, wanted, consumer)
+    scale = LossScale.stored(b) if is_scaled(dtype) and consume is not None else None
+    consumer = None if consume is None else consume(b, scale)
+    walk = _Backward(b, graph, wanted, consumer, scale)
     walk.run()
     idle = [value.name for value in graph.parameters if value not in walk.gradients]
     if idle:
@@ -91,8 +98,10 @@ def _depends_on_parameters(graph: Graph) -> set[Value]:
 class _Backward:
     """The reverse walk: cotangents are summed as they arrive, and dropped when they have been used."""
 
-    def __init__(self, b: Builder, graph: Graph, wanted: set[Value], consumer: Consumer | None) -> None:
-        self.b, self.graph, self.wanted, self.consumer = b, graph, wanted, consumer
+    def __init__(
+        self, b: Builder, graph: Graph, wanted: set[Value], consumer: Consumer | None, scale: LossScale | None
+    ) -> None:
+        self.b, self.graph, self.wanted, self.consumer, self.scale = b, graph, wanted, consumer, scale
         self.cotangents: dict[Value, Value] = {}
         self.slices: dict[Value, list[Node]] = {}
         self.producer: dict[Value, Node] = {}
@@ -103,8 +112,10 @@ class _Backward:
     def run(self) -> None:
         loss = self.graph.loss
         assert loss is not None
-        one = self.b.store("one", loss.type, Kind.CONSTANT, Array(np.ones((), loss.dtype.numpy)))
-        self.add(loss, one)
+        if self.scale is None:
+            self.add(loss, self.b.store("one", loss.type, Kind.CONSTANT, Array(np.ones((), loss.dtype.numpy))))
+        else:
+            self.add(loss, convert(self.b, self.scale.scale, loss.dtype))
         for node in reversed(self.graph.nodes):
             self.pull_back(node)
             for value in dict.fromkeys(node.inputs):

@@ -8,6 +8,7 @@ from foreplan.graph import Builder, DType, Fill, Graph, Kind, Value
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.map import elementwise, elementwise_many
 from foreplan.passes.autodiff import backward
+from foreplan.passes.loss_scale import LossScale
 from foreplan.passes.optimizer import Optimizer, Updater, zero
 from foreplan.passes.simplify import simplified
 
@@ -27,13 +28,19 @@ def micro_batches(graph: Graph, optimizer: Optimizer, count: int, dtype: DType =
         ModelError, UnsupportedError: as `backward`.
     """
     sums: dict[Value, Value] = {}
-    body = backward(graph, lambda b: _Accumulators(b, sums), dtype)
+    scales: list[LossScale | None] = []
+
+    def consume(b: Builder, scale: LossScale | None) -> _Accumulators:
+        scales.append(scale)
+        return _Accumulators(b, sums)
+
+    body = backward(graph, consume, dtype)
     body, total = _with_mean_loss(body, count)
     body = simplified(body)
     b = Builder(body.name)
     b.kind, b.stored = Kind.GRADIENT, list(body.stored)
     b.reserve((*body.inputs, *body.stored), body.nodes)
-    updater = Updater(b, optimizer, count)
+    updater = Updater(b, optimizer, count, scales[0])
     for parameter, accumulator in sums.items():
         b.scope = f"{parameter.name}/"
         updater.update(parameter, accumulator)

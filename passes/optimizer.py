@@ -10,11 +10,12 @@ from typing import Protocol
 from foreplan.errors import UsageError
 from foreplan.graph import Builder, Fill, Kind, TensorType, Value
 from foreplan.graph.types import FLOAT32, FLOAT64, INT64
-from foreplan.ops.expr import Arg, Const, Expr, call, cast, maximum, sqrt
+from foreplan.ops.expr import Arg, Const, Expr, call, cast, maximum, sqrt, where
 from foreplan.ops.map import convert, elementwise, elementwise_many
 from foreplan.ops.matmul import matmul
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
+from foreplan.passes.loss_scale import LossScale, is_finite
 from foreplan.units import format_bytes
 
 Exprs = tuple[Expr, ...]
@@ -178,15 +179,18 @@ class AdamW(Adam):
 class Updater:
     """Adds an optimizer's nodes to a graph under construction: one learning rate, one step count, state a parameter."""
 
-    def __init__(self, b: Builder, optimizer: Optimizer, micro_batches: int = 1) -> None:
+    def __init__(
+        self, b: Builder, optimizer: Optimizer, micro_batches: int = 1, scale: LossScale | None = None
+    ) -> None:
         """
         Args:
             b: where nodes are added.
             optimizer: the rule.
             micro_batches: how many gradients each one given is the sum of; more than 1: it is an ACCUMULATOR, which
                 the update divides by their number and clears.
+            scale: what gradients are larger by than they should be; where one is not finite, nothing is updated.
         """
-        self.b, self.optimizer, self.count = b, optimizer, micro_batches
+        self.b, self.optimizer, self.count, self.scale = b, optimizer, micro_batches, scale
         self.updates: dict[Value, Value] = {}
         self.waiting: list[tuple[Value, Value]] = []  # parameters and gradients, until all gradients' norm is known
         self.squares: list[Value] = []
@@ -201,26 +205,29 @@ class Updater:
             self.scalars = elementwise_many(b, exprs, next_step, name="corrections", outputs=optimizer.scalars)
 
     def update(self, parameter: Value, gradient: Value) -> None:
-        """Add the update of one parameter; at the end, if the norm of all gradients must be known first."""
-        if self.optimizer.clip_norm is None:
-            self._update(parameter, gradient, ())
+        """Add the update of one parameter; at the end, if something of all gradients must be known first."""
+        if self.optimizer.clip_norm is None and self.scale is None:
+            self._update(parameter, gradient)
         else:
             self.waiting.append((parameter, gradient))
             self.squares.append(_sum_of_squares(self.b, gradient))
 
-    def _update(self, parameter: Value, gradient: Value, factor: tuple[Value, ...]) -> None:
+    def _update(self, parameter: Value, gradient: Value, factor: Value | None = None, ok: Value | None = None) -> None:
         n = len(self.optimizer.state)
         state = [
             self.b.store(f"{parameter.name}/{name}", parameter.type, Kind.STATE, Fill(0))
             for name in self.optimizer.state
         ]
-        inputs = (parameter, gradient, *state, self.rate, *self.scalars, *factor)
+        inputs = [parameter, gradient, *state, self.rate, *self.scalars, *([] if factor is None else [factor])]
         args = [_as(Arg(i), value, parameter) for i, value in enumerate(inputs)]
         scalars = tuple(args[3 + n : 3 + n + len(self.scalars)])
         mean = args[1] if self.count == 1 else args[1] / float(self.count)
-        clipped = mean * args[-1] if factor else mean
+        clipped = mean if factor is None else mean * args[-1]
         exprs = self.optimizer.update(args[0], clipped, tuple(args[2 : 2 + n]), args[2 + n], scalars)
         changed = [parameter, *state]
+        if ok is not None:
+            exprs = tuple(where(Arg(len(inputs)), new, old) for new, old in zip(exprs, (args[0], *args[2 : 2 + n])))
+            inputs.append(ok)
         if gradient.kind is Kind.ACCUMULATOR:
             exprs, changed = (*exprs, zero(gradient)), [*changed, gradient]
         names = [f"{value.name}/next" for value in changed]
@@ -230,25 +237,47 @@ class Updater:
     def finish(self) -> dict[Value, Value]:
         """Every stored value's content for the next step, after adding the updates that had to wait."""
         if self.waiting:
-            factor = self._clip_factor()
+            b, total = self.b, self._sum_of_all_squares()
+            factor = self._factor(total)
+            ok = None if self.scale is None else is_finite(b, total)
             for parameter, gradient in self.waiting:
-                self.b.scope = f"{parameter.name}/"
-                self._update(parameter, gradient, (factor,))
-            self.b.scope = ""
+                b.scope = f"{parameter.name}/"
+                self._update(parameter, gradient, factor, ok)
+            b.scope = ""
+            if self.scale is not None and ok is not None:
+                self.updates |= self.scale.updates(b, ok)
+                of = (ok, self.updates[self.step], self.step)
+                self.updates[self.step] = elementwise(b, where(Arg(0), Arg(1), Arg(2)), *of, name="step/next")
         return self.updates
 
-    def _clip_factor(self) -> Value:
-        """min(1, clip_norm / ‖g‖) of the gradients that wait."""
+    def _sum_of_all_squares(self) -> Value:
+        """Of the gradients that wait."""
         total = self.squares[0]
         for square in self.squares[1:]:
             total = elementwise(self.b, lambda x, y: x + y, total, square, name="square_sum")
-        limit, count = Const(float(self.optimizer.clip_norm or 0.0)), float(self.count)
         nbytes = sum(gradient.type.nbytes for _, gradient in self.waiting if gradient.kind is not Kind.ACCUMULATOR)
         if nbytes:
-            self.b.note(
-                f"clipping by global norm: all gradients, {format_bytes(nbytes)}, are alive until their norm is known"
-            )
-        return elementwise(self.b, lambda s: limit / maximum(sqrt(s) / count, limit), total, name="clip_factor")
+            why, known = "clipping by global norm", "their norm is known"
+            if self.scale is not None:
+                why, known = "loss scaling", "it is known that they are finite"
+            self.b.note(f"{why}: all gradients, {format_bytes(nbytes)}, are alive until {known}")
+        return total
+
+    def _factor(self, total: Value) -> Value:
+        """What gradients are multiplied by: min(1, clip_norm / ‖g‖), over their scale if they have one."""
+        limit, count = self.optimizer.clip_norm, float(self.count)
+        scale = [] if self.scale is None else [self.scale.scale]
+
+        def factor(square: Expr, *scales: Expr) -> Expr:
+            by = cast(scales[0], FLOAT64) if scales else None
+            if limit is None:
+                assert by is not None
+                return 1.0 / by
+            size = sqrt(square) / count if by is None else sqrt(square) / count / by
+            clipped = Const(float(limit)) / maximum(size, Const(float(limit)))
+            return clipped if by is None else clipped / by
+
+        return elementwise(self.b, factor, total, *scale, name="clip_factor" if limit is not None else "unscale_factor")
 
 
 def zero(like: Value) -> Expr:

@@ -31,7 +31,7 @@ from foreplan.ops.shape import Slice
 from foreplan.ops.softmax import LogSoftmax, Softmax
 from foreplan.passes.rewrite import replaced, rewrite
 
-PRECISIONS: Mapping[str, DType] = {"float32": FLOAT32, "bf16": DTYPES["bfloat16"]}
+PRECISIONS: Mapping[str, DType] = {"float32": FLOAT32, "bf16": DTYPES["bfloat16"], "fp16": DTYPES["float16"]}
 
 # Ops with a narrow form, and how many inputs, the first ones, are narrow in it; the others are float32.
 _NARROW: dict[type[Op], int] = {

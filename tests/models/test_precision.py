@@ -122,6 +122,19 @@ def test_ten_training_steps(name: str) -> None:
         assert (np.abs(found - exact) <= 0.1 * gained + UNIT * abs(exact[0])).all()
 
 
+@pytest.mark.parametrize("name", ["mlp", "conv_chain", "gpt2_small", "unet"])
+def test_ten_training_steps_in_float16(name: str) -> None:
+    """Eight times as close as bfloat16."""
+    runs = []
+    for precision in ("float32", "fp16"):
+        step = compiled(name, precision, True)
+        session, data = bound(step, name), inputs(step)
+        runs.append(np.array([float(session.step(data).loss) for _ in range(10)]))
+    exact, found = runs
+    assert found[-1] < found[0]
+    assert (np.abs(found - exact) <= 0.1 * np.abs(exact[0] - exact) + UNIT / 8 * abs(exact[0])).all()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_planned_run_is_the_unplanned_one(name: str) -> None:
     step = compiled(name, "bf16", True)
