@@ -15,6 +15,7 @@ from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.index import Gather, ScatterAdd
+from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
 from foreplan.ops.join import Pad
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
@@ -24,7 +25,9 @@ from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.random import Random
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNormGrad
+from foreplan.ops.scan import CumSum
 from foreplan.ops.softmax import LogSoftmaxGrad, Softmax
+from foreplan.ops.sort import ArgReduce, TopK
 from tests.gpu.check import DEVICE, made
 
 Sample = tuple[Op, list[TensorType]]
@@ -83,6 +86,11 @@ def samples(dtype: str) -> Iterator[Sample]:
     yield AttentionGrad(0.1, True), [*of(dtype, *long, long[0]), *of(wide, (1, 2, 40)), *of(dtype, long[0])]
     given = [*of(dtype, (300, 64), (1000, 64)), *of("int64", (300,)), *of(wide, (1000,))]
     yield LinearCrossEntropy(256), given
+    yield CumSum(1), of(dtype, (100, 64))
+    yield ArgReduce("max", 1), of(dtype, (100, 64))
+    yield TopK(5, 1), of(dtype, (100, 64))
+    yield GatherElements(1), [*of(dtype, (100, 64)), *of("int64", (100, 7))]
+    yield ScatterElementsAdd(1, (100, 64)), [*of("int64", (100, 7)), *of(dtype, (100, 7))]
     for distribution in ("uniform", "normal", "bernoulli"):
         yield Random(distribution, (1000,), DTYPES[dtype]), of("uint64", (2,))
 

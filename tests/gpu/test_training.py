@@ -18,7 +18,14 @@ from tests.gpu.card import FakeCard, OwnTarget
 
 pytestmark = needs_gcc
 MODELS = ["mlp:batch=4,width=40,layers=2", "conv_chain:size=8"]
-DEEP = ["resnet18:batch=2,size=64,classes=7"]
+DEEP = [
+    "resnet18:batch=2,size=64,classes=7",
+    "unet:batch=1,size=32,width=8",
+    "vit_b16:batch=2,size=32,layers=2,width=48,heads=4,classes=5",
+    "gpt2_small:batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=60",
+    "bert_base:batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=60",
+    "mobilenet_v2:batch=4,size=64,classes=5",
+]
 
 
 def compiled(name: str, target: str | OwnTarget) -> fp.Compiled:
