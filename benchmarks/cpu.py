@@ -32,7 +32,7 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 PAGE = FOLDER.parent / "docs" / "cpu.md"
 HEAD = (
-    "| step | threads | ms of processor / wall | MiB resident | best peer | ms | MiB | ratio |",
+    "| step | threads | ms of processor | MiB resident | best peer | ms | MiB | ratio |",
     "|---|---|---|---|---|---|---|---|",
 )
 FORMS = "eager,channels_last,compile,compile_channels_last"
@@ -263,13 +263,22 @@ def line(row: dict[str, Any]) -> str:
     """A row of the page's table."""
     ours, others = row["contenders"]["foreplan"], {k: v for k, v in row["contenders"].items() if k != "foreplan"}
     best = min(others, key=lambda name: others[name]["processor"], default=None)
-    cells = [row["name"], str(row["threads"]), f"{ours['processor'] * 1e3:,.1f} / {ours['wall'] * 1e3:,.1f}"]
-    cells += [f"{ours['resident'] / 2**20:,.0f}"]
+    cells = [row["name"], str(row["threads"]), times(ours, row["threads"]), f"{ours['resident'] / 2**20:,.0f}"]
     if best is None:
         return "| " + " | ".join([*cells, "", "", "", ""]) + " |"
     peer = others[best]
-    cells += [best, f"{peer['processor'] * 1e3:,.1f} / {peer['wall'] * 1e3:,.1f}", f"{peer['resident'] / 2**20:,.0f}"]
+    cells += [best, times(peer, row["threads"]), f"{peer['resident'] / 2**20:,.0f}"]
     return "| " + " | ".join([*cells, f"{row['ratio']:.2f}"]) + " |"
+
+
+def times(figure: dict[str, float], threads: int) -> str:
+    """The median of the processor's time, and the least and the most; of several threads the time that passed."""
+    median = figure["processor"] * 1e3
+    digits = 2 if median < 1 else 1
+    if threads > 1:
+        return f"{median:,.{digits}f} / {figure['wall'] * 1e3:,.{digits}f}"
+    least, most = figure["processor_least"] * 1e3, figure["processor_most"] * 1e3
+    return f"{median:,.{digits}f} ({least:,.{digits}f} to {most:,.{digits}f})"
 
 
 if __name__ == "__main__":
