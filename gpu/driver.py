@@ -1,18 +1,19 @@
-"""The card in this machine: all that a session asks of it; no other file reaches it, through CuPy and cuDNN, to run."""
+"""The card in this machine: all that a session asks of it; no other file runs CuPy, cuDNN or cuBLASLt on it."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from foreplan.errors import PlanError, TargetError
+from foreplan.gpu.cublaslt import Cublaslt, opened
 from foreplan.gpu.cudnn import library
-from foreplan.gpu.launch import Launch, Source
+from foreplan.gpu.launch import Launch, Multiply, Source
 from foreplan.gpu.nvrtc import cubin
 
 Run = Callable[[], object]  # queued on the card when called
@@ -78,6 +79,13 @@ class Card(Protocol):
             TargetError, PlanError: there is no cuDNN, or it does not take the plan, or needs more workspace for it.
         """
 
+    def multiplying(self, product: Multiply, places: tuple[int, int, int, int], workspace: int) -> Run:
+        """Products by cuBLASLt with the addresses of a, b, c and d, and of its workspace.
+
+        Raises:
+            TargetError, PlanError: there is no cuBLASLt, or it has no algorithm that does with the workspace.
+        """
+
     def captured(self, calls: Iterable[Run]) -> Run:
         """Calls as one graph, which replays what they queue without running them."""
 
@@ -111,7 +119,7 @@ class _Event:
 
 
 class CupyCard:
-    """The first card of this machine, by CuPy; plans of cuDNN's by its own package."""
+    """The first card of this machine, by CuPy; plans of cuDNN's by its own package, and cuBLASLt by ctypes."""
 
     def __init__(self) -> None:
         self.cuda = _cuda()
@@ -189,6 +197,15 @@ class CupyCard:
                 f"cuDNN {found.version} does not take a convolution's plan, which another version has made, or for "
                 f"another card: {error}; compile again"
             ) from None
+
+    def multiplying(self, product: Multiply, places: tuple[int, int, int, int], workspace: int) -> Run:
+        """A call of cuBLASLt, its algorithm chosen."""
+        return self._products.multiplying(product, places, workspace, self.stream.ptr)
+
+    @cached_property
+    def _products(self) -> Cublaslt:
+        """cuBLASLt for CuPy's CUDA."""
+        return opened(self.cuda.runtime.runtimeGetVersion() // 1000)
 
     def captured(self, calls: Iterable[Run]) -> Run:
         """A CUDA graph, made and uploaded."""

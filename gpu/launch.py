@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from foreplan.gpu.device import Device
-from foreplan.graph import Op, Window
+from foreplan.graph import DType, Op, Window
 from foreplan.units import align_up
 
 FOLDER = Path(__file__).parents[1] / "cuda"
@@ -137,7 +137,64 @@ class Execute:
     nbytes: int
 
 
-Instruction = Launch | Copy | Clear | Execute
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix whose columns lie one behind the other, as BLAS has them, and those behind it in a batch.
+
+    Attributes:
+        start: where its first element lies.
+        dtype: of its elements.
+        rows, columns: as it lies, before it is transposed.
+        leading: elements from one column to the next; at least `rows`.
+        stride: elements from one matrix of the batch to the next; 0: the same one for all.
+    """
+
+    start: Address
+    dtype: DType
+    rows: int
+    columns: int
+    leading: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """Products of matrices by cuBLASLt, one call: d = op(a) op(b), or with something added, d = op(a) op(b) + c.
+
+    Attributes:
+        a, b, c, d: what is multiplied, what is added, and the result, which may be c. Where nothing is added, c is d.
+        transpose_a, transpose_b: whether op turns the matrix around.
+        adds: whether c is added.
+        batch: how many products.
+        tf32: whether float32 may be rounded to TensorFloat-32 first. Sums are float32 in any case.
+        workspace: where its scratch memory lies, at most so many bytes of it.
+    """
+
+    a: Matrix
+    b: Matrix
+    c: Matrix
+    d: Matrix
+    transpose_a: bool
+    transpose_b: bool
+    adds: bool
+    batch: int
+    tf32: bool
+    workspace: Address
+    nbytes: int
+
+    @property
+    def terms(self) -> int:
+        """That are summed for an element."""
+        return self.a.rows if self.transpose_a else self.a.columns
+
+    def __str__(self) -> str:
+        """For people, in the words of BLAS: m, n and k, and the rest."""
+        types = f"{self.a.dtype} to {self.d.dtype}"
+        many = f", {self.batch} times" if self.batch > 1 else ""
+        return f"{self.d.rows} x {self.d.columns} x {self.terms}, {types}{many}"
+
+
+Instruction = Launch | Copy | Clear | Execute | Multiply
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,10 @@ What a kernel needs (registers, stack) is read from the cubin, whichever compile
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import hashlib
 import shutil
 import struct
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from typing import Protocol
 from foreplan.errors import ForeplanError, TargetError
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import FOLDER, Source, sources_digest
+from foreplan.gpu.libraries import library_files
 from foreplan.kept import keep, kept
 
 _STANDARD = "-std=c++17"
@@ -122,7 +121,7 @@ def compiler() -> Compiler:
     Raises:
         TargetError: there is neither.
     """
-    for found in _libraries():
+    for found in library_files("nvrtc"):
         try:
             return Nvrtc(found)
         except OSError:
@@ -130,14 +129,6 @@ def compiler() -> Compiler:
     if path := shutil.which("nvcc"):
         return Nvcc(path)
     raise TargetError(f"kernels for cards need a CUDA compiler, and there is none: {_ADVICE}")
-
-
-def _libraries() -> Iterator[str]:
-    """NVRTC of wheels, the newest first, then the system's."""
-    for folder in sys.path:
-        yield from map(str, sorted(Path(folder).glob("nvidia/*/lib/libnvrtc.so.*[0-9]"), reverse=True))
-    if found := ctypes.util.find_library("nvrtc"):
-        yield found
 
 
 def architecture_of(device: Device) -> str:

@@ -13,6 +13,7 @@ from foreplan.gpu import (
     join,
     linear_cross_entropy,
     lines,
+    lt,
     map,
     matmul,
     norm,
@@ -123,19 +124,22 @@ def _ways(
 ) -> Mapping[str, LaunchKernel]:
     own = kernel_for(op, inputs, outputs, device)
     theirs = cudnn_kernels(op, inputs, outputs, device, tf32=tf32, deterministic=deterministic)
-    if theirs and own is not None:
-        own = replace(own, nanoseconds=own_nanoseconds(op, inputs, outputs, device))
-    return {**theirs, **({} if own is None else {OWN: own})}
+    products = lt.lt_kernels(op, inputs, outputs, device, tf32=tf32)
+    if (theirs or products) and own is not None:
+        price = own_nanoseconds if theirs else lt.own_nanoseconds
+        own = replace(own, nanoseconds=price(op, inputs, outputs, device))
+    return {**theirs, **products, **({} if own is None else {OWN: own})}
 
 
 def kernels_for(
     op: Op, inputs: Windows, outputs: Windows, device: Device, *, tf32: bool = False, deterministic: bool = True
 ) -> Mapping[str, LaunchKernel]:
-    """The kernels for an op on tensors that lie so, by name: launches of ours, and cuDNN's where it is installed.
+    """The kernels for an op on tensors that lie so, by name: launches of ours, calls of cuBLASLt, and cuDNN's plans
+    where it is installed.
 
     Args:
-        tf32: whether cuDNN may round float32 to TensorFloat-32 on its way into products.
-        deterministic: whether its results must be the same bits each time.
+        tf32: whether cuDNN and cuBLASLt may round float32 to TensorFloat-32 on its way into products.
+        deterministic: whether cuDNN's results must be the same bits each time.
     """
     return _ways(op, tuple(inputs), tuple(outputs), device, tf32, deterministic)
 
@@ -146,8 +150,11 @@ def kernel_named(
     """The kernel that a plan names, of cuDNN's from what the plan has of it; None where there is none such."""
     if name == OWN and not payload:
         return kernel_for(op, inputs, outputs, device)
+    library = name.split(" ")[0]
     try:
-        return cudnn_kernel(op, payload, inputs, outputs) if name.split(" ")[0] == CUDNN else None
+        if library == lt.CUBLASLT and not payload:
+            return lt.lt_kernel(op, name, inputs, outputs, device)
+        return cudnn_kernel(op, payload, inputs, outputs) if library == CUDNN else None
     except Refused:
         return None
 

@@ -23,7 +23,7 @@ class CudaTarget:
     Attributes:
         name: `cuda:` and the card's name: plans depend on it.
         device: its profile.
-        tf32: whether cuDNN may round float32 to TensorFloat-32 on its way into products.
+        tf32: whether cuDNN and cuBLASLt may round float32 to TensorFloat-32 on its way into products.
         deterministic: whether cuDNN's results must be the same bits each time.
     """
 
@@ -81,7 +81,7 @@ class CudaTarget:
         return family.layout(op, inputs, outputs) if family else [Window.dense(type) for type in outputs]
 
     def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
-        """Launches of ours, if the op's family has them for such tensors, and cuDNN's plans; the fastest first."""
+        """Launches of ours, where there are some for such tensors, and what libraries have; the fastest first."""
         from foreplan.gpu.table import kernels_for
 
         found = kernels_for(op, inputs, outputs, self.device, tf32=self.tf32, deterministic=self.deterministic)
@@ -91,7 +91,7 @@ class CudaTarget:
     def kernel(
         self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
     ) -> Kernel | None:
-        """Launches of ours, or cuDNN's plan in the payload, which needs no cuDNN to be told."""
+        """Launches of ours, or what a library runs, which need not be there to be told."""
         from foreplan.gpu.table import kernel_named
 
         found = kernel_named(op, name, payload, inputs, outputs, self.device)
@@ -111,9 +111,9 @@ def outside(program: Program, plan: Plan) -> tuple[Part, ...]:
     target, _, options = program.target.partition(":")
     if target != "cuda":
         return ()
-    from foreplan.gpu.outside import outside_arena
+    from foreplan.gpu.outside import LIBRARIES, outside_arena
 
     device = CudaTarget(options).device
     calls = [program.calls[step.action] for step in plan.steps]
-    libraries = ("cudnn",) if any(call.payload for call in calls) else ()
-    return outside_arena(device, plan.arena_bytes, len(calls), libraries)
+    libraries = {call.kernel.split(" ")[0] for call in calls} & set(LIBRARIES)
+    return outside_arena(device, plan.arena_bytes, len(calls), sorted(libraries))

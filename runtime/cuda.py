@@ -1,4 +1,4 @@
-"""The CUDA engine: a plan becomes launches, copies and cuDNN's plans in one arena, replayed as one graph."""
+"""The CUDA engine: a plan becomes launches, copies and calls of libraries in one arena, replayed as one graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import cast
 
 from foreplan.errors import PlanError, SessionError, TargetError, UsageError
 from foreplan.gpu.driver import Card
-from foreplan.gpu.launch import ALIGNMENT, Address, Clear, Copy, Execute, Instruction, Launch, LaunchKernel
+from foreplan.gpu.launch import ALIGNMENT, Address, Clear, Copy, Execute, Instruction, Launch, LaunchKernel, Multiply
 from foreplan.gpu.table import kernel_named
 from foreplan.lower.cuda import CudaTarget
 from foreplan.lower.program import Call, Operand, Program, Slot
@@ -131,6 +131,9 @@ def ready(card: Card, instruction: Instruction, where: Where) -> Run | None:
     if isinstance(instruction, Execute):
         tensors = {uid: where(place) for uid, place in instruction.operands}
         return card.executing(instruction.blob, tensors, where(instruction.workspace), instruction.nbytes)
+    if isinstance(instruction, Multiply):
+        a, b, c, d = (where(x.start) for x in (instruction.a, instruction.b, instruction.c, instruction.d))
+        return card.multiplying(instruction, (a, b, c, d), where(instruction.workspace))
     target, nbytes = where(instruction.target), instruction.nbytes
     if isinstance(instruction, Clear):
         return card.filling(target, 0, nbytes) if nbytes else None

@@ -26,6 +26,8 @@ from foreplan.gpu.launch import (
     Instruction,
     Launch,
     LaunchKernel,
+    Matrix,
+    Multiply,
     Source,
     sources_digest,
 )
@@ -109,6 +111,10 @@ class Bound:
             return "copy", self.address(instruction.target), self.address(instruction.source), instruction.nbytes
         if isinstance(instruction, Execute):
             return "execute", instruction
+        if isinstance(instruction, Multiply):
+            found = (instruction.a, instruction.b, instruction.c, instruction.d)
+            places = tuple(self.address(matrix.start) for matrix in found)
+            return "multiply", instruction, places, self.address(instruction.workspace)
         assert isinstance(instruction, Clear)
         return "clear", self.address(instruction.target), instruction.nbytes
 
@@ -121,6 +127,8 @@ class Bound:
                 ctypes.memset(rest[0], 0, rest[1])
             elif what == "execute":
                 self.execute(*rest)
+            elif what == "multiply":
+                multiply(*rest)
             else:
                 grid, block, packed, entry = rest
                 assert callable(what)
@@ -143,3 +151,25 @@ class Bound:
         span = sum((n - 1) * step for n, step in zip(y.shape, strides)) + a.itemsize
         memory = (ctypes.c_uint8 * span).from_address(self.address(places[UIDS[2]]))
         np.ndarray(y.shape, a.dtype, memory, 0, strides)[...] = found
+
+
+def multiply(product: Multiply, places: tuple[int, int, int, int], workspace: int) -> None:
+    """What cuBLASLt does, on host memory, with float64 sums; its workspace is left poisoned."""
+    ctypes.memset(workspace, 0xFF, product.nbytes)
+    for i in range(product.batch):
+        a, b, c, d = (
+            matrix_at(matrix, place, i)
+            for matrix, place in zip((product.a, product.b, product.c, product.d), places, strict=True)
+        )
+        left, right = a.T if product.transpose_a else a, b.T if product.transpose_b else b
+        found = left.astype(np.float64) @ right.astype(np.float64)
+        d[...] = found + c.astype(np.float64) if product.adds else found
+
+
+def matrix_at(matrix: Matrix, place: int, i: int) -> np.ndarray:
+    """A matrix of a batch that begins at an address: its elements and nothing else."""
+    item = matrix.dtype.itemsize
+    assert matrix.leading >= matrix.rows
+    span = ((matrix.columns - 1) * matrix.leading + matrix.rows) * item
+    memory = (ctypes.c_uint8 * span).from_address(place + i * matrix.stride * item)
+    return np.ndarray((matrix.rows, matrix.columns), matrix.dtype.numpy, memory, strides=(item, matrix.leading * item))

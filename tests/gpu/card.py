@@ -14,12 +14,12 @@ import numpy as np
 
 from foreplan.errors import PlanError
 from foreplan.gpu.driver import Run
-from foreplan.gpu.launch import Launch
+from foreplan.gpu.launch import Launch, Multiply
 from foreplan.gpu.table import OWN
 from foreplan.graph import Op, Window
 from foreplan.lower.cuda import CudaTarget
 from foreplan.lower.target import Kernel
-from tests.gpu.binder import library
+from tests.gpu.binder import library, multiply
 
 Plan = Callable[[Mapping[int, int], int], None]  # runs on addresses of tensors, and of workspace
 
@@ -129,6 +129,10 @@ class FakeCard:
         if needed > nbytes:
             raise PlanError(f"{needed} bytes of workspace where {nbytes} are planned")
         return partial(self._queue, partial(plan, dict(tensors), workspace))
+
+    def multiplying(self, product: Multiply, places: tuple[int, int, int, int], workspace: int) -> Run:
+        self.done.append("multiply")
+        return partial(self._queue, partial(multiply, product, places, workspace))
 
     def _queue(self, run: Run) -> None:
         (self.queue if self.recording is None else self.recording).append(run)
