@@ -16,18 +16,13 @@ __device__ inline Number marked(Number x, i64 target, const Arguments& a) {
     return target < 0 || target >= a.count ? static_cast<Number>(NOT_A_NUMBER) : x;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) cross_entropy(const Arguments a) {
     __shared__ Number shared[THREADS / WARP];
     const i64 row = row_of_team();
     const i64 count = row < a.rows ? a.count : 0;
-    const int lane = lane_of_team();
     const Line x = a.logits.line(count ? row : 0);
-    Number high = -static_cast<Number>(INFINITE), sum = 0;
-    for (i64 i = lane; i < count; i += TEAM) high = scalar::maximum(high, x.read<ELEMENT>(i));
-    high = combined(high, Largest(), shared);
-    for (i64 i = lane; i < count; i += TEAM) sum += scalar::exponential(x.read<ELEMENT>(i) - high);
-    sum = combined(sum, Sum(), shared);
-    if (lane || !count) return;
+    const Number high = largest_of(x, count, shared), sum = exponentials_of(x, count, high, shared);
+    if (first_of_lane() || !count) return;
     const i64 target = static_cast<i64>(a.target.line(row).read<TARGET>(0));
     const Number logarithm = scalar::logarithm(sum);
     const Number picked = target >= 0 && target < count ? x.read<ELEMENT>(target) : static_cast<Number>(0);
@@ -36,15 +31,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy(const Argume
     a.log_sum.line(row).write<STATISTIC>(0, high + logarithm);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy_grad(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) cross_entropy_grad(const Arguments a) {
     const i64 row = row_of_team();
     if (row >= a.rows) return;
     const Line x = a.logits.line(row), y = a.gradient.line(row);
     const i64 target = static_cast<i64>(a.target.line(row).read<TARGET>(0));
     const Number log_sum = a.log_sum.line(row).read<STATISTIC>(0);
     const Number g = marked(a.loss.line(row).read<STATISTIC>(0), target, a);
-    for (i64 i = lane_of_team(); i < a.count; i += TEAM) {
-        const Number probability = scalar::exponential(x.read<ELEMENT>(i) - log_sum);
-        y.write<ELEMENT>(i, probability * g - (i == target ? g : static_cast<Number>(0)));
+    for (i64 i = first_of_lane(); i < a.count; i += STRIDE) {
+        auto found = x.stretch<ELEMENT>(i, a.count);
+#pragma unroll
+        for (int k = 0; k < VECTOR; ++k) {
+            found.at[k] = scalar::exponential(found.at[k] - log_sum) * g;
+            if (i + k == target) found.at[k] -= g;
+        }
+        y.write_stretch<ELEMENT>(i, found, a.count);
     }
 }

@@ -12,7 +12,7 @@ struct Arguments {
 };
 
 // The weight, by one block: `rows` targets, `count` of no meaning.
-extern "C" __global__ void __launch_bounds__(THREADS) weight_of_items(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) weight_of_items(const Arguments a) {
     __shared__ i64 counts[THREADS];
     i64 own = 0;
     for (i64 i = threadIdx.x; i < a.rows; i += THREADS) own += static_cast<i64>(a.target[i]) != a.ignored;
@@ -26,25 +26,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) weight_of_items(const Argu
 }
 
 // Logits → the gradient of their weighted loss, in place; and each item's weighted loss.
-extern "C" __global__ void __launch_bounds__(THREADS) logits_to_gradient(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) logits_to_gradient(const Arguments a) {
     __shared__ Number shared[THREADS / WARP];
     const i64 row = row_of_team();
     const i64 count = row < a.rows ? a.count : 0;
-    const int lane = lane_of_team();
     const Line x = a.logits.line(count ? row : 0);
     const i64 target = count ? static_cast<i64>(a.target[row]) : a.ignored;
-    Number high = -static_cast<Number>(INFINITE), sum = 0;
-    for (i64 i = lane; i < count; i += TEAM) high = scalar::maximum(high, x.read<ELEMENT>(i));
-    high = combined(high, Largest(), shared);
+    const Number high = largest_of(x, count, shared);
     const Number picked = target >= 0 && target < count ? x.read<ELEMENT>(target) : static_cast<Number>(0);
-    for (i64 i = lane; i < count; i += TEAM) sum += scalar::exponential(x.read<ELEMENT>(i) - high);
-    sum = combined(sum, Sum(), shared);  // all have read what they pick
+    const Number sum = exponentials_of(x, count, high, shared);  // by then all have read what they pick
     Number weight = *a.weight;
     if (target == a.ignored) weight = 0;
     else if (target < 0 || target >= a.count) weight = static_cast<Number>(NOT_A_NUMBER);
-    for (i64 i = lane; i < count; i += TEAM) {
-        const Number gradient = scalar::exponential(x.read<ELEMENT>(i) - high) * (weight / sum);
-        x.write<ELEMENT>(i, i == target ? gradient - weight : gradient);
+    for (i64 i = first_of_lane(); i < count; i += STRIDE) {
+        auto found = x.stretch<ELEMENT>(i, count);
+#pragma unroll
+        for (int k = 0; k < VECTOR; ++k) {
+            found.at[k] = scalar::exponential(found.at[k] - high) * (weight / sum);
+            if (i + k == target) found.at[k] -= weight;
+        }
+        x.write_stretch<ELEMENT>(i, found, count);
     }
-    if (lane == 0 && count) a.losses[row] = target == a.ignored ? 0 : (scalar::logarithm(sum) - (picked - high)) * weight;
+    if (first_of_lane() || !count) return;
+    a.losses[row] = target == a.ignored ? 0 : (scalar::logarithm(sum) - (picked - high)) * weight;
 }

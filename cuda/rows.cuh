@@ -1,16 +1,44 @@
-// Rows of tensors, each the work of a team of TEAM neighbouring threads: a power of two, at most 32, or whole warps.
+// Rows of tensors, each the work of a team of TEAM neighbouring threads: a power of two, at most 32, or whole warps. A
+// thread takes VECTOR neighbouring elements at a time.
 //
 // RANK axes number the rows of every tensor; ELEMENT is what rows hold, unless said otherwise.
 #pragma once
 #include "place.cuh"
 #include "scalar.cuh"
 
-constexpr int THREADS = 256, TEAMS = THREADS / TEAM, WARP = 32;
+constexpr int THREADS = 256, TEAMS = THREADS / TEAM, WARP = 32, STRIDE = TEAM * VECTOR;
 typedef Wide<ELEMENT> Number;
 
 struct Line {
     char* start;
     i64 step;  // bytes
+
+    // VECTOR elements from the i-th on, those from `count` on zero.
+    template <class T> __device__ Vector<Wide<T>, VECTOR> stretch(i64 i, i64 count) const {
+        Vector<Wide<T>, VECTOR> found = {};
+        if (VECTOR > 1 && step == sizeof(T)) {
+            const Vector<T, VECTOR> narrow = load<T, VECTOR>(start + i * step, count - i);
+#pragma unroll
+            for (int k = 0; k < VECTOR; ++k) found.at[k] = widened(narrow.at[k]);
+        } else {
+#pragma unroll
+            for (int k = 0; k < VECTOR; ++k)
+                if (i + k < count) found.at[k] = read<T>(i + k);
+        }
+        return found;
+    }
+    template <class T> __device__ void write_stretch(i64 i, const Vector<Wide<T>, VECTOR>& numbers, i64 count) const {
+        if (VECTOR > 1 && step == sizeof(T)) {
+            Vector<T, VECTOR> narrow;
+#pragma unroll
+            for (int k = 0; k < VECTOR; ++k) narrow.at[k] = narrowed<T>(numbers.at[k]);
+            store<T, VECTOR>(start + i * step, narrow, count - i);
+        } else {
+#pragma unroll
+            for (int k = 0; k < VECTOR; ++k)
+                if (i + k < count) write<T>(i + k, numbers.at[k]);
+        }
+    }
 
     template <class T> __device__ Wide<T> read(i64 i) const {
         return widened(*reinterpret_cast<const T*>(start + i * step));
@@ -39,7 +67,8 @@ struct Largest {
 };
 
 __device__ inline i64 row_of_team() { return static_cast<i64>(blockIdx.x) * TEAMS + threadIdx.x / TEAM; }
-__device__ inline int lane_of_team() { return threadIdx.x % TEAM; }
+// The first element that a thread takes.
+__device__ inline i64 first_of_lane() { return threadIdx.x % TEAM * VECTOR; }
 
 // What the team's numbers come to, the same for each of its threads; all threads of the block take part.
 template <class Combine> __device__ inline Number combined(Number x, Combine combine, Number* shared) {
@@ -57,4 +86,28 @@ template <class Combine> __device__ inline Number combined(Number x, Combine com
         for (int i = 1; i < WARPS; ++i) x = combine(x, first[i]);
     }
     return x;
+}
+
+// The largest element of a row, for the whole team.
+__device__ inline Number largest_of(const Line& x, i64 count, Number* shared) {
+    Number high = -static_cast<Number>(INFINITE);
+    for (i64 i = first_of_lane(); i < count; i += STRIDE) {
+        const auto here = x.stretch<ELEMENT>(i, count);
+#pragma unroll
+        for (int k = 0; k < VECTOR; ++k)
+            if (i + k < count) high = scalar::maximum(high, here.at[k]);
+    }
+    return combined(high, Largest(), shared);
+}
+
+// The sum of the exponentials of a row's elements less a number.
+__device__ inline Number exponentials_of(const Line& x, i64 count, Number high, Number* shared) {
+    Number sum = 0;
+    for (i64 i = first_of_lane(); i < count; i += STRIDE) {
+        const auto here = x.stretch<ELEMENT>(i, count);
+#pragma unroll
+        for (int k = 0; k < VECTOR; ++k)
+            if (i + k < count) sum += scalar::exponential(here.at[k] - high);
+    }
+    return combined(sum, Sum(), shared);
 }

@@ -9,33 +9,34 @@ struct Arguments {
     Rows first, second, result;  // x, or y and its cotangent
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) softmax(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) softmax(const Arguments a) {
     __shared__ Number shared[THREADS / WARP];
     const i64 row = row_of_team();
     const i64 count = row < a.rows ? a.count : 0;
-    const int lane = lane_of_team();
     const Line x = a.first.line(count ? row : 0), g = a.second.line(count ? row : 0), y = a.result.line(count ? row : 0);
-    Number sum = 0;
+    Number sum = 0, high = 0;
     if constexpr (GRADIENT) {
-        for (i64 i = lane; i < count; i += TEAM) {
-            const Number there = g.read<ELEMENT>(i);
-            sum += LOGARITHM ? there : x.read<ELEMENT>(i) * there;
+        for (i64 i = first_of_lane(); i < count; i += STRIDE) {
+            const auto here = x.stretch<ELEMENT>(i, count), there = g.stretch<ELEMENT>(i, count);
+#pragma unroll
+            for (int k = 0; k < VECTOR; ++k) sum += LOGARITHM ? there.at[k] : here.at[k] * there.at[k];
         }
         sum = combined(sum, Sum(), shared);
-        for (i64 i = lane; i < count; i += TEAM) {
-            const Number here = x.read<ELEMENT>(i), there = g.read<ELEMENT>(i);
-            y.write<ELEMENT>(i, LOGARITHM ? there - scalar::exponential(here) * sum : here * (there - sum));
-        }
     } else {
-        Number high = -static_cast<Number>(INFINITE);
-        for (i64 i = lane; i < count; i += TEAM) high = scalar::maximum(high, x.read<ELEMENT>(i));
-        high = combined(high, Largest(), shared);
-        for (i64 i = lane; i < count; i += TEAM) sum += scalar::exponential(x.read<ELEMENT>(i) - high);
-        sum = combined(sum, Sum(), shared);
-        const Number last = LOGARITHM ? scalar::logarithm(sum) : static_cast<Number>(1) / sum;
-        for (i64 i = lane; i < count; i += TEAM) {
-            const Number less = x.read<ELEMENT>(i) - high;
-            y.write<ELEMENT>(i, LOGARITHM ? less - last : scalar::exponential(less) * last);
+        high = largest_of(x, count, shared);
+        sum = exponentials_of(x, count, high, shared);
+        sum = LOGARITHM ? scalar::logarithm(sum) : static_cast<Number>(1) / sum;
+    }
+    for (i64 i = first_of_lane(); i < count; i += STRIDE) {
+        const auto here = x.stretch<ELEMENT>(i, count), there = g.stretch<ELEMENT>(i, count);
+        Vector<Number, VECTOR> found;
+#pragma unroll
+        for (int k = 0; k < VECTOR; ++k) {
+            const Number less = here.at[k] - high;
+            if (GRADIENT && LOGARITHM) found.at[k] = there.at[k] - scalar::exponential(here.at[k]) * sum;
+            else if (GRADIENT) found.at[k] = here.at[k] * (there.at[k] - sum);
+            else found.at[k] = LOGARITHM ? less - sum : scalar::exponential(less) * sum;
         }
+        y.write_stretch<ELEMENT>(i, found, count);
     }
 }

@@ -24,7 +24,7 @@ from foreplan.gpu.launch import (
 from foreplan.gpu.map import Tensor, map_launches
 from foreplan.gpu.product import Plain, Product, product_launch
 from foreplan.gpu.reduce import Axis, Terms, reduction
-from foreplan.gpu.rows import Rows, row_blocks, row_defines
+from foreplan.gpu.rows import Rows, teams
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.ops.expr import Arg
@@ -75,16 +75,16 @@ class _Work:
         """A launch of cuda/linear_cross_entropy.cu."""
         _, _, classes = self.extents
         item, target = self.wide.itemsize, self.inputs[2].type.dtype
-        rows = Rows(logits, item, (Axis(count, classes * item),))
+        rows, work = Rows(logits, item, (Axis(count, classes * item),)), teams(count, classes, self.wide, item)
         defines: Defines = (
             ("ELEMENT", stored(self.wide)),
             ("TARGET", stored(target)),
             ("MEAN", int(self.op.mean)),
-            *row_defines(classes, count, 1),
+            *work.defines(1),
         )
         words: list[Word] = [count, classes, self.op.ignore_index, *rows.words(1)]
         words += [input_at(2, first * target.itemsize), _behind(self.losses, first * item), self.weight]
-        blocks = 1 if entry == "weight_of_items" else row_blocks(classes, count)
+        blocks = 1 if entry == "weight_of_items" else work.blocks
         return launch(Source("linear_cross_entropy.cu", defines), entry, blocks, THREADS, words)
 
     def logits(self, chunk: _Chunk) -> Launch:

@@ -22,14 +22,14 @@ from foreplan.gpu.launch import (
     output_at,
 )
 from foreplan.gpu.reduce import Axis, Terms, reduction
-from foreplan.gpu.rows import Rows, rank_of, row_blocks, row_defines
+from foreplan.gpu.rows import Rows, Teams, rank_of, teams
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.ops.map import merged_axes
 from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 
 THREADS = 256
-COLUMNS = 32  # of a block that sums over rows
+ACROSS = 32  # threads for neighbouring columns, of a block that sums over rows
 LEAST = 128  # rows of a part
 MOST_PARTS = 256
 
@@ -59,6 +59,11 @@ class _Work:
     rows_a_part: int = 0
     epsilon: float = 0.0
 
+    @property
+    def teams(self) -> Teams:
+        """How rows are shared out."""
+        return teams(self.rows, self.width, self.dtype, self.x.step)
+
     def launch(self, entry: str, grid: int | tuple[int, int, int]) -> Launch:
         """One launch."""
         operands = (self.x, self.g, self.result)
@@ -69,7 +74,7 @@ class _Work:
             ("CENTRED", int(self.centred)),
             ("SCALED", int(self.scale is not None)),
             ("BIASED", int(self.bias is not None)),
-            *row_defines(self.width, self.rows, rank),
+            *self.teams.defines(rank),
         )
         words: list[Word] = [self.rows, self.width, self.rows_a_part, float(self.epsilon)]
         for each in operands:
@@ -105,7 +110,7 @@ def normal(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
         epsilon=op.epsilon,
     )
     overwrites = ((0, 0),) if lie_alike(x, y) else ()
-    return LaunchKernel((work.launch("row_norm", row_blocks(width, work.rows)),), overwrites=overwrites)
+    return LaunchKernel((work.launch("row_norm", work.teams.blocks),), overwrites=overwrites)
 
 
 def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
@@ -116,7 +121,8 @@ def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launc
     scratch, width = Scratch(), math.prod(x.shape[op.axis :])
     rows = x.type.size // width
     wide = x.type.dtype.wide
-    wanted = ceil_div(4 * device.multiprocessors, ceil_div(width, COLUMNS))
+    across = ACROSS * teams(rows, width, x.type.dtype, _step(x, op.axis)).vector
+    wanted = ceil_div(4 * device.multiprocessors, ceil_div(width, across))
     parts = max(1, min(wanted, rows // LEAST, MOST_PARTS))
     sums = scratch.take(parts * 2 * width * wide.itemsize) if parameters else input_at(0)
     work = _Work(
@@ -137,13 +143,13 @@ def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launc
     )
     found: list[Launch] = []
     if parameters:
-        found.append(work.launch("row_norm_columns", (ceil_div(width, COLUMNS), parts, 1)))
+        found.append(work.launch("row_norm_columns", (ceil_div(width, across), parts, 1)))
     item = wide.itemsize
     for i, parameter in enumerate(parameters):
         start = Address(sums.of, 0, sums.offset + i * width * item)
         terms = Terms(start, wide, (Axis(width, item),), (Axis(parts, 2 * width * item),))
         found.append(reduction("sum", terms, output_at(1 + i), parameter.type.dtype, 1, None))
-    found.append(work.launch("row_norm_grad", row_blocks(width, rows)))
+    found.append(work.launch("row_norm_grad", work.teams.blocks))
     overwrites = tuple((0, i) for i in (last, 0) if lie_alike(inputs[i], dx))
     return LaunchKernel(tuple(found), scratch.nbytes, overwrites)
 

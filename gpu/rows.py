@@ -22,7 +22,7 @@ from foreplan.gpu.launch import (
 )
 from foreplan.gpu.map import index_type
 from foreplan.gpu.reduce import Axis, power_of_2
-from foreplan.graph import Op, Window
+from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.graph.op import Types
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
@@ -31,7 +31,8 @@ from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGra
 
 THREADS = 256
 WARP = 32
-EACH = 8  # elements of a row that are worth a thread
+EACH = 8  # times that a thread takes elements of a row
+BYTES = 16  # of elements side by side, that a thread moves at a time
 
 
 @dataclass(frozen=True)
@@ -66,19 +67,41 @@ def rank_of(rows: Sequence[Rows]) -> int:
     return max(len(each.axes) for each in rows)
 
 
-def team(count: int) -> int:
-    """Threads for a row of so many elements: some of a warp, or a whole block."""
-    return power_of_2(ceil_div(count, EACH), 1, WARP) if count <= EACH * WARP else THREADS
+@dataclass(frozen=True)
+class Teams:
+    """How rows are shared out among threads.
+
+    Attributes:
+        rows: how many.
+        count: elements of each.
+        vector: neighbouring elements that a thread takes at a time.
+    """
+
+    rows: int
+    count: int
+    vector: int
+
+    @property
+    def threads(self) -> int:
+        """For a row: some of a warp, or a whole block."""
+        units = ceil_div(self.count, self.vector)
+        return power_of_2(ceil_div(units, EACH), 1, WARP) if units <= EACH * WARP else THREADS
+
+    @property
+    def blocks(self) -> int:
+        """For all rows."""
+        return ceil_div(self.rows, THREADS // self.threads)
+
+    def defines(self, rank: int) -> Defines:
+        """What cuda/rows.cuh is made for, rows being numbered by so many axes."""
+        sizes = (("TEAM", self.threads), ("VECTOR", self.vector), ("RANK", rank))
+        return (*sizes, ("INDEX", index_type(self.rows)))
 
 
-def row_defines(count: int, rows: int, rank: int) -> Defines:
-    """What cuda/rows.cuh is made for."""
-    return (("TEAM", team(count)), ("RANK", rank), ("INDEX", index_type(rows)))
-
-
-def row_blocks(count: int, rows: int) -> int:
-    """Blocks for so many rows of so many elements."""
-    return ceil_div(rows, THREADS // team(count))
+def teams(rows: int, count: int, dtype: DType, step: int) -> Teams:
+    """For rows whose elements, of a type, are so many bytes apart: those that lie side by side are moved together."""
+    side_by_side = step == dtype.itemsize
+    return Teams(rows, count, power_of_2(count, 1, BYTES // dtype.itemsize) if side_by_side else 1)
 
 
 def softmax(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
@@ -90,16 +113,16 @@ def softmax(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launch
     count = y.shape[op.axis]
     operands = [rows_along(input_at(i), x, op.axis) for i, x in enumerate(inputs)]
     operands = [operands[0], operands[-1], rows_along(output_at(0), y, op.axis)]
-    rows, rank = y.type.size // count, rank_of(operands)
+    work, rank = teams(y.type.size // count, count, y.type.dtype, operands[0].step), rank_of(operands)
     defines: Defines = (
         ("ELEMENT", stored(y.type.dtype)),
         ("LOGARITHM", int(isinstance(op, LogSoftmax | LogSoftmaxGrad))),
         ("GRADIENT", int(len(inputs) == 2)),
-        *row_defines(count, rows, rank),
+        *work.defines(rank),
     )
-    words = [rows, count, *(word for each in operands for word in each.words(rank))]
+    words = [work.rows, count, *(word for each in operands for word in each.words(rank))]
     overwrites = tuple((0, i) for i, x in enumerate(inputs) if lie_alike(x, y))
-    only = launch(Source("softmax.cu", defines), "softmax", row_blocks(count, rows), THREADS, words)
+    only = launch(Source("softmax.cu", defines), "softmax", work.blocks, THREADS, words)
     return LaunchKernel((only,), overwrites=overwrites)
 
 
@@ -138,16 +161,16 @@ def _entropy(
     item: Window,
 ) -> LaunchKernel:
     count = logits.shape[op.axis]
-    rows, rank = item.type.size, rank_of(operands)
-    if not rows:
+    if not item.type.size:
         return LaunchKernel(())
     if not count:
         raise Refused("items without classes")
+    work, rank = teams(item.type.size, count, logits.type.dtype, operands[0].step), rank_of(operands)
     defines: Defines = (
         ("ELEMENT", stored(logits.type.dtype)),
         ("TARGET", stored(target.type.dtype)),
         ("STATISTIC", stored(item.type.dtype)),
-        *row_defines(count, rows, rank),
+        *work.defines(rank),
     )
-    words = [rows, count, op.ignore_index, *(word for each in operands for word in each.words(rank))]
-    return LaunchKernel((launch(Source("cross_entropy.cu", defines), entry, row_blocks(count, rows), THREADS, words),))
+    words = [work.rows, count, op.ignore_index, *(word for each in operands for word in each.words(rank))]
+    return LaunchKernel((launch(Source("cross_entropy.cu", defines), entry, work.blocks, THREADS, words),))
