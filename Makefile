@@ -4,8 +4,10 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 CUDA ?= 13
+# The Python with CuPy, on a machine with a card: nothing is installed for these targets.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 
-.PHONY: setup setup-test setup-cuda demo test test-fast lint format bench estimates clean
+.PHONY: setup setup-test setup-cuda demo test test-fast lint format bench estimates gpu-check gpu-bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +18,8 @@ help:
 	@echo "make test-fast   the tests that take seconds"
 	@echo "make lint        ruff and mypy"
 	@echo "make estimates   the table of estimates in README.md"
+	@echo "make gpu-check   what only a card can show (under 8 minutes, no network; GPU_PYTHON=python3 chooses the Python)"
+	@echo "make gpu-bench   steps on a card beside PyTorch and JAX, into benchmarks/results/ (PEER=PYTHON has them)"
 
 # The stamps make each install happen once, and again when pyproject.toml changes.
 $(VENV)/.created:
@@ -69,6 +73,12 @@ format: $(VENV)/.lint
 
 estimates: $(VENV)/.demo
 	$(BIN)/python benchmarks/estimates.py
+
+gpu-check:
+	$(GPU_PYTHON) -m pytest -m cuda tests/gpu/test_on_card.py
+
+gpu-bench:
+	$(GPU_PYTHON) benchmarks/gpu.py $(if $(PEER),--peer $(PEER))
 
 clean:
 	rm -rf $(VENV) build out .pytest_cache .mypy_cache .ruff_cache *.egg-info
