@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
+import foreplan as fp
 from foreplan.errors import TargetError
+from foreplan.frontend.losses import attach_loss
 from foreplan.gpu import nvrtc
 from foreplan.gpu.device import device_named
-from foreplan.gpu.launch import FOLDER, Source
+from foreplan.gpu.launch import FOLDER, Launch, Source
 from foreplan.gpu.nvrtc import CompilationError, Figures, architecture_of, compiler, cubin, figures
+from foreplan.gpu.table import kernel_for
+from tests.gpu.card import OwnTarget
 from tests.gpu.samples import launches
 
 
@@ -77,14 +83,41 @@ def test_samples_are_of_every_file() -> None:
     assert {each.source.file for each in launches("float32")} == {file.name for file in FOLDER.glob("*.cu")}
 
 
+def too_much(given: Sequence[Launch], architecture: str) -> dict[str, Figures]:
+    """Kernels that need a stack, for spilled registers or anything else, or more registers than a block can have."""
+    wrong: dict[str, Figures] = {}
+    for each in given:
+        found = figures(cubin(each.source, architecture))[each.entry]
+        threads = each.block[0] * each.block[1] * each.block[2]
+        if found.stack or found.registers * threads > 65_536:
+            wrong[f"{each.entry} of {each.source.file} {dict(each.source.defines)}"] = found
+    return wrong
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_kernel_spills_or_needs_a_stack(dtype: str, architecture: str) -> None:
-    wrong: dict[str, Figures] = {}
-    for each in launches(dtype):
-        found = figures(cubin(each.source, architecture))[each.entry]
-        threads = each.block[0] * each.block[1] * each.block[2]
-        if found.stack or found.registers * threads > 65_536:
-            wrong[f"{each.source.file} {dict(each.source.defines)}"] = found
-    assert not wrong
+    assert not too_much(launches(dtype), architecture)
+
+
+@lru_cache(maxsize=1)
+def launches_of_the_zoo() -> list[Launch]:
+    """What training steps of the zoo's models launch at their own sizes, one of each entry and source."""
+    target, found = OwnTarget("h100"), []
+    for name in fp.models.names():
+        graph = fp.models.build(name)
+        graph = attach_loss(graph, fp.models.default_loss(name), [next(iter(graph.outputs))])
+        for call in fp.lower(fp.differentiate(graph, None, fp.optim.Adam(1e-3)), target).calls:
+            windows = ([operand.window for operand in operands] for operands in (call.inputs, call.outputs))
+            kernel = kernel_for(call.op, *windows, target.device)
+            assert kernel is not None
+            found += [each for each in kernel.instructions if isinstance(each, Launch)]
+    return list({(each.source, each.entry): each for each in found}.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_no_kernel_of_the_zoo_spills_or_needs_a_stack(architecture: str) -> None:
+    assert len(launches_of_the_zoo()) > 80
+    assert not too_much(launches_of_the_zoo(), architecture)
