@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -99,6 +100,15 @@ def too_much(given: Sequence[Launch], architecture: str) -> dict[str, Figures]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_kernel_spills_or_needs_a_stack(dtype: str, architecture: str) -> None:
     assert not too_much(launches(dtype), architecture)
+
+
+@pytest.mark.slow
+def test_no_kernel_with_places_of_64_bits_spills_or_needs_a_stack() -> None:
+    found = []
+    for each in launches("float32"):
+        defines = tuple((name, "u64" if name == "INDEX" else value) for name, value in each.source.defines)
+        found.append(replace(each, source=replace(each.source, defines=defines)))
+    assert not too_much(found, "sm_90a")
 
 
 @lru_cache(maxsize=1)
