@@ -117,7 +117,7 @@ __device__ inline Number counted(const Arguments& a, const i32 (&position)[AXES]
     return static_cast<Number>(product);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) max_pool(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 3) max_pool(const Arguments a) {
     const INDEX number = static_cast<INDEX>(blockIdx.x) * THREADS + threadIdx.x;
     if (number >= static_cast<INDEX>(a.count)) return;
     const Element own(a, a.positions, number);
@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) max_pool(const Argument
     if constexpr (SAVE) *a.saved.at<PLACE>(own.n, own.c, own.place) = static_cast<PLACE>(won);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) max_pool_grad(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 3) max_pool_grad(const Arguments a) {
     const INDEX number = static_cast<INDEX>(blockIdx.x) * THREADS + threadIdx.x;
     if (number >= static_cast<INDEX>(a.count)) return;
     const Element own(a, a.extents, number);
@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) max_pool_grad(const Arg
     *a.target.at<ELEMENT>(own.n, own.c, own.place) = narrowed<ELEMENT>(sum);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) avg_pool(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 3) avg_pool(const Arguments a) {
     const INDEX number = static_cast<INDEX>(blockIdx.x) * THREADS + threadIdx.x;
     if (number >= static_cast<INDEX>(a.count)) return;
     const Element own(a, a.positions, number);
@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) avg_pool(const Argument
     *a.target.at<ELEMENT>(own.n, own.c, own.place) = narrowed<ELEMENT>(sum / counted(a, own.place));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) avg_pool_grad(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 3) avg_pool_grad(const Arguments a) {
     const INDEX number = static_cast<INDEX>(blockIdx.x) * THREADS + threadIdx.x;
     if (number >= static_cast<INDEX>(a.count)) return;
     const Element own(a, a.extents, number);
