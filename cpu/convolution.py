@@ -7,6 +7,7 @@ what several see is gathered (`columns`); and Winograd's algorithm (`winograd`),
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 from foreplan.cpu import columns, prices, primitives, winograd
@@ -15,8 +16,11 @@ from foreplan.cpu.contraction import swapped
 from foreplan.cpu.kernel import Refused, Windows
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.primitives import OLD, After, Description, Following, Geometry, argument_of, base_of, onto
+from foreplan.cpu.products import Product
 from foreplan.cpu.rows import image_rows, rows_along, rows_from
 from foreplan.cpu.stages import INPUT, OUTPUT, WEIGHTS, ZERO, Place, Staged, Stages, check, matrix
+from foreplan.cpu.threads import current_threads
+from foreplan.cpu.tiles import Tiles
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
@@ -77,19 +81,37 @@ def conv_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> winograd.Conv
     return winograd.Convolution(x, w, y, _before(op), turned=False, after=after)
 
 
-def conv_by_products(op: Op, inputs: Windows, outputs: Windows) -> Staged:
-    """A convolution of one tap, the weights as they lie."""
+def conv_by_products(op: Op, inputs: Windows, outputs: Windows, tiles: bool = False) -> Staged:
+    """A convolution of one tap, the weights as they lie.
+
+    Args:
+        tiles: by products on tile registers, which are followed by nothing.
+    """
     (x, w, y), after = _seen_as_images(op, inputs, outputs)
     assert isinstance(op, Conv | ConvMap)
     plan, rows = Stages(), rows_along(y, 1)
     if rows is None:
         raise Refused(f"{y.type} with the strides {y.strides}")
     seen, source = plan.positions(_seen_by_one_tap(op, w.shape[2:], w, x, y), INPUT)
-    made = primitives.matmul(
-        seen, swapped(_flat_weights(w)), matrix(rows, y.type.dtype), _described(after, inputs, y, 2)
-    )
+    flat, result = swapped(_flat_weights(w)), matrix(rows, y.type.dtype)
+    made = _product(seen, flat, result, _described(after, inputs, y, 2), tiles)
     plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **_taken(after)})
-    return plan.finish(base_of(after), nanoseconds=prices.products(w, y))
+    return plan.finish(base_of(after), nanoseconds=_price(made, prices.products(w, y), x, w, y))
+
+
+def _product(a: Window, b: Window, y: Window, after: Sequence[After], tiles: bool) -> Product:
+    if not tiles:
+        return primitives.matmul(a, b, y, after)
+    if any(x.function != OLD for x in after):
+        raise Refused("nothing follows a product on tile registers")
+    return Tiles(a, b, y, add=bool(after))
+
+
+def _price(made: Product, otherwise: int, *given: Window) -> int:
+    """Of images and weights; on tile registers memory is what takes long where channels are few."""
+    if not isinstance(made, Tiles):
+        return otherwise
+    return made.nanoseconds + sum(x.type.nbytes for x in given) // prices.SECOND_PASS // current_threads()
 
 
 def conv_by_columns(op: Op, inputs: Windows, outputs: Windows) -> columns.Gathered:
@@ -191,28 +213,34 @@ def data_gradient_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> wino
     return winograd.Convolution(g, w, dx, (above, left), turned=True, after=[(OLD, 2)] if adds else ())
 
 
-def data_gradient_by_products(op: Op, inputs: Windows, outputs: Windows) -> Staged:
-    """The gradient of the data of a convolution of one tap: a product, written or added where the tap was."""
+def data_gradient_by_products(op: Op, inputs: Windows, outputs: Windows, tiles: bool = False) -> Staged:
+    """The gradient of the data of a convolution of one tap: a product, written or added where the tap was.
+
+    Args:
+        tiles: by products on tile registers.
+    """
     assert isinstance(op, ConvDataGrad)
     g, w, dx, adds = _data_gradient(inputs, outputs)
     seen = _seen_by_one_tap(op, w.shape[2:], w, dx, g)
     plan = Stages()
     cotangents, source = plan.positions(g, INPUT)
     base, cost = 2 if adds else -1, prices.products(w, g, dx.type.nbytes if adds else 0)
-    if seen.shape != dx.shape and not adds:
-        cost += dx.type.nbytes // prices.SECOND_PASS
+    cleared = not adds and seen.shape != dx.shape
+    clearing = dx.type.nbytes // prices.SECOND_PASS if cleared else 0
     if rows := rows_along(seen, 1):
-        made = primitives.matmul(cotangents, _flat_weights(w), matrix(rows, dx.type.dtype), onto(adds))
+        made = _product(cotangents, _flat_weights(w), matrix(rows, dx.type.dtype), onto(adds), tiles)
         plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
-        return plan.finish(base, not adds and seen.shape != dx.shape, cost)
+        return plan.finish(base, cleared, _price(made, cost, g, w, dx) + clearing)
     whole = channels_last(seen.type)
     here, rows = plan.keep(whole.type.nbytes), rows_along(whole, 1)
     assert rows is not None
-    made = primitives.matmul(cotangents, _flat_weights(w), matrix(rows, dx.type.dtype))
+    made = _product(cotangents, _flat_weights(w), matrix(rows, dx.type.dtype), (), tiles)
     plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: here})
     spread = primitives.reorder(Description.of(whole), Description.of(seen), add=adds)
     plan.run(spread, {c.SRC: here, c.DST: OUTPUT})
-    return plan.finish(base, not adds, cost + whole.type.nbytes // prices.SECOND_PASS)
+    return plan.finish(
+        base, not adds, _price(made, cost, g, w, dx) + clearing + whole.type.nbytes // prices.SECOND_PASS
+    )
 
 
 def _data_gradient(inputs: Windows, outputs: Windows) -> tuple[Window, Window, Window, bool]:
@@ -253,15 +281,19 @@ def weight_gradient_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> wi
     return winograd.WeightGradient(x, g, dw, _before(op), add=adds)
 
 
-def weight_gradient_by_products(op: Op, inputs: Windows, outputs: Windows) -> Staged:
-    """The gradient of one tap: a product over all positions."""
+def weight_gradient_by_products(op: Op, inputs: Windows, outputs: Windows, tiles: bool = False) -> Staged:
+    """The gradient of one tap: a product over all positions.
+
+    Args:
+        tiles: by products on tile registers.
+    """
     assert isinstance(op, ConvWeightGrad)
     x, g, dw, adds = _weight_gradient(inputs, outputs)
     seen, plan = _seen_by_one_tap(op, op.kernel, dw, x, g), Stages()
     (seen, source), (cotangents, at) = plan.positions(seen, INPUT), plan.positions(g, WEIGHTS)
-    made = primitives.matmul(swapped(cotangents), seen, _flat_weights(dw), onto(adds))
+    made = _product(swapped(cotangents), seen, _flat_weights(dw), onto(adds), tiles)
     plan.run(made, {c.SRC: at, c.WEIGHTS: source, c.DST: OUTPUT})
-    return plan.finish(2 if adds else -1, nanoseconds=prices.products_weights(dw, g))
+    return plan.finish(2 if adds else -1, nanoseconds=_price(made, prices.products_weights(dw, g), x, g, dw))
 
 
 def _weight_gradient(inputs: Windows, outputs: Windows) -> tuple[Window, Window, Window, bool]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from foreplan.cpu import (
     attention,
@@ -103,17 +103,20 @@ def _depth_together(op: Op, index: int, window: Window) -> Window:
 _CONVOLUTION: Mapping[str, Make] = {
     "winograd": convolution.conv_by_winograd,
     "products": convolution.conv_by_products,
+    "tiles": partial(convolution.conv_by_products, tiles=True),
     "columns": convolution.conv_by_columns,
     "onednn": convolution.conv,
 }
 _DATA_GRADIENT: Mapping[str, Make] = {
     "winograd": convolution.data_gradient_by_winograd,
     "products": convolution.data_gradient_by_products,
+    "tiles": partial(convolution.data_gradient_by_products, tiles=True),
     "onednn": convolution.conv_data_gradient,
 }
 _WEIGHT_GRADIENT: Mapping[str, Make] = {
     "winograd": convolution.weight_gradient_by_winograd,
     "products": convolution.weight_gradient_by_products,
+    "tiles": partial(convolution.weight_gradient_by_products, tiles=True),
     "onednn": convolution.conv_weight_gradient,
 }
 FAMILIES = {
