@@ -35,9 +35,14 @@ __device__ inline u16 half_of_float(float x) {
 }
 
 __device__ inline u16 bfloat_of_float(float x) {
+#if __CUDA_ARCH__ >= 800
     u16 bits;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
     return bits;
+#else
+    const u32 bits = __float_as_uint(x);
+    return static_cast<u16>((x != x ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+#endif
 }
 #endif
 

@@ -17,7 +17,11 @@ from foreplan.gpu.device import device_named
 from foreplan.gpu.launch import FOLDER, Launch, Source
 from foreplan.gpu.nvrtc import CompilationError, Figures, architecture_of, compiler, cubin, figures
 from foreplan.gpu.table import kernel_for
+from foreplan.graph import TensorType
+from foreplan.graph.types import DTYPES
+from foreplan.ops.map import Map
 from tests.gpu.card import OwnTarget
+from tests.gpu.check import made
 from tests.gpu.samples import launches
 
 
@@ -78,6 +82,13 @@ def test_machine_code_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_architectures() -> None:
     assert [architecture_of(device_named(name)) for name in ("a100", "h100")] == ["sm_80", "sm_90"]
+
+
+def test_cards_without_bfloat16_round_to_it_all_the_same() -> None:
+    type = TensorType(DTYPES["bfloat16"], (1000,))
+    (only,) = made(Map(("(a0 * 2)",)), [type])[0].instructions
+    assert isinstance(only, Launch)
+    assert figures(cubin(only.source, "sm_75"))["map"].stack == 0
 
 
 def test_samples_are_of_every_file() -> None:
