@@ -20,18 +20,18 @@ CUBLASLT = "cublaslt"  # how its kernels' names begin
 # What NVIDIA sets aside for cuBLAS itself (cuBLAS documentation, cublasSetWorkspace): more on Hopper and Blackwell.
 ADVISED, ADVISED_BEFORE = 32 << 20, 4 << 20
 WITH_MORE = (9, 10)  # major compute capabilities
-# What is assumed of speed; none of it has been measured. Of a card's peak, cuBLASLt reaches so much where its tiles
-# fill the card, and a kernel of ours so much of float32's; without scratch memory cuBLASLt takes so much longer.
-REACHED, OWN, WITHOUT = 0.7, 0.2, 0.05
-TILE = 64  # rows and columns that a multiprocessor makes at a time
+# What is assumed of speed; none of it has been measured: of a card's peak, cuBLASLt reaches so much, and a kernel of
+# ours so much of float32's, while every multiprocessor makes a tile of the result, or a part of a tile's sums.
+REACHED, OWN = 0.7, 0.2
+TILE = 64  # rows and columns
 LEAST_TERMS, MOST_PARTS = 256, 16  # sums are split into parts of no fewer terms, and no more parts
 
 
 def lt_kernels(
     op: Op, inputs: Windows, outputs: Windows, device: Device, *, tf32: bool = False
 ) -> Mapping[str, LaunchKernel]:
-    """The kernels of a matrix product, by name: without scratch memory, and with it where sums are long enough to be
-    split; none where cuBLASLt has no words for how its tensors lie.
+    """The kernels of a matrix product, by name: without scratch memory, and with it where that lets more of the card
+    work; none where cuBLASLt has no words for how its tensors lie.
 
     Args:
         tf32: whether float32 may be rounded to TensorFloat-32.
@@ -40,75 +40,57 @@ def lt_kernels(
         calls = multiplications(op, inputs, outputs, device, tf32)
     except Refused:
         return {}
-    kinds = (True, False) if calls[0].terms >= 2 * LEAST_TERMS else (False,)
-    return {_name(calls[0], scratch): _kernel(calls, scratch, inputs, outputs, device) for scratch in kinds}
+    call, parts = calls[0], _parts(calls[0], device)  # all are of one size
+    name = CUBLASLT + " tf32" * call.tf32
+    overwrites = ((0, 2),) if len(inputs) == 3 and lie_alike(inputs[2], outputs[0]) else ()
+    rate = device.peak("tensorfloat32" if call.tf32 else call.a.dtype.name) * REACHED
+    found = {}
+    for kind, room, split in ((name, _room(call, parts, device), parts), (f"{name} 0", 0, 1)):
+        if split > 1 or not room:
+            made = tuple(replace(each, nbytes=room) for each in calls)
+            price = _nanoseconds(calls, rate, split, inputs, outputs, device)
+            found[kind] = LaunchKernel(made, room, overwrites, nanoseconds=price)
+    return found
 
 
-def lt_kernel(op: Op, name: str, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
-    """The kernel that a plan names.
-
-    Raises:
-        Refused: there is none such.
-    """
-    words = name.split(" ")
-    calls = multiplications(op, inputs, outputs, device, "tf32" in words)
-    scratch = "0" not in words
-    if name != _name(calls[0], scratch):
-        raise Refused(f"no kernel {name!r} for {op.name}")
-    return _kernel(calls, scratch, inputs, outputs, device)
+def lt_kernel(op: Op, name: str, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel | None:
+    """The kernel that a plan names; None where there is none such."""
+    return lt_kernels(op, inputs, outputs, device, tf32="tf32" in name.split(" ")).get(name)
 
 
 def own_nanoseconds(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:
     """What a kernel of ours, which uses no tensor cores, takes for a product that cuBLASLt has words for."""
     calls = multiplications(op, inputs, outputs, device, False)
-    seconds = sum(_seconds(call, device, device.peak("float32") * OWN, _parts(call, device)) for call in calls)
-    return round(max(seconds, _moved(inputs, outputs, device)) * 1e9)
+    rate = device.peak("float32") * OWN
+    return _nanoseconds(calls, rate, _parts(calls[0], device), inputs, outputs, device)
 
 
-def _name(call: Multiply, scratch: bool) -> str:
-    return CUBLASLT + " tf32" * call.tf32 + " 0" * (not scratch)
+def _nanoseconds(
+    calls: Sequence[Multiply], rate: float, parts: int, inputs: Windows, outputs: Windows, device: Device
+) -> int:
+    """The roofline: arithmetic by that share of the card which is at work, or reading and writing."""
+    call = calls[0]
+    flops = 2 * call.d.rows * call.d.columns * call.terms * call.batch * len(calls)
+    nbytes = sum(x.type.nbytes for x in (*inputs, *outputs))
+    return round(max(flops / (rate * _busy(call, parts, device)), nbytes / device.bytes_per_second) * 1e9)
 
 
-def _kernel(
-    calls: Sequence[Multiply], scratch: bool, inputs: Windows, outputs: Windows, device: Device
-) -> LaunchKernel:
-    """Calls one after the other, with the same scratch memory."""
-    room = max(_room(call, device) for call in calls) if scratch else 0
-    made = tuple(replace(call, nbytes=room) for call in calls)
-    overwrites = ((0, 2),) if len(inputs) == 3 and lie_alike(inputs[2], outputs[0]) else ()
-    seconds = sum(_seconds(call, device, _rate(call, device), _parts(call, device) if scratch else 1) for call in made)
-    seconds *= 1 if scratch or calls[0].terms < 2 * LEAST_TERMS else 1 + WITHOUT
-    nanoseconds = round(max(seconds, _moved(inputs, outputs, device)) * 1e9)
-    return LaunchKernel(made, room, overwrites, nanoseconds=nanoseconds)
-
-
-def _rate(call: Multiply, device: Device) -> float:
-    """Operations a second where tiles fill the card."""
-    return device.peak("tensorfloat32" if call.tf32 else call.a.dtype.name) * REACHED
-
-
-def _seconds(call: Multiply, device: Device, rate: float, parts: int) -> float:
-    """Arithmetic alone; multiprocessors that have no tile to make, and no part of a tile's sums, are idle."""
-    busy = min(1.0, _tiles(call) * parts / device.multiprocessors)
-    return 2 * call.d.rows * call.d.columns * call.terms * call.batch / (rate * busy)
-
-
-def _moved(inputs: Windows, outputs: Windows, device: Device) -> float:
-    """Seconds that reading and writing takes."""
-    return sum(x.type.nbytes for x in (*inputs, *outputs)) / device.bytes_per_second
-
-
-def _tiles(call: Multiply) -> int:
-    return ceil_div(call.d.rows, TILE) * ceil_div(call.d.columns, TILE) * call.batch
+def _busy(call: Multiply, parts: int, device: Device) -> float:
+    """How much of the card is at work, its multiprocessors making a tile each at a time, or a part of a tile's sums."""
+    tasks = ceil_div(call.d.rows, TILE) * ceil_div(call.d.columns, TILE) * call.batch * parts
+    return tasks / (ceil_div(tasks, device.multiprocessors) * device.multiprocessors)
 
 
 def _parts(call: Multiply, device: Device) -> int:
-    """In how many parts sums are taken so that no multiprocessor is idle."""
-    return max(1, min(ceil_div(device.multiprocessors, _tiles(call)), call.terms // LEAST_TERMS, MOST_PARTS))
+    """In how many parts sums are taken: the fewest that leave least of the card idle."""
+    most = max(1, min(call.terms // LEAST_TERMS, MOST_PARTS))
+    return max(range(1, most + 1), key=lambda parts: _busy(call, parts, device))
 
 
-def _room(call: Multiply, device: Device) -> int:
-    """Bytes of scratch memory: what is advised for the card, or less if it holds all parts of the sums."""
+def _room(call: Multiply, parts: int, device: Device) -> int:
+    """Bytes of scratch memory: what is advised for the card, or as much as twice so many parts of all sums take, so
+    that cuBLASLt has a choice.
+    """
     advised = ADVISED if device.compute // 10 in WITH_MORE else ADVISED_BEFORE
-    results = call.d.rows * call.d.columns * call.batch * call.d.dtype.wide.itemsize
-    return min(advised, align_up(MOST_PARTS * results, ALIGNMENT))
+    sums = call.d.rows * call.d.columns * call.batch * call.d.dtype.wide.itemsize
+    return min(advised, align_up(2 * parts * sums, ALIGNMENT))

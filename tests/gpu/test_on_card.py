@@ -37,7 +37,7 @@ def opened() -> Card:
 CARD = opened()
 pytestmark = pytest.mark.cuda
 PAGE = 2 << 20
-KINDS = "attention conv expressions index join map matmul norm pool random reduce row_norm rows"
+KINDS = "attention conv expressions index join map matmul multiply norm pool random reduce row_norm rows"
 MODULES = [importlib.import_module(f"tests.gpu.test_{kind}") for kind in KINDS.split()]
 # Every test of them, which are written for kernels that run on the CPU, on the card.
 for module in MODULES:

@@ -73,6 +73,25 @@ def test_three_steps_give_what_numpy_gives(name: str, monkeypatch: pytest.Monkey
     assert farthest(ours[0], theirs, start) <= 1e-3
 
 
+@pytest.mark.parametrize(("target", "scratch"), [("cuda:h100", True), ("cuda:h100,tf32", False)])
+def test_steps_that_multiply_by_cublaslt(target: str, scratch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every product of a training step, with scratch memory where sums are long if that is allowed."""
+    name = "mlp:batch=4,width=40,layers=2"
+    reference, graph = compiled(name, "numpy"), fp.models.build(name)
+    graph = attach_loss(graph, fp.models.default_loss(name), [next(iter(graph.outputs))])
+    limit = "unlimited" if scratch else 0
+    step = fp.compile(graph, optimizer=fp.optim.Nesterov(0.01), target=target, workspace=limit)
+    calls = [step.program.calls[each.action] for each in step.plan.steps]
+    kernels = {call.kernel for call in calls if call.op.name == "matmul"}
+    assert kernels == ({"cublaslt", "cublaslt 0"} if scratch else {"cublaslt tf32 0"})
+    data, theirs, ours = data_for(reference), reference.bind(seed=1), cards(monkeypatch, step, 1)
+    start = {key: array.copy() for key, array in theirs.stored.items()}
+    for _ in range(3):
+        wanted = theirs.step(data).loss
+        assert wanted is not None and abs(losses(ours, data) - wanted) <= 1e-4 * abs(wanted)
+    assert farthest(ours[0], theirs, start) <= 1e-3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DEEP, ids=[name.partition(":")[0] for name in DEEP])
 def test_a_step_of_a_deep_network_gives_what_numpy_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,224 @@
+"""Matrix products by cuBLASLt: its calls, run by NumPy on raw addresses, against the op's NumPy kernel."""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from foreplan.gpu.device import device_named
+from foreplan.gpu.launch import LaunchKernel, Multiply
+from foreplan.gpu.lt import lt_kernels
+from foreplan.gpu.table import OWN, kernel_named, kernels_for
+from foreplan.graph import Op, TensorType, Window
+from foreplan.graph.types import DTYPES
+from foreplan.ops.matmul import MatMul
+from foreplan.ops.reduce import Reduce
+from tests.gpu.binder import Bound
+from tests.gpu.check import DEVICE, Memory, expected, laid_out, type_of
+
+RNG = np.random.default_rng(0)
+
+
+def f32(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def found(op: Op, windows: list[Window], tf32: bool = False) -> dict[str, LaunchKernel]:
+    outputs = [Window.dense(type) for type in op.infer([x.type for x in windows])]
+    return dict(lt_kernels(op, windows, outputs, DEVICE, tf32=tf32))
+
+
+def check(
+    op: Op,
+    *inputs: np.ndarray,
+    windows: list[Window] | None = None,
+    calls: int = 1,
+    over: bool = False,
+    rtol: float = 1e-5,
+    atol: float = 1e-4,
+) -> LaunchKernel:
+    """Assert that each kernel gives what the op does, and touches nothing else.
+
+    Args:
+        calls: how many it takes.
+        over: whether the result takes the place of what is added.
+    """
+    given = windows or [Window.dense(type_of(x)) for x in inputs]
+    (wanted,), (type,) = expected(op, inputs), op.infer([x.type for x in given])
+    kernels = found(op, given)
+    assert kernels
+    for kernel in kernels.values():
+        assert len(kernel.instructions) == calls
+        places, result = [laid_out(w, x) for w, x in zip(given, inputs)], laid_out(Window.dense(type))
+        if over:
+            assert kernel.overwrites == ((0, 2),)
+            result = places[2]
+        workspace = Memory(kernel.workspace, 0x7F)
+        Bound(kernel, [x for _, x in places], [result[1]], workspace.bytes)()
+        for memory in (*(memory for memory, _ in places), result[0], workspace):
+            memory.check()
+        for (_, x), before in list(zip(places, inputs))[: 2 if over else 3]:
+            assert x.tobytes() == before.tobytes(), "an input was written"
+        np.testing.assert_allclose(result[1].astype(float), wanted.astype(float), rtol=rtol, atol=atol)
+    return next(iter(kernels.values()))
+
+
+def only(kernel: LaunchKernel) -> Multiply:
+    (call,) = kernel.instructions
+    assert isinstance(call, Multiply)
+    return call
+
+
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_either_side_transposed(transpose_a: bool, transpose_b: bool) -> None:
+    for m, n, k in itertools.product((1, 2, 5), (1, 3, 7), (1, 2, 600)):
+        a, b = f32(*((k, m) if transpose_a else (m, k))), f32(*((n, k) if transpose_b else (k, n)))
+        check(MatMul(transpose_a, transpose_b), a, b)
+        check(MatMul(transpose_a, transpose_b), a, b, f32(m, n))
+        check(MatMul(transpose_a, transpose_b), a, b, f32(m, n), over=True)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "batch", "calls"),
+    [
+        ((3, 5, 7), (3, 7, 6), 3, 1),
+        ((2, 3, 5, 7), (7, 6), 1, 1),
+        ((2, 3, 5, 7), (1, 1, 7, 6), 1, 1),
+        ((5, 7), (4, 7, 6), 4, 1),
+        ((2, 3, 5, 7), (2, 3, 7, 6), 6, 1),
+        ((2, 1, 5, 7), (3, 7, 6), 3, 2),
+        ((4, 1, 5, 7), (3, 7, 6), 4, 3),
+        ((1, 5, 7), (2, 1, 7, 6), 2, 1),
+    ],
+)
+def test_batches(a: tuple[int, ...], b: tuple[int, ...], batch: int, calls: int) -> None:
+    for rest in ([], [f32(*np.broadcast_shapes(a[:-2], b[:-2]), 5, 6)]):
+        kernel = check(MatMul(), f32(*a), f32(*b), *rest, calls=calls)
+        assert all(isinstance(call, Multiply) and call.batch == batch for call in kernel.instructions)
+
+
+def test_rows_of_all_batches_make_one_product_where_they_share_b() -> None:
+    call = only(check(MatMul(False, True), f32(8, 16, 32), f32(48, 32)))
+    assert (call.d.rows, call.d.columns, call.terms, call.batch) == (48, 128, 32, 1)
+    turned = only(check(MatMul(True), f32(8, 32, 16), f32(32, 48)))  # whose rows do not lie one behind the other
+    assert (turned.d.rows, turned.d.columns, turned.batch, turned.a.stride) == (48, 16, 8, 0)
+
+
+def test_views() -> None:
+    """Heads of packed rows; every other row; columns of a wider matrix; what is added to has gaps."""
+    x, w = f32(2, 3, 9, 16), f32(2, 3, 16, 9)
+    heads = Window(type_of(x), (9 * 48 * 4, 16 * 4, 48 * 4, 4))
+    check(MatMul(), x, w, windows=[heads, Window.dense(type_of(w))], calls=2)
+    check(MatMul(False, True), x, x.copy(), windows=[heads, heads], calls=2)
+    a, b, c = f32(5, 7), f32(7, 6), f32(5, 6)
+    far, wide, turned = (
+        Window(type_of(a), (9 * 4, 4)),
+        Window(type_of(b), (20 * 4, 4)),
+        Window(type_of(a), (4, 8 * 4)),
+    )
+    check(MatMul(), a, b, windows=[far, wide])
+    assert only(check(MatMul(), a, b, c, windows=[turned, wide, Window(type_of(c), (10 * 4, 4))])).adds
+    with_gaps = found(MatMul(), [far, wide, Window(type_of(c), (10 * 4, 4))])
+    assert all(not kernel.overwrites for kernel in with_gaps.values())
+
+
+def test_what_blas_has_no_words_for() -> None:
+    a, b = type_of(f32(5, 7)), type_of(f32(7, 6))
+    dense = [Window.dense(a), Window.dense(b)]
+    assert found(MatMul(), dense)
+    assert not found(MatMul(), [Window(a, (14 * 4, 2 * 4)), dense[1]])  # gaps in rows and columns
+    assert not found(MatMul(), [Window(a, (0, 4)), dense[1]])  # one row, over and over
+    assert not found(MatMul(), [Window(a, (-7 * 4, 4)), dense[1]])
+    assert not found(MatMul(), [*dense, Window(type_of(f32(5, 6)), (4, 5 * 4))])  # column by column, the result is not
+    assert not found(MatMul(), [Window.dense(type_of(np.zeros(s))) for s in ((5, 7), (7, 6))])
+    assert not found(MatMul(), [Window.dense(type_of(f32(*s))) for s in ((5, 0), (0, 6))])
+    assert not found(MatMul(), [Window.dense(type_of(f32(*s))) for s in ((0, 5), (5, 6))])
+    many = [Window.dense(type_of(f32(*s))) for s in ((17, 1, 2, 2), (18, 2, 2))]
+    assert not found(MatMul(), many)
+    assert not found(Reduce("sum", (0,)), dense[:1])
+    bf16 = [TensorType(DTYPES["bfloat16"], s) for s in ((5, 7), (7, 6))]
+    windows = [Window.dense(type) for type in bf16]
+    (y,) = MatMul().infer(bf16)
+    assert not lt_kernels(MatMul(), windows, [Window.dense(y)], device_named("t4"))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_narrow_types_and_their_wide_results(dtype: type) -> None:
+    narrow = 2.0**-10 if dtype is np.float16 else 2.0**-7
+    a, b = f32(33, 20).astype(dtype), f32(20, 7).astype(dtype)
+    check(MatMul(), a, b, rtol=narrow, atol=narrow)
+    wide = only(check(MatMul(wide=True), a, b, atol=1e-5))
+    assert (wide.a.dtype, wide.d.dtype) == (DTYPES[np.dtype(dtype).name], DTYPES["float32"])
+    long = (f32(1200, 5).astype(dtype), f32(1200, 4).astype(dtype))
+    check(MatMul(True, wide=True), *long, f32(5, 4), over=True, rtol=1e-4, atol=1e-3)
+
+
+def test_tensorfloat32_is_asked_for_by_name() -> None:
+    dense = [Window.dense(type_of(f32(*s))) for s in ((40, 600), (600, 30))]
+    strict, rounded = found(MatMul(), dense), found(MatMul(), dense, tf32=True)
+    assert list(strict) == ["cublaslt", "cublaslt 0"] and list(rounded) == ["cublaslt tf32", "cublaslt tf32 0"]
+    assert not any(only(kernel).tf32 for kernel in strict.values())
+    assert all(only(kernel).tf32 for kernel in rounded.values())
+    narrow = [Window.dense(TensorType(DTYPES["bfloat16"], x.shape)) for x in dense]
+    assert list(found(MatMul(), narrow, tf32=True)) == list(strict)
+    (y,) = MatMul().infer([x.type for x in dense])
+    before = lt_kernels(MatMul(), dense, [Window.dense(y)], device_named("t4"), tf32=True)
+    assert list(before) == list(strict)
+
+
+def test_scratch_memory_is_what_is_advised_or_less() -> None:
+    """32 MiB on Hopper and Blackwell of data centres, 4 MiB on others; no more than parts of a small result take, and
+    none where sums are too short to be split, or tiles fill the card.
+    """
+
+    def rooms(card: str, *shapes: tuple[int, ...]) -> list[int]:
+        windows = [Window.dense(type_of(np.zeros(s, np.float32))) for s in shapes]
+        (y,) = MatMul().infer([x.type for x in windows])
+        kernels = lt_kernels(MatMul(), windows, [Window.dense(y)], device_named(card))
+        assert all(kernel.workspace == only(kernel).nbytes for kernel in kernels.values())
+        return [kernel.workspace for kernel in kernels.values()]
+
+    large = ((2048, 4096), (4096, 2048))
+    assert [rooms(card, *large) for card in ("h100", "b200")] == [[32 << 20, 0]] * 2
+    assert [rooms(card, *large) for card in ("a100", "l4", "rtx5090")] == [[4 << 20, 0]] * 3
+    assert rooms("h100", (5, 1024), (1024, 7)) == [1280, 0]  # twice four parts of 5 x 7 float32, a multiple of 256
+    assert rooms("h100", (2048, 64), (64, 2048)) == [0]
+    assert rooms("h100", (64 * 132, 4096), (4096, 64)) == [0]
+
+
+def test_a_plan_names_its_kernel_and_needs_no_library_for_that() -> None:
+    windows = [Window.dense(type_of(f32(*s))) for s in ((64, 1024), (1024, 64))]
+    outputs = [Window.dense(type) for type in MatMul().infer([x.type for x in windows])]
+    kernels = kernels_for(MatMul(), windows, outputs, DEVICE)
+    assert list(kernels) == ["cublaslt", "cublaslt 0", OWN]
+    for name, kernel in kernels.items():
+        again = kernel_named(MatMul(), name, b"", windows, outputs, DEVICE)
+        assert again is not None
+        assert (again.instructions, again.workspace) == (kernel.instructions, kernel.workspace)
+    for name in ("cublaslt 1", "cublaslt 0 tf32", "cublaslt  0", "cublas"):
+        assert kernel_named(MatMul(), name, b"", windows, outputs, DEVICE) is None
+    assert kernel_named(MatMul(), "cublaslt", b"x", windows, outputs, DEVICE) is None
+    assert kernel_named(Reduce("sum", (0,)), "cublaslt", b"", windows[:1], outputs, DEVICE) is None
+
+
+def test_prices() -> None:
+    """By the peak for the type; ours last; scratch memory pays where the result is small and sums are long."""
+
+    def prices(dtype: str, tf32: bool, *shapes: tuple[int, ...]) -> list[int]:
+        windows = [Window.dense(TensorType(DTYPES[dtype], s)) for s in shapes]
+        outputs = [Window.dense(type) for type in MatMul().infer([x.type for x in windows])]
+        kernels = kernels_for(MatMul(), windows, outputs, DEVICE, tf32=tf32)
+        return [kernel.nanoseconds or 0 for kernel in kernels.values()]
+
+    cube = ((8192, 8192), (8192, 8192))
+    for dtype, tf32, peak in (("float32", False, 66.9), ("float32", True, 494.7), ("bfloat16", False, 989.4)):
+        best, without, ours = prices(dtype, tf32, *cube)
+        assert best < without < ours
+        assert best == pytest.approx(2 * 8192**3 / (0.7 * peak * 1e12) * 1e9, rel=1e-4)
+    best, without, _ = prices("float32", False, (64, 16384), (16384, 64))
+    assert without > 10 * best
+    assert len(set(prices("float32", False, (1, 4096), (4096, 4096)))) == 1  # however it is done, b must be read
