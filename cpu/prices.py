@@ -18,7 +18,7 @@ WEIGHTS, WEIGHTS_BACK, SECOND_PASS, ADDED, SPREAD = 4, 2, 12, 32, 5
 GATHERED, PACKED = 1, 12
 # Of products of float32: operations a nanosecond on tile registers, numbers that are packed, read and written for that;
 # bytes that oneDNN reads and writes; and nanoseconds of a call.
-TILES, MOVED, READ, CALL = 450, 7, 32, 500
+TILES, MOVED, READ, CALL = 480, 3, 11, 500
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ def product(a: Window, b: Window, y: Window) -> int:
     return (operations // _WIDE.products + nbytes // READ) // current_threads() + CALL
 
 
-def tiles(count: int, rows: int, columns: int, depth: int, blocks: tuple[int, int]) -> int:
+def tiles(count: int, rows: int, columns: int, depth: int, packed: int) -> int:
     """So many products of matrices by `tiles`.
 
     Args:
-        blocks: how many there are of rows, and along the sum.
+        packed: rows and columns that are.
     """
     rows, columns, depth = (align_up(extent, 32) for extent in (rows, columns, depth))
-    moved = rows * depth + blocks[0] * depth * columns + blocks[1] * rows * columns
+    moved = rows * depth + depth * columns + rows * columns + align_up(packed, 32) * depth
     return count * (2 * rows * columns * depth // TILES + moved // MOVED) // current_threads() + CALL
 
 

@@ -31,7 +31,10 @@ from foreplan.graph import Window
 from foreplan.graph.types import FLOAT32
 from foreplan.units import align_up
 
-ROWS, STEPS = 256, 512  # of a that are packed at once, at most: two fifths of a core's cache
+KEPT, STEPS = (
+    256,
+    512,
+)  # rows or columns, and steps along the sum, that are packed at once, at most: two fifths of a core's cache
 GRAIN = 2**21  # multiplications that are worth a thread
 _ITEM = FLOAT32.itemsize
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # Linux: a process asks for the registers before it uses them
@@ -80,15 +83,23 @@ class Tiles:
         self.count, self.add = math.prod(batch), add
         self.steps = [x.strides[-2:] for x in (a, b, y)]
         self.matrices = [_apart(x, batch) for x in (a, b, y)]
-        self.product = Product(_along(a.shape, a.strides, -1), _along(b.shape, b.strides, -2))
         blocks = -(-self.depth // STEPS)
         self.most_steps = align_up(-(-self.depth // blocks), DEPTH)  # of the sum alone, so that threads change no bit
         self.shares = self._shares()
-        self.most_rows = min(ROWS, align_up(max(high - low for low, high in (x.rows for x in self.shares)), SIDE))
-        self.panels = (2 + self.most_rows // SIDE) * (self.most_steps // DEPTH) * STEP
+        a_along, b_along = _along(a.shape, a.strides, -1), _along(b.shape, b.strides, -2)
+        fewer = self._passes(self.rows, self.columns) <= self._passes(self.columns, self.rows)
+        keeps_a = not a_along and fewer and self.rows < self.columns  # memory of whole rows is fetched ahead best
+        self.product = Product(a_along, b_along, keeps_a)
+        kept = max(high - low for low, high in (x.rows if keeps_a else x.columns for x in self.shares))
+        self.most_kept = min(KEPT, align_up(kept, SIDE))
+        self.panels = (2 + self.most_kept // SIDE) * (self.most_steps // DEPTH) * STEP
         self.scratchpad = self.panels * len(self.shares)
-        counts = -(-self.rows // ROWS), blocks
-        self.nanoseconds = tiles(self.count, self.rows, self.columns, self.depth, counts)
+        packed = self._passes(*((self.rows, self.columns) if keeps_a else (self.columns, self.rows)))
+        self.nanoseconds = tiles(self.count, self.rows, self.columns, self.depth, packed)
+
+    def _passes(self, kept: int, passing: int) -> int:
+        """Rows and columns that are packed, where some of the former are kept while the latter pass."""
+        return kept + -(-kept // KEPT) * passing
 
     def _shares(self) -> list[_Share]:
         """Some matrices for each thread, or else of each matrix some rows or columns, whichever are more."""
@@ -128,7 +139,7 @@ class Tiles:
             "rows": bottom - top,
             "columns": right - left,
             "depth": self.depth,
-            "most_rows": self.most_rows,
+            "most_kept": self.most_kept,
             "most_steps": self.most_steps,
             "adds": int(self.add),
         }

@@ -12,8 +12,8 @@ registers hold 32 x 32 results; while they add up, the vector units pack what co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import llvmlite.ir as ir
@@ -39,10 +39,12 @@ class Product:
 
     Attributes:
         a_along, b_along: whether elements of an operand lie side by side along the sum, else across.
+        keeps_a: whether panels of a stay in a core's cache while those of b pass, or the other way about.
     """
 
     a_along: bool
     b_along: bool
+    keeps_a: bool
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,13 @@ class Operand:
 
 
 # Numbers of the table, in order: addresses, bytes to the next matrix, and to the next element along both axes;
-# extents; rows and steps along the sum that are packed at once; whether what is there is added to. The configuration
-# of the tiles follows them.
+# extents; rows or columns, and steps along the sum, that are packed at once; whether what is there is added to. The
+# configuration of the tiles follows them.
 ENTRIES = (
     *("a", "a_matrix", "a_row", "a_step"),
     *("b", "b_matrix", "b_column", "b_step"),
     *("y", "y_matrix", "y_row"),
-    *("scratch", "rows", "columns", "depth", "most_rows", "most_steps", "adds"),
+    *("scratch", "rows", "columns", "depth", "most_kept", "most_steps", "adds"),
 )
 CONFIGURATION = bytes([1, *[0] * 15, *[LINE, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8])  # eight tiles of 16 full rows
 
@@ -89,9 +91,10 @@ class _Product(Writer):
         same = a_turned == b_turned and product.a_along == product.b_along
         self.pack_b = self.pack_a if same else _Pack(self.function.module, "pack_b", product.b_along, b_turned).function
         self.results = self.local(ir.ArrayType(FLOAT, SIDE * SIDE))  # of an edge
+        self.packed = self.local(INT64)  # units of the next panel
 
     def write(self) -> None:
-        """All matrices; of each some steps along the sum at a time, and of those some rows."""
+        """All matrices; of each some steps along the sum at a time, and of those some rows or columns."""
         b, t, zero = self.b, self.table_of, self.number(0)
         self.tiles("ldtilecfg", self.at(self.table, self.number(8 * len(ENTRIES))))
         with self.counted(self.start, self.stop, 1) as matrix:
@@ -100,29 +103,27 @@ class _Product(Writer):
                 first = b.mul(number, t["most_steps"])
                 depth = self.least(b.sub(t["depth"], first), t["most_steps"])
                 more = b.or_(t["adds"], b.zext(b.icmp_signed(">", first, zero), INT64))
-                a = b.add(bases["a"], b.mul(first, t["a_step"]))
-                with self.counted(zero, self.blocks(t["rows"], t["most_rows"]), 1) as block:
-                    row = b.mul(block, t["most_rows"])
-                    rows = self.least(b.sub(t["rows"], row), t["most_rows"])
-                    some = Operand(
-                        b.add(a, b.mul(row, t["a_row"])),
-                        t["a_row"],
-                        t["a_step"],
-                        rows,
-                        self.pack_a,
-                        self.product.a_along,
-                    )
-                    others = Operand(
-                        b.add(bases["b"], b.mul(first, t["b_step"])),
-                        t["b_column"],
-                        t["b_step"],
-                        t["columns"],
-                        self.pack_b,
-                        self.product.b_along,
-                    )
-                    _Block(self, some, others, b.add(bases["y"], b.mul(row, t["y_row"])), depth, more).write()
+                kept, passing = self.operands(bases, first)
+                with self.counted(zero, self.blocks(kept.extent, t["most_kept"]), 1) as block:
+                    at = b.mul(block, t["most_kept"])
+                    base = b.add(kept.base, b.mul(at, kept.across))
+                    some = replace(kept, base=base, extent=self.least(b.sub(kept.extent, at), t["most_kept"]))
+                    step = t["y_row"] if self.product.keeps_a else self.number(4)
+                    _Block(self, some, passing, b.add(bases["y"], b.mul(at, step)), depth, more).write()
         self.tiles("tilerelease")
         b.ret_void()
+
+    def operands(self, bases: Mapping[str, ir.Value], first: ir.Value) -> tuple[Operand, Operand]:
+        """That of which panels are kept and the other, from a step along the sum on."""
+        b, t, product = self.b, self.table_of, self.product
+        found = [
+            Operand(b.add(bases[name], b.mul(first, t[f"{name}_step"])), t[across], t[f"{name}_step"], t[extent], *how)
+            for name, across, extent, how in (
+                ("a", "a_row", "rows", (self.pack_a, product.a_along)),
+                ("b", "b_column", "columns", (self.pack_b, product.b_along)),
+            )
+        ]
+        return (found[0], found[1]) if product.keeps_a else (found[1], found[0])
 
     def at(self, address: ir.Value, offset: ir.Value) -> ir.Value:
         """So many bytes behind an address."""
@@ -147,64 +148,64 @@ class _Product(Writer):
 
 
 class _Block:
-    """Writes what is done with some rows of a, packed once, and all columns of b, 32 of them at a time.
+    """Writes what is done with some rows or columns of one operand, packed once, and all of the other's, 32 at a time.
 
-    Two panels of b take turns: while products with one are made, the other is packed, and with the first of them the
-    panels of a as well, each before it is needed.
+    Two panels of the latter take turns: while products with one are made, the other is packed, and with the first of
+    them the panels of the former as well, each before it is needed.
     """
 
-    def __init__(self, writer: _Product, a: Operand, b: Operand, y: ir.Value, depth: ir.Value, adds: ir.Value) -> None:
-        self.w, self.b, self.operands, self.y, self.depth, self.adds = writer, writer.b, (a, b), y, depth, adds
-        n = writer.number
+    def __init__(
+        self, writer: _Product, kept: Operand, passing: Operand, y: ir.Value, depth: ir.Value, adds: ir.Value
+    ) -> None:
+        self.w, self.b, self.y, self.depth, self.adds = writer, writer.b, y, depth, adds
+        self.kept, self.passing, n = kept, passing, writer.number
         self.steps = writer.blocks(depth, n(DEPTH))
         self.panel = self.b.mul(self.steps, n(STEP))
-        self.panels = [writer.blocks(x.extent, n(SIDE)) for x in (a, b)]
-        self.second = writer.pointer(writer.table_of["scratch"])  # two panels of b, then those of a
+        self.panels, self.others = (writer.blocks(x.extent, n(SIDE)) for x in (kept, passing))
+        self.second = writer.pointer(writer.table_of["scratch"])  # two panels that pass, then those that are kept
         self.first = writer.at(self.second, self.b.mul(self.panel, n(2)))
-        self.packed = self.b.inttoptr(self.b.ptrtoint(self.b.alloca(INT64), INT64), POINTER)
 
     def write(self) -> None:
         """Both first panels; then all products."""
         w, b, zero = self.w, self.b, self.w.number(0)
-        a, other = self.operands
         with w.counted(zero, self.steps, 1) as step:
             for half in range(2):
-                self.unit(a, self.first, zero, step, w.number(half))
-                self.unit(other, self.second, zero, step, w.number(half))
-        with w.counted(zero, self.panels[1], 1) as column:
-            odd = b.and_(column, w.number(1))
+                self.unit(self.kept, self.first, zero, step, w.number(half))
+                self.unit(self.passing, self.second, zero, step, w.number(half))
+        with w.counted(zero, self.others, 1) as other:
+            odd = b.and_(other, w.number(1))
             here = w.at(self.second, b.mul(odd, self.panel))
             there = w.at(self.second, b.mul(b.xor(odd, w.number(1)), self.panel))
-            following = b.add(column, w.number(1))
-            more = b.icmp_signed("<", following, self.panels[1])
-            b.store(zero, self.packed)
-            with w.counted(zero, self.panels[0], 1) as row:
-                ahead = b.add(row, w.number(1))
-                begins = b.and_(b.icmp_signed("==", column, zero), b.icmp_signed("<", ahead, self.panels[0]))
+            following = b.add(other, w.number(1))
+            more = b.icmp_signed("<", following, self.others)
+            b.store(zero, w.packed)
+            with w.counted(zero, self.panels, 1) as own:
+                ahead = b.add(own, w.number(1))
+                begins = b.and_(b.icmp_signed("==", other, zero), b.icmp_signed("<", ahead, self.panels))
 
                 def meanwhile(step: ir.Value) -> None:
                     with b.if_then(begins):
                         for half in range(2):
-                            self.unit(a, self.panel_of(ahead), ahead, step, w.number(half))
+                            self.unit(self.kept, self.panel_of(ahead), ahead, step, w.number(half))
                     with b.if_then(more):
-                        self.share(there, following, b.add(b.mul(row, self.steps), step))
+                        self.share(there, following, b.add(b.mul(own, self.steps), step))
 
-                self.results(row, column, here, meanwhile)
+                self.results(own, other, here, meanwhile)
 
-    def panel_of(self, row: ir.Value) -> ir.Value:
-        """Where a panel of a lies."""
-        return self.w.at(self.first, self.b.mul(row, self.panel))
+    def panel_of(self, number: ir.Value) -> ir.Value:
+        """Where a panel that is kept lies."""
+        return self.w.at(self.first, self.b.mul(number, self.panel))
 
-    def share(self, target: ir.Value, column: ir.Value, done: ir.Value) -> None:
-        """Those units of b's next panel that are due after so many steps of this one's."""
+    def share(self, target: ir.Value, panel: ir.Value, done: ir.Value) -> None:
+        """Those units of the next panel that passes which are due after so many steps of this one's."""
         w, b = self.w, self.b
         for _ in range(2):
-            units = b.load(self.packed, typ=INT64)
-            needed = b.mul(b.add(units, w.number(1)), self.panels[0])
+            units = b.load(w.packed, typ=INT64)
+            needed = b.mul(b.add(units, w.number(1)), self.panels)
             with b.if_then(b.icmp_signed("<=", needed, b.mul(b.add(done, w.number(1)), w.number(2)))):
                 step, half = b.lshr(units, w.number(1)), b.and_(units, w.number(1))
-                self.unit(self.operands[1], target, column, step, half)
-                b.store(b.add(units, w.number(1)), self.packed)
+                self.unit(self.passing, target, panel, step, half)
+                b.store(b.add(units, w.number(1)), w.packed)
 
     def unit(self, x: Operand, target: ir.Value, panel: ir.Value, step: ir.Value, half: ir.Value) -> None:
         """Pack 16 rows or columns for some steps."""
@@ -217,12 +218,16 @@ class _Block:
         following = b.mul(x.across, w.number(SIDE))
         b.call(x.pack, [w.pointer(source), x.across if x.is_along else x.along, following, place, *left])
 
-    def results(self, row: ir.Value, column: ir.Value, here: ir.Value, meanwhile: Callable[[ir.Value], None]) -> None:
-        """Products of two panels, something else being done after each 32 steps."""
+    def results(self, own: ir.Value, other: ir.Value, here: ir.Value, meanwhile: Callable[[ir.Value], None]) -> None:
+        """Products of two panels, one kept and one that passes, something else being done after each 32 steps."""
         w, b, t = self.w, self.b, self.w.table_of
+        left = [b.sub(x.extent, b.mul(at, w.number(SIDE))) for x, at in ((self.kept, own), (self.passing, other))]
+        both = [self.panel_of(own), here]
+        row, column = own, other
+        if not w.product.keeps_a:
+            row, column, left, both = other, own, left[::-1], both[::-1]
         place = b.add(self.y, b.mul(b.mul(row, w.number(SIDE)), t["y_row"]))
         place = w.pointer(b.add(place, b.mul(column, w.number(4 * SIDE))))
-        left = [b.sub(x.extent, b.mul(at, w.number(SIDE))) for x, at in zip(self.operands, (row, column))]
         whole = b.and_(*(b.icmp_signed(">=", each, w.number(SIDE)) for each in left))
         target = b.select(whole, place, w.results)
         stride = b.select(whole, t["y_row"], w.number(4 * SIDE))
@@ -233,10 +238,9 @@ class _Block:
         with b.if_then(b.icmp_signed("==", self.adds, w.number(0))):
             for tile in range(4):
                 w.tiles("tilezero", tile)
-        ours = self.panel_of(row)
         with w.counted(w.number(0), self.steps, 1) as step:
             offset = b.mul(step, w.number(STEP))
-            self.multiplied(w.at(ours, offset), w.at(here, offset))
+            self.multiplied(*(w.at(panel, offset) for panel in both))
             meanwhile(step)
         for tile in range(4):
             w.tiles("tilestored64", tile, self.quarter(target, stride, tile), stride)

@@ -64,7 +64,7 @@ def error(found: np.ndarray, a: np.ndarray, b: np.ndarray, onto: np.ndarray | No
 @pytest.mark.parametrize(
     "sizes",
     [(1, 1, 1), (1, 40, 7), (16, 32, 16), (17, 33, 31), (32, 32, 32), (33, 64, 48), (47, 100, 130), (256, 512, 64),
-     (257, 513, 65), (300, 1030, 97), (600, 70, 33)],
+     (257, 513, 65), (300, 1030, 97), (97, 1030, 300), (600, 70, 33), (33, 70, 600)],
 )  # fmt: skip
 def test_every_edge(sizes: tuple[int, int, int], layout: str) -> None:
     """No error is above that of summing in float32 in tiles of 32 (k/32 + 32 roundings at worst, far fewer here)."""
