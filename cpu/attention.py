@@ -9,10 +9,11 @@ import numpy as np
 
 from foreplan.cpu.attention_cut import GRAIN, Cut, MaskPart, cut_of, matrices, turned
 from foreplan.cpu.elements import bits, check_elements, check_float, settled
+from foreplan.cpu.jit import SUMS
 from foreplan.cpu.kernel import Run, Windows, one_after_another
 from foreplan.cpu.products import Products
 from foreplan.cpu.rows import flat, flat_input
-from foreplan.cpu.scores import SUMS, ZERO, largest, probability, scale_and_mask
+from foreplan.cpu.scores import ZERO, largest, probability, scale_and_mask
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op
 from foreplan.ops.attention import Attention

@@ -11,10 +11,11 @@ import numpy as np
 
 from foreplan.cpu.attention_cut import GRAIN, MaskPart, cut_of, matrices, turned
 from foreplan.cpu.elements import as_in, bits, check_elements, check_float, number, settled
+from foreplan.cpu.jit import FLOAT, SUMS
 from foreplan.cpu.kernel import Run, Windows, one_after_another
 from foreplan.cpu.products import Products
 from foreplan.cpu.rows import flat, flat_input
-from foreplan.cpu.scores import FLOAT, SUMS, ZERO, probability, scale_and_mask
+from foreplan.cpu.scores import ZERO, probability, scale_and_mask
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.types import FLOAT32

@@ -15,9 +15,10 @@ import numpy as np
 
 from foreplan.cpu.copies import copy
 from foreplan.cpu.elements import bits, check_elements, check_float, settled, written
+from foreplan.cpu.jit import FLOAT, SUMS
 from foreplan.cpu.kernel import Refused, Run, Windows, one_after_another
 from foreplan.cpu.products import Products, matrix
-from foreplan.cpu.scores import FLOAT, FLUSH, LOWEST, SUMS, ZERO, largest, probability
+from foreplan.cpu.scores import FLUSH, LOWEST, ZERO, largest, probability
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op, Window
 from foreplan.graph.types import FLOAT32

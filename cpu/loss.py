@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
 from foreplan.cpu.elements import check_float, lines, number, room, settled
 from foreplan.cpu.functions import exp32
+from foreplan.cpu.jit import compiled
 from foreplan.cpu.kernel import Refused, Run, Windows
 from foreplan.cpu.rows import Rows, even_step, flat, flat_input, lie_alike, rows_along, same_place
-from foreplan.cpu.scores import FLOAT, FLUSH, ZERO
+from foreplan.cpu.scores import FLUSH, ZERO
 from foreplan.cpu.softmax import BLOCK, best, class_rows, exponentials, highest
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op, Window
@@ -22,10 +22,8 @@ from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 
 GRAIN = 1 << 13  # logits that are worth a thread of their own
 
-_compiled = numba.njit(cache=True, nogil=True, fastmath=FLOAT)
 
-
-@_compiled
+@compiled
 def _losses(start, stop, x, step, width, target, ignored, loss, lse):  # type: ignore[no-untyped-def]
     for i in range(start, stop):
         row, label = x[i * step : i * step + width], target[i]
@@ -41,7 +39,7 @@ def _losses(start, stop, x, step, width, target, ignored, loss, lse):  # type: i
             loss[i] = np.nan
 
 
-@_compiled
+@compiled
 def _gradients(  # type: ignore[no-untyped-def]
     start, stop, x, step, out, over, width, target, ignored, lse, g, g_step, line
 ):

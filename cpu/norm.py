@@ -14,6 +14,7 @@ import numba
 import numpy as np
 
 from foreplan.cpu.elements import as_in, check_float, number
+from foreplan.cpu.jit import inlined
 from foreplan.cpu.kernel import Run, Windows, one_after_another
 from foreplan.cpu.rows import Rows, flat, flat_input, image_rows, same_place
 from foreplan.cpu.threads import current_threads, ranged
@@ -29,7 +30,6 @@ HUGE = np.float32(1e30)
 
 FLOAT, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 _compiled = numba.njit(cache=True, nogil=True, fastmath={"contract", "nsz", "arcp"})
-_inlined = numba.njit(inline="always")
 
 
 def _segments(rows: int) -> int:
@@ -136,7 +136,7 @@ def moments(op: Op, inputs: Windows, outputs: Windows) -> Moments:
     return Moments(image_rows(inputs[0]))
 
 
-@_inlined
+@inlined
 def _normalize(row, out, mean, factor, bias):  # type: ignore[no-untyped-def]
     for c in range(len(out)):
         out[c] = as_in(out, (number(row[c]) - mean[c]) * factor[c] + bias[c])
@@ -244,7 +244,7 @@ def _gradient_vectors(  # type: ignore[no-untyped-def]
         shift[c] = -scale[c] * r * sums / rows
 
 
-@_inlined
+@inlined
 def _gradients(row, grad, out, mean, factor, slope, shift):  # type: ignore[no-untyped-def]
     for c in range(len(out)):
         value = (number(row[c]) - mean[c]) * slope[c] + shift[c]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
 from foreplan.cpu.elements import check_elements, lines, number, room, settled
+from foreplan.cpu.jit import compiled, inlined
 from foreplan.cpu.kernel import Refused, Run, Windows
 from foreplan.cpu.rows import Rows, flat, flat_input, rows_along
 from foreplan.cpu.threads import current_threads, ranged
@@ -23,17 +23,15 @@ from foreplan.ops.pool import AvgPool, AvgPoolGrad
 
 GRAIN = 1 << 15  # taps times elements that are worth a thread of their own
 DOWN, ACROSS = 2, 3
-_compiled = numba.njit(cache=True, nogil=True, fastmath={"contract", "nsz"})
-_inlined = numba.njit(inline="always")
 
 
-@_inlined
+@inlined
 def _reached(offset, stride, extent, positions):  # type: ignore[no-untyped-def]
     """From which window to which a tap at `offset` of the first falls on a row."""
     return min(max(0, -(offset // stride)), positions), max(0, min(positions, (extent - 1 - offset) // stride + 1))
 
 
-@_compiled
+@compiled
 def _mean(start, stop, x, step, y, shares, places, line):  # type: ignore[no-untyped-def]
     height, width, down, across, kh, kw, sh, sw, top, left, dh, dw = places
     for o in range(start, stop):
@@ -60,7 +58,7 @@ def _mean(start, stop, x, step, y, shares, places, line):  # type: ignore[no-unt
         settled(row, total)
 
 
-@_compiled
+@compiled
 def _mean_gradient(start, stop, g, step, dx, shares, places, line):  # type: ignore[no-untyped-def]
     height, width, down, across, kh, kw, sh, sw, top, left, dh, dw = places
     for i in range(start, stop):

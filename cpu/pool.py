@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
 from foreplan.cpu import planes
 from foreplan.cpu.elements import as_in, lines, number, room, settled
+from foreplan.cpu.jit import compiled, inlined
 from foreplan.cpu.kernel import Refused, Run, Windows
 from foreplan.cpu.rows import Rows, channel_rows, flat, flat_input, image_rows
 from foreplan.cpu.threads import current_threads, ranged
@@ -24,8 +24,6 @@ from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 
 GRAIN = 1 << 15  # taps times elements that are worth a thread of their own
 LOWEST = np.float32(-np.inf)
-_compiled = numba.njit(cache=True, nogil=True, fastmath={"contract", "nsz"})
-_inlined = numba.njit(inline="always")
 
 
 @dataclass(frozen=True)
@@ -66,14 +64,14 @@ def _grain(places: Places, columns: int, channels: int) -> int:
     return max(1, GRAIN // max(1, columns * channels * places.taps))
 
 
-@_inlined
+@inlined
 def _take(row, best):  # type: ignore[no-untyped-def]
     for c in range(len(best)):
         value, old = number(row[c]), number(best[c])
         best[c] = row[c] if value > old or value != value else best[c]
 
 
-@_inlined
+@inlined
 def _take_at(row, best, at, tap):  # type: ignore[no-untyped-def]
     for c in range(len(best)):
         value, old = number(row[c]), number(best[c])
@@ -82,25 +80,25 @@ def _take_at(row, best, at, tap):  # type: ignore[no-untyped-def]
         at[c] = tap if wins else at[c]
 
 
-@_inlined
+@inlined
 def _add(row, total):  # type: ignore[no-untyped-def]
     for c in range(len(total)):
         total[c] += number(row[c])
 
 
-@_inlined
+@inlined
 def _add_where(at, tap, row, total):  # type: ignore[no-untyped-def]
     for c in range(len(total)):
         total[c] += number(row[c]) if at[c] == tap else np.float32(0)
 
 
-@_inlined
+@inlined
 def _add_share(row, share, total):  # type: ignore[no-untyped-def]
     for c in range(len(total)):
         total[c] += number(row[c]) * share
 
 
-@_compiled
+@compiled
 def _largest(start, stop, x, step, y, channels, places):  # type: ignore[no-untyped-def]
     height, width, down, across, kh, kw, sh, sw, top, left, dh, dw = places
     for o in range(start, stop):
@@ -117,7 +115,7 @@ def _largest(start, stop, x, step, y, channels, places):  # type: ignore[no-unty
                         _take(x[place : place + channels], best)
 
 
-@_compiled
+@compiled
 def _largest_at(start, stop, x, step, y, index, channels, places):  # type: ignore[no-untyped-def]
     height, width, down, across, kh, kw, sh, sw, top, left, dh, dw = places
     for o in range(start, stop):
@@ -136,7 +134,7 @@ def _largest_at(start, stop, x, step, y, index, channels, places):  # type: igno
                         _take_at(x[place : place + channels], best, at, np.uint8(r * kw + s))
 
 
-@_compiled
+@compiled
 def _largest_gradient(  # type: ignore[no-untyped-def]
     start, stop, index, index_step, g, g_step, dx, channels, places, line
 ):
@@ -162,7 +160,7 @@ def _largest_gradient(  # type: ignore[no-untyped-def]
         settled(row, made)
 
 
-@_compiled
+@compiled
 def _mean(start, stop, x, step, y, shares, channels, places, line):  # type: ignore[no-untyped-def]
     height, width, down, across, kh, kw, sh, sw, top, left, dh, dw = places
     for o in range(start, stop):
@@ -184,7 +182,7 @@ def _mean(start, stop, x, step, y, shares, channels, places, line):  # type: ign
             settled(row, total)
 
 
-@_compiled
+@compiled
 def _mean_gradient(start, stop, g, step, dx, shares, channels, places, line):  # type: ignore[no-untyped-def]
     height, width, down, across, kh, kw, sh, sw, top, left, dh, dw = places
     for i in range(start, stop):

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numba
 import numpy as np
 
 from foreplan.cpu.elements import as_in, check_elements, check_float, number, written
+from foreplan.cpu.jit import compiled, inlined, summing
 from foreplan.cpu.kernel import Refused, Run, Windows, one_after_another
 from foreplan.cpu.rows import Rows, flat, flat_input, rows_from, same_place
-from foreplan.cpu.scores import BLOCK, FLOAT, SUMS, row_sum
+from foreplan.cpu.scores import BLOCK, row_sum
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op, Window
 from foreplan.ops.blocks import Piece, carve, carve_bytes
@@ -28,12 +28,9 @@ SEGMENT = 64  # rows, at least, unless there are fewer
 GRAIN = 1 << 15  # elements that are worth a thread of their own
 
 _FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
-_compiled = numba.njit(cache=True, nogil=True, fastmath=FLOAT)
-_summing = numba.njit(cache=True, nogil=True, fastmath=SUMS)
-_inlined = numba.njit(inline="always")
 
 
-@_summing
+@summing
 def _squares(row, mean):  # type: ignore[no-untyped-def]
     """Sum of squared differences from a number."""
     total = 0.0
@@ -46,7 +43,7 @@ def _squares(row, mean):  # type: ignore[no-untyped-def]
     return total
 
 
-@_inlined
+@inlined
 def _normal_row(row, out, at, scale, bias, epsilon, centred, means, deviations):  # type: ignore[no-untyped-def]
     width = len(out)
     mean = np.float32(0)
@@ -66,7 +63,7 @@ def _normal_row(row, out, at, scale, bias, epsilon, centred, means, deviations):
             out[k] = as_in(out, (number(row[k]) - mean) * r)
 
 
-@_compiled
+@compiled
 def _normal(  # type: ignore[no-untyped-def]
     start, stop, x, step, y, width, scale, bias, epsilon, centred, means, deviations
 ):
@@ -75,7 +72,7 @@ def _normal(  # type: ignore[no-untyped-def]
         _normal_row(row, out, i, scale, bias, epsilon, centred, means, deviations)
 
 
-@_compiled
+@compiled
 def _normal_over(  # type: ignore[no-untyped-def]
     start, stop, y, width, scale, bias, epsilon, centred, means, deviations
 ):
@@ -107,7 +104,7 @@ class Normal:
         return ranged(_normal, self.x.count, grain, threads, flat_input(x), self.x.step, y, width, *rest)
 
 
-@_summing
+@summing
 def _row_sums(row, grad, mean, r, scale, dscale, dbias):  # type: ignore[no-untyped-def]
     """Σ h and Σ h · x̂ with x̂ = (x − mean) · r and h = g · scale; g · x̂ and g are added to the parameters' gradients."""
     plain, product = 0.0, 0.0
@@ -127,7 +124,7 @@ def _row_sums(row, grad, mean, r, scale, dscale, dbias):  # type: ignore[no-unty
     return plain, product
 
 
-@_summing
+@summing
 def _plain_row_sums(row, grad, mean, r):  # type: ignore[no-untyped-def]
     """Σ g and Σ g · x̂."""
     plain, product = 0.0, 0.0
@@ -143,7 +140,7 @@ def _plain_row_sums(row, grad, mean, r):  # type: ignore[no-untyped-def]
     return plain, product
 
 
-@_compiled
+@compiled
 def _gradient_row(row, grad, scale, mean, r, plain, slope, line):  # type: ignore[no-untyped-def]
     """dx = (h − plain) · r − (x − mean) · slope."""
     if len(scale):
@@ -154,7 +151,7 @@ def _gradient_row(row, grad, scale, mean, r, plain, slope, line):  # type: ignor
             line[k] = (number(grad[k]) - plain) * r - (number(row[k]) - mean) * slope
 
 
-@_compiled
+@compiled
 def _gradient(  # type: ignore[no-untyped-def]
     start, stop, rows, segments, x, x_step, g, g_step, dx, scale, means, deviations, centred, lines, sums, blocks
 ):
@@ -185,7 +182,7 @@ def _gradient(  # type: ignore[no-untyped-def]
                     sums[segment, 1, k] += blocks[segment, 1, k]
 
 
-@_compiled
+@compiled
 def _merge(sums, dscale, dbias):  # type: ignore[no-untyped-def]
     """The parameters' gradients, segment by segment."""
     for k in range(len(dscale)):

@@ -11,9 +11,7 @@ import numpy as np
 
 from foreplan.cpu.elements import number
 from foreplan.cpu.functions import exp32
-
-FLOAT = {"contract", "nsz"}  # nothing that changes what NaN and infinities give
-SUMS = {"contract", "nsz", "reassoc"}  # sums in lanes
+from foreplan.cpu.jit import SUMS
 
 BLOCK = 1024  # elements of a row, summed in float32
 LOWEST = np.float32(-3e38)  # what a row's maximum is raised to, so that exp(-inf - maximum) is 0

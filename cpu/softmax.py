@@ -10,10 +10,11 @@ import numpy as np
 
 from foreplan.cpu.elements import check_elements, number, written
 from foreplan.cpu.functions import exp32
+from foreplan.cpu.jit import FLOAT, compiled, summing
 from foreplan.cpu.kernel import Refused, Run, Windows
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.rows import Rows, flat, flat_input, lie_alike, rows_along
-from foreplan.cpu.scores import BLOCK, FLOAT, LOWEST, SUMS, largest, row_sum
+from foreplan.cpu.scores import BLOCK, LOWEST, largest, row_sum
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.op import Types
@@ -23,11 +24,8 @@ from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, RowOp, Softmax, Sof
 SEGMENTS = 16  # of rows, at most, each worked on by one thread
 GRAIN = 1 << 13  # elements of a segment, at least, unless there are fewer
 
-_compiled = numba.njit(cache=True, nogil=True, fastmath=FLOAT)
-_summing = numba.njit(cache=True, nogil=True, fastmath=SUMS)
 
-
-@_summing
+@summing
 def exponentials(row, high):  # type: ignore[no-untyped-def]
     """Σ exp(x − high) in float64."""
     total = 0.0
@@ -39,7 +37,7 @@ def exponentials(row, high):  # type: ignore[no-untyped-def]
     return total
 
 
-@_summing
+@summing
 def _products(row, other):  # type: ignore[no-untyped-def]
     total = 0.0
     for first in range(0, len(row), BLOCK):
@@ -61,7 +59,7 @@ def highest(row):  # type: ignore[no-untyped-def]
     return high
 
 
-@_summing
+@summing
 def _exponentials_to(row, high, line):  # type: ignore[no-untyped-def]
     """exp(x − high), and their sum in float64."""
     total = 0.0
@@ -74,14 +72,14 @@ def _exponentials_to(row, high, line):  # type: ignore[no-untyped-def]
     return total
 
 
-@_compiled
+@compiled
 def _softmax(row, line):  # type: ignore[no-untyped-def]
     share = np.float32(1.0 / _exponentials_to(row, highest(row), line))
     for k in range(len(line)):
         line[k] *= share
 
 
-@_compiled
+@compiled
 def _log_softmax(row, line):  # type: ignore[no-untyped-def]
     high = highest(row)
     total = np.float32(np.log(exponentials(row, high)))
@@ -89,21 +87,21 @@ def _log_softmax(row, line):  # type: ignore[no-untyped-def]
         line[k] = (number(row[k]) - high) - total
 
 
-@_compiled
+@compiled
 def _softmax_gradient(y, g, line):  # type: ignore[no-untyped-def]
     total = np.float32(_products(y, g))
     for k in range(len(line)):
         line[k] = number(y[k]) * (number(g[k]) - total)
 
 
-@_compiled
+@compiled
 def _log_softmax_gradient(y, g, line):  # type: ignore[no-untyped-def]
     total = np.float32(row_sum(g))
     for k in range(len(line)):
         line[k] = number(g[k]) - exp32(number(y[k])) * total
 
 
-@_compiled
+@compiled
 def _segments(start, stop, kind, rows, a, a_step, b, b_step, out, lines):  # type: ignore[no-untyped-def]
     """The segments [start, stop) of the rows, each by way of a line of scratch memory: outputs may lie over inputs."""
     count, width = lines.shape
