@@ -19,7 +19,6 @@ from foreplan.cpu.primitives import OLD, After, Description, Following, Geometry
 from foreplan.cpu.products import Product
 from foreplan.cpu.rows import image_rows, rows_along, rows_from
 from foreplan.cpu.stages import INPUT, OUTPUT, WEIGHTS, ZERO, Place, Staged, Stages, check, matrix
-from foreplan.cpu.threads import current_threads
 from foreplan.cpu.tiles import Tiles
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.types import FLOAT32
@@ -96,7 +95,7 @@ def conv_by_products(op: Op, inputs: Windows, outputs: Windows, tiles: bool = Fa
     flat, result = swapped(_flat_weights(w)), matrix(rows, y.type.dtype)
     made = _product(seen, flat, result, _described(after, inputs, y, 2), tiles)
     plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **_taken(after)})
-    return plan.finish(base_of(after), nanoseconds=_price(made, prices.products(w, y), x, w, y))
+    return plan.finish(base_of(after), nanoseconds=_price(made, prices.products(w, y)))
 
 
 def _product(a: Window, b: Window, y: Window, after: Sequence[After], tiles: bool) -> Product:
@@ -107,11 +106,9 @@ def _product(a: Window, b: Window, y: Window, after: Sequence[After], tiles: boo
     return Tiles(a, b, y, add=bool(after))
 
 
-def _price(made: Product, otherwise: int, *given: Window) -> int:
-    """Of images and weights; on tile registers memory is what takes long where channels are few."""
-    if not isinstance(made, Tiles):
-        return otherwise
-    return made.nanoseconds + sum(x.type.nbytes for x in given) // prices.SECOND_PASS // current_threads()
+def _price(made: Product, otherwise: int) -> int:
+    """Its own on tile registers."""
+    return made.nanoseconds if isinstance(made, Tiles) else otherwise
 
 
 def conv_by_columns(op: Op, inputs: Windows, outputs: Windows) -> columns.Gathered:
@@ -230,7 +227,7 @@ def data_gradient_by_products(op: Op, inputs: Windows, outputs: Windows, tiles: 
     if rows := rows_along(seen, 1):
         made = _product(cotangents, _flat_weights(w), matrix(rows, dx.type.dtype), onto(adds), tiles)
         plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
-        return plan.finish(base, cleared, _price(made, cost, g, w, dx) + clearing)
+        return plan.finish(base, cleared, _price(made, cost) + clearing)
     whole = channels_last(seen.type)
     here, rows = plan.keep(whole.type.nbytes), rows_along(whole, 1)
     assert rows is not None
@@ -238,9 +235,7 @@ def data_gradient_by_products(op: Op, inputs: Windows, outputs: Windows, tiles: 
     plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: here})
     spread = primitives.reorder(Description.of(whole), Description.of(seen), add=adds)
     plan.run(spread, {c.SRC: here, c.DST: OUTPUT})
-    return plan.finish(
-        base, not adds, _price(made, cost, g, w, dx) + clearing + whole.type.nbytes // prices.SECOND_PASS
-    )
+    return plan.finish(base, not adds, _price(made, cost) + clearing + whole.type.nbytes // prices.SECOND_PASS)
 
 
 def _data_gradient(inputs: Windows, outputs: Windows) -> tuple[Window, Window, Window, bool]:
@@ -293,7 +288,7 @@ def weight_gradient_by_products(op: Op, inputs: Windows, outputs: Windows, tiles
     (seen, source), (cotangents, at) = plan.positions(seen, INPUT), plan.positions(g, WEIGHTS)
     made = _product(swapped(cotangents), seen, _flat_weights(dw), onto(adds), tiles)
     plan.run(made, {c.SRC: at, c.WEIGHTS: source, c.DST: OUTPUT})
-    return plan.finish(2 if adds else -1, nanoseconds=_price(made, prices.products_weights(dw, g), x, g, dw))
+    return plan.finish(2 if adds else -1, nanoseconds=_price(made, prices.products_weights(dw, g)))
 
 
 def _weight_gradient(inputs: Windows, outputs: Windows) -> tuple[Window, Window, Window, bool]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from foreplan.cpu.threads import current_threads
 from foreplan.graph import Window
+from foreplan.graph.types import FLOAT32
 from foreplan.units import align_up
 
 # Bytes a nanosecond: of weights taken to another layout and their gradients from there; of results that are added to
@@ -16,6 +17,8 @@ from foreplan.units import align_up
 WEIGHTS, WEIGHTS_BACK, SECOND_PASS, ADDED, SPREAD = 4, 2, 12, 32, 5
 # Nanoseconds of a number that is gathered for a product; bytes a nanosecond of weights that a product packs.
 GATHERED, PACKED = 1, 12
+# Bytes a nanosecond of images of float32 on both sides of a convolution.
+IMAGES = 16
 # Of products of float32: operations a nanosecond on tile registers, numbers that are packed, read and written for that;
 # bytes that oneDNN reads and writes; and nanoseconds of a call.
 TILES, MOVED, READ, CALL = 480, 3, 11, 500
@@ -64,13 +67,13 @@ def direct(w: Window, y: Window, added: int = 0, spread: int = 0) -> int:
         added: bytes that are added to others.
         spread: bytes of a gradient, of which some are of positions that no tap saw.
     """
-    passes = w.type.nbytes // WEIGHTS + added // SECOND_PASS + spread // SPREAD
+    passes = w.type.nbytes // WEIGHTS + added // SECOND_PASS + spread // SPREAD + _images(w, y)
     return (_operations(w, y) // _rates(y).direct + passes) // current_threads()
 
 
 def products(w: Window, y: Window, added: int = 0) -> int:
     """A convolution of one tap, or its data's gradient, as a product of matrices."""
-    return (_operations(w, y) // _rates(y).products + added // ADDED) // current_threads()
+    return (_operations(w, y) // _rates(y).products + added // ADDED + _images(w, y)) // current_threads()
 
 
 def columns(w: Window, y: Window) -> int:
@@ -82,12 +85,19 @@ def columns(w: Window, y: Window) -> int:
 
 def direct_weights(w: Window, g: Window) -> int:
     """The gradient of weights by oneDNN."""
-    return (_operations(w, g) // _rates(g).direct_weights + w.type.nbytes // WEIGHTS_BACK) // current_threads()
+    passes = w.type.nbytes // WEIGHTS_BACK + _images(w, g)
+    return (_operations(w, g) // _rates(g).direct_weights + passes) // current_threads()
 
 
 def products_weights(w: Window, g: Window) -> int:
     """The gradient of weights of one tap as a product of matrices."""
-    return _operations(w, g) // _rates(g).products_weights // current_threads()
+    return (_operations(w, g) // _rates(g).products_weights + _images(w, g)) // current_threads()
+
+
+def _images(w: Window, y: Window) -> int:
+    """What both images take to be read and written; of narrow ones the rates tell."""
+    positions = y.type.size // y.shape[1]
+    return 0 if y.type.dtype.is_narrow else FLOAT32.itemsize * positions * (w.shape[1] + y.shape[1]) // IMAGES
 
 
 def _operations(w: Window, y: Window) -> int:
