@@ -105,11 +105,14 @@ class CudaBound:
             "workspace": [self.regions[action.workspace_region].address + step.workspace],
         }
         kernel = self._kernel(call, action.workspace)
-        with told(f"while node {call.node!r} was bound"):
-            made = [
-                ready(self.card, each, lambda place: starts[place.of][place.index] + place.offset)
-                for each in kernel.instructions
-            ]
+        try:
+            with told(f"while node {call.node!r} was bound"):
+                made = [
+                    ready(self.card, each, lambda place: starts[place.of][place.index] + place.offset)
+                    for each in kernel.instructions
+                ]
+        except PlanError as error:
+            raise PlanError(f"node {call.node!r}: {error}") from None
         return [run for run in made if run is not None]
 
     def _kernel(self, call: Call, workspace: int) -> LaunchKernel:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import TargetError
+from foreplan.errors import PlanError, TargetError
 from foreplan.gpu import driver
 from foreplan.gpu.device import device_named
+from foreplan.gpu.launch import Multiply
 from foreplan.runtime.session import Session
 from tests.gpu.binder import needs_gcc
 from tests.gpu.card import FakeCard
@@ -201,6 +202,17 @@ def test_less_memory_than_the_arena_takes(card: FakeCard) -> None:
         step.bind()
     card.total += 1
     step.bind()
+
+
+def test_a_product_that_cublaslt_cannot_do_is_told_with_its_node(
+    card: FakeCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(product: Multiply, places: tuple[int, int, int, int], workspace: int) -> None:
+        raise PlanError(f"cannot multiply {product}")
+
+    monkeypatch.setattr(card, "multiplying", refuse)
+    with pytest.raises(PlanError, match=r"node '.*matmul': cannot multiply \d+ x 8 x \d+, float32 to float32"):
+        step_for(TARGET).bind()
 
 
 def test_another_card_than_planned_for(card: FakeCard) -> None:

@@ -6,9 +6,12 @@ import dataclasses
 
 import pytest
 
+import foreplan as fp
 from foreplan.errors import TargetError
 from foreplan.gpu.device import Device, device_named
-from foreplan.gpu.outside import PAGE, Part, calibrations, outside_arena, read_table
+from foreplan.gpu.outside import LIBRARIES, PAGE, Part, calibrations, outside_arena, read_table
+from foreplan.lower.cuda import CudaTarget, outside
+from tests.gpu.card import OwnTarget
 
 H100 = device_named("h100")
 ENTRY = """
@@ -104,3 +107,10 @@ def test_the_calibration_with_the_right_versions_is_taken() -> None:
 def test_a_broken_table_is_refused(entry: str, told: str) -> None:
     with pytest.raises(TargetError, match=told):
         table(entry)
+
+
+def test_the_libraries_of_a_step_are_those_that_its_kernels_name() -> None:
+    graph = fp.models.build("mlp:batch=4,width=40,layers=2")
+    for target, libraries in ((CudaTarget("h100"), {"cublaslt"}), (OwnTarget("h100"), set())):
+        step = fp.compile(graph, target=target)
+        assert {part.name for part in outside(step.program, step.plan)} & set(LIBRARIES) == libraries
