@@ -75,7 +75,8 @@ estimates: $(VENV)/.demo
 	$(BIN)/python benchmarks/estimates.py
 
 gpu-check:
-	$(GPU_PYTHON) -m pytest -m cuda tests/gpu/test_on_card.py
+	$(GPU_PYTHON) -m pytest -m cuda tests/gpu/test_memory_on_card.py
+	$(GPU_PYTHON) -m pytest -m cuda -n 6 --dist worksteal tests/gpu/test_on_card.py
 
 gpu-bench:
 	$(GPU_PYTHON) benchmarks/gpu.py $(if $(PEER),--peer $(PEER))

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
+from foreplan.errors import TargetError
 from foreplan.gpu import driver
+from foreplan.gpu.driver import Card
 from foreplan.gpu.launch import Address, LaunchKernel
 from foreplan.runtime.cuda import ready
+
+
+def opened_or_skipped() -> Card:
+    """The card; where there is none, the module that asks is skipped, which says what is missing."""
+    try:
+        return driver.card()
+    except TargetError as error:
+        pytest.skip(str(error), allow_module_level=True)
 
 
 def whole(array: np.ndarray) -> np.ndarray:

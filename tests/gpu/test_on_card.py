@@ -1,8 +1,7 @@
-"""What can only be seen on a card: kernels, plans of cuDNN's, whole steps and memory. `make gpu-check` runs it."""
+"""What can only be seen on a card: kernels, plans of cuDNN's and whole steps. `make gpu-check` runs it."""
 
 from __future__ import annotations
 
-import gc
 import importlib
 import subprocess
 import sys
@@ -12,31 +11,17 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.errors import TargetError
 from foreplan.frontend.losses import attach_loss
-from foreplan.gpu import driver
 from foreplan.gpu.capture import captured
 from foreplan.gpu.cudnn import missing
-from foreplan.gpu.driver import Card
 from foreplan.gpu.table import kernel_named
 from foreplan.lower.program import Call
-from foreplan.units import align_up
 from tests.cpu.test_engine import MODELS, compiled, data_for, farthest, is_near
 from tests.gpu import check
-from tests.gpu.on_card import CardBound
+from tests.gpu.on_card import CardBound, opened_or_skipped
 
-
-def opened() -> Card:
-    """The card, or a skip that says what is missing."""
-    try:
-        return driver.card()
-    except TargetError as error:
-        pytest.skip(str(error), allow_module_level=True)
-
-
-CARD = opened()
+opened_or_skipped()
 pytestmark = pytest.mark.cuda
-PAGE = 2 << 20
 KINDS = "attention conv expressions index join map matmul multiply norm pool random reduce row_norm rows"
 MODULES = [importlib.import_module(f"tests.gpu.test_{kind}") for kind in KINDS.split()]
 # Every test of them, which are written for kernels that run on the CPU, on the card.
@@ -135,40 +120,6 @@ def test_many_steps_follow_numpy() -> None:
         wanted, found = theirs.step(data).loss, ours.step(data).loss
     assert wanted is not None and found == pytest.approx(wanted, rel=1e-3)
     assert farthest(ours, theirs, start) <= 1e-2
-
-
-@pytest.mark.parametrize("name", MODELS, ids=[name.partition(":")[0] for name in MODELS])
-def test_steps_allocate_nothing(name: str) -> None:
-    """Free memory of the card is the same before and after 100 steps, once the first two are done."""
-    session = compiled(name, "cuda", training=True).bind()
-    data = data_for(session)  # type: ignore[arg-type]
-    for _ in range(2):
-        session.step(data)
-    before = CARD.memory()
-    for _ in range(100):
-        session.step(data)
-    assert CARD.memory() == before
-
-
-def test_the_arena_is_one_allocation_of_its_own_size() -> None:
-    step = compiled("mlp:width=2048,batch=8", "cuda", training=True)
-    step.bind().step(data_for(step))  # loads kernels
-    gc.collect()
-    before, _ = CARD.memory()
-    session = step.bind()
-    assert before - CARD.memory()[0] == align_up(step.arena_bytes, PAGE)
-    del session
-    gc.collect()
-    assert CARD.memory()[0] == before
-
-
-def test_an_arena_larger_than_the_card_is_refused() -> None:
-    _, total = CARD.memory()
-    width = int((total / 16) ** 0.5) + 1  # two square matrices of float32, with velocities, are more than there is
-    step = compiled(f"mlp:width={width},batch=1,layers=3", "cuda", training=True)
-    assert step.arena_bytes > total
-    with pytest.raises(fp.SessionError, match=r"the arena takes .* are free"):
-        step.bind()
 
 
 def test_a_failure_in_a_step_breaks_the_session() -> None:

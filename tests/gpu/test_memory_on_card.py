@@ -1,0 +1,50 @@
+"""Memory of a card, of which no other process may take any meanwhile. `make gpu-check` runs it."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+import foreplan as fp
+from foreplan.units import align_up
+from tests.cpu.test_engine import MODELS, compiled, data_for
+from tests.gpu.on_card import opened_or_skipped
+
+CARD = opened_or_skipped()
+pytestmark = pytest.mark.cuda
+PAGE = 2 << 20
+
+
+@pytest.mark.parametrize("name", MODELS, ids=[name.partition(":")[0] for name in MODELS])
+def test_steps_allocate_nothing(name: str) -> None:
+    """Free memory of the card is the same before and after 100 steps, once the first two are done."""
+    session = compiled(name, "cuda", training=True).bind()
+    data = data_for(session)  # type: ignore[arg-type]
+    for _ in range(2):
+        session.step(data)
+    before = CARD.memory()
+    for _ in range(100):
+        session.step(data)
+    assert CARD.memory() == before
+
+
+def test_the_arena_is_one_allocation_of_its_own_size() -> None:
+    step = compiled("mlp:width=2048,batch=8", "cuda", training=True)
+    step.bind().step(data_for(step))  # loads kernels
+    gc.collect()
+    before, _ = CARD.memory()
+    session = step.bind()
+    assert before - CARD.memory()[0] == align_up(step.arena_bytes, PAGE)
+    del session
+    gc.collect()
+    assert CARD.memory()[0] == before
+
+
+def test_an_arena_larger_than_the_card_is_refused() -> None:
+    _, total = CARD.memory()
+    width = int((total / 16) ** 0.5) + 1  # two square matrices of float32, with velocities, are more than there is
+    step = compiled(f"mlp:width={width},batch=1,layers=3", "cuda", training=True)
+    assert step.arena_bytes > total
+    with pytest.raises(fp.SessionError, match=r"the arena takes .* are free"):
+        step.bind()
