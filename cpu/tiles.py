@@ -35,6 +35,7 @@ KEPT, STEPS = (
     256,
     512,
 )  # rows or columns, and steps along the sum, that are packed at once, at most: two fifths of a core's cache
+PAGE = 4096  # bytes; lines so far apart meet in a set of the first cache
 GRAIN = 2**21  # multiplications that are worth a thread
 _ITEM = FLOAT32.itemsize
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # Linux: a process asks for the registers before it uses them
@@ -87,8 +88,7 @@ class Tiles:
         self.most_steps = align_up(-(-self.depth // blocks), DEPTH)  # of the sum alone, so that threads change no bit
         self.shares = self._shares()
         a_along, b_along = _along(a.shape, a.strides, -1), _along(b.shape, b.strides, -2)
-        fewer = self._passes(self.rows, self.columns) <= self._passes(self.columns, self.rows)
-        keeps_a = not a_along and fewer and self.rows < self.columns  # memory of whole rows is fetched ahead best
+        keeps_a = self._keeps_a(a_along)
         self.product = Product(a_along, b_along, keeps_a)
         kept = max(high - low for low, high in (x.rows if keeps_a else x.columns for x in self.shares))
         self.most_kept = min(KEPT, align_up(kept, SIDE))
@@ -96,6 +96,13 @@ class Tiles:
         self.scratchpad = self.panels * len(self.shares)
         packed = self._passes(*((self.rows, self.columns) if keeps_a else (self.columns, self.rows)))
         self.nanoseconds = tiles(self.count, self.rows, self.columns, self.depth, packed)
+
+    def _keeps_a(self, a_along: bool) -> bool:
+        """Whether a is kept while b passes: where it is kept whole, or else less is packed then and memory of a's rows
+        is not the order of packing, which is fetched ahead best.
+        """
+        fewer = self._passes(self.rows, self.columns) <= self._passes(self.columns, self.rows)
+        return self.rows < self.columns and (self.rows <= KEPT or (fewer and not a_along))
 
     def _passes(self, kept: int, passing: int) -> int:
         """Rows and columns that are packed, where some of the former are kept while the latter pass."""
@@ -128,10 +135,12 @@ class Tiles:
             "a_matrix": self.matrices[0],
             "a_row": a_row,
             "a_step": a_step,
+            "a_following": _following(a_row, a_step, self.product.a_along),
             "b": b + left * b_column,
             "b_matrix": self.matrices[1],
             "b_column": b_column,
             "b_step": b_step,
+            "b_following": _following(b_column, b_step, self.product.b_along),
             "y": y + top * y_row + left * _ITEM,
             "y_matrix": self.matrices[2],
             "y_row": y_row,
@@ -154,6 +163,13 @@ def _along(shape: Sequence[int], strides: Sequence[int], axis: int) -> bool:
     if shape[other] > 1 and strides[other] != _ITEM:
         raise Refused(f"a matrix {tuple(shape[-2:])} with the strides {tuple(strides[-2:])}")
     return False
+
+
+def _following(across: int, along: int, is_along: bool) -> int:
+    """Bytes to the unit that is fetched ahead: of the next panel, or where its lines would meet in the same sets of a
+    cache, the next of the same panel.
+    """
+    return DEPTH * along if not is_along and along % PAGE == 0 else SIDE * across
 
 
 def _apart(x: Window, batch: Sequence[int]) -> int:

@@ -54,17 +54,18 @@ class Operand:
     base: ir.Value
     across: ir.Value
     along: ir.Value
+    following: ir.Value
     extent: ir.Value
     pack: ir.Function
     is_along: bool
 
 
-# Numbers of the table, in order: addresses, bytes to the next matrix, and to the next element along both axes;
-# extents; rows or columns, and steps along the sum, that are packed at once; whether what is there is added to. The
-# configuration of the tiles follows them.
+# Numbers of the table, in order: addresses, bytes to the next matrix, to the next element along both axes, and to the
+# unit that is fetched ahead; extents; rows or columns, and steps along the sum, that are packed at once; whether what is
+# there is added to. The configuration of the tiles follows them.
 ENTRIES = (
-    *("a", "a_matrix", "a_row", "a_step"),
-    *("b", "b_matrix", "b_column", "b_step"),
+    *("a", "a_matrix", "a_row", "a_step", "a_following"),
+    *("b", "b_matrix", "b_column", "b_step", "b_following"),
     *("y", "y_matrix", "y_row"),
     *("scratch", "rows", "columns", "depth", "most_kept", "most_steps", "adds"),
 )
@@ -115,14 +116,11 @@ class _Product(Writer):
 
     def operands(self, bases: Mapping[str, ir.Value], first: ir.Value) -> tuple[Operand, Operand]:
         """That of which panels are kept and the other, from a step along the sum on."""
-        b, t, product = self.b, self.table_of, self.product
-        found = [
-            Operand(b.add(bases[name], b.mul(first, t[f"{name}_step"])), t[across], t[f"{name}_step"], t[extent], *how)
-            for name, across, extent, how in (
-                ("a", "a_row", "rows", (self.pack_a, product.a_along)),
-                ("b", "b_column", "columns", (self.pack_b, product.b_along)),
-            )
-        ]
+        b, t, product, found = self.b, self.table_of, self.product, []
+        packs = (self.pack_a, product.a_along), (self.pack_b, product.b_along)
+        for name, across, extent, how in zip("ab", ("a_row", "b_column"), ("rows", "columns"), packs):
+            base, along = b.add(bases[name], b.mul(first, t[f"{name}_step"])), t[f"{name}_step"]
+            found.append(Operand(base, t[across], along, t[f"{name}_following"], t[extent], *how))
         return (found[0], found[1]) if product.keeps_a else (found[1], found[0])
 
     def at(self, address: ir.Value, offset: ir.Value) -> ir.Value:
@@ -215,8 +213,7 @@ class _Block:
         source = b.add(x.base, b.add(b.mul(across, x.across), b.mul(along, x.along)))
         left = b.sub(x.extent, across), b.sub(self.depth, along)
         place = w.at(target, b.add(b.mul(step, w.number(STEP)), b.mul(half, w.number(TILE))))
-        following = b.mul(x.across, w.number(SIDE))
-        b.call(x.pack, [w.pointer(source), x.across if x.is_along else x.along, following, place, *left])
+        b.call(x.pack, [w.pointer(source), x.across if x.is_along else x.along, x.following, place, *left])
 
     def results(self, own: ir.Value, other: ir.Value, here: ir.Value, meanwhile: Callable[[ir.Value], None]) -> None:
         """Products of two panels, one kept and one that passes, something else being done after each 32 steps."""
@@ -282,7 +279,7 @@ class _Pack:
     """Writes a function of (source, stride, following, target, rows or columns left, steps left) that packs a unit.
 
     Elements lie side by side along the sum or across it, and the others `stride` bytes apart. What there is none of is
-    zero. The same unit of the next panel, `following` bytes further, is fetched into the cache. A row of a tile of a is
+    zero. Another unit, `following` bytes further, is fetched into the cache. A row of a tile of a is
     a row's elements 0 and 16, 1 and 17, …; one of b is that of all columns.
 
     Attributes:
