@@ -61,8 +61,8 @@ class Operand:
 
 
 # Numbers of the table, in order: addresses, bytes to the next matrix, to the next element along both axes, and to the
-# unit that is fetched ahead; extents; rows or columns, and steps along the sum, that are packed at once; whether what is
-# there is added to. The configuration of the tiles follows them.
+# unit that is fetched ahead; extents; rows or columns, and steps along the sum, that are packed at once; whether what
+# is there is added to. The configuration of the tiles follows them.
 ENTRIES = (
     *("a", "a_matrix", "a_row", "a_step", "a_following"),
     *("b", "b_matrix", "b_column", "b_step", "b_following"),
