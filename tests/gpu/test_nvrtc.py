@@ -122,14 +122,15 @@ def test_no_kernel_with_places_of_64_bits_spills_or_needs_a_stack() -> None:
     assert not too_much(found, "sm_90a")
 
 
-@lru_cache(maxsize=1)
-def launches_of_the_zoo() -> list[Launch]:
+@lru_cache(maxsize=2)
+def launches_of_the_zoo(precision: str) -> list[Launch]:
     """What training steps of the zoo's models launch at their own sizes, one of each entry and source."""
     target, found = OwnTarget("h100"), []
     for name in fp.models.names():
         graph = fp.models.build(name)
         graph = attach_loss(graph, fp.models.default_loss(name), [next(iter(graph.outputs))])
-        for call in fp.lower(fp.differentiate(graph, None, fp.optim.Adam(1e-3)), target).calls:
+        step = fp.differentiate(graph, None, fp.optim.Adam(1e-3), precision=precision)
+        for call in fp.lower(step, target).calls:
             windows = ([operand.window for operand in operands] for operands in (call.inputs, call.outputs))
             kernel = kernel_for(call.op, *windows, target.device)
             assert kernel is not None
@@ -139,6 +140,7 @@ def launches_of_the_zoo() -> list[Launch]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_no_kernel_of_the_zoo_spills_or_needs_a_stack(architecture: str) -> None:
-    assert len(launches_of_the_zoo()) > 80
-    assert not too_much(launches_of_the_zoo(), architecture)
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_no_kernel_of_the_zoo_spills_or_needs_a_stack(precision: str, architecture: str) -> None:
+    assert len(launches_of_the_zoo(precision)) > 80
+    assert not too_much(launches_of_the_zoo(precision), architecture)
