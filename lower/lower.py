@@ -86,7 +86,7 @@ def lower(
     program = _Lowering(fused, chosen, None if workspace == "unlimited" else parse_bytes(workspace)).run()
     note = note_of(fallbacks(program), program.target)
     program = replace(program, notes=(*program.notes, note)) if note else program
-    return with_host(program, chosen.profile) if offload else program
+    return with_host(program, chosen) if offload else program
 
 
 def _decompose(graph: Graph, target: Target) -> Graph:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from foreplan.lower.program import ARENA, HOST, WITH_HOST, Call, Operand, Program
 from foreplan.lower.segments import backward_actions
-from foreplan.lower.target import DeviceProfile
+from foreplan.lower.target import Kernel, Target
 from foreplan.ops.map import Map
 from foreplan.planner.problem import Action, Role, Value
 
@@ -14,7 +14,7 @@ LEAST = 1 << 16  # bytes; what is smaller is not worth an instruction
 COPY = Map(("a0",))
 
 
-def with_host(program: Program, profile: DeviceProfile) -> Program:
+def with_host(program: Program, target: Target) -> Program:
     """The program with a region of host memory, and a way there and back for each large value of the forward pass that
     the backward pass reads. The planner may take it where it would otherwise keep or recompute the value.
 
@@ -32,13 +32,15 @@ def with_host(program: Program, profile: DeviceProfile) -> Program:
         here = next(x for x in program.calls[program.producers[v][0]].outputs if x.value == v)
         there = replace(here, value=len(values))
         values.append(Value(f"{value.name}/host", value.nbytes, value.alignment, HOST, value.category))
-        for name, source, target in ((f"{value.name}/offload", here, there), (f"{value.name}/fetch", there, here)):
-            actions.append(_copy(name, source, target, profile))
-            calls.append(Call(COPY, "reference", (source,), (target,), name))
+        for name, source, result in ((f"{value.name}/offload", here, there), (f"{value.name}/fetch", there, here)):
+            kernel = target.kernels(COPY, [source.window], [result.window])[0]
+            actions.append(_copy(name, source, result, kernel, target))
+            calls.append(Call(COPY, kernel.name, (source,), (result,), name))
     return replace(program, values=tuple(values), actions=tuple(actions), calls=tuple(calls), regions=WITH_HOST)
 
 
-def _copy(name: str, source: Operand, target: Operand, profile: DeviceProfile) -> Action:
+def _copy(name: str, source: Operand, result: Operand, kernel: Kernel, target: Target) -> Action:
     nbytes = source.type.nbytes
-    nanoseconds = profile.bus_nanoseconds(nbytes)
-    return Action(name, (source.value,), (target.value,), nbytes=2 * nbytes, nanoseconds=nanoseconds)
+    nanoseconds = target.profile.bus_nanoseconds(nbytes)
+    reads, writes, scratch = (source.value,), (result.value,), kernel.workspace
+    return Action(name, reads, writes, workspace=scratch, nbytes=2 * nbytes, nanoseconds=nanoseconds)

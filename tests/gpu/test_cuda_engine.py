@@ -243,3 +243,15 @@ def test_the_order_of_threads_does_not_matter(monkeypatch: pytest.MonkeyPatch) -
         sessions.append(step.bind(seed=1))
         sessions[-1].step(data)
     assert same(*sessions)
+
+
+def test_activations_are_copied_to_pinned_memory_and_back(card: FakeCard) -> None:
+    graph = fp.models.build("mlp:batch=1024,width=32,layers=6,inputs=12,classes=5")
+    plain = compiled(graph, target=TARGET, remat="off")
+    step = compiled(graph, target=TARGET, remat="off", offload=True, budget=0.8)
+    assert step.host_bytes > 0
+    data, sessions = data_for(step, 0), [plain.bind(seed=1), step.bind(seed=1), step.bind(seed=1, poison=True)]
+    for _ in range(3):
+        first, *others = (session.step(data).loss for session in sessions)
+        assert others == [first, first]
+    assert same(*sessions[:2]) and same(*sessions[1:])
