@@ -82,7 +82,7 @@ class CudaBound:
         crossing = [(slot.operand, starts[slot.operand.value]) for slot in program.inputs]
         crossing += [(slot.operand, ends[slot.operand.value]) for slot in results]
         sizes = [align_up(span_of(operand.window)[0], ALIGNMENT) for operand, _ in crossing]
-        with told("while pinned memory was allocated"):
+        with told("while pinned memory was allocated", harmless=True):
             pinned = self.card.allocate_host(sum(sizes))
         found, at = {}, 0
         for (operand, offset), size in zip(crossing, sizes):
@@ -106,7 +106,7 @@ class CudaBound:
         }
         kernel = self._kernel(call, action.workspace)
         try:
-            with told(f"while node {call.node!r} was bound"):
+            with told(f"while node {call.node!r} was bound", harmless=True):
                 made = [
                     ready(self.card, each, lambda place: starts[place.of][place.index] + place.offset)
                     for each in kernel.instructions
@@ -185,14 +185,14 @@ class CudaEngine:
                 f"the arena takes {format_bytes(total)}, and of the {format_bytes(there)} of {self.card.title} "
                 f"{format_bytes(free)} are free: nvidia-smi shows what holds the rest; or compile with a lower budget"
             )
-        with told("when the arena was allocated"):
+        with told("when the arena was allocated", harmless=True):
             block = self.card.allocate(total)
         return [DeviceMemory(self.card, block, block.ptr + start, nbytes) for start, nbytes in zip(starts, heights)]
 
     def allocate_host(self, heights: Sequence[int]) -> list[DeviceMemory]:
         """Pinned memory, which kernels and copies address as they do the card's own."""
         starts, total = _stacked(heights)
-        with told("when pinned memory was allocated"):
+        with told("when pinned memory was allocated", harmless=True):
             block = self.card.allocate_host(total)
         first = block.ctypes.data
         return [DeviceMemory(self.card, block, first + start, nbytes) for start, nbytes in zip(starts, heights)]

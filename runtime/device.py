@@ -11,17 +11,23 @@ from foreplan.errors import SessionError
 from foreplan.gpu.driver import Card
 from foreplan.graph import Window
 
+_HALF = (
+    ". What it holds may be half updated: load the last checkpoint, in a new process if the card goes on failing in "
+    "this one"
+)
+
 
 @contextlib.contextmanager
-def told(when: str) -> Iterator[None]:
-    """Say what the driver says as an error of a session; it may come from anything that was queued before."""
+def told(when: str, harmless: bool = False) -> Iterator[None]:
+    """Say what the driver says as an error of a session; it may come from anything that was queued before.
+
+    Args:
+        harmless: whether no session can have been damaged by what is done meanwhile.
+    """
     try:
         yield
     except RuntimeError as error:
-        raise SessionError(
-            f"the card failed, as was seen {when}: {error}. What it holds may be half updated: load the last "
-            "checkpoint, in a new process if the card goes on failing in this one"
-        ) from error
+        raise SessionError(f"the card failed, as was seen {when}: {error}{'' if harmless else _HALF}") from error
 
 
 class DeviceMemory:

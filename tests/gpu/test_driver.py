@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreplan.errors import TargetError
+from foreplan.errors import PlanError, TargetError
 from foreplan.gpu import driver
 from foreplan.gpu.driver import CupyCard
 from foreplan.gpu.launch import Launch, Source
@@ -138,6 +138,51 @@ def test_a_kernel_finds_its_arguments_where_the_driver_is_told_they_are() -> Non
     grid, block = ((ctypes.c_uint * 3)(*each) for each in (extents[:3], extents[3:]))
     assert run(grid, block, 0, ctypes.string_at(first, 24)) is None
     np.testing.assert_array_equal(x, np.arange(70, dtype=np.float32) / 2)
+
+
+class FakeCudnn:
+    """A cuDNN that takes plans which begin with a number: the bytes of workspace that they need."""
+
+    def __init__(self) -> None:
+        self.done: list[object] = []
+        self.version = "9.99.0"
+        self.module = self
+
+    def create_handle(self) -> str:
+        self.done.append("handle")
+        return "the handle"
+
+    def set_stream(self, handle: str, stream: int) -> None:
+        self.done.append(("stream", handle, stream))
+
+    def pygraph(self, handle: str) -> FakeCudnn:
+        return self
+
+    def deserialize(self, handle: str, blob: bytearray) -> None:
+        assert type(blob) is bytearray
+        self.needed = int(blob)  # a ValueError is one of the many errors that cuDNN has
+
+    def get_workspace_size(self) -> int:
+        return self.needed
+
+    def execute(self, tensors: dict[int, int], workspace: int, handle: str) -> None:
+        self.done.append((tensors, workspace, handle))
+
+
+def test_plans_of_cudnn_are_read_once_and_held_against_what_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    cudnn = FakeCudnn()
+    monkeypatch.setattr(driver, "library", lambda: cudnn)
+    card = unopened(None)
+    run = card.executing(b"1000", {1: 256, 2: 512}, 4096, 1024)
+    assert cudnn.done == ["handle", ("stream", "the handle", 7)]
+    run()
+    assert cudnn.done[2:] == [({1: 256, 2: 512}, 4096, "the handle")]
+    card.executing(b"1000", {1: 0}, 0, 1000)
+    assert cudnn.done.count("handle") == 1
+    with pytest.raises(PlanError, match=r"cuDNN 9\.99\.0 needs 1000 bytes of workspace where 999 are planned"):
+        card.executing(b"1000", {1: 0}, 0, 999)
+    with pytest.raises(PlanError, match=r"cuDNN 9\.99\.0 does not take .* another version.*compile again"):
+        card.executing(b"damaged", {1: 0}, 0, 999)
 
 
 def cupys() -> Any:
