@@ -45,7 +45,9 @@ def build(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     if not name.startswith("unet"):
         model, (x, target) = torch_models.build(name)
         return model, x, target
-    sizes = {key: int(value) for key, _, value in (part.partition("=") for part in name.partition(":")[2].split(","))}
+    sizes = {
+        key: int(value) for key, _, value in (part.partition("=") for part in name.partition(":")[2].split(",") if part)
+    }
     batch, size = sizes.get("batch", 4), sizes.get("size", 256)
     return Unet(), torch.randn(batch, 3, size, size), torch.randint(2, (batch, size, size))
 

@@ -53,7 +53,8 @@ class CudaBound:
                 return
             for call in self.calls:
                 call()
-            if self.capture and self.calls:
+        if self.capture and self.calls:
+            with told("while a step was captured, which bind(capture=False) leaves out"):
                 self.replay = self.card.captured(self.calls)
 
     def run_watched(self, watch: Watch) -> None:
