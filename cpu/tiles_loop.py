@@ -91,7 +91,7 @@ class _Product(Writer):
         self.pack_a = _Pack(self.function.module, "pack_a", product.a_along, a_turned).function
         same = a_turned == b_turned and product.a_along == product.b_along
         self.pack_b = self.pack_a if same else _Pack(self.function.module, "pack_b", product.b_along, b_turned).function
-        self.results = self.local(ir.ArrayType(FLOAT, SIDE * SIDE))  # of an edge
+        self.results = self.local(ir.ArrayType(FLOAT, SIDE * SIDE))  # of an edge, or to be added
         self.packed = self.local(INT64)  # units of the next panel
 
     def write(self) -> None:
@@ -226,23 +226,21 @@ class _Block:
         place = b.add(self.y, b.mul(b.mul(row, w.number(SIDE)), t["y_row"]))
         place = w.pointer(b.add(place, b.mul(column, w.number(4 * SIDE))))
         whole = b.and_(*(b.icmp_signed(">=", each, w.number(SIDE)) for each in left))
-        target = b.select(whole, place, w.results)
-        stride = b.select(whole, t["y_row"], w.number(4 * SIDE))
-        with b.if_then(b.not_(whole)):
-            self.edge(place, left, into=False)
-        for tile in range(4):  # read in any case: writing goes faster where memory was
-            w.tiles("tileloadd64", tile, self.quarter(target, stride, tile), stride)
-        with b.if_then(b.icmp_signed("==", self.adds, w.number(0))):
-            for tile in range(4):
-                w.tiles("tilezero", tile)
+        direct = b.and_(whole, b.icmp_signed("==", self.adds, w.number(0)))
+        before, target = (b.select(condition, place, w.results) for condition in (whole, direct))
+        stride, step = (b.select(condition, t["y_row"], w.number(4 * SIDE)) for condition in (direct, whole))
+        for tile in range(4):  # read for nothing: writing goes faster where memory was
+            w.tiles("tileloadd64", tile, self.quarter(before, step, tile), step)
+        for tile in range(4):
+            w.tiles("tilezero", tile)
         with w.counted(w.number(0), self.steps, 1) as step:
             offset = b.mul(step, w.number(STEP))
             self.multiplied(*(w.at(panel, offset) for panel in both))
             meanwhile(step)
         for tile in range(4):
             w.tiles("tilestored64", tile, self.quarter(target, stride, tile), stride)
-        with b.if_then(b.not_(whole)):
-            self.edge(place, left, into=True)
+        with b.if_then(b.not_(direct)):
+            self.merge(place, left)
 
     def quarter(self, target: ir.Value, stride: ir.Value, tile: int) -> ir.Value:
         """Where a quarter of the results lies."""
@@ -262,17 +260,20 @@ class _Block:
             for tile in range(4):
                 w.tiles("tdpbf16ps", tile, 4 + tile // 2, 6 + tile % 2)
 
-    def edge(self, place: ir.Value, left: Sequence[ir.Value], *, into: bool) -> None:
-        """Copy what there is of 32 x 32 results from where they lie, or there."""
-        w, b = self.w, self.b
+    def merge(self, place: ir.Value, left: Sequence[ir.Value]) -> None:
+        """Copy what there is of 32 x 32 results to where they lie, or add it to what is there."""
+        w, b, e = self.w, self.b, self.w.e
+        adds = b.icmp_signed("!=", self.adds, w.number(0))
         with w.counted(w.number(0), w.least(left[0], w.number(SIDE)), 1) as row:
-            theirs, own = w.pointer(b.add(b.ptrtoint(place, INT64), b.mul(row, w.table_of["y_row"]))), None
-            own = w.at(w.results, b.mul(row, w.number(4 * SIDE)))
-            source, target = (own, theirs) if into else (theirs, own)
+            target = w.at(place, b.mul(row, w.table_of["y_row"]))
+            source = w.at(w.results, b.mul(row, w.number(4 * SIDE)))
             for first in range(0, SIDE, WIDTH):
-                some = Memory(w.e, w.number(first), b.sub(left[1], w.number(first)))
-                x = some.load(w.e, w.at(source, w.number(4 * first)), INT32, some.mask)
-                some.store(w.e, w.at(target, w.number(4 * first)), INT32, x, some.mask)
+                some = Memory(e, w.number(first), b.sub(left[1], w.number(first)))
+                x, old = (
+                    e.floats(some.load(e, w.at(y, w.number(4 * first)), INT32, some.mask)) for y in (source, target)
+                )
+                x = e.bits(b.select(adds, b.fadd(x, old), x))
+                some.store(e, w.at(target, w.number(4 * first)), INT32, x, some.mask)
 
 
 class _Pack:
