@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foreplan.gpu.device import Device
 from foreplan.gpu.expressions import stored
@@ -60,9 +60,16 @@ class _Work:
     epsilon: float = 0.0
 
     @property
+    def side_by_side(self) -> bool:
+        """Whether elements of every row are neighbours, and those of the parameters."""
+        rows = all(each.step == self.dtype.itemsize for each in (self.x, self.g, self.result))
+        given = (parameter for parameter in (self.scale, self.bias) if parameter is not None)
+        return rows and all(step == self.parameter.itemsize for _, step in given)
+
+    @property
     def teams(self) -> Teams:
-        """How rows are shared out."""
-        return teams(self.rows, self.width, self.dtype, self.x.step)
+        """How rows are shared out; elements go by themselves unless all are neighbours."""
+        return teams(self.rows, self.width, self.dtype, self.x.step if self.side_by_side else 0)
 
     def launch(self, entry: str, grid: int | tuple[int, int, int]) -> Launch:
         """One launch."""
@@ -74,6 +81,7 @@ class _Work:
             ("CENTRED", int(self.centred)),
             ("SCALED", int(self.scale is not None)),
             ("BIASED", int(self.bias is not None)),
+            ("SIDE_BY_SIDE", int(self.side_by_side)),
             *self.teams.defines(rank),
         )
         words: list[Word] = [self.rows, self.width, self.rows_a_part, float(self.epsilon)]
@@ -121,10 +129,6 @@ def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launc
     scratch, width = Scratch(), math.prod(x.shape[op.axis :])
     rows = x.type.size // width
     wide = x.type.dtype.wide
-    across = ACROSS * teams(rows, width, x.type.dtype, _step(x, op.axis)).vector
-    wanted = ceil_div(4 * device.multiprocessors, ceil_div(width, across))
-    parts = max(1, min(wanted, rows // LEAST, MOST_PARTS))
-    sums = scratch.take(parts * 2 * width * wide.itemsize) if parameters else input_at(0)
     work = _Work(
         rows=rows,
         width=width,
@@ -138,9 +142,13 @@ def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launc
         centred=op.centred,
         mean=input_at(last - 2 if op.centred else last - 1),
         deviation=input_at(last - 1),
-        sums=sums,
-        rows_a_part=ceil_div(rows, parts),
+        sums=input_at(0),
     )
+    across = ACROSS * work.teams.vector
+    wanted = ceil_div(4 * device.multiprocessors, ceil_div(width, across))
+    parts = max(1, min(wanted, rows // LEAST, MOST_PARTS))
+    sums = scratch.take(parts * 2 * width * wide.itemsize) if parameters else input_at(0)
+    work = replace(work, sums=sums, rows_a_part=ceil_div(rows, parts))
     found: list[Launch] = []
     if parameters:
         found.append(work.launch("row_norm_columns", (ceil_div(width, across), parts, 1)))
