@@ -1,11 +1,11 @@
 """Products of float32 matrices on tile registers, each number as the sum of three of bfloat16 (see `tiles_loop`).
 
-Errors are below those of sums in float32: a tile adds up 32 products before it rounds to what was there, and sums of 512
-are added up. NaN and infinities come out as they should, except that an infinity times another is NaN. Parts below
+Errors are below those of sums in float32: a tile adds up 32 products before it rounds to what was there, and sums of
+512 are added up. NaN and infinities come out as they should, except that an infinity times another is NaN. Parts below
 1e-38 are taken for zero.
 
-Panels of some columns of b, or rows of a, stay in a core's cache, while those of the other pass by (Goto and van de Geijn, "Anatomy of
-high-performance matrix multiplication", 2008).
+Panels of some columns of b, or rows of a, stay in a core's cache, while those of the other pass by (Goto and van de
+Geijn, "Anatomy of high-performance matrix multiplication", 2008).
 """
 
 from __future__ import annotations
