@@ -1,15 +1,11 @@
 // Rows of tensors, each the work of a team of TEAM neighbouring threads: a power of two, at most 32, or whole warps. A
 // thread takes VECTOR neighbouring elements at a time.
 //
-// RANK axes number the rows of every tensor; ELEMENT is what rows hold, unless said otherwise. SIDE_BY_SIDE: it is known
-// that elements of every row are neighbours, which saves registers.
+// RANK axes number the rows of every tensor; ELEMENT is what rows hold, unless said otherwise. If VECTOR is more than 1,
+// elements of every row that is taken so lie side by side.
 #pragma once
 #include "place.cuh"
 #include "scalar.cuh"
-
-#ifndef SIDE_BY_SIDE
-#define SIDE_BY_SIDE 0
-#endif
 
 constexpr int THREADS = 256, TEAMS = THREADS / TEAM, WARP = 32, STRIDE = TEAM * VECTOR;
 typedef Wide<ELEMENT> Number;
@@ -21,27 +17,23 @@ struct Line {
     // VECTOR elements from the i-th on, those from `count` on zero.
     template <class T> __device__ Vector<Wide<T>, VECTOR> stretch(i64 i, i64 count) const {
         Vector<Wide<T>, VECTOR> found = {};
-        if (VECTOR > 1 && (SIDE_BY_SIDE || step == sizeof(T))) {
-            const Vector<T, VECTOR> narrow = load<T, VECTOR>(start + i * step, count - i);
+        if constexpr (VECTOR > 1) {
+            const Vector<T, VECTOR> narrow = load<T, VECTOR>(start + i * sizeof(T), count - i);
 #pragma unroll
             for (int k = 0; k < VECTOR; ++k) found.at[k] = widened(narrow.at[k]);
-        } else {
-#pragma unroll
-            for (int k = 0; k < VECTOR; ++k)
-                if (i + k < count) found.at[k] = read<T>(i + k);
+        } else if (i < count) {
+            found.at[0] = read<T>(i);
         }
         return found;
     }
     template <class T> __device__ void write_stretch(i64 i, const Vector<Wide<T>, VECTOR>& numbers, i64 count) const {
-        if (VECTOR > 1 && (SIDE_BY_SIDE || step == sizeof(T))) {
+        if constexpr (VECTOR > 1) {
             Vector<T, VECTOR> narrow;
 #pragma unroll
             for (int k = 0; k < VECTOR; ++k) narrow.at[k] = narrowed<T>(numbers.at[k]);
-            store<T, VECTOR>(start + i * step, narrow, count - i);
-        } else {
-#pragma unroll
-            for (int k = 0; k < VECTOR; ++k)
-                if (i + k < count) write<T>(i + k, numbers.at[k]);
+            store<T, VECTOR>(start + i * sizeof(T), narrow, count - i);
+        } else if (i < count) {
+            write<T>(i, numbers.at[0]);
         }
     }
 

@@ -75,7 +75,7 @@ class _Work:
         """A launch of cuda/linear_cross_entropy.cu."""
         _, _, classes = self.extents
         item, target = self.wide.itemsize, self.inputs[2].type.dtype
-        rows, work = Rows(logits, item, (Axis(count, classes * item),)), teams(count, classes, self.wide, item)
+        rows, work = Rows(logits, item, (Axis(count, classes * item),)), teams(count, classes, self.wide, True)
         defines: Defines = (
             ("ELEMENT", stored(self.wide)),
             ("TARGET", stored(target)),

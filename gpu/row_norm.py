@@ -68,8 +68,8 @@ class _Work:
 
     @property
     def teams(self) -> Teams:
-        """How rows are shared out; elements go by themselves unless all are neighbours."""
-        return teams(self.rows, self.width, self.dtype, self.x.step if self.side_by_side else 0)
+        """How rows are shared out."""
+        return teams(self.rows, self.width, self.dtype, self.side_by_side)
 
     def launch(self, entry: str, grid: int | tuple[int, int, int]) -> Launch:
         """One launch."""
@@ -81,7 +81,6 @@ class _Work:
             ("CENTRED", int(self.centred)),
             ("SCALED", int(self.scale is not None)),
             ("BIASED", int(self.bias is not None)),
-            ("SIDE_BY_SIDE", int(self.side_by_side)),
             *self.teams.defines(rank),
         )
         words: list[Word] = [self.rows, self.width, self.rows_a_part, float(self.epsilon)]

@@ -98,9 +98,8 @@ class Teams:
         return (*sizes, ("INDEX", index_type(self.rows)))
 
 
-def teams(rows: int, count: int, dtype: DType, step: int) -> Teams:
-    """For rows whose elements, of a type, are so many bytes apart: those that lie side by side are moved together."""
-    side_by_side = step == dtype.itemsize
+def teams(rows: int, count: int, dtype: DType, side_by_side: bool) -> Teams:
+    """For rows of elements of a type, which are moved together if those of every row lie side by side."""
     return Teams(rows, count, power_of_2(count, 1, BYTES // dtype.itemsize) if side_by_side else 1)
 
 
@@ -113,7 +112,8 @@ def softmax(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launch
     count = y.shape[op.axis]
     operands = [rows_along(input_at(i), x, op.axis) for i, x in enumerate(inputs)]
     operands = [operands[0], operands[-1], rows_along(output_at(0), y, op.axis)]
-    work, rank = teams(y.type.size // count, count, y.type.dtype, operands[0].step), rank_of(operands)
+    side_by_side = all(each.step == y.type.dtype.itemsize for each in operands)
+    work, rank = teams(y.type.size // count, count, y.type.dtype, side_by_side), rank_of(operands)
     defines: Defines = (
         ("ELEMENT", stored(y.type.dtype)),
         ("LOGARITHM", int(isinstance(op, LogSoftmax | LogSoftmaxGrad))),
@@ -165,7 +165,9 @@ def _entropy(
         return LaunchKernel(())
     if not count:
         raise Refused("items without classes")
-    work, rank = teams(item.type.size, count, logits.type.dtype, operands[0].step), rank_of(operands)
+    lines = operands[:1] if isinstance(op, CrossEntropy) else (operands[0], operands[-1])
+    side_by_side = all(each.step == logits.type.dtype.itemsize for each in lines)
+    work, rank = teams(item.type.size, count, logits.type.dtype, side_by_side), rank_of(operands)
     defines: Defines = (
         ("ELEMENT", stored(logits.type.dtype)),
         ("TARGET", stored(target.type.dtype)),
