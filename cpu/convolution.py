@@ -13,6 +13,7 @@ from itertools import pairwise
 from foreplan.cpu import columns, prices, primitives, winograd
 from foreplan.cpu import library as c
 from foreplan.cpu.contraction import swapped
+from foreplan.cpu.followed import Followed, followed
 from foreplan.cpu.kernel import Refused, Windows
 from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.primitives import OLD, After, Description, Following, Geometry, argument_of, base_of, onto
@@ -80,20 +81,36 @@ def conv_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> winograd.Conv
     return winograd.Convolution(x, w, y, _before(op), turned=False, after=after)
 
 
-def conv_by_products(op: Op, inputs: Windows, outputs: Windows, tiles: bool = False) -> Staged:
-    """A convolution of one tap, the weights as they lie.
-
-    Args:
-        tiles: by products on tile registers, which are followed by nothing.
-    """
+def conv_by_products(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """A convolution of one tap, the weights as they lie."""
     (x, w, y), after = _seen_as_images(op, inputs, outputs)
+    return _one_tap(op, x, w, y, _described(after, inputs, y, 2), after, tiles=False)
+
+
+def conv_on_tiles(op: Op, inputs: Windows, outputs: Windows) -> Staged | Followed:
+    """A convolution of one tap as a product on tile registers; what is done to its result comes after it."""
+    (x, w, y), after = _seen_as_images(op, inputs, outputs)
+    if all(function == OLD for function, _ in after):
+        return _one_tap(op, x, w, y, onto(bool(after)), after, tiles=True)
+    assert isinstance(op, Conv | ConvMap)
+    own = op.own if isinstance(op, ConvMap) else 2
+    if isinstance(op, ConvMap) and op.biased:
+        raise Refused("a bias, and more to follow a product on tile registers")
+    ones = (1,) * (len(y.shape) - 2)  # a bias has one number a channel
+    seen = [z.viewed(z.shape + ones, z.strides + ones) if len(z.shape) == 1 else z for z in inputs]
+    expr = op.expr if isinstance(op, ConvMap) else "(a0 + a1)"
+    return followed(_one_tap(op, x, w, y, (), [], tiles=True), expr, seen, range(own, len(inputs)), y)
+
+
+def _one_tap(
+    op: Op, x: Window, w: Window, y: Window, described: Sequence[After], after: Following, *, tiles: bool
+) -> Staged:
     assert isinstance(op, Conv | ConvMap)
     plan, rows = Stages(), rows_along(y, 1)
     if rows is None:
         raise Refused(f"{y.type} with the strides {y.strides}")
     seen, source = plan.positions(_seen_by_one_tap(op, w.shape[2:], w, x, y), INPUT)
-    flat, result = swapped(_flat_weights(w)), matrix(rows, y.type.dtype)
-    made = _product(seen, flat, result, _described(after, inputs, y, 2), tiles)
+    made = _product(seen, swapped(_flat_weights(w)), matrix(rows, y.type.dtype), described, tiles)
     plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **_taken(after)})
     return plan.finish(base_of(after), nanoseconds=_price(made, prices.products(w, y)))
 

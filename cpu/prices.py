@@ -17,6 +17,8 @@ from foreplan.units import align_up
 WEIGHTS, WEIGHTS_BACK, SECOND_PASS, ADDED, SPREAD = 4, 2, 12, 32, 5
 # Nanoseconds of a number that is gathered for a product; bytes a nanosecond of weights that a product packs.
 GATHERED, PACKED = 1, 12
+# Bytes a nanosecond that a map reads and writes in a core's cache, and what that holds.
+MAPPED, CACHE = 60, 2**21
 # Bytes a nanosecond of images of float32 on both sides of a convolution.
 IMAGES = 16
 # Of products of float32: operations a nanosecond on tile registers, numbers that are packed, read and written for that;
@@ -92,6 +94,11 @@ def direct_weights(w: Window, g: Window) -> int:
 def products_weights(w: Window, g: Window) -> int:
     """The gradient of weights of one tap as a product of matrices."""
     return (_operations(w, g) // _rates(g).products_weights + _images(w, g)) // current_threads()
+
+
+def mapped(nbytes: int) -> int:
+    """What a map reads and writes right after it was made: from a core's cache, where that holds it."""
+    return nbytes // (MAPPED if nbytes < CACHE else 2 * SECOND_PASS) // current_threads()
 
 
 def _images(w: Window, y: Window) -> int:

@@ -103,7 +103,7 @@ def _depth_together(op: Op, index: int, window: Window) -> Window:
 _CONVOLUTION: Mapping[str, Make] = {
     "winograd": convolution.conv_by_winograd,
     "products": convolution.conv_by_products,
-    "tiles": partial(convolution.conv_by_products, tiles=True),
+    "tiles": convolution.conv_on_tiles,
     "columns": convolution.conv_by_columns,
     "onednn": convolution.conv,
 }
