@@ -15,15 +15,16 @@ from foreplan.units import align_up
 # Bytes a nanosecond: of weights taken to another layout and their gradients from there; of results that are added to
 # others, in a second pass and by a product itself; of a gradient that oneDNN spreads over positions that no tap saw.
 WEIGHTS, WEIGHTS_BACK, SECOND_PASS, ADDED, SPREAD = 4, 2, 12, 32, 5
-# Nanoseconds of a number that is gathered for a product; bytes a nanosecond of weights that a product packs.
-GATHERED, PACKED = 1, 12
+# Nanoseconds of a number that is gathered for a product; bytes a nanosecond of weights that a product packs, of
+# several taps and of one.
+GATHERED, PACKED, PACKED_ROWS = 1, 12, 24
 # Bytes a nanosecond that a map reads and writes in a core's cache, and what that holds.
 MAPPED, CACHE = 60, 2**21
 # Bytes a nanosecond of images of float32 on both sides of a convolution.
 IMAGES = 16
 # Of products of float32: operations a nanosecond on tile registers, numbers that are packed, read and written for that;
 # bytes that oneDNN reads and writes; and nanoseconds of a call.
-TILES, MOVED, READ, CALL = 480, 3, 11, 500
+TILES, MOVED, READ, CALL = 480, 5, 11, 500
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def direct(w: Window, y: Window, added: int = 0, spread: int = 0) -> int:
 
 def products(w: Window, y: Window, added: int = 0) -> int:
     """A convolution of one tap, or its data's gradient, as a product of matrices."""
-    return (_operations(w, y) // _rates(y).products + added // ADDED + _images(w, y)) // current_threads()
+    passes = w.type.nbytes // PACKED_ROWS + added // ADDED + _images(w, y)
+    return (_operations(w, y) // _rates(y).products + passes) // current_threads()
 
 
 def columns(w: Window, y: Window) -> int:
