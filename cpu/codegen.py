@@ -16,7 +16,7 @@ import llvmlite.ir as ir
 from foreplan.cpu.conversions import loaded, memory_type
 from foreplan.cpu.expressions import emit
 from foreplan.cpu.lanes import Lanes
-from foreplan.cpu.llvm import POINTER, compiled
+from foreplan.cpu.llvm import POINTER, compiled_as
 from foreplan.cpu.loops import FIXED, WIDTH, Memory, Operand, Place, Writer
 from foreplan.ops.expr import parse_expr
 
@@ -46,9 +46,13 @@ def compiled_loop(loop: Loop) -> Callable[[int, int, bytes], None]:
     The table is int64: the extent of each axis, and for each input and output its address (of bits: of the first's
     byte) and its stride along each axis, in bytes (of bits: in bits).
     """
-    writer = _Elementwise(loop)
-    writer.write()
-    return compiled(writer.function)
+
+    def write() -> ir.Function:
+        writer = _Elementwise(loop)
+        writer.write()
+        return writer.function
+
+    return compiled_as(loop, write)
 
 
 class _Elementwise(Writer):

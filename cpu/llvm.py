@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import llvmlite
@@ -18,6 +19,7 @@ import llvmlite.ir as ir
 from foreplan.kept import keep, kept
 
 INT64, POINTER = ir.IntType(64), ir.PointerType()
+NAME = "kernel"  # of the function in its module that is called
 # kernel(start, stop, table) works on [start, stop) of what the table describes.
 KERNEL = ir.FunctionType(ir.VoidType(), [INT64, INT64, POINTER])
 STATUS = ir.FunctionType(ir.IntType(32), [INT64, INT64, POINTER])  # likewise, and gives 0 or what went wrong
@@ -39,7 +41,7 @@ def new_function(type: ir.FunctionType) -> tuple[ir.Function, ir.IRBuilder]:
     module = ir.Module()
     module.triple = binding.get_process_triple()
     module.data_layout = str(_machine().target_data)
-    function = ir.Function(module, type, "kernel")
+    function = ir.Function(module, type, NAME)
     function.attributes.add("nounwind")
     return function, ir.IRBuilder(function.append_basic_block())
 
@@ -49,22 +51,44 @@ def compiled(function: ir.Function) -> Callable[[int, int, Any], None]:
     return _CALL(address_of(function))
 
 
+def compiled_as(key: object, write: Callable[[], ir.Function]) -> Callable[[int, int, Any], None]:
+    """As `compiled`, of a function that is only written where its machine code is not on disk.
+
+    Args:
+        key: what it is made from, all of which its `repr` tells; the source files that write functions are known.
+    """
+    return _CALL(_loaded(f"{_sources()} {key!r}", lambda: str(write().module)))
+
+
 def address_of(function: ir.Function) -> int:
     """Where a function's machine code lies."""
-    machine, text = _machine(), str(function.module)
+    text = str(function.module)
+    return _loaded(text, lambda: text)
+
+
+def _loaded(key: str, text: Callable[[], str]) -> int:
+    machine = _machine()
     about = (llvmlite.__version__, *map(str, binding.llvm_version_info), machine.triple)
     host = (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())
-    name = hashlib.sha256("\n".join((*about, *host, text)).encode()).hexdigest() + ".o"
+    name = hashlib.sha256("\n".join((*about, *host, key)).encode()).hexdigest() + ".o"
     code = kept(name)
     if code is None:
-        code = _machine_code(machine, text)
+        code = _machine_code(machine, text())
         keep(name, code)
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _engines.append(engine)
-    address: int = engine.get_function_address(function.name)
+    address: int = engine.get_function_address(NAME)
     return address
+
+
+@lru_cache(maxsize=1)
+def _sources() -> str:
+    """Changes with what writes functions: this folder, and expressions."""
+    here = Path(__file__).parent
+    files = [*sorted(here.glob("*.py")), *sorted((here.parent / "ops" / "expr").glob("*.py"))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _machine_code(machine: binding.TargetMachine, text: str) -> bytes:

@@ -19,7 +19,7 @@ from functools import cache
 import llvmlite.ir as ir
 
 from foreplan.cpu.lanes import FLOAT, INT8, INT32, INT64, Lanes, shuffled
-from foreplan.cpu.llvm import POINTER, compiled
+from foreplan.cpu.llvm import POINTER, compiled_as
 from foreplan.cpu.loops import WIDTH, Memory, Writer
 
 SIDE, DEPTH = 32, 32  # results of a block of registers, along both axes; steps that a tile holds along the sum
@@ -75,9 +75,13 @@ CONFIGURATION = bytes([1, *[0] * 15, *[LINE, 0] * 8, *[0] * 16, *[16] * 8, *[0] 
 @cache
 def compiled_product(product: Product) -> Callable[[int, int, bytes], None]:
     """A call of (start, stop, table) for matrices [start, stop): y = a·b, or y += a·b."""
-    writer = _Product(product)
-    writer.write()
-    return compiled(writer.function)
+
+    def write() -> ir.Function:
+        writer = _Product(product)
+        writer.write()
+        return writer.function
+
+    return compiled_as(product, write)
 
 
 class _Product(Writer):

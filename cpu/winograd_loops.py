@@ -15,7 +15,7 @@ import llvmlite.ir as ir
 import numpy as np
 
 from foreplan.cpu.lanes import FLOAT, INT8, INT64, Lanes
-from foreplan.cpu.llvm import POINTER, compiled
+from foreplan.cpu.llvm import POINTER, compiled_as
 from foreplan.cpu.loops import WIDTH, Writer
 
 BYTES = 4 * WIDTH  # of a vector
@@ -96,9 +96,13 @@ def table(channels: int, source: Slices | Tiles, target: Slices | Tiles, vectors
 @cache
 def compiled_transform(transform: Transform) -> Callable[[int, int, bytes], None]:
     """A call of (start, stop, table) for tiles, or rows of slices, [start, stop)."""
-    writer = _Transform(transform)
-    writer.write()
-    return compiled(writer.function)
+
+    def write() -> ir.Function:
+        writer = _Transform(transform)
+        writer.write()
+        return writer.function
+
+    return compiled_as(transform, write)
 
 
 class _Transform(Writer):

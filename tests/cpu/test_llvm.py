@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import llvmlite.ir as ir
 import numpy as np
 import pytest
 
@@ -58,3 +59,31 @@ def test_a_folder_that_cannot_be_written(
     monkeypatch.setattr(kept, "_folder", lambda: tmp_path / "file" / "folder")
     assert doubled() == doubled() == [0, 2, 4]
     assert len(compilations) == 2
+
+
+def test_a_function_is_written_where_its_code_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[str]
+) -> None:
+    monkeypatch.setattr(kept, "_folder", lambda: tmp_path)
+    kind = operand_kind(FLOAT32, 4)
+    written: list[str] = []
+
+    def run(factor: str) -> list[float]:
+        loop = Loop((f"(a0 * {factor})",), (kind,), (kind,), 1)
+
+        def write() -> ir.Function:
+            written.append(factor)
+            writer = _Elementwise(loop)
+            writer.write()
+            return writer.function
+
+        x, y = np.arange(3, dtype=np.float32), np.zeros(3, np.float32)
+        table = np.array([3, x.ctypes.data, 4, y.ctypes.data, 4], np.int64).tobytes()
+        llvm.compiled_as(loop, write)(0, 1, table)
+        return y.tolist()
+
+    assert run("2.0") == run("2.0") == [0, 2, 4]
+    assert run("3.0") == [0, 3, 6]
+    assert written == ["2.0", "3.0"] and len(compilations) == 2
+    monkeypatch.setattr(llvm, "_sources", lambda: "changed since")
+    assert run("2.0") == [0, 2, 4] and written[2:] == ["2.0"]
