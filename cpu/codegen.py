@@ -46,13 +46,7 @@ def compiled_loop(loop: Loop) -> Callable[[int, int, bytes], None]:
     The table is int64: the extent of each axis, and for each input and output its address (of bits: of the first's
     byte) and its stride along each axis, in bytes (of bits: in bits).
     """
-
-    def write() -> ir.Function:
-        writer = _Elementwise(loop)
-        writer.write()
-        return writer.function
-
-    return compiled_as(loop, write)
+    return compiled_as(loop, lambda: _Elementwise(loop).written())
 
 
 class _Elementwise(Writer):

@@ -85,9 +85,9 @@ def _loaded(key: str, text: Callable[[], str]) -> int:
 
 @lru_cache(maxsize=1)
 def _sources() -> str:
-    """Changes with what writes functions: this folder, and expressions."""
+    """Changes with what writes functions: this folder, and the ops with their expressions."""
     here = Path(__file__).parent
-    files = [*sorted(here.glob("*.py")), *sorted((here.parent / "ops" / "expr").glob("*.py"))]
+    files = [*sorted(here.glob("*.py")), *sorted((here.parent / "ops").rglob("*.py"))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

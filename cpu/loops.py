@@ -57,6 +57,15 @@ class Writer:
         self.function, self.b = new_function(type)
         self.start, self.stop, self.table = self.function.args
 
+    def write(self) -> None:
+        """All of it."""
+        raise NotImplementedError
+
+    def written(self) -> ir.Function:
+        """The function, whole."""
+        self.write()
+        return self.function
+
     def number(self, value: int) -> ir.Constant:
         """An index."""
         return ir.Constant(INT64, value)

@@ -124,9 +124,7 @@ def _caller() -> Callable[[int, int, ctypes.c_char_p], None]:
 
     The table is int64: the status, then the records.
     """
-    writer = _Caller()
-    writer.write()
-    return compiled(writer.function)
+    return compiled(_Caller().written())
 
 
 @cache
@@ -136,9 +134,7 @@ def _member() -> int:
     The data is int64: the addresses of omp_get_thread_num, omp_get_num_threads and the caller; how many tables; and of
     each, how many records it has, and its address.
     """
-    writer = _Member()
-    writer.write()
-    return address_of(writer.function)
+    return address_of(_Member().written())
 
 
 @cache
@@ -146,10 +142,8 @@ def _checker() -> Callable[[int, int, object], int]:
     """A call of (data, 0, None) that gives the first status that is not 0; the data is int64: how many tables, and the
     address of each.
     """
-    writer = _Checker(STATUS)
-    writer.write()
     type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
-    call = type(address_of(writer.function))
+    call = type(address_of(_Checker(STATUS).written()))
     call.errcheck = lambda status, *_: raise_for(status)  # type: ignore[assignment]
     return call
 

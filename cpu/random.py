@@ -12,7 +12,7 @@ import numpy as np
 from foreplan.cpu.conversions import convert
 from foreplan.cpu.kernel import Refused, Run, Windows
 from foreplan.cpu.lanes import FLOAT, INT32, INT64, Lanes, shuffled
-from foreplan.cpu.llvm import POINTER, compiled
+from foreplan.cpu.llvm import POINTER, compiled_as
 from foreplan.cpu.loops import CONTIGUOUS, WIDTH, Memory, Operand, Place, Writer
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import DType, Op
@@ -71,9 +71,7 @@ def compiled_numbers(distribution: str, dtype: DType) -> Callable[[int, int, byt
     The table is int64: the number of elements, the addresses of the state and of the output, the stream; then for
     bernoulli the number of words that give 1, for uniform the bits of high - low, low, and the largest below high.
     """
-    writer = _Writer(distribution, dtype)
-    writer.write()
-    return compiled(writer.function)
+    return compiled_as(("random", distribution, dtype), lambda: _Writer(distribution, dtype).written())
 
 
 class _Writer(Writer):

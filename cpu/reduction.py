@@ -17,7 +17,7 @@ import numpy as np
 from foreplan.cpu.conversions import convert, register_type, stored
 from foreplan.cpu.expressions import EMIT
 from foreplan.cpu.lanes import DOUBLE, INT32, Lanes, shuffled
-from foreplan.cpu.llvm import POINTER, compiled
+from foreplan.cpu.llvm import POINTER, compiled_as
 from foreplan.cpu.loops import WIDTH, Memory, Operand, Place, Writer
 from foreplan.graph import DType
 from foreplan.graph.types import BOOL, FLOAT64
@@ -54,9 +54,7 @@ def compiled_reduction(reduction: Reduction) -> Callable[[int, int, bytes], None
     multiplied by; the input's address and strides in bytes along kept and reduced axes and the innermost; the output's
     address and strides along kept axes, and, of columns, the innermost.
     """
-    writer = _Writer(reduction)
-    writer.write()
-    return compiled(writer.function)
+    return compiled_as(reduction, lambda: _Writer(reduction).written())
 
 
 class _Folding:

@@ -75,13 +75,7 @@ CONFIGURATION = bytes([1, *[0] * 15, *[LINE, 0] * 8, *[0] * 16, *[16] * 8, *[0] 
 @cache
 def compiled_product(product: Product) -> Callable[[int, int, bytes], None]:
     """A call of (start, stop, table) for matrices [start, stop): y = a·b, or y += a·b."""
-
-    def write() -> ir.Function:
-        writer = _Product(product)
-        writer.write()
-        return writer.function
-
-    return compiled_as(product, write)
+    return compiled_as(product, lambda: _Product(product).written())
 
 
 class _Product(Writer):

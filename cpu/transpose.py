@@ -13,7 +13,7 @@ import numpy as np
 from foreplan.cpu.conversions import memory_type
 from foreplan.cpu.kernel import Run
 from foreplan.cpu.lanes import BIT, INT32, Lanes, shuffled
-from foreplan.cpu.llvm import POINTER, compiled
+from foreplan.cpu.llvm import POINTER, compiled_as
 from foreplan.cpu.loops import CONTIGUOUS, WIDTH, Memory, Operand, Place, Writer
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import DType
@@ -77,9 +77,7 @@ def _compiled(dtype: DType, outer: int) -> Callable[[int, int, bytes], None]:
 
     The table is int64: extents of outer axes, near and far; the source's address and strides along these; the copy's.
     """
-    writer = _Writer(Operand(dtype, CONTIGUOUS), outer)
-    writer.write()
-    return compiled(writer.function)
+    return compiled_as(("transpose", dtype, outer), lambda: _Writer(Operand(dtype, CONTIGUOUS), outer).written())
 
 
 class _Writer(Writer):

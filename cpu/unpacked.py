@@ -63,9 +63,7 @@ def _caller(kinds: tuple[str, ...]) -> int:
     """The address of a function of (0, 0, table) that calls another, and gives 0 unless that raises; the table is
     int64: that one's address, and the bits of what it takes, of these kinds.
     """
-    writer = _Unpacker(kinds)
-    writer.write()
-    return address_of(writer.function)
+    return address_of(_Unpacker(kinds).written())
 
 
 class _Unpacker(Writer):

@@ -96,13 +96,7 @@ def table(channels: int, source: Slices | Tiles, target: Slices | Tiles, vectors
 @cache
 def compiled_transform(transform: Transform) -> Callable[[int, int, bytes], None]:
     """A call of (start, stop, table) for tiles, or rows of slices, [start, stop)."""
-
-    def write() -> ir.Function:
-        writer = _Transform(transform)
-        writer.write()
-        return writer.function
-
-    return compiled_as(transform, write)
+    return compiled_as(transform, lambda: _Transform(transform).written())
 
 
 class _Transform(Writer):
