@@ -11,55 +11,22 @@ before and after every model, and its best counts. Writes the tables into docs/c
 from __future__ import annotations
 
 import re
-import time
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
-
-import numpy as np
 
 import foreplan as fp
 from foreplan.cli_data import made_up
-from foreplan.cpu import library as c
-from foreplan.cpu import primitives
-from foreplan.cpu.products import matrix
-from foreplan.cpu.threads import set_threads
+from foreplan.cpu.machine import SIDE, measured
 from foreplan.frontend.losses import attach_loss
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cpu.md"
 MODELS = ("resnet50:batch=8", "gpt2_small:layers=4,batch=2,seq=256")
 STEPS = 5
-SIDE, STREAM = 2048, 64 * 2**20  # of the product; bytes of the copy, far more than a core's own caches
-
-
-def least_seconds(call: Callable[[], object], times: int = 5) -> float:
-    """The least time of some calls, in seconds of the processor."""
-    call()
-    found = []
-    for _ in range(times):
-        started = time.process_time()
-        call()
-        found.append(time.process_time() - started)
-    return min(found)
-
-
-def machine() -> tuple[float, float]:
-    """Operations and bytes a second of one thread."""
-    set_threads(1)
-    a, b, y = (np.ones((SIDE, SIDE), np.float32) for _ in range(3))
-    product = primitives.matmul(matrix(SIDE, SIDE), matrix(SIDE, SIDE), matrix(SIDE, SIDE))
-    scratch = np.empty(product.scratchpad + 64, np.uint8)
-    places = {c.SRC: a, c.WEIGHTS: b, c.DST: y, c.SCRATCHPAD: scratch[-scratch.ctypes.data % 64 :]}
-    if not product.scratchpad:
-        del places[c.SCRATCHPAD]
-    run = product.bind({argument: array.ctypes.data for argument, array in places.items()})
-    source, target = np.ones(STREAM // 4, np.float32), np.zeros(STREAM // 4, np.float32)
-    return 2 * SIDE**3 / least_seconds(run), 2 * STREAM / least_seconds(lambda: np.copyto(target, source))
 
 
 def rows(model: str) -> tuple[list[str], tuple[float, float]]:
     """The table of one model, and what the machine did meanwhile."""
-    before = machine()
+    before = measured(1)
     graph = attach_loss(fp.models.build(model), fp.models.default_loss(model))
     step = fp.compile(graph, optimizer=fp.optim.Nesterov(1e-4), target="cpu:threads=1")
     session = step.bind()
@@ -67,7 +34,7 @@ def rows(model: str) -> tuple[list[str], tuple[float, float]]:
     session.step(data)
     steps = [session.trace(data)[1] for _ in range(STEPS)]
     least = [min(runs, key=lambda timing: timing.seconds) for runs in zip(*steps)]
-    flops, stream = (max(pair) for pair in zip(before, machine()))
+    flops, stream = (max(pair) for pair in zip(before, measured(1)))
     seconds, operations, moved, bound, count = (defaultdict[str, float](float) for _ in range(5))
     for timing in least:
         seconds[timing.op] += timing.seconds

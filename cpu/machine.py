@@ -20,6 +20,7 @@ from foreplan.graph.types import FLOAT32
 
 SIDE, STREAM = 2048, 2**26  # of the product; bytes of the copy, far more than a core's own caches
 TIMES = 5
+LINE = 64  # bytes
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,10 @@ def measured(threads: int) -> tuple[int, int]:
     a, b, y = (np.ones((SIDE, SIDE), np.float32) for _ in range(3))
     matrix = Window.dense(TensorType(FLOAT32, (SIDE, SIDE)))
     product = primitives.matmul(matrix, matrix, matrix)
-    scratch = np.empty(product.scratchpad + 64, np.uint8)
+    scratch = aligned(product.scratchpad)  # the run holds its address alone
     places = {c.SRC: a.ctypes.data, c.WEIGHTS: b.ctypes.data, c.DST: y.ctypes.data}
     if product.scratchpad:
-        places[c.SCRATCHPAD] = scratch.ctypes.data + -scratch.ctypes.data % 64
+        places[c.SCRATCHPAD] = scratch.ctypes.data
     run = product.bind(places)
     source, target = np.ones(STREAM // 4, np.float32), np.zeros(STREAM // 4, np.float32)
     stream = least_seconds(lambda: np.copyto(target, source), threads)
@@ -96,3 +97,9 @@ def least_seconds(call: Callable[[], object], threads: int, times: int = TIMES) 
         call()
         found.append(clock() - started)
     return min(found)
+
+
+def aligned(nbytes: int) -> np.ndarray:
+    """So many bytes as kernels want them: uint8, from the beginning of a cache line on, content undefined."""
+    raw = np.empty(nbytes + LINE, np.uint8)
+    return raw[-raw.ctypes.data % LINE :][:nbytes]

@@ -12,13 +12,12 @@ import numpy as np
 
 from foreplan import __version__
 from foreplan.cpu.kernel import Kernel, Windows
-from foreplan.cpu.machine import Machine, least_seconds, measured, this_machine
+from foreplan.cpu.machine import Machine, aligned, least_seconds, measured, this_machine
 from foreplan.graph import Op, Window
 from foreplan.kept import keep, kept
 
 ENOUGH = 0.05  # seconds of runs after which no more are made,
 LEAST, MOST = 3, 20  # but at least and at most so many
-LINE = 64  # bytes
 
 
 class Prices:
@@ -80,7 +79,7 @@ def _seconds(op: Op, kernel: Kernel, inputs: Windows, outputs: Windows, threads:
         if inputs[index] == outputs[output] and not {("out", output), ("in", index)} & taken:
             results[output] = given[index]
             taken |= {("out", output), ("in", index)}
-    scratch = _aligned(kernel.workspace)  # calls hold addresses alone
+    scratch = aligned(kernel.workspace)  # calls hold addresses alone
     run = kernel.bind(given, results, scratch)
     with np.errstate(all="ignore"):
         first = least_seconds(run, threads, 1)
@@ -91,7 +90,7 @@ def _array(window: Window, valid: Sequence[int] | None, rng: np.random.Generator
     """Memory that lies as a window says, with numbers that its op takes."""
     type, item = window.type, window.type.dtype.itemsize
     span = sum((extent - 1) * step for extent, step in zip(type.shape, window.strides)) + item if type.size else 0
-    raw = _aligned(span)
+    raw = aligned(span)
     array = np.ndarray(type.shape, type.dtype.numpy, raw, 0, window.strides)
     if rng is None:
         return array
@@ -103,8 +102,3 @@ def _array(window: Window, valid: Sequence[int] | None, rng: np.random.Generator
     else:
         flat[:] = rng.integers(0, 2, flat.size)
     return array
-
-
-def _aligned(nbytes: int) -> np.ndarray:
-    raw = np.empty(nbytes + LINE, np.uint8)
-    return raw[-raw.ctypes.data % LINE :][:nbytes]
