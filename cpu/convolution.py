@@ -15,13 +15,13 @@ from foreplan.cpu import library as c
 from foreplan.cpu.contraction import swapped
 from foreplan.cpu.followed import Followed, followed
 from foreplan.cpu.kernel import Refused, Windows
-from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.primitives import OLD, After, Description, Following, Geometry, argument_of, base_of, onto
 from foreplan.cpu.products import Product
 from foreplan.cpu.rows import image_rows, rows_along, rows_from
 from foreplan.cpu.stages import INPUT, OUTPUT, WEIGHTS, ZERO, Place, Staged, Stages, check, matrix
 from foreplan.cpu.tiles import Tiles
 from foreplan.graph import Op, TensorType, Window
+from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.ops.conv_map import ConvMap, steps_of

@@ -11,12 +11,11 @@ import numpy as np
 from foreplan.cpu.codegen import UNIT, Loop, compiled_loop
 from foreplan.cpu.expressions import check
 from foreplan.cpu.kernel import Kernel, Run, Windows
-from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.loops import BITS, Operand, bits_kind, operand_kind
-from foreplan.cpu.rows import lie_alike
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.cpu.transpose import Axis, transposition
 from foreplan.graph import DType, Op, TensorType, Window
+from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Types
 from foreplan.graph.types import BOOL, Shape
 from foreplan.ops.bits import MaskedMap, PackBits

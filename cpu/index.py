@@ -14,9 +14,10 @@ import numba
 import numpy as np
 
 from foreplan.cpu.kernel import Refused, Run, Windows, one_after_another
-from foreplan.cpu.rows import Rows, flat, flat_input, lie_alike, rows_from, same_place
+from foreplan.cpu.rows import Rows, flat, flat_input, rows_from, same_place
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op, Window
+from foreplan.graph.layouts import lie_alike
 from foreplan.ops.blocks import Folded, folded_shape
 from foreplan.ops.index import Gather, ScatterAdd
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from foreplan.cpu.copies import clear, copy
 from foreplan.cpu.kernel import Run, Windows, one_after_another
-from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.rows import same_place
 from foreplan.graph import Op, Window
+from foreplan.graph.layouts import channels_last
 from foreplan.graph.op import Types
 from foreplan.ops.join import Concat, Pad, Unslice
 from foreplan.ops.shape import slices

@@ -1,11 +1,8 @@
-"""How tensors lie where the CPU engine chooses."""
+"""How oneDNN is told that a tensor lies."""
 
 from __future__ import annotations
 
 from foreplan.graph import Window
-from foreplan.graph.layouts import channels_last
-
-__all__ = ["channels_last", "stepped"]
 
 
 def stepped(x: Window) -> Window:

@@ -11,11 +11,12 @@ from foreplan.cpu.elements import check_float, lines, number, room, settled
 from foreplan.cpu.functions import exp32
 from foreplan.cpu.jit import compiled
 from foreplan.cpu.kernel import Refused, Run, Windows
-from foreplan.cpu.rows import Rows, even_step, flat, flat_input, lie_alike, rows_along, same_place
+from foreplan.cpu.rows import Rows, even_step, flat, flat_input, rows_along, same_place
 from foreplan.cpu.scores import FLUSH, ZERO
 from foreplan.cpu.softmax import BLOCK, best, class_rows, exponentials, highest
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op, Window
+from foreplan.graph.layouts import lie_alike
 from foreplan.graph.op import Types
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad

@@ -85,11 +85,6 @@ def merged(shape: Sequence[int], strides: Sequence[int], single: int) -> tuple[i
     return count, step
 
 
-def lie_alike(a: Window, b: Window) -> bool:
-    """Whether two tensors of one type lie in the same way."""
-    return a.type == b.type and all(extent == 1 or x == y for extent, x, y in zip(a.shape, a.strides, b.strides))
-
-
 def flat(array: np.ndarray) -> np.ndarray:
     """The memory from an array's first element to its last, gaps included, of bfloat16 as bits; strides are not
     negative.

@@ -12,11 +12,11 @@ from foreplan.cpu.elements import check_elements, number, written
 from foreplan.cpu.functions import exp32
 from foreplan.cpu.jit import FLOAT, compiled, summing
 from foreplan.cpu.kernel import Refused, Run, Windows
-from foreplan.cpu.layouts import channels_last
-from foreplan.cpu.rows import Rows, flat, flat_input, lie_alike, rows_along
+from foreplan.cpu.rows import Rows, flat, flat_input, rows_along
 from foreplan.cpu.scores import BLOCK, LOWEST, largest, row_sum
 from foreplan.cpu.threads import current_threads, ranged
 from foreplan.graph import Op, TensorType, Window
+from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Types
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, RowOp, Softmax, SoftmaxGrad

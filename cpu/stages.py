@@ -11,11 +11,11 @@ from foreplan.cpu import library as c
 from foreplan.cpu import primitives
 from foreplan.cpu.copies import clear, copy
 from foreplan.cpu.kernel import Refused, Run, one_after_another
-from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.primitives import Description
 from foreplan.cpu.products import Product
 from foreplan.cpu.rows import Rows, rows_along
 from foreplan.graph import DType, TensorType, Window
+from foreplan.graph.layouts import channels_last
 from foreplan.units import align_up
 
 ALIGNMENT = 64

@@ -27,10 +27,10 @@ from foreplan.cpu import (
     softmax,
 )
 from foreplan.cpu.kernel import Kernel, Make, Refused, Windows
-from foreplan.cpu.layouts import channels_last
-from foreplan.cpu.rows import channel_rows, lie_alike
+from foreplan.cpu.rows import channel_rows
 from foreplan.cpu.threads import set_threads
 from foreplan.graph import Op, Window
+from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Types
 
 Layout = Callable[[Op, Windows, Types], Sequence[Window]]

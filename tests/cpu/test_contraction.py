@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.cpu.layouts import channels_last
 from foreplan.graph import TensorType, Window
+from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.conv_map import ConvMap

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.cpu.layouts import channels_last
 from foreplan.graph import Window
+from foreplan.graph.layouts import channels_last
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.conv_map import ConvMap
 from foreplan.ops.matmul import MatMul

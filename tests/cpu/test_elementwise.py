@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.table import family_of
 from foreplan.cpu.threads import set_threads
 from foreplan.cpu.transpose import Transposition
 from foreplan.graph import Window
+from foreplan.graph.layouts import channels_last
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.map import Map
 from tests.cpu.check import check, kernel_for, laid_out, needs_onednn, run, type_of

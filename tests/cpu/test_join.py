@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from foreplan.cpu.join import concat
-from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.table import family_of
 from foreplan.graph import Window
+from foreplan.graph.layouts import channels_last
 from foreplan.ops.join import Concat, Pad, Unslice
 from tests.cpu.check import check, laid_out, needs_onednn, scratch, type_of
 

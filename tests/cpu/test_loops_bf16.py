@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from foreplan.cpu.elements import as_in, number
-from foreplan.cpu.layouts import channels_last
 from foreplan.graph import Window
+from foreplan.graph.layouts import channels_last
 from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad, ChannelMoments
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.index import Gather

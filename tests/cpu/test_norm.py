@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.cpu.table import channels_last
 from foreplan.graph import Window
+from foreplan.graph.layouts import channels_last
 from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad, ChannelMoments
 from tests.cpu.check import check, needs_onednn, run, type_of
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from foreplan.cpu import threads
-from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.native import together
 from foreplan.graph import Op
+from foreplan.graph.layouts import channels_last
 from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad, ChannelMoments
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from foreplan.cpu.table import channels_last
 from foreplan.graph import Op, Window
+from foreplan.graph.layouts import channels_last
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.window import Pads, count_positions
 from tests.cpu.check import check, needs_onednn, run, type_of

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.threads import set_threads
 from foreplan.graph import Window
+from foreplan.graph.layouts import channels_last
 from foreplan.ops.reduce import Reduce
 from tests.cpu.check import check, kernel_for, needs_onednn, run, type_of
 

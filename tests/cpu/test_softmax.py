@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.table import family_of
 from foreplan.graph import Op, Window
+from foreplan.graph.layouts import channels_last
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, RowOp, Softmax, SoftmaxGrad
 from tests.cpu.check import check, expected, needs_onednn, run, type_of

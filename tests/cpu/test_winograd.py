@@ -7,9 +7,9 @@ import pytest
 
 from foreplan.cpu import winograd
 from foreplan.cpu.kernel import Kernel
-from foreplan.cpu.layouts import channels_last
 from foreplan.cpu.threads import set_threads
 from foreplan.graph import TensorType, Window
+from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from tests.cpu.check import check, laid_out, needs_onednn, scratch, type_of, ways
