@@ -140,17 +140,6 @@ def pack(op: Op, inputs: Windows, outputs: Windows) -> Elementwise:
     return Elementwise((op.condition,), x.shape, (_broadcast(x, x.shape),), (_mask(x.shape),), ())
 
 
-def layout(op: Op, inputs: Windows, outputs: Types) -> list[Window]:
-    """Outputs as a whole input lies that has no gaps, rather one with its channels last; else in C order."""
-    shape = outputs[0].shape
-    whole = [x for x in inputs if x.shape == shape and x.is_compact]
-    if not whole:
-        return [Window.dense(type) for type in outputs]
-    best = next((x for x in whole if x == channels_last(x.type)), whole[0])
-    item = best.type.dtype.itemsize
-    return [Window(y, tuple(step // item * y.dtype.itemsize for step in best.strides)) for y in outputs]
-
-
 def pack_layout(op: Op, inputs: Windows, outputs: Types) -> list[Window]:
     """A row of bytes."""
     return [Window.dense(type) for type in outputs]

@@ -30,7 +30,7 @@ from foreplan.cpu.kernel import Kernel, Make, Refused, Windows
 from foreplan.cpu.rows import channel_rows
 from foreplan.cpu.threads import set_threads
 from foreplan.graph import Op, Window
-from foreplan.graph.layouts import channels_last, lie_alike
+from foreplan.graph.layouts import channels_last, lie_alike, like_whole_input
 from foreplan.graph.op import Types
 
 Layout = Callable[[Op, Windows, Types], Sequence[Window]]
@@ -120,8 +120,8 @@ _WEIGHT_GRADIENT: Mapping[str, Make] = {
     "onednn": convolution.conv_weight_gradient,
 }
 FAMILIES = {
-    "map": Family({"lanes": elementwise.elementwise}, elementwise.layout, elementwise.reads, True),
-    "masked_map": Family({"lanes": elementwise.masked}, elementwise.layout, elementwise.reads, True),
+    "map": Family({"lanes": elementwise.elementwise}, like_whole_input, elementwise.reads, True),
+    "masked_map": Family({"lanes": elementwise.masked}, like_whole_input, elementwise.reads, True),
     "pack_bits": Family({"lanes": elementwise.pack}, elementwise.pack_layout, elementwise.pack_reads, True),
     "random": Family({"lanes": random.random}, _rows, _as_reference),
     "reduce": Family({"lanes": reduce.reduce}, _rows, elementwise.reads),

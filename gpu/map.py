@@ -24,7 +24,6 @@ from foreplan.gpu.launch import (
 )
 from foreplan.graph import DType, Op, TensorType, Window
 from foreplan.graph.layouts import channels_last, lie_alike
-from foreplan.graph.op import Types
 from foreplan.graph.types import BOOL, Shape
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.expr import Arg, Expr, parse_expr
@@ -191,14 +190,3 @@ def _pairs(inputs: Windows, outputs: Windows, first: int) -> tuple[tuple[int, in
     """Outputs that lie as an input does: a thread reads all its elements before it writes."""
     pairs = ((o, i) for o in range(len(outputs)) for i in range(first, len(inputs)))
     return tuple((o, i) for o, i in pairs if lie_alike(inputs[i], outputs[o]))
-
-
-def layout(op: Op, inputs: Windows, outputs: Types) -> list[Window]:
-    """Outputs as a whole input lies that has no gaps, rather one with its channels last; else in C order."""
-    shape = outputs[0].shape
-    whole = [x for x in inputs if x.shape == shape and x.is_compact]
-    if not whole:
-        return [Window.dense(type) for type in outputs]
-    best = next((x for x in whole if x == channels_last(x.type)), whole[0])
-    item = best.type.dtype.itemsize
-    return [Window(y, tuple(step // item * y.dtype.itemsize for step in best.strides)) for y in outputs]

@@ -27,7 +27,7 @@ from foreplan.gpu.cudnn_conv import CUDNN, cudnn_kernel, cudnn_kernels, own_nano
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import LaunchKernel, Make, Refused, Windows
 from foreplan.graph import Op, Window
-from foreplan.graph.layouts import channels_last
+from foreplan.graph.layouts import channels_last, like_whole_input
 from foreplan.graph.op import Types
 
 OWN = "launches"  # the name of our own kernels in plans
@@ -63,8 +63,8 @@ class Family:
 
 
 FAMILIES = {
-    "map": Family(map.elementwise, map.layout),
-    "masked_map": Family(map.masked, map.layout),
+    "map": Family(map.elementwise, like_whole_input),
+    "masked_map": Family(map.masked, like_whole_input),
     "pack_bits": Family(map.pack),
     "random": Family(random.random),
     "reduce": Family(reduce.reduce),

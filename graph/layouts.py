@@ -1,7 +1,10 @@
-"""How tensors of images lie where an engine chooses, and whether two tensors lie alike."""
+"""How tensors lie where an engine chooses, and whether two tensors lie alike."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from foreplan.graph.op import Op, Types
 from foreplan.graph.types import TensorType, Window
 
 
@@ -18,3 +21,14 @@ def channels_last(type: TensorType) -> Window:
 def lie_alike(a: Window, b: Window) -> bool:
     """Whether two tensors of one type lie in the same way."""
     return a.type == b.type and all(extent == 1 or x == y for extent, x, y in zip(a.shape, a.strides, b.strides))
+
+
+def like_whole_input(op: Op, inputs: Sequence[Window], outputs: Types) -> list[Window]:
+    """Outputs as a whole input lies that has no gaps, rather one with its channels last; else in C order."""
+    shape = outputs[0].shape
+    whole = [x for x in inputs if x.shape == shape and x.is_compact]
+    if not whole:
+        return [Window.dense(type) for type in outputs]
+    best = next((x for x in whole if x == channels_last(x.type)), whole[0])
+    item = best.type.dtype.itemsize
+    return [Window(y, tuple(step // item * y.dtype.itemsize for step in best.strides)) for y in outputs]
