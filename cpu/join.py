@@ -13,8 +13,6 @@ from foreplan.cpu.copies import clear, copy
 from foreplan.cpu.kernel import Run, Windows, one_after_another
 from foreplan.cpu.rows import same_place
 from foreplan.graph import Op, Window
-from foreplan.graph.layouts import channels_last
-from foreplan.graph.op import Types
 from foreplan.ops.join import Concat, Pad, Unslice
 from foreplan.ops.shape import slices
 
@@ -83,13 +81,6 @@ def padded(op: Op, inputs: Windows, outputs: Windows) -> Padded:
     """The kernel of `Pad` and `Unslice`."""
     assert isinstance(op, Pad | Unslice)
     return Padded(op)
-
-
-def layout(op: Op, inputs: Windows, outputs: Types) -> list[Window]:
-    """With channels last, if most of what is put there lies so; else in C order."""
-    last = sum(x.type.nbytes for x in inputs if x == channels_last(x.type) and not x.is_dense)
-    images = 2 * last > sum(x.type.nbytes for x in inputs)
-    return [channels_last(type) if images else Window.dense(type) for type in outputs]
 
 
 def reads(op: Op, index: int, window: Window) -> Window:

@@ -30,7 +30,7 @@ from foreplan.cpu.kernel import Kernel, Make, Refused, Windows
 from foreplan.cpu.rows import channel_rows
 from foreplan.cpu.threads import set_threads
 from foreplan.graph import Op, Window
-from foreplan.graph.layouts import channels_last, lie_alike, like_whole_input
+from foreplan.graph.layouts import channels_last, lie_alike, like_most_inputs, like_whole_input
 from foreplan.graph.op import Types
 
 Layout = Callable[[Op, Windows, Types], Sequence[Window]]
@@ -142,9 +142,9 @@ FAMILIES = {
     "cross_entropy_grad": Family({"loops": loss.gradients}, loss.layout, loss.reads, True),
     "gather": Family({"loops": index.gather}, _rows, _as_reference),
     "scatter_add": Family({"loops": index.scatter_add}, _rows, index.scatter_reads),
-    "concat": Family({"copies": join.concat}, join.layout, join.reads),
-    "pad": Family({"copies": join.padded}, join.layout, join.reads),
-    "unslice": Family({"copies": join.padded}, join.layout, join.reads),
+    "concat": Family({"copies": join.concat}, like_most_inputs, join.reads),
+    "pad": Family({"copies": join.padded}, like_most_inputs, join.reads),
+    "unslice": Family({"copies": join.padded}, like_most_inputs, join.reads),
     "max_pool": Family({"loops": pool.largest}, _images, _channel_reads, True),
     "max_pool_grad": Family({"loops": pool.largest_gradient}, _images, _channel_reads, True),
     "avg_pool": Family({"loops": pool.mean}, _means, _mean_reads, True),

@@ -19,8 +19,7 @@ from foreplan.gpu.launch import (
 )
 from foreplan.gpu.map import copies, index_type
 from foreplan.graph import Op, Window
-from foreplan.graph.layouts import channels_last, lie_alike
-from foreplan.graph.op import Types
+from foreplan.graph.layouts import lie_alike
 from foreplan.ops.join import MODES, Concat, Pad, Unslice
 
 THREADS = 256
@@ -66,10 +65,3 @@ def _put(x: Window, y: Window, firsts: Sequence[int], steps: Sequence[int], fill
         ("INDEX", index_type(y.type.size)),
     )
     return LaunchKernel((launch(Source("pad.cu", defines), "pad", ceil_div(y.type.size, THREADS), THREADS, words),))
-
-
-def layout(op: Op, inputs: Windows, outputs: Types) -> list[Window]:
-    """With channels last, if most of what is put there lies so; else in C order."""
-    last = sum(x.type.nbytes for x in inputs if x == channels_last(x.type) and not x.is_dense)
-    images = 2 * last > sum(x.type.nbytes for x in inputs)
-    return [channels_last(type) if images else Window.dense(type) for type in outputs]

@@ -27,7 +27,7 @@ from foreplan.gpu.cudnn_conv import CUDNN, cudnn_kernel, cudnn_kernels, own_nano
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import LaunchKernel, Make, Refused, Windows
 from foreplan.graph import Op, Window
-from foreplan.graph.layouts import channels_last, like_whole_input
+from foreplan.graph.layouts import channels_last, like_most_inputs, like_whole_input
 from foreplan.graph.op import Types
 
 OWN = "launches"  # the name of our own kernels in plans
@@ -81,9 +81,9 @@ FAMILIES = {
     "max_pool_grad": Family(pool.pool, _images),
     "avg_pool": Family(pool.pool, _images),
     "avg_pool_grad": Family(pool.pool, _images),
-    "concat": Family(join.concat, join.layout),
-    "pad": Family(join.pad, join.layout),
-    "unslice": Family(join.unslice, join.layout),
+    "concat": Family(join.concat, like_most_inputs),
+    "pad": Family(join.pad, like_most_inputs),
+    "unslice": Family(join.unslice, like_most_inputs),
     "gather": Family(index.gather, reads=index.gather_reads),
     "scatter_add": Family(index.scatter_add, reads=index.scatter_reads),
     "layer_norm": Family(row_norm.normal, reads=row_norm.reads),

@@ -32,3 +32,10 @@ def like_whole_input(op: Op, inputs: Sequence[Window], outputs: Types) -> list[W
     best = next((x for x in whole if x == channels_last(x.type)), whole[0])
     item = best.type.dtype.itemsize
     return [Window(y, tuple(step // item * y.dtype.itemsize for step in best.strides)) for y in outputs]
+
+
+def like_most_inputs(op: Op, inputs: Sequence[Window], outputs: Types) -> list[Window]:
+    """Outputs with channels last, if most of what inputs hold lies so; else in C order."""
+    last = sum(x.type.nbytes for x in inputs if x == channels_last(x.type) and not x.is_dense)
+    images = 2 * last > sum(x.type.nbytes for x in inputs)
+    return [channels_last(type) if images else Window.dense(type) for type in outputs]
