@@ -23,7 +23,6 @@ def conv(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKer
     (y,) = outputs
     _check(x, w)
     filters, own = w.shape[0] // op.groups, w.shape[1]
-    windows = op.windows(x.shape[2:], w.shape[2:])
     added, step = None, 0
     if rest:
         vector = len(rest[0].shape) == 1
@@ -34,20 +33,7 @@ def conv(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKer
         rows=_count(y),
         columns=filters,
         terms=math.prod(w.shape[1:]),
-        a=Images(
-            along="Windows",
-            start=input_at(0),
-            dtype=x.type.dtype,
-            strides=x.strides,
-            extents=x.shape[2:],
-            position_steps=op.strides,
-            tap_steps=op.dilations,
-            shifts=tuple(-low for low, _ in op.pads),
-            divisors=(1,) * len(op.strides),
-            positions=windows.positions,
-            taps=w.shape[2:],
-            channels=own,
-        ),
+        a=_under_windows("Windows", op, x, w, y),
         b=Plain(input_at(1), w.type.dtype, (Axis(filters, w.strides[0]),), _taps(w, 1)),
         results=Plain(output_at(0), y.type.dtype, _positions(y), (Axis(filters, y.strides[1]),)),
         added=added,
@@ -105,26 +91,31 @@ def weight_gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -
         columns=math.prod(dw.shape[1:]),
         terms=_count(g),
         a=Plain(input_at(1), g.type.dtype, (Axis(filters, g.strides[1]),), _positions(g)),
-        b=Images(
-            along="Taps",
-            start=input_at(0),
-            dtype=x.type.dtype,
-            strides=x.strides,
-            extents=x.shape[2:],
-            position_steps=op.strides,
-            tap_steps=op.dilations,
-            shifts=tuple(-low for low, _ in op.pads),
-            divisors=(1,) * len(op.strides),
-            positions=g.shape[2:],
-            taps=op.kernel,
-            channels=own,
-        ),
+        b=_under_windows("Taps", op, x, dw, g),
         results=Plain(output_at(0), dw.type.dtype, (Axis(filters, dw.strides[0]),), _taps(dw, 1)),
         added=Plain(input_at(2), rest[0].type.dtype, (Axis(filters, step),), _taps(rest[0], 1)) if rest else None,
         batch=_groups(op, filters * g.strides[1], own * x.strides[1], filters * dw.strides[0], filters * step),
         nbytes=dw.type.nbytes,
     )
     return product_kernel(product, device, _in_place(inputs, dw), parts_allowed=True)
+
+
+def _under_windows(along: str, op: ConvOp, x: Window, w: Window, y: Window) -> Images:
+    """The images x as a convolution reads them: in windows of w's taps, one for each of y's positions."""
+    return Images(
+        along=along,
+        start=input_at(0),
+        dtype=x.type.dtype,
+        strides=x.strides,
+        extents=x.shape[2:],
+        position_steps=op.strides,
+        tap_steps=op.dilations,
+        shifts=tuple(-low for low, _ in op.pads),
+        divisors=(1,) * len(op.strides),
+        positions=y.shape[2:],
+        taps=w.shape[2:],
+        channels=w.shape[1],
+    )
 
 
 def _check(x: Window, w: Window) -> None:
