@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -18,11 +17,9 @@ from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.graph.types import Shape
+from foreplan.ops.interpolation import COORDINATES, MODES, ROUNDINGS, Interpolation, Table
 from foreplan.units import align_up
 
-MODES = ("nearest", "linear", "cubic")
-COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
-ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 BLOCK = 1 << 16  # elements of the planes that are worked on together
 
 
@@ -57,30 +54,34 @@ class _Interpolation(Op):
 
     def check(self, x: TensorType) -> None:
         """Raise unless x can be resized to the shape."""
-        if x.rank != len(self.shape) or len(self.scales) not in (0, x.rank) or min(*self.shape, *x.shape, 1) < 1:
+        scales = len(self.scales) in (0, x.rank) and min(self.scales, default=1) > 0
+        if x.rank != len(self.shape) or not scales or min(*self.shape, *x.shape, 1) < 1:
             raise ShapeError(f"{x} cannot be resized to {list(self.shape)}, scales {self.scales}")
         if not x.dtype.is_float and self.mode != "nearest":
             raise ShapeError(f"{self.mode} interpolation needs floating-point elements, and got {x}")
 
-    def tables(self, extents: Shape) -> dict[int, _Table]:
-        """For each axis that changes, which inputs each output reads."""
+    def axes(self, extents: Shape) -> dict[int, Interpolation]:
+        """How each axis is resized that changes."""
         found = {}
         for axis, (before, after) in enumerate(zip(extents, self.shape)):
             scale = self.scales[axis] if self.scales else after / before
-            if before == after and scale == 1:
-                continue
-            found[axis] = _table(
-                before,
-                after,
-                scale,
-                self.mode,
-                self.coordinate,
-                self.rounding,
-                self.cubic_a,
-                self.exclude_outside,
-                self.antialias,
-            )
+            if before != after or scale != 1:
+                found[axis] = Interpolation(
+                    before,
+                    after,
+                    scale,
+                    self.mode,
+                    self.coordinate,
+                    self.rounding,
+                    self.cubic_a,
+                    self.exclude_outside,
+                    self.antialias,
+                )
         return found
+
+    def tables(self, extents: Shape) -> dict[int, Table]:
+        """For each axis that changes, which inputs each output reads."""
+        return {axis: found.table for axis, found in self.axes(extents).items()}
 
 
 @register
@@ -178,106 +179,6 @@ def _attributes(op: _Interpolation) -> tuple[Shape, str, str, tuple[float, ...],
 
 
 @dataclass(frozen=True, eq=False)
-class _Table:
-    """y[o] = Σ_t weights[t, o] · x[indices[t, o]] along one axis.
-
-    Attributes:
-        indices: int64 [terms, outputs].
-        weights: float64 [terms, outputs], or None where the only term has weight 1.
-        inputs: extent before.
-    """
-
-    indices: np.ndarray
-    weights: np.ndarray | None
-    inputs: int
-
-    @property
-    def transposed(self) -> _Table:
-        """The table of the adjoint: which outputs each input went to."""
-        return _transpose(self)
-
-
-@lru_cache(maxsize=256)
-def _transpose(table: _Table) -> _Table:
-    terms, outputs = table.indices.shape
-    weights = np.ones((terms, outputs)) if table.weights is None else table.weights
-    goes_to: list[dict[int, float]] = [{} for _ in range(table.inputs)]
-    for o in range(outputs):
-        for index, weight in zip(table.indices[:, o].tolist(), weights[:, o].tolist()):
-            if weight:
-                goes_to[index][o] = goes_to[index].get(o, 0.0) + weight
-    most = max(1, *map(len, goes_to))
-    # Rows with fewer terms repeat one of their own with weight 0, so that what is not finite spreads no further.
-    found = np.zeros((most, table.inputs), np.int64)
-    shares = np.zeros((most, table.inputs))
-    for i, row in enumerate(goes_to):
-        found[:, i] = next(iter(row), 0)
-        found[: len(row), i] = list(row)
-        shares[: len(row), i] = list(row.values())
-    return _Table(found, shares, outputs)
-
-
-@lru_cache(maxsize=256)
-def _table(
-    before: int,
-    after: int,
-    scale: float,
-    mode: str,
-    coordinate: str,
-    rounding: str,
-    cubic_a: float,
-    exclude_outside: bool,
-    antialias: bool,
-) -> _Table:
-    at = _coordinates(before, after, scale, coordinate)
-    if mode == "nearest":
-        nearest = {
-            "round_prefer_floor": lambda: np.ceil(at - 0.5),
-            "round_prefer_ceil": lambda: np.floor(at + 0.5),
-            "floor": lambda: np.floor(at),
-            "ceil": lambda: np.ceil(at),
-        }[rounding]()
-        return _Table(np.clip(nearest.astype(np.int64), 0, before - 1)[None], None, before)
-    reach = 1 if mode == "linear" else 2
-    shrink = min(scale, 1.0) if antialias else 1.0
-    start = math.floor(-reach / shrink) + 1
-    offsets = np.arange(start, 2 - start)[:, None]
-    base = np.floor(at)
-    distances = (offsets - (at - base)) * shrink
-    weights = np.maximum(1 - np.abs(distances), 0) if mode == "linear" else _cubic(distances, cubic_a)
-    indices = base.astype(np.int64) + offsets
-    if exclude_outside:
-        weights[(indices < 0) | (indices >= before)] = 0
-    if exclude_outside or antialias:
-        weights /= weights.sum(0)
-    return _Table(np.clip(indices, 0, before - 1), weights, before)
-
-
-def _coordinates(before: int, after: int, scale: float, coordinate: str) -> np.ndarray:
-    """Where each output index lies among the inputs, float64."""
-    at = np.arange(after, dtype=np.float64)
-    exact = scale * before
-    if coordinate == "asymmetric":
-        return at / scale
-    if coordinate == "align_corners":
-        return at * ((before - 1) / (exact - 1)) if exact != 1 else np.zeros(after)
-    if coordinate == "pytorch_half_pixel" and after == 1:
-        return np.zeros(1)
-    centred = (at + 0.5) / scale - 0.5
-    if coordinate == "half_pixel_symmetric":
-        centred += before / 2 * (1 - after / exact)
-    return centred
-
-
-def _cubic(distances: np.ndarray, a: float) -> np.ndarray:
-    """The cubic convolution kernel (Keys 1981)."""
-    d = np.abs(distances)
-    near = ((a + 2) * d - (a + 3)) * d * d + 1
-    far = ((d - 5) * d + 8) * d * a - 4 * a
-    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
-
-
-@dataclass(frozen=True, eq=False)
 class _Step:
     """One axis resized: [lead, inputs, trail] → [lead, outputs, trail] of each plane.
 
@@ -285,7 +186,7 @@ class _Step:
         planes: of the whole tensor: extents before the first axis that changes.
     """
 
-    table: _Table
+    table: Table
     planes: int
     lead: int
     inputs: int
@@ -298,7 +199,7 @@ class _Step:
         return self.lead * self.outputs * self.trail
 
 
-def _steps(shape: Shape, tables: dict[int, _Table]) -> tuple[_Step, ...]:
+def _steps(shape: Shape, tables: dict[int, Table]) -> tuple[_Step, ...]:
     """One step an axis that changes, last axis first where it shrinks, since that leaves less for the others."""
     first = min(tables, default=0)
     planes = math.prod(shape[:first])

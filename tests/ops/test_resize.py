@@ -13,7 +13,8 @@ import pytest
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, TensorType, as_dtype
 from foreplan.ops import resize as resize_module
-from foreplan.ops.resize import COORDINATES, ROUNDINGS, Resize, ResizeGrad, resize
+from foreplan.ops.interpolation import COORDINATES, ROUNDINGS
+from foreplan.ops.resize import Resize, ResizeGrad, resize
 from tests.ops.check import allocated_bytes, check_vjp, run_op
 
 
