@@ -11,7 +11,9 @@ from foreplan.cpu.kernel import Kernel
 from foreplan.cpu.table import family_of, kernels_for
 from foreplan.cpu.threads import set_threads
 from foreplan.errors import TargetError
-from foreplan.graph import Op, TensorType, Window, as_dtype
+from foreplan.graph import Op, Window, as_dtype
+from tests.kernels import assert_near, expected, scratch
+from tests.ops.check import type_of
 
 THREADS = 1
 MARGIN = 64
@@ -28,10 +30,6 @@ def needs_onednn() -> pytest.MarkDecorator:
     return pytest.mark.filterwarnings("default")
 
 
-def type_of(array: np.ndarray) -> TensorType:
-    return TensorType(as_dtype(array.dtype), array.shape)
-
-
 def laid_out(array: np.ndarray, window: Window) -> np.ndarray:
     """A copy that lies as a window says, 64 bytes aligned, with watched bytes on both sides."""
     last = sum((extent - 1) * step for extent, step in zip(window.shape, window.strides)) + array.itemsize
@@ -40,22 +38,6 @@ def laid_out(array: np.ndarray, window: Window) -> np.ndarray:
     found = np.ndarray(array.shape, array.dtype, raw, start, window.strides)
     found[...] = array
     return found
-
-
-def scratch(nbytes: int) -> np.ndarray:
-    """Poisoned memory, 64 bytes aligned."""
-    raw = np.full(nbytes + 64, 0xFF, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + nbytes]
-
-
-def expected(op: Op, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What the reference kernel gives."""
-    types = [type_of(x) for x in inputs]
-    results = op.infer(types)
-    outputs = [np.zeros(type.shape, type.dtype.numpy) for type in results]
-    op.compute([np.asarray(x, order="C") for x in inputs], outputs, scratch(op.workspace(types, results)))
-    return outputs
 
 
 def run(
@@ -125,9 +107,4 @@ def check(
     """Assert that every kernel of the CPU agrees with NumPy's."""
     wanted = expected(op, inputs)
     for way in ways(op, inputs, windows):
-        for ours, theirs in zip(run(op, inputs, windows, over, way=way), wanted, strict=True):
-            if as_dtype(theirs.dtype).is_float:
-                ours, theirs = (x.astype(np.float64) for x in (ours, theirs))
-                np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=atol, err_msg=way)
-            else:
-                np.testing.assert_array_equal(ours, theirs, err_msg=way)
+        assert_near(run(op, inputs, windows, over, way=way), wanted, rtol, atol, way)

@@ -17,29 +17,14 @@ from foreplan.graph.layouts import channels_last
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.map import Map
 from tests.cpu.check import check, kernel_for, laid_out, needs_onednn, run, type_of
+from tests.kernels import NORMAL, UPDATE, as_images, drawn_windows, packed
 
 pytestmark = needs_onednn()
 RNG = np.random.default_rng(0)
-UPDATE = Map(("(a0 - (a3 * (a1 + (0.9 * ((0.9 * a2) + a1)))))", "((0.9 * a2) + a1)"))
-NORMAL = Map(("relu((((a0 - a1) * a2) + a3))",))
 
 
 def f32(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
-
-
-def images(*arrays: np.ndarray) -> list[Window]:
-    """Tensors of four axes with their channels last."""
-    return [channels_last(type_of(x)) for x in arrays]
-
-
-def in_memory_order(truth: np.ndarray) -> np.ndarray:
-    """Elements one after the other as masks have them: channels last of four axes, else in C order."""
-    return truth.transpose(0, 2, 3, 1).reshape(-1) if truth.ndim == 4 else truth.reshape(-1)
-
-
-def packed(truth: np.ndarray) -> np.ndarray:
-    return np.packbits(in_memory_order(truth), bitorder="little")
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 15, 16, 17, 31, 1000, 1024, 1025, 4097])
@@ -58,9 +43,9 @@ def test_a_single_number_and_none() -> None:
 )
 def test_images_with_vectors_of_their_channels(shape: tuple[int, ...]) -> None:
     given = [f32(*shape), *(f32(shape[1], 1, 1) for _ in range(3))]
-    check(NORMAL, *given, windows=images(*given), rtol=0, atol=0)
+    check(NORMAL, *given, windows=as_images(*given), rtol=0, atol=0)
     check(NORMAL, *given, rtol=0, atol=0)
-    check(NORMAL, *given, windows=images(*given), over=(0, 0), rtol=0, atol=0)
+    check(NORMAL, *given, windows=as_images(*given), over=(0, 0), rtol=0, atol=0)
 
 
 def test_outputs_lie_as_the_whole_inputs_do() -> None:
@@ -71,19 +56,19 @@ def test_outputs_lie_as_the_whole_inputs_do() -> None:
         family = family_of(op, types, results, 1)
         assert family is not None
         last = [channels_last(result) for result in results]
-        assert family.layout(op, images(x, y), results) == last
-        assert family.layout(op, [Window.dense(types[0]), *images(y)], results) == last
+        assert family.layout(op, as_images(x, y), results) == last
+        assert family.layout(op, [Window.dense(types[0]), *as_images(y)], results) == last
         assert family.layout(op, [Window.dense(type) for type in types], results) == [Window.dense(t) for t in results]
         assert len(last) == outputs
     given = [x, f32(1, 8, 1, 1)]
-    check(Map(("(a0 * a1)", "float64(a0)", "(a0 > a1)")), *given, windows=images(*given), rtol=0, atol=0)
+    check(Map(("(a0 * a1)", "float64(a0)", "(a0 > a1)")), *given, windows=as_images(*given), rtol=0, atol=0)
 
 
 def test_tensors_that_lie_differently() -> None:
     x, y, z = f32(2, 19, 5, 6), f32(2, 19, 5, 6), f32(19, 1, 6)
     windows = [channels_last(type_of(x)), Window.dense(type_of(y)), Window.dense(type_of(z))]
     check(Map(("((a0 + a1) * a2)",)), x, y, z, windows=windows, rtol=0, atol=0)
-    check(Map(("a0",)), x, windows=images(x), rtol=0, atol=0)
+    check(Map(("a0",)), x, windows=as_images(x), rtol=0, atol=0)
 
 
 def test_views_with_gaps_and_backward() -> None:
@@ -104,8 +89,8 @@ def test_views_with_gaps_and_backward() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "int64", "bool"])
 def test_strided_elements_of_any_type(dtype: str) -> None:
     x = (RNG.standard_normal((2, 6, 5, 7)) * 50).astype(dtype)
-    check(Map(("a0", "where((a0 > a0), a0, a0)")), x, windows=images(x), rtol=0, atol=0)
-    check(Map(("where(a1, a0, a0)",)), x, f32(2, 6, 5, 7) > 0, windows=[*images(x), Window.dense(type_of(x > x))])
+    check(Map(("a0", "where((a0 > a0), a0, a0)")), x, windows=as_images(x), rtol=0, atol=0)
+    check(Map(("where(a1, a0, a0)",)), x, f32(2, 6, 5, 7) > 0, windows=[*as_images(x), Window.dense(type_of(x > x))])
 
 
 def test_outputs_take_the_bytes_of_inputs() -> None:
@@ -134,7 +119,7 @@ def test_what_is_broadcast_or_lies_otherwise_is_never_overwritten() -> None:
 )
 def test_bits_are_packed_in_the_order_of_memory(shape: tuple[int, ...]) -> None:
     x = f32(*shape)
-    for windows in (images(x), [Window.dense(type_of(x))]):
+    for windows in (as_images(x), [Window.dense(type_of(x))]):
         (bits,) = run(PackBits("(a0 > 0)"), [x], windows)
         np.testing.assert_array_equal(bits, packed(x > 0))
 
@@ -144,7 +129,7 @@ def test_bits_are_packed_in_the_order_of_memory(shape: tuple[int, ...]) -> None:
 )
 def test_a_masked_map_reads_the_bits_that_were_packed(shape: tuple[int, ...]) -> None:
     x, truth, row = f32(*shape), f32(*shape) > 0, f32(*shape[1:2], *(1 for _ in shape[2:]))
-    for windows in (images(x), [Window.dense(type_of(x))]):
+    for windows in (as_images(x), [Window.dense(type_of(x))]):
         mask = [packed(truth), x]
         taken = [Window.dense(type_of(mask[0])), *windows]
         (out,) = run(MaskedMap(("where(a0, a1, 0.0)",)), mask, taken)
@@ -152,7 +137,7 @@ def test_a_masked_map_reads_the_bits_that_were_packed(shape: tuple[int, ...]) ->
         (out,) = run(MaskedMap(("where(a0, a1, 0.0)",)), mask, taken, over=(0, 1))
         np.testing.assert_array_equal(out, np.where(truth, x, 0))
         if len(shape) > 1:
-            both = run(MaskedMap(("where(a0, (a1 * a2), a2)", "(a1 + a2)")), [*mask, row], [*taken, *images(row)])
+            both = run(MaskedMap(("where(a0, (a1 * a2), a2)", "(a1 + a2)")), [*mask, row], [*taken, *as_images(row)])
             np.testing.assert_array_equal(both[0], np.where(truth, x * row, row))
             np.testing.assert_array_equal(both[1], x + row)
 
@@ -181,7 +166,7 @@ def test_copies_from_one_order_of_axes_to_another(shape: tuple[int, ...], dtype:
 
 def bound_bits(op: Map, given: Sequence[np.ndarray], threads: int) -> bytes:
     types = [type_of(x) for x in given]
-    windows = images(*given)
+    windows = as_images(*given)
     family = family_of(op, types, op.infer(types), threads)
     assert family is not None
     layout = family.layout(op, windows, op.infer(types))
@@ -212,15 +197,6 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_shapes_and_strides(data: st.DataObject) -> None:
-    shape = tuple(data.draw(st.lists(st.sampled_from([1, 2, 3, 7, 17]), min_size=1, max_size=4), "shape"))
-    arrays, windows = [], []
-    for _ in range(3):
-        own = [data.draw(st.sampled_from([extent, 1])) for extent in shape[data.draw(st.integers(0, len(shape) - 1)) :]]
-        order = data.draw(st.permutations(range(len(own))))
-        strides, step = [0] * len(own), 4 * data.draw(st.sampled_from([1, 1, 3]))
-        for axis in order:
-            strides[axis] = step
-            step *= own[axis]
-        arrays.append(f32(*own))
-        windows.append(Window(type_of(arrays[-1]), tuple(strides)))
+    windows = drawn_windows(data)
+    arrays = [f32(*window.shape) for window in windows]
     check(Map(("((a0 - a1) * a2)", "(a0 < a2)")), *arrays, windows=windows, rtol=0, atol=0)

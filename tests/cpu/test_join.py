@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
@@ -13,6 +11,7 @@ from foreplan.graph import Window
 from foreplan.graph.layouts import channels_last
 from foreplan.ops.join import Concat, Pad, Unslice
 from tests.cpu.check import check, laid_out, needs_onednn, scratch, type_of
+from tests.kernels import as_images
 
 pytestmark = needs_onednn()
 
@@ -21,18 +20,14 @@ def tensor(shape: tuple[int, ...], seed: int, dtype: type = np.float32) -> np.nd
     return np.random.default_rng(seed).integers(-99, 99, shape).astype(dtype)
 
 
-def lasts(arrays: Sequence[np.ndarray]) -> list[Window]:
-    return [channels_last(type_of(x)) for x in arrays]
-
-
 @pytest.mark.parametrize("axis", range(4))
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
 def test_concat(axis: int, dtype: type) -> None:
     shape = [2, 3, 5, 4]
     given = [tensor((*shape[:axis], extent, *shape[axis + 1 :]), extent, dtype) for extent in (1, 6, 2)]
     check(Concat(axis), *given)
-    check(Concat(axis), *given, windows=lasts(given))
-    check(Concat(axis), *given, windows=[*lasts(given[:1]), *map(Window.dense, map(type_of, given[1:]))])
+    check(Concat(axis), *given, windows=as_images(*given))
+    check(Concat(axis), *given, windows=[*as_images(*given[:1]), *map(Window.dense, map(type_of, given[1:]))])
 
 
 def test_most_bytes_say_how_a_joined_tensor_lies() -> None:
@@ -40,9 +35,9 @@ def test_most_bytes_say_how_a_joined_tensor_lies() -> None:
     op, types = Concat(1), [type_of(small), type_of(large)]
     family = family_of(op, types, op.infer(types), 1)
     assert family is not None
-    for windows, wanted in ((lasts([small, large]), True), ([Window.dense(types[0]), *lasts([large])], True)):
+    for windows, wanted in ((as_images(small, large), True), ([Window.dense(types[0]), *as_images(large)], True)):
         assert (family.layout(op, windows, op.infer(types))[0].strides[1] == 4) is wanted
-    windows = [*lasts([small]), Window.dense(types[1])]
+    windows = [*as_images(small), Window.dense(types[1])]
     assert family.layout(op, windows, op.infer(types)) == [Window.dense(op.infer(types)[0])]
 
 
@@ -64,7 +59,7 @@ def test_parts_that_may_lie_in_their_places(
     given, op = [tensor(shape, i) for i, shape in enumerate(shapes)], Concat(axis)
     types = [type_of(x) for x in given]
     results = op.infer(types)
-    windows = lasts(given) if last else [Window.dense(type) for type in types]
+    windows = as_images(*given) if last else [Window.dense(type) for type in types]
     whole = channels_last(results[0]) if last else Window.dense(results[0])
     kernel = concat(op, windows, [whole])
     assert kernel.parts == wanted
@@ -84,7 +79,7 @@ def test_pad(mode: str) -> None:
     x = tensor((3, 4, 5, 6), 3)
     for pads in (((0, 0), (0, 0), (1, 2), (3, 1)), ((1, 0), (2, 3), (0, 0), (0, 4))):
         check(Pad(pads, -1.5, mode), x)
-        check(Pad(pads, -1.5, mode), x, windows=lasts([x]))
+        check(Pad(pads, -1.5, mode), x, windows=as_images(x))
 
 
 def test_unslice() -> None:
@@ -94,4 +89,4 @@ def test_unslice() -> None:
         Unslice((5, 3, 6, 2), (3, 2, 4, 1), (-2, -1, 1, -1)),
     ):
         check(op, x)
-        check(op, x, windows=lasts([x]))
+        check(op, x, windows=as_images(x))

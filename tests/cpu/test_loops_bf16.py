@@ -21,6 +21,7 @@ from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, RowOp, Softmax, Sof
 from tests.cpu import test_norm, test_pool, test_row_norm, test_softmax
 from tests.cpu.check import needs_onednn, run, type_of
 from tests.cpu.narrow import BF16, check_narrow, narrow, widened
+from tests.kernels import as_images
 
 pytestmark = needs_onednn()
 
@@ -31,11 +32,6 @@ def numbers(shape: tuple[int, ...], seed: int, offset: float = 0.0) -> np.ndarra
 
 def positive(shape: tuple[int, ...], seed: int) -> np.ndarray:
     return np.random.default_rng(seed).uniform(0.5, 2, shape).astype(np.float32)
-
-
-def best(arrays: list[np.ndarray]) -> list[Window]:
-    """Images with their channels last."""
-    return [channels_last(type_of(x)) for x in arrays]
 
 
 def test_elements_are_rounded_to_the_nearest_and_nan_stays() -> None:
@@ -66,7 +62,7 @@ def test_maps_of_several_types(shape: tuple[int, ...]) -> None:
     x.reshape(-1)[:3] = np.nan, np.inf, -np.inf
     op = Map(("bfloat16(relu(float32(a0)) * a1)", "float32(a0) + a1", "bfloat16(exp(float32(a0)))"))
     check_narrow(op, x, y)
-    check_narrow(op, x, y, windows=best([x, y]))
+    check_narrow(op, x, y, windows=as_images(x, y))
     check_narrow(Map(("bfloat16(float32(a0) * 3)",)), x, over=(0, 0))
     eights = numbers((*shape, 8), 3)
     check_narrow(PackBits("a0 > 0"), eights)
@@ -74,7 +70,7 @@ def test_maps_of_several_types(shape: tuple[int, ...]) -> None:
 
 def test_copies_masks_and_slices() -> None:
     image, x = numbers((2, 24, 5, 8), 1), numbers((7, 24), 2)
-    check_narrow(Map(("a0",)), image, windows=best([image]), ulps=0.0)
+    check_narrow(Map(("a0",)), image, windows=as_images(image), ulps=0.0)
     (bits,) = run(PackBits("a0 > 0"), [numbers((7, 24), 3)])
     for over in (None, (0, 1)):
         check_narrow(MaskedMap(("where(a0, a1, 0.0)",)), bits, x, over=over, ulps=0.0)
@@ -92,13 +88,13 @@ def test_reductions(axes: tuple[int, ...], how: str, wide: bool) -> None:
 @pytest.mark.parametrize("shape", test_norm.SHAPES, ids=str)
 def test_batch_normalisation(shape: tuple[int, ...]) -> None:
     x, g, vectors = numbers(shape, 5, 1.0), numbers(shape, 6), [positive(shape[1:2], 7 + i) for i in range(4)]
-    check_narrow(ChannelMoments(), x, windows=best([x]))
+    check_narrow(ChannelMoments(), x, windows=as_images(x))
     given = [x, *vectors]
     for over in (None, (0, 0)):
-        check_narrow(BatchNorm(1e-3), *given, windows=best(given), over=over)
+        check_narrow(BatchNorm(1e-3), *given, windows=as_images(*given), over=over)
     given = [x, *vectors[:3], g]
     for over in (None, (0, 0), (0, 4)):
-        check_narrow(BatchNormGrad(1e-3), *given, windows=best(given), over=over, exact=1e-4)
+        check_narrow(BatchNormGrad(1e-3), *given, windows=as_images(*given), over=over, exact=1e-4)
 
 
 @pytest.mark.parametrize(("shape", "axis"), test_row_norm.CASES)
@@ -121,7 +117,7 @@ def test_layer_normalisation(shape: tuple[int, ...], axis: int, scaled: bool, ce
 @pytest.mark.parametrize(("of", "gradient"), [(Softmax, SoftmaxGrad), (LogSoftmax, LogSoftmaxGrad)])
 def test_softmax_and_its_gradient(of: type[RowOp], gradient: type[RowOp], shape: tuple[int, ...], axis: int) -> None:
     x, g = numbers(shape, 1), numbers(shape, 2)
-    windows = best([x, g]) if axis == 1 else None
+    windows = as_images(x, g) if axis == 1 else None
     check_narrow(of(axis), x, windows=windows and windows[:1])
     check_narrow(of(axis), x, windows=windows and windows[:1], over=(0, 0))
     (y,) = run(of(axis), [x])
@@ -165,7 +161,7 @@ def test_pooling(shape: tuple[int, int, int, int], geometry: test_pool.Geometry)
     ):
         op, *arrays = ops
         check_narrow(op, *arrays)
-        check_narrow(op, *arrays, windows=best(arrays))
+        check_narrow(op, *arrays, windows=as_images(*arrays))
         check_narrow(op, *arrays, windows=[test_pool.wider(array) for array in arrays])
 
 

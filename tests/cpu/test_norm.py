@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from foreplan.graph import Window
-from foreplan.graph.layouts import channels_last
 from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad, ChannelMoments
 from tests.cpu.check import check, needs_onednn, run, type_of
+from tests.kernels import as_images
 
 pytestmark = needs_onednn()
 SHAPES = [(1, 1, 1, 1), (2, 3, 5, 7), (3, 17, 4, 4), (1, 16, 33, 1), (5, 40, 3, 3), (37, 19), (1, 5)]
@@ -23,10 +23,6 @@ def vectors(count: int, channels: int) -> list[np.ndarray]:
     return [rng.uniform(0.5, 2, channels).astype(np.float32) for _ in range(count)]
 
 
-def as_they_lie(arrays: list[np.ndarray]) -> list[Window]:
-    return [channels_last(type_of(x)) for x in arrays]
-
-
 def slices(array: np.ndarray) -> Window:
     """Images that are a range of the channels of wider ones."""
     _, channels, height, width = array.shape
@@ -38,7 +34,7 @@ def slices(array: np.ndarray) -> Window:
 @pytest.mark.parametrize("last", [False, True], ids=["c", "last"])
 def test_moments(shape: tuple[int, ...], last: bool) -> None:
     x = images(shape, 1, 2.0)
-    check(ChannelMoments(), x, windows=as_they_lie([x]) if last else None)
+    check(ChannelMoments(), x, windows=as_images(x) if last else None)
 
 
 @pytest.mark.parametrize("offset", [1e3, 1e4, -1e5])
@@ -79,19 +75,19 @@ def test_what_is_not_finite_shows_in_its_channel_alone(place: int) -> None:
 @pytest.mark.parametrize("over", [None, (0, 0)])
 def test_normalisation(shape: tuple[int, ...], over: tuple[int, int] | None) -> None:
     given = [images(shape, 5, 1.0), *vectors(4, shape[1])]
-    check(BatchNorm(1e-3), *given, windows=as_they_lie(given), over=over)
+    check(BatchNorm(1e-3), *given, windows=as_images(*given), over=over)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("over", [None, (0, 0), (0, 4)])
 def test_gradient(shape: tuple[int, ...], over: tuple[int, int] | None) -> None:
     given = [images(shape, 6, 1.0), *vectors(3, shape[1]), images(shape, 7, 0.5)]
-    check(BatchNormGrad(1e-3), *given, windows=as_they_lie(given), over=over, atol=1e-4)
+    check(BatchNormGrad(1e-3), *given, windows=as_images(*given), over=over, atol=1e-4)
 
 
 def test_the_same_bits_in_place_and_not() -> None:
     given = [images((4, 37, 6, 6), 8, 1.0), *vectors(3, 37), images((4, 37, 6, 6), 9)]
-    results = [run(BatchNormGrad(1e-5), given, as_they_lie(given), over) for over in (None, (0, 0), (0, 4))]
+    results = [run(BatchNormGrad(1e-5), given, as_images(*given), over) for over in (None, (0, 0), (0, 4))]
     for other in results[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(results[0], other))
 
@@ -100,7 +96,7 @@ def test_channels_of_wider_images_are_read_as_they_lie() -> None:
     x, g = images((3, 24, 4, 5), 10), images((3, 24, 4, 5), 11)
     check(ChannelMoments(), x, windows=[slices(x)])
     given = [x, *vectors(3, 24), g]
-    check(BatchNormGrad(1e-3), *given, windows=[slices(x), *as_they_lie(given[1:4]), slices(g)], atol=1e-4)
+    check(BatchNormGrad(1e-3), *given, windows=[slices(x), *as_images(*given[1:4]), slices(g)], atol=1e-4)
 
 
 def test_the_gradient_is_that_of_the_normalised_images() -> None:

@@ -9,16 +9,14 @@ import numpy as np
 from foreplan.gpu.device import device_named
 from foreplan.gpu.launch import LaunchKernel
 from foreplan.gpu.table import family_of, kernel_for
-from foreplan.graph import Op, TensorType, Window, as_dtype
+from foreplan.graph import Op, TensorType, Window
 from tests.gpu.binder import Bound
+from tests.kernels import assert_near, expected
+from tests.ops.check import type_of
 
 DEVICE = device_named("h100")
 MARGIN = 512
 WATCHED = 0xA5
-
-
-def type_of(array: np.ndarray) -> TensorType:
-    return TensorType(as_dtype(array.dtype), array.shape)
 
 
 class Memory:
@@ -49,18 +47,6 @@ def laid_out(window: Window, array: np.ndarray | None = None) -> tuple[Memory, n
     if array is not None:
         found[...] = array
     return memory, found
-
-
-def expected(op: Op, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What the reference kernel gives."""
-    types = [type_of(x) for x in inputs]
-    results = op.infer(types)
-    outputs = [np.zeros(type.shape, type.dtype.numpy) for type in results]
-    with np.errstate(all="ignore"):
-        op.compute(
-            [np.asarray(x, order="C") for x in inputs], outputs, Memory(op.workspace(types, results), 0xFF).bytes
-        )
-    return outputs
 
 
 def made(
@@ -121,8 +107,4 @@ def check(
     over: tuple[int, int] | None = None,
 ) -> None:
     """Assert that both kernels agree."""
-    for ours, theirs in zip(run(op, inputs, windows, over), expected(op, inputs), strict=True):
-        if as_dtype(theirs.dtype).is_float:
-            np.testing.assert_allclose(ours.astype(np.float64), theirs.astype(np.float64), rtol=rtol, atol=atol)
-        else:
-            np.testing.assert_array_equal(ours, theirs)
+    assert_near(run(op, inputs, windows, over), expected(op, inputs), rtol, atol)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -13,9 +15,11 @@ from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
 from tests.gpu.binder import needs_gcc
 from tests.gpu.check import DEVICE, check, expected, type_of
+from tests.kernels import attention_operands
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)
+operands = partial(attention_operands, RNG)
 
 # batch, query heads, key heads, queries, keys, depth, value depth
 SIZES = [
@@ -32,13 +36,6 @@ SIZES = [
 
 def normal(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
-
-
-def operands(sizes: tuple[int, ...], heads_last: bool = False) -> list[np.ndarray]:
-    batch, heads, shared, queries, keys, depth, value_depth = sizes
-    found = [normal(batch, heads, queries, depth), normal(batch, shared, keys, depth)]
-    found.append(normal(batch, shared, keys, value_depth))
-    return [np.ascontiguousarray(x.swapaxes(1, 2)) for x in found] if heads_last else found
 
 
 def both(scale: float, causal: bool, heads_last: bool, inputs: list[np.ndarray], *mask: np.ndarray) -> None:

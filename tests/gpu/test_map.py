@@ -17,26 +17,14 @@ from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.map import Map
 from tests.gpu.binder import needs_gcc
 from tests.gpu.check import check, made, run, type_of
+from tests.kernels import NORMAL, UPDATE, as_images, drawn_windows, packed
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)
-UPDATE = Map(("(a0 - (a3 * (a1 + (0.9 * ((0.9 * a2) + a1)))))", "((0.9 * a2) + a1)"))
-NORMAL = Map(("relu((((a0 - a1) * a2) + a3))",))
 
 
 def f32(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
-
-
-def images(*arrays: np.ndarray) -> list[Window]:
-    """Tensors of four axes with their channels last."""
-    return [channels_last(type_of(x)) for x in arrays]
-
-
-def packed(truth: np.ndarray) -> np.ndarray:
-    """Bits in the order of memory: channels last of four axes, else in C order."""
-    order = truth.transpose(0, 2, 3, 1) if truth.ndim == 4 else truth
-    return np.packbits(order.reshape(-1), bitorder="little")
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 8, 255, 256, 1023, 1024, 1025])
@@ -57,9 +45,9 @@ def test_a_single_number_and_none() -> None:
 )
 def test_images_with_vectors_of_their_channels(shape: tuple[int, ...]) -> None:
     given = [f32(*shape), *(f32(shape[1], 1, 1) for _ in range(3))]
-    check(NORMAL, *given, windows=images(*given), rtol=0, atol=0)
+    check(NORMAL, *given, windows=as_images(*given), rtol=0, atol=0)
     check(NORMAL, *given, rtol=0, atol=0)
-    check(NORMAL, *given, windows=images(*given), over=(0, 0), rtol=0, atol=0)
+    check(NORMAL, *given, windows=as_images(*given), over=(0, 0), rtol=0, atol=0)
 
 
 def test_elements_move_sixteen_bytes_at_a_time_where_they_lie_side_by_side() -> None:
@@ -75,7 +63,7 @@ def test_elements_move_sixteen_bytes_at_a_time_where_they_lie_side_by_side() -> 
     assert vector(half, f32(64, 40)) == 4
     assert vector(f32(64, 3), f32(3)) == 2
     x = f32(2, 24, 5, 7)
-    assert vector(x, f32(24, 1, 1), windows=[*images(x), Window.dense(type_of(f32(24, 1, 1)))]) == 4
+    assert vector(x, f32(24, 1, 1), windows=[*as_images(x), Window.dense(type_of(f32(24, 1, 1)))]) == 4
 
 
 def test_tensors_that_lie_differently() -> None:
@@ -94,8 +82,8 @@ def test_views_with_gaps_and_backward() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_elements_of_any_type(dtype: str) -> None:
     x = (RNG.standard_normal((2, 6, 5, 7)) * 50).astype(DTYPES[dtype].numpy)
-    check(Map(("a0", "where((a0 > a0), a0, a0)")), x, windows=images(x), rtol=0, atol=0)
-    check(Map(("where(a1, a0, a0)",)), x, f32(2, 6, 5, 7) > 0, windows=[*images(x), Window.dense(type_of(x > x))])
+    check(Map(("a0", "where((a0 > a0), a0, a0)")), x, windows=as_images(x), rtol=0, atol=0)
+    check(Map(("where(a1, a0, a0)",)), x, f32(2, 6, 5, 7) > 0, windows=[*as_images(x), Window.dense(type_of(x > x))])
 
 
 def test_narrow_elements_are_rounded_when_they_are_stored() -> None:
@@ -119,7 +107,7 @@ def test_what_is_broadcast_or_lies_otherwise_is_never_overwritten() -> None:
 @pytest.mark.parametrize("shape", [(8,), (24,), (1016,), (16, 5), (2, 24, 5, 7), (2, 3, 4, 2), (1, 12, 3, 2)])
 def test_a_masked_map_reads_the_bits_that_were_packed(shape: tuple[int, ...]) -> None:
     x, truth, row = f32(*shape), f32(*shape) > 0, f32(*shape[1:2], *(1 for _ in shape[2:]))
-    for windows in (images(x), [Window.dense(type_of(x))]):
+    for windows in (as_images(x), [Window.dense(type_of(x))]):
         (bits,) = run(PackBits("(a0 > 0)"), [x], windows)
         np.testing.assert_array_equal(bits, packed(x > 0))
         mask = [packed(truth), x]
@@ -128,7 +116,7 @@ def test_a_masked_map_reads_the_bits_that_were_packed(shape: tuple[int, ...]) ->
             (out,) = run(MaskedMap(("where(a0, a1, 0.0)",)), mask, taken, over)
             np.testing.assert_array_equal(out, np.where(truth, x, 0))
         if len(shape) > 1:
-            both = run(MaskedMap(("where(a0, (a1 * a2), a2)", "(a1 + a2)")), [*mask, row], [*taken, *images(row)])
+            both = run(MaskedMap(("where(a0, (a1 * a2), a2)", "(a1 + a2)")), [*mask, row], [*taken, *as_images(row)])
             np.testing.assert_array_equal(both[0], np.where(truth, x * row, row))
             np.testing.assert_array_equal(both[1], x + row)
 
@@ -156,15 +144,6 @@ def test_copies_from_one_order_of_axes_to_another(shape: tuple[int, ...], dtype:
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_shapes_and_strides(data: st.DataObject) -> None:
-    shape = tuple(data.draw(st.lists(st.sampled_from([1, 2, 3, 7, 17]), min_size=1, max_size=4), "shape"))
-    arrays, windows = [], []
-    for _ in range(3):
-        own = [data.draw(st.sampled_from([extent, 1])) for extent in shape[data.draw(st.integers(0, len(shape) - 1)) :]]
-        order = data.draw(st.permutations(range(len(own))))
-        strides, step = [0] * len(own), 4 * data.draw(st.sampled_from([1, 1, 3]))
-        for axis in order:
-            strides[axis] = step
-            step *= own[axis]
-        arrays.append(f32(*own))
-        windows.append(Window(type_of(arrays[-1]), tuple(strides)))
+    windows = drawn_windows(data)
+    arrays = [f32(*window.shape) for window in windows]
     check(Map(("((a0 - a1) * a2)", "(a0 < a2)")), *arrays, windows=windows, rtol=0, atol=0)

@@ -1,0 +1,84 @@
+"""What tests of the CPU's kernels and of a card's share: ops, operands, what NumPy gives, and when results agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import strategies as st
+
+from foreplan.graph import Op, TensorType, Window, as_dtype
+from foreplan.graph.layouts import channels_last
+from foreplan.graph.types import FLOAT32
+from foreplan.ops.map import Map
+from tests.ops.check import type_of
+
+UPDATE = Map(("(a0 - (a3 * (a1 + (0.9 * ((0.9 * a2) + a1)))))", "((0.9 * a2) + a1)"))
+NORMAL = Map(("relu((((a0 - a1) * a2) + a3))",))
+
+
+def as_images(*arrays: np.ndarray) -> list[Window]:
+    """Tensors as they lie best: those of four axes with their channels last."""
+    return [channels_last(type_of(x)) for x in arrays]
+
+
+def drawn_windows(data: st.DataObject) -> list[Window]:
+    """Three tensors of float32 that are broadcast to one shape, their axes in any order, with gaps or without."""
+    shape = tuple(data.draw(st.lists(st.sampled_from([1, 2, 3, 7, 17]), min_size=1, max_size=4), "shape"))
+    windows = []
+    for _ in range(3):
+        own = [data.draw(st.sampled_from([extent, 1])) for extent in shape[data.draw(st.integers(0, len(shape) - 1)) :]]
+        order = data.draw(st.permutations(range(len(own))))
+        strides, step = [0] * len(own), 4 * data.draw(st.sampled_from([1, 1, 3]))
+        for axis in order:
+            strides[axis] = step
+            step *= own[axis]
+        windows.append(Window(TensorType(FLOAT32, tuple(own)), tuple(strides)))
+    return windows
+
+
+def packed(truth: np.ndarray) -> np.ndarray:
+    """Bits in the order of memory: channels last of four axes, else in C order."""
+    order = truth.transpose(0, 2, 3, 1) if truth.ndim == 4 else truth
+    return np.packbits(order.reshape(-1), bitorder="little")
+
+
+def attention_operands(rng: np.random.Generator, sizes: tuple[int, ...], heads_last: bool = False) -> list[np.ndarray]:
+    """Queries, keys and values.
+
+    Args:
+        sizes: batch, query heads, key heads, queries, keys, depth, value depth.
+    """
+    batch, heads, shared, queries, keys, depth, value_depth = sizes
+    shapes = (batch, heads, queries, depth), (batch, shared, keys, depth), (batch, shared, keys, value_depth)
+    found = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    return [np.ascontiguousarray(x.swapaxes(1, 2)) for x in found] if heads_last else found
+
+
+def scratch(nbytes: int) -> np.ndarray:
+    """Poisoned memory, 64 bytes aligned."""
+    raw = np.full(nbytes + 64, 0xFF, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + nbytes]
+
+
+def expected(op: Op, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What the reference kernel gives."""
+    types = [type_of(x) for x in inputs]
+    results = op.infer(types)
+    outputs = [np.zeros(type.shape, type.dtype.numpy) for type in results]
+    with np.errstate(all="ignore"):
+        op.compute([np.asarray(x, order="C") for x in inputs], outputs, scratch(op.workspace(types, results)))
+    return outputs
+
+
+def assert_near(
+    found: Sequence[np.ndarray], wanted: Sequence[np.ndarray], rtol: float, atol: float, name: str = ""
+) -> None:
+    """Assert that results agree: floats nearly, anything else exactly."""
+    for ours, theirs in zip(found, wanted, strict=True):
+        if as_dtype(theirs.dtype).is_float:
+            ours, theirs = (x.astype(np.float64) for x in (ours, theirs))
+            np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=atol, err_msg=name)
+        else:
+            np.testing.assert_array_equal(ours, theirs, err_msg=name)
