@@ -20,6 +20,7 @@ from foreplan.gpu import (
     pool,
     random,
     reduce,
+    resize,
     row_norm,
     rows,
 )
@@ -81,6 +82,8 @@ FAMILIES = {
     "max_pool_grad": Family(pool.pool, _images),
     "avg_pool": Family(pool.pool, _images),
     "avg_pool_grad": Family(pool.pool, _images),
+    "resize": Family(resize.resize, like_most_inputs),
+    "resize_grad": Family(resize.resize, like_most_inputs),
     "concat": Family(join.concat, like_most_inputs),
     "pad": Family(join.pad, like_most_inputs),
     "unslice": Family(join.unslice, like_most_inputs),

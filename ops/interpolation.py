@@ -68,7 +68,8 @@ class Interpolation:
     @property
     def first(self) -> int:
         """Of the elements that are read, the first, counted from the one at a coordinate or right before it."""
-        return math.floor(-(1 if self.mode == "linear" else 2) / self.shrink) + 1
+        reach = {"nearest": 0, "linear": 1, "cubic": 2}[self.mode]
+        return math.floor(-reach / self.shrink) + 1 if reach else 0
 
     @property
     def terms(self) -> int:

@@ -24,6 +24,7 @@ from foreplan.ops.matmul import MatMul
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.random import Random
 from foreplan.ops.reduce import Reduce
+from foreplan.ops.resize import Resize, ResizeGrad
 from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNormGrad
 from foreplan.ops.scan import CumSum
 from foreplan.ops.softmax import LogSoftmaxGrad, Softmax
@@ -67,6 +68,11 @@ def samples(dtype: str) -> Iterator[Sample]:
     yield MaxPoolGrad(*window, shape=image), [*of("uint8", small), *of(dtype, small)]
     yield AvgPool(*window), of(dtype, image)
     yield AvgPoolGrad(*window, shape=image), of(dtype, small)
+    for mode in ("nearest", "linear", "cubic"):
+        yield Resize((2, 64, 64, 48), mode), of(dtype, image)
+        yield ResizeGrad((2, 64, 64, 48), mode, extents=image), of(dtype, (2, 64, 64, 48))
+    yield Resize((2, 64, 5, 3), "cubic", exclude_outside=True, antialias=True), of(dtype, image)
+    yield ResizeGrad((2, 64, 32, 32), extents=(2, 64, 1, 1)), of(dtype, image)
     yield Softmax(1), of(dtype, (32, 1000))
     yield LogSoftmaxGrad(1), of(dtype, (32, 10), (32, 10))
     yield CrossEntropy(1), [*of(dtype, (32, 1000)), *whole]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from foreplan.gpu import conv, index, join, lines, map, norm, pool, product, reduce, rows, table
+from foreplan.gpu import conv, index, join, lines, map, norm, pool, product, reduce, resize, rows, table
 from foreplan.gpu.launch import Launch
 from foreplan.graph import Op, TensorType
 from foreplan.graph.types import DTYPES
@@ -20,6 +20,7 @@ from foreplan.ops.map import Map
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.pool import MaxPool
 from foreplan.ops.reduce import Reduce
+from foreplan.ops.resize import Resize, ResizeGrad
 from foreplan.ops.row_norm import LayerNorm
 from foreplan.ops.scan import CumSum
 from foreplan.ops.softmax import Softmax
@@ -46,6 +47,8 @@ CASES: list[tuple[Op, list[np.ndarray]]] = [
     (ConvWeightGrad(*PLAIN, kernel=(3, 3)), [f32(2, 3, 5, 4), f32(2, 4, 5, 4)]),
     (ChannelMoments(), [f32(2, 6, 3, 5)]),
     (MaxPool((2, 2), (2, 2), ((0, 0), (0, 0)), (1, 1), save_index=True), [f32(2, 3, 5, 5)]),
+    (Resize((2, 3, 7, 4)), [f32(2, 3, 5, 6)]),
+    (ResizeGrad((2, 3, 7, 4), extents=(2, 3, 5, 6)), [f32(2, 3, 7, 4)]),
     (Softmax(1), [f32(6, 11)]),
     (LayerNorm(1, 1e-5), [f32(6, 11), f32(11)]),
     (Pad(((1, 0), (2, 3))), [f32(3, 4)]),
@@ -57,7 +60,7 @@ CASES: list[tuple[Op, list[np.ndarray]]] = [
 
 @pytest.fixture
 def long_places(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (conv, index, join, lines, map, norm, pool, product, reduce, rows):
+    for module in (conv, index, join, lines, map, norm, pool, product, reduce, resize, rows):
         if hasattr(module, "index_type"):
             monkeypatch.setattr(module, "index_type", lambda count: "u64")
     table._make.cache_clear()
