@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import pytest
 
+from foreplan.gpu.cudnn import missing
 from foreplan.gpu.device import device_named
 from foreplan.gpu.launch import LaunchKernel
 from foreplan.gpu.table import family_of, kernel_for
@@ -17,6 +19,16 @@ from tests.ops.check import type_of
 DEVICE = device_named("h100")
 MARGIN = 512
 WATCHED = 0xA5
+
+
+def needs_cudnn() -> pytest.MarkDecorator:
+    """Skip where cuDNN is not installed, which is loaded to see that."""
+    return pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def with_cudnn(test: Callable[..., None]) -> Callable[..., None]:
+    """A test of cuDNN's plans, without a card."""
+    return pytest.mark.cuda_wheels(needs_cudnn()(test))
 
 
 class Memory:

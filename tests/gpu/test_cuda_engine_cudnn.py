@@ -10,17 +10,17 @@ import pytest
 import foreplan as fp
 from foreplan.errors import PlanError
 from foreplan.gpu import driver
-from foreplan.gpu.cudnn import missing
 from foreplan.gpu.cudnn_conv import WORD, _as_cudnn_makes_it
 from foreplan.graph import Window
 from foreplan.lower.program import Call, Program
 from foreplan.runtime.device import span_of
 from tests.gpu.binder import needs_gcc
 from tests.gpu.card import FakeCard
+from tests.gpu.check import needs_cudnn
 from tests.runtime.micro_batches import compiled as trained
 from tests.runtime.micro_batches import data_for
 
-pytestmark = [pytest.mark.cuda_wheels, pytest.mark.skipif(bool(missing()), reason=missing()), needs_gcc]
+pytestmark = [pytest.mark.cuda_wheels, needs_cudnn(), needs_gcc]
 
 
 def array_at(address: int, window: Window) -> np.ndarray:

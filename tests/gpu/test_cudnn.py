@@ -8,7 +8,7 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,12 @@ from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import tensor_type
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
+from tests.gpu.check import with_cudnn
 
 MIB = 1 << 20
 CAPS = (None, 64 * MIB, 0)
 H100 = device_named("h100")
 SAME = ((1, 1), ((1, 1), (1, 1)), (1, 1))  # strides, pads and dilations of 3 x 3 taps that keep the extent
-needs_cudnn = pytest.mark.skipif(bool(missing()), reason=missing())
-
-
-def with_cudnn(test: Callable[..., None]) -> Callable[..., None]:
-    return pytest.mark.cuda_wheels(needs_cudnn(test))
 
 
 @pytest.fixture(autouse=True)

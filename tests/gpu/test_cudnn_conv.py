@@ -13,21 +13,16 @@ import pytest
 import foreplan as fp
 from foreplan.frontend import nn
 from foreplan.gpu import cudnn_conv, table
-from foreplan.gpu.cudnn import missing
 from foreplan.gpu.launch import Execute
 from foreplan.graph import Graph, Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.lower.cuda import CudaTarget
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from tests.gpu.binder import Bound, needs_gcc
-from tests.gpu.check import Memory, expected, laid_out, type_of
+from tests.gpu.check import Memory, expected, laid_out, type_of, with_cudnn
 
 SAME = ((1, 1), ((1, 1), (1, 1)), (1, 1))  # strides, pads and dilations of 3 x 3 taps that keep the extent
 RNG = np.random.default_rng(0)
-
-
-def with_cudnn(test: Callable[..., None]) -> Callable[..., None]:
-    return pytest.mark.cuda_wheels(pytest.mark.skipif(bool(missing()), reason=missing())(test))
 
 
 def model() -> Graph:

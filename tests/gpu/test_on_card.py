@@ -13,7 +13,6 @@ import pytest
 import foreplan as fp
 from foreplan.frontend.losses import attach_loss
 from foreplan.gpu.capture import captured
-from foreplan.gpu.cudnn import missing
 from foreplan.gpu.table import kernel_named
 from foreplan.lower.program import Call
 from tests.cpu.test_engine import MODELS, compiled, data_for, farthest, is_near
@@ -22,7 +21,7 @@ from tests.gpu.on_card import CardBound, opened_or_skipped
 
 opened_or_skipped()
 pytestmark = pytest.mark.cuda
-KINDS = "attention conv expressions index join map matmul multiply norm pool random reduce row_norm rows"
+KINDS = "attention conv expressions index join map matmul multiply norm pool random reduce resize row_norm rows"
 MODULES = [importlib.import_module(f"tests.gpu.test_{kind}") for kind in KINDS.split()]
 # Every test of them, which are written for kernels that run on the CPU, on the card.
 for module in MODULES:
@@ -56,7 +55,7 @@ def convolutions(target: str, precision: str) -> list[Call]:
     return list(found.values())
 
 
-@pytest.mark.skipif(bool(missing()), reason=missing())
+@check.needs_cudnn()
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_plan_of_cudnn_runs(precision: str) -> None:
     """With the workspace that was planned, no more, and nothing written around it."""
