@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
+from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.frontend.losses import attach_loss
 from foreplan.gpu import driver
 from foreplan.planner import separate
@@ -68,6 +69,28 @@ def test_three_steps_give_what_numpy_gives(name: str, monkeypatch: pytest.Monkey
     """Losses within 1e-4 of NumPy's, and of what is stored, within 1e-3 of how far the steps moved it."""
     reference, step = compiled(name, "numpy"), compiled(name, OwnTarget("h100"))
     data, theirs, ours = data_for(reference), reference.bind(seed=1), cards(monkeypatch, step, 1)
+    start = {key: array.copy() for key, array in theirs.stored.items()}
+    for _ in range(3):
+        wanted = theirs.step(data).loss
+        assert wanted is not None and abs(losses(ours, data) - wanted) <= 1e-4 * abs(wanted)
+    assert farthest(ours[0], theirs, start) <= 1e-3
+
+
+def test_a_step_that_resizes_gives_what_numpy_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model(images: Tensor) -> dict[str, Tensor]:
+        x = nn.relu(nn.conv(images, 9, 3, 2, padding=1, name="down"))
+        small = nn.conv(nn.resize(x, 3, "cubic"), 9, 1, name="small")
+        x = nn.conv(nn.resize(small, 7) + x, 9, 3, padding=1, name="mixed")
+        return {"logits": nn.conv(nn.upsample(x), 3, 1, name="out")}
+
+    graph = trace(model, spec((2, 3, 14, 14)), name="resizing")
+    steps = [
+        fp.compile(graph, fp.losses.cross_entropy, fp.optim.Nesterov(0.01), target=target)
+        for target in ("numpy", OwnTarget("h100"))
+    ]
+    names = {call.op.name for call in steps[1].program.calls}
+    assert {"resize", "resize_grad"} <= names
+    data, theirs, ours = data_for(steps[0]), steps[0].bind(seed=1), cards(monkeypatch, steps[1], 1)
     start = {key: array.copy() for key, array in theirs.stored.items()}
     for _ in range(3):
         wanted = theirs.step(data).loss
