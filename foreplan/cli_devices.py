@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foreplan.cli_options import json_option, print_json, say
+from foreplan.cli_options import json_option, print_json, say, working
 from foreplan.errors import TargetError, UsageError
 from foreplan.files import check_writable, write_atomically
 from foreplan.units import format_bytes, format_count
@@ -21,28 +21,68 @@ if TYPE_CHECKING:
 @click.command(short_help="List the cards that plans can be made for.")
 @click.option("--capture", is_flag=True, help="Write a profile of the card in this machine instead.")
 @click.option("-o", "--out", "path", metavar="FILE.toml", help="Where to write it; standard output by default.")
+@click.option("--calibrate", is_flag=True, help="Measure what processes hold on the card besides their arenas.")
 @json_option
-def devices(capture: bool, path: str | None, as_json: bool) -> None:
+def devices(capture: bool, path: str | None, calibrate: bool, as_json: bool) -> None:
     """List the cards that plans can be made for, none of which needs to be in this machine, and its processor.
 
-    A captured profile is named by its file: `--target cuda:FILE.toml`.
+    A captured profile is named by its file: `--target cuda:FILE.toml`. A calibration is kept with the user's settings,
+    and estimates for the card go by it: run it while nothing else uses the card.
 
     \b
     Examples:
       foreplan devices
       foreplan devices --capture -o mine.toml
+      foreplan devices --calibrate
     """
-    from foreplan.gpu.device import devices as known
-
     if path is not None and not capture:
         raise UsageError("-o is where --capture writes a profile: give both, or neither to list the cards")
-    if not capture:
-        if as_json:
-            print_json({"cards": [device.as_json() for device in known().values()], "cpu": _processor()})
-        else:
-            _print_table(known().values())
-            click.echo(f"\nthe processor of this machine: {_processor_text()}")
+    if capture and calibrate:
+        raise UsageError("--capture asks a card for its profile, and --calibrate measures its memory: give one of them")
+    if calibrate:
+        _calibrate(as_json)
+    elif capture:
+        _capture(path, as_json)
+    else:
+        _list(as_json)
+
+
+def _list(as_json: bool) -> None:
+    """Every card that is described, and the processor."""
+    from foreplan.gpu.device import devices as known
+
+    if as_json:
+        print_json({"cards": [device.as_json() for device in known().values()], "cpu": _processor()})
         return
+    _print_table(known().values())
+    click.echo(f"\nthe processor of this machine: {_processor_text()}")
+
+
+def _calibrate(as_json: bool) -> None:
+    """What was measured on the card in this machine, and written into the user's file."""
+    from foreplan.calibrate import calibrate
+    from foreplan.gpu import driver
+    from foreplan.gpu.calibration import LIBRARIES, calibrations, record, writable_file
+    from foreplan.gpu.nvml import Nvml
+
+    watched = Nvml()
+    calibrations()  # before it takes long: the user's may be broken, or where it is may not be written
+    writable_file()
+    with working("measuring"):
+        found = calibrate(watched, driver.card, driver.versions(watched))
+    path = record(found)
+    missing = [name for name in LIBRARIES if f"{name}_bytes" not in found.figures]
+    if as_json:
+        print_json(found.as_json() | {"file": str(path), "not_installed": missing})
+        return
+    click.echo(f"# written to {path}")
+    for name in missing:
+        click.echo(f"# {name} is not installed: what it takes remains assumed")
+    click.echo(found.as_toml(), nl=False)
+
+
+def _capture(path: str | None, as_json: bool) -> None:
+    """The profile of the card in this machine."""
     from foreplan.gpu.capture import captured
 
     if path is not None:

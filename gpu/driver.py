@@ -12,8 +12,9 @@ import numpy as np
 
 from foreplan.errors import PlanError, TargetError
 from foreplan.gpu.cublaslt import Cublaslt, opened
-from foreplan.gpu.cudnn import library
+from foreplan.gpu.cudnn import library, missing
 from foreplan.gpu.launch import Launch, Multiply, Source
+from foreplan.gpu.nvml import Nvml
 from foreplan.gpu.nvrtc import cubin
 
 Run = Callable[[], object]  # queued on the card when called
@@ -49,10 +50,12 @@ class Card(Protocol):
     Attributes:
         title: its name.
         capability: compute capability, such as "9.0".
+        bus: its address on the PCI bus, such as "0000:3b:00.0".
     """
 
     title: str
     capability: str
+    bus: str
 
     def memory(self) -> tuple[int, int]:
         """Bytes that are free, and all that there are."""
@@ -126,6 +129,7 @@ class CupyCard:
         with _no_card(self.cuda.runtime):
             attribute = partial(self.cuda.runtime.deviceGetAttribute, device=0)
             self.title = self.cuda.runtime.getDeviceProperties(0)["name"].decode()
+            self.bus = self.cuda.runtime.deviceGetPCIBusId(0)
             self.compute = 10 * attribute(75) + attribute(76)  # cudaDevAttrComputeCapabilityMajor, …Minor
             self.stream = self.cuda.Stream(non_blocking=True)
         self.capability = f"{self.compute // 10}.{self.compute % 10}"
@@ -288,3 +292,29 @@ def card() -> Card:
         TargetError: there is none, or no driver, or no CuPy that goes with it.
     """
     return CupyCard()
+
+
+def versions(nvml: Nvml) -> dict[str, str]:
+    """What calibrations are known by: the versions of the driver, of CuPy and its CUDA, and of cuDNN where it is.
+
+    Raises:
+        TargetError: there is no CuPy that goes with the driver.
+    """
+    number = _cuda().runtime.runtimeGetVersion()
+    found = {"driver": nvml.driver, "cuda": f"{number // 1000}.{number % 1000 // 10}", "cupy": _cupy_version()}
+    return found if missing() else found | {"cudnn": library().version}
+
+
+def versions_beside(title: str) -> dict[str, str]:
+    """Those of this machine, where a card of that name is in it; else none are known."""
+    try:
+        nvml = Nvml()
+        return versions(nvml) if title in nvml.titles else {}
+    except TargetError:
+        return {}
+
+
+def _cupy_version() -> str:
+    import cupy
+
+    return str(cupy.__version__)

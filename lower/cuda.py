@@ -111,9 +111,17 @@ def outside(program: Program, plan: Plan) -> tuple[Part, ...]:
     target, _, options = program.target.partition(":")
     if target != "cuda":
         return ()
-    from foreplan.gpu.outside import LIBRARIES, outside_arena
+    from foreplan.gpu.calibration import LIBRARIES, calibrations
+    from foreplan.gpu.driver import versions_beside
+    from foreplan.gpu.outside import outside_arena
+    from foreplan.gpu.table import kernel_named
 
-    device = CudaTarget(options).device
+    device, table, nodes = CudaTarget(options).device, calibrations(), 0
     calls = [program.calls[step.action] for step in plan.steps]
-    libraries = {call.kernel.split(" ")[0] for call in calls} & set(LIBRARIES)
-    return outside_arena(device, plan.arena_bytes, len(calls), sorted(libraries))
+    for call in calls:
+        reads, writes = ([operand.window for operand in found] for found in (call.inputs, call.outputs))
+        kernel = kernel_named(call.op, call.kernel, call.payload, reads, writes, device)
+        nodes += 0 if kernel is None else len(kernel.instructions)
+    libraries = sorted({call.kernel.split(" ")[0] for call in calls} & set(LIBRARIES))
+    versions = versions_beside(device.title) if table.knows(device) else {}
+    return outside_arena(device, plan.arena_bytes, nodes, libraries, versions, table)

@@ -6,13 +6,14 @@ import os
 
 import pytest
 
-from foreplan import kept
+from foreplan import calibrate, kept
 from foreplan.cpu import tune
 from foreplan.errors import TargetError
-from foreplan.gpu import capture
+from foreplan.gpu import capture, driver, nvml
+from foreplan.gpu.calibration import Calibration
 from foreplan.gpu.device import device_named, devices
 from tests.cpu.check import needs_onednn
-from tests.foreplan.shell import answer, foreplan
+from tests.foreplan.shell import MODEL, answer, foreplan
 
 
 def test_every_card_is_listed() -> None:
@@ -58,3 +59,38 @@ def test_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "captured", none)
     assert "no card" in foreplan("devices", "--capture", code=2).stderr
     assert "--capture" in foreplan("devices", "-o", "x.toml", code=2).stderr
+
+
+def test_a_calibration_is_written_and_told(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = {"context_bytes": 545 << 20, "code_bytes": 4 << 20, "graph_bytes_per_launch": 9000}
+    found = Calibration(device_named("h100").title, {"driver": "580.105.08"}, figures)
+    asked: list[object] = []
+
+    def measured(*given: object) -> Calibration:
+        asked[:] = given
+        return found
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(nvml, "Nvml", lambda: "the library")
+    monkeypatch.setattr(driver, "versions", lambda library: found.versions)
+    monkeypatch.setattr(calibrate, "calibrate", measured)
+    told = foreplan("devices", "--calibrate").stdout
+    assert asked == ["the library", driver.card, found.versions]
+    assert "context_bytes = 571_473_920" in told and f"written to {tmp_path}" in told
+    assert "cudnn is not installed" in told
+    path = tmp_path / "foreplan" / "calibration.toml"
+    answered = answer("devices", "--calibrate")
+    assert answered["figures"] == figures and answered["not_installed"] == ["cudnn", "cublaslt"]
+    assert answered["file"] == str(path) and path.read_text().count("[[calibrated]]") == 1
+    parts = {part["name"]: part for part in answer("estimate", MODEL, "--target", "cuda:h100")["outside"]}
+    assert parts["context"]["nbytes"] == 545 << 20 and parts["context"]["basis"] == "calibrated"
+    path.write_text("[[calibrated]]")
+    for words in (["devices", "--calibrate"], ["estimate", MODEL, "--target", "cuda:h100"]):
+        assert "calibration.toml" in foreplan(*words, code=2).stderr
+
+
+def test_what_calibration_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "give one of them" in foreplan("devices", "--calibrate", "--capture", code=2).stderr
+    assert "--capture" in foreplan("devices", "--calibrate", "-o", "x.toml", code=2).stderr
+    monkeypatch.setattr(nvml, "FILE", "libnvidia-ml-that-is-not-there.so.1")
+    assert "no driver for an NVIDIA card" in foreplan("devices", "--calibrate", code=2).stderr

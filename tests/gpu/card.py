@@ -77,6 +77,7 @@ class FakeCard:
 
     title = "fake H100"
     capability = "9.0"
+    bus = "0000:3b:00.0"
 
     def __init__(self, reverse: bool = False, total: int = 1 << 30) -> None:
         self.reverse, self.total = reverse, total

@@ -39,10 +39,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, driver_version: int, error: str = 
         runtimeGetVersion=lambda: 13020,
         CUDARuntimeError=DriverError,
         deviceGetAttribute=attribute,
+        deviceGetPCIBusId=lambda device: "0000:3B:00.0",
         getDeviceProperties=lambda device: {"name": b"A card"} if not error else attribute(75, device),
     )
     package, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
-    package.cuda = cuda  # type: ignore[attr-defined]
+    package.cuda, package.__version__ = cuda, "14.2.0"  # type: ignore[attr-defined]
     cuda.runtime, cuda.Stream = runtime, lambda non_blocking: SimpleNamespace(ptr=7)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cupy", package)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
@@ -52,6 +53,18 @@ def test_a_card_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, 13000)
     found = CupyCard()
     assert (found.title, found.capability, found.compute) == ("A card", "9.0", 90)
+    assert found.bus == "0000:3B:00.0"
+
+
+def test_versions_that_a_calibration_is_known_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, 13000)
+    nvml = SimpleNamespace(driver="580.105.08")
+    wanted = {"driver": "580.105.08", "cuda": "13.2", "cupy": "14.2.0"}
+    monkeypatch.setattr(driver, "missing", lambda: "it is not installed")
+    assert driver.versions(nvml) == wanted  # type: ignore[arg-type]
+    monkeypatch.setattr(driver, "missing", lambda: "")
+    monkeypatch.setattr(driver, "library", lambda: SimpleNamespace(version="9.19.1"))
+    assert driver.versions(nvml) == wanted | {"cudnn": "9.19.1"}  # type: ignore[arg-type]
 
 
 def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

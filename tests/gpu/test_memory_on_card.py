@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +53,31 @@ def test_an_arena_larger_than_the_card_is_refused() -> None:
     assert step.arena_bytes > total
     with pytest.raises(fp.SessionError, match=r"the arena takes .* are free"):
         step.bind()
+
+
+def test_the_whole_card_is_as_estimated_once_it_is_calibrated(tmp_path: Path) -> None:
+    """Within a page, of a step that was not what was measured; each in a process of its own."""
+    settings = os.environ | {"XDG_CONFIG_HOME": str(tmp_path)}
+    calibrate = [sys.executable, "-m", "foreplan.cli", "devices", "--calibrate", "--json"]
+    found = json.loads(subprocess.run(calibrate, env=settings, capture_output=True, text=True, check=True).stdout)
+    assert found["card"] == CARD.title and found["figures"]["context_bytes"] > PAGE
+    code = (
+        "import json\n"
+        "from foreplan.gpu import driver\n"
+        "from foreplan.gpu.nvml import Nvml\n"
+        "from tests.cpu.test_engine import compiled, data_for\n"
+        "nvml = Nvml()\n"
+        "before = nvml.used()\n"
+        "step = compiled('resnet50:batch=8,size=64', 'cuda', training=True)\n"
+        "session = step.bind()\n"
+        "for _ in range(3): session.step(data_for(session))\n"
+        "card = driver.card()\n"
+        "card.synchronize()\n"
+        "place = nvml.place_of(card.bus)\n"
+        "parts = step.memory.outside\n"
+        "print(json.dumps([nvml.used()[place] - before[place], step.memory.peak, [part.basis for part in parts]]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True, check=True)
+    taken, estimated, bases = json.loads(done.stdout)
+    assert set(bases) == {"exact", "calibrated"}
+    assert abs(taken - estimated) <= PAGE

@@ -8,8 +8,9 @@ import pytest
 
 import foreplan as fp
 from foreplan.errors import TargetError
+from foreplan.gpu.calibration import LIBRARIES, calibrations, read_table
 from foreplan.gpu.device import Device, device_named
-from foreplan.gpu.outside import LIBRARIES, PAGE, Part, calibrations, outside_arena, read_table
+from foreplan.gpu.outside import PAGE, Part, outside_arena
 from foreplan.lower.cuda import CudaTarget, outside
 from tests.gpu.card import OwnTarget
 

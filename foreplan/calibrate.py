@@ -1,0 +1,134 @@
+"""What lies outside the arena on the card in this machine, measured: `foreplan devices --calibrate`."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle, islice
+from types import MappingProxyType
+from typing import Protocol
+
+from foreplan import api, models
+from foreplan.errors import TargetError
+from foreplan.frontend import losses
+from foreplan.gpu.calibration import LIBRARIES, Calibration
+from foreplan.gpu.driver import Card
+from foreplan.gpu.outside import PAGE
+from foreplan.graph import Op, Window
+from foreplan.lower.cuda import CudaTarget
+from foreplan.lower.program import HOST
+from foreplan.lower.target import Kernel
+from foreplan.passes.optimizer import Nesterov
+from foreplan.runtime.cuda import CudaBound, CudaEngine
+from foreplan.units import align_up
+
+MODEL = "resnet18:batch=4,size=64"  # whose training step is measured
+NODES = 1 << 14  # of the graph that is measured: many, since memory comes in pages
+STEPS = 100  # within which nothing may change
+
+
+class Watched(Protocol):
+    """What the driver says of all cards of a machine; `foreplan.gpu.nvml.Nvml` does."""
+
+    def used(self) -> Sequence[int]:
+        """Bytes of each card's memory that are taken, by all processes."""
+
+    def place_of(self, bus: str) -> int:
+        """Which card has this address on the PCI bus."""
+
+
+class _Preferring(CudaTarget):
+    """The card in this machine, with kernels of one library wherever it has any, else of ours."""
+
+    def __init__(self, library: str) -> None:
+        super().__init__("")
+        self.library = library
+
+    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+        """See `CudaTarget`."""
+        found = super().kernels(op, inputs, outputs)
+        theirs = [kernel for kernel in found if _library_of(kernel.name) == self.library]
+        return theirs or [kernel for kernel in found if not _library_of(kernel.name)]
+
+
+def _library_of(kernel: str) -> str:
+    """Which has it; empty: it is one of ours."""
+    first = kernel.split(" ")[0]
+    return first if first in LIBRARIES else ""
+
+
+def calibrate(watched: Watched, opened: Callable[[], Card], versions: Mapping[str, str]) -> Calibration:
+    """Measure what a process holds on a card besides its arena: first its context; then what a training step brings
+    that has kernels of ours alone, and what more one brings that has an installed library's; then a graph.
+
+    This must be the first that the process does on the card, and nothing else may use it meanwhile.
+
+    Args:
+        watched: memory as nvidia-smi shows it.
+        opened: opens the card.
+        versions: that the calibration is known by.
+
+    Raises:
+        TargetError: there is no card to run on, or what was measured cannot be.
+    """
+    idle = watched.used()
+    card = opened()
+    place = watched.place_of(card.bus)
+
+    def used() -> int:
+        gc.collect()
+        card.synchronize()
+        return watched.used()[place]
+
+    start = used()
+    step, arena = _bound(card, "")
+    _run(step, 2)
+    figures = {"context_bytes": start - idle[place], "code_bytes": used() - start - arena}
+    for library in LIBRARIES:
+        before = used()
+        with contextlib.suppress(TargetError):  # it is not installed
+            figures[f"{library}_bytes"] = _kept(card, library, used) - before
+    before = used()
+    replay = card.captured(islice(cycle(step.calls), NODES))
+    replay()
+    figures["graph_bytes_per_launch"] = (used() - before + NODES - 1) // NODES
+    before = used()
+    _run(step, STEPS)
+    if (changed := used() - before) or min(figures.values()) < 0 or not figures["context_bytes"]:
+        found = ", ".join(f"{name} = {nbytes}" for name, nbytes in figures.items())
+        raise TargetError(
+            f"a card cannot be calibrated while anything else uses it, this process included: its memory changed by "
+            f"{changed} bytes in {STEPS} steps that allocate nothing, and what was measured is {found}; nvidia-smi "
+            f"shows who uses it"
+        )
+    return Calibration(card.title, MappingProxyType(dict(versions)), MappingProxyType(figures))
+
+
+def _kept(card: Card, library: str, used: Callable[[], int]) -> int:
+    """What is taken when a step that prefers a library has run, but for its arena."""
+    step, arena = _bound(card, library)
+    _run(step, 2)
+    return used() - arena
+
+
+def _bound(card: Card, library: str) -> tuple[CudaBound, int]:
+    """A training step, whose arena is all zeros, and how much memory that takes.
+
+    Raises:
+        TargetError: a library is preferred that is not installed.
+    """
+    graph = models.build(MODEL)
+    step = api.compile(graph, losses.cross_entropy, Nesterov(0.1), target=_Preferring(library))
+    if library not in {_library_of(step.program.calls[each.action].kernel) for each in step.plan.steps}:
+        raise TargetError(f"no kernel of the step is one of {library}")
+    engine = CudaEngine("cuda", card, capture=False)
+    regions = engine.allocate(step.plan.heights[:HOST])
+    for region in regions:
+        region.fill(0)
+    return engine.bind(step.program, step.plan, regions), align_up(step.arena_bytes, PAGE)
+
+
+def _run(step: CudaBound, times: int) -> None:
+    for _ in range(times):
+        step.run()
