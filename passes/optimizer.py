@@ -24,15 +24,15 @@ ROW = 1 << 16  # elements that are squared and added in one product
 
 
 class Optimizer(Protocol):
-    """A rule that turns a parameter, its gradient and its state into the parameter and state of the next step.
+    """A rule that turns a parameter, its gradient and its state into the parameter and state of the next step."""
 
-    Attributes:
-        learning_rate: default of the step's input of that name.
-        clip_norm: all gradients together are scaled down to this norm where theirs is larger; None: they are not.
-    """
+    @property
+    def learning_rate(self) -> float:
+        """Default of the step's input of that name."""
 
-    learning_rate: float
-    clip_norm: float | None
+    @property
+    def clip_norm(self) -> float | None:
+        """All gradients together are scaled down to this norm where theirs is larger; None: they are not."""
 
     @property
     def state(self) -> tuple[str, ...]:
