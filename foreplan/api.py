@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -347,11 +347,26 @@ class Compiled:
             session.load(weights, state=False)
         return session
 
-    def save(self, path: str | Path) -> None:
-        """Write the plan file: everything needed to verify, view and run it, but no weights."""
+    def save(self, path: str | Path, *, kernels: bool = False) -> None:
+        """Write the plan file: everything needed to verify, view and run it, but no weights.
+
+        Args:
+            kernels: with machine code of the kernels of ours that a card runs, so that binding compiles nothing, and
+                needs no CUDA compiler. A plan that was read with such has it in any case.
+
+        Raises:
+            UsageError, SessionError: the file cannot be written, or kernels are asked for and the plan is for no card.
+            TargetError: there is no CUDA compiler.
+        """
         from foreplan.runtime.planfile import save_plan
 
-        save_plan(str(path), self.program, self.plan, self.update)
+        program, update = self.program, self.update
+        if kernels:
+            from foreplan.lower.cuda import with_code
+
+            program = with_code(program, self.plan)
+            update = update and replace(update, program=with_code(update.program, update.plan))
+        save_plan(str(path), program, self.plan, update)
 
     def view(self, path: str | Path) -> None:
         """Write the memory map, of what `memory` shows: one HTML file that opens offline."""

@@ -124,9 +124,10 @@ def _bound(card: Card, library: str) -> tuple[CudaBound, int]:
         raise TargetError(f"no kernel of the step is one of {library}")
     engine = CudaEngine("cuda", card, capture=False)
     regions = engine.allocate(step.plan.heights[:HOST])
+    bound = engine.bind(step.program, step.plan, regions)
     for region in regions:
         region.fill(0)
-    return engine.bind(step.program, step.plan, regions), align_up(step.arena_bytes, PAGE)
+    return bound, align_up(step.arena_bytes, PAGE)
 
 
 def _run(step: CudaBound, times: int) -> None:

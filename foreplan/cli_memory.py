@@ -76,14 +76,16 @@ def _headline(figures: dict[str, Any]) -> str:
 @model_options
 @click.option("-o", "--out", "path", metavar="FILE", help="Where to write the plan; needed but for --explain.")
 @click.option("--explain", "why", is_flag=True, help="Show what each stage of planning brings.")
+@click.option("--kernels", is_flag=True, help="Put compiled kernels for a card into the file too.")
 @json_option
-def plan(model: str, path: str | None, why: bool, as_json: bool, **options: Any) -> None:
+def plan(model: str, path: str | None, why: bool, kernels: bool, as_json: bool, **options: Any) -> None:
     """Plan a step of MODEL and write the plan to a file, which `verify`, `view`, `diff` and `run` read.
 
     \b
     Examples:
       foreplan plan resnet50 --batch 32 -o resnet50.plan
       foreplan plan model.onnx --batch 8 --budget 1GiB --remat auto -o model.plan
+      foreplan plan resnet50 --target cuda:h100 --kernels -o resnet50.plan
       foreplan plan resnet50 --explain
     """
     if is_plan_file(model):
@@ -92,9 +94,11 @@ def plan(model: str, path: str | None, why: bool, as_json: bool, **options: Any)
         raise UsageError("say where to write the plan: -o FILE (or look at how it comes about with --explain)")
     if path is not None:
         check_writable(path)
+    elif kernels:
+        raise UsageError("--kernels keeps compiled kernels in the plan file: say where to write that with -o FILE")
     compiled = compile_model(model, settings_from(options))
     if path is not None:
-        compiled.save(path)
+        compiled.save(path, kernels=kernels)
     figures = compiled.estimate()
     stages: Stages | None = None
     slower: tuple[Fallback, ...] = ()

@@ -66,8 +66,8 @@ class Card(Protocol):
     def allocate_host(self, nbytes: int) -> np.ndarray:
         """Bytes of host memory that the card copies from and to by itself, and can address."""
 
-    def launching(self, launch: Launch, arguments: bytes) -> Run:
-        """A kernel, compiled and loaded, with its structure of arguments."""
+    def launching(self, launch: Launch, arguments: bytes, code: bytes | None = None) -> Run:
+        """A kernel, loaded, with its structure of arguments; its machine code is given, or else made."""
 
     def copying(self, target: int, source: int, nbytes: int) -> Run:
         """A copy between addresses on the card or in host memory."""
@@ -154,18 +154,18 @@ class CupyCard:
         memory = self.cuda.PinnedMemory(nbytes, self.cuda.runtime.hostAllocPortable)
         return np.frombuffer(self.cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
 
-    def launching(self, launch: Launch, arguments: bytes) -> Run:
+    def launching(self, launch: Launch, arguments: bytes, code: bytes | None = None) -> Run:
         """A launch; kernels are loaded once."""
-        function = self._function(launch.source, launch.entry)
+        function = self._function(launch.source, launch.entry, code)
         words = (ctypes.c_uint64 * (len(arguments) // 8)).from_buffer_copy(arguments)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(words))
         extents = (*launch.grid, *launch.block)
         ready = partial(self.cuda.driver.launchKernel, function.ptr, *extents, 0, self.stream.ptr)
         return _Launching(partial(ready, ctypes.addressof(parameters), 0), (function, words, parameters))
 
-    def _load(self, source: Source, entry: str) -> Any:
+    def _load(self, source: Source, entry: str, code: bytes | None) -> Any:
         module = self.cuda.Module()
-        module.load(cubin(source, f"sm_{self.compute}"))
+        module.load(cubin(source, f"sm_{self.compute}") if code is None else code)
         return module.get_function(entry)
 
     def copying(self, target: int, source: int, nbytes: int) -> Run:

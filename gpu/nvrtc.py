@@ -136,6 +136,12 @@ def architecture_of(device: Device) -> str:
     return f"sm_{device.compute}"
 
 
+def key_of(source: Source, architecture: str) -> str:
+    """What machine code is known by, whichever compiler made it: text, all of cuda/, options and architecture."""
+    about = (_STANDARD, architecture, sources_digest(), source.text)
+    return hashlib.sha256(repr(about).encode()).hexdigest()
+
+
 @lru_cache(maxsize=4096)
 def cubin(source: Source, architecture: str) -> bytes:
     """Machine code of a source for an architecture such as `sm_90`, from disk if it was made before.
@@ -144,12 +150,11 @@ def cubin(source: Source, architecture: str) -> bytes:
         TargetError: there is no CUDA compiler.
         CompilationError: it refuses the source.
     """
-    text = source.text
-    about = (compiler().version, _STANDARD, architecture, sources_digest(), text)
-    name = f"{hashlib.sha256(repr(about).encode()).hexdigest()}.cubin"
+    about = f"{compiler().version}\n{key_of(source, architecture)}"
+    name = f"{hashlib.sha256(about.encode()).hexdigest()}.cubin"
     code = kept(name)
     if code is None:
-        code = compiler().compile(text, architecture)
+        code = compiler().compile(source.text, architecture)
         keep(name, code)
     return code
 
@@ -164,10 +169,16 @@ def figures(code: bytes) -> Mapping[str, Figures]:
     A cubin is an ELF file. The section `.text.NAME` of a kernel has the number of its symbol in `sh_info`, and above
     that, for older architectures, its registers; the section `.nv.info` lists attributes by symbol (as
     `cuobjdump -elf` shows).
+
+    Raises:
+        ValueError: it is no cubin.
     """
-    sections = list(_sections(code))
-    listed = b"".join(content for name, _, content in sections if name == ".nv.info")
-    attributes = {(attribute, symbol): number for attribute, symbol, number in _attributes(listed)}
+    try:
+        sections = list(_sections(code))
+        listed = b"".join(content for name, _, content in sections if name == ".nv.info")
+        attributes = {(attribute, symbol): number for attribute, symbol, number in _attributes(listed)}
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"no machine code of a card: {error}") from None
     found = {}
     for name, info, _ in sections:
         if name.startswith(".text."):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from foreplan.errors import UsageError
@@ -11,7 +12,8 @@ from foreplan.graph.op import Types
 from foreplan.lower.target import DeviceProfile, Kernel, predicted
 
 if TYPE_CHECKING:
-    from foreplan.gpu.launch import LaunchKernel
+    from foreplan.gpu.device import Device
+    from foreplan.gpu.launch import Instruction, LaunchKernel
     from foreplan.gpu.outside import Part
     from foreplan.lower.program import Program
     from foreplan.planner.plan import Plan
@@ -114,14 +116,43 @@ def outside(program: Program, plan: Plan) -> tuple[Part, ...]:
     from foreplan.gpu.calibration import LIBRARIES, calibrations
     from foreplan.gpu.driver import versions_beside
     from foreplan.gpu.outside import outside_arena
+
+    device, table = CudaTarget(options).device, calibrations()
+    nodes = sum(1 for _ in _instructions(program, plan, device))
+    kernels = {program.calls[step.action].kernel.split(" ")[0] for step in plan.steps}
+    versions = versions_beside(device.title) if table.knows(device) else {}
+    return outside_arena(device, plan.arena_bytes, nodes, sorted(kernels & set(LIBRARIES)), versions, table)
+
+
+def with_code(program: Program, plan: Plan) -> Program:
+    """The program with machine code of every kernel of ours that its plan runs, so that binding it compiles nothing.
+
+    Raises:
+        UsageError: the target is no card.
+        TargetError: there is no CUDA compiler.
+    """
+    from foreplan.gpu.launch import Launch
+    from foreplan.gpu.nvrtc import architecture_of, cubin, key_of
+
+    target, _, options = program.target.partition(":")
+    if target != "cuda":
+        raise UsageError(
+            f"kernels are put into plans for cards alone, and this one is for {program.target}: leave them out, or "
+            f"plan for a target such as cuda:h100"
+        )
+    device = CudaTarget(options).device
+    architecture = architecture_of(device)
+    sources = {each.source for each in _instructions(program, plan, device) if isinstance(each, Launch)}
+    made = {key_of(source, architecture): cubin(source, architecture) for source in sources}
+    return replace(program, code=tuple(sorted(made.items())))
+
+
+def _instructions(program: Program, plan: Plan, device: Device) -> Iterator[Instruction]:
+    """All that a plan runs on a card, in order."""
     from foreplan.gpu.table import kernel_named
 
-    device, table, nodes = CudaTarget(options).device, calibrations(), 0
-    calls = [program.calls[step.action] for step in plan.steps]
-    for call in calls:
+    for step in plan.steps:
+        call = program.calls[step.action]
         reads, writes = ([operand.window for operand in found] for found in (call.inputs, call.outputs))
         kernel = kernel_named(call.op, call.kernel, call.payload, reads, writes, device)
-        nodes += 0 if kernel is None else len(kernel.instructions)
-    libraries = sorted({call.kernel.split(" ")[0] for call in calls} & set(LIBRARIES))
-    versions = versions_beside(device.title) if table.knows(device) else {}
-    return outside_arena(device, plan.arena_bytes, nodes, libraries, versions, table)
+        yield from () if kernel is None else kernel.instructions

@@ -100,6 +100,8 @@ class Program(Problem):
         loss: the loss, or None.
         gradients: by parameter, where they are returned.
         notes: what import and passes changed, for people.
+        code: machine code of kernels of ours for a card, by what it was made from (`foreplan.gpu.nvrtc.key_of`), in
+            that order; what is not here is made when a session is bound.
     """
 
     calls: tuple[Call, ...] = ()
@@ -112,6 +114,7 @@ class Program(Problem):
     loss: Slot | None = None
     gradients: tuple[Slot, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    code: tuple[tuple[str, bytes], ...] = ()
 
     @property
     def step_count(self) -> Slot | None:

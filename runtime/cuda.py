@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 from typing import cast
 
 from foreplan.errors import PlanError, SessionError, TargetError, UsageError
 from foreplan.gpu.driver import Card
 from foreplan.gpu.launch import ALIGNMENT, Address, Clear, Copy, Execute, Instruction, Launch, LaunchKernel, Multiply
+from foreplan.gpu.nvrtc import architecture_of, figures, key_of
 from foreplan.gpu.table import kernel_named
 from foreplan.lower.cuda import CudaTarget
 from foreplan.lower.program import Call, Operand, Program, Slot
@@ -40,6 +42,7 @@ class CudaBound:
     ) -> None:
         self.program, self.regions, self.card, self.target = program, regions, card, target
         self.capture = capture
+        self.code = dict(program.code)
         self.of_step = [self._ready(step) for step in plan.steps]
         self.calls = [call for calls in self.of_step for call in calls]
         self.replay: Run | None = None
@@ -109,12 +112,21 @@ class CudaBound:
         try:
             with told(f"while node {call.node!r} was bound", harmless=True):
                 made = [
-                    ready(self.card, each, lambda place: starts[place.of][place.index] + place.offset)
+                    ready(self.card, each, lambda place: starts[place.of][place.index] + place.offset, self._code(each))
                     for each in kernel.instructions
                 ]
         except PlanError as error:
             raise PlanError(f"node {call.node!r}: {error}") from None
         return [run for run in made if run is not None]
+
+    def _code(self, instruction: Instruction) -> bytes | None:
+        """The machine code of a launch, where the program has it."""
+        if not self.code or not isinstance(instruction, Launch):
+            return None
+        code = self.code.get(key_of(instruction.source, architecture_of(self.target.device)))
+        if code is not None and instruction.entry not in _entries(code):
+            raise PlanError(f"the machine code in the plan has no kernel {instruction.entry!r}; plan the model again")
+        return code
 
     def _kernel(self, call: Call, workspace: int) -> LaunchKernel:
         reads, writes = ([operand.window for operand in found] for found in (call.inputs, call.outputs))
@@ -124,14 +136,24 @@ class CudaBound:
         return kernel
 
 
-def ready(card: Card, instruction: Instruction, where: Where) -> Run | None:
+@lru_cache(maxsize=4096)
+def _entries(code: bytes) -> Collection[str]:
+    """Names of the kernels in machine code."""
+    try:
+        return figures(code).keys()
+    except ValueError:
+        return ()
+
+
+def ready(card: Card, instruction: Instruction, where: Where, code: bytes | None = None) -> Run | None:
     """One instruction as a call on a card; None where there is nothing to do.
 
     Args:
         where: the address that a place has.
+        code: machine code of a launch; None: it is made.
     """
     if isinstance(instruction, Launch):
-        return card.launching(instruction, packed(instruction, where))
+        return card.launching(instruction, packed(instruction, where), code)
     if isinstance(instruction, Execute):
         tensors = {uid: where(place) for uid, place in instruction.operands}
         return card.executing(instruction.blob, tensors, where(instruction.workspace), instruction.nbytes)

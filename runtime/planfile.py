@@ -45,7 +45,7 @@ Record = TypeVar("Record")
 
 def save_plan(path: str, program: Program, plan: Plan, update: Update | None = None) -> None:
     """Write a program and its plan, and those of its update. Parameters are described, not stored; small constants are
-    stored.
+    stored, and so is the machine code that a program has.
 
     Raises:
         UsageError, SessionError: the file cannot be written; an older one at the same place is as it was.
@@ -97,6 +97,8 @@ def _half(program: Program, plan: Plan, folder: str) -> Iterator[str]:
     yield from _section("slots", (_slot_record(role, slot, folder) for role, slot in slots_of(program)))
     yield from _section("starts", (list(pair) for pair in plan.starts))
     yield from _section("steps", ([s.action, list(s.reads), list(s.writes), s.workspace] for s in plan.steps))
+    if program.code:
+        yield from _section("code", ([key, base64.b64encode(code).decode()] for key, code in program.code))
     yield from _section("ends", (list(pair) for pair in plan.ends), last=True)
 
 
@@ -233,7 +235,17 @@ def _program(data: Mapping[str, Any], folder: str) -> Program:
         loss=slots["loss"][0] if slots["loss"] else None,
         gradients=tuple(slots["gradient"]),
         notes=_each(header["notes"], _text),
+        code=_each(data.get("code", []), _code),
     )
+
+
+def _code(record: Sequence[Any]) -> tuple[str, bytes]:
+    from foreplan.gpu.nvrtc import figures
+
+    code = base64.b64decode(_text(record[1]), validate=True)
+    if not figures(code):
+        raise ValueError("machine code without a kernel")
+    return _text(record[0]), code
 
 
 def _profile(record: Mapping[str, Any] | None) -> DeviceProfile | None:

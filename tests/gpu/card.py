@@ -101,7 +101,7 @@ class FakeCard:
         self.done.append("allocate_host")
         return np.full(nbytes, 0xFF, np.uint8)
 
-    def launching(self, launch: Launch, arguments: bytes) -> Run:
+    def launching(self, launch: Launch, arguments: bytes, code: bytes | None = None) -> Run:
         loaded = library(launch.source, launch.entry)
         assert getattr(loaded, f"shim_size_{launch.entry}")() == len(arguments)
         extents = [(ctypes.c_uint * 3)(*each) for each in (launch.grid, launch.block)]

@@ -56,9 +56,9 @@ class CountedCard(FakeCard):
             self.kinds.add(kind)
             self.taken += nbytes
 
-    def launching(self, launch: Launch, arguments: bytes) -> Run:
+    def launching(self, launch: Launch, arguments: bytes, code: bytes | None = None) -> Run:
         self.once("code", self.CODE)
-        return super().launching(launch, arguments)
+        return super().launching(launch, arguments, code)
 
     def multiplying(self, product: Multiply, places: tuple[int, int, int, int], workspace: int) -> Run:
         self.once("cublaslt", self.CUBLASLT)

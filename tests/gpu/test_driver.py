@@ -138,7 +138,7 @@ def test_a_kernel_finds_its_arguments_where_the_driver_is_told_they_are() -> Non
     launched: list[tuple[Any, ...]] = []
     cuda = SimpleNamespace(driver=SimpleNamespace(launchKernel=lambda *words: launched.append(words)))
     card = unopened(cuda)
-    card._function = lambda source, entry: SimpleNamespace(ptr=11)  # type: ignore[assignment]
+    card._function = lambda source, entry, code: SimpleNamespace(ptr=11)  # type: ignore[assignment]
     launch = Launch(Source("types.cuh", (), AXPY), "scale", (3, 1, 1), (32, 1, 1), ())
     x = np.arange(70, dtype=np.float32)
     ready = card.launching(launch, struct.pack("<qqd", x.ctypes.data, 70, 0.5))
@@ -151,6 +151,17 @@ def test_a_kernel_finds_its_arguments_where_the_driver_is_told_they_are() -> Non
     grid, block = ((ctypes.c_uint * 3)(*each) for each in (extents[:3], extents[3:]))
     assert run(grid, block, 0, ctypes.string_at(first, 24)) is None
     np.testing.assert_array_equal(x, np.arange(70, dtype=np.float32) / 2)
+
+
+def test_machine_code_that_is_given_is_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[bytes] = []
+    module = SimpleNamespace(load=loaded.append, get_function=lambda entry: SimpleNamespace(ptr=entry))
+    card = unopened(SimpleNamespace(Module=lambda: module))
+    monkeypatch.setattr(driver, "cubin", lambda source, architecture: f"made for {architecture}".encode())
+    source = Source("types.cuh", (), AXPY)
+    assert card._load(source, "scale", b"given").ptr == "scale"
+    card._load(source, "scale", None)
+    assert loaded == [b"given", b"made for sm_90"]
 
 
 class FakeCudnn:
@@ -230,7 +241,7 @@ def test_cupy_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, call in calls.items():
         with pytest.raises(RuntimeError, match=WITHOUT_DRIVER):
             print(name, call())
-    card._function = lambda source, entry: SimpleNamespace(ptr=1 << 46)  # type: ignore[assignment]
+    card._function = lambda source, entry, code: SimpleNamespace(ptr=1 << 46)  # type: ignore[assignment]
     launch = Launch(Source("types.cuh"), "nothing", ((1 << 31) - 1, 65535, 65535), (1024, 1, 1), ())
     card.stream.ptr = 1 << 46
     with pytest.raises(RuntimeError, match=WITHOUT_DRIVER):
@@ -241,7 +252,7 @@ def test_cupy_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cupy_takes_our_machine_code() -> None:
     card = unopened(cupys())
     with pytest.raises(RuntimeError, match=WITHOUT_DRIVER):
-        card._load(Source("types.cuh", (), AXPY), "scale")
+        card._load(Source("types.cuh", (), AXPY), "scale", None)
 
 
 @pytest.mark.cuda_wheels

@@ -6,12 +6,14 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import foreplan as fp
 from foreplan.frontend.losses import attach_loss
+from foreplan.gpu import driver, nvrtc
 from foreplan.gpu.capture import captured
 from foreplan.gpu.table import kernel_named
 from foreplan.lower.program import Call
@@ -109,6 +111,16 @@ def test_other_precisions_train_alike(name: str, target: str, precision: str) ->
     for _ in range(3):
         wanted, found = theirs.step(data).loss, ours.step(data).loss
         assert wanted is not None and found is not None and abs(found - wanted) <= 3e-2 * abs(wanted)
+
+
+def test_machine_code_from_a_plan_file_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = compiled(MODELS[0], "cuda", training=True)
+    step.save(tmp_path / "step.plan", kernels=True)
+    data, wanted = data_for(step), step.bind(seed=1)
+    for module in (nvrtc, driver):
+        monkeypatch.setattr(module, "cubin", None)
+    session = fp.load_plan(tmp_path / "step.plan").bind(seed=1)
+    assert session.step(data).loss == wanted.step(data).loss
 
 
 def test_many_steps_follow_numpy() -> None:
