@@ -7,15 +7,16 @@ from contextlib import nullcontext
 
 from foreplan.cpu import library as c
 from foreplan.cpu import prices, primitives
-from foreplan.cpu.kernel import Windows
+from foreplan.cpu.kernel import Refused, Windows
 from foreplan.cpu.primitives import Description, onto
 from foreplan.cpu.rows import merged
-from foreplan.cpu.stages import INPUT, OUTPUT, WEIGHTS, Staged, Stages, check
+from foreplan.cpu.stages import INPUT, OUTPUT, WEIGHTS, Staged, Stages, beside, check
 from foreplan.cpu.threads import one_thread
-from foreplan.cpu.tiles import Tiles
-from foreplan.graph import Op, Window
+from foreplan.cpu.tiles import Made, Tiles
+from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.matmul import MatMul
+from foreplan.ops.matmul_map import MatMulMap
 
 PANEL = 384  # columns of a matrix that are copied where they would thrash a cache
 SMALL = 2**21  # multiplications that do not repay waking other threads
@@ -43,6 +44,21 @@ def matmul_on_tiles(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     product = Tiles(a, b, y, add=base >= 0)
     plan.run(product, {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
     return plan.finish(base, nanoseconds=product.nanoseconds)
+
+
+def matmul_map_on_tiles(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """A product of float32 and a map of it, where they are faster so than one after the other."""
+    assert isinstance(op, MatMulMap)
+    y = Window.dense(TensorType(FLOAT32, outputs[0].shape))
+    a, b, y = _operands(op.matmul, inputs[:2], [y])
+    made = Made(op.exprs, tuple(x.broadcast(y.shape) for x in inputs[2:]), tuple(outputs))
+    plan, product = Stages(), Tiles(a, b, y, made=made)
+    moved = 2 * y.type.nbytes + sum(x.type.nbytes for x in (*inputs[2:], *outputs))
+    if product.nanoseconds > prices.product(a, b, y) + prices.mapped(moved):
+        raise Refused("one after the other is faster, the product by oneDNN")
+    arguments = {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **beside(2, len(inputs), len(outputs))}
+    plan.run(product, arguments)
+    return plan.finish(nanoseconds=product.nanoseconds, mapped=product.overwrites(2))
 
 
 def _operands(op: Op, inputs: Windows, outputs: Windows) -> tuple[Window, Window, Window]:

@@ -7,19 +7,18 @@ what several see is gathered (`columns`); and Winograd's algorithm (`winograd`),
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 from foreplan.cpu import columns, prices, primitives, winograd
 from foreplan.cpu import library as c
 from foreplan.cpu.contraction import swapped
-from foreplan.cpu.followed import Followed, followed
 from foreplan.cpu.kernel import Refused, Windows
 from foreplan.cpu.primitives import OLD, After, Description, Following, Geometry, argument_of, base_of, onto
 from foreplan.cpu.products import Product
 from foreplan.cpu.rows import image_rows, rows_along, rows_from
-from foreplan.cpu.stages import INPUT, OUTPUT, WEIGHTS, ZERO, Place, Staged, Stages, check, matrix
-from foreplan.cpu.tiles import Tiles
+from foreplan.cpu.stages import INPUT, OUTPUT, WEIGHTS, ZERO, Place, Staged, Stages, beside, check, matrix
+from foreplan.cpu.tiles import Made, Tiles
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import FLOAT32
@@ -84,43 +83,60 @@ def conv_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> winograd.Conv
 def conv_by_products(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     """A convolution of one tap, the weights as they lie."""
     (x, w, y), after = _seen_as_images(op, inputs, outputs)
-    return _one_tap(op, x, w, y, _described(after, inputs, y, 2), after, tiles=False)
+    described = _described(after, inputs, y, 2)
+    return _one_tap(op, x, w, y, lambda a, b, z: primitives.matmul(a, b, z, described), _taken(after), base_of(after))
 
 
-def conv_on_tiles(op: Op, inputs: Windows, outputs: Windows) -> Staged | Followed:
-    """A convolution of one tap as a product on tile registers; what is done to its result comes after it."""
+def conv_on_tiles(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """A convolution of one tap as a product on tile registers, and what is done to its result before it is written."""
     (x, w, y), after = _seen_as_images(op, inputs, outputs)
     if all(function == OLD for function, _ in after):
-        return _one_tap(op, x, w, y, onto(bool(after)), after, tiles=True)
-    assert isinstance(op, Conv | ConvMap)
+        return _one_tap(op, x, w, y, lambda a, b, z: Tiles(a, b, z, add=bool(after)), {}, base_of(after))
     own = op.own if isinstance(op, ConvMap) else 2
     if isinstance(op, ConvMap) and op.biased:
         raise Refused("a bias, and more to follow a product on tile registers")
-    ones = (1,) * (len(y.shape) - 2)  # a bias has one number a channel
-    seen = [z.viewed(z.shape + ones, z.strides + ones) if len(z.shape) == 1 else z for z in inputs]
     expr = op.expr if isinstance(op, ConvMap) else "(a0 + a1)"
-    return followed(_one_tap(op, x, w, y, (), [], tiles=True), expr, seen, range(own, len(inputs)), y)
+
+    def product(a: Window, b: Window, z: Window) -> Tiles:
+        further = tuple(_as_rows(each, y) for each in inputs[own:])
+        return Tiles(a, b, z, made=Made((expr,), further, (z,)))
+
+    return _one_tap(op, x, w, y, product, beside(own, len(inputs)), -1)
+
+
+def _as_rows(z: Window, y: Window) -> Window:
+    """A tensor as a convolution's result, or of one number a channel, as rows of channels."""
+    shape, item = (y.type.size // y.shape[1], y.shape[1]), z.type.dtype.itemsize
+    if z.type.size == y.shape[1]:
+        return Window.dense(z.type.with_shape((shape[1],))).broadcast(shape)
+    rows = rows_along(_image(z), 1)
+    if z.shape != y.shape or rows is None:
+        raise Refused(f"{z.type} with the strides {z.strides}")
+    return z.viewed(shape, (rows.step * item, item))
 
 
 def _one_tap(
-    op: Op, x: Window, w: Window, y: Window, described: Sequence[After], after: Following, *, tiles: bool
+    op: Op,
+    x: Window,
+    w: Window,
+    y: Window,
+    product: Callable[[Window, Window, Window], Product],
+    arguments: Mapping[int, Place],
+    base: int,
 ) -> Staged:
     assert isinstance(op, Conv | ConvMap)
     plan, rows = Stages(), rows_along(y, 1)
     if rows is None:
         raise Refused(f"{y.type} with the strides {y.strides}")
     seen, source = plan.positions(_seen_by_one_tap(op, w.shape[2:], w, x, y), INPUT)
-    made = _product(seen, swapped(_flat_weights(w)), matrix(rows, y.type.dtype), described, tiles)
-    plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **_taken(after)})
-    return plan.finish(base_of(after), nanoseconds=_price(made, prices.products(w, y)))
+    made = product(seen, swapped(_flat_weights(w)), matrix(rows, y.type.dtype))
+    plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **arguments})
+    mapped = made.overwrites(op.own if isinstance(op, ConvMap) else 2) if isinstance(made, Tiles) else ()
+    return plan.finish(base, nanoseconds=_price(made, prices.products(w, y)), mapped=mapped)
 
 
-def _product(a: Window, b: Window, y: Window, after: Sequence[After], tiles: bool) -> Product:
-    if not tiles:
-        return primitives.matmul(a, b, y, after)
-    if any(x.function != OLD for x in after):
-        raise Refused("nothing follows a product on tile registers")
-    return Tiles(a, b, y, add=bool(after))
+def _product(a: Window, b: Window, y: Window, add: bool, tiles: bool) -> Product:
+    return Tiles(a, b, y, add=add) if tiles else primitives.matmul(a, b, y, onto(add))
 
 
 def _price(made: Product, otherwise: int) -> int:
@@ -242,13 +258,13 @@ def data_gradient_by_products(op: Op, inputs: Windows, outputs: Windows, tiles: 
     cleared = not adds and seen.shape != dx.shape
     clearing = dx.type.nbytes // prices.SECOND_PASS if cleared else 0
     if rows := rows_along(seen, 1):
-        made = _product(cotangents, _flat_weights(w), matrix(rows, dx.type.dtype), onto(adds), tiles)
+        made = _product(cotangents, _flat_weights(w), matrix(rows, dx.type.dtype), adds, tiles)
         plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
         return plan.finish(base, cleared, _price(made, cost) + clearing)
     whole = channels_last(seen.type)
     here, rows = plan.keep(whole.type.nbytes), rows_along(whole, 1)
     assert rows is not None
-    made = _product(cotangents, _flat_weights(w), matrix(rows, dx.type.dtype), (), tiles)
+    made = _product(cotangents, _flat_weights(w), matrix(rows, dx.type.dtype), False, tiles)
     plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: here})
     spread = primitives.reorder(Description.of(whole), Description.of(seen), add=adds)
     plan.run(spread, {c.SRC: here, c.DST: OUTPUT})
@@ -303,7 +319,7 @@ def weight_gradient_by_products(op: Op, inputs: Windows, outputs: Windows, tiles
     x, g, dw, adds = _weight_gradient(inputs, outputs)
     seen, plan = _seen_by_one_tap(op, op.kernel, dw, x, g), Stages()
     (seen, source), (cotangents, at) = plan.positions(seen, INPUT), plan.positions(g, WEIGHTS)
-    made = _product(swapped(cotangents), seen, _flat_weights(dw), onto(adds), tiles)
+    made = _product(swapped(cotangents), seen, _flat_weights(dw), adds, tiles)
     plan.run(made, {c.SRC: at, c.WEIGHTS: source, c.DST: OUTPUT})
     return plan.finish(2 if adds else -1, nanoseconds=_price(made, prices.products_weights(dw, g)))
 

@@ -82,9 +82,7 @@ def _kind(x: _Tensor, strides: Sequence[int]) -> Operand:
 
 
 def _broadcast(window: Window, shape: Shape) -> _Tensor:
-    lead = len(shape) - len(window.shape)
-    strides = tuple(0 if extent == 1 else step for extent, step in zip(window.shape, window.strides))
-    return _Tensor(window.type.dtype, (0,) * lead + strides)
+    return _Tensor(window.type.dtype, window.broadcast(shape).strides)
 
 
 def _whole(window: Window) -> _Tensor:

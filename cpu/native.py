@@ -26,7 +26,7 @@ RECORD = 2 + ARGUMENTS  # its address, whether it gives a status, and what it is
 def joined(runs: Iterable[Run]) -> list[Run]:
     """The same calls in the same order, those of compiled functions that follow one another as one."""
     groups = groupby(_each(runs), is_native)
-    return [call for native, group in groups for call in ([_Joined(group)] if native else group)]
+    return [call for native, group in groups for call in ([Joined(group)] if native else group)]
 
 
 def _each(runs: Iterable[Run]) -> Iterator[Run]:
@@ -62,7 +62,7 @@ class _Table:
             raise_for(status)
 
 
-class _Joined:
+class Joined:
     """One call for several."""
 
     def __init__(self, runs: Iterable[Run]) -> None:
@@ -71,6 +71,7 @@ class _Joined:
         self.call = partial(_caller(), 0, self.table.count, ctypes.c_char_p(self.table.address))
 
     def __call__(self) -> None:
+        """Make them."""
         self.call()
         if self.status.value:
             self.table.check()

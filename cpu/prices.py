@@ -23,8 +23,8 @@ MAPPED, CACHE = 60, 2**21
 # Bytes a nanosecond of images of float32 on both sides of a convolution.
 IMAGES = 16
 # Of products of float32: operations a nanosecond on tile registers, numbers that are packed, read and written for that;
-# bytes that oneDNN reads and writes; and nanoseconds of a call.
-TILES, MOVED, READ, CALL = 480, 5, 11, 500
+# bytes that oneDNN reads and writes, and those where they fit half a core's cache; and nanoseconds of a call.
+TILES, MOVED, READ, READ_NEAR, CALL = 480, 5, 11, 20, 500
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ def product(a: Window, b: Window, y: Window) -> int:
     nbytes, operations = sum(x.type.nbytes for x in (a, b, y)), 2 * y.type.size * a.shape[-1]
     if a.type.dtype.is_narrow:
         return max(operations // _NARROW.products, nbytes // SECOND_PASS) // current_threads()
-    return (operations // _WIDE.products + nbytes // READ) // current_threads() + CALL
+    read = READ_NEAR if nbytes < CACHE // 2 else READ
+    return (operations // _WIDE.products + nbytes // read) // current_threads() + CALL
 
 
 def tiles(count: int, rows: int, columns: int, depth: int, packed: int) -> int:

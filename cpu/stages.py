@@ -14,6 +14,7 @@ from foreplan.cpu.kernel import Refused, Run, one_after_another
 from foreplan.cpu.primitives import Description
 from foreplan.cpu.products import Product
 from foreplan.cpu.rows import Rows, rows_along
+from foreplan.cpu.tiles import FURTHER, MADE
 from foreplan.graph import DType, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.units import align_up
@@ -43,6 +44,7 @@ class Staged:
         base: index of an input that is copied to output 0 first, unless it lies there; or -1.
         cleared: whether output 0 is zero at first.
         nanoseconds: predicted, of one way among several; None: like any op of its flops and bytes.
+        mapped: pairs of an output and an input in whose place it is made.
     """
 
     stages: tuple[Stage, ...]
@@ -50,11 +52,12 @@ class Staged:
     base: int = -1
     cleared: bool = False
     nanoseconds: int | None = None
+    mapped: tuple[tuple[int, int], ...] = ()
 
     @property
     def overwrites(self) -> tuple[tuple[int, int], ...]:
         """What is added to may be changed in place."""
-        return ((0, self.base),) if self.base >= 0 else ()
+        return ((0, self.base),) if self.base >= 0 else self.mapped
 
     def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
         """The primitives, bound."""
@@ -123,9 +126,21 @@ class Stages:
         self.run(primitives.reorder(Description.of(image), Description.of(whole)), {c.SRC: place, c.DST: here})
         return whole, here
 
-    def finish(self, base: int = -1, cleared: bool = False, nanoseconds: int | None = None) -> Staged:
+    def finish(
+        self,
+        base: int = -1,
+        cleared: bool = False,
+        nanoseconds: int | None = None,
+        mapped: tuple[tuple[int, int], ...] = (),
+    ) -> Staged:
         """The kernel."""
-        return Staged(tuple(self.stages), self.most, base, cleared, nanoseconds)
+        return Staged(tuple(self.stages), self.most, base, cleared, nanoseconds, mapped)
+
+
+def beside(own: int, inputs: int, outputs: int = 1) -> dict[int, Place]:
+    """The arguments of what is made of a product: inputs from number `own` on, and outputs but the first."""
+    further = {FURTHER + i: ("in", number, 0) for i, number in enumerate(range(own, inputs))}
+    return further | {MADE + i: ("out", i, 0) for i in range(1, outputs)}
 
 
 def matrix(rows: Rows, dtype: DType) -> Window:

@@ -66,6 +66,13 @@ def _as_reference(op: Op, index: int, window: Window) -> Window:
     return op.reads(index, window)
 
 
+def _product_reads(op: Op, index: int, window: Window) -> Window:
+    """Factors as the reference kernel takes them; what else the map reads with its rows side by side."""
+    item = window.type.dtype.itemsize
+    rows = index > 1 and (window.type.rank == 0 or window.shape[-1] == 1 or window.strides[-1] == item)
+    return window if rows else _as_reference(op, index, window) if index < 2 else Window.dense(window.type)
+
+
 def _conv_reads(op: Op, index: int, window: Window) -> Window:
     """Images with their channels last; weights, and what is added, with any strides; vectors in C order."""
     image = index == 0 or (index == 1 and op.name == "conv_weight_grad")
@@ -126,6 +133,7 @@ FAMILIES = {
     "random": Family({"lanes": random.random}, _rows, _as_reference),
     "reduce": Family({"lanes": reduce.reduce}, _rows, elementwise.reads),
     "matmul": Family({"tiles": contraction.matmul_on_tiles, "onednn": contraction.matmul}, _rows, _as_reference),
+    "matmul_map": Family({"tiles": contraction.matmul_map_on_tiles}, _rows, _product_reads),
     "conv": Family(_CONVOLUTION, _images, _conv_reads, True),
     "conv_map": Family(_CONVOLUTION, _images, _conv_reads, True),
     "conv_data_grad": Family(_DATA_GRADIENT, _images, _conv_reads, True),

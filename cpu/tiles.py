@@ -22,22 +22,25 @@ import llvmlite.binding as binding
 import numpy as np
 
 from foreplan.cpu import library as c
+from foreplan.cpu import prices
+from foreplan.cpu.expressions import check
 from foreplan.cpu.kernel import Refused, Run
+from foreplan.cpu.loops import FIXED, STRIDED, operand_kind
 from foreplan.cpu.native import together
-from foreplan.cpu.prices import tiles
 from foreplan.cpu.rows import merged
 from foreplan.cpu.threads import current_threads
-from foreplan.cpu.tiles_loop import CONFIGURATION, DEPTH, ENTRIES, SIDE, STEP, Product, compiled_product
+from foreplan.cpu.tiles_loop import CONFIGURATION, DEPTH, ENTRIES, SIDE, STEP, Product, Then, compiled_product
 from foreplan.graph import Window
+from foreplan.graph.layouts import lie_alike
 from foreplan.graph.types import FLOAT32
+from foreplan.ops.expr import parse_expr
 from foreplan.units import align_up
 
-KEPT, STEPS = (
-    256,
-    512,
-)  # rows or columns, and steps along the sum, that are packed at once, at most: two fifths of a core's cache
+STEPS = 512  # along the sum that are packed at once, at most
+KEPT = 2**17  # numbers that are packed and kept, at most: with what passes, half of a core's cache
 PAGE = 4096  # bytes; lines so far apart meet in a set of the first cache
 GRAIN = 2**21  # multiplications that are worth a thread
+FURTHER, MADE = 1 << 24, 1 << 25  # arguments of what is made: each of further inputs, and each output
 _ITEM = FLOAT32.itemsize
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # Linux: a process asks for the registers before it uses them
 
@@ -54,6 +57,37 @@ def available() -> bool:
 
 
 @dataclass(frozen=True)
+class Made:
+    """What is made of a product instead of writing it.
+
+    Attributes:
+        exprs: of the product, a0, and further inputs, an output each.
+        inputs: further ones, each broadcast to the product's shape, of strides 0 along some axes.
+        outputs: of that shape.
+    """
+
+    exprs: tuple[str, ...]
+    inputs: tuple[Window, ...]
+    outputs: tuple[Window, ...]
+
+    @property
+    def overwrites(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of an output and an input that lies like it, and may be changed in place."""
+        return tuple((o, i) for o, y in enumerate(self.outputs) for i, x in enumerate(self.inputs) if lie_alike(x, y))
+
+    @property
+    def then(self) -> Then:
+        """As loops know it."""
+        check(tuple(map(parse_expr, self.exprs)), (FLOAT32, *(x.type.dtype for x in self.inputs)))
+        further, outputs = (
+            tuple(operand_kind(x.type.dtype, x.strides[-1]) for x in found) for found in (self.inputs, self.outputs)
+        )
+        if any(x.kind == STRIDED for x in (*further, *outputs)) or any(x.kind == FIXED for x in outputs):
+            raise Refused(f"{', '.join(self.exprs)} of what does not lie along rows")
+        return Then(self.exprs, further, outputs)
+
+
+@dataclass(frozen=True)
 class _Share:
     """What one thread makes: some matrices, rows and columns of them."""
 
@@ -65,8 +99,11 @@ class _Share:
 class Tiles:
     """y = a·b, or y += a·b, for matrices or several, perhaps repeated; bound like a primitive of oneDNN.
 
+    Or what is made of one product; then the place of y is taken by the first output, or by scratch memory where an
+    output may be in a further input's place and the sum takes several passes.
+
     Attributes:
-        scratchpad: bytes for the panels of each thread.
+        scratchpad: bytes for the panels of each thread, and for sums of some steps.
         nanoseconds: predicted.
 
     Raises:
@@ -74,7 +111,7 @@ class Tiles:
             neither axis, or those of y not along rows; matrices are not evenly apart.
     """
 
-    def __init__(self, a: Window, b: Window, y: Window, *, add: bool = False) -> None:
+    def __init__(self, a: Window, b: Window, y: Window, *, add: bool = False, made: Made | None = None) -> None:
         if not available():
             raise Refused("there are no tile registers")
         if any(x.type.dtype != FLOAT32 or min(x.strides) < 0 for x in (a, b, y)) or not a.type.size * b.type.size:
@@ -88,26 +125,43 @@ class Tiles:
         blocks = -(-self.depth // STEPS)
         self.most_steps = align_up(-(-self.depth // blocks), DEPTH)  # of the sum alone, so that threads change no bit
         self.shares = self._shares()
+        self.most_kept = KEPT // self.most_steps // SIDE * SIDE
         a_along, b_along = _along(a.shape, a.strides, -1), _along(b.shape, b.strides, -2)
         keeps_a = self._keeps_a(a_along)
-        self.product = Product(a_along, b_along, keeps_a)
+        self.made = made
+        if made is not None and (self.count > 1 or add):
+            raise Refused("something is made of one product alone, and of that alone")
+        self.product = Product(a_along, b_along, keeps_a, made.then if made else None)
         kept = max(high - low for low, high in (x.rows if keeps_a else x.columns for x in self.shares))
-        self.most_kept = min(KEPT, align_up(kept, SIDE))
+        self.most_kept = min(self.most_kept, align_up(kept, SIDE))
         self.panels = (2 + self.most_kept // SIDE) * (self.most_steps // DEPTH) * STEP
-        self.scratchpad = self.panels * len(self.shares)
+        self.apart = (
+            made is not None and blocks > 1 and (bool(made.overwrites) or made.outputs[0].type.dtype != FLOAT32)
+        )
+        self.steps[2] = (self.columns * _ITEM, _ITEM) if self.apart else self.steps[2]
+        self.scratchpad = self.panels * len(self.shares) + self.apart * y.type.nbytes
         packed = self._passes(*((self.rows, self.columns) if keeps_a else (self.columns, self.rows)))
-        self.nanoseconds = tiles(self.count, self.rows, self.columns, self.depth, packed)
+        self.nanoseconds = prices.tiles(self.count, self.rows, self.columns, self.depth, packed) + self._beside()
+
+    def _beside(self) -> int:
+        """What it takes to read and write what lies beside the operands and a result."""
+        moved = (*self.made.inputs, *self.made.outputs[1:]) if self.made else ()
+        return prices.mapped(sum(x.type.nbytes for x in moved if all(x.strides)))
+
+    def overwrites(self, first: int) -> tuple[tuple[int, int], ...]:
+        """Pairs of an output and an input in whose place it may be, further inputs being numbered from one on."""
+        return tuple((o, first + i) for o, i in self.made.overwrites) if self.made else ()
 
     def _keeps_a(self, a_along: bool) -> bool:
         """Whether a is kept while b passes: where it is kept whole, or else less is packed then and memory of a's rows
         is not the order of packing, which is fetched ahead best.
         """
         fewer = self._passes(self.rows, self.columns) <= self._passes(self.columns, self.rows)
-        return self.rows < self.columns and (self.rows <= KEPT or (fewer and not a_along))
+        return self.rows < self.columns and (self.rows <= self.most_kept or (fewer and not a_along))
 
     def _passes(self, kept: int, passing: int) -> int:
         """Rows and columns that are packed, where some of the former are kept while the latter pass."""
-        return kept + -(-kept // KEPT) * passing
+        return kept + -(-kept // self.most_kept) * passing
 
     def _shares(self) -> list[_Share]:
         """Some matrices for each thread, or else of each matrix some rows or columns, whichever are more."""
@@ -122,13 +176,19 @@ class Tiles:
     def bind(self, addresses: Mapping[int, int]) -> Run:
         """A call that makes it on these addresses: `SRC`, `WEIGHTS`, `DST` and `SCRATCHPAD`."""
         a, b, y, scratch = (addresses[argument] for argument in (c.SRC, c.WEIGHTS, c.DST, c.SCRATCHPAD))
-        call = compiled_product(self.product)
-        starts = range(scratch, scratch + self.scratchpad, self.panels)
-        tables = [self._table(share, a, b, y, start) for share, start in zip(self.shares, starts)]
+        call, sums = compiled_product(self.product), scratch + self.panels * len(self.shares)
+        starts = range(scratch, sums, self.panels)
+        further = [addresses[FURTHER + i] for i in range(len(self.made.inputs))] if self.made else []
+        outputs = [y, *(addresses[MADE + i] for i in range(1, len(self.made.outputs)))] if self.made else []
+        partial_sums = sums if self.apart else y
+        tables = [
+            self._table(share, a, b, partial_sums, start, [*further, *outputs])
+            for share, start in zip(self.shares, starts)
+        ]
         return together([partial(call, *share.matrices, table) for share, table in zip(self.shares, tables)])
 
-    def _table(self, share: _Share, a: int, b: int, y: int, scratch: int) -> bytes:
-        """What the loop takes."""
+    def _table(self, share: _Share, a: int, b: int, y: int, scratch: int, others: Sequence[int]) -> bytes:
+        """What the loop takes; others are the addresses of what is read and written beside."""
         (a_row, a_step), (b_step, b_column), (y_row, _) = self.steps
         (top, bottom), (left, right) = share.rows, share.columns
         numbers = {
@@ -153,7 +213,11 @@ class Tiles:
             "most_steps": self.most_steps,
             "adds": int(self.add),
         }
-        return np.array([numbers[name] for name in ENTRIES], np.int64).tobytes() + CONFIGURATION
+        table = [numbers[name] for name in ENTRIES]
+        for window, address in zip((*self.made.inputs, *self.made.outputs) if self.made else (), others):
+            row, column = window.strides
+            table += [address + top * row + left * column, row]
+        return np.array(table, np.int64).tobytes() + CONFIGURATION
 
 
 def _along(shape: Sequence[int], strides: Sequence[int], axis: int) -> bool:

@@ -1,13 +1,13 @@
 """Products of float32 matrices on a processor's tile registers, as machine code.
 
 Tiles multiply bfloat16 and add in float32 (AMX, "Intel Architecture Instruction Set Extensions", TDPBF16PS). A float32
-number is the sum of three of bfloat16, its rounding, that of what is left, and the rest (Henry, Tang and Heinecke,
-"Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019), so that six
-products of such parts give a product up to less than one rounding of float32.
+number is the sum of three parts of bfloat16 (see `tiles_pack`), so that six products of such parts give a product up to
+less than one rounding of float32.
 
 Operands are packed as they are needed: of 32 rows, or columns, a *panel*, which holds for each 32 steps along the sum
 three pairs of tiles, a pair for each part. A *unit* is half of that: 16 rows or columns and 32 steps. The tile
-registers hold 32 x 32 results; while they add up, the vector units pack what comes next.
+registers hold 32 x 32 results; while they add up, the vector units pack what comes next. What is to be made of the
+results is made before they are written, in a core's first cache.
 """
 
 from __future__ import annotations
@@ -18,19 +18,36 @@ from functools import cache
 
 import llvmlite.ir as ir
 
-from foreplan.cpu.lanes import FLOAT, INT8, INT32, INT64, Lanes, shuffled
+from foreplan.cpu.conversions import loaded, memory_type
+from foreplan.cpu.expressions import emit
+from foreplan.cpu.lanes import BIT, FLOAT, INT8, INT32, INT64, Lanes
 from foreplan.cpu.llvm import POINTER, compiled_as
-from foreplan.cpu.loops import WIDTH, Memory, Writer
+from foreplan.cpu.loops import CONTIGUOUS, WIDTH, Memory, Operand, Place, Writer
+from foreplan.cpu.tiles_pack import DEPTH, LINE, PARTS, TILE, UNIT, Pack
+from foreplan.graph.types import FLOAT32
+from foreplan.ops.expr import parse_expr
 
-SIDE, DEPTH = 32, 32  # results of a block of registers, along both axes; steps that a tile holds along the sum
-TILE = 1024  # bytes
-PARTS = 3
+SIDE = 32  # results of a block of registers, along both axes
 STEP = 2 * PARTS * TILE  # bytes of a panel for `DEPTH` steps
-LINE = 4 * WIDTH  # bytes of a row of a tile
+PIECES, TURNS = 2 * UNIT, 4  # of those bytes, packed one by one; how often some are while a step's tiles are multiplied
 # Which parts of both operands are multiplied, one after the other: such that those of one stay each time, and what is
 # large comes last.
 _PRODUCTS = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))
-_TOP, _HALF, _HUGE = 0xFFFF0000, 0x8000, 0xFEFF0000  # the bits of bfloat16; half of its last; twice what rounds to inf
+
+
+@dataclass(frozen=True)
+class Then:
+    """What is made of the results, each.
+
+    Attributes:
+        exprs: of a result, a0, and of further operands, an output each.
+        further: how these lie along a row of results.
+        outputs: likewise.
+    """
+
+    exprs: tuple[str, ...]
+    further: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
 
 
 @dataclass(frozen=True)
@@ -40,16 +57,18 @@ class Product:
     Attributes:
         a_along, b_along: whether elements of an operand lie side by side along the sum, else across.
         keeps_a: whether panels of a stay in a core's cache while those of b pass, or the other way about.
+        then: what is made of each result; None: they are written.
     """
 
     a_along: bool
     b_along: bool
     keeps_a: bool
+    then: Then | None = None
 
 
 @dataclass(frozen=True)
-class Operand:
-    """How the table has an operand, and its panels."""
+class _Factor:
+    """How the table has an operand of the product, and its panels."""
 
     base: ir.Value
     across: ir.Value
@@ -62,7 +81,8 @@ class Operand:
 
 # Numbers of the table, in order: addresses, bytes to the next matrix, to the next element along both axes, and to the
 # unit that is fetched ahead; extents; rows or columns, and steps along the sum, that are packed at once; whether what
-# is there is added to. The configuration of the tiles follows them.
+# is there is added to. Then for each further operand, and each output, its address and bytes to the next row; and the
+# configuration of the tiles.
 ENTRIES = (
     *("a", "a_matrix", "a_row", "a_step", "a_following"),
     *("b", "b_matrix", "b_column", "b_step", "b_following"),
@@ -74,7 +94,9 @@ CONFIGURATION = bytes([1, *[0] * 15, *[LINE, 0] * 8, *[0] * 16, *[16] * 8, *[0] 
 
 @cache
 def compiled_product(product: Product) -> Callable[[int, int, bytes], None]:
-    """A call of (start, stop, table) for matrices [start, stop): y = a·b, or y += a·b."""
+    """A call of (start, stop, table) for matrices [start, stop): y = a·b, or y += a·b, or what is made of a·b while y
+    holds sums of some steps.
+    """
     return compiled_as(product, lambda: _Product(product).written())
 
 
@@ -85,40 +107,47 @@ class _Product(Writer):
         super().__init__()
         self.product, self.e = product, Lanes(self.b, WIDTH)
         self.table_of = {name: self.entry(i) for i, name in enumerate(ENTRIES)}
+        self.then = product.then or Then((), (), ())
+        self.exprs = [parse_expr(text) for text in self.then.exprs]
+        self.operands = (*self.then.further, *self.then.outputs)
+        after = range(len(ENTRIES), len(ENTRIES) + 2 * len(self.operands), 2)
+        self.rows = [(self.entry(at), self.entry(at + 1)) for at in after]
         a_turned, b_turned = not product.a_along, product.b_along
-        self.pack_a = _Pack(self.function.module, "pack_a", product.a_along, a_turned).function
+        self.pack_a = Pack(self.function.module, "pack_a", product.a_along, a_turned).function
         same = a_turned == b_turned and product.a_along == product.b_along
-        self.pack_b = self.pack_a if same else _Pack(self.function.module, "pack_b", product.b_along, b_turned).function
+        self.pack_b = self.pack_a if same else Pack(self.function.module, "pack_b", product.b_along, b_turned).function
         self.results = self.local(ir.ArrayType(FLOAT, SIDE * SIDE))  # of an edge, or to be added
-        self.packed = self.local(INT64)  # units of the next panel
+        self.packed = self.local(INT64)  # pieces of the next panel
 
     def write(self) -> None:
         """All matrices; of each some steps along the sum at a time, and of those some rows or columns."""
         b, t, zero = self.b, self.table_of, self.number(0)
-        self.tiles("ldtilecfg", self.at(self.table, self.number(8 * len(ENTRIES))))
+        self.tiles("ldtilecfg", self.at(self.table, self.number(8 * (len(ENTRIES) + 2 * len(self.operands)))))
         with self.counted(self.start, self.stop, 1) as matrix:
             bases = {x: b.add(t[x], b.mul(matrix, t[f"{x}_matrix"])) for x in ("a", "b", "y")}
             with self.counted(zero, self.blocks(t["depth"], t["most_steps"]), 1) as number:
                 first = b.mul(number, t["most_steps"])
-                depth = self.least(b.sub(t["depth"], first), t["most_steps"])
-                more = b.or_(t["adds"], b.zext(b.icmp_signed(">", first, zero), INT64))
-                kept, passing = self.operands(bases, first)
+                left = b.sub(t["depth"], first)
+                depth = self.least(left, t["most_steps"])
+                more = b.or_(b.icmp_signed("!=", t["adds"], zero), b.icmp_signed(">", first, zero))
+                last = b.icmp_signed("<=", left, t["most_steps"]) if self.exprs else ir.Constant(BIT, 0)
+                kept, passing = self.factors(bases, first)
                 with self.counted(zero, self.blocks(kept.extent, t["most_kept"]), 1) as block:
                     at = b.mul(block, t["most_kept"])
                     base = b.add(kept.base, b.mul(at, kept.across))
                     some = replace(kept, base=base, extent=self.least(b.sub(kept.extent, at), t["most_kept"]))
-                    step = t["y_row"] if self.product.keeps_a else self.number(4)
-                    _Block(self, some, passing, b.add(bases["y"], b.mul(at, step)), depth, more).write()
+                    origin = (at, zero) if self.product.keeps_a else (zero, at)
+                    _Block(self, some, passing, bases["y"], origin, depth, more, last).write()
         self.tiles("tilerelease")
         b.ret_void()
 
-    def operands(self, bases: Mapping[str, ir.Value], first: ir.Value) -> tuple[Operand, Operand]:
+    def factors(self, bases: Mapping[str, ir.Value], first: ir.Value) -> tuple[_Factor, _Factor]:
         """That of which panels are kept and the other, from a step along the sum on."""
         b, t, product, found = self.b, self.table_of, self.product, []
         packs = (self.pack_a, product.a_along), (self.pack_b, product.b_along)
         for name, across, extent, how in zip("ab", ("a_row", "b_column"), ("rows", "columns"), packs):
             base, along = b.add(bases[name], b.mul(first, t[f"{name}_step"])), t[f"{name}_step"]
-            found.append(Operand(base, t[across], along, t[f"{name}_following"], t[extent], *how))
+            found.append(_Factor(base, t[across], along, t[f"{name}_following"], t[extent], *how))
         return (found[0], found[1]) if product.keeps_a else (found[1], found[0])
 
     def at(self, address: ir.Value, offset: ir.Value) -> ir.Value:
@@ -148,12 +177,26 @@ class _Block:
 
     Two panels of the latter take turns: while products with one are made, the other is packed, and with the first of
     them the panels of the former as well, each before it is needed.
+
+    Attributes:
+        origin: the first row and column.
+        adds: whether results are added to what is there.
+        last: whether that makes them whole, and something is made of them.
     """
 
     def __init__(
-        self, writer: _Product, kept: Operand, passing: Operand, y: ir.Value, depth: ir.Value, adds: ir.Value
+        self,
+        writer: _Product,
+        kept: _Factor,
+        passing: _Factor,
+        y: ir.Value,
+        origin: tuple[ir.Value, ir.Value],
+        depth: ir.Value,
+        adds: ir.Value,
+        last: ir.Value,
     ) -> None:
-        self.w, self.b, self.y, self.depth, self.adds = writer, writer.b, y, depth, adds
+        self.w, self.b, self.y, self.depth = writer, writer.b, y, depth
+        self.origin, self.adds, self.last = origin, adds, last
         self.kept, self.passing, n = kept, passing, writer.number
         self.steps = writer.blocks(depth, n(DEPTH))
         self.panel = self.b.mul(self.steps, n(STEP))
@@ -164,10 +207,9 @@ class _Block:
     def write(self) -> None:
         """Both first panels; then all products."""
         w, b, zero = self.w, self.b, self.w.number(0)
-        with w.counted(zero, self.steps, 1) as step:
-            for half in range(2):
-                self.unit(self.kept, self.first, zero, step, w.number(half))
-                self.unit(self.passing, self.second, zero, step, w.number(half))
+        with w.counted(zero, b.mul(self.steps, w.number(PIECES)), 1) as piece:
+            self.piece(self.kept, self.first, zero, piece)
+            self.piece(self.passing, self.second, zero, piece)
         with w.counted(zero, self.others, 1) as other:
             odd = b.and_(other, w.number(1))
             here = w.at(self.second, b.mul(odd, self.panel))
@@ -179,12 +221,14 @@ class _Block:
                 ahead = b.add(own, w.number(1))
                 begins = b.and_(b.icmp_signed("==", other, zero), b.icmp_signed("<", ahead, self.panels))
 
-                def meanwhile(step: ir.Value) -> None:
+                def meanwhile(step: ir.Value, turn: int) -> None:
+                    first = b.add(b.mul(step, w.number(PIECES)), w.number(turn * PIECES // TURNS))
                     with b.if_then(begins):
-                        for half in range(2):
-                            self.unit(self.kept, self.panel_of(ahead), ahead, step, w.number(half))
+                        for i in range(PIECES // TURNS):
+                            self.piece(self.kept, self.panel_of(ahead), ahead, b.add(first, w.number(i)))
                     with b.if_then(more):
-                        self.share(there, following, b.add(b.mul(own, self.steps), step))
+                        done = b.add(b.mul(own, b.mul(self.steps, w.number(PIECES))), first)
+                        self.share(there, following, b.add(done, w.number(PIECES // TURNS)))
 
                 self.results(own, other, here, meanwhile)
 
@@ -192,64 +236,68 @@ class _Block:
         """Where a panel that is kept lies."""
         return self.w.at(self.first, self.b.mul(number, self.panel))
 
-    def share(self, target: ir.Value, panel: ir.Value, done: ir.Value) -> None:
-        """Those units of the next panel that passes which are due after so many steps of this one's."""
+    def share(self, target: ir.Value, panel: ir.Value, due: ir.Value) -> None:
+        """Those pieces of the next panel that passes which are due: so many, if this panel were multiplied once."""
         w, b = self.w, self.b
-        for _ in range(2):
-            units = b.load(w.packed, typ=INT64)
-            needed = b.mul(b.add(units, w.number(1)), self.panels)
-            with b.if_then(b.icmp_signed("<=", needed, b.mul(b.add(done, w.number(1)), w.number(2)))):
-                step, half = b.lshr(units, w.number(1)), b.and_(units, w.number(1))
-                self.unit(self.passing, target, panel, step, half)
-                b.store(b.add(units, w.number(1)), w.packed)
+        for _ in range(PIECES // TURNS):
+            piece = b.load(w.packed, typ=INT64)
+            with b.if_then(b.icmp_signed("<=", b.mul(b.add(piece, w.number(1)), self.panels), due)):
+                self.piece(self.passing, target, panel, piece)
+                b.store(b.add(piece, w.number(1)), w.packed)
 
-    def unit(self, x: Operand, target: ir.Value, panel: ir.Value, step: ir.Value, half: ir.Value) -> None:
-        """Pack 16 rows or columns for some steps."""
+    def piece(self, x: _Factor, target: ir.Value, panel: ir.Value, piece: ir.Value) -> None:
+        """Pack some of 16 rows or columns for some steps."""
         w, b = self.w, self.b
+        part, unit = b.and_(piece, w.number(PIECES // 2 - 1)), b.lshr(piece, w.number((PIECES // 2).bit_length() - 1))
+        half, step = b.and_(unit, w.number(1)), b.lshr(unit, w.number(1))
         across = b.add(b.mul(panel, w.number(SIDE)), b.mul(half, w.number(SIDE // 2)))
         along = b.mul(step, w.number(DEPTH))
         source = b.add(x.base, b.add(b.mul(across, x.across), b.mul(along, x.along)))
         left = b.sub(x.extent, across), b.sub(self.depth, along)
         place = w.at(target, b.add(b.mul(step, w.number(STEP)), b.mul(half, w.number(TILE))))
-        b.call(x.pack, [w.pointer(source), x.across if x.is_along else x.along, x.following, place, *left])
+        stride = x.across if x.is_along else x.along
+        b.call(x.pack, [w.pointer(source), stride, x.following, place, *left, part])
 
-    def results(self, own: ir.Value, other: ir.Value, here: ir.Value, meanwhile: Callable[[ir.Value], None]) -> None:
-        """Products of two panels, one kept and one that passes, something else being done after each 32 steps."""
+    def results(
+        self, own: ir.Value, other: ir.Value, here: ir.Value, meanwhile: Callable[[ir.Value, int], None]
+    ) -> None:
+        """Products of two panels, one kept and one that passes; something else is done in turns with each 32 steps."""
         w, b, t = self.w, self.b, self.w.table_of
         left = [b.sub(x.extent, b.mul(at, w.number(SIDE))) for x, at in ((self.kept, own), (self.passing, other))]
         both = [self.panel_of(own), here]
         row, column = own, other
         if not w.product.keeps_a:
             row, column, left, both = other, own, left[::-1], both[::-1]
-        place = b.add(self.y, b.mul(b.mul(row, w.number(SIDE)), t["y_row"]))
-        place = w.pointer(b.add(place, b.mul(column, w.number(4 * SIDE))))
-        whole = b.and_(*(b.icmp_signed(">=", each, w.number(SIDE)) for each in left))
-        direct = b.and_(whole, b.icmp_signed("==", self.adds, w.number(0)))
+        top, start = (b.add(o, b.mul(x, w.number(SIDE))) for o, x in zip(self.origin, (row, column)))
+        place = w.pointer(b.add(self.y, b.add(b.mul(top, t["y_row"]), b.mul(start, w.number(4)))))
+        whole = b.and_(b.and_(*(b.icmp_signed(">=", each, w.number(SIDE)) for each in left)), b.not_(self.last))
+        direct = b.and_(whole, b.not_(self.adds))
         before, target = (b.select(condition, place, w.results) for condition in (whole, direct))
         stride, step = (b.select(condition, t["y_row"], w.number(4 * SIDE)) for condition in (direct, whole))
         for tile in range(4):  # read for nothing: writing goes faster where memory was
             w.tiles("tileloadd64", tile, self.quarter(before, step, tile), step)
         for tile in range(4):
             w.tiles("tilezero", tile)
+        rows = [w.pointer(self.row(each, top, start)) for each in range(len(w.operands))]
         with w.counted(w.number(0), self.steps, 1) as step:
             offset = b.mul(step, w.number(STEP))
-            self.multiplied(*(w.at(panel, offset) for panel in both))
-            meanwhile(step)
+            self.multiplied([w.at(panel, offset) for panel in both], lambda turn: meanwhile(step, turn))
+            self.fetch(rows, step, left[0])
         for tile in range(4):
             w.tiles("tilestored64", tile, self.quarter(target, stride, tile), stride)
         with b.if_then(b.not_(direct)):
-            self.merge(place, left)
+            self.merge(place, left, rows)
 
     def quarter(self, target: ir.Value, stride: ir.Value, tile: int) -> ir.Value:
         """Where a quarter of the results lies."""
         down = self.b.mul(stride, self.w.number(SIDE // 2 * (tile // 2)))
         return self.w.at(target, self.b.add(down, self.w.number(LINE * (tile % 2))))
 
-    def multiplied(self, a: ir.Value, b: ir.Value) -> None:
-        """Add the products of the parts of two pairs of tiles."""
+    def multiplied(self, pairs: Sequence[ir.Value], meanwhile: Callable[[int], None]) -> None:
+        """Add the products of the parts of two pairs of tiles; what is done meanwhile does not wait for them."""
         w, loaded = self.w, [-1, -1]
-        for parts in _PRODUCTS:
-            for operand, address in enumerate((a, b)):
+        for number, parts in enumerate(_PRODUCTS):
+            for operand, address in enumerate(pairs):
                 if loaded[operand] != parts[operand]:
                     loaded[operand] = parts[operand]
                     for half in range(2):
@@ -257,124 +305,69 @@ class _Block:
                         w.tiles("tileloadd64", 4 + 2 * operand + half, place, w.number(LINE))
             for tile in range(4):
                 w.tiles("tdpbf16ps", tile, 4 + tile // 2, 6 + tile % 2)
+            if number < TURNS:
+                meanwhile(number)
 
-    def merge(self, place: ir.Value, left: Sequence[ir.Value]) -> None:
-        """Copy what there is of 32 x 32 results to where they lie, or add it to what is there."""
-        w, b, e = self.w, self.b, self.w.e
-        adds = b.icmp_signed("!=", self.adds, w.number(0))
+    def row(self, operand: int, top: ir.Value, start: ir.Value) -> ir.Value:
+        """Where a row of a further operand or an output begins, at a column."""
+        (address, stride), x = self.w.rows[operand], self.w.operands[operand]
+        address = self.b.add(address, self.b.mul(top, stride))
+        along = self.w.number(x.dtype.itemsize if x.kind == CONTIGUOUS else 0)
+        return self.b.add(address, self.b.mul(start, along))
+
+    def fetch(self, rows: Sequence[ir.Value], step: ir.Value, left: ir.Value) -> None:
+        """Let some rows of further operands come to the cache, or of outputs that are in the place of none, all of them
+        by the last step.
+        """
+        w, b = self.w, self.b
+        if not w.exprs:
+            return
+        further = [i for i, x in enumerate(w.then.further) if x.kind == CONTIGUOUS]
+        whole = further or range(len(w.then.further), len(w.operands))
+        each = w.blocks(w.number(SIDE), self.steps)
+        first = b.mul(step, each)
+        with b.if_then(self.last), w.counted(first, w.least(b.add(first, each), left), 1) as row:
+            for i in whole:
+                place = w.at(rows[i], b.mul(row, w.rows[i][1]))
+                for byte in range(0, SIDE * w.operands[i].dtype.itemsize, LINE):
+                    hints = (ir.Constant(INT32, hint) for hint in (1, 3, 1))  # to be written, soon, as data
+                    w.e.call("llvm.prefetch.p0", ir.VoidType(), w.at(place, w.number(byte)), *hints)
+
+    def merge(self, place: ir.Value, left: Sequence[ir.Value], rows: Sequence[ir.Value]) -> None:
+        """Copy what there is of 32 x 32 results to where they lie, or add it to what is there; or make of both what is
+        to be made.
+        """
+        w, b = self.w, self.b
         with w.counted(w.number(0), w.least(left[0], w.number(SIDE)), 1) as row:
             target = w.at(place, b.mul(row, w.table_of["y_row"]))
-            source = w.at(w.results, b.mul(row, w.number(4 * SIDE)))
+            here = [w.at(start, b.mul(row, stride)) for start, (_, stride) in zip(rows, w.rows)]
             for first in range(0, SIDE, WIDTH):
-                some = Memory(e, w.number(first), b.sub(left[1], w.number(first)))
-                x, old = (
-                    e.floats(some.load(e, w.at(y, w.number(4 * first)), INT32, some.mask)) for y in (source, target)
-                )
-                x = e.bits(b.select(adds, b.fadd(x, old), x))
-                some.store(e, w.at(target, w.number(4 * first)), INT32, x, some.mask)
+                self.finish(target, row, here, Memory(w.e, w.number(first), b.sub(left[1], w.number(first))))
 
+    def finish(self, target: ir.Value, row: ir.Value, here: Sequence[ir.Value], some: Memory) -> None:
+        """Sixteen results of a row."""
+        w, b, e = self.w, self.b, self.w.e
+        offset = b.mul(some.at, w.number(4))
+        source = w.at(w.results, b.add(offset, b.mul(row, w.number(4 * SIDE))))
+        x, place = b.load(source, align=4, typ=e.type(FLOAT)), w.at(target, offset)
+        mask = b.select(self.adds, some.mask, e.constant(BIT, 0))
+        old = e.floats(some.load(e, place, INT32, mask))
+        x = b.select(self.adds, b.fadd(x, old), x)
+        if not w.exprs:
+            some.store(e, place, INT32, e.bits(x), some.mask)
+            return
+        with b.if_else(self.last) as (whole, partial):
+            with partial:
+                some.store(e, place, INT32, e.bits(x), some.mask)
+            with whole:
+                count = len(w.then.further)
+                found = [x, *(self.read(some, *each) for each in zip(w.operands, here[:count]))]
+                results = emit(e, w.exprs, found, [FLOAT32, *(operand.dtype for operand in w.then.further)])
+                for operand, start, y in zip(w.then.outputs, here[count:], results):
+                    some.write(operand, Place(start, None), w.number(0), y)
 
-class _Pack:
-    """Writes a function of (source, stride, following, target, rows or columns left, steps left) that packs a unit.
-
-    Elements lie side by side along the sum or across it, and the others `stride` bytes apart. What there is none of is
-    zero. Another unit, `following` bytes further, is fetched into the cache. A row of a tile of a is
-    a row's elements 0 and 16, 1 and 17, …; one of b is that of all columns.
-
-    Attributes:
-        function: within a module.
-    """
-
-    def __init__(self, module: ir.Module, name: str, along: bool, turned: bool) -> None:
-        type = ir.FunctionType(ir.VoidType(), [POINTER, INT64, INT64, POINTER, INT64, INT64])
-        self.function = ir.Function(module, type, name)
-        self.function.linkage = "internal"
-        for attribute in ("nounwind", "noinline"):
-            self.function.attributes.add(attribute)
-        self.along, self.turned = along, turned
-        self.b = ir.IRBuilder(self.function.append_basic_block())
-        self.e = Lanes(self.b, WIDTH)
-        self.write()
-
-    def write(self) -> None:
-        """What there is, or where that is not all, a copy with zeros."""
-        b = self.b
-        source, stride, following, target, across, steps = self.function.args
-        width = DEPTH if self.along else WIDTH
-        copy = b.inttoptr(b.ptrtoint(b.alloca(ir.ArrayType(FLOAT, WIDTH * DEPTH)), INT64), POINTER)
-        fits = [b.icmp_signed(">=", x, ir.Constant(INT64, most)) for x, most in ((across, WIDTH), (steps, DEPTH))]
-        whole, before = b.and_(*fits), b.block
-        with b.if_then(b.not_(whole)):
-            lines, lanes = (across, steps) if self.along else (steps, across)
-            self.copied(source, stride, copy, lines, lanes, width)
-            partial = b.block
-        chosen, step = b.phi(POINTER), b.phi(INT64)
-        for value, low, high in ((chosen, copy, source), (step, ir.Constant(INT64, 4 * width), stride)):
-            value.add_incoming(high, before)
-            value.add_incoming(low, partial)
-        self.packed(chosen, step, following, target)
-        b.ret_void()
-
-    def copied(
-        self, source: ir.Value, stride: ir.Value, copy: ir.Value, lines: ir.Value, lanes: ir.Value, width: int
-    ) -> None:
-        """Lines of which some elements are there, and some lines."""
-        b, e, zero = self.b, self.e, ir.Constant(self.e.type(INT32), None)
-        for line in range(WIDTH * DEPTH // width):
-            there = b.icmp_signed(">", lines, ir.Constant(INT64, line))
-            for first in range(0, width, WIDTH):
-                left = b.select(there, b.sub(lanes, ir.Constant(INT64, first)), ir.Constant(INT64, 0))
-                some = Memory(e, ir.Constant(INT64, first), left)
-                place = self.at(source, b.add(b.mul(stride, ir.Constant(INT64, line)), ir.Constant(INT64, 4 * first)))
-                x = b.select(some.mask, some.load(e, place, INT32, some.mask), zero)
-                b.store(x, self.at(copy, ir.Constant(INT64, 4 * (line * width + first))), align=4)
-
-    def packed(self, source: ir.Value, stride: ir.Value, following: ir.Value, target: ir.Value) -> None:
-        """A whole unit."""
-        b = self.b
-
-        def line(number: int, first: int = 0) -> ir.Value:
-            offset = b.add(b.mul(stride, ir.Constant(INT64, number)), ir.Constant(INT64, 4 * first))
-            place = self.at(source, offset)
-            hints = (ir.Constant(INT32, hint) for hint in (0, 3, 1))  # to be read, soon, as data
-            self.e.call("llvm.prefetch.p0", ir.VoidType(), self.at(place, following), *hints)
-            return b.load(place, align=4, typ=self.e.type(FLOAT))
-
-        def pair(number: int) -> tuple[ir.Value, ir.Value]:
-            return (line(number), line(number, WIDTH)) if self.along else (line(number), line(number + WIDTH))
-
-        pairs = [pair(number) for number in range(WIDTH)]
-        if self.turned:
-            pairs = list(zip(*(self.transposed(list(half)) for half in zip(*pairs))))
-        for row, both in enumerate(pairs):
-            parts = zip(*map(self.parts, both))
-            for part, (low, high) in enumerate(parts):
-                word = b.or_(b.lshr(low, self.e.constant(INT32, 16)), b.and_(high, self.e.constant(INT32, _TOP)))
-                b.store(word, self.at(target, ir.Constant(INT64, 2 * TILE * part + LINE * row)), align=4)
-
-    def parts(self, x: ir.Value) -> list[ir.Value]:
-        """Three numbers, in the upper halves of their bits, that add up to each. Infinities and NaN are the last, which
-        is multiplied by the first part alone; so are numbers that would be rounded to infinity.
-        """
-        b, e, found = self.b, self.e, []
-        zero, bits = ir.Constant(e.type(INT32), None), e.bits(x)
-        finite = b.icmp_unsigned("<", b.add(bits, bits), e.constant(INT32, _HUGE))
-        for _ in range(PARTS - 1):
-            near = b.and_(b.add(e.bits(x), e.constant(INT32, _HALF)), e.constant(INT32, _TOP))
-            near = b.select(finite, near, zero)
-            found.append(near)
-            x = b.fsub(x, e.floats(near))
-        return [*found, e.bits(x)]
-
-    def transposed(self, rows: list[ir.Value]) -> list[ir.Value]:
-        """A matrix of 16 x 16 turned: lanes of rows 1, 2, 4 and 8 apart change places."""
-        for apart in (1, 2, 4, 8):
-            low = [lane if not lane & apart else lane - apart + WIDTH for lane in range(WIDTH)]
-            high = [lane + apart if not lane & apart else lane + WIDTH for lane in range(WIDTH)]
-            for first in (i for i in range(WIDTH) if not i & apart):
-                pair = rows[first], rows[first + apart]
-                rows[first], rows[first + apart] = (shuffled(self.b, pair, order) for order in (low, high))
-        return rows
-
-    def at(self, address: ir.Value, offset: ir.Value) -> ir.Value:
-        return self.b.gep(address, [offset], source_etype=INT8)
+    def read(self, some: Memory, operand: Operand, start: ir.Value) -> ir.Value:
+        """Some elements of a further operand's row, or the one that there is."""
+        if operand.kind == CONTIGUOUS:
+            return some.read(operand, Place(start, None), self.w.number(0))
+        return loaded(self.w.e, self.w.e.splat(self.b.load(start, typ=memory_type(operand.dtype))), operand.dtype)

@@ -176,9 +176,7 @@ def _function(head: str, lines: Sequence[str]) -> str:
 
 def broadcast(start: Address, window: Window, shape: Shape) -> Tensor:
     """A tensor that is broadcast to the shape of a loop."""
-    lead = len(shape) - len(window.shape)
-    strides = tuple(0 if extent == 1 else step for extent, step in zip(window.shape, window.strides))
-    return Tensor(start, window.type.dtype, (0,) * lead + strides)
+    return Tensor(start, window.type.dtype, window.broadcast(shape).strides)
 
 
 def _mask(shape: Shape) -> Tensor:

@@ -189,6 +189,12 @@ class Window:
         """Another view of the same bytes."""
         return Window(self.type.with_shape(tuple(shape)), tuple(strides))
 
+    def broadcast(self, shape: Shape) -> Window:
+        """The same elements repeated to a larger shape: strides are 0 along axes of one element or none."""
+        lead = len(shape) - len(self.shape)
+        strides = (0 if extent == 1 else step for extent, step in zip(self.shape, self.strides))
+        return self.viewed(shape, (*[0] * lead, *strides))
+
     @cached_property
     def is_dense(self) -> bool:
         """Whether it lies in C order without gaps (the stride of an axis of extent 1 means nothing)."""

@@ -14,6 +14,7 @@ from foreplan.lower.offload import COPY, with_host
 from foreplan.lower.program import ARENA, PARAMETERS, REGIONS, STATE, Call, Operand, Program, Slot
 from foreplan.lower.target import Kernel, Target
 from foreplan.passes.fuse_conv_maps import fuse_conv_maps
+from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
 from foreplan.passes.rewrite import rewrite
 from foreplan.passes.simplify import fuse_maps
 from foreplan.planner import problem as p
@@ -82,7 +83,7 @@ def lower(
         UnsupportedError: the target has no kernel for an op, and the op no decomposition; names the node.
     """
     chosen = target_named(target, tune=tune) if isinstance(target, str) else target
-    fused = fuse_conv_maps(_decompose(graph, chosen), chosen.fuses)
+    fused = fuse_matmul_maps(fuse_conv_maps(_decompose(graph, chosen), chosen.fuses), chosen.fuses)
     program = _Lowering(fused, chosen, None if workspace == "unlimited" else parse_bytes(workspace)).run()
     note = note_of(fallbacks(program), program.target)
     program = replace(program, notes=(*program.notes, note)) if note else program

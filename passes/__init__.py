@@ -4,6 +4,7 @@ from foreplan.passes.accumulate import accumulate
 from foreplan.passes.autodiff import differentiate
 from foreplan.passes.chunk_loss import chunk_losses
 from foreplan.passes.fuse_conv_maps import fuse_conv_maps
+from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
 from foreplan.passes.micro_batches import micro_batches
 from foreplan.passes.narrow import narrow
 from foreplan.passes.pack_attention import pack_attention
@@ -25,6 +26,7 @@ __all__ = [
     "fold_constants",
     "fuse_conv_maps",
     "fuse_maps",
+    "fuse_matmul_maps",
     "micro_batches",
     "narrow",
     "narrow_type",

@@ -77,7 +77,7 @@ def chunk_losses(graph: Graph) -> Graph:
     return rewrite_groups(graph, chains, absorbed, _replacement)
 
 
-def _replacement(b: Builder, chain: _Chain, now: Mapping[Value, Value]) -> Value:
+def _replacement(b: Builder, chain: _Chain, now: Mapping[Value, Value]) -> list[Value]:
     h, w = (now[value] for value in chain.product.inputs)
     op, target = chain.op, now[chain.entropy.inputs[1]]
     logits = chain.entropy.inputs[0]
@@ -109,7 +109,7 @@ def _replacement(b: Builder, chain: _Chain, now: Mapping[Value, Value]) -> Value
         name=f"{chain.entropy.name}/linear",
     )
     b.kind, items = kind, target.type.size
-    return elementwise(b, lambda x: x * (1.0 / items), loss) if chain.how == "mean" else loss
+    return [elementwise(b, lambda x: x * (1.0 / items), loss) if chain.how == "mean" else loss]
 
 
 def _transposed(product: Node) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from foreplan.graph import Builder, Graph, Node, Op, TensorType, Value
@@ -132,7 +132,7 @@ def _is_read_along(x: Value, result: Value) -> bool:
     return x.type == result.type or (alike and x.shape in (vector, (1, *vector)))
 
 
-def _fused(b: Builder, chain: _Chain, now: Mapping[Value, Value]) -> Value:
+def _fused(b: Builder, chain: _Chain, now: Mapping[Value, Value]) -> Sequence[Value]:
     conv = chain.conv
     further: list[Value] = []
     for node in chain.nodes:
@@ -140,4 +140,4 @@ def _fused(b: Builder, chain: _Chain, now: Mapping[Value, Value]) -> Value:
             further += node.op.vectors(b, [now[value] for value in node.inputs[1:]], len(node.outputs[0].shape))
         else:
             further += [now[node.inputs[i]] for which, i in chain.reads if which is node]
-    return b.apply(chain.op, *(now[value] for value in conv.inputs), *further, name=f"{conv.name}/fused")
+    return [b.apply(chain.op, *(now[value] for value in conv.inputs), *further, name=f"{conv.name}/fused")]

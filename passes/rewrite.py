@@ -78,9 +78,9 @@ def rewrite_groups(
     graph: Graph,
     groups: Mapping[Node, Group],
     inner: Collection[Node],
-    make: Callable[[Builder, Group, Mapping[Value, Value]], Value],
+    make: Callable[[Builder, Group, Mapping[Value, Value]], Sequence[Value]],
 ) -> Graph:
-    """The graph with groups of nodes replaced, each by what gives the one output of its last node.
+    """The graph with groups of nodes replaced, each by what gives the outputs of its last node.
 
     Args:
         groups: by last node.
@@ -96,6 +96,6 @@ def rewrite_groups(
         now.update(zip(node.inputs, inputs))
         if node in inner:
             return node.outputs  # nobody will read it
-        return [make(b, groups[node], now)] if node in groups else None
+        return make(b, groups[node], now) if node in groups else None
 
     return rewrite(graph, replace) if groups else graph

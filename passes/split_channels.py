@@ -89,7 +89,7 @@ def _flops(node: Node) -> int:
     return node.op.cost([value.type for value in node.inputs], [value.type for value in node.outputs]).flops
 
 
-def _split(b: Builder, pair: _Pair, now: Mapping[Value, Value]) -> Value:
+def _split(b: Builder, pair: _Pair, now: Mapping[Value, Value]) -> list[Value]:
     x, w, *bias = (now[value] for value in pair.first.inputs)
     _, weights, *added = (now[value] for value in pair.second.inputs)
     channels = w.shape[0]
@@ -103,4 +103,4 @@ def _split(b: Builder, pair: _Pair, now: Mapping[Value, Value]) -> Value:
             made, before = b.apply(node.op, *inputs, name=f"{node.name}/part"), node.outputs[0]
         columns = slice_axis(b, weights, 1, start, stop - start)
         added = [b.apply(pair.second.op, made, columns, *added, name=f"{pair.second.name}/part")]
-    return added[0]
+    return added[:1]

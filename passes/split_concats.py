@@ -58,11 +58,11 @@ def _joined(graph: Graph) -> Iterator[_Joined]:
             yield _Joined(concat, conv, tuple(order))
 
 
-def _split(b: Builder, joined: _Joined, now: Mapping[Value, Value]) -> Value:
+def _split(b: Builder, joined: _Joined, now: Mapping[Value, Value]) -> list[Value]:
     xs = [now[value] for value in joined.concat.inputs]
     _, weights, *added = (now[value] for value in joined.conv.inputs)
     for i in joined.order:
         start, count = sum(x.shape[1] for x in xs[:i]), xs[i].shape[1]
         columns = slice_axis(b, weights, 1, start, count)
         added = [b.apply(joined.conv.op, xs[i], columns, *added, name=f"{joined.conv.name}/part")]
-    return added[0]
+    return added[:1]

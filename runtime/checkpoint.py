@@ -11,7 +11,7 @@ from foreplan.errors import SessionError
 from foreplan.files import write_atomically
 from foreplan.graph import Kind
 from foreplan.lower.program import Program, Slot
-from foreplan.runtime.engine import Place, write
+from foreplan.runtime.engine import Place
 
 FORMAT = "foreplan.checkpoint.1"
 # One key of the file's metadata holds all of ours: the safetensors library writes several keys in any order.
@@ -68,7 +68,7 @@ def load_checkpoint(path: str, program: Program, places: Mapping[str, Place], st
                 f"{path!r} is of another model: its {slot.name!r} is {array.dtype}[{extents}], and not {want}"
             )
     for slot in found:
-        write(places[slot.name], loaded[slot.name])
+        places[slot.name].write(loaded[slot.name])
     return len(found) == len(_kept(program))
 
 

@@ -38,10 +38,8 @@ class Place(Protocol):
     def fill(self, make: Callable[[np.ndarray], object]) -> None:
         """Give it the elements that a function writes into an array of its shape and type."""
 
-
-def write(place: Place, array: np.ndarray) -> None:
-    """Give a tensor these elements, converted to its type."""
-    place.fill(lambda elements: np.copyto(elements, array, casting="unsafe"))
+    def write(self, array: np.ndarray) -> None:
+        """Give it these elements, converted to its type."""
 
 
 class Bound(Protocol):

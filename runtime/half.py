@@ -10,7 +10,7 @@ from foreplan.graph.init import generator_for
 from foreplan.lower.program import Program, Slot
 from foreplan.planner.plan import Plan
 from foreplan.runtime.check import Poison
-from foreplan.runtime.engine import Engine, Memory, Watch, write
+from foreplan.runtime.engine import Engine, Memory, Watch
 
 
 class Half:
@@ -42,7 +42,7 @@ class Half:
         if self._poison is not None:
             self._poison.start()
         for name, place in self._inputs.items():
-            write(place, arrays[name] if name in arrays else self._defaults[name])
+            place.write(arrays[name] if name in arrays else self._defaults[name])
 
     def run(self, watch: Watch | None = None) -> None:
         """Run the program on the inputs written; `watch`, or else the poison, sees every instruction."""

@@ -26,7 +26,7 @@ def check_inputs(
     Raises:
         InputError: a name is unknown or missing, or an array has the wrong shape, type or values.
     """
-    if not isinstance(given, Mapping):
+    if type(given) is not dict and not isinstance(given, Mapping):
         example = f"{{{next(iter(slots), 'x')!r}: array}}"
         raise InputError(f"a step takes arrays by name, such as {example}, and got {type(given).__name__}")
     if unknown := [name for name in given if name not in slots]:
@@ -86,7 +86,10 @@ def check_elements(slot: Slot, array: np.ndarray) -> None:
 
 def _check_range(name: str, array: np.ndarray, valid: tuple[int, ...], what: str) -> None:
     low, high, *others = valid
-    if low <= array.min() and array.max() <= high:
+    if low == 0 and array.dtype.kind == "i":  # negative numbers are large ones without a sign: every step comes here
+        if np.maximum.reduce(array.view(f"u{array.dtype.itemsize}"), axis=None) <= high:
+            return
+    elif low <= array.min() and array.max() <= high:
         return
     wrong = (array < low) | (array > high)
     for other in others:

@@ -53,6 +53,10 @@ class HostPlace:
         """Written in place."""
         make(self.array)
 
+    def write(self, array: np.ndarray) -> None:
+        """Copied."""
+        np.copyto(self.array, array, "unsafe")
+
 
 class NumpyBound:
     """A plan on the NumPy engine.

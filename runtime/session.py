@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +17,7 @@ from foreplan.lower.program import ARENA, HOST, PARAMETERS, Program, Slot
 from foreplan.planner import verify
 from foreplan.planner.plan import Plan
 from foreplan.runtime.check import Timing, Trace
-from foreplan.runtime.engine import Engine, Memory, Place, Watch, write
+from foreplan.runtime.engine import Engine, Memory, Place, Watch
 from foreplan.runtime.half import Half
 from foreplan.runtime.inputs import check_array, check_inputs
 from foreplan.runtime.numpy import NumpyEngine
@@ -67,7 +66,7 @@ class Stored(MutableMapping[str, np.ndarray]):
     def __setitem__(self, name: str, array: Any) -> None:
         if name not in self._places:
             raise SessionError(f"there is no stored value {name!r}; nothing can be added to a session")
-        write(self._places[name], check_array(self._slots[name], array))
+        self._places[name].write(check_array(self._slots[name], array))
 
     def __delitem__(self, name: str) -> None:
         raise SessionError(f"{name!r} cannot be deleted: its place in the arena is part of the plan")
@@ -220,7 +219,7 @@ class Session:
         results = (*self.program.outputs, *self.program.gradients)
         read = {id(slot): _empty(slot, (count,) if update else ()) for slot in results}
         body.write(_micro_batch(self._inputs, arrays, 0) if update else arrays)
-        with self._breaking():
+        try:
             for i in range(count):
                 if i:
                     body.write(_micro_batch(self._inputs, arrays, i))
@@ -231,6 +230,9 @@ class Session:
             if update is not None:
                 update.write(arrays)
                 update.run(watches.get(update))
+        except BaseException as error:
+            self._broken = type(error).__name__
+            raise
         outputs = {slot.name: read[id(slot)] for slot in self.program.outputs}
         return Result(loss, outputs, {slot.name: read[id(slot)] for slot in self.program.gradients})
 
@@ -240,15 +242,6 @@ class Session:
                 f"a step was interrupted ({self._broken}), so parameters and state may be half updated; "
                 "load the last checkpoint, or bind again"
             )
-
-    @contextlib.contextmanager
-    def _breaking(self) -> Iterator[None]:
-        """Mark the session broken when its step does not come to its end."""
-        try:
-            yield
-        except BaseException as error:
-            self._broken = type(error).__name__
-            raise
 
 
 def _micro_batch(slots: Mapping[str, Slot], arrays: Mapping[str, np.ndarray], index: int) -> dict[str, np.ndarray]:

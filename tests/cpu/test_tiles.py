@@ -10,8 +10,9 @@ import pytest
 from foreplan.cpu import library as c
 from foreplan.cpu.kernel import Refused
 from foreplan.cpu.threads import set_threads
-from foreplan.cpu.tiles import GRAIN, Tiles, available
+from foreplan.cpu.tiles import FURTHER, GRAIN, MADE, Made, Tiles, available
 from foreplan.graph import TensorType, Window, as_dtype
+from foreplan.graph.types import FLOAT32
 from tests.cpu.check import laid_out, needs_onednn, scratch, type_of
 
 pytestmark = [needs_onednn(), pytest.mark.skipif(not available(), reason="this processor has no tile registers")]
@@ -152,3 +153,85 @@ def test_what_is_refused() -> None:
     narrow = Window.dense(TensorType(as_dtype("bfloat16"), (64, 64)))
     with pytest.raises(Refused, match="bfloat16"):
         Tiles(narrow, narrow, y)
+
+
+def made_of(
+    a: np.ndarray, b: np.ndarray, further: Sequence[np.ndarray], over: Sequence[int] = (), threads: int = 1
+) -> list[np.ndarray]:
+    """Both outputs of an update, some in the place of further inputs, memory poisoned and surroundings watched."""
+    shape, results = (a.shape[0], b.shape[1]), []
+    for poison in (0xFF, 0x7F):
+        arrays = [laid_out(x, window(x)) if x.ndim else x for x in further]
+        fresh = np.full(shape, np.nan, np.float32)
+        outs = [arrays[over[i]] if i < len(over) else laid_out(fresh, window(fresh)) for i in range(2)]
+        set_threads(threads)
+        made = Made(EXPRS, tuple(window(x).broadcast(shape) for x in arrays), tuple(window(x) for x in outs))
+        product = Tiles(window(a), window(b), window(outs[0]), made=made)
+        assert not over or set(enumerate(over)) <= set(product.overwrites(0))
+        memory = scratch(product.scratchpad)
+        memory[...] = poison
+        places = {c.SRC: a, c.WEIGHTS: b, c.DST: outs[0], MADE + 1: outs[1], c.SCRATCHPAD: memory}
+        places |= {FURTHER + i: x for i, x in enumerate(arrays)}
+        product.bind({argument: x.ctypes.data for argument, x in places.items()})()
+        for out in outs:
+            assert (out.base[: out.ctypes.data - out.base.ctypes.data] == 0xA5).all()
+            assert (out.base[out.ctypes.data - out.base.ctypes.data + out.nbytes :] == 0xA5).all()
+        results.append(outs)
+    for one, other in zip(*results):
+        np.testing.assert_array_equal(one, other)
+    return results[0]
+
+
+EXPRS = ("(a1 - (a3 * (a0 + (0.5 * ((0.5 * a2) + a0)))))", "((0.5 * a2) + a0)")
+
+
+def updated(product: np.ndarray, w: np.ndarray, v: np.ndarray, rate: np.ndarray) -> list[np.ndarray]:
+    velocity = 0.5 * v + product
+    return [w - rate * (product + 0.5 * velocity), np.broadcast_to(velocity, product.shape)]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kinds", ["whole", "row", "column", "number"])
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 1, 1), (17, 33, 31), (32, 32, 32), (64, 16, 100), (100, 500, 70), (70, 513, 40), (40, 1100, 70),
+     (300, 600, 90)],
+)  # fmt: skip
+def test_what_is_made_of_a_product(sizes: tuple[int, int, int], kinds: str, threads: int) -> None:
+    """An update by it, operands as large as it or broadcast, in their place and beside; sums of one pass and more."""
+    rows, depth, columns = sizes
+    a, b = normal(rows, depth), normal(depth, columns, seed=1)
+    shapes = {"whole": (rows, columns), "row": (columns,), "column": (rows, 1), "number": (1, 1)}
+    w, v = normal(rows, columns, seed=2), normal(*shapes[kinds], seed=3)
+    rate = np.full((), 0.25, np.float32)
+    wide = a.astype(np.float64) @ b
+    scale = np.abs(a).astype(np.float64) @ np.abs(b) + np.abs(w) + np.abs(v)
+    for over in ((), (0,), (0, 1)) if kinds == "whole" else ((), (0,)):
+        for ours, right in zip(made_of(a, b, [w, v, rate], over, threads), updated(wide, w, v, rate)):
+            assert (np.abs(ours - right) / scale).max() < 4 * EPSILON
+
+
+def test_what_is_made_of_narrow_operands() -> None:
+    """A bfloat16 copy of what is updated, as mixed precision keeps one."""
+    a, b, w = normal(40, 50), normal(50, 70, seed=1), normal(40, 70, seed=2).astype(as_dtype("bfloat16").numpy)
+    exprs, shape = ("(float32(a1) - a0)", "bfloat16((float32(a1) - a0))"), (40, 70)
+    outs = [np.zeros(shape, np.float32), np.zeros(shape, w.dtype)]
+    product = Tiles(window(a), window(b), window(outs[0]), made=Made(exprs, (window(w),), tuple(map(window, outs))))
+    places = {c.SRC: a, c.WEIGHTS: b, c.DST: outs[0], MADE + 1: outs[1], FURTHER: w}
+    memory = scratch(product.scratchpad)
+    product.bind({argument: x.ctypes.data for argument, x in {**places, c.SCRATCHPAD: memory}.items()})()
+    np.testing.assert_allclose(outs[0], w.astype(np.float32) - a.astype(np.float64) @ b, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(outs[1], outs[0].astype(w.dtype))
+
+
+def test_what_cannot_be_made_of_products() -> None:
+    a, b, y = (Window.dense(TensorType(FLOAT32, shape)) for shape in ((2, 40, 50), (2, 50, 60), (2, 40, 60)))
+    made = Made(("(a0 * 2.0)",), (), (y,))
+    with pytest.raises(Refused):
+        Tiles(a, b, y, made=made)
+    flat = [x.viewed(x.shape[1:], x.strides[1:]) for x in (a, b, y)]
+    gaps = flat[2].viewed((40, 60), (480, 8))
+    with pytest.raises(Refused):
+        Tiles(*flat, made=Made(("(a0 + a1)",), (gaps,), (flat[2],)))
+    with pytest.raises(Refused):
+        Tiles(*flat, made=Made(("(a0 * 2.0)",), (), (flat[2],)), add=True)

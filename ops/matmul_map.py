@@ -1,0 +1,89 @@
+"""A matrix product and what is done to each element of it, before it is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Cost, Op, TensorType, register
+from foreplan.graph.op import Arrays, Types
+from foreplan.ops.expr import used_args
+from foreplan.ops.map import Map
+from foreplan.ops.matmul import MatMul
+from foreplan.units import align_up
+
+_ALIGNMENT = 64
+
+
+@register
+@dataclass(frozen=True)
+class MatMulMap(Op):
+    """y_i = f_i(a · b, c1, c2, …): a product, and a map of it and of further inputs, such as an optimizer's update.
+
+    Inputs: a [m, k] and b [k, n], or turned; then what the map reads beside the product, broadcast to [m, n]. Outputs:
+    one an expression, each [m, n]. Made for targets that have such a kernel, from a graph that needs no derivative any
+    more.
+
+    Attributes:
+        exprs: of a0, the product, and the further inputs.
+        transpose_a: `a` is given as [k, m].
+        transpose_b: `b` is given as [n, k].
+    """
+
+    name: ClassVar[str] = "matmul_map"
+    exprs: tuple[str, ...] = ("a0",)
+    transpose_a: bool = False
+    transpose_b: bool = False
+
+    @property
+    def matmul(self) -> MatMul:
+        """The product alone."""
+        return MatMul(self.transpose_a, self.transpose_b)
+
+    @property
+    def map(self) -> Map:
+        """What is done to it."""
+        return Map(self.exprs)
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The map's outputs, which are as large as the product."""
+        further = inputs[2:]
+        if len(inputs) < 2 or max(used_args(*self.map.parsed), default=0) != len(further):
+            raise ShapeError(f"{len(inputs)} inputs are not what a product and {', '.join(self.exprs)} read")
+        (y,) = self.matmul.infer(inputs[:2])
+        outputs = self.map.infer([y, *further])
+        if y.rank != 2 or any(type.shape != y.shape for type in outputs):
+            raise ShapeError(f"{', '.join(map(str, outputs))} are not as the product {y}, or that is no matrix")
+        return outputs
+
+    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
+        """As the map: the product is whole before that begins."""
+        (y,) = self.matmul.infer(inputs[:2])
+        return tuple((o, i + 1) for o, i in self.map.overwrites([y, *inputs[2:]], outputs) if i)
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """As the product; the map reads anything."""
+        return index > 1 or self.matmul.accepts_strides(index, input, strides)
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """The operations of both; the product does not move."""
+        (y,) = product = self.matmul.infer(inputs[:2])
+        flops = self.matmul.cost(inputs[:2], product).flops + self.map.cost([y, *inputs[2:]], outputs).flops
+        return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """The product, and what either needs."""
+        (y,) = product = self.matmul.infer(inputs[:2])
+        needed = self.matmul.workspace(inputs[:2], product), self.map.workspace([y, *inputs[2:]], outputs)
+        return align_up(y.nbytes, _ALIGNMENT) + max(needed)
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """One, then the other."""
+        shape, dtype = outputs[0].shape, inputs[0].dtype
+        nbytes = outputs[0].size * dtype.itemsize
+        product, rest = workspace[:nbytes].view(dtype).reshape(shape), workspace[align_up(nbytes, _ALIGNMENT) :]
+        self.matmul.compute(inputs[:2], [product], rest)
+        self.map.compute([product, *inputs[2:]], outputs, rest)

@@ -1,0 +1,83 @@
+"""A matrix product and the map that alone reads it → one op that does not write the product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from foreplan.graph import Builder, Graph, Node, Op, Value
+from foreplan.graph.op import Types
+from foreplan.ops.expr import Arg, substitute
+from foreplan.ops.map import Map
+from foreplan.ops.matmul import MatMul
+from foreplan.ops.matmul_map import MatMulMap
+from foreplan.passes.rewrite import replaced, rewrite_groups
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A product and the map behind it."""
+
+    product: Node
+    map: Node
+
+    @property
+    def further(self) -> list[Value]:
+        """What the map reads beside the product."""
+        return [value for value in dict.fromkeys(self.map.inputs) if value is not self.product.outputs[0]]
+
+    @property
+    def inputs(self) -> list[Value]:
+        return [*self.product.inputs, *self.further]
+
+    @property
+    def op(self) -> MatMulMap:
+        matmul, then = self.product.op, self.map.op
+        assert isinstance(matmul, MatMul) and isinstance(then, Map)
+        places = {value: Arg(1 + i) for i, value in enumerate(self.further)} | {self.product.outputs[0]: Arg(0)}
+        exprs = [substitute(expr, [places[value] for value in self.map.inputs]) for expr in then.parsed]
+        return MatMulMap(tuple(map(str, exprs)), matmul.transpose_a, matmul.transpose_b)
+
+
+def fuse_matmul_maps(graph: Graph, accepts: Callable[[Op, Types, Types], bool]) -> Graph:
+    """`matmul_map` for a product of two matrices that one map reads and nothing else.
+
+    Where the product is no smaller than its operands that live for a time: these live until the map runs, and the
+    product does not live at all.
+
+    Requires: a graph that nobody differentiates any more. Ensures: the same results.
+
+    Args:
+        graph: what is fused in.
+        accepts: whether there is a kernel for an op of such inputs and outputs.
+
+    Raises:
+        ModelError: the result breaks a rule of `verify_graph`.
+    """
+    pairs: dict[Node, _Pair] = {}
+    for node in graph.nodes:
+        pair = _pair(graph, node)
+        if pair is None or pair.map in pairs:
+            continue
+        types = [value.type for value in pair.inputs], [value.type for value in pair.map.outputs]
+        if accepts(pair.op, *types):
+            pairs[pair.map] = pair
+    return rewrite_groups(graph, pairs, {pair.product for pair in pairs.values()}, _fused)
+
+
+def _pair(graph: Graph, node: Node) -> _Pair | None:
+    """A product with its map, if fusing them costs no memory."""
+    if not isinstance(node.op, MatMul) or node.op.wide or len(node.inputs) != 2:
+        return None
+    (value,), readers = node.outputs, graph.readers[node.outputs[0]]
+    if len(value.shape) != 2 or value in graph.results or len(set(readers)) != 1:
+        return None
+    (map,) = set(readers)
+    if not isinstance(map.op, Map) or any(y.shape != value.shape for y in map.outputs):
+        return None
+    passing = [x for x in node.inputs if not x.kind.is_stored]
+    return _Pair(node, map) if all(x.type.nbytes <= value.type.nbytes for x in passing) else None
+
+
+def _fused(b: Builder, pair: _Pair, now: Mapping[Value, Value]) -> Sequence[Value]:
+    return replaced(b, pair.map, pair.op, [now[value] for value in pair.inputs])
