@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from foreplan.lower.cuda import CudaTarget, outside
 from foreplan.units import align_up
 from tests.gpu.binder import needs_gcc
 from tests.gpu.card import FakeBlock, FakeCard
+from tests.gpu.check import with_cudnn
 
 H100 = device_named("h100")
 VERSIONS = {"driver": "580.105.08", "cuda": "13.0", "cupy": "14.2.0"}
@@ -37,7 +38,7 @@ class CountedCard(FakeCard):
     """
 
     title = H100.title
-    CONTEXT, CODE, CUBLASLT, NODE = 533 << 20, 2 << 20, 36 << 20, 9_000
+    CONTEXT, CODE, CUDNN, CUBLASLT, NODE = 533 << 20, 2 << 20, 70 << 20, 36 << 20, 9_000
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,6 +64,10 @@ class CountedCard(FakeCard):
     def multiplying(self, product: Multiply, places: tuple[int, int, int, int], workspace: int) -> Run:
         self.once("cublaslt", self.CUBLASLT)
         return super().multiplying(product, places, workspace)
+
+    def executing(self, blob: bytes, tensors: Mapping[int, int], workspace: int, nbytes: int) -> Run:
+        self.once("cudnn", self.CUDNN)
+        return lambda: None
 
     def captured(self, calls: Iterable[Run]) -> Run:
         calls = list(calls)
@@ -119,6 +124,14 @@ def test_every_figure_is_what_the_card_took(machine: Machine) -> None:
         "graph_bytes_per_launch": per_launch,
     }
     assert 0 <= per_launch - CountedCard.NODE <= PAGE // 1000 + 1
+
+
+@with_cudnn
+@needs_gcc
+def test_cudnn_is_measured_where_it_is_installed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrating, "MODEL", "conv_chain:size=8")
+    found = calibrate(machine, machine.open, VERSIONS).figures
+    assert found["cudnn_bytes"] == CountedCard.CUDNN and found["code_bytes"] == CountedCard.CODE
 
 
 @needs_gcc
