@@ -8,11 +8,13 @@ from contextlib import nullcontext
 from foreplan.cpu import library as c
 from foreplan.cpu import prices, primitives
 from foreplan.cpu.kernel import Refused, Windows
+from foreplan.cpu.made import Made
 from foreplan.cpu.primitives import Description, onto
 from foreplan.cpu.rows import merged
 from foreplan.cpu.stages import INPUT, OUTPUT, WEIGHTS, Staged, Stages, beside, check
 from foreplan.cpu.threads import one_thread
-from foreplan.cpu.tiles import Made, Tiles
+from foreplan.cpu.tiles import Tiles
+from foreplan.cpu.vectors import Vectors
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.matmul import MatMul
@@ -46,13 +48,23 @@ def matmul_on_tiles(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     return plan.finish(base, nanoseconds=product.nanoseconds)
 
 
-def matmul_map_on_tiles(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+def matmul_by_vectors(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """Likewise, if it is small, and added to nothing."""
+    a, b, y = _operands(op, inputs, outputs)
+    if len(inputs) > 2:
+        raise Refused("what is added to something")
+    plan, product = Stages(), Vectors(a, b, y)
+    plan.run(product, {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
+    return plan.finish(nanoseconds=product.nanoseconds)
+
+
+def matmul_map(op: Op, inputs: Windows, outputs: Windows, way: type[Tiles] | type[Vectors]) -> Staged:
     """A product of float32 and a map of it, where they are faster so than one after the other."""
     assert isinstance(op, MatMulMap)
     y = Window.dense(TensorType(FLOAT32, outputs[0].shape))
     a, b, y = _operands(op.matmul, inputs[:2], [y])
     made = Made(op.exprs, tuple(x.broadcast(y.shape) for x in inputs[2:]), tuple(outputs))
-    plan, product = Stages(), Tiles(a, b, y, made=made)
+    plan, product = Stages(), way(a, b, y, made=made)
     moved = 2 * y.type.nbytes + sum(x.type.nbytes for x in (*inputs[2:], *outputs))
     if product.nanoseconds > prices.product(a, b, y) + prices.mapped(moved):
         raise Refused("one after the other is faster, the product by oneDNN")

@@ -14,11 +14,12 @@ from foreplan.cpu import columns, prices, primitives, winograd
 from foreplan.cpu import library as c
 from foreplan.cpu.contraction import swapped
 from foreplan.cpu.kernel import Refused, Windows
+from foreplan.cpu.made import Made
 from foreplan.cpu.primitives import OLD, After, Description, Following, Geometry, argument_of, base_of, onto
 from foreplan.cpu.products import Product
 from foreplan.cpu.rows import image_rows, rows_along, rows_from
 from foreplan.cpu.stages import INPUT, OUTPUT, WEIGHTS, ZERO, Place, Staged, Stages, beside, check, matrix
-from foreplan.cpu.tiles import Made, Tiles
+from foreplan.cpu.tiles import Tiles
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import FLOAT32

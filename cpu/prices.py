@@ -20,6 +20,8 @@ WEIGHTS, WEIGHTS_BACK, SECOND_PASS, ADDED, SPREAD = 4, 2, 12, 32, 5
 GATHERED, PACKED, PACKED_ROWS = 1, 12, 24
 # Bytes a nanosecond that a map reads and writes in a core's cache, and what that holds.
 MAPPED, CACHE = 60, 2**21
+# Operations a nanosecond of small products by vector instructions, and nanoseconds of a call.
+VECTORS, NEAR = 100, 100
 # Bytes a nanosecond of images of float32 on both sides of a convolution.
 IMAGES = 16
 # Of products of float32: operations a nanosecond on tile registers, numbers that are packed, read and written for that;
@@ -62,6 +64,19 @@ def tiles(count: int, rows: int, columns: int, depth: int, packed: int) -> int:
     rows, columns, depth = (align_up(extent, 32) for extent in (rows, columns, depth))
     moved = rows * depth + depth * columns + rows * columns + align_up(packed, 32) * depth
     return count * (2 * rows * columns * depth // TILES + moved // MOVED) // current_threads() + CALL
+
+
+def vectors(rows: int, columns: int, depth: int, across: bool) -> int:
+    """A product by `vectors`, on one thread.
+
+    Args:
+        across: whether rows of the second matrix lie across the sum.
+    """
+    if across:
+        rows, columns = align_up(rows, 8), align_up(columns, 48)
+    else:
+        rows, columns, depth = align_up(rows, 4), align_up(columns, 4), align_up(depth, 16) + 40
+    return 2 * rows * columns * depth // VECTORS + NEAR
 
 
 def direct(w: Window, y: Window, added: int = 0, spread: int = 0) -> int:

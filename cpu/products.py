@@ -12,10 +12,11 @@ from foreplan.cpu.kernel import Refused, Run
 from foreplan.cpu.layouts import stepped
 from foreplan.cpu.primitives import Primitive, onto
 from foreplan.cpu.tiles import Tiles
+from foreplan.cpu.vectors import Vectors
 from foreplan.graph import DType, TensorType, Window, as_dtype
 from foreplan.graph.types import FLOAT32
 
-Product = Primitive | Tiles
+Product = Primitive | Tiles | Vectors
 _Key = tuple[Window, Window, Window, bool]
 
 

@@ -11,10 +11,10 @@ from foreplan.cpu import library as c
 from foreplan.cpu import primitives
 from foreplan.cpu.copies import clear, copy
 from foreplan.cpu.kernel import Refused, Run, one_after_another
+from foreplan.cpu.made import FURTHER, MADE
 from foreplan.cpu.primitives import Description
 from foreplan.cpu.products import Product
 from foreplan.cpu.rows import Rows, rows_along
-from foreplan.cpu.tiles import FURTHER, MADE
 from foreplan.graph import DType, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.units import align_up

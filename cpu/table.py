@@ -29,6 +29,8 @@ from foreplan.cpu import (
 from foreplan.cpu.kernel import Kernel, Make, Refused, Windows
 from foreplan.cpu.rows import channel_rows
 from foreplan.cpu.threads import set_threads
+from foreplan.cpu.tiles import Tiles
+from foreplan.cpu.vectors import Vectors
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last, lie_alike, like_most_inputs, like_whole_input
 from foreplan.graph.op import Types
@@ -107,6 +109,15 @@ def _depth_together(op: Op, index: int, window: Window) -> Window:
     return window if whole else Window.dense(window.type)
 
 
+_PRODUCT: Mapping[str, Make] = {
+    "tiles": contraction.matmul_on_tiles,
+    "vectors": contraction.matmul_by_vectors,
+    "onednn": contraction.matmul,
+}
+_MAPPED_PRODUCT: Mapping[str, Make] = {
+    "tiles": partial(contraction.matmul_map, way=Tiles),
+    "vectors": partial(contraction.matmul_map, way=Vectors),
+}
 _CONVOLUTION: Mapping[str, Make] = {
     "winograd": convolution.conv_by_winograd,
     "products": convolution.conv_by_products,
@@ -132,8 +143,8 @@ FAMILIES = {
     "pack_bits": Family({"lanes": elementwise.pack}, elementwise.pack_layout, elementwise.pack_reads, True),
     "random": Family({"lanes": random.random}, _rows, _as_reference),
     "reduce": Family({"lanes": reduce.reduce}, _rows, elementwise.reads),
-    "matmul": Family({"tiles": contraction.matmul_on_tiles, "onednn": contraction.matmul}, _rows, _as_reference),
-    "matmul_map": Family({"tiles": contraction.matmul_map_on_tiles}, _rows, _product_reads),
+    "matmul": Family(_PRODUCT, _rows, _as_reference),
+    "matmul_map": Family(_MAPPED_PRODUCT, _rows, _product_reads),
     "conv": Family(_CONVOLUTION, _images, _conv_reads, True),
     "conv_map": Family(_CONVOLUTION, _images, _conv_reads, True),
     "conv_data_grad": Family(_DATA_GRADIENT, _images, _conv_reads, True),

@@ -23,24 +23,20 @@ import numpy as np
 
 from foreplan.cpu import library as c
 from foreplan.cpu import prices
-from foreplan.cpu.expressions import check
 from foreplan.cpu.kernel import Refused, Run
-from foreplan.cpu.loops import FIXED, STRIDED, operand_kind
+from foreplan.cpu.made import Made, entries_of
 from foreplan.cpu.native import together
 from foreplan.cpu.rows import merged
 from foreplan.cpu.threads import current_threads
-from foreplan.cpu.tiles_loop import CONFIGURATION, DEPTH, ENTRIES, SIDE, STEP, Product, Then, compiled_product
+from foreplan.cpu.tiles_loop import CONFIGURATION, DEPTH, ENTRIES, SIDE, STEP, Product, compiled_product
 from foreplan.graph import Window
-from foreplan.graph.layouts import lie_alike
 from foreplan.graph.types import FLOAT32
-from foreplan.ops.expr import parse_expr
 from foreplan.units import align_up
 
 STEPS = 512  # along the sum that are packed at once, at most
 KEPT = 2**17  # numbers that are packed and kept, at most: with what passes, half of a core's cache
 PAGE = 4096  # bytes; lines so far apart meet in a set of the first cache
 GRAIN = 2**21  # multiplications that are worth a thread
-FURTHER, MADE = 1 << 24, 1 << 25  # arguments of what is made: each of further inputs, and each output
 _ITEM = FLOAT32.itemsize
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # Linux: a process asks for the registers before it uses them
 
@@ -54,37 +50,6 @@ def available() -> bool:
     if not all(features.get(name) for name in ("amx-tile", "amx-bf16", "avx512f", "avx512bw", "avx512vl")):
         return False
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA) == 0
-
-
-@dataclass(frozen=True)
-class Made:
-    """What is made of a product instead of writing it.
-
-    Attributes:
-        exprs: of the product, a0, and further inputs, an output each.
-        inputs: further ones, each broadcast to the product's shape, of strides 0 along some axes.
-        outputs: of that shape.
-    """
-
-    exprs: tuple[str, ...]
-    inputs: tuple[Window, ...]
-    outputs: tuple[Window, ...]
-
-    @property
-    def overwrites(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of an output and an input that lies like it, and may be changed in place."""
-        return tuple((o, i) for o, y in enumerate(self.outputs) for i, x in enumerate(self.inputs) if lie_alike(x, y))
-
-    @property
-    def then(self) -> Then:
-        """As loops know it."""
-        check(tuple(map(parse_expr, self.exprs)), (FLOAT32, *(x.type.dtype for x in self.inputs)))
-        further, outputs = (
-            tuple(operand_kind(x.type.dtype, x.strides[-1]) for x in found) for found in (self.inputs, self.outputs)
-        )
-        if any(x.kind == STRIDED for x in (*further, *outputs)) or any(x.kind == FIXED for x in outputs):
-            raise Refused(f"{', '.join(self.exprs)} of what does not lie along rows")
-        return Then(self.exprs, further, outputs)
 
 
 @dataclass(frozen=True)
@@ -141,12 +106,8 @@ class Tiles:
         self.steps[2] = (self.columns * _ITEM, _ITEM) if self.apart else self.steps[2]
         self.scratchpad = self.panels * len(self.shares) + self.apart * y.type.nbytes
         packed = self._passes(*((self.rows, self.columns) if keeps_a else (self.columns, self.rows)))
-        self.nanoseconds = prices.tiles(self.count, self.rows, self.columns, self.depth, packed) + self._beside()
-
-    def _beside(self) -> int:
-        """What it takes to read and write what lies beside the operands and a result."""
-        moved = (*self.made.inputs, *self.made.outputs[1:]) if self.made else ()
-        return prices.mapped(sum(x.type.nbytes for x in moved if all(x.strides)))
+        self.nanoseconds = prices.tiles(self.count, self.rows, self.columns, self.depth, packed)
+        self.nanoseconds += prices.mapped(made.beside) if made else 0
 
     def overwrites(self, first: int) -> tuple[tuple[int, int], ...]:
         """Pairs of an output and an input in whose place it may be, further inputs being numbered from one on."""
@@ -178,17 +139,16 @@ class Tiles:
         a, b, y, scratch = (addresses[argument] for argument in (c.SRC, c.WEIGHTS, c.DST, c.SCRATCHPAD))
         call, sums = compiled_product(self.product), scratch + self.panels * len(self.shares)
         starts = range(scratch, sums, self.panels)
-        further = [addresses[FURTHER + i] for i in range(len(self.made.inputs))] if self.made else []
-        outputs = [y, *(addresses[MADE + i] for i in range(1, len(self.made.outputs)))] if self.made else []
-        partial_sums = sums if self.apart else y
-        tables = [
-            self._table(share, a, b, partial_sums, start, [*further, *outputs])
-            for share, start in zip(self.shares, starts)
-        ]
+        tables = []
+        for share, start in zip(self.shares, starts):
+            table = self._table(share, a, b, sums if self.apart else y, start)
+            if self.made is not None:
+                table += entries_of(self.made, addresses, share.rows[0], share.columns[0])
+            tables.append(np.array(table, np.int64).tobytes() + CONFIGURATION)
         return together([partial(call, *share.matrices, table) for share, table in zip(self.shares, tables)])
 
-    def _table(self, share: _Share, a: int, b: int, y: int, scratch: int, others: Sequence[int]) -> bytes:
-        """What the loop takes; others are the addresses of what is read and written beside."""
+    def _table(self, share: _Share, a: int, b: int, y: int, scratch: int) -> list[int]:
+        """What the loop takes."""
         (a_row, a_step), (b_step, b_column), (y_row, _) = self.steps
         (top, bottom), (left, right) = share.rows, share.columns
         numbers = {
@@ -213,11 +173,7 @@ class Tiles:
             "most_steps": self.most_steps,
             "adds": int(self.add),
         }
-        table = [numbers[name] for name in ENTRIES]
-        for window, address in zip((*self.made.inputs, *self.made.outputs) if self.made else (), others):
-            row, column = window.strides
-            table += [address + top * row + left * column, row]
-        return np.array(table, np.int64).tobytes() + CONFIGURATION
+        return [numbers[name] for name in ENTRIES]
 
 
 def _along(shape: Sequence[int], strides: Sequence[int], axis: int) -> bool:

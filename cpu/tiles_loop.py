@@ -18,14 +18,11 @@ from functools import cache
 
 import llvmlite.ir as ir
 
-from foreplan.cpu.conversions import loaded, memory_type
-from foreplan.cpu.expressions import emit
 from foreplan.cpu.lanes import BIT, FLOAT, INT8, INT32, INT64, Lanes
 from foreplan.cpu.llvm import POINTER, compiled_as
-from foreplan.cpu.loops import CONTIGUOUS, WIDTH, Memory, Operand, Place, Writer
+from foreplan.cpu.loops import CONTIGUOUS, WIDTH, Memory, Writer
+from foreplan.cpu.made import Making, Then
 from foreplan.cpu.tiles_pack import DEPTH, LINE, PARTS, TILE, UNIT, Pack
-from foreplan.graph.types import FLOAT32
-from foreplan.ops.expr import parse_expr
 
 SIDE = 32  # results of a block of registers, along both axes
 STEP = 2 * PARTS * TILE  # bytes of a panel for `DEPTH` steps
@@ -33,21 +30,6 @@ PIECES, TURNS = 2 * UNIT, 4  # of those bytes, packed one by one; how often some
 # Which parts of both operands are multiplied, one after the other: such that those of one stay each time, and what is
 # large comes last.
 _PRODUCTS = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))
-
-
-@dataclass(frozen=True)
-class Then:
-    """What is made of the results, each.
-
-    Attributes:
-        exprs: of a result, a0, and of further operands, an output each.
-        further: how these lie along a row of results.
-        outputs: likewise.
-    """
-
-    exprs: tuple[str, ...]
-    further: tuple[Operand, ...]
-    outputs: tuple[Operand, ...]
 
 
 @dataclass(frozen=True)
@@ -107,11 +89,7 @@ class _Product(Writer):
         super().__init__()
         self.product, self.e = product, Lanes(self.b, WIDTH)
         self.table_of = {name: self.entry(i) for i, name in enumerate(ENTRIES)}
-        self.then = product.then or Then((), (), ())
-        self.exprs = [parse_expr(text) for text in self.then.exprs]
-        self.operands = (*self.then.further, *self.then.outputs)
-        after = range(len(ENTRIES), len(ENTRIES) + 2 * len(self.operands), 2)
-        self.rows = [(self.entry(at), self.entry(at + 1)) for at in after]
+        self.making = Making(self, product.then, len(ENTRIES)) if product.then else None
         a_turned, b_turned = not product.a_along, product.b_along
         self.pack_a = Pack(self.function.module, "pack_a", product.a_along, a_turned).function
         same = a_turned == b_turned and product.a_along == product.b_along
@@ -122,7 +100,8 @@ class _Product(Writer):
     def write(self) -> None:
         """All matrices; of each some steps along the sum at a time, and of those some rows or columns."""
         b, t, zero = self.b, self.table_of, self.number(0)
-        self.tiles("ldtilecfg", self.at(self.table, self.number(8 * (len(ENTRIES) + 2 * len(self.operands)))))
+        entries = len(ENTRIES) + (self.making.entries if self.making else 0)
+        self.tiles("ldtilecfg", self.at(self.table, self.number(8 * entries)))
         with self.counted(self.start, self.stop, 1) as matrix:
             bases = {x: b.add(t[x], b.mul(matrix, t[f"{x}_matrix"])) for x in ("a", "b", "y")}
             with self.counted(zero, self.blocks(t["depth"], t["most_steps"]), 1) as number:
@@ -130,7 +109,7 @@ class _Product(Writer):
                 left = b.sub(t["depth"], first)
                 depth = self.least(left, t["most_steps"])
                 more = b.or_(b.icmp_signed("!=", t["adds"], zero), b.icmp_signed(">", first, zero))
-                last = b.icmp_signed("<=", left, t["most_steps"]) if self.exprs else ir.Constant(BIT, 0)
+                last = b.icmp_signed("<=", left, t["most_steps"]) if self.making else ir.Constant(BIT, 0)
                 kept, passing = self.factors(bases, first)
                 with self.counted(zero, self.blocks(kept.extent, t["most_kept"]), 1) as block:
                     at = b.mul(block, t["most_kept"])
@@ -278,7 +257,7 @@ class _Block:
             w.tiles("tileloadd64", tile, self.quarter(before, step, tile), step)
         for tile in range(4):
             w.tiles("tilezero", tile)
-        rows = [w.pointer(self.row(each, top, start)) for each in range(len(w.operands))]
+        rows = w.making.at(top, start) if w.making else []
         with w.counted(w.number(0), self.steps, 1) as step:
             offset = b.mul(step, w.number(STEP))
             self.multiplied([w.at(panel, offset) for panel in both], lambda turn: meanwhile(step, turn))
@@ -308,28 +287,21 @@ class _Block:
             if number < TURNS:
                 meanwhile(number)
 
-    def row(self, operand: int, top: ir.Value, start: ir.Value) -> ir.Value:
-        """Where a row of a further operand or an output begins, at a column."""
-        (address, stride), x = self.w.rows[operand], self.w.operands[operand]
-        address = self.b.add(address, self.b.mul(top, stride))
-        along = self.w.number(x.dtype.itemsize if x.kind == CONTIGUOUS else 0)
-        return self.b.add(address, self.b.mul(start, along))
-
     def fetch(self, rows: Sequence[ir.Value], step: ir.Value, left: ir.Value) -> None:
         """Let some rows of further operands come to the cache, or of outputs that are in the place of none, all of them
         by the last step.
         """
-        w, b = self.w, self.b
-        if not w.exprs:
+        w, b, making = self.w, self.b, self.w.making
+        if making is None:
             return
-        further = [i for i, x in enumerate(w.then.further) if x.kind == CONTIGUOUS]
-        whole = further or range(len(w.then.further), len(w.operands))
+        count = len(making.then.further)
+        whole = [i for i in range(count) if making.operands[i].kind == CONTIGUOUS] or range(count, len(rows))
         each = w.blocks(w.number(SIDE), self.steps)
         first = b.mul(step, each)
         with b.if_then(self.last), w.counted(first, w.least(b.add(first, each), left), 1) as row:
             for i in whole:
-                place = w.at(rows[i], b.mul(row, w.rows[i][1]))
-                for byte in range(0, SIDE * w.operands[i].dtype.itemsize, LINE):
+                place = w.at(rows[i], b.mul(row, making.rows[i][1]))
+                for byte in range(0, SIDE * making.operands[i].dtype.itemsize, LINE):
                     hints = (ir.Constant(INT32, hint) for hint in (1, 3, 1))  # to be written, soon, as data
                     w.e.call("llvm.prefetch.p0", ir.VoidType(), w.at(place, w.number(byte)), *hints)
 
@@ -340,7 +312,8 @@ class _Block:
         w, b = self.w, self.b
         with w.counted(w.number(0), w.least(left[0], w.number(SIDE)), 1) as row:
             target = w.at(place, b.mul(row, w.table_of["y_row"]))
-            here = [w.at(start, b.mul(row, stride)) for start, (_, stride) in zip(rows, w.rows)]
+            steps = [stride for _, stride in w.making.rows] if w.making else []
+            here = [w.at(start, b.mul(row, step)) for start, step in zip(rows, steps)]
             for first in range(0, SIDE, WIDTH):
                 self.finish(target, row, here, Memory(w.e, w.number(first), b.sub(left[1], w.number(first))))
 
@@ -353,21 +326,11 @@ class _Block:
         mask = b.select(self.adds, some.mask, e.constant(BIT, 0))
         old = e.floats(some.load(e, place, INT32, mask))
         x = b.select(self.adds, b.fadd(x, old), x)
-        if not w.exprs:
+        if w.making is None:
             some.store(e, place, INT32, e.bits(x), some.mask)
             return
         with b.if_else(self.last) as (whole, partial):
             with partial:
                 some.store(e, place, INT32, e.bits(x), some.mask)
             with whole:
-                count = len(w.then.further)
-                found = [x, *(self.read(some, *each) for each in zip(w.operands, here[:count]))]
-                results = emit(e, w.exprs, found, [FLOAT32, *(operand.dtype for operand in w.then.further)])
-                for operand, start, y in zip(w.then.outputs, here[count:], results):
-                    some.write(operand, Place(start, None), w.number(0), y)
-
-    def read(self, some: Memory, operand: Operand, start: ir.Value) -> ir.Value:
-        """Some elements of a further operand's row, or the one that there is."""
-        if operand.kind == CONTIGUOUS:
-            return some.read(operand, Place(start, None), self.w.number(0))
-        return loaded(self.w.e, self.w.e.splat(self.b.load(start, typ=memory_type(operand.dtype))), operand.dtype)
+                w.making.make(x, here, some)

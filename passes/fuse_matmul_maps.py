@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foreplan.graph import Builder, Graph, Node, Op, Value
 from foreplan.graph.op import Types
@@ -62,7 +62,25 @@ def fuse_matmul_maps(graph: Graph, accepts: Callable[[Op, Types, Types], bool]) 
         types = [value.type for value in pair.inputs], [value.type for value in pair.map.outputs]
         if accepts(pair.op, *types):
             pairs[pair.map] = pair
-    return rewrite_groups(graph, pairs, {pair.product for pair in pairs.values()}, _fused)
+    return _updates_after_readers(rewrite_groups(graph, pairs, {pair.product for pair in pairs.values()}, _fused))
+
+
+def _updates_after_readers(graph: Graph) -> Graph:
+    """The graph with each node that makes the next content of a stored value behind the last that reads the content
+    now: what was fused reads later than it did, and only then may an update be in place.
+    """
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    behind: dict[Node, int] = {}
+    for old, new in graph.updates.items():
+        node = graph.producer.get(new)
+        if node is None:
+            continue
+        last = max((position[reader] for reader in graph.readers[old] if reader is not node), default=-1)
+        used = min((position[reader] for value in node.outputs for reader in graph.readers[value]), default=last + 1)
+        if position[node] < last < used:
+            behind[node] = max(last, behind.get(node, 0))
+    nodes = sorted(graph.nodes, key=lambda node: (behind.get(node, position[node]), node in behind))
+    return replace(graph, nodes=tuple(nodes)) if behind else graph
 
 
 def _pair(graph: Graph, node: Node) -> _Pair | None:

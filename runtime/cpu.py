@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import cached_property
 
 import numpy as np
 
-from foreplan.cpu.kernel import Run
+from foreplan.cpu.kernel import Run, one_after_another
 from foreplan.cpu.native import Joined, joined
 from foreplan.cpu.table import kernels_for
 from foreplan.cpu.threads import set_threads
@@ -38,6 +39,11 @@ class CpuBound(NumpyBound):
         with nullcontext() if self._native else np.errstate(all="ignore"):  # which takes a few microseconds
             for call in self.joined:
                 call()
+
+    @cached_property
+    def apart(self) -> Sequence[Run]:
+        """The calls one by one, each made in the way that all are: what is denormal is zero meanwhile."""
+        return [one_after_another(*joined([call])) for call in self.calls]
 
     def bind(self, call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray], scratch: np.ndarray) -> Run:
         """A call of one kernel on these arrays."""

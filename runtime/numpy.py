@@ -99,10 +99,15 @@ class NumpyBound:
             for call in self.calls:
                 call()
 
+    @property
+    def apart(self) -> Sequence[Run]:
+        """The calls one by one, as they are watched."""
+        return self.calls
+
     def run_watched(self, watch: Watch) -> None:
         """Execute the plan once, with `watch` called around every step."""
         with np.errstate(all="ignore"):
-            for i, call in enumerate(self.calls):
+            for i, call in enumerate(self.apart):
                 watch.before(i)
                 started = time.perf_counter()
                 call()

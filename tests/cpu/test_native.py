@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -20,10 +22,10 @@ from tests.cpu.check import needs_onednn
 pytestmark = needs_onednn()
 
 
-def times(x: np.ndarray, factor: int) -> Run:
+def times(x: np.ndarray, factor: float) -> Run:
     """A call that multiplies an array in place, by a compiled loop."""
     kind = operand_kind(FLOAT32, 4)
-    loop = compiled_loop(Loop((f"(a0 * {factor}.0)",), (kind,), (kind,), 1))
+    loop = compiled_loop(Loop((f"(a0 * {float(factor)})",), (kind,), (kind,), 1))
     return partial(loop, 0, 1, np.array([x.size, x.ctypes.data, 4, x.ctypes.data, 4], np.int64).tobytes())
 
 
@@ -66,3 +68,19 @@ def test_a_failure_is_raised_and_what_follows_does_not_run() -> None:
         with pytest.raises(Refused, match="oneDNN says"):
             run()
         assert (x == doubled).all()
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="only x86 is told to take denormals for zero")
+@pytest.mark.parametrize("fails", [False, True])
+def test_denormal_numbers_are_zero_meanwhile_and_not_afterwards(fails: bool) -> None:
+    """What enters as one, and what would come out as one; whether calls come to their end or not."""
+    least = np.finfo(np.float32).smallest_normal
+    x, y = np.full((4, 4), least / 2, np.float32), np.full((4, 4), least, np.float32)
+    good = product(x, x, np.zeros((4, 4), np.float32))
+    assert isinstance(good, partial)
+    bad = [partial(good.func, good.args[0], good.args[1], 0, good.args[3])] if fails else []
+    (run,) = joined([times(x, 2), times(y, 0.5), *bad])
+    with pytest.raises(Refused) if fails else nullcontext():
+        run()
+    assert not x.any() and not y.any()
+    assert np.full(4, least, np.float32)[0] * np.float32(0.5) == least / 2 > 0

@@ -9,28 +9,16 @@ import pytest
 
 from foreplan.cpu import library as c
 from foreplan.cpu.kernel import Refused
+from foreplan.cpu.made import FURTHER, MADE, Made
 from foreplan.cpu.threads import set_threads
-from foreplan.cpu.tiles import FURTHER, GRAIN, MADE, Made, Tiles, available
+from foreplan.cpu.tiles import GRAIN, Tiles, available
 from foreplan.graph import TensorType, Window, as_dtype
 from foreplan.graph.types import FLOAT32
 from tests.cpu.check import laid_out, needs_onednn, scratch, type_of
+from tests.cpu.products import EPSILON, made_of, normal, turned, updated, window
 
 pytestmark = [needs_onednn(), pytest.mark.skipif(not available(), reason="this processor has no tile registers")]
-EPSILON = float(np.finfo(np.float32).eps)
 HUGE = 3.396e38  # would be rounded to infinity as a bfloat16
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape, np.float32)
-
-
-def turned(x: np.ndarray) -> np.ndarray:
-    """The same matrices, elements side by side along the other axis."""
-    return np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
-
-
-def window(x: np.ndarray) -> Window:
-    return Window(type_of(x), x.strides)
 
 
 def multiplied(a: np.ndarray, b: np.ndarray, onto: np.ndarray | None = None, threads: int = 1) -> np.ndarray:
@@ -155,41 +143,6 @@ def test_what_is_refused() -> None:
         Tiles(narrow, narrow, y)
 
 
-def made_of(
-    a: np.ndarray, b: np.ndarray, further: Sequence[np.ndarray], over: Sequence[int] = (), threads: int = 1
-) -> list[np.ndarray]:
-    """Both outputs of an update, some in the place of further inputs, memory poisoned and surroundings watched."""
-    shape, results = (a.shape[0], b.shape[1]), []
-    for poison in (0xFF, 0x7F):
-        arrays = [laid_out(x, window(x)) if x.ndim else x for x in further]
-        fresh = np.full(shape, np.nan, np.float32)
-        outs = [arrays[over[i]] if i < len(over) else laid_out(fresh, window(fresh)) for i in range(2)]
-        set_threads(threads)
-        made = Made(EXPRS, tuple(window(x).broadcast(shape) for x in arrays), tuple(window(x) for x in outs))
-        product = Tiles(window(a), window(b), window(outs[0]), made=made)
-        assert not over or set(enumerate(over)) <= set(product.overwrites(0))
-        memory = scratch(product.scratchpad)
-        memory[...] = poison
-        places = {c.SRC: a, c.WEIGHTS: b, c.DST: outs[0], MADE + 1: outs[1], c.SCRATCHPAD: memory}
-        places |= {FURTHER + i: x for i, x in enumerate(arrays)}
-        product.bind({argument: x.ctypes.data for argument, x in places.items()})()
-        for out in outs:
-            assert (out.base[: out.ctypes.data - out.base.ctypes.data] == 0xA5).all()
-            assert (out.base[out.ctypes.data - out.base.ctypes.data + out.nbytes :] == 0xA5).all()
-        results.append(outs)
-    for one, other in zip(*results):
-        np.testing.assert_array_equal(one, other)
-    return results[0]
-
-
-EXPRS = ("(a1 - (a3 * (a0 + (0.5 * ((0.5 * a2) + a0)))))", "((0.5 * a2) + a0)")
-
-
-def updated(product: np.ndarray, w: np.ndarray, v: np.ndarray, rate: np.ndarray) -> list[np.ndarray]:
-    velocity = 0.5 * v + product
-    return [w - rate * (product + 0.5 * velocity), np.broadcast_to(velocity, product.shape)]
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("kinds", ["whole", "row", "column", "number"])
 @pytest.mark.parametrize(
@@ -207,7 +160,7 @@ def test_what_is_made_of_a_product(sizes: tuple[int, int, int], kinds: str, thre
     wide = a.astype(np.float64) @ b
     scale = np.abs(a).astype(np.float64) @ np.abs(b) + np.abs(w) + np.abs(v)
     for over in ((), (0,), (0, 1)) if kinds == "whole" else ((), (0,)):
-        for ours, right in zip(made_of(a, b, [w, v, rate], over, threads), updated(wide, w, v, rate)):
+        for ours, right in zip(made_of(Tiles, a, b, [w, v, rate], over, threads), updated(wide, w, v, rate)):
             assert (np.abs(ours - right) / scale).max() < 4 * EPSILON
 
 

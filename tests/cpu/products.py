@@ -1,0 +1,68 @@
+"""What tests of products by different ways share: operands, and an update by a product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from foreplan.cpu import library as c
+from foreplan.cpu.made import FURTHER, MADE, Made
+from foreplan.cpu.threads import set_threads
+from foreplan.cpu.tiles import Tiles
+from foreplan.cpu.vectors import Vectors
+from foreplan.graph import Window
+from tests.cpu.check import laid_out, scratch, type_of
+
+EPSILON = float(np.finfo(np.float32).eps)
+EXPRS = ("(a1 - (a3 * (a0 + (0.5 * ((0.5 * a2) + a0)))))", "((0.5 * a2) + a0)")
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def turned(x: np.ndarray) -> np.ndarray:
+    """The same matrices, elements side by side along the other axis."""
+    return np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
+
+
+def window(x: np.ndarray) -> Window:
+    return Window(type_of(x), x.strides)
+
+
+def made_of(
+    way: type[Tiles] | type[Vectors],
+    a: np.ndarray,
+    b: np.ndarray,
+    further: Sequence[np.ndarray],
+    over: Sequence[int] = (),
+    threads: int = 1,
+) -> list[np.ndarray]:
+    """Both outputs of an update, some in the place of further inputs, memory poisoned and surroundings watched."""
+    shape, results = (a.shape[0], b.shape[1]), []
+    for poison in (0xFF, 0x7F):
+        arrays = [laid_out(x, window(x)) if x.ndim else x for x in further]
+        fresh = np.full(shape, np.nan, np.float32)
+        outs = [arrays[over[i]] if i < len(over) else laid_out(fresh, window(fresh)) for i in range(2)]
+        set_threads(threads)
+        made = Made(EXPRS, tuple(window(x).broadcast(shape) for x in arrays), tuple(window(x) for x in outs))
+        product = way(window(a), window(b), window(outs[0]), made=made)
+        assert not over or set(enumerate(over)) <= set(product.overwrites(0))
+        memory = scratch(product.scratchpad)
+        memory[...] = poison
+        places = {c.SRC: a, c.WEIGHTS: b, c.DST: outs[0], MADE + 1: outs[1], c.SCRATCHPAD: memory}
+        places |= {FURTHER + i: x for i, x in enumerate(arrays)}
+        product.bind({argument: x.ctypes.data for argument, x in places.items()})()
+        for out in outs:
+            assert (out.base[: out.ctypes.data - out.base.ctypes.data] == 0xA5).all()
+            assert (out.base[out.ctypes.data - out.base.ctypes.data + out.nbytes :] == 0xA5).all()
+        results.append(outs)
+    for one, other in zip(*results):
+        np.testing.assert_array_equal(one, other)
+    return results[0]
+
+
+def updated(product: np.ndarray, w: np.ndarray, v: np.ndarray, rate: np.ndarray) -> list[np.ndarray]:
+    velocity = 0.5 * v + product
+    return [w - rate * (product + 0.5 * velocity), np.broadcast_to(velocity, product.shape)]
