@@ -87,12 +87,16 @@ class _Product(Writer):
             found.append(self.at(base, b.mul(row, t[step])))
         return found
 
-    def some(self, left: ir.Value, row: ir.Value | None = None) -> Memory:
-        """The first of sixteen elements, so many; none where there is no such row."""
-        if row is not None:
-            there = self.b.icmp_signed("<", row, self.table_of["rows"])
-            left = self.b.select(there, left, self.number(0))
-        return Memory(self.e, self.number(0), left)
+    def some(self, left: ir.Value, first: int = 0) -> Memory:
+        """Sixteen elements from one on, or as many as are left."""
+        return Memory(self.e, self.number(first), self.b.sub(left, self.number(first)))
+
+    def make(self, row: ir.Value, column: ir.Value, results: Sequence[tuple[ir.Value, Memory]]) -> None:
+        """What is made of some results of a row, if there is such a row."""
+        with self.b.if_then(self.b.icmp_signed("<", row, self.table_of["rows"])):
+            places = self.making.at(row, column)
+            for x, some in results:
+                self.making.make(x, places, some)
 
     def read(self, some: Memory, address: ir.Value) -> ir.Value:
         """Those elements, the others zero."""
@@ -111,8 +115,7 @@ class _Across(_Product):
         base = b.inttoptr(t["b"], POINTER)
         with self.counted(self.start, self.stop, 1) as block:
             column = b.mul(block, self.number(columns))
-            left = b.sub(t["columns"], column)
-            some = [self.some(b.sub(left, self.number(WIDTH * i))) for i in range(VECTORS)]
+            some = [self.some(b.sub(t["columns"], column), WIDTH * i) for i in range(VECTORS)]
             here = self.at(base, b.mul(column, self.number(4)))
             blocks = b.sdiv(b.add(t["rows"], self.number(ROWS - 1)), self.number(ROWS))
             with self.counted(self.number(0), blocks, 1) as number:
@@ -129,11 +132,8 @@ class _Across(_Product):
 
                 sums = self.summed(t["depth"], 1, ROWS * VECTORS, add)
                 for i in range(ROWS):
-                    own = b.add(row, self.number(i))
-                    for v in range(VECTORS):
-                        first = b.add(column, self.number(WIDTH * v))
-                        there = self.some(b.sub(t["columns"], first), own)
-                        self.making.make(sums[VECTORS * i + v], self.making.at(own, first), there)
+                    results = list(zip(sums[VECTORS * i : VECTORS * (i + 1)], some))
+                    self.make(b.add(row, self.number(i)), column, results)
         b.ret_void()
 
 
@@ -158,11 +158,10 @@ class _Along(_Product):
 
                 total = self.totals(self.summed(t["depth"], WIDTH, SIDE * SIDE, add))
                 left = b.sub(t["columns"], column)
-                left = b.select(b.icmp_signed("<", left, self.number(SIDE)), left, self.number(SIDE))
+                there = self.some(b.select(b.icmp_signed("<", left, self.number(SIDE)), left, self.number(SIDE)))
                 for i in range(SIDE):
-                    own = b.add(row, self.number(i))
                     x = shuffled(b, (total, total), [(SIDE * i + lane) % WIDTH for lane in range(WIDTH)])
-                    self.making.make(x, self.making.at(own, column), self.some(left, own))
+                    self.make(b.add(row, self.number(i)), column, [(x, there)])
         b.ret_void()
 
     def totals(self, sums: Sequence[ir.Value]) -> ir.Value:
