@@ -1,4 +1,4 @@
-"""Convolutions as cuDNN plans them for a card that need not be in this machine; only this file calls cuDNN.
+"""cuDNN, and convolutions as it plans them for a card that need not be in this machine.
 
 cuDNN's graph interface (through nvidia-cudnn-frontend) ranks its engines for a described device without a driver, says
 how many bytes of workspace each takes, and serialises what will run there.
@@ -10,7 +10,7 @@ import base64
 import ctypes
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,28 +27,36 @@ WORKSPACE_ALIGNMENT = 256  # bytes; cuDNN's own sizes are odd
 ADDRESS_ALIGNMENT = 16  # bytes; what plans demand of every operand's address
 UIDS = (1, 2, 3)  # the two inputs and the output, in the op's order
 _INTEGERS = {b"i": 1, b"U": 1, b"I": 2, b"u": 2, b"l": 4, b"m": 4, b"L": 8, b"M": 8}  # UBJSON's, by their bytes
-_TYPES = {"float32": "FLOAT", "bfloat16": "BFLOAT16", "float16": "HALF"}
+TYPES = {"float32": "FLOAT", "bfloat16": "BFLOAT16", "float16": "HALF"}
 
 
 @dataclass(frozen=True)
 class CudnnPlan:
-    """One way that cuDNN runs a convolution, on one compute capability.
+    """One way that cuDNN runs an op, on one compute capability.
 
     Attributes:
         name: cuDNN's name of the engine and its knobs, such as `eng28_k2=4_k3=0`.
         workspace: bytes, a multiple of 256.
-        uids: of the op's inputs and its output, by which addresses are given at execution.
         blob: the plan, serialised; equal for equal questions.
     """
 
     name: str
     workspace: int
-    uids: tuple[int, ...]
     blob: bytes
+
+    def as_json(self) -> list[Any]:
+        """What `from_json` takes."""
+        return [self.name, self.workspace, base64.b64encode(self.blob).decode()]
+
+    @classmethod
+    def from_json(cls, record: list[Any]) -> CudnnPlan:
+        """The plan that `as_json` has given."""
+        name, workspace, blob = record
+        return cls(name, workspace, base64.b64decode(blob))
 
 
 @dataclass(frozen=True)
-class _Tensor:
+class CudnnTensor:
     """Extents, and elements from one to the next along each axis."""
 
     shape: tuple[int, ...]
@@ -61,7 +69,7 @@ class _Question:
     """What cuDNN is asked: a convolution of at least two spatial axes, the two inputs and the output as they lie."""
 
     op: str
-    tensors: tuple[_Tensor, _Tensor, _Tensor]
+    tensors: tuple[CudnnTensor, CudnnTensor, CudnnTensor]
     strides: tuple[int, ...]
     pads: tuple[tuple[int, int], ...]
     dilations: tuple[int, ...]
@@ -165,7 +173,7 @@ def workspace_of(blob: bytes, device: Device) -> int:
         graph.deserialize(bytearray(blob))
         nbytes = int(graph.get_workspace_size())
     except Exception as error:  # the package's own errors have no common type
-        raise TargetError(f"cuDNN {found.version} does not take this plan of a convolution: {error}") from None
+        raise TargetError(f"cuDNN {found.version} does not take this plan: {error}") from None
     return align_up(nbytes, WORKSPACE_ALIGNMENT)
 
 
@@ -225,10 +233,10 @@ def _question(
     )
 
 
-def _tensor(window: Window) -> _Tensor | None:
+def _tensor(window: Window) -> CudnnTensor | None:
     """A tensor in elements; axes of extent 1 have the strides of channels last, or of C order, where either fits."""
     item, shape, steps = window.type.dtype.itemsize, window.shape, window.strides
-    if window.type.dtype.name not in _TYPES or not window.type.size:
+    if window.type.dtype.name not in TYPES or not window.type.size:
         return None
     if len(shape) == 3:
         shape, steps = (*shape[:2], 1, shape[2]), (*steps[:2], 0, steps[2])
@@ -239,9 +247,9 @@ def _tensor(window: Window) -> _Tensor | None:
     for order in ((0, *range(2, len(shape)), 1), range(len(shape))):
         dense = _dense(shape, order)
         if all(dense[axis] == own[axis] for axis in real):
-            return _Tensor(shape, dense, window.type.dtype.name)
+            return CudnnTensor(shape, dense, window.type.dtype.name)
     filled = tuple(own[axis] if axis in real else max(own[axis], 1) for axis in range(len(shape)))
-    return _Tensor(shape, filled, window.type.dtype.name)
+    return CudnnTensor(shape, filled, window.type.dtype.name)
 
 
 def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
@@ -256,19 +264,26 @@ def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def _answers(question: _Question, device: Device) -> tuple[CudnnPlan, ...]:
     """Plans in cuDNN's order, each with less workspace than all before it; kept on disk."""
+    return plans_kept(repr(question), device, Path(__file__), lambda: falling(_ranked(question, device)))
+
+
+def plans_kept(
+    question: str, device: Device, file: Path, make: Callable[[], Iterable[CudnnPlan]]
+) -> tuple[CudnnPlan, ...]:
+    """Plans from disk, if they were made before: by the same libraries, and by the same text of `file` and this one."""
     found = library()
     asked = repr((found.version, found.frontend, found.cuda, description(device), question)).encode()
-    name = f"cudnn-{hashlib.sha256(asked + Path(__file__).read_bytes()).hexdigest()}"  # this file says what is kept
+    said = b"".join(each.read_bytes() for each in (Path(__file__), file))
+    name = f"cudnn-{hashlib.sha256(asked + said).hexdigest()}"
     content = kept(name)
     if content is None:
-        plans = tuple(_falling(_ranked(question, device)))
-        written = [[plan.name, plan.workspace, base64.b64encode(plan.blob).decode()] for plan in plans]
-        keep(name, json.dumps(written).encode())
+        plans = tuple(make())
+        keep(name, json.dumps([plan.as_json() for plan in plans]).encode())
         return plans
-    return tuple(CudnnPlan(name, nbytes, UIDS, base64.b64decode(blob)) for name, nbytes, blob in json.loads(content))
+    return tuple(CudnnPlan.from_json(record) for record in json.loads(content))
 
 
-def _falling(plans: Iterator[CudnnPlan]) -> Iterator[CudnnPlan]:
+def falling(plans: Iterator[CudnnPlan]) -> Iterator[CudnnPlan]:
     """Those with less workspace than all before; none is made that comes after one with none."""
     least: int | None = None
     for plan in plans:
@@ -304,10 +319,10 @@ def _ranked(question: _Question, device: Device) -> Iterator[CudnnPlan]:
         except refusal:
             continue  # left out by a note, or does not run such tensors after all
         nbytes = align_up(int(graph.get_workspace_size()), WORKSPACE_ALIGNMENT)
-        yield CudnnPlan(graph.get_plan_name_at_index(index), nbytes, UIDS, _uncounted(bytes(graph.serialize())))
+        yield CudnnPlan(graph.get_plan_name_at_index(index), nbytes, uncounted(bytes(graph.serialize())))
 
 
-def _uncounted(blob: bytes) -> bytes:
+def uncounted(blob: bytes) -> bytes:
     """A serialised plan (UBJSON) without the number of graphs made before it, which would differ from run to run."""
     before, key, after = blob.partition(b"i\x03gid")
     if not key or after[:1] not in _INTEGERS:
@@ -325,7 +340,7 @@ def _graph(question: _Question, device: Device) -> Any:
         intermediate_data_type=cudnn.data_type.FLOAT,
         compute_data_type=cudnn.data_type.FLOAT,
     )
-    types = [getattr(cudnn.data_type, _TYPES[tensor.dtype]) for tensor in question.tensors]
+    types = [getattr(cudnn.data_type, TYPES[tensor.dtype]) for tensor in question.tensors]
     a, b, y = question.tensors
     first, second = (
         graph.tensor(name=name, dim=list(tensor.shape), stride=list(tensor.strides), data_type=type, uid=uid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from foreplan.gpu.cudnn import UIDS, convolution_plans, missing
+from foreplan.gpu.cudnn import ADDRESS_ALIGNMENT, UIDS, convolution_plans, missing
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import Execute, LaunchKernel, Refused, Scratch, Windows, input_at, output_at
 from foreplan.gpu.map import broadcast, map_launches
@@ -33,9 +33,7 @@ def cudnn_kernels(
     made = [_as_cudnn_makes_it(inputs, outputs)]
     plans = convolution_plans(op, inputs[:2], made, device, tf32=tf32, deterministic=deterministic)
     narrow = inputs[0].type.dtype.name
-    least = _nanoseconds(
-        op, inputs, outputs, device, "tensorfloat32" if tf32 and narrow == "float32" else narrow, REACHED
-    )
+    least = roofline(op, inputs, outputs, device, "tensorfloat32" if tf32 and narrow == "float32" else narrow, REACHED)
     found = {}
     for rank, plan in enumerate(plans):
         payload = plan.workspace.to_bytes(WORD, "little") + plan.blob
@@ -76,22 +74,25 @@ def _kernel(payload: bytes, inputs: Windows, outputs: Windows) -> LaunchKernel:
     places = (input_at(0), input_at(1), here)
     run = Execute(blob, tuple(zip(UIDS, places)), at, nbytes)
     if not added and made == y:
-        return LaunchKernel((run,), scratch.nbytes, payload=payload)
+        return LaunchKernel((run,), scratch.nbytes, payload=payload, alignment=ADDRESS_ALIGNMENT)
     ones = (1,) * (len(y.shape) - 2)  # a bias has one number a channel
     seen = [x if x.shape == y.shape else x.viewed(x.shape + ones, x.strides + ones) for x in added]
     terms = [broadcast(here, made, y.shape), *(broadcast(input_at(2), x, y.shape) for x in seen)]
     text = "(a0 + a1)" if added else "a0"
     after = map_launches([parse_expr(text)], y.shape, terms, [broadcast(output_at(0), y, y.shape)])
     overwrites = ((0, 2),) if whole and lie_alike(added[0], y) else ()
-    return LaunchKernel((run, *after), scratch.nbytes, overwrites, payload=payload)
+    return LaunchKernel((run, *after), scratch.nbytes, overwrites, payload=payload, alignment=ADDRESS_ALIGNMENT)
 
 
 def own_nanoseconds(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:
-    """What a kernel of ours takes for a convolution, which uses no tensor cores."""
-    return round(_nanoseconds(op, inputs, outputs, device, "float32", OWN))
+    """What a kernel of ours takes for an op that cuDNN has plans of: it uses no tensor cores."""
+    return round(roofline(op, inputs, outputs, device, "float32", OWN))
 
 
-def _nanoseconds(op: Op, inputs: Windows, outputs: Windows, device: Device, precision: str, reached: float) -> float:
-    """The roofline of a convolution at so much of the card's peak."""
+def roofline(
+    op: Op, inputs: Windows, outputs: Windows, device: Device, precision: str, reached: float, nbytes: int = 0
+) -> float:
+    """Nanoseconds at so much of the card's peak, with so many bytes read and written besides the op's own."""
     cost = op.cost([x.type for x in inputs], [y.type for y in outputs])
-    return max(cost.flops / (device.peak(precision) * reached), cost.nbytes / device.bytes_per_second) * 1e9
+    moved = (cost.nbytes + nbytes) / device.bytes_per_second
+    return max(cost.flops / (device.peak(precision) * reached), moved) * 1e9

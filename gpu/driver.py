@@ -198,7 +198,7 @@ class CupyCard:
             return plan, int(plan.get_workspace_size())
         except Exception as error:  # the package's own errors have no common type
             raise PlanError(
-                f"cuDNN {found.version} does not take a convolution's plan, which another version has made, or for "
+                f"cuDNN {found.version} does not take a plan of its own, which another version has made, or for "
                 f"another card: {error}; compile again"
             ) from None
 

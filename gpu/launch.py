@@ -208,6 +208,7 @@ class LaunchKernel:
         parts: triples (output, input, byte): that input may lie within that output already, from that byte on.
         nanoseconds: predicted, where there are several for an op; None: as the card's profile has the op's cost.
         payload: what goes into a plan of it, beside its name, so that it can be made again: a plan of cuDNN.
+        alignment: bytes of which every operand's address must be a multiple.
     """
 
     instructions: tuple[Instruction, ...]
@@ -216,6 +217,7 @@ class LaunchKernel:
     parts: tuple[tuple[int, int, int], ...] = ()
     nanoseconds: int | None = None
     payload: bytes = field(default=b"", repr=False)
+    alignment: int = 1
 
 
 class Make(Protocol):

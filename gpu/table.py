@@ -24,12 +24,14 @@ from foreplan.gpu import (
     row_norm,
     rows,
 )
+from foreplan.gpu.cudnn_attention import attention_kernel, attention_kernels
 from foreplan.gpu.cudnn_conv import CUDNN, cudnn_kernel, cudnn_kernels, own_nanoseconds
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import LaunchKernel, Make, Refused, Windows
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last, like_most_inputs, like_whole_input
 from foreplan.graph.op import Types
+from foreplan.ops.attention_blocks import AttentionOp
 
 OWN = "launches"  # the name of our own kernels in plans
 Layout = Callable[[Op, Windows, Types], Sequence[Window]]
@@ -126,7 +128,10 @@ def _ways(
     op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], device: Device, tf32: bool, deterministic: bool
 ) -> Mapping[str, LaunchKernel]:
     own = kernel_for(op, inputs, outputs, device)
-    theirs = cudnn_kernels(op, inputs, outputs, device, tf32=tf32, deterministic=deterministic)
+    theirs = {
+        **cudnn_kernels(op, inputs, outputs, device, tf32=tf32, deterministic=deterministic),
+        **attention_kernels(op, inputs, outputs, device, deterministic=deterministic),
+    }
     products = lt.lt_kernels(op, inputs, outputs, device, tf32=tf32)
     if (theirs or products) and own is not None:
         price = own_nanoseconds if theirs else lt.own_nanoseconds
@@ -157,7 +162,10 @@ def kernel_named(
     try:
         if library == lt.CUBLASLT and not payload:
             return lt.lt_kernel(op, name, inputs, outputs, device)
-        return cudnn_kernel(op, payload, inputs, outputs) if library == CUDNN else None
+        if library != CUDNN:
+            return None
+        make = attention_kernel if isinstance(op, AttentionOp) else cudnn_kernel
+        return make(op, payload, inputs, outputs)
     except Refused:
         return None
 

@@ -105,7 +105,7 @@ class CudaTarget:
 
 
 def _kernel(name: str, made: LaunchKernel) -> Kernel:
-    return Kernel(name, made.workspace, made.overwrites, made.parts, made.nanoseconds, made.payload)
+    return Kernel(name, made.workspace, made.overwrites, made.parts, made.nanoseconds, made.payload, made.alignment)
 
 
 def outside(program: Program, plan: Plan) -> tuple[Part, ...]:

@@ -235,6 +235,7 @@ class _Lowering:
         """
         reads, writes = [x.window for x in inputs], [y.window for y in outputs]
         kernels = self.target.kernels(op, reads, writes)
+        kernels = [kernel for kernel in kernels if all(x.offset % kernel.alignment == 0 for x in (*inputs, *outputs))]
         if self.workspace is not None and len(kernels) > 1:
             most = max(self.workspace, min(kernel.workspace for kernel in kernels))
             kernels = [kernel for kernel in kernels if kernel.workspace <= most]

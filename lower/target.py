@@ -50,6 +50,7 @@ class Kernel:
         parts: (output, input, byte): that input may lie within that output already, from that byte on.
         nanoseconds: predicted, where it is one of several; None: as the device's profile has the op's cost.
         payload: what else of it goes into a plan, and is what runs: a library's own plan, serialised.
+        alignment: bytes of which every operand must be a multiple behind the beginning of its value.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Kernel:
     parts: tuple[tuple[int, int, int], ...] = ()
     nanoseconds: int | None = None
     payload: bytes = field(default=b"", repr=False)
+    alignment: int = 1
 
 
 class Target(Protocol):
