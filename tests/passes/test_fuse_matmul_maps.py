@@ -70,6 +70,15 @@ def test_what_is_left_alone(old: str, new: str, left: set[str]) -> None:
     assert set(fused(after(text))) == left
 
 
+def test_updates_come_behind_what_still_reads_the_weights() -> None:
+    """The data's gradient is fused with a map that stands behind the update, and would read what is overwritten."""
+    product = "%dx: float64[3,5] = matmul(transpose_b=True) [%dy, %w] as %dx\n%w1:"
+    text = TEXT.replace("%w1:", product, 1)
+    text = text.replace("update %w = ", "%z: float64[3,5] = map(exprs=('(a0 * 2.0)',)) [%dx] as %z\nupdate %w = ")
+    graph = after(text.replace("output %y = %y", "output %y = %y\noutput %z = %z"))
+    assert [node.name for node in graph.nodes] == ["y", "z", "u"]
+
+
 def test_what_has_no_kernel_is_left_alone() -> None:
     graph = parse_graph(TEXT)
     assert fuse_matmul_maps(graph, lambda op, inputs, outputs: False) is graph
