@@ -17,7 +17,7 @@ UPDATE = "exprs=('(a0 - (a3 * ((0.9 * a2) + a1)))', '((0.9 * a2) + a1)')"
 TEXT = f"""graph %g
 input %x: float64[3,5]
 input %dy: float64[3,8]
-input %rate: float64[] = fill(0.5)
+input %rate: float64[] = fill(1.0)
 parameter %w: float64[5,8] = fill(1.0)
 parameter %b: float64[8] = fill(0.0)
 state %v: float64[5,8] = fill(2.0)
@@ -75,8 +75,9 @@ def test_updates_come_behind_what_still_reads_the_weights() -> None:
     product = "%dx: float64[3,5] = matmul(transpose_b=True) [%dy, %w] as %dx\n%w1:"
     text = TEXT.replace("%w1:", product, 1)
     text = text.replace("update %w = ", "%z: float64[3,5] = map(exprs=('(a0 * 2.0)',)) [%dx] as %z\nupdate %w = ")
-    graph = after(text.replace("output %y = %y", "output %y = %y\noutput %z = %z"))
-    assert [node.name for node in graph.nodes] == ["y", "z", "u"]
+    text = text.replace("output %y = %y", "output %y = %y\noutput %z = %z")
+    wide = text.translate({ord("5"): "8", ord("8"): "5"})  # the data is larger than the cotangents, which may live on
+    assert [node.name for node in after(wide).nodes] == ["p", "y", "z", "u"]
 
 
 def test_what_has_no_kernel_is_left_alone() -> None:
