@@ -21,7 +21,8 @@ from foreplan.cpu import library as c
 from foreplan.cpu import primitives
 from foreplan.cpu.kernel import Refused, Run, one_after_another
 from foreplan.cpu.native import together
-from foreplan.cpu.primitives import OLD, Description, Following, Primitive, base_of, onto
+from foreplan.cpu.primitives import OLD, Description, Following, base_of
+from foreplan.cpu.products import Product, product
 from foreplan.cpu.rows import channel_rows
 from foreplan.cpu.threads import current_threads, one_thread, ranged
 from foreplan.cpu.winograd_loops import (
@@ -210,7 +211,7 @@ class Convolution:
         most, weights = self.blocks.most, _matrices(inner, outer, inner)
         with one_thread():
             self.products = {
-                count: primitives.matmul(_matrices(count, inner, most), weights, _matrices(count, outer, most))
+                count: product(_matrices(count, inner, most), weights, _matrices(count, outer, most))
                 for count in {high - low for low, high in self.blocks}
             }
 
@@ -274,8 +275,8 @@ class WeightGradient:
         most, weights = self.blocks.most, _matrices(outer, inner, outer)
         with one_thread():
             self.products = {
-                (count, adds): primitives.matmul(
-                    _matrices(count, outer, most, turned=True), _matrices(count, inner, most), weights, onto(adds)
+                (count, adds): product(
+                    _matrices(count, outer, most, turned=True), _matrices(count, inner, most), weights, adds
                 )
                 for count in {high - low for low, high in self.blocks}
                 for adds in (False, True)
@@ -324,7 +325,7 @@ class WeightGradient:
         return one_after_another(together(shares), *sums)
 
 
-def _bound(primitive: Primitive, scratch: np.ndarray, places: Mapping[int, np.ndarray]) -> Run:
+def _bound(primitive: Product, scratch: np.ndarray, places: Mapping[int, np.ndarray]) -> Run:
     if primitive.scratchpad:
         places = {**places, c.SCRATCHPAD: scratch}
     return primitive.bind({argument: array.ctypes.data for argument, array in places.items()})
