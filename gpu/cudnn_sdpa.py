@@ -247,7 +247,9 @@ def _graph(question: _Question, surroundings: dict[str, Any]) -> Any:
         )
     else:
         q, k, v = given
-        made = graph.sdpa(q=q, k=k, v=v, generate_stats=True, **how)
+        # What the statistics are is then in the plan itself: operations, of which cuDNN finds a fused kernel.
+        written_out = cudnn.attention_implementation.COMPOSITE
+        made = graph.sdpa(q=q, k=k, v=v, generate_stats=True, implementation=written_out, **how)
     for i, tensor in enumerate(made, len(given)):
         shape, strides = laid[i]
         tensor.set_output(True).set_dim(shape).set_stride(strides).set_data_type(types[i]).set_uid(i + 1)
