@@ -15,6 +15,7 @@ from foreplan.graph import Graph
 from foreplan.graph.types import FLOAT32
 from foreplan.lower import WORKSPACE, Program, Target
 from foreplan.lower import lower as lower
+from foreplan.lower.prefetch import with_prefetch
 from foreplan.lower.program import HOST
 from foreplan.passes.optimizer import Optimizer
 from foreplan.planner import Plan, Problem
@@ -177,6 +178,7 @@ def compile(
     checkpoint: Iterable[str] = (),
     accumulate: int = 1,
     offload: bool = False,
+    prefetch: bool = False,
     precision: str = "float32",
     tune: bool = False,
     workspace: int | str = WORKSPACE,
@@ -204,6 +206,9 @@ def compile(
         offload: whether activations may be copied to host memory and back, where that takes less time than to compute
             them again, as the target's bus has it. Copies count as recomputation does, but for `remat="off"`, with
             which a budget is met by copies alone.
+        prefetch: plan a second slot for every input without a default, into which a card copies the next batch while a
+            step runs (`Session.steps`). It takes as many bytes as those inputs. Other targets run the same, and no
+            faster for it.
         precision: "float32", or "bf16": images, hidden states and their gradients are bfloat16, which takes half the
             bytes, as is all that products and convolutions read; their sums are float32. Parameters, optimizer state,
             statistics, losses, inputs and whatever a step returns are float32 as ever. "fp16": the same in float16,
@@ -234,9 +239,11 @@ def compile(
         entries = _names(checkpoint, "checkpoint")
         if offload and entries:
             raise UsageError(_CHOOSES.format("offload"))
-        program = lower(step, target, offload=offload, tune=tune, workspace=workspace)
+        program = lower(step, target, offload=offload, prefetch=prefetch, tune=tune, workspace=workspace)
         planned = plan(program, budget=budget, remat=remat, checkpoint=entries)
         after = None if last is None else lower(last, target, offload=offload, tune=tune, workspace=workspace)
+        if after is not None and prefetch:
+            after = with_prefetch(after, program)
         update = None if after is None else _plan_update(after, planned, accumulate)
         return Compiled(program, planned, step, time.perf_counter() - started, update)
 

@@ -37,6 +37,7 @@ DECIDED = (
     "checkpoint",
     "accumulate",
     "offload",
+    "prefetch",
     "precision",
     "tune",
     "workspace",
@@ -66,6 +67,7 @@ class Settings:
         checkpoint: segments of the model to recompute.
         accumulate: how many micro-batches, each of the batch, a step adds the gradients of.
         offload: whether activations may be copied to host memory and back.
+        prefetch: whether inputs have a second slot for the next batch.
         precision: what is computed with, a key of `passes.PRECISIONS`.
         tune: whether kernels are measured on this machine.
         workspace: the most of it for one action.
@@ -85,6 +87,7 @@ class Settings:
     checkpoint: tuple[str, ...] = ()
     accumulate: int = 1
     offload: bool = False
+    prefetch: bool = False
     precision: str = "float32"
     tune: bool = False
     workspace: str = "64MiB"
@@ -188,6 +191,11 @@ def model_options(function: _Function) -> _Function:
                 help="Copy activations to host memory and back where that takes less time than to recompute them.",
             ),
             click.option(
+                "--prefetch",
+                is_flag=True,
+                help="Plan a second slot for inputs, into which a card copies the next batch while a step runs.",
+            ),
+            click.option(
                 "--tune",
                 is_flag=True,
                 help="Choose kernels by measuring each once on this machine, and keep what was measured.",
@@ -230,6 +238,7 @@ def settings_from(options: dict[str, Any]) -> Settings:
         checkpoint=tuple(options.pop("checkpoint")),
         accumulate=options.pop("accumulate"),
         offload=options.pop("offload"),
+        prefetch=options.pop("prefetch"),
         precision=options.pop("precision"),
         tune=options.pop("tune"),
         workspace=options.pop("workspace"),
@@ -268,6 +277,7 @@ def compile_model(model: str, settings: Settings) -> Compiled:
             checkpoint=settings.checkpoint,
             accumulate=settings.accumulate,
             offload=settings.offload,
+            prefetch=settings.prefetch,
             precision=settings.precision,
             tune=settings.tune,
             workspace=settings.workspace,

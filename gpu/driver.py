@@ -45,7 +45,7 @@ class Event(Protocol):
 
 
 class Card(Protocol):
-    """A card, with one queue. Whatever fails raises a RuntimeError with the driver's words.
+    """A card, with a queue, and one beside it for copies. Whatever fails raises a RuntimeError with the driver's words.
 
     Attributes:
         title: its name.
@@ -69,8 +69,8 @@ class Card(Protocol):
     def launching(self, launch: Launch, arguments: bytes, code: bytes | None = None) -> Run:
         """A kernel, loaded, with its structure of arguments; its machine code is given, or else made."""
 
-    def copying(self, target: int, source: int, nbytes: int) -> Run:
-        """A copy between addresses on the card or in host memory."""
+    def copying(self, target: int, source: int, nbytes: int, beside: bool = False) -> Run:
+        """A copy between addresses on the card or in host memory; perhaps in the queue beside."""
 
     def filling(self, target: int, byte: int, nbytes: int) -> Run:
         """Bytes of device memory set."""
@@ -92,11 +92,14 @@ class Card(Protocol):
     def captured(self, calls: Iterable[Run]) -> Run:
         """Calls as one graph, which replays what they queue without running them."""
 
-    def event(self) -> Event:
-        """A new one."""
+    def event(self, beside: bool = False) -> Event:
+        """A new one, of the queue or of that beside it."""
 
     def synchronize(self) -> None:
-        """Wait for all that is queued."""
+        """Wait for all that is queued, but for what is beside."""
+
+    def hold(self, event: Any, beside: bool = False) -> None:
+        """Let what is queued from now on, perhaps beside, wait for an event; not at all if it was never recorded."""
 
     def allocating_nothing(self) -> contextlib.AbstractContextManager[object]:
         """While it is entered, CuPy raises an error rather than allocate device memory."""
@@ -109,7 +112,7 @@ class _Event:
         self.cuda, self.stream, self.event = cuda, stream, cuda.Event()
 
     def record(self) -> None:
-        """On the stream of the card."""
+        """On its stream."""
         self.event.record(self.stream)
 
     def wait(self) -> None:
@@ -168,10 +171,15 @@ class CupyCard:
         module.load(cubin(source, f"sm_{self.compute}") if code is None else code)
         return module.get_function(entry)
 
-    def copying(self, target: int, source: int, nbytes: int) -> Run:
+    @cached_property
+    def beside(self) -> Any:
+        """The stream for copies of the next batch, made when there is one."""
+        return self.cuda.Stream(non_blocking=True)
+
+    def copying(self, target: int, source: int, nbytes: int, beside: bool = False) -> Run:
         """An asynchronous copy, in the direction that the addresses say."""
-        runtime = self.cuda.runtime
-        return partial(runtime.memcpyAsync, target, source, nbytes, runtime.memcpyDefault, self.stream.ptr)
+        runtime, stream = self.cuda.runtime, self.beside if beside else self.stream
+        return partial(runtime.memcpyAsync, target, source, nbytes, runtime.memcpyDefault, stream.ptr)
 
     def filling(self, target: int, byte: int, nbytes: int) -> Run:
         """An asynchronous `memset`."""
@@ -225,13 +233,17 @@ class CupyCard:
         graph.upload(self.stream)
         return partial(graph.launch, self.stream)
 
-    def event(self) -> Event:
+    def event(self, beside: bool = False) -> Event:
         """An event with its time."""
-        return _Event(self.cuda, self.stream)
+        return _Event(self.cuda, self.beside if beside else self.stream)
 
     def synchronize(self) -> None:
         """Wait for the stream."""
         self.stream.synchronize()
+
+    def hold(self, event: Any, beside: bool = False) -> None:
+        """The stream waits, not the host."""
+        (self.beside if beside else self.stream).wait_event(event.event)
 
     def allocating_nothing(self) -> contextlib.AbstractContextManager[object]:
         """By an allocator that raises, for this thread."""

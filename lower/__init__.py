@@ -35,10 +35,11 @@ class _Stage(ModuleType):
         target: str | Target = "numpy",
         *,
         offload: bool = False,
+        prefetch: bool = False,
         tune: bool = False,
         workspace: int | str = WORKSPACE,
     ) -> Program:
-        return lower(graph, target, offload=offload, tune=tune, workspace=workspace)
+        return lower(graph, target, offload=offload, prefetch=prefetch, tune=tune, workspace=workspace)
 
 
 sys.modules[__name__].__class__ = _Stage

@@ -11,6 +11,7 @@ from foreplan.lower.cpu import CpuTarget
 from foreplan.lower.fallbacks import fallbacks, note_of
 from foreplan.lower.numpy import NumpyTarget
 from foreplan.lower.offload import COPY, with_host
+from foreplan.lower.prefetch import with_prefetch
 from foreplan.lower.program import ARENA, PARAMETERS, REGIONS, STATE, Call, Operand, Program, Slot
 from foreplan.lower.target import Kernel, Target
 from foreplan.passes.fuse_conv_maps import fuse_conv_maps
@@ -64,6 +65,7 @@ def lower(
     target: str | Target = "numpy",
     *,
     offload: bool = False,
+    prefetch: bool = False,
     tune: bool = False,
     workspace: int | str = WORKSPACE,
 ) -> Program:
@@ -75,6 +77,7 @@ def lower(
 
     Args:
         offload: with a region of host memory, and actions that copy activations there and back (see `with_host`).
+        prefetch: with a second slot for every input without a default (see `with_prefetch`).
         tune: price kernels by measuring each once on this machine, as a target given by name.
         workspace: leave out kernels that need more bytes of it, such as "64MiB", where others need less; "unlimited".
 
@@ -87,7 +90,8 @@ def lower(
     program = _Lowering(fused, chosen, None if workspace == "unlimited" else parse_bytes(workspace)).run()
     note = note_of(fallbacks(program), program.target)
     program = replace(program, notes=(*program.notes, note)) if note else program
-    return with_host(program, chosen) if offload else program
+    program = with_host(program, chosen) if offload else program
+    return with_prefetch(program) if prefetch else program
 
 
 def _decompose(graph: Graph, target: Target) -> Graph:

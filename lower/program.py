@@ -99,6 +99,8 @@ class Program(Problem):
         outputs: what the user asked for.
         loss: the loss, or None.
         gradients: by parameter, where they are returned.
+        ahead: second slots of inputs, by the input's name, in region STATE: the next batch is copied there while a step
+            runs. No action reads or writes them.
         notes: what import and passes changed, for people.
         code: machine code of kernels of ours for a card, by what it was made from (`foreplan.gpu.nvrtc.key_of`), in
             that order; what is not here is made when a session is bound.
@@ -113,6 +115,7 @@ class Program(Problem):
     outputs: tuple[Slot, ...] = ()
     loss: Slot | None = None
     gradients: tuple[Slot, ...] = ()
+    ahead: tuple[Slot, ...] = ()
     notes: tuple[str, ...] = field(default=())
     code: tuple[tuple[str, bytes], ...] = ()
 

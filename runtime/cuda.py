@@ -15,8 +15,8 @@ from foreplan.gpu.table import kernel_named
 from foreplan.lower.cuda import CudaTarget
 from foreplan.lower.program import Call, Operand, Program, Slot
 from foreplan.planner.plan import Plan, Step
-from foreplan.runtime.device import DeviceMemory, DevicePlace, span_of, told
-from foreplan.runtime.engine import Memory, Run, Watch
+from foreplan.runtime.device import DeviceAhead, DeviceMemory, DevicePlace, span_of, told
+from foreplan.runtime.engine import At, Memory, Run, Watch
 from foreplan.units import align_up, format_bytes
 
 Where = Callable[[Address], int]
@@ -78,6 +78,10 @@ class CudaBound:
         """The tensor whose value lies at `offset` of its region."""
         found = self._crossing.get((operand, offset))
         return found or DevicePlace(self.card, operand.window, self._address(operand, offset))
+
+    def ahead(self, second: At, first: At) -> DeviceAhead:
+        """The second slot of an input, and the input."""
+        return DeviceAhead(self.card, self.place(*first), self._address(*second))
 
     def _staged(self, plan: Plan) -> dict[tuple[Operand, int], DevicePlace]:
         """Inputs and results, with the pinned memory that they cross through: one allocation."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
 from foreplan.errors import SessionError
-from foreplan.gpu.driver import Card
+from foreplan.gpu.driver import Card, Event
 from foreplan.graph import Window
+from foreplan.runtime.engine import Run
 
 _HALF = (
     ". What it holds may be half updated: load the last checkpoint, in a new process if the card goes on failing in "
@@ -77,34 +79,57 @@ class DevicePlace:
         self.start = first - self.low
         self.pinned = pinned
         self.taken = None if pinned is None else card.event()
+        self.last: Event | None = self.taken  # behind what crossed last
 
     def read(self) -> np.ndarray:
         """Its elements, when the card is done with all that is queued."""
         memory = self._host()
         with told("while a tensor was read"):
             self._fetch(memory)
-        return self._elements(memory)
+        return self.elements(memory)
 
     def fill(self, make: Callable[[np.ndarray], object]) -> None:
         """Give it elements, behind all that is queued."""
         memory = self._host()
         with told("while a tensor was written"):
-            if self.taken is not None:
-                self.taken.wait()
+            self.wait()
             if not self.window.is_compact:
                 self._fetch(memory)  # what lies between its elements stays
-        make(self._elements(memory))
+        make(self.elements(memory))
         with told("while a tensor was written"):
             if self.nbytes:
                 self.card.copying(self.start, memory.ctypes.data, self.nbytes)()
-            if self.taken is None:
-                self.card.synchronize()
-            else:
-                self.taken.record()
+            self._crossed()
 
     def write(self, array: np.ndarray) -> None:
         """Give it these elements, likewise."""
         self.fill(lambda elements: np.copyto(elements, array, "unsafe"))
+
+    def fetch(self, into: np.ndarray) -> Run:
+        """Begin to copy its elements, behind all that is queued; the call waits for them."""
+        memory = self._host()
+        with told("while a result was fetched"):
+            if self.nbytes:
+                self.card.copying(memory.ctypes.data, self.start, self.nbytes)()
+            self._crossed()
+        return partial(self._arrive, memory, into)
+
+    def _arrive(self, memory: np.ndarray, into: np.ndarray) -> None:
+        with told("while a result was fetched"):
+            self.wait()
+        np.copyto(into, self.elements(memory))
+
+    def wait(self) -> None:
+        """Until the pinned memory is free again: what crossed last is where it should be."""
+        if self.last is not None:
+            self.last.wait()
+
+    def _crossed(self) -> None:
+        if self.taken is None:
+            self.card.synchronize()
+        else:
+            self.taken.record()
+            self.last = self.taken
 
     def _host(self) -> np.ndarray:
         return np.empty(self.nbytes, np.uint8) if self.pinned is None else self.pinned
@@ -114,11 +139,47 @@ class DevicePlace:
             self.card.copying(memory.ctypes.data, self.start, self.nbytes)()
         self.card.synchronize()
 
-    def _elements(self, memory: np.ndarray) -> np.ndarray:
+    def elements(self, memory: np.ndarray) -> np.ndarray:
+        """Its elements as they lie in host memory of so many bytes."""
         type = self.window.type
         if not self.nbytes:
             return np.empty(type.shape, type.dtype.numpy)
         return np.ndarray(type.shape, type.dtype.numpy, memory, self.low, self.window.strides)
+
+
+class DeviceAhead:
+    """The second slot of an input on a card: what is written crosses beside the step that runs.
+
+    It goes through the input's pinned memory, and on from the slot to the input within the card. Events keep the order:
+    the move waits until all has arrived, and the next batch until the slot has been moved from.
+    """
+
+    def __init__(self, card: Card, place: DevicePlace, start: int) -> None:
+        """The slot at an address, and the input, which lies in C order and has pinned memory."""
+        self.card, self.place, self.start = card, place, start
+        self.arrived, self.moved = card.event(beside=True), card.event()
+
+    def write(self, array: np.ndarray) -> None:
+        """Give it these elements, in the queue beside."""
+        place = self.place
+        memory = place.pinned
+        assert memory is not None
+        with told("while the next batch was written"):
+            place.wait()
+            np.copyto(place.elements(memory), array, "unsafe")
+            self.card.hold(self.moved, beside=True)
+            if place.nbytes:
+                self.card.copying(self.start, memory.ctypes.data, place.nbytes, beside=True)()
+            self.arrived.record()
+        place.last = self.arrived
+
+    def move(self) -> None:
+        """Copy them to the input's own place, when they have arrived."""
+        with told("while the next batch was moved to its place"):
+            self.card.hold(self.arrived)
+            if self.place.nbytes:
+                self.card.copying(self.place.start, self.start, self.place.nbytes)()
+            self.moved.record()
 
 
 def span_of(window: Window) -> tuple[int, int]:

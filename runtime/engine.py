@@ -11,6 +11,7 @@ from foreplan.lower.program import Operand, Program
 from foreplan.planner.plan import Plan
 
 Run = Callable[[], object]  # a kernel bound to its arrays
+At = tuple[Operand, int]  # a tensor, and where its value lies in its region
 
 
 class Memory(Protocol):
@@ -41,18 +42,37 @@ class Place(Protocol):
     def write(self, array: np.ndarray) -> None:
         """Give it these elements, converted to its type."""
 
+    def fetch(self, into: np.ndarray) -> Run:
+        """Begin to copy its elements, as they are behind all that was begun before, into an array on the host.
+
+        The call that is returned waits until they are there, and is made before the next fetch.
+        """
+
+
+class Ahead(Protocol):
+    """The second slot of an input."""
+
+    def write(self, array: np.ndarray) -> None:
+        """Give it these elements, converted to its type, beside a step that runs."""
+
+    def move(self) -> None:
+        """Copy them to the input's own place, behind all that was begun before."""
+
 
 class Bound(Protocol):
     """A plan bound to memory: `run` executes every step, in order, and allocates nothing."""
 
     def run(self) -> None:
-        """Execute the plan once; on a device it may still be running when this returns, and `Place.read` waits."""
+        """Execute the plan once; on a device it may still be running when this returns, and what reads waits."""
 
     def run_watched(self, watch: Watch) -> None:
         """Execute the plan once and call `watch` around every step, for debugging."""
 
     def place(self, operand: Operand, offset: int) -> Place:
         """The tensor whose value lies at `offset` of its region."""
+
+    def ahead(self, second: At, first: At) -> Ahead:
+        """The second slot of an input of the plan, and the input."""
 
 
 class Watch(Protocol):

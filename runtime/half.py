@@ -10,7 +10,7 @@ from foreplan.graph.init import generator_for
 from foreplan.lower.program import Program, Slot
 from foreplan.planner.plan import Plan
 from foreplan.runtime.check import Poison
-from foreplan.runtime.engine import Engine, Memory, Watch
+from foreplan.runtime.engine import At, Engine, Memory, Run, Watch
 
 
 class Half:
@@ -30,6 +30,13 @@ class Half:
         starts, ends = dict(plan.starts), dict(plan.ends)
         self._inputs = {s.name: self.bound.place(s.operand, starts[s.operand.value]) for s in program.inputs}
         self.stored = {s.name: self.bound.place(s.operand, starts[s.operand.value]) for s in program.stored}
+        self._ahead = {
+            slot.name: self.bound.ahead(_at(slot, starts), _at(first, starts))
+            for slot in program.ahead
+            for first in program.inputs
+            if first.name == slot.name
+        }
+        self._written_ahead: Mapping[str, np.ndarray] | None = None
         self._results = {
             id(slot): self.bound.place(slot.operand, ends[slot.operand.value])
             for slot in (*program.outputs, *program.gradients, *((program.loss,) if program.loss else ()))
@@ -37,12 +44,28 @@ class Half:
         self._defaults = {slot.name: _default(slot) for slot in program.inputs if slot.init is not None}
         self._poison = Poison(program, plan, regions) if poison else None
 
+    def write_ahead(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write the inputs of a run to come into their second slots, where there are any."""
+        if self._ahead:
+            self._written_ahead = None
+            for name, place in self._ahead.items():
+                place.write(arrays[name])
+            self._written_ahead = arrays
+
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write every input: the given array, or else its default."""
+        """Write every input: the given array, or else its default. What was written ahead is moved to its place: the
+        same mapping, not an equal one.
+        """
         if self._poison is not None:
             self._poison.start()
+        ahead = arrays is self._written_ahead
         for name, place in self._inputs.items():
-            place.write(arrays[name] if name in arrays else self._defaults[name])
+            if ahead and name in self._ahead:
+                self._ahead[name].move()
+            else:
+                place.write(arrays[name] if name in arrays else self._defaults[name])
+        if ahead:
+            self._written_ahead = None
 
     def run(self, watch: Watch | None = None) -> None:
         """Run the program on the inputs written; `watch`, or else the poison, sees every instruction."""
@@ -52,9 +75,13 @@ class Half:
         else:
             self.bound.run_watched(watching)
 
-    def result(self, slot: Slot) -> np.ndarray:
-        """A result of the program, which the next run overwrites."""
-        return self._results[id(slot)].read()
+    def fetch(self, slot: Slot, into: np.ndarray) -> Run:
+        """Begin to copy a result of the last run into an array; the call that is returned waits for it."""
+        return self._results[id(slot)].fetch(into)
+
+
+def _at(slot: Slot, offsets: Mapping[int, int]) -> At:
+    return slot.operand, offsets[slot.operand.value]
 
 
 def _default(slot: Slot) -> np.ndarray:

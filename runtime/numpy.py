@@ -11,7 +11,7 @@ import numpy as np
 
 from foreplan.lower.program import Call, Operand, Program
 from foreplan.planner.plan import Plan, Step
-from foreplan.runtime.engine import Memory, Run, Watch
+from foreplan.runtime.engine import At, Memory, Run, Watch
 from foreplan.units import align_up
 
 ALIGNMENT = 64
@@ -57,6 +57,27 @@ class HostPlace:
         """Copied."""
         self.array[...] = array
 
+    def fetch(self, into: np.ndarray) -> Run:
+        """Copied at once."""
+        into[...] = self.array
+        return _nothing
+
+
+class HostAhead(HostPlace):
+    """The second slot of an input in host memory."""
+
+    def __init__(self, array: np.ndarray, first: np.ndarray) -> None:
+        super().__init__(array)
+        self.first = first
+
+    def move(self) -> None:
+        """Copied at once."""
+        self.first[...] = self.array
+
+
+def _nothing() -> None:
+    """What there is to wait for where all is done at once."""
+
 
 class NumpyBound:
     """A plan on the NumPy engine.
@@ -92,6 +113,10 @@ class NumpyBound:
     def place(self, operand: Operand, offset: int) -> HostPlace:
         """The tensor whose value lies at `offset` of its region."""
         return HostPlace(self.window(operand, offset))
+
+    def ahead(self, second: At, first: At) -> HostAhead:
+        """The second slot of an input, and the input."""
+        return HostAhead(self.window(*second), self.window(*first))
 
     def run(self) -> None:
         """Execute the plan once."""

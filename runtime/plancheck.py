@@ -9,13 +9,14 @@ from foreplan.lower import Call, Operand, Program, Slot, Target, target_named
 from foreplan.lower.program import REGIONS, WITH_HOST
 from foreplan.planner import Action, Role
 
-_SLOT_ROLES = {"input": (Role.INPUT,), "stored": (Role.STORED,)}  # all others are results
+_SLOT_ROLES = {"input": (Role.INPUT,), "stored": (Role.STORED,), "ahead": (Role.STORED,)}  # all others are results
 
 
 def slots_of(program: Program) -> Iterator[tuple[str, Slot]]:
     """Every slot with what it is."""
     yield from (("input", slot) for slot in program.inputs)
     yield from (("stored", slot) for slot in program.stored)
+    yield from (("ahead", slot) for slot in program.ahead)
     yield from (("output", slot) for slot in program.outputs)
     yield from (("gradient", slot) for slot in program.gradients)
     if program.loss is not None:
@@ -38,6 +39,7 @@ def check_calls(program: Program, used: Collection[int]) -> None:
             raise PlanError(f"slot {slot.name!r}: its value is not there when the step begins or ends")
         if role == "stored" and (slot.init is None or not slot.kind.is_stored):
             raise PlanError(f"slot {slot.name!r}: a stored value needs a first content and a kind that is stored")
+    _check_ahead(program)
     for index, (action, call) in enumerate(zip(program.actions, program.calls)):
         where = f"node {call.node!r}"
         for operand in (*call.inputs, *call.outputs):
@@ -60,6 +62,21 @@ def check_calls(program: Program, used: Collection[int]) -> None:
         _check_reads(target, call)
         _check_overwrites(action, call, kernel.overwrites, where)
         _check_parts(action, call, kernel.parts, where)
+
+
+def _check_ahead(program: Program) -> None:
+    """Second slots are bytes of their own, whole and in C order, that no action touches; an input has one at most."""
+    inputs = {slot.name: slot.operand.type for slot in program.inputs if slot.init is None}
+    touched = {slot.operand.value for slot in program.stored} | {value.home for value in program.values}
+    touched.update(operand.value for call in program.calls for operand in (*call.inputs, *call.outputs))
+    for slot in program.ahead:
+        operand = slot.operand
+        whole = operand.offset == 0 and operand.type.nbytes == program.values[operand.value].nbytes
+        if operand.value in touched or not whole or not operand.window.is_dense:
+            raise PlanError(f"the second slot of {slot.name!r} is no bytes of its own")
+        if inputs and inputs.get(slot.name) != operand.type:
+            raise PlanError(f"there is a second slot for {slot.name!r}, and no such input without a default")
+        touched.add(operand.value)
 
 
 def _check_device(program: Program, target: Target) -> None:

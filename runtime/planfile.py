@@ -217,7 +217,7 @@ def _read_half(data: Mapping[str, Any], folder: str) -> tuple[Program, Plan]:
 
 
 def _program(data: Mapping[str, Any], folder: str) -> Program:
-    slots: dict[str, list[Slot]] = {role: [] for role in ("input", "stored", "output", "gradient", "loss")}
+    slots: dict[str, list[Slot]] = {role: [] for role in ("input", "stored", "ahead", "output", "gradient", "loss")}
     for record in data["slots"]:
         slots[record["role"]].append(_slot(record, folder))
     header = data["header"]
@@ -231,6 +231,7 @@ def _program(data: Mapping[str, Any], folder: str) -> Program:
         model=_text(header["model"]),
         inputs=tuple(slots["input"]),
         stored=tuple(slots["stored"]),
+        ahead=tuple(slots["ahead"]),
         outputs=tuple(slots["output"]),
         loss=slots["loss"][0] if slots["loss"] else None,
         gradients=tuple(slots["gradient"]),

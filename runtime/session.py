@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,19 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.errors import SessionError, UsageError
+from foreplan.errors import InputError, SessionError, UsageError
 from foreplan.graph import Kind
 from foreplan.graph.init import generator_for
 from foreplan.lower.program import ARENA, HOST, PARAMETERS, Program, Slot
 from foreplan.planner import verify
 from foreplan.planner.plan import Plan
 from foreplan.runtime.check import Timing, Trace
-from foreplan.runtime.engine import Engine, Memory, Place, Watch
+from foreplan.runtime.engine import Engine, Memory, Place, Run, Watch
 from foreplan.runtime.half import Half
 from foreplan.runtime.inputs import check_array, check_inputs
 from foreplan.runtime.numpy import NumpyEngine
 from foreplan.runtime.update import Update
 from foreplan.units import format_bytes
+
+Arrays = dict[str, np.ndarray]
 
 
 def _engine(target: str, capture: bool) -> Engine:
@@ -143,7 +145,10 @@ class Session:
         self._update = None if update is None else Half(engine, update.program, update.plan, self.regions, poison)
         inputs = (*program.inputs, *(update.program.inputs if update else ()))
         self._inputs = {slot.name: slot for slot in inputs}
+        self._results: tuple[Slot, ...] = (*program.outputs, *program.gradients)
+        self._loss = None if program.loss is None else (program.loss, _empty(program.loss, ()))
         self._broken = ""
+        self._taking = False
         self._stored = self._body.stored
         slots = {slot.name: slot for slot in program.stored}
         kept = {slot.name: self._stored[slot.name] for slot in program.stored if slot.kind.is_kept}
@@ -165,14 +170,36 @@ class Session:
             InputError: a wrong array; nothing has run and nothing has changed.
             SessionError: an earlier step was interrupted.
         """
-        return self._run({} if inputs is None else inputs, {})
+        return self._begin(self._parts({} if inputs is None else inputs), {})()
+
+    def steps(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
+        """Run a step for each batch, and give its result: as `step` does, with the same results bit for bit.
+
+        The next batch is taken from `batches` and checked while a step runs on a card, before that step's result is
+        given; on other engines too, so that a program does the same everywhere. Where the plan has second slots for
+        inputs (`compile(prefetch=True)`), it is copied to the card meanwhile. An error, of a batch or in taking it, is
+        raised behind the results of the steps before.
+
+        Args:
+            batches: what `step` takes, one after the other: a list, or a generator that makes them, which may
+                use the arrays of a batch again for the next one.
+
+        Raises:
+            InputError: a wrong array, or no batches; nothing has changed since the last result.
+            SessionError: a step was interrupted; or the batches run a step of this session themselves.
+        """
+        if isinstance(batches, Mapping) or not isinstance(batches, Iterable):
+            raise InputError(
+                f"steps take batches one after the other, a list of mappings, and got {type(batches).__name__}"
+            )
+        return self._steps(iter(batches))
 
     def trace(self, inputs: Mapping[str, Any] | None = None) -> tuple[Result, list[Timing]]:
         """`step`, with every instruction that it runs timed."""
         timings: list[Timing] = []
         halves = [half for half in (self._body, self._update) if half is not None]
         watches = {half: Trace(half.program, half.plan, timings) for half in halves}
-        return self._run({} if inputs is None else inputs, watches), timings
+        return self._begin(self._parts({} if inputs is None else inputs), watches)(), timings
 
     def save(self, path: str | Path) -> None:
         """Write all that lasts to a safetensors file: `load` continues from it bit for bit.
@@ -211,30 +238,82 @@ class Session:
         count = self.program.step_count
         return 0 if count is None else int(self._stored[count.name].read())
 
-    def _run(self, inputs: Mapping[str, Any], watches: Mapping[Half, Watch]) -> Result:
-        self._refuse_if_broken()
-        body, update = self._body, self._update
-        count = 1 if self.update is None else self.update.micro_batches
-        arrays = check_inputs(self._inputs, inputs, count if update else None)
-        results = (*self.program.outputs, *self.program.gradients)
-        read = {id(slot): _empty(slot, (count,) if update else ()) for slot in results}
-        body.write(_micro_batch(self._inputs, arrays, 0) if update else arrays)
+    def _steps(self, batches: Iterator[Mapping[str, Any]]) -> Iterator[Result]:
+        taken, error = self._take(batches)
+        while taken is not None:
+            result = self._begin(taken, {})
+            taken, error = self._take(batches)
+            yield result()
+        if error is not None:
+            raise error
+
+    def _take(self, batches: Iterator[Mapping[str, Any]]) -> tuple[list[Arrays] | None, Exception | None]:
+        """The next batch, checked and on its way to the second slots; None at the end, or with what went wrong."""
+        self._refuse_if_taking()
+        self._taking = True
         try:
-            for i in range(count):
-                if i:
-                    body.write(_micro_batch(self._inputs, arrays, i))
+            for batch in batches:
+                arrays = self._parts(batch)
+                self._body.write_ahead(arrays[0])
+                return arrays, None
+        except Exception as error:
+            return None, error
+        finally:
+            self._taking = False
+        return None, None
+
+    def _parts(self, inputs: Mapping[str, Any]) -> list[Arrays]:
+        """The inputs of each run of the body, checked."""
+        if self.update is None:
+            return [check_inputs(self._inputs, inputs)]
+        count = self.update.micro_batches
+        arrays = check_inputs(self._inputs, inputs, count)
+        return [_micro_batch(self._inputs, arrays, i) for i in range(count)]
+
+    def _begin(self, batches: Sequence[Arrays], watches: Mapping[Half, Watch]) -> Callable[[], Result]:
+        """Begin a step; what is returned waits until it is done. On a card all of it is queued by then, and what is
+        written ahead meanwhile, or by another session that shares its memory, changes no result.
+        """
+        if self._broken or self._taking:
+            self._refuse_if_broken()
+            self._refuse_if_taking()
+        body, update, slots, waits, last = self._body, self._update, self._results, [], len(batches) - 1
+        read = [_empty(slot, () if update is None else (len(batches),)) for slot in slots]
+        try:
+            for i, arrays in enumerate(batches):
+                body.write(arrays)
                 body.run(watches.get(body))
-                for slot in results:
-                    np.copyto(read[id(slot)][i, ...] if update else read[id(slot)], body.result(slot))
-            loss = None if self.program.loss is None else float(body.result(self.program.loss))
+                if i < last:
+                    body.write_ahead(batches[i + 1])
+                for slot, array in zip(slots, read):
+                    waits.append(body.fetch(slot, array if update is None else array[i, ...]))
+                while i < last and waits:
+                    waits.pop()()
+            if self._loss is not None:
+                waits.append(body.fetch(*self._loss))
             if update is not None:
-                update.write(arrays)
+                update.write(batches[0])
                 update.run(watches.get(update))
         except BaseException as error:
             self._broken = type(error).__name__
             raise
-        outputs = {slot.name: read[id(slot)] for slot in self.program.outputs}
-        return Result(loss, outputs, {slot.name: read[id(slot)] for slot in self.program.gradients})
+        return partial(self._finish, waits, read)
+
+    def _finish(self, waits: list[Run], read: list[np.ndarray]) -> Result:
+        try:
+            for wait in waits:
+                wait()
+        except BaseException as error:
+            self._broken = type(error).__name__
+            raise
+        loss = None if self._loss is None else float(self._loss[1])
+        outputs = {slot.name: array for slot, array in zip(self.program.outputs, read)}
+        gradients = {slot.name: array for slot, array in zip(self.program.gradients, read[len(outputs) :])}
+        return Result(loss, outputs, gradients)
+
+    def _refuse_if_taking(self) -> None:
+        if self._taking:
+            raise SessionError("the batches that `steps` takes are made while a step runs, and cannot run another one")
 
     def _refuse_if_broken(self) -> None:
         if self._broken:
@@ -244,7 +323,7 @@ class Session:
             )
 
 
-def _micro_batch(slots: Mapping[str, Slot], arrays: Mapping[str, np.ndarray], index: int) -> dict[str, np.ndarray]:
+def _micro_batch(slots: Mapping[str, Slot], arrays: Arrays, index: int) -> Arrays:
     """The inputs of one micro-batch: a slice of what has a leading axis for them, the rest as it is."""
     return {name: array[index] if slots[name].init is None else array for name, array in arrays.items()}
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from foreplan.errors import VerificationError
-from foreplan.lower.program import Program
+from foreplan.lower.program import Program, Slot
 from foreplan.planner import verify
 from foreplan.planner.plan import Plan
 
@@ -37,20 +38,22 @@ class Update:
             )
         if (body.target, body.regions) != (self.program.target, self.program.regions):
             raise VerificationError("the two halves of the step are for different targets or regions")
-        first, second = _stored(body, plan), _stored(self.program, self.plan)
+        first, second = _kept(body.stored, body, plan), _kept(self.program.stored, self.program, self.plan)
         for name in {**first, **second}:
             if first.get(name) != second.get(name):
                 raise VerificationError(f"the two halves of the step do not keep {name!r} in the same bytes")
+        if _kept(body.ahead, body, plan) != _kept(self.program.ahead, self.program, self.plan):
+            raise VerificationError("the two halves of the step do not keep the next batch in the same bytes")
 
     def heights(self, body: Plan) -> tuple[int, ...]:
         """Bytes of each region in which both halves run."""
         return tuple(max(pair) for pair in zip(body.heights, self.plan.heights, strict=True))
 
 
-def _stored(program: Program, plan: Plan) -> dict[str, tuple[object, ...]]:
-    """What each stored value is, and where it lies."""
+def _kept(slots: Iterable[Slot], program: Program, plan: Plan) -> dict[str, tuple[object, ...]]:
+    """What each slot is that lasts from step to step, and where it lies."""
     starts = dict(plan.starts)
     return {
         slot.name: (slot.kind, slot.operand.type, program.values[slot.operand.value].region, starts[slot.operand.value])
-        for slot in program.stored
+        for slot in slots
     }

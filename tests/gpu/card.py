@@ -1,6 +1,7 @@
 """A card that is not there: its memory is host memory, and its launches run on the CPU.
 
-What is queued runs when something waits for it, as late as it may on a card, so that a wait that is missing shows.
+What is queued runs when something waits for it, as late as it may on a card, so that a wait that is missing shows. What
+is queued beside may run as early as it may instead: what it has to wait for then shows too.
 """
 
 from __future__ import annotations
@@ -45,23 +46,43 @@ class FakeBlock:
 
 
 class FakeEvent:
-    def __init__(self, card: FakeCard) -> None:
-        self.card, self.reached = card, True
+    """Counts how often it was recorded, and reached: a record while one is on its way does not make that one count."""
+
+    def __init__(self, card: FakeCard, beside: bool) -> None:
+        self.card, self.beside = card, beside
+        self.recorded = self.reached = 0
 
     def record(self) -> None:
-        self.reached = False
-        self.card.queue.append(self._reach)
+        self.recorded += 1
+        self.card.enqueue(partial(self._reach, self.recorded), self.beside)
 
-    def _reach(self) -> None:
-        self.reached = True
+    def _reach(self, count: int) -> None:
+        self.reached = count
 
     def wait(self) -> None:
-        while not self.reached:
-            self.card.run_next()
+        self.reach(self.recorded)
+
+    def reach(self, count: int) -> None:
+        while self.reached < count:
+            self.card.run_next(self.beside)
 
     def seconds_since(self, earlier: FakeEvent) -> float:
-        assert self.reached and earlier.reached
+        assert self.reached == self.recorded and earlier.reached == earlier.recorded
         return 1e-6
+
+
+class Hold:
+    """What a queue comes to where it waits for an event of the other one."""
+
+    def __init__(self, event: FakeEvent) -> None:
+        self.event, self.count = event, event.recorded
+
+    @property
+    def blocks(self) -> bool:
+        return self.event.reached < self.count
+
+    def __call__(self) -> None:
+        self.event.reach(self.count)
 
 
 class FakeCard:
@@ -70,6 +91,9 @@ class FakeCard:
     Attributes:
         plans: stand-ins for cuDNN's, by blob, with the workspace that they need.
         queue: what has been queued and not yet run.
+        beside: likewise in the second queue.
+        eager: whether the second queue runs as early as it may.
+        crossed: copies that have run beside, by their target.
         live: bytes of device memory that are allocated.
         done: names of what was asked for, in order.
         fail_after: how many further launches go well; None: all.
@@ -79,10 +103,12 @@ class FakeCard:
     capability = "9.0"
     bus = "0000:3b:00.0"
 
-    def __init__(self, reverse: bool = False, total: int = 1 << 30) -> None:
-        self.reverse, self.total = reverse, total
+    def __init__(self, reverse: bool = False, total: int = 1 << 30, eager: bool = False) -> None:
+        self.reverse, self.total, self.eager = reverse, total, eager
         self.live = 0
         self.queue: list[Run] = []
+        self.beside: list[Run] = []
+        self.crossed: list[int] = []
         self.recording: list[Run] | None = None
         self.plans: dict[bytes, tuple[int, Plan]] = {}
         self.done: list[str] = []
@@ -106,7 +132,7 @@ class FakeCard:
         assert getattr(loaded, f"shim_size_{launch.entry}")() == len(arguments)
         extents = [(ctypes.c_uint * 3)(*each) for each in (launch.grid, launch.block)]
         return partial(
-            self._queue, partial(self._launch, getattr(loaded, f"shim_run_{launch.entry}"), extents, arguments)
+            self.enqueue, partial(self._launch, getattr(loaded, f"shim_run_{launch.entry}"), extents, arguments)
         )
 
     def _launch(
@@ -119,24 +145,38 @@ class FakeCard:
         failed = run(*extents, int(self.reverse), arguments)
         assert failed is None, failed
 
-    def copying(self, target: int, source: int, nbytes: int) -> Run:
-        return partial(self._queue, partial(ctypes.memmove, target, source, nbytes))
+    def copying(self, target: int, source: int, nbytes: int, beside: bool = False) -> Run:
+        return partial(self.enqueue, partial(self._copy, target, source, nbytes, beside), beside)
+
+    def _copy(self, target: int, source: int, nbytes: int, beside: bool) -> None:
+        ctypes.memmove(target, source, nbytes)
+        if beside:
+            self.crossed.append(target)
 
     def filling(self, target: int, byte: int, nbytes: int) -> Run:
-        return partial(self._queue, partial(ctypes.memset, target, byte, nbytes))
+        return partial(self.enqueue, partial(ctypes.memset, target, byte, nbytes))
 
     def executing(self, blob: bytes, tensors: Mapping[int, int], workspace: int, nbytes: int) -> Run:
         needed, plan = self.plans[blob]
         if needed > nbytes:
             raise PlanError(f"{needed} bytes of workspace where {nbytes} are planned")
-        return partial(self._queue, partial(plan, dict(tensors), workspace))
+        return partial(self.enqueue, partial(plan, dict(tensors), workspace))
 
     def multiplying(self, product: Multiply, places: tuple[int, int, int, int], workspace: int) -> Run:
         self.done.append("multiply")
-        return partial(self._queue, partial(multiply, product, places, workspace))
+        return partial(self.enqueue, partial(multiply, product, places, workspace))
 
-    def _queue(self, run: Run) -> None:
-        (self.queue if self.recording is None else self.recording).append(run)
+    def enqueue(self, run: Run, beside: bool = False) -> None:
+        if beside:
+            assert self.recording is None, "what runs beside cannot be captured"
+            self.beside.append(run)
+            self._run_beside()
+        else:
+            (self.queue if self.recording is None else self.recording).append(run)
+
+    def _run_beside(self) -> None:
+        while self.eager and self.beside and not (isinstance(hold := self.beside[0], Hold) and hold.blocks):
+            self.beside.pop(0)()
 
     def captured(self, calls: Iterable[Run]) -> Run:
         self.done.append("capture")
@@ -150,11 +190,22 @@ class FakeCard:
         self.done.append("replay")
         self.queue += recorded
 
-    def event(self) -> FakeEvent:
-        return FakeEvent(self)
+    def event(self, beside: bool = False) -> FakeEvent:
+        return FakeEvent(self, beside)
 
-    def run_next(self) -> None:
-        self.queue.pop(0)()
+    def hold(self, event: FakeEvent, beside: bool = False) -> None:
+        assert event.beside != beside, "a queue is in order without holding"
+        self.enqueue(Hold(event), beside)
+
+    def run_next(self, beside: bool = False) -> None:
+        queue = self.beside if beside else self.queue
+        if isinstance(hold := queue[0], Hold):
+            hold()  # nothing overtakes it meanwhile
+            if queue and queue[0] is hold:
+                queue.pop(0)
+        else:
+            queue.pop(0)()
+        self._run_beside()
 
     def synchronize(self) -> None:
         assert self.recording is None, "a wait cannot be captured"
