@@ -1,0 +1,140 @@
+"""cuDNN's plans of attention as kernels: which the plan of a step chooses, and what of them is in its file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import foreplan as fp
+from foreplan.frontend import nn
+from foreplan.gpu import cudnn_attention, cudnn_sdpa, table
+from foreplan.gpu.cudnn import CudnnPlan
+from foreplan.gpu.cudnn_conv import WORD
+from foreplan.gpu.device import device_named
+from foreplan.gpu.launch import Execute, Refused, input_at, output_at, workspace_at
+from foreplan.graph import Graph, Window
+from foreplan.graph.types import tensor_type
+from foreplan.lower.cuda import CudaTarget
+from foreplan.ops.attention import Attention
+from foreplan.ops.attention_grad import AttentionGrad
+from tests.gpu.check import with_cudnn
+
+H100 = device_named("h100")
+
+
+def model() -> Graph:
+    """A small GPT-2, whose scores take 0.5 MiB a block."""
+    return fp.models.gpt2_small(batch=1, seq=256, layers=2, width=256, heads=4, vocabulary=1000)
+
+
+def candidates(target: str = "cuda:h100", precision: str = "bf16", **options: Any) -> dict[str, set[tuple[str, int]]]:
+    """Kernels by their first words, with their workspaces, of each op of attention in a training step."""
+    step = fp.differentiate(model(), fp.losses.cross_entropy, fp.optim.AdamW(1e-3), precision=precision)
+    program = fp.lower(step, target, **options)
+    found: dict[str, set[tuple[str, int]]] = {"attention": set(), "attention_grad": set()}
+    for call, action in zip(program.calls, program.actions):
+        if call.op.name in found:
+            found[call.op.name].add((call.kernel.split(" ")[0], action.workspace))
+    return found
+
+
+@with_cudnn
+def test_kernels_are_within_the_cap() -> None:
+    ours, scores = ("launches", 4 * 256 * 4), 4 * 256 * 256 * 2
+    free, least = (candidates(workspace=size) for size in ("unlimited", 0))
+    ((_, most),) = free["attention_grad"] - {ours}
+    assert scores <= most <= 1.1 * scores and free["attention_grad"] == {("cudnn", most), ours}
+    # Without scratch memory, cuDNN has no gradient, and ours takes a number a query.
+    assert least == {"attention": {("cudnn", 0)}, "attention_grad": {ours}}
+
+
+@with_cudnn
+@pytest.mark.parametrize(("target", "precision"), [("cuda:h100,tf32", "float32"), ("cuda:t4", "fp16")])
+def test_float32_and_older_cards_have_kernels_of_ours(target: str, precision: str) -> None:
+    assert {name for found in candidates(target, precision).values() for name, _ in found} == {"launches"}
+
+
+@with_cudnn
+def test_what_is_chosen_is_in_the_file_and_needs_no_cudnn_to_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = fp.compile(model(), fp.losses.cross_entropy, fp.optim.AdamW(1e-3), target="cuda:h100", precision="bf16")
+    used = [step.program.calls[s.action] for s in step.plan.steps]
+    assert all(call.payload for call in used if call.op.name.startswith("attention"))
+    step.save(tmp_path / "step.plan")
+    table._ways.cache_clear()
+    monkeypatch.setattr(cudnn_sdpa, "missing", lambda: "it is not there")
+    read = fp.load_plan(tmp_path / "step.plan")
+    table._ways.cache_clear()
+    assert read.plan == step.plan
+    target = CudaTarget("h100")
+    for s in step.plan.steps:
+        call = read.program.calls[s.action]
+        assert call.payload == step.program.calls[s.action].payload
+        if call.payload:
+            windows = [[x.window for x in operands] for operands in (call.inputs, call.outputs)]
+            kernel = table.kernel_named(call.op, call.kernel, call.payload, *windows, target.device)
+            assert kernel is not None and kernel.workspace == read.program.actions[s.action].workspace
+            (run,) = kernel.instructions
+            assert isinstance(run, Execute) and run.blob == call.payload[WORD:] and run.nbytes == kernel.workspace
+
+
+@with_cudnn
+def test_what_does_not_lie_at_multiples_of_16_bytes_is_left_to_kernels_of_ours() -> None:
+    def kernels(start: int) -> set[str]:
+        def model(x: Any) -> Any:
+            y = nn.layer_norm(x, name="norm")[:, :, :, start : start + 16]
+            return nn.attention(y, y, y, causal=True)
+
+        graph = fp.trace(model, fp.spec((1, 2, 48, 32)))
+        program = fp.lower(fp.differentiate(graph, fp.losses.mse, fp.optim.SGD(0.1), precision="bf16"), "cuda:h100")
+        return {call.kernel.split(" ")[0] for call in program.calls if call.op.name == "attention"}
+
+    assert kernels(8) == {"cudnn"} and kernels(4) == {"launches"}
+
+
+def windows(*texts: str) -> list[Window]:
+    return [Window.dense(tensor_type(text)) for text in texts]
+
+
+def made(op: Attention | AttentionGrad, plans: Sequence[CudnnPlan]) -> tuple[list[Any], list[Window], list[Window]]:
+    """Kernels of such plans, with how their operands lie."""
+    inputs = windows(*["bfloat16[2,64,3,16]"] * 3)
+    outputs = [Window.dense(type) for type in Attention(0.25, True, True).infer([x.type for x in inputs])]
+    if isinstance(op, AttentionGrad):
+        inputs, outputs = [*inputs, *outputs, outputs[0]], list(inputs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cudnn_attention, "attention_plans", lambda *_, **__: plans)
+        found = cudnn_attention.attention_kernels(op, inputs, outputs, H100, deterministic=True)
+    assert list(found) == [f"cudnn {plan.name}" for plan in plans]
+    return list(found.values()), inputs, outputs
+
+
+@pytest.mark.parametrize("op", [Attention(0.25, True, True), AttentionGrad(0.25, True, True)], ids=lambda op: op.name)
+def test_tensors_are_numbered_through_inputs_and_outputs(op: Attention | AttentionGrad) -> None:
+    kernels, inputs, outputs = made(op, [CudnnPlan("first", 512, b"a"), CudnnPlan("second", 0, b"b")])
+    places = [*(input_at(i) for i in range(len(inputs))), *(output_at(i) for i in range(len(outputs)))]
+    for kernel, (nbytes, blob) in zip(kernels, ((512, b"a"), (0, b"b")), strict=True):
+        assert kernel.instructions == (Execute(blob, tuple(enumerate(places, 1)), workspace_at(), nbytes),)
+        assert kernel.workspace == nbytes and kernel.alignment == 16 and not kernel.overwrites
+        again = table.kernel_named(op, "cudnn any", kernel.payload, inputs, outputs, H100)
+        assert again is not None and again.instructions == kernel.instructions
+    assert kernels[0].nanoseconds < kernels[1].nanoseconds
+
+
+def test_a_payload_that_is_none() -> None:
+    inputs = windows(*["bfloat16[2,64,3,16]"] * 3)
+    with pytest.raises(Refused):
+        cudnn_attention.attention_kernel(Attention(0.25), bytes(WORD), inputs, inputs[:1])
+    assert table.kernel_named(Attention(0.25), "cudnn any", b"", inputs, inputs[:1], H100) is None
+
+
+def test_scratch_memory_costs_time() -> None:
+    """An engine that keeps all scores is slower than one that does not, where memory is what it waits for."""
+    op = AttentionGrad(0.25, True, True)
+    (little,), *_ = made(op, [CudnnPlan("first", 0, b"a")])
+    (much,), *_ = made(op, [CudnnPlan("first", 100 << 20, b"a")])
+    assert much.nanoseconds - little.nanoseconds >= 0.9 * 2e9 * (100 << 20) / H100.bytes_per_second
