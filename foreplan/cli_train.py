@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ class Training:
 
     Attributes:
         losses: of the steps of this run.
-        seconds: of the same steps.
+        seconds: of the same steps, each from when it was asked for to its result.
         signal: what stopped it, or 0.
     """
 
@@ -200,29 +201,35 @@ def _train(
     (samples, size), (first, last) = sizes, steps
     per_epoch = samples // size
     training = Training()
+    taken: deque[Mapping[str, np.ndarray]] = deque()  # by the step that runs, and by the next one
+
+    def batches() -> Iterator[Arrays]:
+        for number in range(first // per_epoch, math.ceil(last / per_epoch)):
+            of_epoch = epoch(compiled.program, arrays, samples, size, seed, number, compiled.accumulate)
+            for i, inputs in enumerate(of_epoch, number * per_epoch):
+                if first <= i < last:
+                    taken.append(inputs)
+                    yield {**fixed, **inputs}
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with interruptible() as caught, Progress(*columns, console=console()) as progress:
         task = progress.add_task("", total=last, completed=first)
-        for number in range(first // per_epoch, math.ceil(last / per_epoch)):
-            given_each = epoch(compiled.program, arrays, samples, size, seed, number, compiled.accumulate)
-            for i, inputs in enumerate(given_each):
-                index = number * per_epoch + i
-                if not first <= index < last:
-                    continue
-                started = time.perf_counter()
-                loss = saving.session.step({**fixed, **inputs}).loss
-                assert loss is not None
-                training.seconds.append(time.perf_counter() - started)
-                training.losses.append(loss)
-                text = f"epoch {number + 1}  loss {loss:.4f}  {format_seconds(training.seconds[-1])} a step"
-                progress.update(task, advance=1, description=text)
-                if not math.isfinite(loss):
-                    why = _why_diverged(arrays, inputs)
-                    raise DivergedError(f"the loss is {loss} at step {index + 1}: {why}. {saving.state()}")
-                saving.after(index + 1)
-                if caught:
-                    training.signal = caught[0]
-                    return training
+        started = time.perf_counter()
+        for index, result in enumerate(saving.session.steps(batches()), first):
+            loss, inputs = result.loss, taken.popleft()
+            assert loss is not None
+            training.seconds.append(time.perf_counter() - started)
+            training.losses.append(loss)
+            text = f"epoch {index // per_epoch + 1}  loss {loss:.4f}  {format_seconds(training.seconds[-1])} a step"
+            progress.update(task, advance=1, description=text)
+            if not math.isfinite(loss):
+                why = _why_diverged(arrays, inputs)
+                raise DivergedError(f"the loss is {loss} at step {index + 1}: {why}. {saving.state()}")
+            saving.after(index + 1)
+            if caught:
+                training.signal = caught[0]
+                return training
+            started = time.perf_counter()
     return training
 
 

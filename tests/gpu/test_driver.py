@@ -124,6 +124,42 @@ def test_calls_are_captured_and_a_capture_ends_whatever_happens() -> None:
     assert card.stream.said == ["begin", "end"]
 
 
+def test_copies_beside_have_a_stream_of_their_own_that_is_made_when_it_is_needed() -> None:
+    said: list[tuple[object, ...]] = []
+
+    class Stream:
+        def __init__(self, non_blocking: bool) -> None:
+            assert non_blocking
+            self.ptr = 8
+
+        def wait_event(self, event: object) -> None:
+            said.append(("wait", self.ptr, event))
+
+    class Event:
+        def record(self, stream: Stream) -> None:
+            said.append(("record", stream.ptr))
+
+    runtime = SimpleNamespace(memcpyAsync=lambda *words: said.append(words), memcpyDefault=4)
+    card = unopened(SimpleNamespace(runtime=runtime, Stream=Stream, Event=Event))
+    card.copying(1, 2, 3)()
+    assert said == [(1, 2, 3, 4, 7)] and "beside" not in vars(card)
+    arrived = card.event(beside=True)
+    card.copying(5, 6, 7, beside=True)()
+    arrived.record()
+    card.stream.wait_event = lambda event: said.append(("wait", 7, event))
+    card.hold(arrived)
+    moved = card.event()
+    moved.record()
+    card.hold(moved, beside=True)
+    assert said[1:] == [
+        (5, 6, 7, 4, 8),
+        ("record", 8),
+        ("wait", 7, arrived.event),  # type: ignore[attr-defined]
+        ("record", 7),
+        ("wait", 8, moved.event),  # type: ignore[attr-defined]
+    ]
+
+
 AXPY = """
 struct Arguments { float* x; long long count; double factor; };
 extern "C" __global__ void scale(const Arguments a) {

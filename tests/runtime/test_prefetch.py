@@ -219,3 +219,15 @@ def test_the_command_line_plans_them(tmp_path: Path) -> None:
     assert ahead["arena_bytes"] - plain["arena_bytes"] == wanted
     assert answer("plan", model, "--prefetch", "-o", path)["arena_bytes"] == ahead["arena_bytes"]
     assert answer("verify", path)["persistent_bytes"] == ahead["persistent_bytes"]
+
+
+def test_training_from_the_command_line_is_the_same_with_them(tmp_path: Path) -> None:
+    data = {"x": np.random.default_rng(0).normal(size=(40, 12)).astype(np.float32), "target": np.arange(40) % 5}
+    np.savez(tmp_path / "data.npz", **data)
+    model = "mlp:width=16,layers=2,inputs=12,classes=5,batch=8"
+    for more in ((), ("--accumulate", 2)):
+        told = [
+            answer("train", model, "--data", tmp_path / "data.npz", "--epochs", 2, "--lr", 0.1, *more, *prefetch)
+            for prefetch in ((), ("--prefetch",))
+        ]
+        assert told[0]["losses"] == told[1]["losses"] and told[0]["steps"] == (4 if more else 10)
