@@ -1,4 +1,4 @@
-"""The CUDA engine with convolutions planned by cuDNN: the NumPy kernel of each convolution stands in for its plan."""
+"""The CUDA engine with what cuDNN plans: the NumPy kernel of each op stands in for its plan."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 
 import foreplan as fp
 from foreplan.errors import PlanError
-from foreplan.gpu import driver
+from foreplan.gpu import driver, table
 from foreplan.gpu.cudnn_conv import WORD, _as_cudnn_makes_it
 from foreplan.graph import Window
 from foreplan.lower.program import Call, Program
+from foreplan.ops.attention_blocks import AttentionOp
 from foreplan.runtime.device import span_of
 from tests.gpu.binder import needs_gcc
 from tests.gpu.card import FakeCard
@@ -33,6 +34,24 @@ def array_at(address: int, window: Window) -> np.ndarray:
 def stand_in(card: FakeCard, program: Program) -> int:
     """Have the card run what cuDNN planned for a program; returns how many plans there are."""
 
+    def attention_of(call: Call, needed: int) -> None:
+        inputs, outputs = ([operand.window for operand in found] for found in (call.inputs, call.outputs))
+
+        def run(tensors: Mapping[int, int], workspace: int) -> None:
+            assert workspace % 256 == 0 and all(address % 16 == 0 for address in tensors.values())
+            arrays = [array_at(tensors[i], window) for i, window in enumerate([*inputs, *outputs], 1)]
+            given, results = arrays[: len(inputs)], arrays[len(inputs) :]
+            (np.ctypeslib.ctypes.c_char * needed).from_address(workspace).raw = b"\xff" * needed
+            types = [window.type for window in inputs], [window.type for window in outputs]
+            made = [np.empty(y.shape, y.dtype) for y in results]
+            call.op.compute(
+                [np.ascontiguousarray(x) for x in given], made, np.empty(call.op.workspace(*types), np.uint8)
+            )
+            for y, result in zip(results, made):
+                y[...] = result
+
+        card.plans[call.payload[WORD:]] = needed, run
+
     def plan_of(call: Call, needed: int) -> None:
         inputs, outputs = ([operand.window for operand in found] for found in (call.inputs[:2], call.outputs))
         windows = [*inputs, _as_cudnn_makes_it(inputs, outputs)]
@@ -51,7 +70,8 @@ def stand_in(card: FakeCard, program: Program) -> int:
 
     for call in program.calls:
         if call.payload:
-            plan_of(call, int.from_bytes(call.payload[:WORD], "little"))
+            make = attention_of if isinstance(call.op, AttentionOp) else plan_of
+            make(call, int.from_bytes(call.payload[:WORD], "little"))
     return len(card.plans)
 
 
@@ -96,3 +116,27 @@ def test_a_plan_that_needs_more_workspace_than_it_said(card: FakeCard) -> None:
         card.plans[blob] = needed + 1, run
     with pytest.raises(PlanError, match="workspace"):
         step.bind()
+
+
+@pytest.mark.slow
+def test_attention_by_cudnn_reads_and_writes_where_tensors_lie(card: FakeCard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries, keys and values are parts of one tensor; a training step as NumPy's."""
+    # So little attention is no slower by kernels of ours.
+    monkeypatch.setattr(table, "own_nanoseconds", lambda *_: 10**9)
+    table._ways.cache_clear()
+    reference, step = (
+        trained(
+            fp.models.gpt2_small(batch=2, seq=24, layers=2, width=32, heads=2, vocabulary=50),
+            target=target,
+            precision="bf16",
+        )
+        for target in ("numpy", "cuda:h100")
+    )
+    assert stand_in(card, step.program) >= 2
+    used = [step.program.calls[each.action] for each in step.plan.steps]
+    assert {call.op.name for call in used if call.payload} == {"attention", "attention_grad"}
+    table._ways.cache_clear()
+    theirs, ours, data = reference.bind(seed=1), step.bind(seed=1, poison=True), data_for(reference, 0)
+    for _ in range(3):
+        wanted, found = theirs.step(data).loss, ours.step(data).loss
+        assert wanted is not None and found == pytest.approx(wanted, rel=2e-2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,19 @@ import foreplan as fp
 from foreplan.frontend.losses import attach_loss
 from foreplan.gpu import driver, nvrtc
 from foreplan.gpu.capture import captured
-from foreplan.gpu.table import kernel_named
+from foreplan.gpu.cudnn_sdpa import LEAST_COMPUTE
+from foreplan.gpu.launch import LaunchKernel, Windows
+from foreplan.gpu.table import kernel_named, kernels_for
+from foreplan.graph import Window
+from foreplan.graph.types import DTYPES
 from foreplan.lower.program import Call
+from foreplan.ops.attention import Attention
+from foreplan.ops.attention_grad import AttentionGrad
 from tests.cpu.test_engine import MODELS, compiled, data_for, farthest, is_near
 from tests.gpu import check
 from tests.gpu.on_card import CardBound, opened_or_skipped
+from tests.kernels import attention_operands
+from tests.ops.check import type_of
 
 opened_or_skipped()
 pytestmark = pytest.mark.cuda
@@ -69,14 +77,63 @@ def test_every_plan_of_cudnn_runs(precision: str) -> None:
         kernel = kernel_named(call.op, call.kernel, call.payload, reads, writes, captured())
         assert kernel is not None
         inputs = [rng.standard_normal(x.shape).astype(x.type.dtype.numpy) for x in reads]
-        wanted = check.expected(call.op, inputs)[0].astype(np.float64)
-        places = [check.laid_out(window, x) for window, x in zip(reads, inputs)]
-        (result,), workspace = [check.laid_out(y) for y in writes], check.Memory(kernel.workspace, 0xFF)
-        CardBound(kernel, [array for _, array in places], [result[1]], workspace.bytes)()
-        for memory in (*(memory for memory, _ in places), result[0], workspace):
-            memory.check()
-        error = np.linalg.norm(result[1].astype(np.float64) - wanted)
-        assert error <= tolerance * np.linalg.norm(wanted), f"{call.kernel} of {call.op} on {reads}"
+        (result,), (wanted,) = run(kernel, reads, writes, inputs), check.expected(call.op, inputs)
+        assert distance(result, wanted) <= tolerance, f"{call.kernel} of {call.op} on {reads}"
+
+
+def run(kernel: LaunchKernel, reads: Windows, writes: Windows, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What a kernel gives, with poisoned memory, around which nothing may be written."""
+    places = [check.laid_out(window, x) for window, x in zip(reads, inputs)]
+    results, workspace = [check.laid_out(y) for y in writes], check.Memory(kernel.workspace, 0xFF)
+    CardBound(kernel, [array for _, array in places], [array for _, array in results], workspace.bytes)()
+    for memory in (*(memory for memory, _ in (*places, *results)), workspace):
+        memory.check()
+    return [array for _, array in results]
+
+
+def distance(found: np.ndarray, wanted: np.ndarray) -> float:
+    """Beside the norm of what is wanted."""
+    wanted = wanted.astype(np.float64)
+    return float(np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted))
+
+
+# Batch, query heads, key heads, queries, keys, depth, value depth; whether causal, whether heads come last; the type.
+ATTENTIONS = {
+    "gpt2": ((2, 12, 12, 512, 512, 64, 64), True, True, "bfloat16"),
+    "grouped": ((2, 8, 2, 256, 256, 128, 128), True, False, "float16"),
+    "odd": ((3, 4, 2, 77, 200, 32, 32), False, True, "bfloat16"),
+    "more queries than keys": ((1, 2, 2, 200, 77, 64, 64), True, True, "bfloat16"),
+}
+
+
+@check.needs_cudnn()
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("case", ATTENTIONS)
+def test_every_plan_of_attention_runs(case: str, deterministic: bool) -> None:
+    """Results as NumPy's, the log-sum-exp among them; where asked for, the same bits again."""
+    sizes, causal, heads_last, name = ATTENTIONS[case]
+    device, dtype = captured(), DTYPES[name]
+    if device.compute < LEAST_COMPUTE:
+        pytest.skip("cuDNN has attention from compute capability 8.0 on")
+    rng, op = np.random.default_rng(0), Attention(sizes[5] ** -0.5, causal, heads_last)
+    given = [x.astype(dtype.numpy) for x in attention_operands(rng, sizes, heads_last)]
+    o, log_sums = check.expected(op, given)
+    g = rng.standard_normal(o.shape).astype(dtype.numpy)
+    gradient = AttentionGrad(op.scale, causal, heads_last)
+    for each, inputs in ((op, given), (gradient, [*given, o, log_sums, g])):
+        wanted = check.expected(each, inputs)
+        reads, writes = ([Window.dense(type_of(x)) for x in arrays] for arrays in (inputs, wanted))
+        kernels = kernels_for(each, reads, writes, device, deterministic=deterministic)
+        theirs = {kernel: made for kernel, made in kernels.items() if made.payload}
+        assert theirs
+        for kernel, made in theirs.items():
+            found = run(made, reads, writes, inputs)
+            for result, known in zip(found, wanted, strict=True):
+                tolerance = 1e-3 if known.dtype == np.float32 else 2e-2
+                assert distance(result, known) <= tolerance, f"{kernel} of {each} on {reads}"
+            if deterministic:
+                again = run(made, reads, writes, inputs)
+                assert all(x.tobytes() == y.tobytes() for x, y in zip(found, again, strict=True)), kernel
 
 
 @pytest.mark.parametrize("name", MODELS, ids=[name.partition(":")[0] for name in MODELS])
@@ -100,8 +157,11 @@ def test_a_step_is_the_same_however_it_runs(name: str) -> None:
         assert all(session.stored[key].tobytes() == array.tobytes() for session in sessions[1:]), key
 
 
+IN_OTHERS = [*MODELS[:3], "gpt2_small:batch=2,seq=256,layers=2,width=128,heads=2,vocabulary=200"]
+
+
 @pytest.mark.parametrize(("target", "precision"), [("cuda:,tf32", "float32"), ("cuda", "bf16")])
-@pytest.mark.parametrize("name", MODELS[:3], ids=[name.partition(":")[0] for name in MODELS[:3]])
+@pytest.mark.parametrize("name", IN_OTHERS, ids=[name.partition(":")[0] for name in IN_OTHERS])
 def test_other_precisions_train_alike(name: str, target: str, precision: str) -> None:
     graph = fp.models.build(name)
     graph = attach_loss(graph, fp.models.default_loss(name), [next(iter(graph.outputs))])
