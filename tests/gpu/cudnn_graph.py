@@ -14,7 +14,7 @@ import numpy as np
 TYPES = {"CUDNN_DATA_FLOAT": np.float32, "CUDNN_DATA_BFLOAT16": ml_dtypes.bfloat16, "CUDNN_DATA_HALF": np.float16}
 SCALAR = re.compile(rb"i[\x01-\x05](\d+)\{i\x05indexi.i\x05valueSi\x08([0-9A-F]{8})\}", re.DOTALL)
 BINARY = {"MUL": np.multiply, "SUB": np.subtract, "ADD": np.add, "DIV": np.divide, "CMP_GE": np.greater_equal}
-UNARY = {"EXP": np.exp, "LOG": np.log}
+UNARY = {"EXP": np.exp, "LOG": np.log, "IDENTITY": np.positive}
 
 
 def written_by_cudnn(blob: bytes) -> dict[str, Any]:

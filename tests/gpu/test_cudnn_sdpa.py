@@ -118,7 +118,7 @@ def test_a_plan_says_that_it_computes_what_the_op_does(case: str) -> None:
             expected(AttentionGrad(0.3, causal, heads_last), [*inputs, *results, g]),
         ),
     ):
-        found = plans(op, [Window.dense(type_of(x)) for x in inputs])
+        found = plans(op, [Window.dense(type_of(x)) for x in inputs], deterministic="grouped" not in case)
         assert found
         arrays = [*(np.ascontiguousarray(x) for x in given), *(np.zeros(y.shape, y.dtype) for y in wanted)]
         for plan in found:
