@@ -86,9 +86,10 @@ def _question(op: Op, inputs: Sequence[Window], outputs: Sequence[Window], deter
     """What to ask; None for what cuDNN has no words for."""
     if not isinstance(op, Attention | AttentionGrad) or len(inputs) != (6 if isinstance(op, AttentionGrad) else 3):
         return None
-    if inputs[0].type.dtype.name not in TYPES or inputs[0].type.dtype.itemsize != 2:
-        return None
     windows = [*inputs, *outputs]
+    dtype = inputs[0].type.dtype
+    if dtype.name not in TYPES or dtype.itemsize != 2 or not all(window.type.size for window in windows):
+        return None
     log_sums = 4  # its place, in either op
     tensors = [_log_sums(x) if i == log_sums else _tensor(x, op.heads_last) for i, x in enumerate(windows)]
     found = tuple(tensor for tensor in tensors if tensor is not None)
@@ -163,7 +164,7 @@ def _asked_elsewhere(asked: dict[str, Any]) -> list[CudnnPlan]:
         _Failure: there is none.
     """
     paths = [path or os.getcwd() for path in sys.path]
-    command = [sys.executable, "-c", f"from {__name__} import answer; answer()"]
+    command = [sys.executable or "python3", "-c", f"from {__name__} import answer; answer()"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     try:
         done = subprocess.run(
