@@ -62,7 +62,8 @@ def fuse_matmul_maps(graph: Graph, accepts: Callable[[Op, Types, Types], bool]) 
         types = [value.type for value in pair.inputs], [value.type for value in pair.map.outputs]
         if accepts(pair.op, *types):
             pairs[pair.map] = pair
-    return _updates_after_readers(rewrite_groups(graph, pairs, {pair.product for pair in pairs.values()}, _fused))
+    fused = rewrite_groups(graph, pairs, {pair.product for pair in pairs.values()}, _fused)
+    return _updates_after_readers(fused) if pairs else graph
 
 
 def _updates_after_readers(graph: Graph) -> Graph:

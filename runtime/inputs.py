@@ -12,7 +12,6 @@ import numpy as np
 from foreplan.errors import InputError
 from foreplan.lower.program import Slot
 
-
 _FEW = 64  # numbers that Python looks at faster than NumPy
 
 
