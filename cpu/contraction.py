@@ -70,7 +70,7 @@ def matmul_map(op: Op, inputs: Windows, outputs: Windows, way: type[Tiles] | typ
         raise Refused("one after the other is faster, the product by oneDNN")
     arguments = {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **beside(2, len(inputs), len(outputs))}
     plan.run(product, arguments)
-    return plan.finish(nanoseconds=product.nanoseconds, mapped=product.overwrites(2))
+    return plan.finish(nanoseconds=product.nanoseconds, mapped=made.overwrites(2))
 
 
 def _operands(op: Op, inputs: Windows, outputs: Windows) -> tuple[Window, Window, Window]:

@@ -132,7 +132,8 @@ def _one_tap(
     seen, source = plan.positions(_seen_by_one_tap(op, w.shape[2:], w, x, y), INPUT)
     made = product(seen, swapped(_flat_weights(w)), matrix(rows, y.type.dtype))
     plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **arguments})
-    mapped = made.overwrites(op.own if isinstance(op, ConvMap) else 2) if isinstance(made, Tiles) else ()
+    then = made.made if isinstance(made, Tiles) else None
+    mapped = then.overwrites(op.own if isinstance(op, ConvMap) else 2) if then else ()
     return plan.finish(base, nanoseconds=_price(made, prices.products(w, y)), mapped=mapped)
 
 

@@ -103,6 +103,24 @@ class Lanes:
         """Bits as floats."""
         return self.builder.bitcast(x, self.type(element))
 
+    def behind(self, address: ir.Value, nbytes: ir.Value) -> ir.Value:
+        """So many bytes behind an address."""
+        return self.builder.gep(address, [nbytes], source_etype=INT8)
+
+    def prefetch(self, address: ir.Value, *, write: bool = False) -> None:
+        """Let a line of memory come to the first cache, to be read or written soon."""
+        hints = (ir.Constant(INT32, hint) for hint in (int(write), 3, 1))  # as near as can be, as data
+        self.call("llvm.prefetch.p0", ir.VoidType(), address, *hints)
+
+
+def exchanged(count: int, apart: int) -> tuple[list[int], list[int]]:
+    """The order of lanes of two values, numbered one after the other, that leaves in the first, and in the second, what
+    is at places without and with a bit: lanes so far apart change places between them.
+    """
+    lanes = range(count)
+    low = [lane if not lane & apart else count + lane - apart for lane in lanes]
+    return low, [lane + apart if not lane & apart else count + lane for lane in lanes]
+
 
 def shuffled(builder: ir.IRBuilder, pair: Sequence[ir.Value], order: Sequence[int]) -> ir.Value:
     """Lanes of two values, numbered one after the other, in an order."""

@@ -50,10 +50,10 @@ class Made:
     inputs: tuple[Window, ...]
     outputs: tuple[Window, ...]
 
-    @property
-    def overwrites(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of an output and an input that lies like it, and may be changed in place."""
-        return tuple((o, i) for o, y in enumerate(self.outputs) for i, x in enumerate(self.inputs) if lie_alike(x, y))
+    def overwrites(self, first: int = 0) -> tuple[tuple[int, int], ...]:
+        """Pairs of an output and an input that lies like it, and may be changed in place; inputs count from `first`."""
+        inputs = list(enumerate(self.inputs, first))
+        return tuple((o, i) for o, y in enumerate(self.outputs) for i, x in inputs if lie_alike(x, y))
 
     @property
     def beside(self) -> int:

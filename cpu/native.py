@@ -160,6 +160,7 @@ class _Caller(Writer):
 
     def write(self) -> None:
         b, type = self.b, ir.FunctionType(INT32, [INT64] * ARGUMENTS)
+        self.word = self.local(INT32)
         before = self._control()
         self._set_control(b.or_(before, ir.Constant(INT32, _FLUSH)))
         with self.counted(self.start, self.stop, 1) as at:
@@ -176,11 +177,11 @@ class _Caller(Writer):
         b.ret_void()
 
     def _control(self) -> ir.Value:
-        """How this thread computes with floats: the register MXCSR."""
-        self.word = self.local(INT32)
-        if _IS_X86:
-            Lanes(self.b).call("llvm.x86.sse.stmxcsr", ir.VoidType(), self.word)
-        return self.b.load(self.word, typ=INT32) if _IS_X86 else ir.Constant(INT32, 0)
+        """How this thread computes with floats: the register MXCSR; 0 where there is none."""
+        if not _IS_X86:
+            return ir.Constant(INT32, 0)
+        Lanes(self.b).call("llvm.x86.sse.stmxcsr", ir.VoidType(), self.word)
+        return self.b.load(self.word, typ=INT32)
 
     def _set_control(self, control: ir.Value) -> None:
         if _IS_X86:

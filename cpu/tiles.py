@@ -101,17 +101,13 @@ class Tiles:
         self.most_kept = min(self.most_kept, align_up(kept, SIDE))
         self.panels = (2 + self.most_kept // SIDE) * (self.most_steps // DEPTH) * STEP
         self.apart = (
-            made is not None and blocks > 1 and (bool(made.overwrites) or made.outputs[0].type.dtype != FLOAT32)
+            made is not None and blocks > 1 and (bool(made.overwrites()) or made.outputs[0].type.dtype != FLOAT32)
         )
         self.steps[2] = (self.columns * _ITEM, _ITEM) if self.apart else self.steps[2]
         self.scratchpad = self.panels * len(self.shares) + self.apart * y.type.nbytes
         packed = self._passes(*((self.rows, self.columns) if keeps_a else (self.columns, self.rows)))
         self.nanoseconds = prices.tiles(self.count, self.rows, self.columns, self.depth, packed)
         self.nanoseconds += prices.mapped(made.beside) if made else 0
-
-    def overwrites(self, first: int) -> tuple[tuple[int, int], ...]:
-        """Pairs of an output and an input in whose place it may be, further inputs being numbered from one on."""
-        return tuple((o, first + i) for o, i in self.made.overwrites) if self.made else ()
 
     def _keeps_a(self, a_along: bool) -> bool:
         """Whether a is kept while b passes: where it is kept whole, or else less is packed then and memory of a's rows

@@ -101,7 +101,7 @@ class _Product(Writer):
         """All matrices; of each some steps along the sum at a time, and of those some rows or columns."""
         b, t, zero = self.b, self.table_of, self.number(0)
         entries = len(ENTRIES) + (self.making.entries if self.making else 0)
-        self.tiles("ldtilecfg", self.at(self.table, self.number(8 * entries)))
+        self.tiles("ldtilecfg", self.e.behind(self.table, self.number(8 * entries)))
         with self.counted(self.start, self.stop, 1) as matrix:
             bases = {x: b.add(t[x], b.mul(matrix, t[f"{x}_matrix"])) for x in ("a", "b", "y")}
             with self.counted(zero, self.blocks(t["depth"], t["most_steps"]), 1) as number:
@@ -128,10 +128,6 @@ class _Product(Writer):
             base, along = b.add(bases[name], b.mul(first, t[f"{name}_step"])), t[f"{name}_step"]
             found.append(_Factor(base, t[across], along, t[f"{name}_following"], t[extent], *how))
         return (found[0], found[1]) if product.keeps_a else (found[1], found[0])
-
-    def at(self, address: ir.Value, offset: ir.Value) -> ir.Value:
-        """So many bytes behind an address."""
-        return self.b.gep(address, [offset], source_etype=INT8)
 
     def pointer(self, address: ir.Value) -> ir.Value:
         """An address that came as a number."""
@@ -181,7 +177,7 @@ class _Block:
         self.panel = self.b.mul(self.steps, n(STEP))
         self.panels, self.others = (writer.blocks(x.extent, n(SIDE)) for x in (kept, passing))
         self.second = writer.pointer(writer.table_of["scratch"])  # two panels that pass, then those that are kept
-        self.first = writer.at(self.second, self.b.mul(self.panel, n(2)))
+        self.first = writer.e.behind(self.second, self.b.mul(self.panel, n(2)))
 
     def write(self) -> None:
         """Both first panels; then all products."""
@@ -191,8 +187,8 @@ class _Block:
             self.piece(self.passing, self.second, zero, piece)
         with w.counted(zero, self.others, 1) as other:
             odd = b.and_(other, w.number(1))
-            here = w.at(self.second, b.mul(odd, self.panel))
-            there = w.at(self.second, b.mul(b.xor(odd, w.number(1)), self.panel))
+            here = w.e.behind(self.second, b.mul(odd, self.panel))
+            there = w.e.behind(self.second, b.mul(b.xor(odd, w.number(1)), self.panel))
             following = b.add(other, w.number(1))
             more = b.icmp_signed("<", following, self.others)
             b.store(zero, w.packed)
@@ -213,7 +209,7 @@ class _Block:
 
     def panel_of(self, number: ir.Value) -> ir.Value:
         """Where a panel that is kept lies."""
-        return self.w.at(self.first, self.b.mul(number, self.panel))
+        return self.w.e.behind(self.first, self.b.mul(number, self.panel))
 
     def share(self, target: ir.Value, panel: ir.Value, due: ir.Value) -> None:
         """Those pieces of the next panel that passes which are due: so many, if this panel were multiplied once."""
@@ -233,7 +229,7 @@ class _Block:
         along = b.mul(step, w.number(DEPTH))
         source = b.add(x.base, b.add(b.mul(across, x.across), b.mul(along, x.along)))
         left = b.sub(x.extent, across), b.sub(self.depth, along)
-        place = w.at(target, b.add(b.mul(step, w.number(STEP)), b.mul(half, w.number(TILE))))
+        place = w.e.behind(target, b.add(b.mul(step, w.number(STEP)), b.mul(half, w.number(TILE))))
         stride = x.across if x.is_along else x.along
         b.call(x.pack, [w.pointer(source), stride, x.following, place, *left, part])
 
@@ -260,7 +256,7 @@ class _Block:
         rows = w.making.at(top, start) if w.making else []
         with w.counted(w.number(0), self.steps, 1) as step:
             offset = b.mul(step, w.number(STEP))
-            self.multiplied([w.at(panel, offset) for panel in both], lambda turn: meanwhile(step, turn))
+            self.multiplied([w.e.behind(panel, offset) for panel in both], lambda turn: meanwhile(step, turn))
             self.fetch(rows, step, left[0])
         for tile in range(4):
             w.tiles("tilestored64", tile, self.quarter(target, stride, tile), stride)
@@ -270,7 +266,7 @@ class _Block:
     def quarter(self, target: ir.Value, stride: ir.Value, tile: int) -> ir.Value:
         """Where a quarter of the results lies."""
         down = self.b.mul(stride, self.w.number(SIDE // 2 * (tile // 2)))
-        return self.w.at(target, self.b.add(down, self.w.number(LINE * (tile % 2))))
+        return self.w.e.behind(target, self.b.add(down, self.w.number(LINE * (tile % 2))))
 
     def multiplied(self, pairs: Sequence[ir.Value], meanwhile: Callable[[int], None]) -> None:
         """Add the products of the parts of two pairs of tiles; what is done meanwhile does not wait for them."""
@@ -280,7 +276,7 @@ class _Block:
                 if loaded[operand] != parts[operand]:
                     loaded[operand] = parts[operand]
                     for half in range(2):
-                        place = w.at(address, w.number((2 * parts[operand] + half) * TILE))
+                        place = w.e.behind(address, w.number((2 * parts[operand] + half) * TILE))
                         w.tiles("tileloadd64", 4 + 2 * operand + half, place, w.number(LINE))
             for tile in range(4):
                 w.tiles("tdpbf16ps", tile, 4 + tile // 2, 6 + tile % 2)
@@ -300,10 +296,9 @@ class _Block:
         first = b.mul(step, each)
         with b.if_then(self.last), w.counted(first, w.least(b.add(first, each), left), 1) as row:
             for i in whole:
-                place = w.at(rows[i], b.mul(row, making.rows[i][1]))
+                place = w.e.behind(rows[i], b.mul(row, making.rows[i][1]))
                 for byte in range(0, SIDE * making.operands[i].dtype.itemsize, LINE):
-                    hints = (ir.Constant(INT32, hint) for hint in (1, 3, 1))  # to be written, soon, as data
-                    w.e.call("llvm.prefetch.p0", ir.VoidType(), w.at(place, w.number(byte)), *hints)
+                    w.e.prefetch(w.e.behind(place, w.number(byte)), write=True)
 
     def merge(self, place: ir.Value, left: Sequence[ir.Value], rows: Sequence[ir.Value]) -> None:
         """Copy what there is of 32 x 32 results to where they lie, or add it to what is there; or make of both what is
@@ -311,9 +306,9 @@ class _Block:
         """
         w, b = self.w, self.b
         with w.counted(w.number(0), w.least(left[0], w.number(SIDE)), 1) as row:
-            target = w.at(place, b.mul(row, w.table_of["y_row"]))
+            target = w.e.behind(place, b.mul(row, w.table_of["y_row"]))
             steps = [stride for _, stride in w.making.rows] if w.making else []
-            here = [w.at(start, b.mul(row, step)) for start, step in zip(rows, steps)]
+            here = [w.e.behind(start, b.mul(row, step)) for start, step in zip(rows, steps)]
             for first in range(0, SIDE, WIDTH):
                 self.finish(target, row, here, Memory(w.e, w.number(first), b.sub(left[1], w.number(first))))
 
@@ -321,8 +316,8 @@ class _Block:
         """Sixteen results of a row."""
         w, b, e = self.w, self.b, self.w.e
         offset = b.mul(some.at, w.number(4))
-        source = w.at(w.results, b.add(offset, b.mul(row, w.number(4 * SIDE))))
-        x, place = b.load(source, align=4, typ=e.type(FLOAT)), w.at(target, offset)
+        source = w.e.behind(w.results, b.add(offset, b.mul(row, w.number(4 * SIDE))))
+        x, place = b.load(source, align=4, typ=e.type(FLOAT)), w.e.behind(target, offset)
         mask = b.select(self.adds, some.mask, e.constant(BIT, 0))
         old = e.floats(some.load(e, place, INT32, mask))
         x = b.select(self.adds, b.fadd(x, old), x)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import llvmlite.ir as ir
 
-from foreplan.cpu.lanes import FLOAT, INT8, INT32, INT64, Lanes, shuffled
+from foreplan.cpu.lanes import FLOAT, INT32, INT64, Lanes, shuffled
 from foreplan.cpu.llvm import POINTER
 from foreplan.cpu.loops import WIDTH, Memory
 
@@ -74,9 +74,11 @@ class Pack:
             for first in range(0, width, WIDTH):
                 left = b.select(there, b.sub(lanes, ir.Constant(INT64, first)), ir.Constant(INT64, 0))
                 some = Memory(e, ir.Constant(INT64, first), left)
-                place = self.at(source, b.add(b.mul(stride, ir.Constant(INT64, line)), ir.Constant(INT64, 4 * first)))
+                place = self.e.behind(
+                    source, b.add(b.mul(stride, ir.Constant(INT64, line)), ir.Constant(INT64, 4 * first))
+                )
                 x = b.select(some.mask, some.load(e, place, INT32, some.mask), zero)
-                b.store(x, self.at(copy, ir.Constant(INT64, 4 * (line * width + first))), align=4)
+                b.store(x, self.e.behind(copy, ir.Constant(INT64, 4 * (line * width + first))), align=4)
 
     def packed(
         self, source: ir.Value, stride: ir.Value, following: ir.Value, target: ir.Value, piece: ir.Value
@@ -84,11 +86,11 @@ class Pack:
         """A piece of a whole unit, each row written before the next is read, so that registers suffice."""
         b = self.b
         first = b.mul(piece, ir.Constant(INT64, _BLOCK))
-        target = self.at(target, b.mul(first, ir.Constant(INT64, LINE)))
-        begin = self.at(source, b.mul(first, stride))
+        target = self.e.behind(target, b.mul(first, ir.Constant(INT64, LINE)))
+        begin = self.e.behind(source, b.mul(first, stride))
 
         def place(start: ir.Value, row: int, column: int) -> ir.Value:
-            return self.at(start, b.add(b.mul(stride, ir.Constant(INT64, row)), ir.Constant(INT64, 4 * column)))
+            return self.e.behind(start, b.add(b.mul(stride, ir.Constant(INT64, row)), ir.Constant(INT64, 4 * column)))
 
         def halves(start: ir.Value, row: int) -> tuple[ir.Value, ir.Value]:
             """Where the first 16 steps of a row or column are, and the others."""
@@ -96,10 +98,9 @@ class Pack:
 
         for row in range(_BLOCK):
             for start in halves(begin, row):
-                hints = (ir.Constant(INT32, hint) for hint in (0, 3, 1))  # to be read, soon, as data
-                self.e.call("llvm.prefetch.p0", ir.VoidType(), self.at(start, following), *hints)
+                self.e.prefetch(self.e.behind(start, following))
         if self.turned:
-            across = self.at(source, b.mul(first, ir.Constant(INT64, 4)))
+            across = self.e.behind(source, b.mul(first, ir.Constant(INT64, 4)))
             found = [halves(across, row) for row in range(WIDTH)]
             for row, pair in enumerate(zip(*(self.turn(half) for half in zip(*found)))):
                 self.put(target, row, pair)
@@ -112,7 +113,7 @@ class Pack:
         b = self.b
         for part, (low, high) in enumerate(zip(*map(self.parts, pair))):
             word = b.or_(b.lshr(low, self.e.constant(INT32, 16)), b.and_(high, self.e.constant(INT32, _TOP)))
-            b.store(word, self.at(target, ir.Constant(INT64, 2 * TILE * part + LINE * row)), align=4)
+            b.store(word, self.e.behind(target, ir.Constant(INT64, 2 * TILE * part + LINE * row)), align=4)
 
     def parts(self, x: ir.Value) -> list[ir.Value]:
         """Three numbers, in the upper halves of their bits, that add up to each. Infinities and NaN are the last, which
@@ -155,7 +156,3 @@ class Pack:
         b = self.b
         halves = [shuffled(b, quarters[i : i + 2], range(2 * _BLOCK)) for i in (0, 2)]
         return shuffled(b, halves, range(4 * _BLOCK))
-
-    def at(self, address: ir.Value, offset: ir.Value) -> ir.Value:
-        """So many bytes behind an address."""
-        return self.b.gep(address, [offset], source_etype=INT8)

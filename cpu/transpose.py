@@ -12,7 +12,7 @@ import numpy as np
 
 from foreplan.cpu.conversions import memory_type
 from foreplan.cpu.kernel import Run
-from foreplan.cpu.lanes import BIT, INT32, Lanes, shuffled
+from foreplan.cpu.lanes import BIT, Lanes, exchanged, shuffled
 from foreplan.cpu.llvm import POINTER, compiled_as
 from foreplan.cpu.loops import CONTIGUOUS, WIDTH, Memory, Operand, Place, Writer
 from foreplan.cpu.threads import current_threads, ranged
@@ -131,11 +131,10 @@ class _Writer(Writer):
         over = b.icmp_signed(">=", block, blocks)
         near = b.select(over, b.add(near, width), near)
         far = b.mul(b.select(over, b.sub(block, blocks), block), width)
-        constants = [ir.Constant(INT32, number) for number in (0, 3, 1)]
         for i in range(WIDTH):
             row = self.place(self.operand, source.address, [self.steps[0][-1]], [b.add(far, self.number(i))])
             address = b.gep(row.address, [near], source_etype=memory_type(self.operand.dtype))
-            Lanes(b).call("llvm.prefetch.p0", ir.VoidType(), address, *constants)
+            Lanes(b).prefetch(address)
 
     def within(self, e: Lanes, mask: ir.Value, index: int, count: ir.Value) -> ir.Value:
         """The lanes of a mask if there are more than `index` rows, else none."""
@@ -146,13 +145,10 @@ def _transposed(b: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
     """The columns of a square matrix: blocks that change places, of half its rows, of a quarter, and so on."""
     half = len(rows) // 2
     while half:
-        lanes = range(len(rows))
-        upper = [i if not i & half else len(rows) + i - half for i in lanes]
-        lower = [i + half if not i & half else len(rows) + i for i in lanes]
-        changed = list(rows)
+        orders, changed = exchanged(len(rows), half), list(rows)
         for i in range(len(rows)):
             if not i & half:
                 pair = rows[i], rows[i + half]
-                changed[i], changed[i + half] = (shuffled(b, pair, order) for order in (upper, lower))
+                changed[i], changed[i + half] = (shuffled(b, pair, order) for order in orders)
         rows, half = changed, half // 2
     return rows

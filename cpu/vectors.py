@@ -48,10 +48,6 @@ class Vectors:
         self.nanoseconds = prices.vectors(self.rows, self.columns, self.depth, across)
         self.nanoseconds += prices.mapped(self.made.beside)
 
-    def overwrites(self, first: int) -> tuple[tuple[int, int], ...]:
-        """Pairs of an output and an input in whose place it may be, further inputs being numbered from one on."""
-        return tuple((o, first + i) for o, i in self.made.overwrites)
-
     def bind(self, addresses: Mapping[int, int]) -> Run:
         """A call that makes it on these addresses: `SRC`, `WEIGHTS`, `DST`, and those of what is made."""
         numbers = {

@@ -13,7 +13,7 @@ from functools import cache
 
 import llvmlite.ir as ir
 
-from foreplan.cpu.lanes import FLOAT, INT8, INT32, INT64, Lanes, shuffled
+from foreplan.cpu.lanes import FLOAT, INT32, INT64, Lanes, exchanged, shuffled
 from foreplan.cpu.llvm import POINTER, compiled_as
 from foreplan.cpu.loops import WIDTH, Memory, Writer
 from foreplan.cpu.made import Making, Then
@@ -72,10 +72,6 @@ class _Product(Writer):
         b.position_at_end(after)
         return sums
 
-    def at(self, address: ir.Value, offset: ir.Value) -> ir.Value:
-        """So many bytes behind an address."""
-        return self.b.gep(address, [offset], source_etype=INT8)
-
     def rows_from(self, name: str, step: str, first: ir.Value, extent: str, count: int) -> list[ir.Value]:
         """Where some rows of a, or columns of b, begin; where there are no more, the last once more."""
         b, t = self.b, self.table_of
@@ -84,7 +80,7 @@ class _Product(Writer):
         for i in range(count):
             row = b.add(first, self.number(i))
             row = b.select(b.icmp_signed("<", row, last), row, last)
-            found.append(self.at(base, b.mul(row, t[step])))
+            found.append(self.e.behind(base, b.mul(row, t[step])))
         return found
 
     def some(self, left: ir.Value, first: int = 0) -> Memory:
@@ -116,17 +112,19 @@ class _Across(_Product):
         with self.counted(self.start, self.stop, 1) as block:
             column = b.mul(block, self.number(columns))
             some = [self.some(b.sub(t["columns"], column), WIDTH * i) for i in range(VECTORS)]
-            here = self.at(base, b.mul(column, self.number(4)))
+            here = self.e.behind(base, b.mul(column, self.number(4)))
             blocks = b.sdiv(b.add(t["rows"], self.number(ROWS - 1)), self.number(ROWS))
             with self.counted(self.number(0), blocks, 1) as number:
                 row = b.mul(number, self.number(ROWS))
                 a = self.rows_from("a", "a_row", row, "rows", ROWS)
 
                 def add(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-                    line = self.at(here, b.mul(step, t["b_other"]))
-                    line_of = [self.read(x, self.at(line, self.number(4 * WIDTH * i))) for i, x in enumerate(some)]
+                    line = self.e.behind(here, b.mul(step, t["b_other"]))
+                    line_of = [
+                        self.read(x, self.e.behind(line, self.number(4 * WIDTH * i))) for i, x in enumerate(some)
+                    ]
                     offset = b.mul(step, t["a_step"])
-                    numbers = [self.e.splat(b.load(self.at(start, offset), align=4, typ=FLOAT)) for start in a]
+                    numbers = [self.e.splat(b.load(self.e.behind(start, offset), align=4, typ=FLOAT)) for start in a]
                     pairs = [(x, y) for x in numbers for y in line_of]
                     return [self.multiplied(*pair, onto) for pair, onto in zip(pairs, sums)]
 
@@ -152,7 +150,9 @@ class _Along(_Product):
 
                 def add(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
                     some, offset = self.some(b.sub(t["depth"], step)), b.mul(step, self.number(4))
-                    lines = [[self.read(some, self.at(start, offset)) for start in found] for found in (a, columns)]
+                    lines = [
+                        [self.read(some, self.e.behind(start, offset)) for start in found] for found in (a, columns)
+                    ]
                     pairs = [(x, y) for x in lines[0] for y in lines[1]]
                     return [self.multiplied(*pair, onto) for pair, onto in zip(pairs, sums)]
 
@@ -167,8 +167,6 @@ class _Along(_Product):
     def totals(self, sums: Sequence[ir.Value]) -> ir.Value:
         """The lanes of each of sixteen added up, one a lane."""
         for apart in (1, 2, 4, 8):
-            low = [lane if not lane & apart else lane - apart + WIDTH for lane in range(WIDTH)]
-            high = [lane + apart if not lane & apart else lane + WIDTH for lane in range(WIDTH)]
-            pairs = zip(sums[::2], sums[1::2])
-            sums = [self.b.fadd(*(shuffled(self.b, pair, order) for order in (low, high))) for pair in pairs]
+            pairs, orders = zip(sums[::2], sums[1::2]), exchanged(WIDTH, apart)
+            sums = [self.b.fadd(*(shuffled(self.b, pair, order) for order in orders)) for pair in pairs]
         return sums[0]

@@ -16,9 +16,9 @@ def with_prefetch(program: Program, body: Program | None = None) -> Program:
         program: from `lower`.
         body: the first half of a step whose second half the program is: the slots are then those of its inputs.
     """
-    inputs, owner = (program if body is None else body).inputs, program if body is None else body
+    owner = program if body is None else body
     values, ahead = list(program.values), []
-    for slot in inputs:
+    for slot in owner.inputs:
         if slot.init is not None:
             continue
         type, value = slot.operand.type, owner.values[slot.operand.value]

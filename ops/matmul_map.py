@@ -10,12 +10,12 @@ import numpy as np
 from foreplan.errors import ShapeError
 from foreplan.graph import Cost, Op, TensorType, register
 from foreplan.graph.op import Arrays, Types
+from foreplan.ops.blocks import carve, carve_bytes
 from foreplan.ops.expr import used_args
 from foreplan.ops.map import Map
 from foreplan.ops.matmul import MatMul
-from foreplan.units import align_up
 
-_ALIGNMENT = 64
+_BYTE = np.dtype(np.uint8)
 
 
 @register
@@ -78,12 +78,11 @@ class MatMulMap(Op):
         """The product, and what either needs."""
         (y,) = product = self.matmul.infer(inputs[:2])
         needed = self.matmul.workspace(inputs[:2], product), self.map.workspace([y, *inputs[2:]], outputs)
-        return align_up(y.nbytes, _ALIGNMENT) + max(needed)
+        return carve_bytes((y.shape, y.dtype.numpy), ((max(needed),), _BYTE))
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """One, then the other."""
-        shape, dtype = outputs[0].shape, inputs[0].dtype
-        nbytes = outputs[0].size * dtype.itemsize
-        product, rest = workspace[:nbytes].view(dtype).reshape(shape), workspace[align_up(nbytes, _ALIGNMENT) :]
+        whole = outputs[0].shape, inputs[0].dtype
+        product, rest = carve(workspace, whole, ((workspace.size - carve_bytes(whole),), _BYTE))
         self.matmul.compute(inputs[:2], [product], rest)
         self.map.compute([product, *inputs[2:]], outputs, rest)

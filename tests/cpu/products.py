@@ -48,7 +48,7 @@ def made_of(
         set_threads(threads)
         made = Made(EXPRS, tuple(window(x).broadcast(shape) for x in arrays), tuple(window(x) for x in outs))
         product = way(window(a), window(b), window(outs[0]), made=made)
-        assert not over or set(enumerate(over)) <= set(product.overwrites(0))
+        assert set(enumerate(over)) <= set(made.overwrites())
         memory = scratch(product.scratchpad)
         memory[...] = poison
         places = {c.SRC: a, c.WEIGHTS: b, c.DST: outs[0], MADE + 1: outs[1], c.SCRATCHPAD: memory}
