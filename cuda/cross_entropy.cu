@@ -21,14 +21,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) cross_entropy(const Arg
     const i64 row = row_of_team();
     const i64 count = row < a.rows ? a.count : 0;
     const Line x = a.logits.line(count ? row : 0);
-    const Number high = largest_of(x, count, shared), sum = exponentials_of(x, count, high, shared);
+    const Exponentials found = exponentials_of(x, count, shared);
     if (first_of_lane() || !count) return;
     const i64 target = static_cast<i64>(a.target.line(row).read<TARGET>(0));
-    const Number logarithm = scalar::logarithm(sum);
+    const Number logarithm = scalar::logarithm(found.sum);
     const Number picked = target >= 0 && target < count ? x.read<ELEMENT>(target) : static_cast<Number>(0);
     // Close to 0 without cancellation where the target is the largest.
-    a.loss.line(row).write<STATISTIC>(0, marked((high - picked) + logarithm, target, a));
-    a.log_sum.line(row).write<STATISTIC>(0, high + logarithm);
+    a.loss.line(row).write<STATISTIC>(0, marked((found.high - picked) + logarithm, target, a));
+    a.log_sum.line(row).write<STATISTIC>(0, found.high + logarithm);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) cross_entropy_grad(const Arguments a) {

@@ -1,11 +1,11 @@
 // What happens to a chunk of logits between the products that make them and those that use their gradient.
 //
-// ELEMENT is the logits' type, TARGET that of classes; MEAN: losses are weighted by one over the items that count.
+// ELEMENT is the logits' type, GRADIENT that of their gradient, TARGET that of classes; MEAN: losses are weighted by one over the items that count.
 #include "rows.cuh"
 
 struct Arguments {
     i64 rows, count, ignored;
-    Rows logits;
+    Rows logits, gradient;
     const TARGET* target;
     Number* losses;
     Number* weight;  // of each item that counts
@@ -25,16 +25,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) weight_of_items(const A
     if (threadIdx.x == 0) *a.weight = MEAN && counts[0] > 1 ? 1 / static_cast<Number>(counts[0]) : static_cast<Number>(1);
 }
 
-// Logits → the gradient of their weighted loss, in place; and each item's weighted loss.
+// Logits → the gradient of their weighted loss, which may lie in their place; and each item's weighted loss.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) logits_to_gradient(const Arguments a) {
     __shared__ Number shared[THREADS / WARP];
     const i64 row = row_of_team();
     const i64 count = row < a.rows ? a.count : 0;
-    const Line x = a.logits.line(count ? row : 0);
+    const Line x = a.logits.line(count ? row : 0), gradient = a.gradient.line(count ? row : 0);
     const i64 target = count ? static_cast<i64>(a.target[row]) : a.ignored;
-    const Number high = largest_of(x, count, shared);
     const Number picked = target >= 0 && target < count ? x.read<ELEMENT>(target) : static_cast<Number>(0);
-    const Number sum = exponentials_of(x, count, high, shared);  // by then all have read what they pick
+    const Exponentials all = exponentials_of(x, count, shared);  // by then all have read what they pick
     Number weight = *a.weight;
     if (target == a.ignored) weight = 0;
     else if (target < 0 || target >= a.count) weight = static_cast<Number>(NOT_A_NUMBER);
@@ -42,11 +41,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) logits_to_gradient(cons
         auto found = x.stretch<ELEMENT>(i, count);
 #pragma unroll
         for (int k = 0; k < VECTOR; ++k) {
-            found.at[k] = scalar::exponential(found.at[k] - high) * (weight / sum);
+            found.at[k] = scalar::exponential(found.at[k] - all.high) * (weight / all.sum);
             if (i + k == target) found.at[k] -= weight;
         }
-        x.write_stretch<ELEMENT>(i, found, count);
+        gradient.write_stretch<GRADIENT>(i, found, count);
     }
     if (first_of_lane() || !count) return;
-    a.losses[row] = target == a.ignored ? 0 : (scalar::logarithm(sum) - (picked - high)) * weight;
+    a.losses[row] = target == a.ignored ? 0 : (scalar::logarithm(all.sum) - (picked - all.high)) * weight;
 }

@@ -85,26 +85,28 @@ template <class Combine> __device__ inline Number combined(Number x, Combine com
     return x;
 }
 
-// The largest element of a row, for the whole team.
-__device__ inline Number largest_of(const Line& x, i64 count, Number* shared) {
-    Number high = -static_cast<Number>(INFINITE);
+// The largest element of a row, and the sum of the exponentials of all elements less it.
+struct Exponentials {
+    Number high, sum;
+};
+
+// For the whole team. A row is read once: a thread's sum is of exponentials less the largest that it has seen, and is
+// scaled whenever that grows (Milakov and Gimelshein 2018).
+__device__ inline Exponentials exponentials_of(const Line& x, i64 count, Number* shared) {
+    Number high = -static_cast<Number>(INFINITE), sum = 0;
     for (i64 i = first_of_lane(); i < count; i += STRIDE) {
         const auto here = x.stretch<ELEMENT>(i, count);
+        Number higher = high;
 #pragma unroll
         for (int k = 0; k < VECTOR; ++k)
-            if (i + k < count) high = scalar::maximum(high, here.at[k]);
-    }
-    return combined(high, Largest(), shared);
-}
-
-// The sum of the exponentials of a row's elements less a number.
-__device__ inline Number exponentials_of(const Line& x, i64 count, Number high, Number* shared) {
-    Number sum = 0;
-    for (i64 i = first_of_lane(); i < count; i += STRIDE) {
-        const auto here = x.stretch<ELEMENT>(i, count);
+            if (i + k < count) higher = scalar::maximum(higher, here.at[k]);
+        if (higher == -static_cast<Number>(INFINITE)) continue;  // all exponentials are 0
+        if (higher != high) sum *= scalar::exponential(high - higher);
+        high = higher;
 #pragma unroll
         for (int k = 0; k < VECTOR; ++k)
             if (i + k < count) sum += scalar::exponential(here.at[k] - high);
     }
-    return combined(sum, Sum(), shared);
+    const Number highest = combined(high, Largest(), shared);
+    return {highest, combined(sum * scalar::exponential(high - highest), Sum(), shared)};
 }

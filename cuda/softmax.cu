@@ -23,9 +23,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) softmax(const Arguments
         }
         sum = combined(sum, Sum(), shared);
     } else {
-        high = largest_of(x, count, shared);
-        sum = exponentials_of(x, count, high, shared);
-        sum = LOGARITHM ? scalar::logarithm(sum) : static_cast<Number>(1) / sum;
+        const Exponentials found = exponentials_of(x, count, shared);
+        high = found.high;
+        sum = LOGARITHM ? scalar::logarithm(found.sum) : static_cast<Number>(1) / found.sum;
     }
     for (i64 i = first_of_lane(); i < count; i += STRIDE) {
         const auto here = x.stretch<ELEMENT>(i, count), there = g.stretch<ELEMENT>(i, count);

@@ -90,7 +90,7 @@ class Settings:
     prefetch: bool = False
     precision: str = "float32"
     tune: bool = False
-    workspace: str = "64MiB"
+    workspace: str = "auto"
 
 
 def with_threads(target: str, threads: int | None) -> tuple[str, int | None]:
@@ -203,9 +203,10 @@ def model_options(function: _Function) -> _Function:
             click.option(
                 "--workspace",
                 metavar="SIZE",
-                default="64MiB",
+                default="auto",
                 show_default=True,
-                help="The most scratch memory of one action where a kernel with less exists, or unlimited.",
+                help="The most scratch memory of one action where a kernel with less exists; unlimited; or auto: "
+                "64MiB, or more where that is four times as fast.",
             ),
             click.option(
                 "--precision",

@@ -28,6 +28,7 @@ ADDRESS_ALIGNMENT = 16  # bytes; what plans demand of every operand's address
 UIDS = (1, 2, 3)  # the two inputs and the output, in the op's order
 _INTEGERS = {b"i": 1, b"U": 1, b"I": 2, b"u": 2, b"l": 4, b"m": 4, b"L": 8, b"M": 8}  # UBJSON's, by their bytes
 TYPES = {"float32": "FLOAT", "bfloat16": "BFLOAT16", "float16": "HALF"}
+BETA, ADDING = b'"beta":0.0', b'"beta":1.0'  # of a serialised plan of one convolution: how much of what is there stays
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class _Question:
     strides: tuple[int, ...]
     pads: tuple[tuple[int, int], ...]
     dilations: tuple[int, ...]
+    adds: bool
     tf32: bool
     deterministic: bool
 
@@ -132,6 +134,7 @@ def convolution_plans(
     outputs: Sequence[Window],
     device: Device,
     *,
+    adds: bool = False,
     tf32: bool = False,
     deterministic: bool = True,
     cap: int | None = None,
@@ -142,9 +145,10 @@ def convolution_plans(
     Engines that compile at run time are left out: which of them there are depends on the machine that plans.
 
     Args:
-        op: Conv, ConvDataGrad or ConvWeightGrad, without a bias or anything else to add to.
-        inputs, outputs: how the tensors lie: float32, bfloat16 or float16; sums are always float32. Their addresses
-            must be multiples of 16 bytes.
+        op: Conv, ConvDataGrad or ConvWeightGrad.
+        inputs, outputs: how the two tensors and the result lie: float32, bfloat16 or float16; sums are always float32.
+            Their addresses must be multiples of 16 bytes.
+        adds: add the result to what lies where it goes, before it is rounded.
         tf32: let tensor cores round float32 factors to ten bits of mantissa.
         deterministic: leave out engines that may give other bits from run to run.
         cap: leave out plans that take more bytes of workspace.
@@ -155,7 +159,7 @@ def convolution_plans(
     Raises:
         TargetError: cuDNN is not there.
     """
-    question = _question(op, inputs, outputs, tf32, deterministic)
+    question = _question(op, inputs, outputs, adds, tf32, deterministic)
     if question is None:
         return ()
     return tuple(plan for plan in _answers(question, device) if cap is None or plan.workspace <= cap)
@@ -210,7 +214,7 @@ def description(device: Device) -> str:
 
 
 def _question(
-    op: Op, inputs: Sequence[Window], outputs: Sequence[Window], tf32: bool, deterministic: bool
+    op: Op, inputs: Sequence[Window], outputs: Sequence[Window], adds: bool, tf32: bool, deterministic: bool
 ) -> _Question | None:
     """What to ask; None for what cuDNN has no words for."""
     if not isinstance(op, Conv | ConvDataGrad | ConvWeightGrad) or len(inputs) != 2 or len(op.strides) > 3:
@@ -228,6 +232,7 @@ def _question(
         (1,) * one + op.strides,
         ((0, 0),) * one + op.pads,
         (1,) * one + op.dilations,
+        adds,
         tf32 or a.dtype != "float32",
         deterministic,
     )
@@ -319,7 +324,18 @@ def _ranked(question: _Question, device: Device) -> Iterator[CudnnPlan]:
         except refusal:
             continue  # left out by a note, or does not run such tensors after all
         nbytes = align_up(int(graph.get_workspace_size()), WORKSPACE_ALIGNMENT)
-        yield CudnnPlan(graph.get_plan_name_at_index(index), nbytes, uncounted(bytes(graph.serialize())))
+        blob = uncounted(bytes(graph.serialize()))
+        if question.adds:
+            # The frontend has no word for beta, which every convolution of cuDNN's has (cuDNN API,
+            # CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA): what is read back from the text is a plan anew.
+            if blob.count(BETA) != 1:
+                continue
+            blob = blob.replace(BETA, ADDING)
+            try:
+                nbytes = workspace_of(blob, device)
+            except TargetError:
+                continue
+        yield CudnnPlan(graph.get_plan_name_at_index(index), nbytes, blob)
 
 
 def uncounted(blob: bytes) -> bytes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from foreplan.gpu.cudnn import ADDRESS_ALIGNMENT, UIDS, convolution_plans, missing
+from foreplan.gpu.cudnn import ADDING, ADDRESS_ALIGNMENT, UIDS, convolution_plans, missing
 from foreplan.gpu.device import Device
-from foreplan.gpu.launch import Execute, LaunchKernel, Refused, Scratch, Windows, input_at, output_at
-from foreplan.gpu.map import broadcast, map_launches
+from foreplan.gpu.launch import Execute, Instruction, LaunchKernel, Refused, Scratch, Windows, input_at, output_at
+from foreplan.gpu.map import broadcast, copies, map_launches
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
@@ -26,19 +26,26 @@ def cudnn_kernels(
 ) -> Mapping[str, LaunchKernel]:
     """The kernels of a convolution or of a gradient of one, by name; none where cuDNN is not installed, or has none.
 
-    What is added to the result (a bias, or a tensor of its shape) is a launch of its own.
+    What is added to the result lies where it goes, or is copied there first; a bias is added by a launch of its own.
     """
     if not isinstance(op, Conv | ConvDataGrad | ConvWeightGrad) or missing():
         return {}
-    made = [_as_cudnn_makes_it(inputs, outputs)]
-    plans = convolution_plans(op, inputs[:2], made, device, tf32=tf32, deterministic=deterministic)
+    made, adds = _as_cudnn_makes_it(inputs, outputs), _adds(inputs, outputs)
+    plans = convolution_plans(
+        op, [inputs[0], _without_gaps(op, inputs)], [made], device, adds=adds, tf32=tf32, deterministic=deterministic
+    )
     narrow = inputs[0].type.dtype.name
     least = roofline(op, inputs, outputs, device, "tensorfloat32" if tf32 and narrow == "float32" else narrow, REACHED)
     found = {}
     for rank, plan in enumerate(plans):
         payload = plan.workspace.to_bytes(WORD, "little") + plan.blob
-        kernel = _kernel(payload, inputs, outputs)
-        found[f"{CUDNN} {plan.name}"] = replace(kernel, nanoseconds=round(least * (1 + RANK * rank)))
+        kernel = _kernel(op, payload, inputs, outputs)
+        again = (
+            0
+            if adds or (made == outputs[0] and not inputs[2:])
+            else 2 * made.type.nbytes / device.bytes_per_second * 1e9
+        )
+        found[f"{CUDNN} {plan.name}"] = replace(kernel, nanoseconds=round(least * (1 + RANK * rank) + again))
     return found
 
 
@@ -50,7 +57,9 @@ def cudnn_kernel(op: Op, payload: bytes, inputs: Windows, outputs: Windows) -> L
     """
     if not isinstance(op, Conv | ConvDataGrad | ConvWeightGrad) or len(payload) <= WORD:
         raise Refused(f"no plan of cuDNN's for {op.name}")
-    return _kernel(payload, inputs, outputs)
+    if _adds(inputs, outputs) != (ADDING in payload):
+        raise Refused(f"a plan of cuDNN's for {op.name} that adds its result, or not, where it should be otherwise")
+    return _kernel(op, payload, inputs, outputs)
 
 
 def _as_cudnn_makes_it(inputs: Windows, outputs: Windows) -> Window:
@@ -60,28 +69,45 @@ def _as_cudnn_makes_it(inputs: Windows, outputs: Windows) -> Window:
     return Window(y.type.with_dtype(dtype), strides)
 
 
-def _kernel(payload: bytes, inputs: Windows, outputs: Windows) -> LaunchKernel:
-    """The plan, and behind it a map where something is added, or where the result has another element type.
+def _without_gaps(op: Op, inputs: Windows) -> Window:
+    """The second input as cuDNN reads it: weights that are a range of others' channels are copied first."""
+    second = inputs[1]
+    return second if isinstance(op, ConvWeightGrad) or second.is_compact else Window.dense(second.type)
 
-    Then, but for a bias, cuDNN's own result is workspace.
+
+def _adds(inputs: Windows, outputs: Windows) -> bool:
+    """Whether cuDNN adds its result to a tensor that lies where it goes: one of the type that cuDNN makes."""
+    (y,) = outputs
+    return any(x.shape == y.shape for x in inputs[2:]) and _as_cudnn_makes_it(inputs, outputs) == y
+
+
+def _kernel(op: Op, payload: bytes, inputs: Windows, outputs: Windows) -> LaunchKernel:
+    """The plan; behind copies of weights that have gaps, and of what it adds to, unless that is in place.
+
+    Where it cannot add what is to be added, or its result has another element type, a map follows; then, but for a
+    bias, cuDNN's own result is workspace.
     """
     (y,), scratch = outputs, Scratch()
     nbytes, blob = int.from_bytes(payload[:WORD], "little"), payload[WORD:]
-    at, made = scratch.take(nbytes), _as_cudnn_makes_it(inputs, outputs)
-    added = inputs[2:]
-    whole = any(x.shape == y.shape for x in added)
-    here = scratch.take(made.type.nbytes) if whole or made != y else output_at(0)
-    places = (input_at(0), input_at(1), here)
-    run = Execute(blob, tuple(zip(UIDS, places)), at, nbytes)
-    if not added and made == y:
-        return LaunchKernel((run,), scratch.nbytes, payload=payload, alignment=ADDRESS_ALIGNMENT)
-    ones = (1,) * (len(y.shape) - 2)  # a bias has one number a channel
-    seen = [x if x.shape == y.shape else x.viewed(x.shape + ones, x.strides + ones) for x in added]
-    terms = [broadcast(here, made, y.shape), *(broadcast(input_at(2), x, y.shape) for x in seen)]
-    text = "(a0 + a1)" if added else "a0"
-    after = map_launches([parse_expr(text)], y.shape, terms, [broadcast(output_at(0), y, y.shape)])
+    at, made, added = scratch.take(nbytes), _as_cudnn_makes_it(inputs, outputs), inputs[2:]
+    adds, whole = _adds(inputs, outputs), any(x.shape == y.shape for x in added)
+    apart = made != y or (whole and not adds)
+    here = scratch.take(made.type.nbytes) if apart else output_at(0)
+    second = _without_gaps(op, inputs)
+    there = input_at(1) if second == inputs[1] else scratch.take(second.type.nbytes)
+    run: tuple[Instruction, ...] = (Execute(blob, tuple(zip(UIDS, (input_at(0), there, here))), at, nbytes),)
+    if second != inputs[1]:
+        run = (*copies(input_at(1), inputs[1], there, second), *run)
+    if adds:
+        run = (*copies(input_at(2), added[0], output_at(0), y), *run)
+    elif added or apart:
+        ones = (1,) * (len(y.shape) - 2)  # a bias has one number a channel
+        seen = [x if x.shape == y.shape else x.viewed(x.shape + ones, x.strides + ones) for x in added]
+        terms = [broadcast(here, made, y.shape), *(broadcast(input_at(2), x, y.shape) for x in seen)]
+        text = "(a0 + a1)" if added else "a0"
+        run = (*run, *map_launches([parse_expr(text)], y.shape, terms, [broadcast(output_at(0), y, y.shape)]))
     overwrites = ((0, 2),) if whole and lie_alike(added[0], y) else ()
-    return LaunchKernel((run, *after), scratch.nbytes, overwrites, payload=payload, alignment=ADDRESS_ALIGNMENT)
+    return LaunchKernel(run, scratch.nbytes, overwrites, payload=payload, alignment=ADDRESS_ALIGNMENT)
 
 
 def own_nanoseconds(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:

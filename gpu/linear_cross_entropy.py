@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
+from foreplan.gpu import lt
 from foreplan.gpu.device import Device
 from foreplan.gpu.expressions import stored
 from foreplan.gpu.launch import (
@@ -12,6 +14,7 @@ from foreplan.gpu.launch import (
     Instruction,
     Launch,
     LaunchKernel,
+    Multiply,
     Refused,
     Scratch,
     Source,
@@ -22,43 +25,61 @@ from foreplan.gpu.launch import (
     output_at,
 )
 from foreplan.gpu.map import Tensor, map_launches
+from foreplan.gpu.multiply import Operands, calls_of
 from foreplan.gpu.product import Plain, Product, product_launch
 from foreplan.gpu.reduce import Axis, Terms, reduction
 from foreplan.gpu.rows import Rows, teams
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
-from foreplan.ops.expr import Arg
+from foreplan.ops.expr import Arg, parse_expr
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
+from foreplan.units import align_up
 
 THREADS = 256
+PITCH = 128  # elements: rows that libraries multiply begin at multiples of so many
+MOST_CHUNKS = 4  # how often a chunk is doubled for cuBLASLt, whose products of few rows leave a card idle
 
 
 @dataclass(frozen=True)
-class _Chunk:
-    """Some rows of the work.
+class _Rows:
+    """Logits of a chunk, or their gradient: a row for each of its items, `step` bytes from one to the next."""
 
-    Attributes:
-        first: of the rows.
-        count: of rows.
-        logits: where they are made, [count, classes] of the wide type.
-    """
+    start: Address
+    dtype: DType
+    step: int
 
-    first: int
-    count: int
-    logits: Address
+    def tensor(self) -> Tensor:
+        return Tensor(self.start, self.dtype, (self.step, self.dtype.itemsize))
+
+    def words(self, count: int) -> list[Word]:
+        """As a kernel takes them."""
+        return Rows(self.start, self.dtype.itemsize, (Axis(count, self.step),)).words(1)
 
 
 @dataclass(frozen=True)
 class _Work:
-    """The tensors, and where their parts lie."""
+    """The tensors, and where their parts lie.
+
+    Attributes:
+        chunk: rows at a time.
+        gradient: of the logits, which may lie in their place.
+        losses: of the items, weighted; `weight` of each of them.
+        dw: the gradient of w of the wide type, the output itself if that is wide.
+        dbias: the bias's gradient of each chunk.
+        bias_apart: whether a launch of its own adds the bias, not the product.
+    """
 
     op: LinearCrossEntropy
     inputs: tuple[Window, ...]
     outputs: tuple[Window, ...]
+    chunk: int
+    logits: _Rows
+    gradient: _Rows
     losses: Address
     weight: Address
     dw: Address
     dbias: Address
+    bias_apart: bool
 
     @property
     def wide(self) -> DType:
@@ -71,133 +92,202 @@ class _Work:
         (rows, depth), classes = self.inputs[0].shape, self.inputs[1].shape[0]
         return rows, depth, classes
 
-    def rows(self, entry: str, first: int, count: int, logits: Address) -> Launch:
+    def instructions(self) -> Iterator[Instruction | Operands]:
+        """All that is done, products as their operands."""
+        rows, _, classes = self.extents
+        wide, item, biased = self.wide, self.wide.itemsize, len(self.inputs) > 3
+        row, firsts = classes * item, range(0, rows, self.chunk)
+        yield self._rows("weight_of_items", 0, rows)
+        for i, first in enumerate(firsts):
+            count = min(self.chunk, rows - first)
+            yield from self._logits(first, count)
+            yield self._rows("logits_to_gradient", first, count)
+            yield self._of_weights(first, count)
+            if biased:
+                g = self.gradient
+                terms = Terms(g.start, g.dtype, (Axis(classes, g.dtype.itemsize),), (Axis(count, g.step),))
+                yield reduction("sum", terms, _behind(self.dbias, i * row), wide, 1, None)
+            yield self._of_rows(first, count)
+        if biased:
+            terms = Terms(self.dbias, wide, (Axis(classes, item),), (Axis(len(firsts), row),))
+            yield reduction("sum", terms, output_at(3), self.outputs[3].type.dtype, 1, None)
+        y = self.outputs[2]
+        if y.type.dtype != wide:
+            made = Tensor(self.dw, wide, Window.dense(y.type.with_dtype(wide)).strides)
+            yield from map_launches([Arg(0)], y.shape, [made], [Tensor(output_at(2), y.type.dtype, y.strides)])
+        total = Terms(self.losses, wide, (Axis(1, 0),), (Axis(rows, item),))
+        yield reduction("sum", total, output_at(0), self.outputs[0].type.dtype, 1, None)
+
+    def _rows(self, entry: str, first: int, count: int) -> Launch:
         """A launch of cuda/linear_cross_entropy.cu."""
         _, _, classes = self.extents
         item, target = self.wide.itemsize, self.inputs[2].type.dtype
-        rows, work = Rows(logits, item, (Axis(count, classes * item),)), teams(count, classes, self.wide, True)
+        work = teams(count, classes, self.wide, True)
         defines: Defines = (
             ("ELEMENT", stored(self.wide)),
+            ("GRADIENT", stored(self.gradient.dtype)),
             ("TARGET", stored(target)),
             ("MEAN", int(self.op.mean)),
             *work.defines(1),
         )
-        words: list[Word] = [count, classes, self.op.ignore_index, *rows.words(1)]
+        words: list[Word] = [count, classes, self.op.ignore_index]
+        words += [*self.logits.words(count), *self.gradient.words(count)]
         words += [input_at(2, first * target.itemsize), _behind(self.losses, first * item), self.weight]
         blocks = 1 if entry == "weight_of_items" else work.blocks
         return launch(Source("linear_cross_entropy.cu", defines), entry, blocks, THREADS, words)
 
-    def logits(self, chunk: _Chunk) -> Launch:
+    def _logits(self, first: int, count: int) -> Iterator[Instruction | Operands]:
         """Rows of h times w, and the bias."""
         _, depth, classes = self.extents
         h, w, _, *bias = self.inputs
-        item = self.wide.itemsize
-        added = None
-        if bias:
-            step = bias[0].strides[0]
-            added = Plain(input_at(3), bias[0].type.dtype, (Axis(1, 0),), (Axis(classes, step),))
-        return product_launch(
-            Product(
-                rows=chunk.count,
-                columns=classes,
-                terms=depth,
-                a=_matrix(input_at(0, chunk.first * h.strides[0]), h, chunk.count),
-                b=_matrix(input_at(1), w, classes),
-                results=Plain(chunk.logits, self.wide, (Axis(chunk.count, classes * item),), (Axis(classes, item),)),
-                added=added,
-                batch=(),
-                nbytes=chunk.count * classes * item,
-            )
-        )
+        a, b = _tensor(input_at(0, first * h.strides[0]), h), _turned(_tensor(input_at(1), w))
+        logits, shape = self.logits.tensor(), (count, classes)
+        added = Tensor(input_at(3), bias[0].type.dtype, (0, bias[0].strides[0])) if bias else None
+        yield Operands(shape, depth, a, b, None if self.bias_apart else added, logits)
+        if added and self.bias_apart:
+            yield from map_launches([parse_expr("(a0 + a1)")], shape, [logits, added], [logits])
 
-    def of_weights(self, chunk: _Chunk, dtype: DType) -> Launch:
-        """The chunk's share of dw, of an element type, added to those before."""
+    def _of_weights(self, first: int, count: int) -> Operands:
+        """The chunk's share of dw, added to those before."""
         _, depth, classes = self.extents
         h, item = self.inputs[0], self.wide.itemsize
-        step = dtype.itemsize
-        results = Plain(self.dw, dtype, (Axis(classes, depth * step),), (Axis(depth, step),))
-        return product_launch(
-            Product(
-                rows=classes,
-                columns=depth,
-                terms=chunk.count,
-                a=Plain(chunk.logits, self.wide, (Axis(classes, item),), (Axis(chunk.count, classes * item),)),
-                b=_turned(input_at(0, chunk.first * h.strides[0]), h, chunk.count),
-                results=results,
-                added=results if chunk.first else None,
-                batch=(),
-                nbytes=classes * depth * step,
-            )
-        )
+        dw = Tensor(self.dw, self.wide, (depth * item, item))
+        b = _tensor(input_at(0, first * h.strides[0]), h)
+        return Operands((classes, depth), count, _turned(self.gradient.tensor()), b, dw if first else None, dw)
 
-    def of_rows(self, chunk: _Chunk) -> Launch:
+    def _of_rows(self, first: int, count: int) -> Operands:
         """The chunk's rows of dh."""
         _, depth, classes = self.extents
-        w, dh, item = self.inputs[1], self.outputs[1], self.wide.itemsize
-        return product_launch(
-            Product(
-                rows=chunk.count,
-                columns=depth,
-                terms=classes,
-                a=Plain(chunk.logits, self.wide, (Axis(chunk.count, classes * item),), (Axis(classes, item),)),
-                b=_turned(input_at(1), w, classes),
-                results=_matrix(output_at(1, chunk.first * dh.strides[0]), dh, chunk.count),
-                added=None,
-                batch=(),
-                nbytes=chunk.count * depth * dh.type.dtype.itemsize,
-            )
-        )
+        dh = self.outputs[1]
+        d = _tensor(output_at(1, first * dh.strides[0]), dh)
+        return Operands((count, depth), classes, self.gradient.tensor(), _tensor(input_at(1), self.inputs[1]), None, d)
 
 
 def linear_cross_entropy(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
     """Four launches a chunk, or five with a bias; then what chunks have is added up."""
     assert isinstance(op, LinearCrossEntropy)
+    scratch = Scratch()
+    found = _work(op, inputs, outputs, op.chunk, scratch, library=False).instructions()
+    made = tuple(_launched(each) if isinstance(each, Operands) else each for each in found)
+    return LaunchKernel(made, scratch.nbytes, _in_place(inputs, outputs))
+
+
+def lt_kernels(
+    op: Op, inputs: Windows, outputs: Windows, device: Device, *, tf32: bool = False
+) -> Mapping[str, LaunchKernel]:
+    """With products by cuBLASLt, of the op's chunks and of larger ones, by name; none where it has no words for them.
+
+    Of narrow tensors, the gradient of the logits is rounded to their type before it is multiplied.
+    """
+    if not isinstance(op, LinearCrossEntropy):
+        return {}
+    found: dict[str, LaunchKernel] = {}
+    chunk = op.chunk
+    for _ in range(MOST_CHUNKS):
+        try:
+            rounded, kernel = _with_library(op, inputs, outputs, chunk, device, tf32)
+        except Refused:
+            return {}
+        found[f"{lt.CUBLASLT}{' tf32' * rounded} {chunk}"] = kernel
+        chunk *= 2
+        if chunk >= 2 * inputs[0].shape[0]:
+            break
+    return found
+
+
+def _with_library(
+    op: LinearCrossEntropy, inputs: Windows, outputs: Windows, chunk: int, device: Device, tf32: bool
+) -> tuple[bool, LaunchKernel]:
+    """Whether factors are rounded to TensorFloat-32, and the kernel that takes so many rows at a time."""
+    scratch = Scratch()
+    work = _work(op, inputs, outputs, chunk, scratch, library=True)
+    found: list[Instruction] = []
+    for each in work.instructions():
+        found += calls_of(each, device, tf32) if isinstance(each, Operands) else [each]
+    calls = [each for each in found if isinstance(each, Multiply)]
+    planned = {call: lt.planned(call, device) for call in calls}
+    room = max(nbytes for nbytes, _ in planned.values())
+    at = scratch.take(room)
+    made = tuple(
+        replace(each, workspace=at, nbytes=planned[each][0]) if isinstance(each, Multiply) else each for each in found
+    )
+    rows, _, classes = work.extents
+    # The logits are read twice and their gradient is written; the bias is added in one more pass.
+    passes = 2 * work.wide.itemsize + work.gradient.dtype.itemsize + 2 * work.wide.itemsize * (len(inputs) > 3)
+    products = sum(planned[call][1] for call in calls)
+    price = round(products + rows * classes * passes / device.bytes_per_second * 1e9)
+    kernel = LaunchKernel(made, scratch.nbytes, _in_place(inputs, outputs), nanoseconds=price)
+    return any(call.tf32 for call in calls), kernel
+
+
+def lt_kernel(op: Op, name: str, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel | None:
+    """The kernel that a plan names; None where there is none such."""
+    return lt_kernels(op, inputs, outputs, device, tf32="tf32" in name.split(" ")).get(name)
+
+
+def _work(
+    op: LinearCrossEntropy, inputs: Windows, outputs: Windows, chunk: int, scratch: Scratch, *, library: bool
+) -> _Work:
+    """Where everything lies.
+
+    Args:
+        library: products are a library's: rows begin where it likes them, and factors are of one type.
+    """
     h, w = inputs[:2]
     rows, classes, wide = h.shape[0], w.shape[0], h.type.dtype.wide
     if not h.type.size or not w.type.size:
         raise Refused("nothing to multiply")
-    chunks, scratch, biased = range(0, rows, op.chunk), Scratch(), len(inputs) > 3
-    logits = scratch.take(min(op.chunk, rows) * classes * wide.itemsize)
+    count, biased = min(chunk, rows), len(inputs) > 3
+    pitch = align_up(classes, PITCH) if library else classes
+    logits = _Rows(scratch.take(count * pitch * wide.itemsize), wide, pitch * wide.itemsize)
+    gradient = logits
+    if library and h.type.dtype != wide:
+        item = h.type.dtype.itemsize
+        gradient = _Rows(scratch.take(count * pitch * item), h.type.dtype, pitch * item)
     losses, weight = scratch.take(rows * wide.itemsize), scratch.take(wide.itemsize)
-    dbias = scratch.take(len(chunks) * classes * wide.itemsize) if biased else weight
-    dw, narrow = output_at(2), outputs[2].type.dtype != wide
-    if narrow:
-        dw = scratch.take(w.type.size * wide.itemsize)
-    work = _Work(op, tuple(inputs), tuple(outputs), losses, weight, dw, dbias)
-    found: list[Instruction] = [work.rows("weight_of_items", 0, rows, logits)]
-    row = classes * wide.itemsize
-    for i, first in enumerate(chunks):
-        chunk = _Chunk(first, min(op.chunk, rows - first), logits)
-        found += [work.logits(chunk), work.rows("logits_to_gradient", first, chunk.count, logits)]
-        found.append(work.of_weights(chunk, wide))
-        if biased:
-            terms = Terms(logits, wide, (Axis(classes, wide.itemsize),), (Axis(chunk.count, row),))
-            found.append(reduction("sum", terms, _behind(dbias, i * row), wide, 1, None))
-        found.append(work.of_rows(chunk))
-    if biased:
-        terms = Terms(dbias, wide, (Axis(classes, wide.itemsize),), (Axis(len(chunks), row),))
-        found.append(reduction("sum", terms, output_at(3), outputs[3].type.dtype, 1, None))
-    if narrow:
-        made, y = Tensor(dw, wide, Window.dense(w.type.with_dtype(wide)).strides), outputs[2]
-        found += map_launches([Arg(0)], y.shape, [made], [Tensor(output_at(2), y.type.dtype, y.strides)])
-    total = Terms(losses, wide, (Axis(1, 0),), (Axis(rows, wide.itemsize),))
-    found.append(reduction("sum", total, output_at(0), outputs[0].type.dtype, 1, None))
-    overwrites = ((1, 0),) if lie_alike(h, outputs[1]) else ()
-    return LaunchKernel(tuple(found), scratch.nbytes, overwrites)
+    dbias = scratch.take(len(range(0, rows, chunk)) * classes * wide.itemsize) if biased else weight
+    dw = output_at(2) if outputs[2].type.dtype == wide else scratch.take(w.type.size * wide.itemsize)
+    given = (tuple(inputs), tuple(outputs), chunk, logits, gradient, losses, weight, dw, dbias)
+    return _Work(op, *given, bias_apart=library)
+
+
+def _launched(operands: Operands) -> Launch:
+    """A product by a kernel of ours."""
+    a, b, c, d = operands.a, operands.b, operands.c, operands.d
+    (m, n), k = operands.shape, operands.terms
+
+    def result(x: Tensor) -> Plain:
+        return Plain(x.start, x.dtype, (Axis(m, x.strides[0]),), (Axis(n, x.strides[1]),))
+
+    return product_launch(
+        Product(
+            rows=m,
+            columns=n,
+            terms=k,
+            a=Plain(a.start, a.dtype, (Axis(m, a.strides[0]),), (Axis(k, a.strides[1]),)),
+            b=Plain(b.start, b.dtype, (Axis(n, b.strides[1]),), (Axis(k, b.strides[0]),)),
+            results=result(d),
+            added=None if c is None else result(c),
+            batch=(),
+            nbytes=m * n * d.dtype.itemsize,
+        )
+    )
+
+
+def _in_place(inputs: Windows, outputs: Windows) -> tuple[tuple[int, int], ...]:
+    return ((1, 0),) if lie_alike(inputs[0], outputs[1]) else ()
 
 
 def _behind(start: Address, nbytes: int) -> Address:
     return Address(start.of, start.index, start.offset + nbytes)
 
 
-def _matrix(start: Address, x: Window, rows: int) -> Plain:
-    """Rows along the result, columns along the sum or the result's columns."""
-    return Plain(start, x.type.dtype, (Axis(rows, x.strides[0]),), (Axis(x.shape[1], x.strides[1]),))
+def _tensor(start: Address, x: Window) -> Tensor:
+    return Tensor(start, x.type.dtype, x.strides)
 
 
-def _turned(start: Address, x: Window, rows: int) -> Plain:
-    """Columns along the result, rows along the sum."""
-    return Plain(start, x.type.dtype, (Axis(x.shape[1], x.strides[1]),), (Axis(rows, x.strides[0]),))
+def _turned(x: Tensor) -> Tensor:
+    return replace(x, strides=x.strides[::-1])
 
 
 def reads(op: Op, index: int, window: Window) -> Window:

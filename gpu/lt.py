@@ -1,4 +1,5 @@
-"""Matrix products by cuBLASLt: how an op on tensors that lie in a certain way becomes its calls, and what they take.
+"""Matrix products by cuBLASLt, and convolutions of one tap: how an op on tensors that lie in a certain way becomes its
+calls, and what they take.
 
 Nothing of the library is needed to plan: how much scratch memory it may have is given to it, and within that it picks
 its algorithm when a session is bound.
@@ -6,7 +7,7 @@ its algorithm when a session is bound.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from foreplan.gpu.device import Device
@@ -30,8 +31,8 @@ LEAST_TERMS, MOST_PARTS = 256, 16  # sums are split into parts of no fewer terms
 def lt_kernels(
     op: Op, inputs: Windows, outputs: Windows, device: Device, *, tf32: bool = False
 ) -> Mapping[str, LaunchKernel]:
-    """The kernels of a matrix product, by name: without scratch memory, and with it where that lets more of the card
-    work; none where cuBLASLt has no words for how its tensors lie.
+    """The kernels of a matrix product, or of what is one, by name: without scratch memory, and with it where that lets
+    more of the card work; none where cuBLASLt has no words for how its tensors lie.
 
     Args:
         tf32: whether float32 may be rounded to TensorFloat-32.
@@ -43,14 +44,20 @@ def lt_kernels(
     call, parts = calls[0], _parts(calls[0], device)  # all are of one size
     name = CUBLASLT + " tf32" * call.tf32
     overwrites = ((0, 2),) if len(inputs) == 3 and lie_alike(inputs[2], outputs[0]) else ()
-    rate = device.peak("tensorfloat32" if call.tf32 else call.a.dtype.name) * REACHED
     found = {}
     for kind, room, split in ((name, _room(call, parts, device), parts), (f"{name} 0", 0, 1)):
         if split > 1 or not room:
             made = tuple(replace(each, nbytes=room) for each in calls)
-            price = _nanoseconds(calls, rate, split, inputs, outputs, device)
-            found[kind] = LaunchKernel(made, room, overwrites, nanoseconds=price)
+            price = sum(_nanoseconds(each, _rate(each, device), split, device) for each in calls)
+            found[kind] = LaunchKernel(made, room, overwrites, nanoseconds=round(price))
     return found
+
+
+def planned(call: Multiply, device: Device) -> tuple[int, float]:
+    """Bytes of scratch memory that let most of the card work at a call, and the nanoseconds that it then takes."""
+    parts = _parts(call, device)
+    room = _room(call, parts, device) if parts > 1 else 0
+    return room, _nanoseconds(call, _rate(call, device), parts, device)
 
 
 def lt_kernel(op: Op, name: str, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel | None:
@@ -61,18 +68,21 @@ def lt_kernel(op: Op, name: str, inputs: Windows, outputs: Windows, device: Devi
 def own_nanoseconds(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:
     """What a kernel of ours, which uses no tensor cores, takes for a product that cuBLASLt has words for."""
     calls = multiplications(op, inputs, outputs, device, False)
-    rate = device.peak("float32") * OWN
-    return _nanoseconds(calls, rate, _parts(calls[0], device), inputs, outputs, device)
+    rate, parts = device.peak("float32") * OWN, _parts(calls[0], device)
+    return round(sum(_nanoseconds(each, rate, parts, device) for each in calls))
 
 
-def _nanoseconds(
-    calls: Sequence[Multiply], rate: float, parts: int, inputs: Windows, outputs: Windows, device: Device
-) -> int:
+def _nanoseconds(call: Multiply, rate: float, parts: int, device: Device) -> float:
     """The roofline: arithmetic by that share of the card which is at work, or reading and writing."""
-    call = calls[0]
-    flops = 2 * call.d.rows * call.d.columns * call.terms * call.batch * len(calls)
-    nbytes = sum(x.type.nbytes for x in (*inputs, *outputs))
-    return round(max(flops / (rate * _busy(call, parts, device)), nbytes / device.bytes_per_second) * 1e9)
+    flops = 2 * call.d.rows * call.d.columns * call.terms * call.batch
+    matrices = (call.a, call.b, call.d, *[call.c] * call.adds)
+    nbytes = sum(x.rows * x.columns * x.dtype.itemsize * (call.batch if x.stride else 1) for x in matrices)
+    return max(flops / (rate * _busy(call, parts, device)), nbytes / device.bytes_per_second) * 1e9
+
+
+def _rate(call: Multiply, device: Device) -> float:
+    """Flops a second of cuBLASLt, the whole card at work."""
+    return device.peak("tensorfloat32" if call.tf32 else call.a.dtype.name) * REACHED
 
 
 def _busy(call: Multiply, parts: int, device: Device) -> float:

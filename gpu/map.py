@@ -75,7 +75,7 @@ def masked(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
     """A map whose first input is a mask of bits."""
     assert isinstance(op, MaskedMap)
     shape = outputs[0].shape
-    tensors = [_mask(shape), *(broadcast(input_at(i), x, shape) for i, x in enumerate(inputs) if i)]
+    tensors = [mask(input_at(0), shape), *(broadcast(input_at(i), x, shape) for i, x in enumerate(inputs) if i)]
     results = [broadcast(output_at(i), y, shape) for i, y in enumerate(outputs)]
     return LaunchKernel(map_launches(op.map.parsed, shape, tensors, results), overwrites=_pairs(inputs, outputs, 1))
 
@@ -86,11 +86,11 @@ def pack(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKer
     (x,) = inputs
     if not x.type.size:
         return LaunchKernel(())
-    bits = _mask(x.shape)
+    bits = mask(input_at(0), x.shape)
     order = sorted(range(len(x.shape)), key=lambda axis: -bits.strides[axis])
     axes = merged_axes(x.shape, [x.strides], order)
     lines = [*statements([parse_expr(op.condition)], ["a0"], [x.type.dtype], ["truth"]), "return truth;"]
-    text = _function("bool condition(Wide<ELEMENT> a0)", lines)
+    text = function("bool condition(Wide<ELEMENT> a0)", lines)
     index = ("INDEX", index_type(x.type.size))
     source = Source("pack_bits.cu", (("RANK", len(axes)), ("ELEMENT", stored(x.type.dtype)), index), text)
     nbytes = x.type.size // 8
@@ -166,10 +166,11 @@ def _compute(exprs: Sequence[Expr], inputs: Sequence[Tensor], outputs: Sequence[
     loop = ["    " + line for line in (*arguments, *body, *ends)]
     writes = [f"write_{kinds[n + i]}(at[{n + i}], y{i}, count);" for i in range(len(outputs))]
     lines = [*reads, *results, "#pragma unroll", "for (int i = 0; i < VECTOR; ++i) {", *loop, "}", *writes]
-    return _function("void compute(const Place (&at)[OPERANDS], i64 count)", lines)
+    return function("void compute(const Place (&at)[OPERANDS], i64 count)", lines)
 
 
-def _function(head: str, lines: Sequence[str]) -> str:
+def function(head: str, lines: Sequence[str]) -> str:
+    """A device function of generated statements."""
     body = "".join(f"    {line}\n" for line in lines)
     return f"__device__ inline {head} {{\n{body}}}\n"
 
@@ -179,9 +180,9 @@ def broadcast(start: Address, window: Window, shape: Shape) -> Tensor:
     return Tensor(start, window.type.dtype, window.broadcast(shape).strides)
 
 
-def _mask(shape: Shape) -> Tensor:
+def mask(start: Address, shape: Shape) -> Tensor:
     """A mask's bits: channels last of four axes, else in C order."""
-    return Tensor(input_at(0), BOOL, channels_last(TensorType(BOOL, shape)).strides, bits=True)
+    return Tensor(start, BOOL, channels_last(TensorType(BOOL, shape)).strides, bits=True)
 
 
 def _pairs(inputs: Windows, outputs: Windows, first: int) -> tuple[tuple[int, int], ...]:

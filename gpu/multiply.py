@@ -1,9 +1,9 @@
-"""Matrix products as calls of cuBLASLt: what lies so that BLAS has words for it."""
+"""Matrix products, and convolutions of one tap, as calls of cuBLASLt: what lies so that BLAS has words for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
@@ -19,7 +19,9 @@ from foreplan.gpu.launch import (
     workspace_at,
 )
 from foreplan.gpu.map import Tensor, broadcast
-from foreplan.graph import Op
+from foreplan.graph import Op, Window
+from foreplan.graph.types import Shape
+from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.map import merged_axes
 from foreplan.ops.matmul import MatMul
 
@@ -62,47 +64,131 @@ class _Side:
         return Matrix(start, self.tensor.dtype, rows, columns, leading, steps[self.index] // item)
 
 
+@dataclass(frozen=True)
+class Operands:
+    """What is multiplied: d[…, m, n] = Σ a[…, m, k] · b[…, k, n] + c[…, m, n], each with strides along these axes.
+
+    Attributes:
+        shape: […, m, n].
+        terms: k.
+        c: None where nothing is added.
+    """
+
+    shape: Shape
+    terms: int
+    a: Tensor
+    b: Tensor
+    c: Tensor | None
+    d: Tensor
+
+
 def multiplications(op: Op, inputs: Windows, outputs: Windows, device: Device, tf32: bool) -> tuple[Multiply, ...]:
     """A product as cuBLASLt's calls, without scratch memory: one for each place of the batch axes but one.
 
     BLAS has the elements of a column side by side, and a result in C order has those of a row: what it is asked for is
-    the result turned around, b's transposed times a's. So its a is the op's b.
+    the result turned around, b's transposed times a's. So its a is our b.
 
     Args:
+        op: MatMul, or a convolution of one tap at every position, or a gradient of one.
         tf32: whether float32 may be rounded to TensorFloat-32, where the card does that.
 
     Raises:
         Refused: it has no words for it.
     """
-    if not isinstance(op, MatMul):
-        raise Refused(f"{op.name} is no matrix product")
-    (y,), dtype, peaks = outputs, inputs[0].type.dtype, dict(device.peaks)
-    n, terms = y.shape[-1], inputs[0].shape[-2 if op.transpose_a else -1]
-    if dtype.name not in ("float32", "bfloat16", "float16") or dtype.name not in peaks:
-        raise Refused(f"a product of {dtype} on {device.title}")
-    shapes = [*((*y.shape[:-2], *x.shape[-2:]) for x in inputs[:2]), y.shape]
-    a, b, *added = (broadcast(input_at(i), x, shape) for i, (x, shape) in enumerate(zip(inputs, shapes)))
-    d = broadcast(output_at(0), y, y.shape)
-    c = added[0] if added else d
-    a_row, a_term = (-1, -2) if op.transpose_a else (-2, -1)
-    b_column, b_term = (-2, -1) if op.transpose_b else (-1, -2)
-    (m, row), batch = _rows_and_batch(y.shape, (a, b, c, d), a_row)
-    if not y.type.size or not terms or max(m, n, terms, batch[-1][0]) >= 1 << 31:
+    if isinstance(op, MatMul):
+        return calls_of(_of_matrices(op, inputs, outputs), device, tf32)
+    if isinstance(op, Conv | ConvDataGrad | ConvWeightGrad):
+        return calls_of(_of_images(op, inputs, outputs), device, tf32)
+    raise Refused(f"{op.name} is no matrix product")
+
+
+def calls_of(operands: Operands, device: Device, tf32: bool) -> tuple[Multiply, ...]:
+    """As `multiplications`, of a product that is described by its operands.
+
+    Raises:
+        Refused: there are no words for it.
+    """
+    a, b, c, d = operands.a, operands.b, operands.c or operands.d, operands.d
+    dtype, peaks = a.dtype, dict(device.peaks)
+    if dtype.name not in ("float32", "bfloat16", "float16") or dtype.name not in peaks or b.dtype != dtype:
+        raise Refused(f"a product of {dtype} and {b.dtype} on {device.title}")
+    if c.dtype != d.dtype:
+        raise Refused(f"{c.dtype} that is added to a product of {d.dtype}")
+    n, terms = operands.shape[-1], operands.terms
+    (m, row), batch = _rows_and_batch(operands.shape, (a, b, c, d))
+    if not prod(operands.shape) or not terms or max(m, n, terms, batch[-1][0]) >= 1 << 31:
         raise Refused(f"a product of {m} x {n} x {terms}")
     sides = (
-        _Side(1, b, n, terms, b.strides[b_column], b.strides[b_term]),
-        _Side(0, a, terms, m, a.strides[a_term], row[0]),
+        _Side(1, b, n, terms, b.strides[-1], b.strides[-2]),
+        _Side(0, a, terms, m, a.strides[-1], row[0]),
         _Side(2, c, n, m, c.strides[-1], row[2]),
         _Side(3, d, n, m, d.strides[-1], row[3]),
     )
-    return tuple(_calls(sides, batch, bool(added), tf32 and dtype.name == "float32" and "tensorfloat32" in peaks))
+    rounded = tf32 and dtype.name == "float32" and "tensorfloat32" in peaks
+    return tuple(_calls(sides, batch, operands.c is not None, rounded))
 
 
-def _rows_and_batch(shape: Sequence[int], operands: Sequence[Tensor], a_row: int) -> tuple[Axis, list[Axis]]:
+def _of_matrices(op: MatMul, inputs: Windows, outputs: Windows) -> Operands:
+    (y,) = outputs
+    shapes = [*((*y.shape[:-2], *x.shape[-2:]) for x in inputs[:2]), y.shape]
+    a, b, *added = (broadcast(input_at(i), x, shape) for i, (x, shape) in enumerate(zip(inputs, shapes)))
+    terms = inputs[0].shape[-2 if op.transpose_a else -1]
+    a, b = (_turned(x) if turn else x for x, turn in ((a, op.transpose_a), (b, op.transpose_b)))
+    return Operands(y.shape, terms, a, b, added[0] if added else None, broadcast(output_at(0), y, y.shape))
+
+
+def _turned(x: Tensor) -> Tensor:
+    *lead, row, column = x.strides
+    return replace(x, strides=(*lead, column, row))
+
+
+def _of_images(op: Conv | ConvDataGrad | ConvWeightGrad, inputs: Windows, outputs: Windows) -> Operands:
+    """Where a window is one element of the images, a position is a row: y = x wᵀ, dx = g w and dw = gᵀ x."""
+    w = outputs[0] if isinstance(op, ConvWeightGrad) else inputs[1]
+    if op.groups > 1 or not op.is_pointwise(w.shape[2:]):
+        raise Refused("a convolution of groups, of several taps, or one that leaves out positions")
+    filters, channels = w.shape[:2]
+    if isinstance(op, ConvWeightGrad):
+        (x, g), (dw,), added = inputs[:2], outputs, inputs[2:]
+        positions = _positions(g, x)
+        if len(positions) > 1:
+            raise Refused("images whose positions do not lie evenly")
+        extent, (of_g, of_x) = positions[0]
+        return Operands(
+            shape=(filters, channels),
+            terms=extent,
+            a=Tensor(input_at(1), g.type.dtype, (g.strides[1], of_g)),
+            b=Tensor(input_at(0), x.type.dtype, (of_x, x.strides[1])),
+            c=Tensor(input_at(2), added[0].type.dtype, added[0].strides[:2]) if added else None,
+            d=Tensor(output_at(0), dw.type.dtype, dw.strides[:2]),
+        )
+    x, y, added = inputs[0], outputs[0], inputs[2:]
+    if any(each.shape != y.shape for each in added):
+        raise Refused("a bias")  # rows without any bytes between them
+    positions = _positions(x, y, *added)
+    steps = [tuple(each[i] for _, each in positions) for i in range(2 + len(added))]
+    term, column = (1, 0) if isinstance(op, Conv) else (0, 1)  # the axis of the weights
+    return Operands(
+        shape=(*(extent for extent, _ in positions), w.shape[column]),
+        terms=w.shape[term],
+        a=Tensor(input_at(0), x.type.dtype, (*steps[0], x.strides[1])),
+        b=Tensor(input_at(1), w.type.dtype, (*(0,) * (len(positions) - 1), w.strides[term], w.strides[column])),
+        c=Tensor(input_at(2), added[0].type.dtype, (*steps[2], added[0].strides[1])) if added else None,
+        d=Tensor(output_at(0), y.type.dtype, (*steps[1], y.strides[1])),
+    )
+
+
+def _positions(*images: Window) -> list[tuple[int, tuple[int, ...]]]:
+    """The axes of items and positions: extent, and bytes from one to the next of each; neighbours merged."""
+    shape = images[0].shape
+    return merged_axes(shape, [x.strides for x in images], (0, *range(2, len(shape))))
+
+
+def _rows_and_batch(shape: Sequence[int], operands: Sequence[Tensor]) -> tuple[Axis, list[Axis]]:
     """The axis of rows, and those of the batch, the longest last; where all share b, that of rows may take them in."""
     lead, strides = tuple(shape[:-2]), [x.strides for x in operands]
     batch = merged_axes(lead, [steps[:-2] for steps in strides])
-    lines = [steps[at] for steps, at in zip(strides, (a_row, -2, -2, -2))]
+    lines = [steps[-2] for steps in strides]
     lines[1] = 0  # b has none of the rows
     if all(steps[1] == 0 for _, steps in batch):
         rows = merged_axes((*lead, shape[-2]), [(*steps[:-2], line) for steps, line in zip(strides, lines)])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from foreplan.gpu.device import Device
-from foreplan.gpu.expressions import stored
+from foreplan.gpu.expressions import statements, stored
 from foreplan.gpu.launch import (
     Address,
+    Defines,
     Launch,
     LaunchKernel,
     Scratch,
@@ -19,13 +22,14 @@ from foreplan.gpu.launch import (
     launch,
     output_at,
 )
-from foreplan.gpu.map import Tensor, broadcast, index_type, map_launches
+from foreplan.gpu.map import Tensor, broadcast, function, index_type, map_launches, mask
 from foreplan.gpu.reduce import power_of_2
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Types
-from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments
-from foreplan.ops.expr import parse_expr
+from foreplan.graph.types import Shape
+from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments, MaskedBatchNormGrad
+from foreplan.ops.expr import Arg, Expr, cast, parse_expr, substitute
 from foreplan.ops.map import merged_axes
 
 THREADS = 256
@@ -38,62 +42,68 @@ _GRADIENT = parse_expr("((a1 - (((a0 - a2) * a3) + a4)) * a5)")
 
 @dataclass(frozen=True)
 class _Work:
-    """What the kernels of cuda/channels.cu work on, beside the addresses that they are given.
+    """What kernels over channels work on.
 
     Attributes:
         x: images.
-        g: others of the same shape, or x itself.
+        others: further tensors of their shape, as kernels take them behind x.
         parts: of the positions, each of which has sums of its own.
     """
 
-    x: Window
-    g: Window
-    epsilon: float
+    x: Tensor
+    shape: Shape
+    others: tuple[Tensor, ...]
     parts: int
 
     @property
     def vector(self) -> int:
         """Channels of a thread: as many as are read at a time, where they lie side by side."""
-        item, channels = self.x.type.dtype.itemsize, self.x.shape[1]
-        together = self.x.strides[1] == item == self.g.strides[1]
-        return power_of_2(channels, 1, BYTES // item) if together else 1
+        item = self.x.dtype.itemsize
+        together = all(each.strides[1] == item for each in (self.x, *self.others) if not each.bits)
+        return power_of_2(self.shape[1], 1, BYTES // item) if together else 1
 
     @property
     def across(self) -> int:
         """Threads for neighbouring channels."""
-        return power_of_2(ceil_div(self.x.shape[1], self.vector), 1, CHANNELS)
+        return power_of_2(ceil_div(self.shape[1], self.vector), 1, CHANNELS)
 
     @property
     def positions(self) -> int:
         """Of a channel."""
-        return self.x.type.size // self.x.shape[1]
+        return math.prod(self.shape) // self.shape[1]
 
-    def launch(self, entry: str, x: Address, g: Address, given: tuple[Address, ...], last: bool = False) -> Launch:
-        """One launch: `given` are the vectors that kernels take, in their order; the last one puts parts together."""
-        shape, channels = self.x.shape, self.x.shape[1]
-        axes = merged_axes(shape, [self.x.strides, self.g.strides], (0, *range(2, len(shape))))
+    def launches(
+        self, file: str, entries: tuple[str, str], words: Sequence[Word], defines: Defines = (), generated: str = ""
+    ) -> tuple[Launch, Launch]:
+        """The launch over parts, and the one that puts together what they have.
+
+        Args:
+            words: what kernels take behind the tensors.
+        """
+        tensors, channels = (self.x, *self.others), self.shape[1]
+        axes = merged_axes(self.shape, [each.strides for each in tensors], (0, *range(2, len(self.shape))))
         index = index_type(max(self.positions, channels))
-        defines = (
-            ("ELEMENT", stored(self.x.type.dtype)),
-            ("VECTOR", self.vector),
-            ("ACROSS", self.across),
-            ("RANK", len(axes)),
-            ("INDEX", index),
+        sizes: Defines = (("VECTOR", self.vector), ("ACROSS", self.across), ("RANK", len(axes)), ("INDEX", index))
+        source = Source(file, (("ELEMENT", stored(self.x.dtype)), *sizes, *defines), generated)
+        given: list[Word] = [channels, self.positions, ceil_div(self.positions, self.parts), self.parts]
+        given += [n for n, _ in axes]
+        for i, each in enumerate(tensors):
+            given += [each.start, each.strides[1], *(steps[i] for _, steps in axes)]
+        given += words
+        first, last = (
+            (ceil_div(channels, n), p, 1) for n, p in ((self.vector * self.across, self.parts), (CHANNELS, 1))
         )
-        words: list[Word] = [x, g, channels, self.positions, ceil_div(self.positions, self.parts), self.parts]
-        words += [self.x.strides[1], self.g.strides[1], *(n for n, _ in axes)]
-        words += [steps[0] for _, steps in axes] + [steps[1] for _, steps in axes]
-        words += [float(self.epsilon), *given]
-        each, parts = (CHANNELS, 1) if last else (self.vector * self.across, self.parts)
-        grid = (ceil_div(channels, each), parts, 1)
-        return launch(Source("channels.cu", defines), entry, grid, THREADS, words)
+        return (
+            launch(source, entries[0], first, THREADS, given),
+            launch(source, entries[1], last, THREADS, given),
+        )
 
 
-def _work(x: Window, g: Window, epsilon: float, device: Device) -> _Work:
+def _work(x: Tensor, shape: Shape, others: Sequence[Tensor], device: Device) -> _Work:
     """In as many parts as keep the multiprocessors at work, none of them short, none of them empty."""
-    work = _Work(x, g, epsilon, 1)
+    work = _Work(x, shape, tuple(others), 1)
     positions, rows = work.positions, THREADS // work.across
-    wanted = ceil_div(4 * device.multiprocessors, ceil_div(x.shape[1], work.vector * work.across))
+    wanted = ceil_div(4 * device.multiprocessors, ceil_div(shape[1], work.vector * work.across))
     parts = max(1, min(wanted, positions // (LEAST * rows), MOST_PARTS))
     return replace(work, parts=ceil_div(positions, ceil_div(positions, parts)))
 
@@ -102,39 +112,90 @@ def moments(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launch
     """Of each part, then of what parts have."""
     assert isinstance(op, ChannelMoments)
     (x,), scratch = inputs, Scratch()
-    work = _work(x, x, 0.0, device)
+    work = _work(broadcast(input_at(0), x, x.shape), x.shape, (), device)
     nbytes = work.parts * outputs[0].type.nbytes
-    first, second = scratch.take(nbytes), scratch.take(nbytes)
-    none = output_at(0)  # what only gradients have
-    given = (none, none, none, first, second, output_at(0), output_at(1), none)
-    launches = (
-        work.launch("moments", input_at(0), input_at(0), given),
-        work.launch("moments_of_parts", input_at(0), input_at(0), given, last=True),
-    )
-    return LaunchKernel(launches, scratch.nbytes)
+    words = [scratch.take(nbytes), scratch.take(nbytes), output_at(0), output_at(1)]
+    return LaunchKernel(work.launches("channel_moments.cu", ("moments", "moments_of_parts"), words), scratch.nbytes)
 
 
 def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
     """Sums of parts, what they come to, and a map."""
     assert isinstance(op, BatchNormGrad)
     x, *_, g = inputs
-    dx, dscale, _ = outputs
-    work, scratch = _work(x, g, op.epsilon, device), Scratch()
-    dtype, nbytes = dscale.type.dtype, dscale.type.nbytes
-    first, second = scratch.take(work.parts * nbytes), scratch.take(work.parts * nbytes)
+    return _gradient(Arg(0), [broadcast(input_at(4), g, x.shape)], op.epsilon, False, inputs, outputs, device)
+
+
+def masked_gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """Likewise of what a map makes, of a mask and of tensors, as it is read."""
+    assert isinstance(op, MaskedBatchNormGrad)
+    shape = inputs[0].shape
+    made_of = [mask(input_at(4), shape), *(broadcast(input_at(i), x, shape) for i, x in enumerate(inputs) if i > 4)]
+    return _gradient(parse_expr(op.expr), made_of, op.epsilon, op.keeps, inputs, outputs, device)
+
+
+def _gradient(
+    expr: Expr,
+    made_of: Sequence[Tensor],
+    epsilon: float,
+    keeps: bool,
+    inputs: Windows,
+    outputs: Windows,
+    device: Device,
+) -> LaunchKernel:
+    """The kernel of a gradient g.
+
+    Args:
+        expr: what g is of what it is made of.
+        keeps: whether g is an output, behind dx, dscale and dbias.
+    """
+    x, (dx, dscale, *_), scratch = inputs[0], outputs, Scratch()
+    images, dtype, nbytes = broadcast(input_at(0), x, x.shape), dscale.type.dtype, dscale.type.nbytes
+    kept = broadcast(output_at(3), outputs[3], x.shape) if keeps else images
+    work = _work(images, x.shape, (kept, *made_of), device)
+    sums, moments = scratch.take(work.parts * nbytes), scratch.take(work.parts * nbytes)
     vectors = scratch.take(3 * nbytes)
-    given = (input_at(1), input_at(2), input_at(3), first, second, output_at(1), output_at(2), vectors)
-    launches = (
-        work.launch("gradient_sums", input_at(0), input_at(4), given),
-        work.launch("gradient_of_sums", input_at(0), input_at(4), given, last=True),
+    words: list[Word] = [float(epsilon), input_at(1), input_at(2), input_at(3), sums, moments]
+    words += [output_at(1), output_at(2), vectors]
+    launches = work.launches(
+        "channel_gradients.cu",
+        ("gradient_sums", "gradient_of_sums"),
+        words,
+        (("OPERANDS", len(made_of)), ("KEEPS", int(keeps))),
+        _reading(expr, made_of),
     )
     along = tuple(dtype.itemsize * (axis == 1) for axis in range(len(x.shape)))
     starts = [input_at(2), *(Address(vectors.of, 0, vectors.offset + i * nbytes) for i in range(3))]
-    read = [broadcast(input_at(0), x, x.shape), broadcast(input_at(4), g, x.shape)]
-    read += [Tensor(start, dtype, along) for start in starts]
-    last = map_launches([_GRADIENT], x.shape, read, [broadcast(output_at(0), dx, x.shape)])
-    overwrites = tuple((0, i) for i in (4, 0) if lie_alike(inputs[i], dx))
-    return LaunchKernel((*launches, *last), scratch.nbytes, overwrites)
+    again = [kept] if keeps else made_of
+    read = [images, *(Tensor(start, dtype, along) for start in starts), *again]
+    g = cast(Arg(5) if keeps else substitute(expr, [Arg(5 + i) for i in range(len(made_of))]), dtype)
+    whole = substitute(_GRADIENT, [Arg(0), g, *(Arg(1 + i) for i in range(4))])
+    last = map_launches([whole], x.shape, read, [broadcast(output_at(0), dx, x.shape)])
+    # A pass over x and what g is made of, which may write g; and one over x and that or g, which writes dx.
+    moved = [images, *made_of, *[kept] * keeps, images, *again, images]
+    total = sum(x.type.size * (1 / 8 if each.bits else each.dtype.itemsize) for each in moved)
+    overwrites = [(0, 0)] if lie_alike(x, dx) else []
+    for i in range(4, len(inputs)):  # a mask lies in bytes, and so like no images
+        overwrites += [(0, i)] * lie_alike(inputs[i], dx)
+        overwrites += [(3, i)] * (keeps and lie_alike(inputs[i], outputs[3]))
+    price = round(total / device.bytes_per_second * 1e9)
+    return LaunchKernel((*launches, *last), scratch.nbytes, tuple(overwrites), nanoseconds=price)
+
+
+def _reading(expr: Expr, made_of: Sequence[Tensor]) -> str:
+    """The function `gradient` of cuda/channel_gradients.cu."""
+    lines = []
+    for i, each in enumerate(made_of):
+        at = f"a.operands[{i}].offset(position, a.extents, channel)"
+        read = f"read_bits(a.operands[{i}], {at}, left)"
+        if not each.bits:
+            read = f"read<{stored(each.dtype)}>(a.operands[{i}].start + {at}, left)"
+        lines.append(f"const auto x{i} = {read};")
+    names = [f"a{i}" for i in range(len(made_of))]
+    body = [f"const auto a{i} = x{i}.at[i];" for i in range(len(made_of))]
+    body += [*statements([expr], names, [each.dtype for each in made_of], ["r"]), "g.at[i] = r;"]
+    loop = ["#pragma unroll", "for (int i = 0; i < VECTOR; ++i) {", *("    " + line for line in body), "}"]
+    head = "Vector<Number, VECTOR> gradient(const Arguments& a, i64 position, i64 channel, i64 left)"
+    return function(head, [*lines, "Vector<Number, VECTOR> g;", *loop, "return g;"])
 
 
 def layout(op: Op, inputs: Windows, outputs: Types) -> list[Window]:

@@ -32,8 +32,17 @@ from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last, like_most_inputs, like_whole_input
 from foreplan.graph.op import Types
 from foreplan.ops.attention_blocks import AttentionOp
+from foreplan.ops.conv_op import ConvOp
+from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
+from foreplan.ops.matmul import MatMul
 
 OWN = "launches"  # the name of our own kernels in plans
+PRICED = (
+    MatMul,
+    ConvOp,
+    AttentionOp,
+    LinearCrossEntropy,
+)  # ops that libraries may run, by tensor cores: our own kernels have none
 Layout = Callable[[Op, Windows, Types], Sequence[Window]]
 Reads = Callable[[Op, int, Window], Window]
 
@@ -80,6 +89,7 @@ FAMILIES = {
     "cross_entropy_grad": Family(rows.cross_entropy_grad, rows.like_first),
     "channel_moments": Family(norm.moments, norm.layout, norm.reads),
     "batch_norm_grad": Family(norm.gradient, norm.layout, norm.reads),
+    "masked_batch_norm_grad": Family(norm.masked_gradient, norm.layout, norm.reads),
     "max_pool": Family(pool.pool, _images),
     "max_pool_grad": Family(pool.pool, _images),
     "avg_pool": Family(pool.pool, _images),
@@ -133,8 +143,9 @@ def _ways(
         **attention_kernels(op, inputs, outputs, device, deterministic=deterministic),
     }
     products = lt.lt_kernels(op, inputs, outputs, device, tf32=tf32)
-    if (theirs or products) and own is not None:
-        price = own_nanoseconds if theirs else lt.own_nanoseconds
+    theirs |= linear_cross_entropy.lt_kernels(op, inputs, outputs, device, tf32=tf32)
+    if own is not None and isinstance(op, PRICED):
+        price = lt.own_nanoseconds if products else own_nanoseconds
         own = replace(own, nanoseconds=price(op, inputs, outputs, device))
     return {**theirs, **products, **({} if own is None else {OWN: own})}
 
@@ -161,7 +172,8 @@ def kernel_named(
     library = name.split(" ")[0]
     try:
         if library == lt.CUBLASLT and not payload:
-            return lt.lt_kernel(op, name, inputs, outputs, device)
+            one = linear_cross_entropy.lt_kernel if isinstance(op, LinearCrossEntropy) else lt.lt_kernel
+            return one(op, name, inputs, outputs, device)
         if library != CUDNN:
             return None
         make = attention_kernel if isinstance(op, AttentionOp) else cudnn_kernel

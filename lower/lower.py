@@ -16,13 +16,15 @@ from foreplan.lower.program import ARENA, PARAMETERS, REGIONS, STATE, Call, Oper
 from foreplan.lower.target import Kernel, Target
 from foreplan.passes.fuse_conv_maps import fuse_conv_maps
 from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
+from foreplan.passes.fuse_norm_masks import fuse_norm_masks
 from foreplan.passes.rewrite import rewrite
 from foreplan.passes.simplify import fuse_maps
 from foreplan.planner import problem as p
 from foreplan.units import parse_bytes
 
 TARGETS = ("numpy", "cpu", "cuda")
-WORKSPACE = "64MiB"  # of one action, at most, unless its op needs more or the user says so
+WORKSPACE = "auto"  # see `lower`
+ENOUGH, FASTER = 64 << 20, 4  # bytes of workspace for most kernels; what needs more must be so many times as fast
 
 _CATEGORIES = {
     Kind.INPUT: p.Category.INPUTS,
@@ -79,15 +81,18 @@ def lower(
         offload: with a region of host memory, and actions that copy activations there and back (see `with_host`).
         prefetch: with a second slot for every input without a default (see `with_prefetch`).
         tune: price kernels by measuring each once on this machine, as a target given by name.
-        workspace: leave out kernels that need more bytes of it, such as "64MiB", where others need less; "unlimited".
+        workspace: leave out kernels that need more bytes of it, such as "64MiB", where others need less; "unlimited";
+            or "auto": leave out those that need more than 64 MiB, unless they are four times as fast as all others.
 
     Raises:
         UsageError: no such target, or a size that cannot be understood.
         UnsupportedError: the target has no kernel for an op, and the op no decomposition; names the node.
     """
     chosen = target_named(target, tune=tune) if isinstance(target, str) else target
-    fused = fuse_matmul_maps(fuse_conv_maps(_decompose(graph, chosen), chosen.fuses), chosen.fuses)
-    program = _Lowering(fused, chosen, None if workspace == "unlimited" else parse_bytes(workspace)).run()
+    fused = _decompose(graph, chosen)
+    for fuse in (fuse_conv_maps, fuse_matmul_maps, fuse_norm_masks):
+        fused = fuse(fused, chosen.fuses)
+    program = _Lowering(fused, chosen, workspace).run()
     note = note_of(fallbacks(program), program.target)
     program = replace(program, notes=(*program.notes, note)) if note else program
     program = with_host(program, chosen) if offload else program
@@ -116,8 +121,15 @@ def _decompose(graph: Graph, target: Target) -> Graph:
 class _Lowering:
     """One lowering: the lists that grow, and where each graph value has gone."""
 
-    def __init__(self, graph: Graph, target: Target, workspace: int | None) -> None:
-        self.graph, self.target, self.workspace = graph, target, workspace
+    def __init__(self, graph: Graph, target: Target, workspace: int | str) -> None:
+        self.graph, self.target = graph, target
+        # The most workspace of a kernel; None: no limit. And of which share of others' time one with more is taken.
+        self.most: int | None = None
+        self.faster = 0.0
+        if workspace == "auto":
+            self.most, self.faster = ENOUGH, 1 / FASTER
+        elif workspace != "unlimited":
+            self.most = parse_bytes(workspace)
         self.values: list[p.Value] = []
         self.actions: list[p.Action] = []
         self.calls: list[Call] = []
@@ -240,10 +252,11 @@ class _Lowering:
         reads, writes = [x.window for x in inputs], [y.window for y in outputs]
         kernels = self.target.kernels(op, reads, writes)
         kernels = [kernel for kernel in kernels if all(x.offset % kernel.alignment == 0 for x in (*inputs, *outputs))]
-        if self.workspace is not None and len(kernels) > 1:
-            most = max(self.workspace, min(kernel.workspace for kernel in kernels))
-            kernels = [kernel for kernel in kernels if kernel.workspace <= most]
         priced = [(self.target.price(op, kernel, reads, writes), kernel) for kernel in kernels]
+        if self.most is not None and priced:
+            most = max(self.most, min(kernel.workspace for kernel in kernels))
+            limit = min(price for price, kernel in priced if kernel.workspace <= most) * self.faster
+            priced = [each for each in priced if each[1].workspace <= most or each[0] < limit]
         found: list[tuple[Kernel, int]] = []
         for price, kernel in sorted(priced, key=lambda pair: (pair[0], pair[1].workspace)):
             if all(kernel.workspace < other.workspace for other, _ in found):

@@ -1,6 +1,13 @@
 """Normalisation: every form under one name. Statistics over a batch's channels, or over the rows of a tensor."""
 
-from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad, BatchNormTrain, ChannelMoments, batch_norm
+from foreplan.ops.batch_norm import (
+    BatchNorm,
+    BatchNormGrad,
+    BatchNormTrain,
+    ChannelMoments,
+    MaskedBatchNormGrad,
+    batch_norm,
+)
 from foreplan.ops.row_norm import (
     LayerNorm,
     LayerNormGrad,
@@ -19,6 +26,7 @@ __all__ = [
     "ChannelMoments",
     "LayerNorm",
     "LayerNormGrad",
+    "MaskedBatchNormGrad",
     "RMSNorm",
     "RMSNormGrad",
     "batch_norm",

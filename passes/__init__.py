@@ -5,6 +5,7 @@ from foreplan.passes.autodiff import differentiate
 from foreplan.passes.chunk_loss import chunk_losses
 from foreplan.passes.fuse_conv_maps import fuse_conv_maps
 from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
+from foreplan.passes.fuse_norm_masks import fuse_norm_masks
 from foreplan.passes.micro_batches import micro_batches
 from foreplan.passes.narrow import narrow
 from foreplan.passes.pack_attention import pack_attention
@@ -27,6 +28,7 @@ __all__ = [
     "fuse_conv_maps",
     "fuse_maps",
     "fuse_matmul_maps",
+    "fuse_norm_masks",
     "micro_batches",
     "narrow",
     "narrow_type",

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foreplan.gpu.cudnn import UIDS
+from foreplan.gpu.cudnn import ADDING, UIDS
 from foreplan.gpu.launch import (
     FOLDER,
     Address,
@@ -136,21 +136,36 @@ class Bound:
                 assert failed is None, f"{entry}: {failed.decode()}"
 
     def execute(self, plan: Execute) -> None:
-        """A convolution by NumPy, whose result has the inputs' element type and lies as the output does."""
+        """A convolution by NumPy, whose result has the inputs' element type and lies as the output does; of a plan that
+        adds, it is added to what lies there.
+        """
         assert self.op is not None, "nothing stands in for cuDNN here"
         (a, b), y = self.keep["input"][:2], self.keep["output"][0]
         places = dict(plan.operands)
-        assert [self.address(places[uid]) for uid in UIDS[:2]] == [a.ctypes.data, b.ctypes.data]
-        types = [TensorType(as_dtype(x.dtype), x.shape) for x in (a, b)]
-        (type,) = self.op.infer(types)
-        found = np.zeros(type.shape, type.dtype.numpy)
-        scratch = np.zeros(self.op.workspace(types, (type,)), np.uint8)
-        self.op.compute([np.ascontiguousarray(x) for x in (a, b)], [found], scratch)
-        ctypes.memset(self.address(plan.workspace), 0xFF, plan.nbytes)
+        first, second, last = (self.address(places[uid]) for uid in UIDS)
+        assert first == a.ctypes.data
+        if second != b.ctypes.data:  # a copy without gaps
+            b = np.ndarray(b.shape, b.dtype, (ctypes.c_uint8 * b.nbytes).from_address(second))
         strides = [step // y.itemsize * a.itemsize for step in y.strides]
         span = sum((n - 1) * step for n, step in zip(y.shape, strides)) + a.itemsize
-        memory = (ctypes.c_uint8 * span).from_address(self.address(places[UIDS[2]]))
-        np.ndarray(y.shape, a.dtype, memory, 0, strides)[...] = found
+        memory = (ctypes.c_uint8 * span).from_address(last)
+        result = np.ndarray(y.shape, a.dtype, memory, 0, strides)
+        result[...] = convolved(self.op, a, b, result if ADDING in plan.blob else None)
+        ctypes.memset(self.address(plan.workspace), 0xFF, plan.nbytes)
+
+
+def convolved(op: Op, a: np.ndarray, b: np.ndarray, there: np.ndarray | None) -> np.ndarray:
+    """What a plan of cuDNN's gives, by the op's NumPy kernel.
+
+    Args:
+        there: what lies where the result goes, if the plan adds to it.
+    """
+    given = [np.ascontiguousarray(x) for x in (a, b, there) if x is not None]
+    types = [TensorType(as_dtype(x.dtype), x.shape) for x in given]
+    (type,) = op.infer(types)
+    found = np.zeros(type.shape, type.dtype.numpy)
+    op.compute(given, [found], np.zeros(op.workspace(types, (type,)), np.uint8))
+    return found
 
 
 def multiply(product: Multiply, places: tuple[int, int, int, int], workspace: int) -> None:

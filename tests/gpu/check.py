@@ -10,7 +10,7 @@ import pytest
 from foreplan.gpu.cudnn import missing
 from foreplan.gpu.device import device_named
 from foreplan.gpu.launch import LaunchKernel
-from foreplan.gpu.table import family_of, kernel_for
+from foreplan.gpu.table import OWN, family_of, kernel_named
 from foreplan.graph import Op, TensorType, Window
 from tests.gpu.binder import Bound
 from tests.kernels import assert_near, expected
@@ -62,17 +62,17 @@ def laid_out(window: Window, array: np.ndarray | None = None) -> tuple[Memory, n
 
 
 def made(
-    op: Op, types: Sequence[TensorType], windows: Sequence[Window] | None = None
+    op: Op, types: Sequence[TensorType], windows: Sequence[Window] | None = None, name: str = OWN
 ) -> tuple[LaunchKernel, list[Window], list[Window]]:
-    """The kernel, and how inputs and outputs lie, with inputs given so: by default in C order."""
+    """The kernel of a name, and how inputs and outputs lie, with inputs given so: by default in C order."""
     results = op.infer(types)
     family = family_of(op)
     assert family is not None, f"no kernel for {op}"
     given = [Window.dense(type) for type in types] if windows is None else list(windows)
     wanted = [family.reads(op, i, window) for i, window in enumerate(given)]
     layouts = list(family.layout(op, wanted, results))
-    kernel = kernel_for(op, wanted, layouts, DEVICE)
-    assert kernel is not None, f"no kernel for {op} of {wanted}"
+    kernel = kernel_named(op, name, b"", wanted, layouts, DEVICE)
+    assert kernel is not None, f"no kernel {name!r} for {op} of {wanted}"
     return kernel, wanted, layouts
 
 
@@ -81,14 +81,16 @@ def run(
     inputs: Sequence[np.ndarray],
     windows: Sequence[Window] | None = None,
     over: tuple[int, int] | None = None,
+    name: str = OWN,
 ) -> list[np.ndarray]:
     """What the kernel gives: the same, whether threads run forward or in reverse, and whatever the workspace holds.
 
     Args:
         windows: how inputs lie; by default in C order.
         over: (output, input): the output takes that input's bytes, as the kernel says it may.
+        name: of the kernel; by default that of ours.
     """
-    kernel, wanted, layouts = made(op, [type_of(x) for x in inputs], windows)
+    kernel, wanted, layouts = made(op, [type_of(x) for x in inputs], windows, name)
     found = []
     for reverse, fill in ((False, 0xFF), (True, 0x7F)):
         places = [laid_out(window, x) for window, x in zip(wanted, inputs)]
@@ -117,6 +119,7 @@ def check(
     atol: float = 1e-5,
     windows: Sequence[Window] | None = None,
     over: tuple[int, int] | None = None,
+    name: str = OWN,
 ) -> None:
     """Assert that both kernels agree."""
-    assert_near(run(op, inputs, windows, over), expected(op, inputs), rtol, atol)
+    assert_near(run(op, inputs, windows, over, name), expected(op, inputs), rtol, atol)

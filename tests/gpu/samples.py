@@ -11,7 +11,7 @@ from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
-from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments
+from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments, MaskedBatchNormGrad
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.index import Gather, ScatterAdd
@@ -64,6 +64,12 @@ def samples(dtype: str) -> Iterator[Sample]:
     yield ConvWeightGrad(*plain, groups=64, kernel=(3, 3)), of(dtype, image, image)
     yield ChannelMoments(), of(dtype, image)
     yield BatchNormGrad(1e-5), [*of(dtype, image), *vector * 3, *of(dtype, image)]
+    for expr, others, keeps in (("where(a0, a1, 0.0)", 1, True), ("where(a0, (a1 + a2), 0.0)", 2, False)):
+        bits = of("uint8", (2 * 64 * 128,))
+        yield (
+            MaskedBatchNormGrad(1e-5, f"{dtype}({expr})", keeps),
+            [*of(dtype, image), *vector * 3, *bits, *of(dtype, *[image] * others)],
+        )
     yield MaxPool(*window, save_index=True), of(dtype, image)
     yield MaxPoolGrad(*window, shape=image), [*of("uint8", small), *of(dtype, small)]
     yield AvgPool(*window), of(dtype, image)

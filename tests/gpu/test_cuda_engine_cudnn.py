@@ -10,12 +10,13 @@ import pytest
 import foreplan as fp
 from foreplan.errors import PlanError
 from foreplan.gpu import driver, table
-from foreplan.gpu.cudnn_conv import WORD, _as_cudnn_makes_it
+from foreplan.gpu.cudnn import ADDING
+from foreplan.gpu.cudnn_conv import WORD, _as_cudnn_makes_it, _without_gaps
 from foreplan.graph import Window
 from foreplan.lower.program import Call, Program
 from foreplan.ops.attention_blocks import AttentionOp
 from foreplan.runtime.device import span_of
-from tests.gpu.binder import needs_gcc
+from tests.gpu.binder import convolved, needs_gcc
 from tests.gpu.card import FakeCard
 from tests.gpu.check import needs_cudnn
 from tests.runtime.micro_batches import compiled as trained
@@ -54,15 +55,13 @@ def stand_in(card: FakeCard, program: Program) -> int:
 
     def plan_of(call: Call, needed: int) -> None:
         inputs, outputs = ([operand.window for operand in found] for found in (call.inputs[:2], call.outputs))
+        inputs = [inputs[0], _without_gaps(call.op, inputs)]
         windows = [*inputs, _as_cudnn_makes_it(inputs, outputs)]
 
         def run(tensors: Mapping[int, int], workspace: int) -> None:
             assert workspace % 16 == 0 and all(address % 16 == 0 for address in tensors.values())
             a, b, y = (array_at(tensors[uid], window) for uid, window in zip((1, 2, 3), windows))
-            given = [np.ascontiguousarray(x) for x in (a, b)]
-            types, made = [window.type for window in inputs], outputs[0].type
-            result = np.empty(made.shape, made.dtype.numpy)
-            call.op.compute(given, [result], np.empty(call.op.workspace(types, [made]), np.uint8))
+            result = convolved(call.op, a, b, y if ADDING in call.payload else None)
             (np.ctypeslib.ctypes.c_char * needed).from_address(workspace).raw = b"\xff" * needed
             y[...] = result
 

@@ -13,13 +13,15 @@ import pytest
 import foreplan as fp
 from foreplan.frontend import nn
 from foreplan.gpu import cudnn_conv, table
-from foreplan.gpu.launch import Execute
+from foreplan.gpu.cudnn import ADDING, BETA, workspace_of
+from foreplan.gpu.launch import Execute, Refused
 from foreplan.graph import Graph, Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.lower.cuda import CudaTarget
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from tests.gpu.binder import Bound, needs_gcc
 from tests.gpu.check import Memory, expected, laid_out, type_of, with_cudnn
+from tests.gpu.cudnn_graph import written_by_cudnn
 
 SAME = ((1, 1), ((1, 1), (1, 1)), (1, 1))  # strides, pads and dilations of 3 x 3 taps that keep the extent
 RNG = np.random.default_rng(0)
@@ -77,8 +79,8 @@ def test_what_is_chosen_is_in_the_file_and_needs_no_cudnn_to_be_read(
 
 
 @with_cudnn
-def test_a_result_that_is_added_to_has_memory_of_its_own_first() -> None:
-    """Of a gradient that is added to another, cuDNN's result is workspace, and a map adds it."""
+def test_cudnn_adds_its_result_in_place() -> None:
+    """Of a gradient that is added to another: cuDNN's own beta, as cuDNN reads it back, and no memory for a result."""
 
     def model(x: Any) -> Any:
         y = nn.conv(x, 64, 3, padding=1, name="stem")
@@ -86,14 +88,63 @@ def test_a_result_that_is_added_to_has_memory_of_its_own_first() -> None:
 
     graph = fp.trace(model, fp.spec((2, 64, 32, 32)))
     program = fp.compile(graph, fp.losses.mse, fp.optim.SGD(0.1), target="cuda:h100").program
-    added = [
+    calls = [
         (call, action)
         for call, action in zip(program.calls, program.actions)
-        if call.op.name == "conv_data_grad" and len(call.inputs) == 3 and call.payload
+        if call.op.name == "conv_data_grad" and call.payload
     ]
-    assert added
-    for call, action in added:
-        assert action.workspace >= call.outputs[0].type.nbytes
+    added = [each for each in calls if len(each[0].inputs) == 3]
+    assert 0 < len(added) < len(calls)
+    for call, action in calls:
+        blob = call.payload[cudnn_conv.WORD :]
+        (node,) = written_by_cudnn(blob)["operationGraph"]["nodes"]
+        assert (node["alpha"], node["beta"]) == (1, len(call.inputs) == 3 or 0)
+        assert action.workspace == workspace_of(blob, CudaTarget("h100").device)
+    assert all(action.overwrites for _, action in added)
+    assert min(action.workspace for _, action in added) < added[0][0].outputs[0].type.nbytes
+
+
+@needs_gcc
+@pytest.mark.parametrize("op", [Conv(*SAME), ConvDataGrad(*SAME, spatial=(7, 9))])
+def test_weights_that_are_a_range_of_channels_are_copied(op: Op) -> None:
+    """cuDNN has no engine for weights with gaps."""
+    x, w = f32(2, 5 if isinstance(op, Conv) else 6, 7, 9), f32(6, 5, 3, 3)
+    steps = type_of(w).strides
+    inputs = [channels_last(type_of(x)), Window(type_of(w), (steps[0] * 2, *steps[1:]))]
+    (result,) = op.infer([each.type for each in inputs])
+    y = channels_last(result)
+    kernel = cudnn_conv.cudnn_kernel(op, (512).to_bytes(cudnn_conv.WORD, "little") + BETA, inputs, [y])
+    assert kernel.workspace == 512 + w.nbytes
+    memory, found = Memory(kernel.workspace, 0xFF), laid_out(y)[1]
+    Bound(kernel, [laid_out(each, array)[1] for each, array in zip(inputs, (x, w))], [found], memory.bytes, op=op)()
+    memory.check()
+    np.testing.assert_allclose(found, expected(op, [x, w])[0], rtol=1e-6, atol=1e-5)
+
+
+@with_cudnn
+def test_convolutions_of_ranges_of_channels_are_cudnns() -> None:
+    """Two float32 convolutions in turns over ranges of the channels between them: weights are views, and sums grow in
+    place, by cuDNN's beta.
+    """
+    step = fp.compile(fp.models.build("conv_chain:size=256"), fp.losses.mse, fp.optim.SGD(0.1), target="cuda:h100")
+    used = [step.program.calls[s.action] for s in step.plan.steps]
+    ranges = [call for call in used if call.op.name in ("conv", "conv_data_grad") and call.inputs[1].type.rank == 4]
+    ranges = [call for call in ranges if not call.inputs[1].window.is_compact]
+    assert len(ranges) >= 8 and {call.kernel.split(" ")[0] for call in ranges} == {"cudnn"}
+    added = [call for call in ranges if len(call.inputs) == 3 and call.inputs[2].type == call.outputs[0].type]
+    assert added and all(ADDING in call.payload for call in added)
+
+
+def test_a_plan_that_adds_is_for_what_is_added_to() -> None:
+    """One of an earlier version, whose result was added by a map, is refused; so is one that would add to nothing."""
+    x, w = channels_last(type_of(f32(2, 5, 7, 9))), Window.dense(type_of(f32(6, 5, 3, 3)))
+    y = channels_last(type_of(f32(2, 6, 7, 9)))
+    payload = bytes(cudnn_conv.WORD) + b'{"alpha":1.0,%s}'
+    for blob, inputs in ((BETA, [x, w, y]), (ADDING, [x, w])):
+        with pytest.raises(Refused):
+            cudnn_conv.cudnn_kernel(Conv(*SAME), payload % blob, inputs, [y])
+    for blob, inputs in ((BETA, [x, w]), (ADDING, [x, w, y])):
+        assert len(cudnn_conv.cudnn_kernel(Conv(*SAME), payload % blob, inputs, [y]).instructions) == len(inputs) - 1
 
 
 def f32(*shape: int) -> np.ndarray:
@@ -129,11 +180,14 @@ def test_what_is_done_to_cudnns_result(case: str, lie: Callable[[TensorType], Wi
     inputs = [lie(type_of(x)) for x in arrays]
     (result,) = op.infer([x.type for x in inputs])
     layout = lie(result)
-    kernel = cudnn_conv.cudnn_kernel(op, (512).to_bytes(cudnn_conv.WORD, "little") + b"plan", inputs, [layout])
-    memory = Memory(kernel.workspace, 0xFF)
-    given, (_, y) = [laid_out(w, x)[1] for w, x in zip(inputs, arrays)], laid_out(layout)
-    Bound(kernel, given, [y], memory.bytes, op=op)()
-    memory.check()
+    blob = ADDING if cudnn_conv._adds(inputs, [layout]) else BETA
+    kernel = cudnn_conv.cudnn_kernel(op, (512).to_bytes(cudnn_conv.WORD, "little") + blob, inputs, [layout])
     (wanted,) = expected(op, arrays)
     rounding = 2.0**-8 if arrays[0].dtype != np.float32 else 1e-6
-    np.testing.assert_allclose(y, wanted, rtol=rounding, atol=1e-5)
+    for over in (False, True) if kernel.overwrites else (False,):
+        memory = Memory(kernel.workspace, 0xFF)
+        given = [laid_out(w, x)[1] for w, x in zip(inputs, arrays)]
+        y = given[2] if over else laid_out(layout)[1]
+        Bound(kernel, given, [y], memory.bytes, op=op)()
+        memory.check()
+        np.testing.assert_allclose(y, wanted, rtol=rounding, atol=1e-5)

@@ -8,9 +8,10 @@ import pytest
 from foreplan.graph import Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
-from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments
+from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments, MaskedBatchNormGrad
 from tests.gpu.binder import needs_gcc
 from tests.gpu.check import check, made, run, type_of
+from tests.kernels import assert_near, expected, packed
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)
@@ -72,3 +73,42 @@ def test_narrow_images_have_wide_statistics() -> None:
     narrow = [image.astype(DTYPES["bfloat16"].numpy) for image in (x, g)]
     check(ChannelMoments(), narrow[0], windows=[channels_last(type_of(narrow[0]))], rtol=1e-4, atol=1e-5)
     check(BatchNormGrad(1e-5), narrow[0], scale, mean, variance, narrow[1], rtol=2e-2, atol=1e-3)
+
+
+MASKS = [(2, 8, 4, 3), (7, 40, 1, 1), (3, 64, 9, 7), (2, 5, 4, 7), (6, 40), (2, 3, 4, 5, 2), (1, 37, 40, 2)]
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("shape", MASKS)
+def test_the_gradient_of_what_a_mask_lets_through(shape: tuple[int, ...], keeps: bool) -> None:
+    """Of a residual block's two gradients: their sum where a ReLU was open, to the bit where it is kept."""
+    x, scale, mean, variance, g = gradient_case(shape)
+    more, truth = f32(*shape), f32(*shape) > 0.3
+    op = MaskedBatchNormGrad(1e-5, "where(a0, (a1 + a2), 0.0)", keeps)
+    masked = np.where(truth, g + more, 0)
+    wanted = [*expected(BatchNormGrad(1e-5), [x, scale, mean, variance, masked]), *[masked] * keeps]
+    given = [x, scale, mean, variance, packed(truth), g, more]
+    for windows in layouts(*given):
+        kernel, _, _ = made(op, [type_of(each) for each in given], windows)
+        assert kernel.overwrites == ((0, 0), *((o, i) for i in (5, 6) for o in ((0, 3) if keeps else (0,))))
+        for over in (None, *kernel.overwrites):
+            found = run(op, given, windows, over)
+            assert_near(found, wanted, 1e-4, 1e-5)
+            assert not keeps or found[3].tobytes() == masked.tobytes()
+
+
+def test_narrow_gradients_are_rounded_before_they_are_summed() -> None:
+    """As if a masked map had made them: results are those of the two kernels, to the bit."""
+    x, scale, mean, variance, g = gradient_case((2, 24, 5, 7))
+    truth, (x, g, more) = f32(*x.shape) > 0, (each.astype(DTYPES["bfloat16"].numpy) for each in (x, g, f32(*x.shape)))
+    expr = "bfloat16(where(a0, (float32(a1) + float32(a2)), 0.0))"
+    images, bits = channels_last(type_of(x)), packed(truth)
+    vectors = [Window.dense(type_of(scale))] * 3
+    masked = np.where(truth, (g.astype(np.float32) + more).astype(g.dtype), g.dtype.type(0))
+    wanted = run(BatchNormGrad(1e-5), [x, scale, mean, variance, masked], [images, *vectors, images])
+    for keeps in (False, True):
+        op = MaskedBatchNormGrad(1e-5, expr, keeps)
+        windows = [images, *vectors, Window.dense(type_of(bits)), images, images]
+        found = run(op, [x, scale, mean, variance, bits, g, more], windows)
+        for ours, theirs in zip(found, [*wanted, masked]):
+            assert ours.tobytes() == theirs.tobytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from foreplan.ops.norm import (
     ChannelMoments,
     LayerNorm,
     LayerNormGrad,
+    MaskedBatchNormGrad,
     RMSNorm,
     RMSNormGrad,
     batch_norm,
@@ -73,7 +75,7 @@ def _batch_reference(x: Any, scale: Any, bias: Any, g: Any) -> Any:
 def _check(op: Op, arrays: list[np.ndarray], expected: list[Any], tolerance: float = 2e-6) -> None:
     """The kernel in both precisions, and the decomposition, against float64 results."""
     for dtype, limit in ((np.float64, 1e-11), (np.float32, tolerance)):
-        inputs = [x.astype(dtype) for x in arrays]
+        inputs = [x.astype(dtype) if x.dtype.kind == "f" else x for x in arrays]
         for found in (run_op(op, *inputs), decomposed(op, *inputs)):
             assert len(found) == len(expected)
             for got, wanted in zip(found, expected):
@@ -91,6 +93,20 @@ def test_batch_norm_train_and_its_gradient(shape: tuple[int, ...]) -> None:
     _check(BatchNormTrain(EPS), [x, scale, bias], [y, mean, variance], 2e-5)
     arrays = [x, scale, np.asarray(mean), np.asarray(variance), g]
     _check(BatchNormGrad(EPS), arrays, [dx, dscale, dbias], 5e-5)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if math.prod(shape) % 8 == 0])
+def test_the_gradient_of_what_a_mask_lets_through(shape: tuple[int, ...], keeps: bool) -> None:
+    x, g, more = (_rng().standard_normal(shape) for _ in range(3))
+    scale, bias = _vectors(2, shape[1])
+    truth = _rng().random(shape) > 0.3
+    with jax.enable_x64(True):
+        masked = np.where(truth, g + more, 0)
+        (_, mean, variance), wanted = _batch_reference(x, scale, bias, masked)
+    bits = np.packbits(truth.reshape(-1), bitorder="little")
+    op = MaskedBatchNormGrad(EPS, "where(a0, (a1 + a2), 0.0)", keeps)
+    _check(op, [x, scale, np.asarray(mean), np.asarray(variance), bits, g, more], [*wanted, *[masked] * keeps], 5e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -267,6 +283,12 @@ def test_what_does_not_fit_is_refused() -> None:
         BatchNormTrain(EPS).infer([x.with_dtype("int32"), vector, vector])
     with pytest.raises(ShapeError, match="gradient"):
         BatchNormGrad(EPS).infer([x, vector, vector, vector, row])
+    bits = TensorType(as_dtype("uint8"), (3,))
+    for given in ([x, vector, vector, vector, bits], [x, vector, vector, vector, bits, row], [x]):
+        with pytest.raises(ShapeError, match="needs a mask and tensors"):
+            MaskedBatchNormGrad(EPS, "where(a0, a1, 0.0)").infer(given)
+    with pytest.raises(ShapeError, match="a bit for each element"):
+        MaskedBatchNormGrad(EPS, "where(a0, a1, 0.0)").infer([x, vector, vector, vector, bits.with_shape((2,)), x])
     with pytest.raises(ShapeError, match="axis 3"):
         LayerNorm(3, EPS).infer([x, row])
     with pytest.raises(ShapeError, match="at most 2"):

@@ -1,0 +1,85 @@
+"""Batch normalisation's gradient and the masked map that makes what it reads → one op that reads what the map reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from foreplan.graph import Builder, Graph, Node, Op, Value
+from foreplan.graph.op import Types
+from foreplan.ops.batch_norm import BatchNormGrad, MaskedBatchNormGrad
+from foreplan.ops.bits import MaskedMap
+from foreplan.passes.rewrite import rewrite
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A masked map and the gradient that reads it.
+
+    Attributes:
+        op: what takes the place of both.
+    """
+
+    map: Node
+    norm: Node
+    op: MaskedBatchNormGrad
+
+    @property
+    def inputs(self) -> list[Value]:
+        return [*self.norm.inputs[:4], *self.map.inputs]
+
+    @property
+    def outputs(self) -> list[Value]:
+        return [*self.norm.outputs, *(self.map.outputs if self.op.keeps else ())]
+
+
+def fuse_norm_masks(graph: Graph, accepts: Callable[[Op, Types, Types], bool]) -> Graph:
+    """`masked_batch_norm_grad` for a gradient that a ReLU lets through and batch normalisation takes, as in ResNets.
+
+    A pass over the images less where nobody else reads what is let through, and a read less where others do, such as
+    the addition of a residual block: then the op writes it as well.
+
+    Requires: a graph that nobody differentiates any more. Ensures: the same results, bit for bit.
+
+    Args:
+        graph: what is fused in.
+        accepts: whether there is a kernel for an op of such inputs and outputs.
+
+    Raises:
+        ModelError: the result breaks a rule of `verify_graph`.
+    """
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    pairs: dict[Node, _Pair] = {}
+    for node in graph.nodes:
+        pair = _pair(graph, node)
+        if pair is None or pair.map in pairs:
+            continue
+        made = (graph.producer.get(value) for value in node.inputs[:4])
+        if any(other is not None and position[other] > position[pair.map] for other in made):
+            continue
+        if accepts(pair.op, *([value.type for value in values] for values in (pair.inputs, pair.outputs))):
+            pairs[pair.map] = pair
+    norms = {pair.norm for pair in pairs.values()}
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        if node in pairs:
+            pair = pairs[node]
+            given = (*pair.norm.inputs[:4], *inputs)
+            b.append(Node(pair.op, given, tuple(pair.outputs), pair.norm.name, pair.norm.source))
+        return node.outputs if node in pairs or node in norms else None
+
+    return rewrite(graph, replace) if pairs else graph
+
+
+def _pair(graph: Graph, norm: Node) -> _Pair | None:
+    if not isinstance(norm.op, BatchNormGrad):
+        return None
+    x, g = norm.inputs[0], norm.inputs[4]
+    map = graph.producer.get(g)
+    if map is None or not isinstance(map.op, MaskedMap) or len(map.outputs) > 1:
+        return None
+    if any(value.type != x.type for value in map.inputs[1:]):
+        return None
+    keeps = g in graph.results or set(graph.readers[g]) != {norm}
+    (expr,) = map.op.exprs
+    return _Pair(map, norm, MaskedBatchNormGrad(norm.op.epsilon, expr, keeps))
