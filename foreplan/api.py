@@ -103,7 +103,8 @@ def _training_forward(graph: Graph, loss: Any, optimizer: Optimizer | None, outp
 
 
 def inference(graph: Graph, outputs: Iterable[str] | None = None, precision: str = "float32") -> Graph:
-    """The forward pass alone, simplified; convolutions add up what they give of concatenated channels.
+    """The forward pass alone, simplified; attention is one op, and convolutions add up what they give of concatenated
+    channels.
 
     Args:
         graph: a model in inference form.
@@ -113,7 +114,7 @@ def inference(graph: Graph, outputs: Iterable[str] | None = None, precision: str
     dtype = passes.narrow_type(precision)
     _check_graph(graph)
     chosen = graph if outputs is None else passes.select_outputs(graph, _names(outputs))
-    forward = passes.simplified(passes.split_concats(chosen))
+    forward = passes.simplified(passes.split_concats(passes.fuse_attention(passes.simplified(chosen))))
     return forward if dtype == FLOAT32 else passes.simplified(passes.with_precision(forward, dtype))
 
 

@@ -31,8 +31,9 @@ from foreplan.ops.attention import Attention
 from foreplan.ops.attention_blocks import AttentionOp, Extents
 from foreplan.ops.attention_grad import AttentionGrad
 
-THREADS = 256
-SIDES = (32, 16, 8)
+SIDE = 16  # of the square of threads that share out a tile's results, or as many as the tile has rows
+# Rows that a block has, and of the other side's that it takes at a time; the first that fit and are not mostly empty.
+TILES, GRADIENT_TILES = ((64, 32), (32, 32), (16, 32), (16, 16)), ((32, 64), (32, 32), (16, 32), (16, 16), (8, 16))
 SHARED_BYTES = 48 * 1024  # of a block, without asking for more
 
 Tensor = tuple[Address, Window]
@@ -45,9 +46,9 @@ def attention(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Laun
     o, mask = (output_at(0), outputs[0]), _mask(inputs, 3)
     e = op.sizes([x.type for x in inputs])
     none = o[0]
-    words = _words(op, e, e.queries, [q, k, v, o, o, o, o, o], mask, (output_at(1), none, none))
-    overwrites = ((0, 0),) if lie_alike(inputs[0], outputs[0]) else ()
-    return LaunchKernel((_launch(op, "attention", e, e.heads, e.queries, mask, words),), overwrites=overwrites)
+    tensors, vectors = [q, k, v, o, o, o, o, o], (output_at(1), none, none)
+    only = _launch(op, "attention", e, e.heads, e.queries, tensors, mask, vectors)
+    return LaunchKernel((only,), overwrites=((0, 0),) if lie_alike(inputs[0], outputs[0]) else ())
 
 
 def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
@@ -65,10 +66,8 @@ def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launc
         scores = scratch.take(count * FLOAT32.itemsize)
         found.append(Clear(scores, count * FLOAT32.itemsize))
     tensors, vectors = [q, k, v, o, g, dq, dk, dv], (input_at(4), deltas, scores)
-    words = _words(op, e, e.queries, tensors, mask, vectors)
-    found.append(_launch(op, "attention_queries", e, e.heads, e.queries, mask, words))
-    words = _words(op, e, e.keys, tensors, mask, vectors)
-    found.append(_launch(op, "attention_keys", e, e.kv_heads, e.keys, mask, words))
+    found.append(_launch(op, "attention_queries", e, e.heads, e.queries, tensors, mask, vectors))
+    found.append(_launch(op, "attention_keys", e, e.kv_heads, e.keys, tensors, mask, vectors))
     if op.mask_gradient:
         found.append(_of_mask(scores, e, outputs[3]))
     pairs = ((0, 3), (1, 1), (1, 3), (2, 2), (2, 3))
@@ -93,30 +92,37 @@ def _of_mask(scores: Address, e: Extents, mask: Window) -> Launch:
     return reduction("sum", terms, output_at(3), mask.type.dtype, 1, None)
 
 
-def _side(e: Extents) -> int:
-    """Rows of a tile: the most for which all tiles of a block have room.
+def _tile(e: Extents, rows: int, gradient: bool) -> tuple[int, int]:
+    """The rows of a block, of so many, and how many of the other side it takes at a time.
 
     Raises:
         Refused: rows are too long, or elements too wide.
     """
     if e.dtype.wide != FLOAT32:
         raise Refused(f"attention in {e.dtype}")
-    for side in SIDES:
-        numbers = 2 * side * (e.depth + 1 + e.value_depth + 1) + 2 * side * (side + 1) + 2 * side
-        if numbers * FLOAT32.itemsize <= SHARED_BYTES:
-            return side
+    depth, values = _pitch(e.depth), _pitch(e.value_depth)
+    for tall, wide in GRADIENT_TILES if gradient else TILES:
+        numbers = tall * (depth + values * gradient) + wide * max(depth, values) + tall * (wide + 4) + 2 * wide
+        if numbers * FLOAT32.itemsize <= SHARED_BYTES and (tall <= SIDE or 2 * rows > tall):
+            return tall, wide
     raise Refused(f"heads of {e.depth} and {e.value_depth}")
+
+
+def _pitch(width: int) -> int:
+    """Floats from one row of a tile to the next, as in cuda/attention.cuh."""
+    fours = ceil_div(width, 4)
+    return 4 * (fours + (fours % 2 == 0))
 
 
 def _words(
     op: AttentionOp,
     e: Extents,
-    rows: int,
+    tiles: int,
     tensors: Sequence[Tensor],
     mask: Tensor | None,
     vectors: tuple[Address, Address, Address],
 ) -> list[Word]:
-    words: list[Word] = [e.heads, e.group, e.queries, e.keys, ceil_div(rows, _side(e)), float(op.scale)]
+    words: list[Word] = [e.heads, e.group, e.queries, e.keys, tiles, float(op.scale)]
     for start, window in tensors:
         batch, second, third, depth = window.strides
         head, position = (third, second) if op.heads_last else (second, third)
@@ -130,22 +136,34 @@ def _words(
 
 
 def _launch(
-    op: AttentionOp, entry: str, e: Extents, heads: int, rows: int, mask: Tensor | None, words: list[Word]
+    op: AttentionOp,
+    entry: str,
+    e: Extents,
+    heads: int,
+    rows: int,
+    tensors: Sequence[Tensor],
+    mask: Tensor | None,
+    vectors: tuple[Address, Address, Address],
 ) -> Launch:
-    side = _side(e)
+    """A block for every tile of so many rows, of so many heads."""
     of_mask: DType = mask[1].type.dtype if mask else FLOAT32
+    tall, wide = _tile(e, rows, isinstance(op, AttentionGrad))
     defines: Defines = (
         ("ELEMENT", stored(e.dtype)),
         ("MASK_ELEMENT", stored(of_mask)),
         ("DEPTH", e.depth),
         ("VALUE_DEPTH", e.value_depth),
-        ("SIDE", side),
+        ("SIDE", min(SIDE, tall)),
+        ("ROWS", tall),
+        ("COLUMNS", wide),
         ("CAUSAL", int(op.causal)),
         ("MASKED", int(mask is not None)),
         ("SCORE_GRADIENTS", int(isinstance(op, AttentionGrad) and op.mask_gradient)),
     )
-    blocks = ceil_div(rows, side) * heads * e.batch
-    return launch(Source("attention.cu", defines), entry, blocks, THREADS, words)
+    tiles = ceil_div(rows, tall)
+    words = _words(op, e, tiles, tensors, mask, vectors)
+    file = "attention_grad.cu" if isinstance(op, AttentionGrad) else "attention.cu"
+    return launch(Source(file, defines), entry, tiles * heads * e.batch, min(SIDE, tall) ** 2, words)
 
 
 def reads(op: Op, index: int, window: Window) -> Window:

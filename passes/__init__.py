@@ -3,6 +3,7 @@
 from foreplan.passes.accumulate import accumulate
 from foreplan.passes.autodiff import differentiate
 from foreplan.passes.chunk_loss import chunk_losses
+from foreplan.passes.fuse_attention import fuse_attention
 from foreplan.passes.fuse_conv_maps import fuse_conv_maps
 from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
 from foreplan.passes.fuse_norm_masks import fuse_norm_masks
@@ -25,6 +26,7 @@ __all__ = [
     "chunk_losses",
     "differentiate",
     "fold_constants",
+    "fuse_attention",
     "fuse_conv_maps",
     "fuse_maps",
     "fuse_matmul_maps",

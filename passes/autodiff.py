@@ -14,6 +14,7 @@ from foreplan.graph.types import FLOAT32
 from foreplan.ops.join import Unslice, sum_of_unslices
 from foreplan.ops.map import convert, elementwise
 from foreplan.passes.chunk_loss import chunk_losses
+from foreplan.passes.fuse_attention import fuse_attention
 from foreplan.passes.loss_scale import LossScale, is_scaled
 from foreplan.passes.optimizer import Optimizer, Updater
 from foreplan.passes.precision import with_precision
@@ -47,12 +48,13 @@ def differentiate(graph: Graph, optimizer: Optimizer | None = None, dtype: DType
 def backward(graph: Graph, consume: Consume | None = None, dtype: DType = FLOAT32) -> Graph:
     """Forward, loss and backward in one graph, computing in `dtype` what may be narrow (see `with_precision`).
 
-    Requires: `graph.loss` is set; ops are in the form wanted (see `training_form`). Ensures: a loss over a large
-    vocabulary is made in chunks (see `chunk_losses`), and so is a dominant activation between two convolutions (see
-    `split_channels`); convolutions add up what they give of concatenated channels (see `split_concats`); the gradient
-    of every PARAMETER that the loss depends on is consumed as soon as it is complete; or, with no consumer, returned in
-    `graph.gradients`. No gradient is computed that nobody reads. In float16 the gradients that are consumed are too
-    large by a scale (see `LossScale`), and no loss is made in chunks, which would round gradients without it.
+    Requires: `graph.loss` is set; ops are in the form wanted (see `training_form`). Ensures: attention that is written
+    out is one op (see `fuse_attention`); a loss over a large vocabulary is made in chunks (see `chunk_losses`), and so
+    is a dominant activation between two convolutions (see `split_channels`); convolutions add up what they give of
+    concatenated channels (see `split_concats`); the gradient of every PARAMETER that the loss depends on is consumed as
+    soon as it is complete; or, with no consumer, returned in `graph.gradients`. No gradient is computed that nobody
+    reads. In float16 the gradients that are consumed are too large by a scale (see `LossScale`), and no loss is made in
+    chunks, which would round gradients without it.
 
     Raises:
         ModelError: there is no loss, or the loss depends on no parameter.
@@ -60,6 +62,7 @@ def backward(graph: Graph, consume: Consume | None = None, dtype: DType = FLOAT3
     """
     if graph.loss is None:
         raise ModelError(f"graph {graph.name!r} has no loss to differentiate; attach one first")
+    graph = fuse_attention(graph)
     chunked = graph if is_scaled(dtype) else chunk_losses(graph)
     graph = with_precision(split_channels(split_concats(chunked)), dtype)
     assert graph.loss is not None

@@ -31,7 +31,8 @@ from tests.ops.check import type_of
 
 opened_or_skipped()
 pytestmark = pytest.mark.cuda
-KINDS = "attention conv expressions index join map matmul multiply norm pool random reduce resize row_norm rows"
+KINDS = "attention conv expressions index join linear_cross_entropy lines map matmul multiply norm pool random"
+KINDS += " reduce resize row_norm rows"
 MODULES = [importlib.import_module(f"tests.gpu.test_{kind}") for kind in KINDS.split()]
 # Every test of them, which are written for kernels that run on the CPU, on the card.
 for module in MODULES:

@@ -1,0 +1,306 @@
+"""Products with a softmax between them → `attention`, which never holds all scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreplan.graph import Builder, Graph, Kind, Node, Op, Value
+from foreplan.graph.types import types_of
+from foreplan.ops.attention import Attention
+from foreplan.ops.expr import Arg, Call, Const, Expr, substitute, used_args, where
+from foreplan.ops.map import Map, elementwise
+from foreplan.ops.matmul import MatMul
+from foreplan.ops.shape import Transpose, reshape, transpose
+from foreplan.ops.softmax import Softmax
+from foreplan.passes.rewrite import rewrite, rewrite_groups
+
+SCORE_BYTES = 1 << 16  # of the smallest scores that are worth it
+KNOWN_BYTES = 1 << 26  # of the largest mask that is looked at, to see whether it is causal
+FAR = -1e9  # what is added to a score so large gives itself, and its exponential is 0 beside any other
+LESS_FAR = -1e3  # its exponential is 0 only beside a score that is not as far
+HEADS_AND_POSITIONS = (0, 2, 1, 3)  # exchanged
+
+
+@dataclass(frozen=True)
+class _Term:
+    """Something that is added to scores.
+
+    Attributes:
+        low: what takes the place of a score where the term hides a key; None: the term is just added.
+    """
+
+    expr: Expr
+    low: float | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether adding it is the same for a query that reads no key, too."""
+        return self.low is None or self.low <= FAR
+
+    def times(self, factor: float) -> _Term:
+        return self if factor == 1 else _Term(self.expr * factor, None if self.low is None else self.low * factor)
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """factor · product + terms, over the arguments of an expression."""
+
+    factor: float
+    terms: tuple[_Term, ...] = ()
+
+    def times(self, factor: float) -> _Scores:
+        return _Scores(self.factor * factor, tuple(term.times(factor) for term in self.terms))
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Queries, keys or values: a value, and its axes in the order [(batch,) heads, positions, depth]."""
+
+    value: Value
+    perm: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """What becomes one node.
+
+    Attributes:
+        last: the product with the values.
+        inner: all other nodes that it takes the place of, the softmax first.
+        sides: queries, keys and values.
+        mask: what is added to scores, over `leaves`; None: nothing.
+    """
+
+    last: Node
+    inner: tuple[Node, ...]
+    sides: tuple[_Side, _Side, _Side]
+    scale: float
+    causal: bool
+    mask: Expr | None
+    leaves: tuple[Value, ...]
+
+
+def fuse_attention(graph: Graph) -> Graph:
+    """Let `attention` take the place of softmax(scale · q·kᵀ + mask)·v that is written out, as in most ONNX files.
+
+    The scale may be anywhere, on either side of the product. A mask is what maps add to scores, or put in their place
+    where it is as low as -1e9; one that is known and causal becomes `causal`, so that keys ahead are not looked at.
+
+    Requires: a simplified forward graph. Ensures: the same results, up to the order of additions; a query that reads no
+    key (all its scores are -inf) gives zeros instead of NaN. Only where nobody else reads scores or probabilities,
+    which have at least `SCORE_BYTES`; not with dropout between them.
+
+    Raises:
+        ModelError: the result breaks a rule of `verify_graph`.
+    """
+    found = [each for node in graph.nodes if (each := _attention_at(graph, node)) is not None]
+    if not found:
+        return graph
+    inner = {node for each in found for node in each.inner}
+    groups = {each.last: each for each in found}
+    return rewrite(rewrite_groups(graph, groups, inner, _fused), lambda b, node, inputs: None)
+
+
+def _attention_at(graph: Graph, last: Node) -> _Attention | None:
+    """The attention whose last product this is."""
+    if not isinstance(last.op, MatMul) or last.op.transpose_a or last.op.wide or len(last.inputs) != 2:
+        return None
+    softmax = graph.producer.get(last.inputs[0])
+    rank = len(last.inputs[0].shape)
+    if softmax is None or not isinstance(softmax.op, Softmax) or softmax.op.axis != rank - 1 or rank not in (3, 4):
+        return None
+    if not _is_alone(graph, last.inputs[0]) or last.inputs[0].type.nbytes < SCORE_BYTES:
+        return None
+    leaves: list[Value] = []
+    inner = [softmax]
+    expr = _spelled_out(graph, softmax.inputs[0], leaves, inner)
+    for i, value in enumerate(leaves):
+        product = graph.producer.get(value)
+        if product is None or not isinstance(product.op, MatMul) or not _is_inside(graph, value, softmax):
+            continue
+        if product.op.transpose_a or product.op.wide or len(product.inputs) != 2:
+            continue
+        scores = _as_scores(expr, i)
+        if scores is not None:
+            return _checked(graph, last, product, scores, leaves, [*inner, product])
+    return None
+
+
+def _is_alone(graph: Graph, value: Value) -> bool:
+    return len(graph.readers[value]) == 1 and value not in graph.returned
+
+
+def _is_inside(graph: Graph, value: Value, softmax: Node) -> bool:
+    """Whether a value has the scores' type, and nobody but one node reads it."""
+    return value.type == softmax.outputs[0].type and _is_alone(graph, value)
+
+
+def _spelled_out(graph: Graph, value: Value, leaves: list[Value], inner: list[Node]) -> Expr:
+    """What a softmax reads, as an expression over leaves, which are not made by maps of the scores' shape alone."""
+    node = graph.producer.get(value)
+    inside = node is not None and isinstance(node.op, Map) and len(node.outputs) == 1 and _is_alone(graph, value)
+    if inside and node is not None and value.type == inner[0].outputs[0].type:
+        assert isinstance(node.op, Map)
+        inner.append(node)
+        (expr,) = node.op.parsed
+        return substitute(expr, [_spelled_out(graph, each, leaves, inner) for each in node.inputs])
+    if value not in leaves:
+        leaves.append(value)
+    return Arg(leaves.index(value))
+
+
+def _as_scores(expr: Expr, index: int) -> _Scores | None:
+    """An expression as a multiple of the argument and what is added to it; None if it is something else."""
+    if expr == Arg(index):
+        return _Scores(1.0)
+    if index not in used_args(expr):
+        return _Scores(0.0, (_Term(expr),))
+    assert isinstance(expr, Call)
+    args = expr.args
+    if expr.function in ("add", "sub"):
+        one, other = (_as_scores(arg, index) for arg in args)
+        if one is None or other is None:
+            return None
+        other = other.times(1 if expr.function == "add" else -1)
+        return _Scores(one.factor + other.factor, (*one.terms, *other.terms))
+    if expr.function in ("mul", "div", "neg"):
+        by = Const(-1.0) if expr.function == "neg" else args[1]
+        scaled = args[0]
+        if expr.function == "mul" and isinstance(scaled, Const):
+            scaled, by = by, scaled
+        scores = _as_scores(scaled, index)
+        if scores is None or not isinstance(by, Const) or not by.value:
+            return None
+        return scores.times(1 / float(by.value) if expr.function == "div" else float(by.value))
+    if expr.function == "where" and index not in used_args(args[0]):
+        low, kept = (args[1], args[2]) if isinstance(args[1], Const) else (args[2], args[1])
+        scores = _as_scores(kept, index)
+        if scores is None or not isinstance(low, Const) or not float(low.value) <= LESS_FAR:
+            return None
+        hidden = where(args[0], low, 0.0) if low is args[1] else where(args[0], 0.0, low)
+        return _Scores(scores.factor, (*scores.terms, _Term(hidden, float(low.value))))
+    return None
+
+
+def _checked(
+    graph: Graph, last: Node, product: Node, scores: _Scores, leaves: Sequence[Value], inner: Sequence[Node]
+) -> _Attention | None:
+    """The attention, if the op can take its tensors."""
+    assert isinstance(product.op, MatMul) and isinstance(last.op, MatMul)
+    shape = product.outputs[0].shape
+    q, k = product.inputs
+    v = last.inputs[1]
+    if len({value.shape[:-2] for value in (q, k, v)}) > 1 or len({len(value.shape) for value in (q, k, v)}) > 1:
+        return None
+    mask: Expr | None = None
+    causal, nodes, factor = False, list(inner), scores.factor
+    for term in scores.terms:
+        array = _known_term(graph, term.expr, leaves)
+        if array is not None and not array.any():
+            continue
+        if array is not None and _is_causal(array, shape[-2:]):
+            causal = True
+        elif not term.is_exact:
+            return None
+        else:
+            mask = term.expr if mask is None else mask + term.expr
+    sides = []
+    for value, turned in ((q, False), (k, not product.op.transpose_b), (v, last.op.transpose_b)):
+        if value is not v:
+            value, by = _without_factor(graph, value, nodes)
+            factor *= by
+        sides.append(_side(graph, value, turned))
+    if not np.isfinite(factor) or not factor:
+        return None
+    return _Attention(last, tuple(nodes), (sides[0], sides[1], sides[2]), factor, causal, mask, tuple(leaves))
+
+
+def _side(graph: Graph, value: Value, turned: bool) -> _Side:
+    """A value, or what it is transposed from.
+
+    Args:
+        turned: its last two axes are depth and positions.
+    """
+    node, perm = graph.producer.get(value), tuple(range(len(value.shape)))
+    if node is not None and isinstance(node.op, Transpose):
+        (value,), perm = node.inputs, node.op.perm
+    return _Side(value, (*perm[:-2], perm[-1], perm[-2]) if turned else perm)
+
+
+def _without_factor(graph: Graph, value: Value, nodes: list[Node]) -> tuple[Value, float]:
+    """What a side of the product is a multiple of, if it is, and the multiple."""
+    node = graph.producer.get(value)
+    if node is None or not isinstance(node.op, Map) or len(node.inputs) != 1 or not _is_alone(graph, value):
+        return value, 1.0
+    scores = _as_scores(node.op.parsed[0], 0) if node.inputs[0].type == value.type else None
+    if scores is None or scores.terms or len(node.outputs) > 1:
+        return value, 1.0
+    nodes.append(node)
+    return node.inputs[0], scores.factor
+
+
+def _known_term(graph: Graph, term: Expr, leaves: Sequence[Value]) -> np.ndarray | None:
+    """What a term of a mask is, if constants alone decide it."""
+    used = used_args(term)
+    arrays = [_known(graph, leaves[i]) for i in used]
+    if any(array is None for array in arrays):
+        return None
+    known = [array for array in arrays if array is not None]
+    op = Map((str(substitute(term, [Arg(used.index(i)) if i in used else Arg(0) for i in range(len(leaves))])),))
+    if not known:
+        return np.asarray(_run(Map(op.exprs), [np.zeros((), np.float32)]))
+    return _run(op, known)
+
+
+def _known(graph: Graph, value: Value) -> np.ndarray | None:
+    """The content of what constants alone determine."""
+    if value.kind is Kind.CONSTANT and value.init is not None:
+        array = np.empty(value.shape, value.dtype.numpy)
+        value.init.fill(array, np.random.default_rng(0))
+        return array
+    node = graph.producer.get(value)
+    if node is None or node.op.is_random or len(node.outputs) > 1 or value.type.nbytes > KNOWN_BYTES:
+        return None
+    arrays = [_known(graph, each) for each in node.inputs]
+    known = [array for array in arrays if array is not None]
+    return _run(node.op, known) if len(known) == len(arrays) else None
+
+
+def _run(op: Op, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    types = types_of(*arrays)
+    (type,) = op.infer(types)
+    result = np.empty(type.shape, type.dtype.numpy)
+    op.compute([np.ascontiguousarray(x) for x in arrays], [result], np.empty(op.workspace(types, [type]), np.uint8))
+    return result
+
+
+def _is_causal(mask: np.ndarray, shape: Sequence[int]) -> bool:
+    """Whether a query i reads keys 0 … i: nothing is added to their scores, and much is taken from all others."""
+    if mask.size != np.prod(shape) or mask.shape[-2:] != tuple(shape):
+        return False
+    ahead = np.arange(shape[1]) > np.arange(shape[0])[:, None]
+    rows = mask.reshape(tuple(shape))
+    return bool((rows[~ahead] == 0).all() and (rows[ahead] <= LESS_FAR).all())
+
+
+def _fused(b: Builder, found: _Attention, now: Mapping[Value, Value]) -> list[Value]:
+    """The attention, with heads behind positions where the queries' heads were brought before them."""
+    q, k, v = found.sides
+    behind = q.perm == HEADS_AND_POSITIONS
+    rank, tensors = len(q.perm), []
+    for side in (q, k, v):
+        perm = [side.perm[axis] for axis in HEADS_AND_POSITIONS] if behind else side.perm
+        x = transpose(b, now.get(side.value, side.value), perm)
+        tensors.append(reshape(b, x, (*[1] * (4 - rank), *x.shape)))
+    if found.mask is not None:
+        used = used_args(found.mask)
+        leaves = [found.leaves[i] for i in used]
+        expr = substitute(found.mask, [Arg(used.index(i)) if i in used else Arg(0) for i in range(len(found.leaves))])
+        mask = elementwise(b, expr, *(now.get(leaf, leaf) for leaf in leaves), dtype=q.value.dtype)
+        tensors.append(reshape(b, mask, (*[1] * (4 - len(mask.shape)), *mask.shape)))
+    o, _ = b.node(Attention(found.scale, found.causal, behind), *tensors, name=f"{found.inner[0].name}/attention")
+    o = transpose(b, o, HEADS_AND_POSITIONS) if behind else o
+    return [reshape(b, o, found.last.outputs[0].shape)]
