@@ -28,9 +28,10 @@ from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Types
 from foreplan.graph.types import Shape
-from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments, MaskedBatchNormGrad
+from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments
 from foreplan.ops.expr import Arg, Expr, cast, parse_expr, substitute
 from foreplan.ops.map import merged_axes
+from foreplan.ops.masked_norm import MaskedBatchNormGrad
 
 THREADS = 256
 CHANNELS = 32  # of a block that puts parts together

@@ -15,8 +15,6 @@ from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Cost, Kind, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Training, Types
 from foreplan.graph.types import Shape
-from foreplan.ops.bits import MaskedMap
-from foreplan.ops.blocks import carve, carve_bytes
 from foreplan.ops.expr import rsqrt, sqrt
 from foreplan.ops.map import convert, elementwise
 from foreplan.ops.reduce import reduce
@@ -46,7 +44,7 @@ class _Channels(Op):
 
 
 @dataclass(frozen=True)
-class _ChannelNorm(_Channels):
+class ChannelNorm(_Channels):
     """Attributes of normalisation a channel.
 
     Attributes:
@@ -58,7 +56,7 @@ class _ChannelNorm(_Channels):
 
 @register
 @dataclass(frozen=True)
-class BatchNorm(_ChannelNorm):
+class BatchNorm(ChannelNorm):
     """y = (x − mean) · scale / sqrt(variance + epsilon) + bias with statistics that are given, an entry a channel.
 
     Inputs: x [N, C, *S], scale, bias, mean, variance, all [C]. Output: y as x.
@@ -154,7 +152,7 @@ class BatchNorm(_ChannelNorm):
 
 @register
 @dataclass(frozen=True)
-class BatchNormTrain(_ChannelNorm):
+class BatchNormTrain(ChannelNorm):
     """Batch normalisation with the statistics of x itself over all axes but the channels.
 
     Inputs: x [N, C, *S], scale and bias [C]. Outputs: y as x, mean and (population) variance [C], wide if x is narrow.
@@ -248,7 +246,7 @@ class ChannelMoments(_Channels):
 
 @register
 @dataclass(frozen=True)
-class BatchNormGrad(_ChannelNorm):
+class BatchNormGrad(ChannelNorm):
     """Gradients of `BatchNormTrain`: with x̂ = (x − mean) · r, r = 1 / sqrt(variance + epsilon) and M = N · |S|,
     dbias = Σ g, dscale = Σ g · x̂, dx = scale · r · (g − dbias / M − x̂ · dscale / M).
 
@@ -319,81 +317,6 @@ class BatchNormGrad(_ChannelNorm):
         of = (g, x, m, *vectors)
         dx = elementwise(b, lambda g, x, m, s, k, f: (g - s * share - (x - m) * k) * f, *of, dtype=x.dtype)
         return [dx, elementwise(b, lambda t, r: t * r, moment, r), dbias]
-
-
-@register
-@dataclass(frozen=True)
-class MaskedBatchNormGrad(_ChannelNorm):
-    """`batch_norm_grad` of a gradient that is a `masked_map` of what is read: g = expr(a0, a1, …), a0 a mask's bits.
-
-    Inputs: x [N, C, *S], scale, mean, variance [C], bits as `masked_map` takes them, and one or more tensors as x.
-    Outputs: dx as x, dscale, dbias [C], wide if x is narrow, and g, if others read it.
-
-    Attributes:
-        expr: a scalar expression of x's type, as text; a0 is boolean.
-        keeps: whether g is an output.
-    """
-
-    name: ClassVar[str] = "masked_batch_norm_grad"
-    expr: str
-    keeps: bool = False
-
-    @property
-    def masked(self) -> MaskedMap:
-        """What makes g."""
-        return MaskedMap((self.expr,))
-
-    @property
-    def gradient(self) -> BatchNormGrad:
-        """What is done with g."""
-        return BatchNormGrad(self.epsilon)
-
-    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Images whose channels are dense, but for the mask."""
-        return index != 4 and super().accepts_strides(index, input, strides)
-
-    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
-        """The type of x, and two vectors, and that of x once more."""
-        x, *rest = inputs
-        if len(rest) < 5 or any(type != x for type in rest[4:]):
-            raise ShapeError(f"needs a mask and tensors of {x}, and got {', '.join(map(str, rest[3:])) or 'nothing'}")
-        (g,) = self.masked.infer(rest[3:])
-        found = self.gradient.infer([x, *rest[:3], g])
-        return (*found, g) if self.keeps else found
-
-    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
-        """dx may take the bytes of x, and g those of a tensor that it is made of; if it is not kept, dx may."""
-        return ((0, 0), *((3 if self.keeps else 0, i) for i in range(5, len(inputs))))
-
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """As those of both, without g where it is not kept."""
-        x, *rest = inputs
-        flops = self.masked.cost(rest[3:], [x]).flops + self.gradient.cost([x, *rest[:3], x], outputs[:3]).flops
-        return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
-
-    def workspace(self, inputs: Types, outputs: Types) -> int:
-        """g, where it is not kept, and the more that one of both needs."""
-        x, *rest = inputs
-        both = self.masked.workspace(rest[3:], [x]), self.gradient.workspace([x, *rest[:3], x], outputs[:3])
-        return max(both) + (0 if self.keeps else carve_bytes((x.shape, x.dtype.numpy)))
-
-    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """One after the other."""
-        x, *vectors = inputs[:4]
-        if self.keeps:
-            g = outputs[3]
-        else:
-            (g,) = carve(workspace, (x.shape, x.dtype))
-            workspace = workspace[carve_bytes((x.shape, x.dtype)) :]
-        self.masked.compute(inputs[4:], [g], workspace)
-        self.gradient.compute([x, *vectors, g], outputs[:3], workspace)
-
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
-        """One after the other."""
-        x, *vectors = inputs[:4]
-        g = b.apply(self.masked, *inputs[4:])
-        found = b.node(self.gradient, x, *vectors, g)
-        return [*found, g] if self.keeps else found
 
 
 def _vector_shape(x: Value) -> Shape:

@@ -5,9 +5,9 @@ from foreplan.ops.batch_norm import (
     BatchNormGrad,
     BatchNormTrain,
     ChannelMoments,
-    MaskedBatchNormGrad,
     batch_norm,
 )
+from foreplan.ops.masked_norm import MaskedBatchNormGrad
 from foreplan.ops.row_norm import (
     LayerNorm,
     LayerNormGrad,

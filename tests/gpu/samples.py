@@ -11,7 +11,7 @@ from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
-from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments, MaskedBatchNormGrad
+from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.index import Gather, ScatterAdd
@@ -20,6 +20,7 @@ from foreplan.ops.join import Pad
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.map import Map
+from foreplan.ops.masked_norm import MaskedBatchNormGrad
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.random import Random
