@@ -7,16 +7,26 @@ from dataclasses import replace
 
 from foreplan.gpu.cudnn import ADDRESS_ALIGNMENT
 from foreplan.gpu.cudnn_conv import CUDNN, RANK, WORD, roofline
-from foreplan.gpu.cudnn_sdpa import attention_plans
+from foreplan.gpu.cudnn_sdpa import attention_plans, expanded_mask, unmasked
 from foreplan.gpu.device import Device
-from foreplan.gpu.launch import Address, Execute, LaunchKernel, Refused, Windows, input_at, output_at, workspace_at
-from foreplan.graph import Op
-from foreplan.ops.attention import Attention
+from foreplan.gpu.launch import Address, Execute, Launch, LaunchKernel, Refused, Scratch, Windows, input_at, output_at
+from foreplan.gpu.map import Tensor, broadcast, map_launches
+from foreplan.graph import Op, TensorType
+from foreplan.ops.attention import LOWEST, Attention
 from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.expr import parse_expr
 
 # Of a card's peak in the narrow type, reached by attention and by its gradient: assumed, none was measured. Of fused
 # kernels on an H100, 0.35 and 0.75 were published (Shah et al., 2024, arXiv:2407.08608), and gradients take longer.
 REACHED, REACHED_BACKWARD = 0.5, 0.35
+
+# What hides a key, and the log-sum-exp below which a query has no other: far from where exponentials are 0 beside a
+# key that is read, and near enough for float32 to tell scores apart, on which cuDNN's sums rely.
+HIDDEN, NONE = -32768.0, -30000.0
+_RAISED = parse_expr(f"max(float32(a0), {HIDDEN})")
+_ZERO = parse_expr(f"where((a1 < {NONE}), 0.0, float32(a0))")
+_LOWEST = parse_expr(f"where((a0 < {NONE}), {LOWEST}, a0)")
+_ENDLESS = parse_expr(f"where((a0 < {NONE}), 1e30, a0)")
 
 
 def attention_kernels(
@@ -26,9 +36,10 @@ def attention_kernels(
     found = {}
     for rank, plan in enumerate(attention_plans(op, inputs, outputs, device, deterministic=deterministic)):
         reached = REACHED if isinstance(op, Attention) else REACHED_BACKWARD
-        # What lies in the workspace is written and read once.
-        least = roofline(op, inputs, outputs, device, inputs[0].type.dtype.name, reached, 2 * plan.workspace)
         kernel = attention_kernel(op, plan.workspace.to_bytes(WORD, "little") + plan.blob, inputs, outputs)
+        # What lies in the workspace is written and read once; with a mask, so is the output, once more.
+        again = 2 * kernel.workspace + 2 * outputs[0].type.nbytes * (len(kernel.instructions) > 1)
+        least = roofline(op, inputs, outputs, device, inputs[0].type.dtype.name, reached, again)
         found[f"{CUDNN} {plan.name}"] = replace(kernel, nanoseconds=round(least * (1 + RANK * rank)))
     return found
 
@@ -36,12 +47,40 @@ def attention_kernels(
 def attention_kernel(op: Op, payload: bytes, inputs: Windows, outputs: Windows) -> LaunchKernel:
     """The kernel whose payload is in a plan. Whether it says its workspace truly, cuDNN tells when it is bound.
 
+    A mask is expanded to what cuDNN takes, and lower numbers than `HIDDEN` are raised to it. A query that has none but
+    such keys then gets a weighted mean of values, in the place of which zeros are put, and its log-sum-exp is the op's;
+    for its gradient, a log-sum-exp that makes all its probabilities zero.
+
     Raises:
         Refused: it is none.
     """
     if not isinstance(op, Attention | AttentionGrad) or len(payload) <= WORD:
         raise Refused(f"no plan of cuDNN's for {op.name}")
-    nbytes, blob = int.from_bytes(payload[:WORD], "little"), payload[WORD:]
-    places: list[Address] = [*map(input_at, range(len(inputs))), *map(output_at, range(len(outputs)))]
-    run = Execute(blob, tuple(enumerate(places, 1)), workspace_at(), nbytes)
-    return LaunchKernel((run,), nbytes, payload=payload, alignment=ADDRESS_ALIGNMENT)
+    nbytes, blob, count = int.from_bytes(payload[:WORD], "little"), payload[WORD:], unmasked(op)
+    places: list[Address] = [*map(input_at, range(count)), *map(output_at, range(len(outputs)))]
+    mask, scratch = expanded_mask(op, inputs), Scratch()
+    at = scratch.take(nbytes)
+    before: tuple[Launch, ...] = ()
+    after: tuple[Launch, ...] = ()
+    if mask is not None:
+        places.append(scratch.take(mask.nbytes))
+        given = broadcast(input_at(count), inputs[count], mask.shape)
+        before += map_launches([_RAISED], mask.shape, [given], [_dense(places[-1], mask)])
+        if isinstance(op, AttentionGrad):
+            sums = inputs[4].type
+            places[4] = scratch.take(sums.nbytes)
+            before += map_launches([_ENDLESS], sums.shape, [_dense(input_at(4), sums)], [_dense(places[4], sums)])
+        else:
+            o, sums = outputs[0], outputs[1].type
+            own = _dense(output_at(1), sums)
+            batch, head, query = own.strides
+            along = (batch, query, head, 0) if op.heads_last else (batch, head, query, 0)
+            result = broadcast(output_at(0), o, o.shape)
+            after += map_launches([_ZERO], o.shape, [result, replace(own, strides=along)], [result])
+            after += map_launches([_LOWEST], sums.shape, [own], [own])
+    run = Execute(blob, tuple(enumerate(places, 1)), at, nbytes)
+    return LaunchKernel((*before, run, *after), scratch.nbytes, payload=payload, alignment=ADDRESS_ALIGNMENT)
+
+
+def _dense(start: Address, type: TensorType) -> Tensor:
+    return Tensor(start, type.dtype, type.strides)

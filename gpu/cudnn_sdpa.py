@@ -34,7 +34,8 @@ from foreplan.gpu.cudnn import (
 from foreplan.gpu.device import Device
 from foreplan.gpu.libraries import library_files
 from foreplan.gpu.nvrtc import Nvrtc
-from foreplan.graph import Op, Window
+from foreplan.graph import Op, TensorType, Window
+from foreplan.graph.types import FLOAT32
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
 from foreplan.units import align_up
@@ -47,11 +48,13 @@ _SECONDS = 300  # that the other process may take; it takes about one for each e
 class _Question:
     """What cuDNN is asked: attention or its gradient, and how its inputs and outputs lie, in the op's order.
 
-    All are [batch, heads, positions, depth], the log-sum-exp has a depth of 1. Their uids count from 1.
+    All are [batch, heads, positions, depth], the log-sum-exp has a depth of 1. Their uids count from 1; a mask's is the
+    last.
     """
 
     backward: bool
     tensors: tuple[CudnnTensor, ...]
+    mask: CudnnTensor | None
     scale: float
     causal: bool
     deterministic: bool
@@ -66,10 +69,12 @@ def attention_plans(
     cuDNN's statistics are what the op calls lse: the natural logarithm of the sum of exponentials of scaled scores.
 
     Args:
-        op: Attention or AttentionGrad, without a mask: cuDNN gives NaN for a query that a mask leaves no key.
+        op: Attention or AttentionGrad, the latter without the mask's gradient.
         inputs, outputs: how the tensors lie: bfloat16 or float16, each row's elements side by side; the log-sum-exp
             float32 in C order. Their addresses must be multiples of 16 bytes. Tensor 1 + i of a plan is the i-th of
-            the inputs and outputs, counted through.
+            the inputs and outputs, counted through. The mask, if there is one, is left out of that: the plan takes
+            `expanded_mask` as its last tensor, of finite numbers, since of -inf cuDNN makes NaN where it leaves a query
+            no key.
         deterministic: leave out engines, and ways of engines, that may give other bits from run to run.
 
     Returns:
@@ -84,9 +89,9 @@ def attention_plans(
 
 def _question(op: Op, inputs: Sequence[Window], outputs: Sequence[Window], deterministic: bool) -> _Question | None:
     """What to ask; None for what cuDNN has no words for."""
-    if not isinstance(op, Attention | AttentionGrad) or len(inputs) != (6 if isinstance(op, AttentionGrad) else 3):
+    if not isinstance(op, Attention | AttentionGrad) or (isinstance(op, AttentionGrad) and op.mask_gradient):
         return None
-    windows = [*inputs, *outputs]
+    windows = [*inputs[: unmasked(op)], *outputs]
     dtype = inputs[0].type.dtype
     if dtype.name not in TYPES or dtype.itemsize != 2 or not all(window.type.size for window in windows):
         return None
@@ -95,7 +100,24 @@ def _question(op: Op, inputs: Sequence[Window], outputs: Sequence[Window], deter
     found = tuple(tensor for tensor in tensors if tensor is not None)
     if len(found) < len(tensors):
         return None
-    return _Question(isinstance(op, AttentionGrad), found, op.scale, op.causal, deterministic)
+    mask = expanded_mask(op, inputs)
+    lying = None if mask is None else _tensor(Window.dense(mask), False)
+    if mask is not None and lying is None:
+        return None
+    return _Question(isinstance(op, AttentionGrad), found, lying, op.scale, op.causal, deterministic)
+
+
+def unmasked(op: Attention | AttentionGrad) -> int:
+    """How many inputs there are without a mask."""
+    return 6 if isinstance(op, AttentionGrad) else 3
+
+
+def expanded_mask(op: Attention | AttentionGrad, inputs: Sequence[Window]) -> TensorType | None:
+    """What a plan takes for a mask, in C order: float32, a number for each query and key. None: there is no mask."""
+    if len(inputs) == unmasked(op):
+        return None
+    e = op.sizes([x.type for x in inputs])
+    return TensorType(FLOAT32, (*inputs[unmasked(op)].shape[:2], e.queries, e.keys))
 
 
 def _log_sums(window: Window) -> CudnnTensor | None:
@@ -183,8 +205,9 @@ def answer() -> None:
     stand_in.load()
     Nvrtc(asked["nvrtc"])  # by whose name cuDNN finds it now
     about = asked["question"]
-    tensors = tuple(CudnnTensor(tuple(x["shape"]), tuple(x["strides"]), x["dtype"]) for x in about.pop("tensors"))
-    question = _Question(tensors=tensors, **about)
+    given = [*about.pop("tensors"), about.pop("mask")]
+    *tensors, mask = (x and CudnnTensor(tuple(x["shape"]), tuple(x["strides"]), x["dtype"]) for x in given)
+    question = _Question(tensors=tuple(tensors), mask=mask, **about)
     plans = list(falling(_ranked(question, asked["device"], asked["compute"])))
     print("\n" + json.dumps([plan.as_json() for plan in plans]))
 
@@ -241,6 +264,10 @@ def _graph(question: _Question, surroundings: dict[str, Any]) -> Any:
         if i < (6 if question.backward else 3)
     ]
     how = {"attn_scale": question.scale, "use_causal_mask": question.causal}
+    if question.mask is not None:
+        shape, strides = list(question.mask.shape), list(question.mask.strides)
+        type, uid = getattr(cudnn.data_type, TYPES[question.mask.dtype]), len(laid) + 1
+        how["bias"] = graph.tensor(name="mask", dim=shape, stride=strides, data_type=type, uid=uid)
     if question.backward:
         q, k, v, o, log_sums, g = given
         made = graph.sdpa_backward(

@@ -33,6 +33,8 @@ from foreplan.gpu.launch import (
 )
 from foreplan.graph import Op, TensorType
 from foreplan.graph.types import as_dtype
+from foreplan.ops.attention_blocks import AttentionOp
+from tests.gpu.cudnn_graph import execute, memory_at
 
 HEADER = Path(__file__).parent / "shim" / "cuda.h"
 OPTIONS = ("-std=c++17", "-O1", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-shared", "-w")
@@ -136,10 +138,15 @@ class Bound:
                 assert failed is None, f"{entry}: {failed.decode()}"
 
     def execute(self, plan: Execute) -> None:
-        """A convolution by NumPy, whose result has the inputs' element type and lies as the output does; of a plan that
-        adds, it is added to what lies there.
+        """Attention by what the plan itself says; or a convolution by NumPy, whose result has the inputs' element type
+        and lies as the output does; of a plan that adds, it is added to what lies there.
         """
         assert self.op is not None, "nothing stands in for cuDNN here"
+        if isinstance(self.op, AttentionOp):
+            memory = memory_at(plan.blob, {uid: self.address(place) for uid, place in plan.operands})
+            execute(plan.blob, memory)
+            ctypes.memset(self.address(plan.workspace), 0xFF, plan.nbytes)
+            return
         (a, b), y = self.keep["input"][:2], self.keep["output"][0]
         places = dict(plan.operands)
         first, second, last = (self.address(places[uid]) for uid in UIDS)
@@ -148,8 +155,8 @@ class Bound:
             b = np.ndarray(b.shape, b.dtype, (ctypes.c_uint8 * b.nbytes).from_address(second))
         strides = [step // y.itemsize * a.itemsize for step in y.strides]
         span = sum((n - 1) * step for n, step in zip(y.shape, strides)) + a.itemsize
-        memory = (ctypes.c_uint8 * span).from_address(last)
-        result = np.ndarray(y.shape, a.dtype, memory, 0, strides)
+        bytes_there = (ctypes.c_uint8 * span).from_address(last)
+        result = np.ndarray(y.shape, a.dtype, bytes_there, 0, strides)
         result[...] = convolved(self.op, a, b, result if ADDING in plan.blob else None)
         ctypes.memset(self.address(plan.workspace), 0xFF, plan.nbytes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 import struct
@@ -21,6 +22,20 @@ def written_by_cudnn(blob: bytes) -> dict[str, Any]:
     """What cuDNN itself has written into the plan; the frontend's part lies around it."""
     text = blob[blob.index(b'{"cudnnVersion"') :].decode("latin1")
     found: dict[str, Any] = json.JSONDecoder().raw_decode(text)[0]
+    return found
+
+
+def memory_at(blob: bytes, places: Mapping[int, int]) -> dict[int, np.ndarray]:
+    """What `execute` takes, of tensors that begin at addresses."""
+    found = {}
+    for about in written_by_cudnn(blob)["operationGraph"]["tensors"]:
+        address = places.get(int(about["name"]))
+        if address is not None:
+            size = 1 + sum((extent - 1) * step for extent, step in zip(about["dim"], about["stride"]))
+            dtype = np.dtype(TYPES[about["dataType"]])
+            memory = (ctypes.c_uint8 * (size * dtype.itemsize)).from_address(address)
+            found[int(about["name"])] = np.ndarray(size, dtype, memory)
+    assert found.keys() == places.keys()
     return found
 
 

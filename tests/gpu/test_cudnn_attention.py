@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 import foreplan as fp
@@ -16,11 +18,13 @@ from foreplan.gpu.cudnn_conv import WORD
 from foreplan.gpu.device import device_named
 from foreplan.gpu.launch import Execute, Refused, input_at, output_at, workspace_at
 from foreplan.graph import Graph, Window
-from foreplan.graph.types import tensor_type
+from foreplan.graph.types import DTYPES, tensor_type
 from foreplan.lower.cuda import CudaTarget
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
-from tests.gpu.check import with_cudnn
+from tests.gpu.binder import Bound, needs_gcc
+from tests.gpu.check import Memory, expected, laid_out, type_of, with_cudnn
+from tests.kernels import attention_operands
 
 H100 = device_named("h100")
 
@@ -80,6 +84,57 @@ def test_what_is_chosen_is_in_the_file_and_needs_no_cudnn_to_be_read(
             assert kernel is not None and kernel.workspace == read.program.actions[s.action].workspace
             (run,) = kernel.instructions
             assert isinstance(run, Execute) and run.blob == call.payload[WORD:] and run.nbytes == kernel.workspace
+
+
+MASKS = {
+    "a key for all": ((2, 1, 1, 24), False),
+    "of heads, causal": ((1, 2, 20, 24), True),
+    "all": ((2, 2, 20, 24), False),
+}
+
+
+@with_cudnn
+@needs_gcc
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "case", [name if name == "a key for all" else pytest.param(name, marks=pytest.mark.slow) for name in MASKS]
+)
+def test_masks(case: str, dtype: str) -> None:
+    """By the operations that are in the plans: padding, keys that are hidden, and queries that read no key at all."""
+    shape, causal = MASKS[case]
+    rng = np.random.default_rng(0)
+    mask = np.where(rng.random(shape) < 0.3, -np.inf, rng.standard_normal(shape))
+    mask[0, ..., 3:6] = -10000
+    mask[-1, :, 0] = -np.inf  # every key of the last item, or of its first query
+    given = [x.astype(ml_dtypes.bfloat16) for x in attention_operands(rng, (2, 2, 2, 20, 24, 16, 16), True)]
+    given.append(mask.astype(DTYPES[dtype].numpy))
+    forward, backward = Attention(0.3, causal, True), AttentionGrad(0.3, causal, True)
+    results = expected(forward, given)
+    assert not results[0][-1, 0].any() and results[0][0, -1].all()
+    g = rng.standard_normal(results[0].shape).astype(ml_dtypes.bfloat16)
+    for op, inputs in ((forward, given), (backward, [*given[:3], *results, g, given[3]])):
+        wanted = expected(op, inputs)
+        reads, writes = ([Window.dense(type_of(x)) for x in arrays] for arrays in (inputs, wanted))
+        kernels = {name: x for name, x in table.kernels_for(op, reads, writes, H100).items() if x.payload}
+        assert kernels
+        for kernel in kernels.values():
+            places, found = [laid_out(w, x) for w, x in zip(reads, inputs)], [laid_out(w) for w in writes]
+            workspace = Memory(kernel.workspace, 0xFF)
+            Bound(kernel, [x for _, x in places], [y for _, y in found], workspace.bytes, op=op)()
+            for memory in (*(memory for memory, _ in (*places, *found)), workspace):
+                memory.check()
+            for (_, ours), theirs in zip(found, wanted, strict=True):
+                error = np.linalg.norm(ours.astype(np.float64) - theirs)
+                assert error <= (1e-5 if theirs.dtype == np.float32 else 1e-2) * np.linalg.norm(theirs.astype(float))
+            assert not found[0][1][-1, 0].any()
+
+
+def test_a_masks_gradient_is_left_to_kernels_of_ours() -> None:
+    inputs = [*windows(*["bfloat16[2,64,3,16]"] * 4), *windows("float32[2,3,64]", "bfloat16[2,64,3,16]")]
+    inputs += windows("float32[2,1,1,64]")
+    op = AttentionGrad(0.25, False, True, True)
+    outputs = [Window.dense(type) for type in op.infer([x.type for x in inputs])]
+    assert not cudnn_sdpa.attention_plans(op, inputs, outputs, H100)
 
 
 @with_cudnn

@@ -211,10 +211,19 @@ def test_what_is_not_asked() -> None:
         repeated = Window(narrow[0].type, (1024, 0, 32, 2))
         for odd in (turned, repeated):
             assert refused(op, [odd, *narrow[1:]])
-    q, mask = narrow[0].type, tensor_type("float32[1,1,32,32]")
-    given = [*narrow, Window.dense(mask)]
-    outputs = [Window.dense(type) for type in Attention(0.25).infer([q, q, q, mask])]
-    assert not attention_plans(Attention(0.25), given, outputs, device_named("h100"))
+
+
+def test_a_mask_is_asked_about_as_it_is_expanded() -> None:
+    """To each query and key; not where rows of it do not begin at multiples of 16 bytes."""
+    for keys, shape in ((32, "[1,1,1,32]"), (32, "[1,2,32,1]"), (30, "[1,1,1,30]")):
+        q, k = tensor_type("bfloat16[1,2,32,16]"), tensor_type(f"bfloat16[1,2,{keys},16]")
+        given = [Window.dense(type) for type in (q, k, k, tensor_type(f"float32{shape}"))]
+        outputs = [Window.dense(type) for type in Attention(0.25).infer([x.type for x in given])]
+        asked = cudnn_sdpa._question(Attention(0.25), given, outputs, True)
+        assert (asked is None) == (keys == 30)
+        if asked is not None:
+            assert asked.mask is not None and len(asked.tensors) == 5
+            assert asked.mask.shape == (1, given[3].shape[1], 32, 32) and asked.mask.dtype == "float32"
 
 
 @with_cudnn

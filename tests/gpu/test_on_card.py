@@ -98,12 +98,15 @@ def distance(found: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted))
 
 
-# Batch, query heads, key heads, queries, keys, depth, value depth; whether causal, whether heads come last; the type.
-ATTENTIONS = {
-    "gpt2": ((2, 12, 12, 512, 512, 64, 64), True, True, "bfloat16"),
-    "grouped": ((2, 8, 2, 256, 256, 128, 128), True, False, "float16"),
-    "odd": ((3, 4, 2, 77, 200, 32, 32), False, True, "bfloat16"),
-    "more queries than keys": ((1, 2, 2, 200, 77, 64, 64), True, True, "bfloat16"),
+# Batch, query heads, key heads, queries, keys, depth, value depth; whether causal, whether heads come last; the type;
+# and the shape of a mask.
+ATTENTIONS: dict[str, tuple[tuple[int, ...], bool, bool, str, tuple[int, ...]]] = {
+    "gpt2": ((2, 12, 12, 512, 512, 64, 64), True, True, "bfloat16", ()),
+    "grouped": ((2, 8, 2, 256, 256, 128, 128), True, False, "float16", ()),
+    "odd": ((3, 4, 2, 77, 200, 32, 32), False, True, "bfloat16", ()),
+    "more queries than keys": ((1, 2, 2, 200, 77, 64, 64), True, True, "bfloat16", ()),
+    "padded": ((3, 12, 12, 384, 384, 64, 64), False, True, "bfloat16", (3, 1, 1, 384)),
+    "padded and causal": ((2, 4, 4, 256, 256, 64, 64), True, True, "float16", (2, 4, 256, 256)),
 }
 
 
@@ -112,16 +115,20 @@ ATTENTIONS = {
 @pytest.mark.parametrize("case", ATTENTIONS)
 def test_every_plan_of_attention_runs(case: str, deterministic: bool) -> None:
     """Results as NumPy's, the log-sum-exp among them; where asked for, the same bits again."""
-    sizes, causal, heads_last, name = ATTENTIONS[case]
+    sizes, causal, heads_last, name, masked = ATTENTIONS[case]
     device, dtype = captured(), DTYPES[name]
     if device.compute < LEAST_COMPUTE:
         pytest.skip("cuDNN has attention from compute capability 8.0 on")
     rng, op = np.random.default_rng(0), Attention(sizes[5] ** -0.5, causal, heads_last)
     given = [x.astype(dtype.numpy) for x in attention_operands(rng, sizes, heads_last)]
+    if masked:  # a third of the keys is hidden, and all of the last item's
+        mask = np.where(rng.random(masked) < 0.3, -np.inf, rng.standard_normal(masked)).astype(np.float32)
+        mask[-1] = -np.inf
+        given.append(mask)
     o, log_sums = check.expected(op, given)
     g = rng.standard_normal(o.shape).astype(dtype.numpy)
     gradient = AttentionGrad(op.scale, causal, heads_last)
-    for each, inputs in ((op, given), (gradient, [*given, o, log_sums, g])):
+    for each, inputs in ((op, given), (gradient, [*given[:3], o, log_sums, g, *given[3:]])):
         wanted = check.expected(each, inputs)
         reads, writes = ([Window.dense(type_of(x)) for x in arrays] for arrays in (inputs, wanted))
         kernels = kernels_for(each, reads, writes, device, deterministic=deterministic)
