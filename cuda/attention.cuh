@@ -69,7 +69,7 @@ template <int WIDTH> __device__ inline void dots(const float* a, const float* b,
         for (int j = 0; j < ACROSS; ++j) found[i][j] = 0;
     a += down() * PITCH;
     b += across() * PITCH;
-#pragma unroll 4
+#pragma unroll 2
     for (int d = 0; d < WIDTH; d += 4) {
         Four x[DOWN], y[ACROSS];
 #pragma unroll
