@@ -25,16 +25,6 @@ struct Arguments {
     Number* vectors;  // [3, channels]: slope, shift and factor of dx = (g - (x - mean) · slope - shift) · factor
 };
 
-__device__ inline Vector<bool, VECTOR> read_bits(const Images& bits, i64 bit, i64 left) {
-    Vector<bool, VECTOR> found = {};
-#pragma unroll
-    for (int k = 0; k < VECTOR; ++k) {
-        const i64 at = bit + k * bits.channel_step;
-        if (k < left) found.at[k] = static_cast<u8>(bits.start[at >> 3]) >> (at & 7) & 1;
-    }
-    return found;
-}
-
 // VECTOR channels of g at a position.
 __device__ inline Vector<Number, VECTOR> gradient(const Arguments& a, i64 position, i64 channel, i64 left);
 

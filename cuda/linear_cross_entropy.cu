@@ -1,6 +1,7 @@
 // What happens to a chunk of logits between the products that make them and those that use their gradient.
 //
-// ELEMENT is the logits' type, GRADIENT that of their gradient, TARGET that of classes; MEAN: losses are weighted by one over the items that count.
+// ELEMENT is the logits' type, GRADIENT that of their gradient, TARGET that of classes; MEAN: losses are weighted by one
+// over the items that count.
 #include "rows.cuh"
 
 struct Arguments {

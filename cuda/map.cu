@@ -44,13 +44,7 @@ template <class T> __device__ inline Vector<T, VECTOR> read_gaps(const Place& pl
 }
 
 __device__ inline Vector<bool, VECTOR> read_bits(const Place& place, i64 count) {
-    Vector<bool, VECTOR> found = {};
-#pragma unroll
-    for (int i = 0; i < VECTOR; ++i) {
-        const i64 bit = place.offset + i * place.step;
-        if (i < count) found.at[i] = static_cast<u8>(place.start[bit >> 3]) >> (bit & 7) & 1;
-    }
-    return found;
+    return load_bits<VECTOR>(place.start, place.offset, place.step, count);
 }
 
 template <class T> __device__ inline void write_row(const Place& place, const Vector<T, VECTOR>& found, i64 count) {

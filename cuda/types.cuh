@@ -87,6 +87,17 @@ template <class T, int N> __device__ inline Vector<T, N> load(const void* from, 
     return found;
 }
 
+// N of packed bits, `step` from one to the next; of these the first `count` are there.
+template <int N> __device__ inline Vector<bool, N> load_bits(const char* from, i64 first, i64 step, i64 count) {
+    Vector<bool, N> found = {};
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        const i64 bit = first + i * step;
+        if (i < count) found.at[i] = static_cast<u8>(from[bit >> 3]) >> (bit & 7) & 1;
+    }
+    return found;
+}
+
 template <class T, int N> __device__ inline void store(void* to, const Vector<T, N>& elements, i64 count = N) {
     if (count >= N && is_aligned<T, N>(to)) {
         *static_cast<Vector<T, N>*>(to) = elements;

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 from foreplan.gpu.device import Device
-from foreplan.gpu.launch import LaunchKernel, Refused, Windows, input_at, output_at
+from foreplan.gpu.launch import LaunchKernel, Refused, Windows, added_in_place, input_at, output_at
 from foreplan.gpu.product import Batch, Images, Plain, Product, product_kernel
 from foreplan.gpu.reduce import Axis
 from foreplan.graph import Op, Window
-from foreplan.graph.layouts import lie_alike
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.ops.map import merged_axes
 
@@ -40,7 +39,7 @@ def conv(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKer
         batch=_groups(op, own * x.strides[1], filters * w.strides[0], filters * y.strides[1], filters * step),
         nbytes=y.type.nbytes,
     )
-    return product_kernel(product, device, _in_place(inputs, y), parts_allowed=True)
+    return product_kernel(product, device, added_in_place(inputs, y), parts_allowed=True)
 
 
 def data_gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
@@ -75,7 +74,7 @@ def data_gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> 
         batch=_groups(op, filters * g.strides[1], filters * w.strides[0], own * dx.strides[1], own * step),
         nbytes=dx.type.nbytes,
     )
-    return product_kernel(product, device, _in_place(inputs, dx), parts_allowed=True)
+    return product_kernel(product, device, added_in_place(inputs, dx), parts_allowed=True)
 
 
 def weight_gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
@@ -97,7 +96,7 @@ def weight_gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -
         batch=_groups(op, filters * g.strides[1], own * x.strides[1], filters * dw.strides[0], filters * step),
         nbytes=dw.type.nbytes,
     )
-    return product_kernel(product, device, _in_place(inputs, dw), parts_allowed=True)
+    return product_kernel(product, device, added_in_place(inputs, dw), parts_allowed=True)
 
 
 def _under_windows(along: str, op: ConvOp, x: Window, w: Window, y: Window) -> Images:
@@ -121,10 +120,6 @@ def _under_windows(along: str, op: ConvOp, x: Window, w: Window, y: Window) -> I
 def _check(x: Window, w: Window) -> None:
     if len(x.shape) - 2 > MOST_AXES or not x.type.dtype.is_float:
         raise Refused(f"a convolution of {x.type}")
-
-
-def _in_place(inputs: Windows, y: Window) -> tuple[tuple[int, int], ...]:
-    return ((0, 2),) if len(inputs) == 3 and lie_alike(inputs[2], y) else ()
 
 
 def _count(images: Window) -> int:

@@ -11,7 +11,7 @@ from foreplan.gpu.cudnn_sdpa import attention_plans, expanded_mask, unmasked
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import Address, Execute, Launch, LaunchKernel, Refused, Scratch, Windows, input_at, output_at
 from foreplan.gpu.map import Tensor, broadcast, map_launches
-from foreplan.graph import Op, TensorType
+from foreplan.graph import Op
 from foreplan.ops.attention import LOWEST, Attention
 from foreplan.ops.attention_grad import AttentionGrad
 from foreplan.ops.expr import parse_expr
@@ -65,22 +65,17 @@ def attention_kernel(op: Op, payload: bytes, inputs: Windows, outputs: Windows) 
     if mask is not None:
         places.append(scratch.take(mask.nbytes))
         given = broadcast(input_at(count), inputs[count], mask.shape)
-        before += map_launches([_RAISED], mask.shape, [given], [_dense(places[-1], mask)])
+        before += map_launches([_RAISED], mask.shape, [given], [Tensor(places[-1], mask.dtype, mask.strides)])
         if isinstance(op, AttentionGrad):
-            sums = inputs[4].type
-            places[4] = scratch.take(sums.nbytes)
-            before += map_launches([_ENDLESS], sums.shape, [_dense(input_at(4), sums)], [_dense(places[4], sums)])
+            own = broadcast(input_at(4), inputs[4], inputs[4].shape)
+            places[4] = scratch.take(inputs[4].type.nbytes)
+            before += map_launches([_ENDLESS], inputs[4].shape, [own], [replace(own, start=places[4])])
         else:
-            o, sums = outputs[0], outputs[1].type
-            own = _dense(output_at(1), sums)
+            o, sums = outputs
+            result, own = (broadcast(output_at(i), y, y.shape) for i, y in enumerate(outputs))
             batch, head, query = own.strides
             along = (batch, query, head, 0) if op.heads_last else (batch, head, query, 0)
-            result = broadcast(output_at(0), o, o.shape)
             after += map_launches([_ZERO], o.shape, [result, replace(own, strides=along)], [result])
             after += map_launches([_LOWEST], sums.shape, [own], [own])
     run = Execute(blob, tuple(enumerate(places, 1)), at, nbytes)
     return LaunchKernel((*before, run, *after), scratch.nbytes, payload=payload, alignment=ADDRESS_ALIGNMENT)
-
-
-def _dense(start: Address, type: TensorType) -> Tensor:
-    return Tensor(start, type.dtype, type.strides)

@@ -7,10 +7,19 @@ from dataclasses import replace
 
 from foreplan.gpu.cudnn import ADDING, ADDRESS_ALIGNMENT, UIDS, convolution_plans, missing
 from foreplan.gpu.device import Device
-from foreplan.gpu.launch import Execute, Instruction, LaunchKernel, Refused, Scratch, Windows, input_at, output_at
+from foreplan.gpu.launch import (
+    Execute,
+    Instruction,
+    LaunchKernel,
+    Refused,
+    Scratch,
+    Windows,
+    added_in_place,
+    input_at,
+    output_at,
+)
 from foreplan.gpu.map import broadcast, copies, map_launches
 from foreplan.graph import Op, Window
-from foreplan.graph.layouts import lie_alike
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.expr import parse_expr
 
@@ -40,11 +49,8 @@ def cudnn_kernels(
     for rank, plan in enumerate(plans):
         payload = plan.workspace.to_bytes(WORD, "little") + plan.blob
         kernel = _kernel(op, payload, inputs, outputs)
-        again = (
-            0
-            if adds or (made == outputs[0] and not inputs[2:])
-            else 2 * made.type.nbytes / device.bytes_per_second * 1e9
-        )
+        mapped = not adds and (made != outputs[0] or len(inputs) > 2)  # which reads the result and writes it
+        again = 2 * made.type.nbytes * mapped / device.bytes_per_second * 1e9
         found[f"{CUDNN} {plan.name}"] = replace(kernel, nanoseconds=round(least * (1 + RANK * rank) + again))
     return found
 
@@ -90,9 +96,8 @@ def _kernel(op: Op, payload: bytes, inputs: Windows, outputs: Windows) -> Launch
     (y,), scratch = outputs, Scratch()
     nbytes, blob = int.from_bytes(payload[:WORD], "little"), payload[WORD:]
     at, made, added = scratch.take(nbytes), _as_cudnn_makes_it(inputs, outputs), inputs[2:]
-    adds, whole = _adds(inputs, outputs), any(x.shape == y.shape for x in added)
-    apart = made != y or (whole and not adds)
-    here = scratch.take(made.type.nbytes) if apart else output_at(0)
+    adds = _adds(inputs, outputs)
+    here = scratch.take(made.type.nbytes) if made != y else output_at(0)
     second = _without_gaps(op, inputs)
     there = input_at(1) if second == inputs[1] else scratch.take(second.type.nbytes)
     run: tuple[Instruction, ...] = (Execute(blob, tuple(zip(UIDS, (input_at(0), there, here))), at, nbytes),)
@@ -100,13 +105,13 @@ def _kernel(op: Op, payload: bytes, inputs: Windows, outputs: Windows) -> Launch
         run = (*copies(input_at(1), inputs[1], there, second), *run)
     if adds:
         run = (*copies(input_at(2), added[0], output_at(0), y), *run)
-    elif added or apart:
+    elif added or made != y:
         ones = (1,) * (len(y.shape) - 2)  # a bias has one number a channel
         seen = [x if x.shape == y.shape else x.viewed(x.shape + ones, x.strides + ones) for x in added]
         terms = [broadcast(here, made, y.shape), *(broadcast(input_at(2), x, y.shape) for x in seen)]
         text = "(a0 + a1)" if added else "a0"
         run = (*run, *map_launches([parse_expr(text)], y.shape, terms, [broadcast(output_at(0), y, y.shape)]))
-    overwrites = ((0, 2),) if whole and lie_alike(added[0], y) else ()
+    overwrites = added_in_place(inputs, y)
     return LaunchKernel(run, scratch.nbytes, overwrites, payload=payload, alignment=ADDRESS_ALIGNMENT)
 
 

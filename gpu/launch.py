@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 from foreplan.gpu.device import Device
 from foreplan.graph import DType, Op, Window
+from foreplan.graph.layouts import lie_alike
 from foreplan.units import align_up
 
 FOLDER = Path(__file__).parents[1] / "cuda"
@@ -65,6 +66,10 @@ class Address:
     of: Literal["input", "output", "workspace"]
     index: int = 0
     offset: int = 0
+
+    def behind(self, nbytes: int) -> Address:
+        """So many bytes further."""
+        return Address(self.of, self.index, self.offset + nbytes)
 
 
 def input_at(index: int, offset: int = 0) -> Address:
@@ -233,6 +238,11 @@ class Make(Protocol):
 
 class Refused(Exception):
     """A kernel cannot be made for an op on such tensors."""
+
+
+def added_in_place(inputs: Windows, y: Window) -> tuple[tuple[int, int], ...]:
+    """The pair of a result and of the third input, which is added to it, where that lies as the result does."""
+    return ((0, 2),) if len(inputs) == 3 and lie_alike(inputs[2], y) else ()
 
 
 class Scratch:

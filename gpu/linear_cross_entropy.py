@@ -24,8 +24,8 @@ from foreplan.gpu.launch import (
     launch,
     output_at,
 )
-from foreplan.gpu.map import Tensor, map_launches
-from foreplan.gpu.multiply import Operands, calls_of
+from foreplan.gpu.map import Tensor, broadcast, map_launches
+from foreplan.gpu.multiply import Operands, calls_of, turned
 from foreplan.gpu.product import Plain, Product, product_launch
 from foreplan.gpu.reduce import Axis, Terms, reduction
 from foreplan.gpu.rows import Rows, teams
@@ -106,7 +106,7 @@ class _Work:
             if biased:
                 g = self.gradient
                 terms = Terms(g.start, g.dtype, (Axis(classes, g.dtype.itemsize),), (Axis(count, g.step),))
-                yield reduction("sum", terms, _behind(self.dbias, i * row), wide, 1, None)
+                yield reduction("sum", terms, self.dbias.behind(i * row), wide, 1, None)
             yield self._of_rows(first, count)
         if biased:
             terms = Terms(self.dbias, wide, (Axis(classes, item),), (Axis(len(firsts), row),))
@@ -132,7 +132,7 @@ class _Work:
         )
         words: list[Word] = [count, classes, self.op.ignore_index]
         words += [*self.logits.words(count), *self.gradient.words(count)]
-        words += [input_at(2, first * target.itemsize), _behind(self.losses, first * item), self.weight]
+        words += [input_at(2, first * target.itemsize), self.losses.behind(first * item), self.weight]
         blocks = 1 if entry == "weight_of_items" else work.blocks
         return launch(Source("linear_cross_entropy.cu", defines), entry, blocks, THREADS, words)
 
@@ -140,7 +140,7 @@ class _Work:
         """Rows of h times w, and the bias."""
         _, depth, classes = self.extents
         h, w, _, *bias = self.inputs
-        a, b = _tensor(input_at(0, first * h.strides[0]), h), _turned(_tensor(input_at(1), w))
+        a, b = broadcast(input_at(0, first * h.strides[0]), h, h.shape), turned(broadcast(input_at(1), w, w.shape))
         logits, shape = self.logits.tensor(), (count, classes)
         added = Tensor(input_at(3), bias[0].type.dtype, (0, bias[0].strides[0])) if bias else None
         yield Operands(shape, depth, a, b, None if self.bias_apart else added, logits)
@@ -152,15 +152,16 @@ class _Work:
         _, depth, classes = self.extents
         h, item = self.inputs[0], self.wide.itemsize
         dw = Tensor(self.dw, self.wide, (depth * item, item))
-        b = _tensor(input_at(0, first * h.strides[0]), h)
-        return Operands((classes, depth), count, _turned(self.gradient.tensor()), b, dw if first else None, dw)
+        b = broadcast(input_at(0, first * h.strides[0]), h, h.shape)
+        return Operands((classes, depth), count, turned(self.gradient.tensor()), b, dw if first else None, dw)
 
     def _of_rows(self, first: int, count: int) -> Operands:
         """The chunk's rows of dh."""
         _, depth, classes = self.extents
-        dh = self.outputs[1]
-        d = _tensor(output_at(1, first * dh.strides[0]), dh)
-        return Operands((count, depth), classes, self.gradient.tensor(), _tensor(input_at(1), self.inputs[1]), None, d)
+        w, dh = self.inputs[1], self.outputs[1]
+        a, b = self.gradient.tensor(), broadcast(input_at(1), w, w.shape)
+        d = broadcast(output_at(1, first * dh.strides[0]), dh, dh.shape)
+        return Operands((count, depth), classes, a, b, None, d)
 
 
 def linear_cross_entropy(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
@@ -220,11 +221,6 @@ def _with_library(
     return any(call.tf32 for call in calls), kernel
 
 
-def lt_kernel(op: Op, name: str, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel | None:
-    """The kernel that a plan names; None where there is none such."""
-    return lt_kernels(op, inputs, outputs, device, tf32="tf32" in name.split(" ")).get(name)
-
-
 def _work(
     op: LinearCrossEntropy, inputs: Windows, outputs: Windows, chunk: int, scratch: Scratch, *, library: bool
 ) -> _Work:
@@ -276,18 +272,6 @@ def _launched(operands: Operands) -> Launch:
 
 def _in_place(inputs: Windows, outputs: Windows) -> tuple[tuple[int, int], ...]:
     return ((1, 0),) if lie_alike(inputs[0], outputs[1]) else ()
-
-
-def _behind(start: Address, nbytes: int) -> Address:
-    return Address(start.of, start.index, start.offset + nbytes)
-
-
-def _tensor(start: Address, x: Window) -> Tensor:
-    return Tensor(start, x.type.dtype, x.strides)
-
-
-def _turned(x: Tensor) -> Tensor:
-    return replace(x, strides=x.strides[::-1])
 
 
 def reads(op: Op, index: int, window: Window) -> Window:

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from foreplan.gpu.device import Device
-from foreplan.gpu.launch import ALIGNMENT, LaunchKernel, Multiply, Refused, Windows, ceil_div
+from foreplan.gpu.launch import ALIGNMENT, LaunchKernel, Multiply, Refused, Windows, added_in_place, ceil_div
 from foreplan.gpu.multiply import multiplications
 from foreplan.graph import Op
-from foreplan.graph.layouts import lie_alike
 from foreplan.units import align_up
 
 CUBLASLT = "cublaslt"  # how its kernels' names begin
@@ -43,7 +42,7 @@ def lt_kernels(
         return {}
     call, parts = calls[0], _parts(calls[0], device)  # all are of one size
     name = CUBLASLT + " tf32" * call.tf32
-    overwrites = ((0, 2),) if len(inputs) == 3 and lie_alike(inputs[2], outputs[0]) else ()
+    overwrites = added_in_place(inputs, outputs[0])
     found = {}
     for kind, room, split in ((name, _room(call, parts, device), parts), (f"{name} 0", 0, 1)):
         if split > 1 or not room:
@@ -58,11 +57,6 @@ def planned(call: Multiply, device: Device) -> tuple[int, float]:
     parts = _parts(call, device)
     room = _room(call, parts, device) if parts > 1 else 0
     return room, _nanoseconds(call, _rate(call, device), parts, device)
-
-
-def lt_kernel(op: Op, name: str, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel | None:
-    """The kernel that a plan names; None where there is none such."""
-    return lt_kernels(op, inputs, outputs, device, tf32="tf32" in name.split(" ")).get(name)
 
 
 def own_nanoseconds(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foreplan.gpu.device import Device
-from foreplan.gpu.launch import LaunchKernel, Refused, Windows, input_at, output_at
+from foreplan.gpu.launch import LaunchKernel, Refused, Windows, added_in_place, input_at, output_at
 from foreplan.gpu.map import broadcast
 from foreplan.gpu.product import Batch, Plain, Product, product_kernel
 from foreplan.gpu.reduce import Axis
 from foreplan.graph import Op
-from foreplan.graph.layouts import lie_alike
 from foreplan.ops.map import merged_axes
 from foreplan.ops.matmul import MatMul
 
@@ -55,8 +54,7 @@ def matmul(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
         batch=tuple(Batch(n, *steps) for n, steps in batch),
         nbytes=y.type.nbytes,
     )
-    overwrites = ((0, 2),) if len(inputs) == 3 and lie_alike(inputs[2], y) else ()
-    return product_kernel(product, device, overwrites, parts_allowed=y.is_compact)
+    return product_kernel(product, device, added_in_place(inputs, y), parts_allowed=y.is_compact)
 
 
 def _count(axes: Sequence[tuple[int, tuple[int, ...]]]) -> int:

@@ -9,7 +9,6 @@ from math import prod
 
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import (
-    Address,
     Matrix,
     Multiply,
     Refused,
@@ -60,7 +59,7 @@ class _Side:
             raise Refused("matrices of a batch that lie backwards")
         leading = column // item if columns > 1 else rows
         offset = sum(i * axis[1][self.index] for i, axis in place)
-        start = Address(self.tensor.start.of, self.tensor.start.index, self.tensor.start.offset + offset)
+        start = self.tensor.start.behind(offset)
         return Matrix(start, self.tensor.dtype, rows, columns, leading, steps[self.index] // item)
 
 
@@ -133,11 +132,12 @@ def _of_matrices(op: MatMul, inputs: Windows, outputs: Windows) -> Operands:
     shapes = [*((*y.shape[:-2], *x.shape[-2:]) for x in inputs[:2]), y.shape]
     a, b, *added = (broadcast(input_at(i), x, shape) for i, (x, shape) in enumerate(zip(inputs, shapes)))
     terms = inputs[0].shape[-2 if op.transpose_a else -1]
-    a, b = (_turned(x) if turn else x for x, turn in ((a, op.transpose_a), (b, op.transpose_b)))
+    a, b = (turned(x) if turn else x for x, turn in ((a, op.transpose_a), (b, op.transpose_b)))
     return Operands(y.shape, terms, a, b, added[0] if added else None, broadcast(output_at(0), y, y.shape))
 
 
-def _turned(x: Tensor) -> Tensor:
+def turned(x: Tensor) -> Tensor:
+    """The last two axes of a tensor exchanged."""
     *lead, row, column = x.strides
     return replace(x, strides=(*lead, column, row))
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from foreplan.gpu.device import Device
 from foreplan.gpu.expressions import statements, stored
 from foreplan.gpu.launch import (
-    Address,
     Defines,
     Launch,
     LaunchKernel,
@@ -165,7 +164,7 @@ def _gradient(
         _reading(expr, made_of),
     )
     along = tuple(dtype.itemsize * (axis == 1) for axis in range(len(x.shape)))
-    starts = [input_at(2), *(Address(vectors.of, 0, vectors.offset + i * nbytes) for i in range(3))]
+    starts = [input_at(2), *(vectors.behind(i * nbytes) for i in range(3))]
     again = [kept] if keeps else made_of
     read = [images, *(Tensor(start, dtype, along) for start in starts), *again]
     g = cast(Arg(5) if keeps else substitute(expr, [Arg(5 + i) for i in range(len(made_of))]), dtype)
@@ -187,7 +186,7 @@ def _reading(expr: Expr, made_of: Sequence[Tensor]) -> str:
     lines = []
     for i, each in enumerate(made_of):
         at = f"a.operands[{i}].offset(position, a.extents, channel)"
-        read = f"read_bits(a.operands[{i}], {at}, left)"
+        read = f"load_bits<VECTOR>(a.operands[{i}].start, {at}, a.operands[{i}].channel_step, left)"
         if not each.bits:
             read = f"read<{stored(each.dtype)}>(a.operands[{i}].start + {at}, left)"
         lines.append(f"const auto x{i} = {read};")

@@ -153,7 +153,7 @@ def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launc
         found.append(work.launch("row_norm_columns", (ceil_div(width, across), parts, 1)))
     item = wide.itemsize
     for i, parameter in enumerate(parameters):
-        start = Address(sums.of, 0, sums.offset + i * width * item)
+        start = sums.behind(i * width * item)
         terms = Terms(start, wide, (Axis(width, item),), (Axis(parts, 2 * width * item),))
         found.append(reduction("sum", terms, output_at(1 + i), parameter.type.dtype, 1, None))
     found.append(work.launch("row_norm_grad", work.teams.blocks))

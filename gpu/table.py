@@ -143,11 +143,11 @@ def _ways(
         **attention_kernels(op, inputs, outputs, device, deterministic=deterministic),
     }
     products = lt.lt_kernels(op, inputs, outputs, device, tf32=tf32)
-    theirs |= linear_cross_entropy.lt_kernels(op, inputs, outputs, device, tf32=tf32)
+    of_products = linear_cross_entropy.lt_kernels(op, inputs, outputs, device, tf32=tf32)
     if own is not None and isinstance(op, PRICED):
         price = lt.own_nanoseconds if products else own_nanoseconds
         own = replace(own, nanoseconds=price(op, inputs, outputs, device))
-    return {**theirs, **products, **({} if own is None else {OWN: own})}
+    return {**theirs, **products, **of_products, **({} if own is None else {OWN: own})}
 
 
 def kernels_for(
@@ -172,8 +172,8 @@ def kernel_named(
     library = name.split(" ")[0]
     try:
         if library == lt.CUBLASLT and not payload:
-            one = linear_cross_entropy.lt_kernel if isinstance(op, LinearCrossEntropy) else lt.lt_kernel
-            return one(op, name, inputs, outputs, device)
+            several = linear_cross_entropy.lt_kernels if isinstance(op, LinearCrossEntropy) else lt.lt_kernels
+            return several(op, inputs, outputs, device, tf32="tf32" in name.split(" ")).get(name)
         if library != CUDNN:
             return None
         make = attention_kernel if isinstance(op, AttentionOp) else cudnn_kernel

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreplan.graph import Builder, Graph, Kind, Node, Op, Value
-from foreplan.graph.types import types_of
+from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.attention import Attention
 from foreplan.ops.expr import Arg, Call, Const, Expr, substitute, used_args, where
 from foreplan.ops.map import Map, elementwise
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.shape import Transpose, reshape, transpose
 from foreplan.ops.softmax import Softmax
+from foreplan.passes.constants import Known, computed
 from foreplan.passes.rewrite import rewrite, rewrite_groups
 
 SCORE_BYTES = 1 << 16  # of the smallest scores that are worth it
@@ -96,7 +96,8 @@ def fuse_attention(graph: Graph) -> Graph:
     Raises:
         ModelError: the result breaks a rule of `verify_graph`.
     """
-    found = [each for node in graph.nodes if (each := _attention_at(graph, node)) is not None]
+    known = Known(graph, KNOWN_BYTES)
+    found = [each for node in graph.nodes if (each := _attention_at(graph, known, node)) is not None]
     if not found:
         return graph
     inner = {node for each in found for node in each.inner}
@@ -104,7 +105,7 @@ def fuse_attention(graph: Graph) -> Graph:
     return rewrite(rewrite_groups(graph, groups, inner, _fused), lambda b, node, inputs: None)
 
 
-def _attention_at(graph: Graph, last: Node) -> _Attention | None:
+def _attention_at(graph: Graph, known: Known, last: Node) -> _Attention | None:
     """The attention whose last product this is."""
     if not isinstance(last.op, MatMul) or last.op.transpose_a or last.op.wide or len(last.inputs) != 2:
         return None
@@ -119,23 +120,18 @@ def _attention_at(graph: Graph, last: Node) -> _Attention | None:
     expr = _spelled_out(graph, softmax.inputs[0], leaves, inner)
     for i, value in enumerate(leaves):
         product = graph.producer.get(value)
-        if product is None or not isinstance(product.op, MatMul) or not _is_inside(graph, value, softmax):
+        if product is None or value.type != softmax.outputs[0].type or not _is_alone(graph, value):
             continue
-        if product.op.transpose_a or product.op.wide or len(product.inputs) != 2:
+        if not isinstance(product.op, MatMul) or product.op.transpose_a or product.op.wide or len(product.inputs) != 2:
             continue
         scores = _as_scores(expr, i)
         if scores is not None:
-            return _checked(graph, last, product, scores, leaves, [*inner, product])
+            return _checked(graph, known, last, product, scores, leaves, [*inner, product])
     return None
 
 
 def _is_alone(graph: Graph, value: Value) -> bool:
     return len(graph.readers[value]) == 1 and value not in graph.returned
-
-
-def _is_inside(graph: Graph, value: Value, softmax: Node) -> bool:
-    """Whether a value has the scores' type, and nobody but one node reads it."""
-    return value.type == softmax.outputs[0].type and _is_alone(graph, value)
 
 
 def _spelled_out(graph: Graph, value: Value, leaves: list[Value], inner: list[Node]) -> Expr:
@@ -186,19 +182,24 @@ def _as_scores(expr: Expr, index: int) -> _Scores | None:
 
 
 def _checked(
-    graph: Graph, last: Node, product: Node, scores: _Scores, leaves: Sequence[Value], inner: Sequence[Node]
+    graph: Graph,
+    known: Known,
+    last: Node,
+    product: Node,
+    scores: _Scores,
+    leaves: Sequence[Value],
+    inner: Sequence[Node],
 ) -> _Attention | None:
     """The attention, if the op can take its tensors."""
     assert isinstance(product.op, MatMul) and isinstance(last.op, MatMul)
     shape = product.outputs[0].shape
-    q, k = product.inputs
-    v = last.inputs[1]
-    if len({value.shape[:-2] for value in (q, k, v)}) > 1 or len({len(value.shape) for value in (q, k, v)}) > 1:
+    (q, k), v = product.inputs, last.inputs[1]
+    if len({value.shape[:-2] for value in (q, k, v)}) > 1:
         return None
     mask: Expr | None = None
     causal, nodes, factor = False, list(inner), scores.factor
     for term in scores.terms:
-        array = _known_term(graph, term.expr, leaves)
+        array = _known_term(known, term.expr, leaves)
         if array is not None and not array.any():
             continue
         if array is not None and _is_causal(array, shape[-2:]):
@@ -207,15 +208,12 @@ def _checked(
             return None
         else:
             mask = term.expr if mask is None else mask + term.expr
-    sides = []
-    for value, turned in ((q, False), (k, not product.op.transpose_b), (v, last.op.transpose_b)):
-        if value is not v:
-            value, by = _without_factor(graph, value, nodes)
-            factor *= by
-        sides.append(_side(graph, value, turned))
+    (q, of_q), (k, of_k) = (_without_factor(graph, value, nodes) for value in (q, k))
+    factor *= of_q * of_k
+    sides = _side(graph, q, False), _side(graph, k, not product.op.transpose_b), _side(graph, v, last.op.transpose_b)
     if not np.isfinite(factor) or not factor:
         return None
-    return _Attention(last, tuple(nodes), (sides[0], sides[1], sides[2]), factor, causal, mask, tuple(leaves))
+    return _Attention(last, tuple(nodes), sides, factor, causal, mask, tuple(leaves))
 
 
 def _side(graph: Graph, value: Value, turned: bool) -> _Side:
@@ -242,39 +240,21 @@ def _without_factor(graph: Graph, value: Value, nodes: list[Node]) -> tuple[Valu
     return node.inputs[0], scores.factor
 
 
-def _known_term(graph: Graph, term: Expr, leaves: Sequence[Value]) -> np.ndarray | None:
+def _over(expr: Expr, leaves: Sequence[Value]) -> tuple[Expr, list[Value]]:
+    """An expression over those leaves alone that it uses."""
+    used = used_args(expr)
+    return substitute(expr, [Arg(used.index(i)) if i in used else Arg(0) for i in range(len(leaves))]), [
+        leaves[i] for i in used
+    ]
+
+
+def _known_term(known: Known, term: Expr, leaves: Sequence[Value]) -> np.ndarray | None:
     """What a term of a mask is, if constants alone decide it."""
-    used = used_args(term)
-    arrays = [_known(graph, leaves[i]) for i in used]
-    if any(array is None for array in arrays):
+    expr, used = _over(term, leaves)
+    if not known.decided.issuperset(used):
         return None
-    known = [array for array in arrays if array is not None]
-    op = Map((str(substitute(term, [Arg(used.index(i)) if i in used else Arg(0) for i in range(len(leaves))])),))
-    if not known:
-        return np.asarray(_run(Map(op.exprs), [np.zeros((), np.float32)]))
-    return _run(op, known)
-
-
-def _known(graph: Graph, value: Value) -> np.ndarray | None:
-    """The content of what constants alone determine."""
-    if value.kind is Kind.CONSTANT and value.init is not None:
-        array = np.empty(value.shape, value.dtype.numpy)
-        value.init.fill(array, np.random.default_rng(0))
-        return array
-    node = graph.producer.get(value)
-    if node is None or node.op.is_random or len(node.outputs) > 1 or value.type.nbytes > KNOWN_BYTES:
-        return None
-    arrays = [_known(graph, each) for each in node.inputs]
-    known = [array for array in arrays if array is not None]
-    return _run(node.op, known) if len(known) == len(arrays) else None
-
-
-def _run(op: Op, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    types = types_of(*arrays)
-    (type,) = op.infer(types)
-    result = np.empty(type.shape, type.dtype.numpy)
-    op.compute([np.ascontiguousarray(x) for x in arrays], [result], np.empty(op.workspace(types, [type]), np.uint8))
-    return result
+    arrays = [known.array(value) for value in used] or [np.zeros((), np.float32)]  # of a number, any
+    return computed(Map((str(expr),)), arrays)[0]
 
 
 def _is_causal(mask: np.ndarray, shape: Sequence[int]) -> bool:
@@ -296,9 +276,7 @@ def _fused(b: Builder, found: _Attention, now: Mapping[Value, Value]) -> list[Va
         x = transpose(b, now.get(side.value, side.value), perm)
         tensors.append(reshape(b, x, (*[1] * (4 - rank), *x.shape)))
     if found.mask is not None:
-        used = used_args(found.mask)
-        leaves = [found.leaves[i] for i in used]
-        expr = substitute(found.mask, [Arg(used.index(i)) if i in used else Arg(0) for i in range(len(found.leaves))])
+        expr, leaves = _over(found.mask, found.leaves)
         mask = elementwise(b, expr, *(now.get(leaf, leaf) for leaf in leaves), dtype=q.value.dtype)
         tensors.append(reshape(b, mask, (*[1] * (4 - len(mask.shape)), *mask.shape)))
     o, _ = b.node(Attention(found.scale, found.causal, behind), *tensors, name=f"{found.inner[0].name}/attention")

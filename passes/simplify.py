@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-
 from foreplan.graph import Array, Builder, Graph, Kind, Node, Op, Value
 from foreplan.ops.expr import Arg, Expr, subexpressions, substitute
 from foreplan.ops.map import Map
 from foreplan.passes.accumulate import accumulate
+from foreplan.passes.constants import computed, content
 from foreplan.passes.narrow import narrow
 from foreplan.passes.pack_attention import pack_attention
 from foreplan.passes.pack_masks import pack_masks
@@ -35,24 +34,13 @@ def fold_constants(graph: Graph) -> Graph:
             or not all(value.kind is Kind.CONSTANT for value in inputs)
         ):
             return None
-        arrays = [_content(value) for value in inputs]
-        outputs = [np.empty(value.shape, value.dtype.numpy) for value in node.outputs]
-        types = [value.type for value in inputs]
-        workspace = np.empty(node.op.workspace(types, [value.type for value in node.outputs]), np.uint8)
-        node.op.compute(arrays, outputs, workspace)
+        outputs = computed(node.op, [content(value) for value in inputs])
         return [
             b.store(f"{value.name}.folded", value.type, Kind.CONSTANT, Array(array))
             for value, array in zip(node.outputs, outputs)
         ]
 
     return _drop_idle_constants(rewrite(graph, replace))
-
-
-def _content(value: Value) -> np.ndarray:
-    array = np.empty(value.shape, value.dtype.numpy)
-    assert value.init is not None
-    value.init.fill(array, np.random.default_rng(0))
-    return array
 
 
 def _drop_idle_constants(graph: Graph) -> Graph:

@@ -253,6 +253,21 @@ def test_scores_that_are_something_else(expr: str) -> None:
     assert fuse_attention(graph) is graph
 
 
+def test_a_mask_far_behind_in_the_model() -> None:
+    """Each of its values is looked at once, however many ways lead to it."""
+    kind = "float64[2,1,1,6]"
+    lines = [
+        f"%n{i}: {kind} = map(exprs=('(0.0 - a0)',)) [%r{i}] as %n{i}\n"
+        f"%r{i + 1}: {kind} = map(exprs=('(a0 + a1)',)) [%r{i}, %n{i}] as %r{i + 1}\n"
+        for i in range(64)
+    ]
+    first = "%r0: float64[2,1,1,6] = reshape(shape=(2, 1, 1, 6)) [%m] as %r0\n"
+    rest = SCORES + mapped("(a0 + a1)", "r64") + REST.format("t")
+    graph = parse_graph(HEADS + first + "".join(lines) + rest)
+    (node,) = ops(fuse_attention(graph))
+    assert node.inputs[3].shape == (2, 1, 1, 6)
+
+
 def test_small_scores_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "SCORE_BYTES", 1 << 16)
     graph = parse_graph(HEADS + SCORES + REST.format("s"))

@@ -1,0 +1,54 @@
+"""What constants alone determine, computed at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from foreplan.graph import Graph, Kind, Op, Value
+from foreplan.graph.types import types_of
+
+
+def content(value: Value) -> np.ndarray:
+    """Of a constant."""
+    array = np.empty(value.shape, value.dtype.numpy)
+    assert value.init is not None
+    value.init.fill(array, np.random.default_rng(0))
+    return array
+
+
+def computed(op: Op, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What an op gives of arrays in C order."""
+    types = types_of(*arrays)
+    results = op.infer(types)
+    outputs = [np.empty(type.shape, type.dtype.numpy) for type in results]
+    op.compute(arrays, outputs, np.empty(op.workspace(types, results), np.uint8))
+    return outputs
+
+
+class Known:
+    """Values of a graph that constants alone determine, each computed when it is asked for, and once."""
+
+    def __init__(self, graph: Graph, most: int) -> None:
+        """Of a graph.
+
+        Args:
+            most: bytes of a value that is computed.
+        """
+        self.graph, self.arrays = graph, dict[Value, np.ndarray]()
+        self.decided = {value for value in graph.stored if value.kind is Kind.CONSTANT}
+        for node in graph.nodes:
+            few = len(node.outputs) == 1 and node.outputs[0].type.nbytes <= most
+            if few and not node.op.is_random and self.decided.issuperset(node.inputs):
+                self.decided.update(node.outputs)
+
+    def array(self, value: Value) -> np.ndarray:
+        """The content of one of those `decided`."""
+        if value not in self.arrays:
+            node = self.graph.producer.get(value)
+            if node is None:
+                self.arrays[value] = content(value)
+            else:
+                (self.arrays[value],) = computed(node.op, [self.array(each) for each in node.inputs])
+        return self.arrays[value]
