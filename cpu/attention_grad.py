@@ -37,8 +37,7 @@ def packed_attention_grad(op: Op, inputs: Windows, outputs: Windows) -> Packed:
     assert isinstance(op, PackedAttentionGrad)
     x, *others = inputs
     types = op.unpacked_types([window.type for window in inputs])[:3]
-    item = x.type.dtype.itemsize
-    parts = [Window(type, (*x.strides[:2], type.shape[3] * item, item)) for type in types]
+    parts = [window for _, window in op.unpacked_windows(x, types)]
     return Packed(op, Kernel(op.unpacked, [*parts, *others], ()))
 
 

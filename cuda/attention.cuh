@@ -69,7 +69,7 @@ template <int WIDTH> __device__ inline void dots(const float* a, const float* b,
         for (int j = 0; j < ACROSS; ++j) found[i][j] = 0;
     a += down() * PITCH;
     b += across() * PITCH;
-#pragma unroll 2
+#pragma unroll (MASKED ? 1 : 2)  // more would spill registers
     for (int d = 0; d < WIDTH; d += 4) {
         Four x[DOWN], y[ACROSS];
 #pragma unroll
@@ -96,7 +96,7 @@ template <int WIDTH> struct Sums {
     // Adds rows of `scores` times columns of `tile`.
     __device__ void add(const float* scores, const float* tile) {
         scores += down() * OF_SCORES;
-#pragma unroll 2
+#pragma unroll (MASKED && EACH > 2 ? 1 : 2)
         for (int j = 0; j < COLUMNS; j += 4) {
             Four x[DOWN];
 #pragma unroll

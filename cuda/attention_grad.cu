@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_keys(const Ar
     Sums<VALUE_DEPTH> of_value = {};
     for (i64 h = shared_head * a.group; h < (shared_head + 1) * a.group; ++h)
         for (i64 query = CAUSAL ? first : 0; query < a.queries; query += COLUMNS) {
-            Scores probabilities, slopes;
+            Scores scores, slopes;
             __syncthreads();
             load_tile<COLUMNS, DEPTH>(other, a.q, b, h, query, a.queries, scale);
             if (threadIdx.x < COLUMNS) {
@@ -83,15 +83,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_keys(const Ar
                 deltas[threadIdx.x] = inside ? a.deltas[number] : 0.0f;
             }
             __syncthreads();
-            dots<DEPTH>(k, other, probabilities);
+            dots<DEPTH>(k, other, scores);
 #pragma unroll
             for (int i = 0; i < DOWN; ++i)
 #pragma unroll
                 for (int j = 0; j < ACROSS; ++j) {
                     const int row = down() + i * SIDE, column = across() + j * SIDE;
-                    const float score = masked(probabilities[i][j], a, b, h, query + column, first + row);
-                    probabilities[i][j] = expf(score - log_sums[column]);
-                    p[row * OF_SCORES + column] = probabilities[i][j];
+                    const float score = masked(scores[i][j], a, b, h, query + column, first + row);
+                    p[row * OF_SCORES + column] = expf(score - log_sums[column]);
                 }
             __syncthreads();
             load_tile<COLUMNS, VALUE_DEPTH>(other, a.g, b, h, query, a.queries, 1.0f);
@@ -104,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_keys(const Ar
 #pragma unroll
                 for (int j = 0; j < ACROSS; ++j) {
                     const int row = down() + i * SIDE, column = across() + j * SIDE;
-                    p[row * OF_SCORES + column] = probabilities[i][j] * (slopes[i][j] - deltas[column]);
+                    p[row * OF_SCORES + column] *= slopes[i][j] - deltas[column];  // its own: registers are short
                 }
             load_tile<COLUMNS, DEPTH>(other, a.q, b, h, query, a.queries, scale);  // once more
             __syncthreads();

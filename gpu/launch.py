@@ -5,8 +5,8 @@ A session binds them to addresses; tests run the same ones on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -238,6 +238,22 @@ class Make(Protocol):
 
 class Refused(Exception):
     """A kernel cannot be made for an op on such tensors."""
+
+
+def relocated(each: Instruction, moved: Callable[[Address], Address]) -> Instruction:
+    """An instruction with every place that it reads or writes replaced by another."""
+    if isinstance(each, Launch):
+        words = (moved(word) if isinstance(word, Address) else word for word in each.arguments)
+        return replace(each, arguments=tuple(words))
+    if isinstance(each, Copy):
+        return replace(each, target=moved(each.target), source=moved(each.source))
+    if isinstance(each, Clear):
+        return replace(each, target=moved(each.target))
+    if isinstance(each, Execute):
+        operands = tuple((uid, moved(place)) for uid, place in each.operands)
+        return replace(each, operands=operands, workspace=moved(each.workspace))
+    a, b, c, d = (replace(x, start=moved(x.start)) for x in (each.a, each.b, each.c, each.d))
+    return replace(each, a=a, b=b, c=c, d=d, workspace=moved(each.workspace))
 
 
 def added_in_place(inputs: Windows, y: Window) -> tuple[tuple[int, int], ...]:

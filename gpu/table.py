@@ -17,6 +17,7 @@ from foreplan.gpu import (
     map,
     matmul,
     norm,
+    packed_attention,
     pool,
     random,
     reduce,
@@ -35,12 +36,14 @@ from foreplan.ops.attention_blocks import AttentionOp
 from foreplan.ops.conv_op import ConvOp
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.matmul import MatMul
+from foreplan.ops.packed_attention import PackedAttentionGrad
 
 OWN = "launches"  # the name of our own kernels in plans
 PRICED = (
     MatMul,
     ConvOp,
     AttentionOp,
+    PackedAttentionGrad,
     LinearCrossEntropy,
 )  # ops that libraries may run, by tensor cores: our own kernels have none
 Layout = Callable[[Op, Windows, Types], Sequence[Window]]
@@ -107,6 +110,7 @@ FAMILIES = {
     "rms_norm_grad": Family(row_norm.gradient, reads=row_norm.reads),
     "attention": Family(attention.attention, reads=attention.reads),
     "attention_grad": Family(attention.gradient, reads=attention.reads),
+    "packed_attention_grad": Family(packed_attention.gradient, reads=packed_attention.reads),
     "linear_cross_entropy": Family(linear_cross_entropy.linear_cross_entropy, reads=linear_cross_entropy.reads),
     "cumsum": Family(lines.cumsum),
     "arg_reduce": Family(lines.arg_reduce),
@@ -141,6 +145,7 @@ def _ways(
     theirs = {
         **cudnn_kernels(op, inputs, outputs, device, tf32=tf32, deterministic=deterministic),
         **attention_kernels(op, inputs, outputs, device, deterministic=deterministic),
+        **packed_attention.packed_kernels(op, inputs, outputs, device, deterministic=deterministic),
     }
     products = lt.lt_kernels(op, inputs, outputs, device, tf32=tf32)
     of_products = linear_cross_entropy.lt_kernels(op, inputs, outputs, device, tf32=tf32)
@@ -176,6 +181,8 @@ def kernel_named(
             return several(op, inputs, outputs, device, tf32="tf32" in name.split(" ")).get(name)
         if library != CUDNN:
             return None
+        if isinstance(op, PackedAttentionGrad):
+            return packed_attention.packed_kernel(op, payload, inputs, outputs)
         make = attention_kernel if isinstance(op, AttentionOp) else cudnn_kernel
         return make(op, payload, inputs, outputs)
     except Refused:

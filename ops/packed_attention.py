@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
+from foreplan.graph import Builder, Cost, Op, TensorType, Value, Window, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.ops.attention_grad import AttentionGrad
 from foreplan.ops.join import concat, split
@@ -88,6 +88,17 @@ class PackedAttentionGrad(Op):
         parts = [reshape(b, part, type.shape) for part, type in zip(split(b, x, widths, 2), types)]
         gradients = b.node(self.unpacked, *parts, *others)
         return [concat(b, [reshape(b, value, (*x.shape[:2], -1)) for value in gradients], 2)]
+
+    def unpacked_windows(self, x: Window, types: Types) -> list[tuple[int, Window]]:
+        """Queries, keys and values, or their gradients, of such types as they lie in x or dx: how many bytes behind its
+        first element each begins, and its strides.
+        """
+        found, start = [], 0
+        for type in types:
+            *_, heads, depth = type.shape
+            found.append((start, Window(type, (*x.strides[:2], depth * x.strides[2], x.strides[2]))))
+            start += heads * depth * x.strides[2]
+        return found
 
     def unpacked_arrays(self, x: np.ndarray) -> Sequence[np.ndarray]:
         """Queries, keys and values, or their gradients, as views of x or dx."""

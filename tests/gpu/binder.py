@@ -34,6 +34,7 @@ from foreplan.gpu.launch import (
 from foreplan.graph import Op, TensorType
 from foreplan.graph.types import as_dtype
 from foreplan.ops.attention_blocks import AttentionOp
+from foreplan.ops.packed_attention import PackedAttentionGrad
 from tests.gpu.cudnn_graph import execute, memory_at
 
 HEADER = Path(__file__).parent / "shim" / "cuda.h"
@@ -142,7 +143,7 @@ class Bound:
         and lies as the output does; of a plan that adds, it is added to what lies there.
         """
         assert self.op is not None, "nothing stands in for cuDNN here"
-        if isinstance(self.op, AttentionOp):
+        if isinstance(self.op, AttentionOp | PackedAttentionGrad):
             memory = memory_at(plan.blob, {uid: self.address(place) for uid, place in plan.operands})
             execute(plan.blob, memory)
             ctypes.memset(self.address(plan.workspace), 0xFF, plan.nbytes)

@@ -22,6 +22,7 @@ from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.map import Map
 from foreplan.ops.masked_norm import MaskedBatchNormGrad
 from foreplan.ops.matmul import MatMul
+from foreplan.ops.packed_attention import PackedAttentionGrad
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.random import Random
 from foreplan.ops.reduce import Reduce
@@ -95,6 +96,8 @@ def samples(dtype: str) -> Iterator[Sample]:
     yield Attention(0.125, True), of(dtype, *heads)
     given = [*of(dtype, *heads, heads[0]), *of(wide, log_sum), *of(dtype, heads[0], mask)]
     yield AttentionGrad(0.125, mask_gradient=True), given
+    given = [*of(dtype, (2, 40, 3 * 64), (2, 40, 1, 64)), *of(wide, (2, 1, 40)), *of(dtype, (2, 40, 1, 64))]
+    yield PackedAttentionGrad(0.1, 1, 1, True), given
     long = [(1, 2, 40, 128)] * 3
     yield AttentionGrad(0.1, True), [*of(dtype, *long, long[0]), *of(wide, (1, 2, 40)), *of(dtype, long[0])]
     given = [*of(dtype, (300, 64), (1000, 64)), *of("int64", (300,)), *of(wide, (1000,))]

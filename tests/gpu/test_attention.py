@@ -13,6 +13,7 @@ from foreplan.graph import Window
 from foreplan.graph.types import DTYPES
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.packed_attention import PackedAttentionGrad
 from tests.gpu.binder import needs_gcc
 from tests.gpu.check import DEVICE, check, expected, type_of
 from tests.kernels import attention_operands
@@ -85,6 +86,16 @@ def test_views_of_what_is_packed() -> None:
     q, k, v = operands((2, 3, 3, 10, 10, 4, 4), heads_last=True)
     packed = Window(type_of(q), (10 * 144, 144, 16, 4))
     check(Attention(0.3, True, True), q, k, v, windows=[packed] * 3, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("shared", [4, 2])
+def test_packed_queries_keys_and_values(shared: int) -> None:
+    op, x = PackedAttentionGrad(0.3, 4, shared, True), normal(2, 21, (4 + 2 * shared) * 8)
+    o, lse = expected(Attention(0.3, True, True), op.unpacked_arrays(x))
+    given = (x, o, lse, normal(*o.shape))
+    check(op, *given, rtol=1e-3, atol=1e-4)
+    apart = Window(type_of(x), (21 * x.shape[2] * 8, x.shape[2] * 8, 4))
+    check(op, *given, windows=[apart, *(Window.dense(type_of(y)) for y in given[1:])], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -15,6 +15,7 @@ from foreplan.gpu.cudnn_conv import WORD, _as_cudnn_makes_it, _without_gaps
 from foreplan.graph import Window
 from foreplan.lower.program import Call, Program
 from foreplan.ops.attention_blocks import AttentionOp
+from foreplan.ops.packed_attention import PackedAttentionGrad
 from foreplan.runtime.device import span_of
 from tests.gpu.binder import convolved, needs_gcc
 from tests.gpu.card import FakeCard
@@ -37,6 +38,12 @@ def stand_in(card: FakeCard, program: Program) -> int:
 
     def attention_of(call: Call, needed: int) -> None:
         inputs, outputs = ([operand.window for operand in found] for found in (call.inputs, call.outputs))
+        op = call.op
+        if isinstance(op, PackedAttentionGrad):
+            parts = op.unpacked_types([window.type for window in inputs])[:3]
+            (x, *others), (dx,) = inputs, outputs
+            inputs, outputs = ([window for _, window in op.unpacked_windows(whole, parts)] for whole in (x, dx))
+            inputs, op = [*inputs, *others], op.unpacked
 
         def run(tensors: Mapping[int, int], workspace: int) -> None:
             assert workspace % 256 == 0 and all(address % 16 == 0 for address in tensors.values())
@@ -45,9 +52,7 @@ def stand_in(card: FakeCard, program: Program) -> int:
             (np.ctypeslib.ctypes.c_char * needed).from_address(workspace).raw = b"\xff" * needed
             types = [window.type for window in inputs], [window.type for window in outputs]
             made = [np.empty(y.shape, y.dtype) for y in results]
-            call.op.compute(
-                [np.ascontiguousarray(x) for x in given], made, np.empty(call.op.workspace(*types), np.uint8)
-            )
+            op.compute([np.ascontiguousarray(x) for x in given], made, np.empty(op.workspace(*types), np.uint8))
             for y, result in zip(results, made):
                 y[...] = result
 
@@ -69,7 +74,7 @@ def stand_in(card: FakeCard, program: Program) -> int:
 
     for call in program.calls:
         if call.payload:
-            make = attention_of if isinstance(call.op, AttentionOp) else plan_of
+            make = attention_of if isinstance(call.op, AttentionOp | PackedAttentionGrad) else plan_of
             make(call, int.from_bytes(call.payload[:WORD], "little"))
     return len(card.plans)
 
@@ -133,7 +138,7 @@ def test_attention_by_cudnn_reads_and_writes_where_tensors_lie(card: FakeCard, m
     )
     assert stand_in(card, step.program) >= 2
     used = [step.program.calls[each.action] for each in step.plan.steps]
-    assert {call.op.name for call in used if call.payload} == {"attention", "attention_grad"}
+    assert {call.op.name for call in used if call.payload} == {"attention", "packed_attention_grad"}
     table._ways.cache_clear()
     theirs, ours, data = reference.bind(seed=1), step.bind(seed=1, poison=True), data_for(reference, 0)
     for _ in range(3):

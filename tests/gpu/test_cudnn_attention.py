@@ -17,11 +17,12 @@ from foreplan.gpu.cudnn import CudnnPlan
 from foreplan.gpu.cudnn_conv import WORD
 from foreplan.gpu.device import device_named
 from foreplan.gpu.launch import Execute, Refused, input_at, output_at, workspace_at
-from foreplan.graph import Graph, Window
+from foreplan.graph import Graph, Op, Window
 from foreplan.graph.types import DTYPES, tensor_type
 from foreplan.lower.cuda import CudaTarget
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.packed_attention import PackedAttentionGrad
 from tests.gpu.binder import Bound, needs_gcc
 from tests.gpu.check import Memory, expected, laid_out, type_of, with_cudnn
 from tests.kernels import attention_operands
@@ -38,7 +39,7 @@ def candidates(target: str = "cuda:h100", precision: str = "bf16", **options: An
     """Kernels by their first words, with their workspaces, of each op of attention in a training step."""
     step = fp.differentiate(model(), fp.losses.cross_entropy, fp.optim.AdamW(1e-3), precision=precision)
     program = fp.lower(step, target, **options)
-    found: dict[str, set[tuple[str, int]]] = {"attention": set(), "attention_grad": set()}
+    found: dict[str, set[tuple[str, int]]] = {"attention": set(), "packed_attention_grad": set()}
     for call, action in zip(program.calls, program.actions):
         if call.op.name in found:
             found[call.op.name].add((call.kernel.split(" ")[0], action.workspace))
@@ -49,10 +50,10 @@ def candidates(target: str = "cuda:h100", precision: str = "bf16", **options: An
 def test_kernels_are_within_the_cap() -> None:
     ours, scores = ("launches", 4 * 256 * 4), 4 * 256 * 256 * 2
     free, least = (candidates(workspace=size) for size in ("unlimited", 0))
-    ((_, most),) = free["attention_grad"] - {ours}
-    assert scores <= most <= 1.1 * scores and free["attention_grad"] == {("cudnn", most), ours}
+    ((_, most),) = free["packed_attention_grad"] - {ours}
+    assert scores <= most <= 1.1 * scores and free["packed_attention_grad"] == {("cudnn", most), ours}
     # Without scratch memory, cuDNN has no gradient, and ours takes a number a query.
-    assert least == {"attention": {("cudnn", 0)}, "attention_grad": {ours}}
+    assert least == {"attention": {("cudnn", 0)}, "packed_attention_grad": {ours}}
 
 
 @with_cudnn
@@ -67,7 +68,8 @@ def test_what_is_chosen_is_in_the_file_and_needs_no_cudnn_to_be_read(
 ) -> None:
     step = fp.compile(model(), fp.losses.cross_entropy, fp.optim.AdamW(1e-3), target="cuda:h100", precision="bf16")
     used = [step.program.calls[s.action] for s in step.plan.steps]
-    assert all(call.payload for call in used if call.op.name.startswith("attention"))
+    assert all(call.payload for call in used if "attention" in call.op.name)
+    assert "concat" not in {call.op.name for call in used}
     step.save(tmp_path / "step.plan")
     table._ways.cache_clear()
     monkeypatch.setattr(cudnn_sdpa, "missing", lambda: "it is not there")
@@ -113,20 +115,47 @@ def test_masks(case: str, dtype: str) -> None:
     assert not results[0][-1, 0].any() and results[0][0, -1].all()
     g = rng.standard_normal(results[0].shape).astype(ml_dtypes.bfloat16)
     for op, inputs in ((forward, given), (backward, [*given[:3], *results, g, given[3]])):
-        wanted = expected(op, inputs)
-        reads, writes = ([Window.dense(type_of(x)) for x in arrays] for arrays in (inputs, wanted))
-        kernels = {name: x for name, x in table.kernels_for(op, reads, writes, H100).items() if x.payload}
-        assert kernels
-        for kernel in kernels.values():
-            places, found = [laid_out(w, x) for w, x in zip(reads, inputs)], [laid_out(w) for w in writes]
-            workspace = Memory(kernel.workspace, 0xFF)
-            Bound(kernel, [x for _, x in places], [y for _, y in found], workspace.bytes, op=op)()
-            for memory in (*(memory for memory, _ in (*places, *found)), workspace):
-                memory.check()
-            for (_, ours), theirs in zip(found, wanted, strict=True):
-                error = np.linalg.norm(ours.astype(np.float64) - theirs)
-                assert error <= (1e-5 if theirs.dtype == np.float32 else 1e-2) * np.linalg.norm(theirs.astype(float))
-            assert not found[0][1][-1, 0].any()
+        for result, *_ in by_plans(op, inputs):
+            assert not result[-1, 0].any()
+
+
+def by_plans(op: Op, inputs: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+    """What each plan of cuDNN's gives, by the operations in it: near what the op gives."""
+    wanted, every = expected(op, inputs), []
+    reads, writes = ([Window.dense(type_of(x)) for x in arrays] for arrays in (inputs, wanted))
+    kernels = {name: x for name, x in table.kernels_for(op, reads, writes, H100).items() if x.payload}
+    assert kernels
+    for name, kernel in kernels.items():
+        again = table.kernel_named(op, name, kernel.payload, reads, writes, H100)
+        assert again is not None and again.instructions == kernel.instructions
+        places, found = [laid_out(w, x) for w, x in zip(reads, inputs)], [laid_out(w) for w in writes]
+        workspace = Memory(kernel.workspace, 0xFF)
+        Bound(kernel, [x for _, x in places], [y for _, y in found], workspace.bytes, op=op)()
+        for memory in (*(memory for memory, _ in (*places, *found)), workspace):
+            memory.check()
+        for (_, ours), theirs in zip(found, wanted, strict=True):
+            error = np.linalg.norm(ours.astype(np.float64) - theirs)
+            assert error <= (1e-5 if theirs.dtype == np.float32 else 1e-2) * np.linalg.norm(theirs.astype(float))
+        every.append([y for _, y in found])
+    return every
+
+
+@with_cudnn
+@needs_gcc
+@pytest.mark.parametrize("shared", [4, 2])
+def test_packed_queries_keys_and_values(shared: int) -> None:
+    """Each gradient is written where it lies in the whole; the whole is read where its parts lie."""
+    rng, op = np.random.default_rng(0), PackedAttentionGrad(0.3, 4, shared, True)
+    x = rng.standard_normal((2, 20, (4 + 2 * shared) * 16)).astype(ml_dtypes.bfloat16)
+    o, lse = expected(Attention(0.3, True, True), op.unpacked_arrays(x))
+    by_plans(op, [x, o, lse, rng.standard_normal(o.shape).astype(ml_dtypes.bfloat16)])
+
+
+@with_cudnn
+def test_parts_that_begin_between_multiples_of_16_bytes_are_left_to_kernels_of_ours() -> None:
+    inputs = windows("bfloat16[1,1,36]", "bfloat16[1,1,1,12]", "float32[1,1,1]", "bfloat16[1,1,1,12]")
+    op = PackedAttentionGrad(0.3, 1, 1)
+    assert list(table.kernels_for(op, inputs, inputs[:1], H100)) == ["launches"]
 
 
 def test_a_masks_gradient_is_left_to_kernels_of_ours() -> None:
