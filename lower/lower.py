@@ -320,6 +320,7 @@ class _Lowering:
             p.Overwrite(o, reads.index(inputs[i].value), self.values[writes[o]].home == inputs[i].value)
             for o, i in kernel.overwrites
             if self.may_overwrite(inputs, i, outputs[o])
+            and all((o, j) in kernel.overwrites for j, x in enumerate(inputs) if x.value == inputs[i].value)
         ]
         parts = [
             p.Part(o, reads.index(inputs[i].value), byte)

@@ -160,6 +160,19 @@ output %y = %y
     assert actions(program) == ["map: x -> y"]
 
 
+def test_no_right_to_overwrite_what_is_read_twice_unless_the_kernel_may_overwrite_either() -> None:
+    program = lowered(
+        """input %x: float32[2,2]
+%h: float32[2,2] = map(exprs=('(2.0 * a0)',)) [%x] as %h
+%m: float32[2,2] = matmul(transpose_a=False, transpose_b=False, wide=False) [%h, %h, %h] as %m
+%y: float32[2,2] = map(exprs=('(a0 + a1)',)) [%m, %m] as %y
+%z: float32[2,2] = matmul(transpose_a=False, transpose_b=False, wide=False) [%x, %x, %y] as %z
+output %z = %z
+"""
+    )
+    assert actions(program)[1:] == ["matmul: h -> m", "map: m -> y y?m", "matmul: x y -> z z?y"]
+
+
 def test_what_is_joined_may_lie_in_its_place_if_it_is_one_stretch_and_aligned() -> None:
     program = lowered(
         """input %x: float32[1,16,4]
