@@ -10,6 +10,7 @@ import base64
 import ctypes
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +29,8 @@ ADDRESS_ALIGNMENT = 16  # bytes; what plans demand of every operand's address
 UIDS = (1, 2, 3)  # the two inputs and the output, in the op's order
 _INTEGERS = {b"i": 1, b"U": 1, b"I": 2, b"u": 2, b"l": 4, b"m": 4, b"L": 8, b"M": 8}  # UBJSON's, by their bytes
 TYPES = {"float32": "FLOAT", "bfloat16": "BFLOAT16", "float16": "HALF"}
+_DATA = b"cudnn_backend_dataS"  # behind it, a serialised plan has the length of what cuDNN itself has written, and that
+_PROFILE = re.compile(rb'(?<="GPUProfile":)\{[^{}]*\}')
 BETA, ADDING = b'"beta":0.0', b'"beta":1.0'  # of a serialised plan of one convolution: how much of what is there stays
 
 
@@ -174,11 +177,34 @@ def workspace_of(blob: bytes, device: Device) -> int:
     found = library()
     graph = found.module.pygraph(device_property=_properties(device), sm_version=device.compute)
     try:
-        graph.deserialize(bytearray(blob))
+        graph.deserialize(bytearray(on_card(blob, description(device))))
         nbytes = int(graph.get_workspace_size())
     except Exception as error:  # the package's own errors have no common type
         raise TargetError(f"cuDNN {found.version} does not take this plan: {error}") from None
     return align_up(nbytes, WORKSPACE_ALIGNMENT)
+
+
+def on_card(blob: bytes, described: str) -> bytes:
+    """A serialised plan as one for another card of its compute capability, or for another driver.
+
+    A plan describes the card that it was made for, and cuDNN reads it only where the card is described alike, by the
+    number of multiprocessors and the driver's version, too. Engines and workspaces depend on neither.
+
+    Args:
+        described: the card, as cuDNN's `device_properties` are serialised.
+    """
+    before, key, after = blob.partition(_DATA)
+    count = _INTEGERS.get(after[:1], 0)
+    size = int.from_bytes(after[1 : 1 + count], "big")
+    text, rest = after[1 + count : 1 + count + size], after[1 + count + size :]
+    profile = _PROFILE.search(text)
+    if profile is None or not count:
+        return blob  # which cuDNN will refuse
+    told = json.loads(profile[0])
+    told |= {name: value for name, value in json.loads(described).items() if name in told and name != "deviceVer"}
+    made = json.dumps(told, separators=(",", ":")).encode()
+    text = text[: profile.start()] + made + text[profile.end() :]
+    return before + key + b"l" + len(text).to_bytes(4, "big") + text + rest
 
 
 def description(device: Device) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from foreplan.errors import PlanError, TargetError
 from foreplan.gpu.cublaslt import Cublaslt, opened
-from foreplan.gpu.cudnn import library, missing
+from foreplan.gpu.cudnn import library, missing, on_card
 from foreplan.gpu.launch import Launch, Multiply, Source
 from foreplan.gpu.nvml import Nvml
 from foreplan.gpu.nvrtc import cubin
@@ -202,9 +202,13 @@ class CupyCard:
             found.module.set_stream(self._handle, self.stream.ptr)
         plan = found.module.pygraph(handle=self._handle)
         try:
-            plan.deserialize(self._handle, bytearray(blob))
+            described = found.module.create_device_properties(0).serialize()
+            plan.deserialize(self._handle, bytearray(on_card(blob, described)))
             return plan, int(plan.get_workspace_size())
         except Exception as error:  # the package's own errors have no common type
+            if self.stream.is_capturing():  # the package runs a plan within a capture, which an error does not end
+                with contextlib.suppress(RuntimeError):
+                    self.stream.end_capture()
             raise PlanError(
                 f"cuDNN {found.version} does not take a plan of its own, which another version has made, or for "
                 f"another card: {error}; compile again"

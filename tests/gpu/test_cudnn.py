@@ -233,6 +233,31 @@ def test_plans_are_kept_and_the_same_from_run_to_run(monkeypatch: pytest.MonkeyP
 
 
 @with_cudnn
+def test_a_plan_is_read_on_other_cards_of_its_compute_capability_and_with_other_drivers() -> None:
+    op, a, b = triple("bfloat16[8,32,16,16]", "bfloat16[64,32,3,3]", "bfloat16[8,64,16,16]", 3, 16)[2]
+    first = plans(op, a, b)[0]
+    smaller = dataclasses.replace(H100, multiprocessors=114, shared_bytes_per_block=H100.shared_bytes_per_block - 1024)
+    assert workspace_of(first.blob, smaller) == first.workspace
+    for version in (9000, 12080, 13010, 130000):
+        described = cudnn.description(H100).replace('"driverVer":13000', f'"driverVer":{version}')
+
+        def read(blob: bytes, described: str = described) -> int:
+            graph = library().module.pygraph(
+                device_property=library().module.create_device_properties(described), sm_version=90
+            )
+            graph.deserialize(bytearray(blob))
+            return int(graph.get_workspace_size())
+
+        with pytest.raises(Exception, match="ARCH_MISMATCH"):
+            read(first.blob)
+        moved = cudnn.on_card(first.blob, described)
+        assert read(moved) <= first.workspace
+        assert cudnn.on_card(moved, cudnn.description(H100)) == cudnn.on_card(first.blob, cudnn.description(H100))
+    with pytest.raises(TargetError, match="does not take this plan"):
+        workspace_of(first.blob, device_named("a100"))
+
+
+@with_cudnn
 def test_a_damaged_plan_is_refused() -> None:
     op, a, b = triple("float32[8,32,16,16]", "float32[64,32,3,3]", "float32[8,64,16,16]", 3, 16)[0]
     blob = plans(op, a, b)[0].blob

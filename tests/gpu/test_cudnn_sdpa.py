@@ -165,11 +165,13 @@ def test_plans_are_kept_and_alike_from_run_to_run(monkeypatch: pytest.MonkeyPatc
 
 @with_cudnn
 def test_what_a_plan_needs_is_asked_of_it_anew() -> None:
-    """Read back in a process of its own: as much workspace, and the tensors of the op, no others."""
+    """Read back in a process of its own: as much workspace, also on an H100 with fewer multiprocessors, and the tensors of
+    the op, no others.
+    """
     for op, count in ((Attention(0.125, True, True), 5), (AttentionGrad(0.125, True, True), 9)):
         plan = plans(op, packed(1, 2, 2, 128, 64))[0]
         code = (
-            "import base64, json, sys\n"
+            "import base64, dataclasses, json, sys\n"
             "from foreplan.gpu import stand_in\n"
             "from foreplan.gpu.cudnn import description, library, workspace_of\n"
             "from foreplan.gpu.device import device_named\n"
@@ -178,13 +180,15 @@ def test_what_a_plan_needs_is_asked_of_it_anew() -> None:
             "properties = library().module.create_device_properties(description(device))\n"
             "graph = library().module.pygraph(device_property=properties, sm_version=90)\n"
             "graph.deserialize(bytearray(blob))\n"
-            "print(json.dumps([workspace_of(blob, device), graph._variant_pack_uids()]))\n"
+            "smaller = dataclasses.replace(device, multiprocessors=114)\n"
+            "needed = [workspace_of(blob, each) for each in (device, smaller)]\n"
+            "print(json.dumps([*needed, graph._variant_pack_uids()]))\n"
         )
         record = plan.as_json()
         done = subprocess.run(
             [sys.executable, "-c", code], input=record[2], cwd=ROOT, capture_output=True, text=True, check=True
         )
-        assert json.loads(done.stdout.splitlines()[-1]) == [plan.workspace, list(range(1, count + 1))]
+        assert json.loads(done.stdout.splitlines()[-1]) == [plan.workspace, plan.workspace, list(range(1, count + 1))]
 
 
 def refused(op: Op, inputs: Sequence[Window], device: str = "h100") -> bool:

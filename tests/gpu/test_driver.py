@@ -95,6 +95,9 @@ class FakeStream:
         self.said.append("end")
         return SimpleNamespace(upload=lambda stream: self.said.append("upload"), launch=self._launch)
 
+    def is_capturing(self) -> bool:
+        return self.said[-1:] == ["begin"]
+
     def _launch(self, stream: object) -> None:
         assert stream is self
         self.said.append("launch")
@@ -215,6 +218,9 @@ class FakeCudnn:
     def set_stream(self, handle: str, stream: int) -> None:
         self.done.append(("stream", handle, stream))
 
+    def create_device_properties(self, device: int) -> Any:
+        return SimpleNamespace(serialize=lambda: '{"driverVer":12090,"deviceVer":900}')
+
     def pygraph(self, handle: str) -> FakeCudnn:
         return self
 
@@ -239,10 +245,20 @@ def test_plans_of_cudnn_are_read_once_and_held_against_what_was_planned(monkeypa
     assert cudnn.done[2:] == [({1: 256, 2: 512}, 4096, "the handle")]
     card.executing(b"1000", {1: 0}, 0, 1000)
     assert cudnn.done.count("handle") == 1
+    assert card.stream.said == []
     with pytest.raises(PlanError, match=r"cuDNN 9\.99\.0 needs 1000 bytes of workspace where 999 are planned"):
         card.executing(b"1000", {1: 0}, 0, 999)
     with pytest.raises(PlanError, match=r"cuDNN 9\.99\.0 does not take .* another version.*compile again"):
         card.executing(b"damaged", {1: 0}, 0, 999)
+
+    def fail(handle: str, blob: bytearray) -> None:
+        card.stream.begin_capture()
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(cudnn, "deserialize", fail)
+    with pytest.raises(PlanError, match="out of memory"):
+        card.executing(b"1000", {1: 0}, 0, 1000)
+    assert card.stream.said == ["begin", "end"]
 
 
 def cupys() -> Any:
