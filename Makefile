@@ -75,8 +75,13 @@ estimates: $(VENV)/.demo
 	$(BIN)/python benchmarks/estimates.py
 
 gpu-check:
-	$(GPU_PYTHON) -m pytest -m cuda tests/gpu/test_memory_on_card.py
-	$(GPU_PYTHON) -m pytest -m cuda -n 6 --dist worksteal tests/gpu/test_on_card.py
+	@$(GPU_PYTHON) -c 'import pytest, xdist, hypothesis' || { \
+	    echo "tests need more than is there: $(GPU_PYTHON) -m pip install -e '.[test,cuda$(CUDA)]'"; exit 1; }
+	$(GPU_PYTHON) -m tests.gpu.on_card
+	@failed=0; \
+	$(GPU_PYTHON) -m pytest -m cuda tests/gpu/test_memory_on_card.py || failed=1; \
+	$(GPU_PYTHON) -m pytest -m cuda -n 6 --dist worksteal tests/gpu/test_on_card.py || failed=1; \
+	exit $$failed
 
 gpu-bench:
 	$(GPU_PYTHON) benchmarks/gpu.py $(if $(PEER),--peer $(PEER))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import statistics
 import subprocess
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
+CARD = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]  # in the order of buses, as nvidia-smi has it
 sys.path.insert(0, str(FOLDER.parent))
 MODELS = (
     "resnet50:batch=32",
@@ -120,8 +122,8 @@ def worker(contender: str, model: str, precision: str) -> None:
 
 
 def asked(figure: str) -> str:
-    """What nvidia-smi says of the first card."""
-    command = ["nvidia-smi", "--id=0", f"--query-gpu={figure}", "--format=csv,noheader,nounits"]
+    """What nvidia-smi says of the card."""
+    command = ["nvidia-smi", f"--id={CARD}", f"--query-gpu={figure}", "--format=csv,noheader,nounits"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -157,10 +159,9 @@ def contend(python: str, contender: str, model: str, precision: str, limit: floa
 
 
 def _environment() -> dict[str, str]:
-    """JAX takes memory as it needs it, like the others."""
-    import os
-
-    return {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONUNBUFFERED": "1"}
+    """One card; JAX takes memory as it needs it, like the others."""
+    card = {"CUDA_VISIBLE_DEVICES": CARD, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {**os.environ, **card, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONUNBUFFERED": "1"}
 
 
 def row_of(case: str, figures: dict[str, dict[str, Any]]) -> str:

@@ -26,8 +26,13 @@ CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5
 CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6
 CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7
 CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
+CUBLASLT_ALGO_CONFIG_ID, CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 0, 2
 
 ALIGNMENT = 16  # bytes, at most told of an address: kernels load no more at once, and values are moved by plans
+CANDIDATES = 8  # that heuristics are asked for: the first may be one that cannot be used after all
+# An algorithm that leaves out the last terms of sums which do not fall into parts of equal length, on Hopper and
+# Blackwell, from cuBLAS 12.6.3 until CUDA 13.4 Update 1 (release notes of CUDA 13.4, issue 6580689).
+FAULTY = 66
 _TYPES = {"float32": CUDA_R_32F, "float16": CUDA_R_16F, "bfloat16": CUDA_R_16BF}
 _ADVICE = "`pip install 'foreplan[cuda13]'`, or 'foreplan[cuda12]' for a driver older than 580, brings it"
 
@@ -64,6 +69,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cublasLtMatmulPreferenceSetAttribute": _SETTER,
     "cublasLtMatmulPreferenceDestroy": (c_void_p,),
     "cublasLtMatmulAlgoGetHeuristic": (*(c_void_p,) * 7, c_int, POINTER(Found), POINTER(c_int)),
+    "cublasLtMatmulAlgoCheck": (*(c_void_p,) * 6, POINTER(Algorithm), POINTER(Found)),
+    "cublasLtMatmulAlgoConfigGetAttribute": (POINTER(Algorithm), c_int, c_void_p, c_size_t, POINTER(c_size_t)),
     "cublasLtMatmul": (
         *(c_void_p, c_void_p, POINTER(c_float), *_MATRIX, *_MATRIX, POINTER(c_float), *_MATRIX, *_MATRIX),
         *(POINTER(Algorithm), c_void_p, c_size_t, c_void_p),
@@ -143,7 +150,7 @@ class Cublaslt:
     def multiplying(
         self, product: Multiply, places: tuple[int, int, int, int], workspace: int, stream: int
     ) -> Callable[[], None]:
-        """Products as a call that is ready: its algorithm is the one that cuBLASLt's heuristics rank first.
+        """Products as a call that is ready, by the first algorithm of cuBLASLt's heuristics that can be used.
 
         Sums that are split are added up in float32 and in one order, by scratch memory: equal calls give equal bits.
 
@@ -201,7 +208,7 @@ def _chosen(
     product: Multiply,
     places: tuple[int, int, int, int],
 ) -> Found:
-    """What the heuristics rank first, within the scratch memory and for such addresses."""
+    """The first that the heuristics name and that can be used, within the scratch memory and for such addresses."""
     wanted = Descriptor(library, "MatmulPreference")
     wanted.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, c_uint64(product.nbytes))
     wanted.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, c_uint32(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE))
@@ -215,22 +222,44 @@ def _chosen(
         places,
     ):
         wanted.set(attribute, c_uint32(min(ALIGNMENT, place & -place)))
-    found, count = Found(), c_int()
-    given = [library.handle, operation.pointer, *(layout.pointer for layout in layouts), wanted.pointer]
+    found, count = (Found * CANDIDATES)(), c_int()
+    given = [library.handle, operation.pointer, *(layout.pointer for layout in layouts)]
+    reason = "it has no algorithm for it"
     try:
-        library.call("cublasLtMatmulAlgoGetHeuristic", *given, 1, byref(found), byref(count))
+        library.call("cublasLtMatmulAlgoGetHeuristic", *given, wanted.pointer, CANDIDATES, found, byref(count))
     except RuntimeError as error:
         reason = str(error)
-    else:
-        reason = "" if count.value and not found.state else "it has no algorithm for it"
-    if not reason and found.workspaceSize > product.nbytes:
-        reason = f"its algorithm needs {found.workspaceSize}"
-    if reason:
-        raise PlanError(
-            f"cuBLASLt {library.version} cannot multiply {product} within {product.nbytes} bytes of workspace: "
-            f"{reason}; install another version of cuBLAS, or compile again with another limit of workspace"
-        )
-    return found
+    reasons = [_unusable(library, given, each, product) for each in found[: count.value]]
+    if "" in reasons:
+        return found[reasons.index("")]
+    said = ", ".join(dict.fromkeys(reasons or [reason]))
+    raise PlanError(
+        f"cuBLASLt {library.version} cannot multiply {product} within {product.nbytes} bytes of workspace: "
+        f"{said}; install another version of cuBLAS, or compile again with another limit of workspace"
+    )
+
+
+def _unusable(library: Cublaslt, given: list[Any], found: Found, product: Multiply) -> str:
+    """Why an algorithm cannot be used; empty if it can."""
+    if found.state:
+        return "it has no algorithm for it"
+    if found.workspaceSize > product.nbytes:
+        return f"its algorithm needs {found.workspaceSize}"
+    parts = _setting(library, found.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM)
+    if parts > 1 and product.terms % parts and _setting(library, found.algo, CUBLASLT_ALGO_CONFIG_ID) == FAULTY:
+        return f"its algorithm {FAULTY} may leave out terms of sums in {parts} parts"
+    try:
+        library.call("cublasLtMatmulAlgoCheck", *given, byref(found.algo), byref(Found()))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def _setting(library: Cublaslt, algorithm: Algorithm, attribute: int) -> int:
+    """What an algorithm is set to."""
+    value, size = c_int32(), c_size_t()
+    library.call("cublasLtMatmulAlgoConfigGetAttribute", byref(algorithm), attribute, byref(value), 4, byref(size))
+    return value.value
 
 
 def opened(cuda: int) -> Cublaslt:

@@ -136,7 +136,7 @@ class CupyCard:
             self.compute = 10 * attribute(75) + attribute(76)  # cudaDevAttrComputeCapabilityMajor, …Minor
             self.stream = self.cuda.Stream(non_blocking=True)
         self.capability = f"{self.compute // 10}.{self.compute % 10}"
-        self._function = lru_cache(maxsize=None)(self._load)
+        self._module = lru_cache(maxsize=None)(self._load)
         self._plan = lru_cache(maxsize=None)(self._read)
         self._handle: Any = None
 
@@ -158,18 +158,19 @@ class CupyCard:
         return np.frombuffer(self.cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
 
     def launching(self, launch: Launch, arguments: bytes, code: bytes | None = None) -> Run:
-        """A launch; kernels are loaded once."""
-        function = self._function(launch.source, launch.entry, code)
+        """A launch; a source is loaded once."""
+        function = self._module(launch.source, code).get_function(launch.entry)
         words = (ctypes.c_uint64 * (len(arguments) // 8)).from_buffer_copy(arguments)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(words))
         extents = (*launch.grid, *launch.block)
         ready = partial(self.cuda.driver.launchKernel, function.ptr, *extents, 0, self.stream.ptr)
         return _Launching(partial(ready, ctypes.addressof(parameters), 0), (function, words, parameters))
 
-    def _load(self, source: Source, entry: str, code: bytes | None) -> Any:
+    def _load(self, source: Source, code: bytes | None) -> Any:
+        """A module with all kernels of a source."""
         module = self.cuda.Module()
         module.load(cubin(source, f"sm_{self.compute}") if code is None else code)
-        return module.get_function(entry)
+        return module
 
     @cached_property
     def beside(self) -> Any:

@@ -19,6 +19,8 @@ from foreplan.units import align_up
 
 FOLDER = Path(__file__).parents[1] / "cuda"
 ALIGNMENT = 256  # bytes; of every value and workspace
+STANDARD = "-std=c++17"
+MAPS = ("map.cu", "pack_bits.cu")  # which compute expressions of a graph
 
 Grid = tuple[int, int, int]
 Defines = tuple[tuple[str, str | int], ...]
@@ -38,6 +40,13 @@ class Source:
     file: str
     defines: Defines = ()
     generated: str = ""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Of a compiler. Maps round each product and each sum, as NumPy does: an expression has the same bits wherever
+        it is computed, fused with others or not, and a mask agrees with what it masks.
+        """
+        return (STANDARD, *(["-fmad=false"] if self.file in MAPS else []))
 
     @property
     def text(self) -> str:

@@ -54,8 +54,10 @@ class Nvml:
             self.library = ctypes.CDLL(FILE)
             for name, arguments in SIGNATURES.items():
                 getattr(self.library, name).argtypes = arguments
-        except (OSError, AttributeError):
-            raise TargetError("there is no driver for an NVIDIA card in this machine, or one that is too old") from None
+        except (OSError, AttributeError) as error:
+            raise TargetError(
+                f"there is no driver for an NVIDIA card in this machine, or one that is too old: {error}"
+            ) from None
         self.library.nvmlErrorString.restype, self.library.nvmlErrorString.argtypes = c_char_p, (ctypes.c_int,)
         self._call("nvmlInit_v2")
         self.driver = self._text("nvmlSystemGetDriverVersion")

@@ -24,7 +24,6 @@ from foreplan.gpu.launch import FOLDER, Source, sources_digest
 from foreplan.gpu.libraries import library_files
 from foreplan.kept import keep, kept
 
-_STANDARD = "-std=c++17"
 _ADVICE = "install the wheel nvidia-cuda-nvrtc, or CUDA's nvcc"
 
 
@@ -50,7 +49,7 @@ class Compiler(Protocol):
 
     version: str
 
-    def compile(self, text: str, architecture: str) -> bytes:
+    def compile(self, source: Source, architecture: str) -> bytes:
         """The cubin of a translation unit.
 
         Raises:
@@ -69,12 +68,12 @@ class Nvcc:
         self.path = path
         self.version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
 
-    def compile(self, text: str, architecture: str) -> bytes:
+    def compile(self, source: Source, architecture: str) -> bytes:
         """See `Compiler`."""
         with tempfile.TemporaryDirectory() as folder:
-            source, made = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
-            source.write_text(text)
-            options = [_STANDARD, "-cubin", f"-arch={architecture}", f"-I{FOLDER}", "-o", str(made), str(source)]
+            file, made = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
+            file.write_text(source.text)
+            options = [*source.options, "-cubin", f"-arch={architecture}", f"-I{FOLDER}", "-o", str(made), str(file)]
             done = subprocess.run([self.path, *options], capture_output=True, text=True)
             if done.returncode:
                 raise CompilationError(f"{self.path} cannot compile a kernel for {architecture}:\n{done.stderr[:4000]}")
@@ -90,11 +89,11 @@ class Nvrtc:
         self.library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         self.version = f"NVRTC {major.value}.{minor.value}"
 
-    def compile(self, text: str, architecture: str) -> bytes:
+    def compile(self, source: Source, architecture: str) -> bytes:
         """See `Compiler`."""
         library, program = self.library, ctypes.c_void_p()
-        library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
-        given = [_STANDARD, f"--gpu-architecture={architecture}", f"--include-path={FOLDER}"]
+        library.nvrtcCreateProgram(ctypes.byref(program), source.text.encode(), b"kernel.cu", 0, None, None)
+        given = [*source.options, f"--gpu-architecture={architecture}", f"--include-path={FOLDER}"]
         options = (ctypes.c_char_p * len(given))(*(option.encode() for option in given))
         try:
             if library.nvrtcCompileProgram(program, len(given), options):
@@ -138,7 +137,7 @@ def architecture_of(device: Device) -> str:
 
 def key_of(source: Source, architecture: str) -> str:
     """What machine code is known by, whichever compiler made it: text, all of cuda/, options and architecture."""
-    about = (_STANDARD, architecture, sources_digest(), source.text)
+    about = (source.options, architecture, sources_digest(), source.text)
     return hashlib.sha256(repr(about).encode()).hexdigest()
 
 
@@ -154,7 +153,7 @@ def cubin(source: Source, architecture: str) -> bytes:
     name = f"{hashlib.sha256(about.encode()).hexdigest()}.cubin"
     code = kept(name)
     if code is None:
-        code = compiler().compile(source.text, architecture)
+        code = compiler().compile(source, architecture)
         keep(name, code)
     return code
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
 from foreplan.errors import TargetError
 from foreplan.gpu import driver
-from foreplan.gpu.driver import Card
+from foreplan.gpu.cublaslt import opened
+from foreplan.gpu.cudnn import missing
+from foreplan.gpu.driver import Card, CupyCard
 from foreplan.gpu.launch import Address, LaunchKernel
+from foreplan.gpu.nvml import Nvml
 from foreplan.runtime.cuda import ready
 
 
@@ -59,10 +65,49 @@ class CardBound:
         return self.there[id(memory)][2] + array.ctypes.data - memory.ctypes.data
 
     def __call__(self) -> None:
-        for memory, _, address in self.there.values():
-            self.card.copying(address, memory.ctypes.data, memory.nbytes)()
-        for call in self.calls:
-            call()
-        for memory, _, address in self.there.values():
-            self.card.copying(memory.ctypes.data, address, memory.nbytes)()
-        self.card.synchronize()
+        with lost_cards_end_the_process():
+            for memory, _, address in self.there.values():
+                self.card.copying(address, memory.ctypes.data, memory.nbytes)()
+            for call in self.calls:
+                call()
+            for memory, _, address in self.there.values():
+                self.card.copying(memory.ctypes.data, address, memory.nbytes)()
+            self.card.synchronize()
+
+
+@contextlib.contextmanager
+def lost_cards_end_the_process() -> Iterator[None]:
+    """After an illegal address, whatever a process asks of its card fails: rather than let every further test of this
+    process fail for it, end the process. pytest-xdist names the test, and goes on with another process.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        try:
+            driver.card().synchronize()
+        except RuntimeError:
+            test = os.environ.get("PYTEST_CURRENT_TEST")
+            print(f"{test}: the card is lost to this process: {error}", file=sys.stderr)
+            os._exit(1)
+        raise
+
+
+def main() -> None:
+    """Say what checks on a card have, and what they have to do without."""
+    try:
+        found = CupyCard()
+    except TargetError as error:
+        sys.exit(str(error))
+    print(f"{found.title}, compute capability {found.capability}")
+    for name, version in driver.versions(Nvml()).items():
+        print(f"{name} {version}")
+    if reason := missing():
+        print(f"NOT CHECKED, cuDNN: {reason}")
+    try:
+        print(f"cuBLASLt {opened(found.cuda.runtime.runtimeGetVersion() // 1000).version}")
+    except TargetError as error:
+        print(f"NOT CHECKED, cuBLASLt: {error}")
+
+
+if __name__ == "__main__":
+    main()

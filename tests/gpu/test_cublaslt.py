@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ def compile_cpp(text: str, *options: str) -> None:
 @with_headers
 def test_names_and_numbers_are_the_headers() -> None:
     names = {name: value for name, value in vars(cublaslt).items() if name.startswith(("CUBLAS", "CUDA"))}
-    assert len(names) == 18
+    assert len(names) == 20
     lines = ['#include "cublaslt.h"', *(f'static_assert({name} == {value}, "");' for name, value in names.items())]
     compile_cpp("\n".join(lines), "-fsyntax-only")
 
@@ -170,6 +171,24 @@ def test_addresses_between_elements_that_move_together(library: Cublaslt) -> Non
     places = (start + 4, start + 65536 + 8, start + 131072 + 16, start + 131072 + 16)
     library.multiplying(product, places, start + (1 << 19), STREAM)()
     library.multiplying(product, tuple(place + 16 for place in places), start + (1 << 19), STREAM)()  # type: ignore[arg-type]
+
+
+@with_headers
+def test_what_cannot_be_used_is_passed_over(library: Cublaslt) -> None:
+    """Algorithms that are refused, need more memory, leave out terms, or do not run here come before one that does."""
+    product, places = product_of((5, 600), (600, 6)), Memory(1 << 20, 0)
+    start = places.bytes.ctypes.data
+    try:
+        for count in range(cublaslt.CANDIDATES):
+            library.library.shim_offers_first(count)
+            library.multiplying(product, (start, start + 65536, *[start + 131072] * 2), start + (1 << 19), STREAM)()
+        library.library.shim_offers_first(cublaslt.CANDIDATES)
+        with pytest.raises(PlanError) as told:
+            library.multiplying(product, (256, 512, 768, 768), 0, STREAM)
+        for reason in ("no algorithm", "needs 513", "leave out terms of sums in 599 parts", "Check .*NOT_SUPPORTED"):
+            assert re.search(reason, str(told.value))
+    finally:
+        library.library.shim_offers_first(0)
 
 
 @with_headers

@@ -165,9 +165,7 @@ def test_plans_are_kept_and_alike_from_run_to_run(monkeypatch: pytest.MonkeyPatc
 
 @with_cudnn
 def test_what_a_plan_needs_is_asked_of_it_anew() -> None:
-    """Read back in a process of its own: as much workspace, also on an H100 with fewer multiprocessors, and the tensors of
-    the op, no others.
-    """
+    """Read back in a process of its own: as much workspace, on a smaller H100, too; and just the op's tensors."""
     for op, count in ((Attention(0.125, True, True), 5), (AttentionGrad(0.125, True, True), 9)):
         plan = plans(op, packed(1, 2, 2, 128, 64))[0]
         code = (

@@ -107,7 +107,7 @@ def unopened(cuda: Any) -> CupyCard:
     """A card that nobody has looked for."""
     made = object.__new__(CupyCard)
     made.cuda, made.compute, made.stream, made._handle = cuda, 90, FakeStream(), None
-    made._function, made._plan = made._load, made._read  # type: ignore[method-assign, assignment]
+    made._module, made._plan = made._load, made._read  # type: ignore[method-assign, assignment]
     return made
 
 
@@ -177,7 +177,8 @@ def test_a_kernel_finds_its_arguments_where_the_driver_is_told_they_are() -> Non
     launched: list[tuple[Any, ...]] = []
     cuda = SimpleNamespace(driver=SimpleNamespace(launchKernel=lambda *words: launched.append(words)))
     card = unopened(cuda)
-    card._function = lambda source, entry, code: SimpleNamespace(ptr=11)  # type: ignore[assignment]
+    module = SimpleNamespace(get_function=lambda entry: SimpleNamespace(ptr=11))
+    card._module = lambda source, code: module  # type: ignore[assignment]
     launch = Launch(Source("types.cuh", (), AXPY), "scale", (3, 1, 1), (32, 1, 1), ())
     x = np.arange(70, dtype=np.float32)
     ready = card.launching(launch, struct.pack("<qqd", x.ctypes.data, 70, 0.5))
@@ -198,8 +199,8 @@ def test_machine_code_that_is_given_is_what_is_loaded(monkeypatch: pytest.Monkey
     card = unopened(SimpleNamespace(Module=lambda: module))
     monkeypatch.setattr(driver, "cubin", lambda source, architecture: f"made for {architecture}".encode())
     source = Source("types.cuh", (), AXPY)
-    assert card._load(source, "scale", b"given").ptr == "scale"
-    card._load(source, "scale", None)
+    assert card._load(source, b"given").get_function("scale").ptr == "scale"
+    card._load(source, None)
     assert loaded == [b"given", b"made for sm_90"]
 
 
@@ -293,7 +294,8 @@ def test_cupy_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, call in calls.items():
         with pytest.raises(RuntimeError, match=WITHOUT_DRIVER):
             print(name, call())
-    card._function = lambda source, entry, code: SimpleNamespace(ptr=1 << 46)  # type: ignore[assignment]
+    module = SimpleNamespace(get_function=lambda entry: SimpleNamespace(ptr=1 << 46))
+    card._module = lambda source, code: module  # type: ignore[assignment]
     launch = Launch(Source("types.cuh"), "nothing", ((1 << 31) - 1, 65535, 65535), (1024, 1, 1), ())
     card.stream.ptr = 1 << 46
     with pytest.raises(RuntimeError, match=WITHOUT_DRIVER):
@@ -304,7 +306,7 @@ def test_cupy_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cupy_takes_our_machine_code() -> None:
     card = unopened(cupys())
     with pytest.raises(RuntimeError, match=WITHOUT_DRIVER):
-        card._load(Source("types.cuh", (), AXPY), "scale", None)
+        card._load(Source("types.cuh", (), AXPY), None)
 
 
 @pytest.mark.cuda_wheels

@@ -59,7 +59,7 @@ def test_the_whole_card_is_as_estimated_once_it_is_calibrated(tmp_path: Path) ->
     """Within a page, of a step that was not what was measured; each in a process of its own."""
     settings = os.environ | {"XDG_CONFIG_HOME": str(tmp_path)}
     calibrate = [sys.executable, "-m", "foreplan.cli", "devices", "--calibrate", "--json"]
-    found = json.loads(subprocess.run(calibrate, env=settings, capture_output=True, text=True, check=True).stdout)
+    found = json.loads(said_by(calibrate, settings))
     assert found["card"] == CARD.title and found["figures"]["context_bytes"] > PAGE
     code = (
         "import json\n"
@@ -75,9 +75,16 @@ def test_the_whole_card_is_as_estimated_once_it_is_calibrated(tmp_path: Path) ->
         "card.synchronize()\n"
         "place = nvml.place_of(card.bus)\n"
         "parts = step.memory.outside\n"
-        "print(json.dumps([nvml.used()[place] - before[place], step.memory.peak, [part.basis for part in parts]]))\n"
+        "told = [(part.name, part.nbytes, part.basis) for part in parts]\n"
+        "print(json.dumps([nvml.used()[place] - before[place], step.memory.peak, told]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True, check=True)
-    taken, estimated, bases = json.loads(done.stdout)
-    assert set(bases) == {"exact", "calibrated"}
-    assert abs(taken - estimated) <= PAGE
+    taken, estimated, parts = json.loads(said_by([sys.executable, "-c", code], settings))
+    assert {basis for _, _, basis in parts} == {"exact", "calibrated"}
+    assert abs(taken - estimated) <= PAGE, f"{taken} bytes were taken, and {estimated} estimated: {parts}, {found}"
+
+
+def said_by(command: list[str], settings: dict[str, str]) -> str:
+    """What a process prints, which must not fail."""
+    done = subprocess.run(command, env=settings, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    return done.stdout

@@ -12,7 +12,7 @@ import pytest
 import foreplan as fp
 from foreplan.errors import TargetError
 from foreplan.frontend.losses import attach_loss
-from foreplan.gpu import nvrtc
+from foreplan.gpu import launch, nvrtc
 from foreplan.gpu.device import device_named
 from foreplan.gpu.launch import FOLDER, Launch, Source
 from foreplan.gpu.nvrtc import CompilationError, Figures, architecture_of, compiler, cubin, figures
@@ -55,14 +55,22 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_figures_are_read_from_the_machine_code(source: Source, architecture: str) -> None:
-    found = figures(compiler().compile(source.text, architecture))
+    found = figures(compiler().compile(source, architecture))
     assert found["doubled"].stack == 0 and found["with_stack"].stack == 256
     assert 4 <= found["doubled"].registers <= 16 < found["with_stack"].registers <= 32
 
 
 def test_what_cannot_be_compiled_says_why(source: Source) -> None:
     with pytest.raises(CompilationError, match=r"sm_90(.|\n)*undefined"):
-        compiler().compile("__global__ void broken() { undefined(); }", "sm_90")
+        compiler().compile(replace(source, generated="__global__ void broken() { undefined(); }"), "sm_90")
+
+
+def test_maps_round_products_and_sums_each_as_numpy_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    (only,) = made(Map(("((a0 * a1) + a2)",)), [TensorType(DTYPES["float32"], (1000,))] * 3)[0].instructions
+    assert isinstance(only, Launch)
+    apart = compiler().compile(only.source, "sm_90")
+    monkeypatch.setattr(launch, "MAPS", ())
+    assert compiler().compile(only.source, "sm_90") != apart
 
 
 def test_machine_code_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,12 +173,15 @@ IN_OTHERS = [*MODELS[:3], "gpt2_small:batch=2,seq=256,layers=2,width=128,heads=2
 def test_other_precisions_train_alike(name: str, target: str, precision: str) -> None:
     graph = fp.models.build(name)
     graph = attach_loss(graph, fp.models.default_loss(name), [next(iter(graph.outputs))])
-    reference = fp.compile(graph, optimizer=fp.optim.Nesterov(0.01))
-    step = fp.compile(graph, optimizer=fp.optim.Nesterov(0.01), target=target, precision=precision)
-    theirs, ours, data = reference.bind(seed=1), step.bind(seed=1), data_for(reference)
-    for _ in range(3):
-        wanted, found = theirs.step(data).loss, ours.step(data).loss
-        assert wanted is not None and found is not None and abs(found - wanted) <= 3e-2 * abs(wanted)
+    others = [("numpy", "float32"), ("numpy", "bf16"), (target, precision)]
+    steps = [fp.compile(graph, optimizer=fp.optim.Nesterov(0.01), target=of, precision=how) for of, how in others]
+    sessions, data = [step.bind(seed=1) for step in steps], data_for(steps[0])
+    for number in range(3):
+        wanted, rounded, found = (session.step(data).loss for session in sessions)
+        assert wanted is not None and rounded is not None and found is not None
+        # What rounding to bfloat16 does to the loss grows from step to step (a tenth of it in some models): as little
+        # at first, and then no more than a few times what it does with NumPy.
+        assert abs(found - wanted) <= 3e-2 * abs(wanted) + (3 * abs(rounded - wanted) if number else 0)
 
 
 def test_machine_code_from_a_plan_file_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,5 +224,6 @@ def test_a_failure_in_a_step_breaks_the_session() -> None:
         "        print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
     first, second = done.stdout.strip().splitlines()
     assert "llegal" in first and "load the last checkpoint" in first and "load the last checkpoint" in second

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
 import pytest
 
-from foreplan.gpu import resize, table
 from foreplan.gpu.launch import Copy
 from foreplan.gpu.table import kernel_for
 from foreplan.graph import Op, TensorType, Window
@@ -87,14 +85,6 @@ def test_scales_that_are_not_the_ratio() -> None:
 def test_weights(mode: str, how: dict[str, object]) -> None:
     for after in ((1, 2, 3, 4), (1, 2, 20, 3), (1, 2, 1, 18)):
         checked((1, 2, 9, 12), after, mode, **how)
-
-
-@pytest.fixture
-def one_axis_a_pass(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(resize, "MOST_TERMS", 0)
-    table._make.cache_clear()
-    yield
-    table._make.cache_clear()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -7,7 +7,7 @@
 #include <initializer_list>
 
 namespace {
-const uint64_t CHOSEN = 0x5eed;
+const uint64_t CHOSEN = 0x5eed, UNUSABLE = 0xbad, ID = 6, PARTS = 7;  // the last: places in an algorithm's data
 struct Handle {};
 struct Operation {
     cublasComputeType_t compute;
@@ -27,6 +27,7 @@ struct Preference {
 Handle handle;
 int alive = 0;
 uint64_t more_than_allowed = 0;
+int unusable = 0;  // algorithms that come before the one that can be used
 
 template <class To, class From> To *as(From *from) { return reinterpret_cast<To *>(from); }
 
@@ -73,6 +74,7 @@ bool agree(const Operation &op, const Layout &a, const Layout &b, const Layout &
 extern "C" {
 int shim_alive() { return alive; }
 void shim_needs_more(uint64_t bytes) { more_than_allowed = bytes; }
+void shim_offers_first(int count) { unusable = count; }
 
 size_t cublasLtGetVersion() { return 130203; }
 size_t cublasLtGetCudartVersion() { return 13020; }
@@ -150,11 +152,43 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     if (!agree(*as<Operation>(op), *as<Layout>(a), *as<Layout>(b), *as<Layout>(c), *as<Layout>(d), sizes))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (preference.schemes != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) return CUBLAS_STATUS_NOT_SUPPORTED;
-    found[0] = {};
-    found[0].algo.data[0] = CHOSEN;
-    for (int i = 0; i < 4; ++i) found[0].algo.data[1 + i] = preference.alignment[i];
-    found[0].workspaceSize = found[0].algo.data[5] = preference.most + more_than_allowed;
-    *returned = 1;
+    *returned = unusable < count ? unusable + 1 : count;
+    for (int n = 0; n < *returned; ++n) {
+        auto &algo = found[n].algo;
+        found[n] = {};
+        algo.data[0] = n < unusable ? UNUSABLE : CHOSEN;
+        for (int i = 0; i < 4; ++i) algo.data[1 + i] = preference.alignment[i];
+        found[n].workspaceSize = algo.data[5] = preference.most + more_than_allowed;
+        algo.data[ID] = 66, algo.data[PARTS] = 1;
+        if (n == unusable) break;
+        if (n % 4 == 0) found[n].state = CUBLAS_STATUS_NOT_SUPPORTED;
+        if (n % 4 == 1) ++found[n].workspaceSize;
+        if (n % 4 == 2) algo.data[PARTS] = sizes[2] - 1;  // which does not divide the terms
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(
+    cublasLtHandle_t here, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+    cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo,
+    cublasLtMatmulHeuristicResult_t *result
+) {
+    int64_t sizes[3];
+    if (here != as<cublasLtContext>(&handle)) return CUBLAS_STATUS_INVALID_VALUE;
+    const bool fit = agree(*as<Operation>(op), *as<Layout>(a), *as<Layout>(b), *as<Layout>(c), *as<Layout>(d), sizes);
+    *result = {};
+    return fit && algo->data[0] == CHOSEN ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(
+    const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t attribute, void *value, size_t size,
+    size_t *written
+) {
+    const bool id = attribute == CUBLASLT_ALGO_CONFIG_ID;
+    if (size != 4 || (!id && attribute != CUBLASLT_ALGO_CONFIG_SPLITK_NUM)) return CUBLAS_STATUS_INVALID_VALUE;
+    const int32_t setting = static_cast<int32_t>(algo->data[id ? ID : PARTS]);
+    std::memcpy(value, &setting, 4);
+    *written = 4;
     return CUBLAS_STATUS_SUCCESS;
 }
 
