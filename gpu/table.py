@@ -16,6 +16,7 @@ from foreplan.gpu import (
     lt,
     map,
     matmul,
+    multi_map,
     norm,
     packed_attention,
     pool,
@@ -80,6 +81,7 @@ class Family:
 FAMILIES = {
     "map": Family(map.elementwise, like_whole_input),
     "masked_map": Family(map.masked, like_whole_input),
+    "multi_map": Family(multi_map.multi_map, reads=multi_map.reads),
     "pack_bits": Family(map.pack),
     "random": Family(random.random),
     "reduce": Family(reduce.reduce),

@@ -17,6 +17,7 @@ from foreplan.lower.target import Kernel, Target
 from foreplan.passes.fuse_conv_maps import fuse_conv_maps
 from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
 from foreplan.passes.fuse_norm_masks import fuse_norm_masks
+from foreplan.passes.group_updates import group_updates
 from foreplan.passes.rewrite import rewrite
 from foreplan.passes.simplify import fuse_maps
 from foreplan.planner import problem as p
@@ -90,7 +91,7 @@ def lower(
     """
     chosen = target_named(target, tune=tune) if isinstance(target, str) else target
     fused = _decompose(graph, chosen)
-    for fuse in (fuse_conv_maps, fuse_matmul_maps, fuse_norm_masks):
+    for fuse in (fuse_conv_maps, fuse_matmul_maps, fuse_norm_masks, group_updates):
         fused = fuse(fused, chosen.fuses)
     program = _Lowering(fused, chosen, workspace).run()
     note = note_of(fallbacks(program), program.target)

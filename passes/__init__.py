@@ -7,6 +7,7 @@ from foreplan.passes.fuse_attention import fuse_attention
 from foreplan.passes.fuse_conv_maps import fuse_conv_maps
 from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
 from foreplan.passes.fuse_norm_masks import fuse_norm_masks
+from foreplan.passes.group_updates import group_updates
 from foreplan.passes.micro_batches import micro_batches
 from foreplan.passes.narrow import narrow
 from foreplan.passes.pack_attention import pack_attention
@@ -31,6 +32,7 @@ __all__ = [
     "fuse_maps",
     "fuse_matmul_maps",
     "fuse_norm_masks",
+    "group_updates",
     "micro_batches",
     "narrow",
     "narrow_type",

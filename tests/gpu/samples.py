@@ -22,6 +22,7 @@ from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.map import Map
 from foreplan.ops.masked_norm import MaskedBatchNormGrad
 from foreplan.ops.matmul import MatMul
+from foreplan.ops.multi_map import MultiMap
 from foreplan.ops.packed_attention import PackedAttentionGrad
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.random import Random
@@ -52,6 +53,10 @@ def samples(dtype: str) -> Iterator[Sample]:
     yield Map(("(a0 - (a2 * (0.9 * a1)))", "(tanh(a0) * exp(a1))")), of(dtype, (4097,), (4097,), ())
     yield MaskedMap(("where(a0, a1, 0.0)",)), [*of("uint8", (2 * 64 * 128,)), *of(dtype, image)]
     yield PackBits("(a0 > 0)"), of(dtype, image)
+    yield (
+        MultiMap(("(a0 - (a3 * (a1 / sqrt(a2))))", "(a1 * a4)"), 3, 32),
+        [*of(dtype, *[(300,)] * 96), *of(wide, (), ())],
+    )
     yield Reduce("sum", (0, 2, 3)), of(dtype, image)
     yield Reduce("max", (1,)), of(dtype, (100, 1000))
     yield MatMul(), of(dtype, (3, 100, 200), (3, 200, 300))

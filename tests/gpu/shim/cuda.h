@@ -21,6 +21,7 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __restrict__
 #define __shared__ static __attribute__((section("shared_memory")))
 

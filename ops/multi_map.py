@@ -1,0 +1,100 @@
+"""One map of many small tensors, each by itself: multi-tensor apply, as NVIDIA's apex calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Types
+from foreplan.ops.expr import used_args
+from foreplan.ops.map import Map
+
+Operand = TypeVar("Operand")
+
+
+@register
+@dataclass(frozen=True)
+class MultiMap(Op):
+    """y_t,i = f_i(x_t,0, x_t,1, …, s_0, s_1, …) for every t, such as an optimizer's update of many parameters.
+
+    Inputs: `own` tensors of one shape for each t, one behind the other; then scalars, the same for all. Outputs: those
+    of each t, one an expression. Made for targets that have such a kernel, from a graph that needs no derivative any
+    more.
+
+    Attributes:
+        exprs: of a0, …: first what is of t, then the scalars.
+        own: how many inputs each t has.
+        count: how many t there are.
+    """
+
+    name: ClassVar[str] = "multi_map"
+    exprs: tuple[str, ...]
+    own: int
+    count: int
+
+    @property
+    def map(self) -> Map:
+        """What is done to each."""
+        return Map(self.exprs)
+
+    @property
+    def scalars(self) -> int:
+        """How many inputs all share."""
+        return max((1 + i for i in used_args(*self.map.parsed)), default=0) - self.own
+
+    def each(self, inputs: Sequence[Operand]) -> list[list[Operand]]:
+        """What the map reads for one t after the other."""
+        shared = inputs[self.own * self.count :]
+        return [[*inputs[t * self.own : (t + 1) * self.own], *shared] for t in range(self.count)]
+
+    def results(self, outputs: Sequence[Operand], t: int) -> Sequence[Operand]:
+        """What the map gives for t."""
+        return outputs[t * len(self.exprs) : (t + 1) * len(self.exprs)]
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The map's outputs of each."""
+        shared = inputs[self.own * self.count :]
+        if self.own < 1 or self.count < 1 or len(shared) != max(0, self.scalars) or any(x.shape for x in shared):
+            raise ShapeError(f"{len(inputs)} inputs are not {self.own} for each of {self.count}, and scalars")
+        found: list[TensorType] = []
+        for types in self.each(inputs):
+            if any(type.shape != types[0].shape for type in types[: self.own]):
+                raise ShapeError(f"tensors of one map differ in shape: {', '.join(map(str, types[: self.own]))}")
+            found += self.map.infer(types)
+        return tuple(found)
+
+    def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
+        """As each map."""
+        return tuple(
+            (t * len(self.exprs) + o, t * self.own + i)
+            for t, types in enumerate(self.each(inputs))
+            for o, i in self.map.overwrites(types, self.results(outputs, t))
+            if i < self.own
+        )
+
+    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
+        """Every input may have any strides."""
+        return True
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """Of all maps; scalars are read once."""
+        flops = sum(self.map.cost(x, self.results(outputs, t)).flops for t, x in enumerate(self.each(inputs)))
+        return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """What the largest needs."""
+        return max(self.map.workspace(x, self.results(outputs, t)) for t, x in enumerate(self.each(inputs)))
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """One after the other."""
+        for t, arrays in enumerate(self.each(inputs)):
+            self.map.compute(arrays, self.results(outputs, t), workspace)
+
+    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+        """A map for each."""
+        return [y for given in self.each(inputs) for y in b.node(self.map, *given)]

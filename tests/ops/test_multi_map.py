@@ -1,0 +1,68 @@
+"""One map of many tensors against a map of each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, TensorType
+from foreplan.graph.types import FLOAT32
+from foreplan.ops.map import Map
+from foreplan.ops.multi_map import MultiMap
+from tests.ops.check import evaluate, run_op, type_of
+
+RNG = np.random.default_rng(0)
+SIZES = (5, 1, 40)
+ADAM = ("(a0 - (a3 * a1))", "((0.9 * a1) + (a4 * a2))")
+
+
+def operands() -> list[np.ndarray]:
+    """A parameter, its state and its gradient for each size, and two scalars."""
+    return [
+        *(RNG.standard_normal(size) for size in SIZES for _ in range(3)),
+        *(np.array(x) for x in RNG.standard_normal(2)),
+    ]
+
+
+def test_each_is_as_by_a_map_of_its_own() -> None:
+    inputs, op = operands(), MultiMap(ADAM, 3, len(SIZES))
+    found = run_op(op, *inputs)
+    for t in range(len(SIZES)):
+        wanted = run_op(Map(ADAM), *inputs[3 * t : 3 * t + 3], *inputs[-2:])
+        assert [x.tobytes() for x in found[2 * t : 2 * t + 2]] == [x.tobytes() for x in wanted]
+
+
+def test_its_decomposition() -> None:
+    inputs, op, b = operands(), MultiMap(ADAM, 3, len(SIZES)), Builder()
+    values = [b.input(f"x{i}", type_of(array)) for i, array in enumerate(inputs)]
+    outputs = op.decompose(b, values)
+    found = evaluate(b.finish({y.name: y for y in outputs}), {f"x{i}": x for i, x in enumerate(inputs)})
+    for y, wanted in zip(outputs, run_op(op, *inputs), strict=True):
+        assert found[y].tobytes() == wanted.tobytes()
+
+
+def test_results_take_the_bytes_of_their_own_tensors_alone() -> None:
+    types = [type_of(x) for x in operands()]
+    op = MultiMap(ADAM, 3, len(SIZES))
+    pairs = op.overwrites(types, op.infer(types))
+    assert pairs and all(o // 2 == i // 3 for o, i in pairs) and {o for o, _ in pairs} == set(range(6))
+
+
+def test_cost_is_that_of_all() -> None:
+    types = [type_of(x) for x in operands()]
+    op = MultiMap(ADAM, 3, len(SIZES))
+    outputs = op.infer(types)
+    flops = sum(op.map.cost(x, op.results(outputs, t)).flops for t, x in enumerate(op.each(types)))
+    assert op.cost(types, outputs).flops == flops
+    assert op.cost(types, outputs).nbytes == sum(type.nbytes for type in (*types, *outputs))
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [[(5,), (5,), (5,), ()], [(5,), (4,), (5,), (), ()], [(5,), (5,), (5,), (), (1,)], [(5,), (5,), (5,), (), (), ()]],
+    ids=["too few", "other shapes", "no scalar", "too many"],
+)
+def test_wrong_operands(shapes: list[tuple[int, ...]]) -> None:
+    with pytest.raises(ShapeError):
+        MultiMap(ADAM, 3, 1).infer([TensorType(FLOAT32, shape) for shape in shapes])
