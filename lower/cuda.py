@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from foreplan.planner.plan import Plan
 
 
+# From the end of one node of a graph to the beginning of the next, in nanoseconds: assumed, none was measured.
+LAUNCH = 1000
+
+
 class CudaTarget:
     """A card. What it has no kernel for is decomposed, or refused: nothing runs elsewhere.
 
@@ -87,7 +91,7 @@ class CudaTarget:
         from foreplan.gpu.table import kernels_for
 
         found = kernels_for(op, inputs, outputs, self.device, tf32=self.tf32, deterministic=self.deterministic)
-        made = [_kernel(name, each) for name, each in found.items()]
+        made = [self._kernel(name, each, op, inputs, outputs) for name, each in found.items()]
         return sorted(made, key=lambda kernel: kernel.nanoseconds or 0)
 
     def kernel(
@@ -97,15 +101,20 @@ class CudaTarget:
         from foreplan.gpu.table import kernel_named
 
         found = kernel_named(op, name, payload, inputs, outputs, self.device)
-        return None if found is None else _kernel(name, found)
+        return None if found is None else self._kernel(name, found, op, inputs, outputs)
+
+    def _kernel(
+        self, name: str, made: LaunchKernel, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]
+    ) -> Kernel:
+        work = made.nanoseconds
+        if work is None:
+            work = self.profile.nanoseconds(op.cost([x.type for x in inputs], [y.type for y in outputs]))
+        nanoseconds = work + LAUNCH * len(made.instructions)
+        return Kernel(name, made.workspace, made.overwrites, made.parts, nanoseconds, made.payload, made.alignment)
 
     def price(self, op: Op, kernel: Kernel, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
         """Predicted."""
         return predicted(self.profile, op, kernel, inputs, outputs)
-
-
-def _kernel(name: str, made: LaunchKernel) -> Kernel:
-    return Kernel(name, made.workspace, made.overwrites, made.parts, made.nanoseconds, made.payload, made.alignment)
 
 
 def outside(program: Program, plan: Plan) -> tuple[Part, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
@@ -80,10 +80,14 @@ def stand_in(card: FakeCard, program: Program) -> int:
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> FakeCard:
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCard]:
+    """A card on which kernels of ours are slow: with so little to do, cuDNN's would not be chosen."""
     made = FakeCard()
     monkeypatch.setattr(driver, "card", lambda: made)
-    return made
+    monkeypatch.setattr(table, "own_nanoseconds", lambda *_: 10**9)
+    table._ways.cache_clear()
+    yield made
+    table._ways.cache_clear()
 
 
 def compiled(target: str, precision: str = "float32") -> fp.Compiled:
@@ -123,11 +127,8 @@ def test_a_plan_that_needs_more_workspace_than_it_said(card: FakeCard) -> None:
 
 
 @pytest.mark.slow
-def test_attention_by_cudnn_reads_and_writes_where_tensors_lie(card: FakeCard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_by_cudnn_reads_and_writes_where_tensors_lie(card: FakeCard) -> None:
     """Queries, keys and values are parts of one tensor; a training step as NumPy's."""
-    # So little attention is no slower by kernels of ours.
-    monkeypatch.setattr(table, "own_nanoseconds", lambda *_: 10**9)
-    table._ways.cache_clear()
     reference, step = (
         trained(
             fp.models.gpt2_small(batch=2, seq=24, layers=2, width=32, heads=2, vocabulary=50),
@@ -139,7 +140,6 @@ def test_attention_by_cudnn_reads_and_writes_where_tensors_lie(card: FakeCard, m
     assert stand_in(card, step.program) >= 2
     used = [step.program.calls[each.action] for each in step.plan.steps]
     assert {call.op.name for call in used if call.payload} == {"attention", "packed_attention_grad"}
-    table._ways.cache_clear()
     theirs, ours, data = reference.bind(seed=1), step.bind(seed=1, poison=True), data_for(reference, 0)
     for _ in range(3):
         wanted, found = theirs.step(data).loss, ours.step(data).loss
