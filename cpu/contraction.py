@@ -61,6 +61,8 @@ def matmul_by_vectors(op: Op, inputs: Windows, outputs: Windows) -> Staged:
 def matmul_map(op: Op, inputs: Windows, outputs: Windows, way: type[Tiles] | type[Vectors]) -> Staged:
     """A product of float32 and a map of it, where they are faster so than one after the other."""
     assert isinstance(op, MatMulMap)
+    if len(outputs[0].shape) != 2:
+        raise Refused("several products")
     y = Window.dense(TensorType(FLOAT32, outputs[0].shape))
     a, b, y = _operands(op.matmul, inputs[:2], [y])
     made = Made(op.exprs, tuple(x.broadcast(y.shape) for x in inputs[2:]), tuple(outputs))

@@ -18,6 +18,8 @@ CUBLAS_OP_N, CUBLAS_OP_T = 0, 1
 CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32 = 68, 77
 CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF = 0, 2, 14
 CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB = 3, 4
+CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_MATMUL_DESC_BIAS_POINTER = 7, 8
+CUBLASLT_EPILOGUE_BIAS = 4
 CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 5, 6
 CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2
 CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1
@@ -94,7 +96,7 @@ class Descriptor:
         self.library, self.kind, self.pointer = library, kind, c_void_p()
         library.call(f"cublasLt{kind}Create", byref(self.pointer), *arguments)
 
-    def set(self, attribute: int, value: ctypes._SimpleCData[int]) -> None:
+    def set(self, attribute: int, value: ctypes._SimpleCData[Any]) -> None:
         """Give an attribute a value of just the type that it has."""
         size = ctypes.sizeof(value)
         self.library.call(f"cublasLt{self.kind}SetAttribute", self.pointer, attribute, byref(value), size)
@@ -148,14 +150,14 @@ class Cublaslt:
         return self._handle
 
     def multiplying(
-        self, product: Multiply, places: tuple[int, int, int, int], workspace: int, stream: int
+        self, product: Multiply, places: tuple[int, ...], workspace: int, stream: int
     ) -> Callable[[], None]:
         """Products as a call that is ready, by the first algorithm of cuBLASLt's heuristics that can be used.
 
         Sums that are split are added up in float32 and in one order, by scratch memory: equal calls give equal bits.
 
         Args:
-            places: addresses of a, b, c and d.
+            places: addresses of a, b, c and d, and of the bias, if there is one.
             workspace: the address of the product's scratch memory.
 
         Raises:
@@ -169,7 +171,7 @@ class _Multiplying:
     """A call with all that it is given, which lives as long as it."""
 
     def __init__(
-        self, library: Cublaslt, product: Multiply, places: tuple[int, int, int, int], workspace: int, stream: int
+        self, library: Cublaslt, product: Multiply, places: tuple[int, ...], workspace: int, stream: int
     ) -> None:
         matrices = (product.a, product.b, product.c, product.d)
         compute = CUBLAS_COMPUTE_32F_FAST_TF32 if product.tf32 else CUBLAS_COMPUTE_32F
@@ -179,6 +181,9 @@ class _Multiplying:
             (CUBLASLT_MATMUL_DESC_TRANSB, product.transpose_b),
         ):
             operation.set(attribute, c_int32(CUBLAS_OP_T if turned else CUBLAS_OP_N))
+        if product.bias is not None:  # its address before an algorithm is chosen, which depends on its alignment
+            operation.set(CUBLASLT_MATMUL_DESC_EPILOGUE, c_uint32(CUBLASLT_EPILOGUE_BIAS))
+            operation.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, c_void_p(places[4]))
         layouts = [_layout(library, matrix, product.batch) for matrix in matrices]
         found = _chosen(library, operation, layouts, product, places)
         self.library, self.kept = library, (operation, layouts, found)
@@ -206,7 +211,7 @@ def _chosen(
     operation: Descriptor,
     layouts: list[Descriptor],
     product: Multiply,
-    places: tuple[int, int, int, int],
+    places: tuple[int, ...],
 ) -> Found:
     """The first that the heuristics name and that can be used, within the scratch memory and for such addresses."""
     wanted = Descriptor(library, "MatmulPreference")

@@ -82,8 +82,8 @@ class Card(Protocol):
             TargetError, PlanError: there is no cuDNN, or it does not take the plan, or needs more workspace for it.
         """
 
-    def multiplying(self, product: Multiply, places: tuple[int, int, int, int], workspace: int) -> Run:
-        """Products by cuBLASLt with the addresses of a, b, c and d, and of its workspace.
+    def multiplying(self, product: Multiply, places: tuple[int, ...], workspace: int) -> Run:
+        """Products by cuBLASLt with the addresses of a, b, c, d and perhaps a bias, and of its workspace.
 
         Raises:
             TargetError, PlanError: there is no cuBLASLt, or it has no algorithm that does with the workspace.
@@ -215,7 +215,7 @@ class CupyCard:
                 f"another card: {error}; compile again"
             ) from None
 
-    def multiplying(self, product: Multiply, places: tuple[int, int, int, int], workspace: int) -> Run:
+    def multiplying(self, product: Multiply, places: tuple[int, ...], workspace: int) -> Run:
         """A call of cuBLASLt, its algorithm chosen."""
         return self._products.multiplying(product, places, workspace, self.stream.ptr)
 

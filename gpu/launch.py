@@ -173,7 +173,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Multiply:
-    """Products of matrices by cuBLASLt, one call: d = op(a) op(b), or with something added, d = op(a) op(b) + c.
+    """Products of matrices by cuBLASLt, one call: d = op(a) op(b), with c added, and with a number for each row of d.
 
     Attributes:
         a, b, c, d: what is multiplied, what is added, and the result, which may be c. Where nothing is added, c is d.
@@ -182,6 +182,7 @@ class Multiply:
         batch: how many products.
         tf32: whether float32 may be rounded to TensorFloat-32 first. Sums are float32 in any case.
         workspace: where its scratch memory lies, at most so many bytes of it.
+        bias: where the numbers lie that are added to all columns, side by side and of d's type; None: there are none.
     """
 
     a: Matrix
@@ -195,6 +196,13 @@ class Multiply:
     tf32: bool
     workspace: Address
     nbytes: int
+    bias: Address | None = None
+
+    @property
+    def places(self) -> tuple[Address, ...]:
+        """Where a, b, c and d lie, and the bias, if there is one."""
+        matrices = (self.a.start, self.b.start, self.c.start, self.d.start)
+        return matrices if self.bias is None else (*matrices, self.bias)
 
     @property
     def terms(self) -> int:
@@ -262,7 +270,8 @@ def relocated(each: Instruction, moved: Callable[[Address], Address]) -> Instruc
         operands = tuple((uid, moved(place)) for uid, place in each.operands)
         return replace(each, operands=operands, workspace=moved(each.workspace))
     a, b, c, d = (replace(x, start=moved(x.start)) for x in (each.a, each.b, each.c, each.d))
-    return replace(each, a=a, b=b, c=c, d=d, workspace=moved(each.workspace))
+    bias = None if each.bias is None else moved(each.bias)
+    return replace(each, a=a, b=b, c=c, d=d, workspace=moved(each.workspace), bias=bias)
 
 
 def added_in_place(inputs: Windows, y: Window) -> tuple[tuple[int, int], ...]:

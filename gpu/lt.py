@@ -10,10 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from foreplan.gpu.biased import bias_of, terms_of
+from foreplan.gpu.biased import overwrites as in_place
 from foreplan.gpu.device import Device
-from foreplan.gpu.launch import ALIGNMENT, LaunchKernel, Multiply, Refused, Windows, added_in_place, ceil_div
+from foreplan.gpu.launch import (
+    ALIGNMENT,
+    Instruction,
+    LaunchKernel,
+    Multiply,
+    Refused,
+    Windows,
+    added_in_place,
+    ceil_div,
+    workspace_at,
+)
 from foreplan.gpu.multiply import multiplications
 from foreplan.graph import Op
+from foreplan.ops.matmul_map import MatMulMap
 from foreplan.units import align_up
 
 CUBLASLT = "cublaslt"  # how its kernels' names begin
@@ -24,6 +37,7 @@ WITH_MORE = (9, 10)  # major compute capabilities
 # ours so much of float32's, while every multiprocessor makes a tile of the result, or a part of a tile's sums.
 REACHED, OWN = 0.7, 0.2
 TILE = 64  # rows and columns
+BIAS_ALIGNMENT = 16  # bytes, of a bias's address: kernels were seen to load so many at once, whatever they are told
 LEAST_TERMS, MOST_PARTS = 256, 16  # sums are split into parts of no fewer terms, and no more parts
 
 
@@ -42,13 +56,23 @@ def lt_kernels(
         return {}
     call, parts = calls[0], _parts(calls[0], device)  # all are of one size
     name = CUBLASLT + " tf32" * call.tf32
-    overwrites = added_in_place(inputs, outputs[0])
+    overwrites, first, alignment = added_in_place(inputs, outputs[0]), 0, 1
+    before: tuple[Instruction, ...] = ()
+    if isinstance(op, MatMulMap):
+        terms = terms_of(op, inputs, outputs)
+        overwrites = in_place(terms, inputs, outputs[0])
+        _, before, first = bias_of(terms, inputs, outputs[0])
+        alignment = 1 if before else BIAS_ALIGNMENT
     found = {}
     for kind, room, split in ((name, _room(call, parts, device), parts), (f"{name} 0", 0, 1)):
         if split > 1 or not room:
-            made = tuple(replace(each, nbytes=room) for each in calls)
+            at = workspace_at(align_up(first, ALIGNMENT))
+            made = tuple(replace(each, nbytes=room, workspace=at) for each in calls)
             price = sum(_nanoseconds(each, _rate(each, device), split, device) for each in calls)
-            found[kind] = LaunchKernel(made, room, overwrites, nanoseconds=round(price))
+            nbytes = at.offset + room if room else first
+            found[kind] = LaunchKernel(
+                (*before, *made), nbytes, overwrites, nanoseconds=round(price), alignment=alignment
+            )
     return found
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
+from foreplan.gpu.biased import bias_of, terms_of
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import (
     Matrix,
@@ -23,6 +24,7 @@ from foreplan.graph.types import Shape
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.map import merged_axes
 from foreplan.ops.matmul import MatMul
+from foreplan.ops.matmul_map import MatMulMap
 
 MOST_CALLS = 16  # of one op
 Axis = tuple[int, tuple[int, ...]]  # extent, and bytes from one to the next in a, b, c and d
@@ -88,7 +90,7 @@ def multiplications(op: Op, inputs: Windows, outputs: Windows, device: Device, t
     the result turned around, b's transposed times a's. So its a is our b.
 
     Args:
-        op: MatMul, or a convolution of one tap at every position, or a gradient of one.
+        op: MatMul, one with a bias, or a convolution of one tap at every position, or a gradient of one.
         tf32: whether float32 may be rounded to TensorFloat-32, where the card does that.
 
     Raises:
@@ -96,9 +98,24 @@ def multiplications(op: Op, inputs: Windows, outputs: Windows, device: Device, t
     """
     if isinstance(op, MatMul):
         return calls_of(_of_matrices(op, inputs, outputs), device, tf32)
+    if isinstance(op, MatMulMap):
+        return _with_bias(op, inputs, outputs, device, tf32)
     if isinstance(op, Conv | ConvDataGrad | ConvWeightGrad):
         return calls_of(_of_images(op, inputs, outputs), device, tf32)
     raise Refused(f"{op.name} is no matrix product")
+
+
+def _with_bias(op: MatMulMap, inputs: Windows, outputs: Windows, device: Device, tf32: bool) -> tuple[Multiply, ...]:
+    """A product with a bias, and perhaps a tensor that is added to it."""
+    terms = terms_of(op, inputs, outputs)
+    plain = _of_matrices(op.matmul, inputs[:2], outputs)
+    (y,), added = outputs, None if terms.added is None else inputs[terms.added]
+    c = None if terms.added is None or added is None else broadcast(input_at(terms.added), added, y.shape)
+    calls = calls_of(replace(plain, c=c), device, tf32)
+    if len(calls) > 1 or calls[0].batch > 1:
+        raise Refused("several products with a bias")
+    start, _, _ = bias_of(terms, inputs, y)
+    return (replace(calls[0], bias=start),)
 
 
 def calls_of(operands: Operands, device: Device, tf32: bool) -> tuple[Multiply, ...]:

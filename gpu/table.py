@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from foreplan.gpu import (
     attention,
+    biased,
     conv,
     index,
     join,
@@ -37,11 +38,13 @@ from foreplan.ops.attention_blocks import AttentionOp
 from foreplan.ops.conv_op import ConvOp
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.matmul import MatMul
+from foreplan.ops.matmul_map import MatMulMap
 from foreplan.ops.packed_attention import PackedAttentionGrad
 
 OWN = "launches"  # the name of our own kernels in plans
 PRICED = (
     MatMul,
+    MatMulMap,
     ConvOp,
     AttentionOp,
     PackedAttentionGrad,
@@ -86,6 +89,7 @@ FAMILIES = {
     "random": Family(random.random),
     "reduce": Family(reduce.reduce),
     "matmul": Family(matmul.matmul),
+    "matmul_map": Family(biased.biased),
     "softmax": Family(rows.softmax, rows.like_first),
     "softmax_grad": Family(rows.softmax, rows.like_first),
     "log_softmax": Family(rows.softmax, rows.like_first),

@@ -23,9 +23,9 @@ _BYTE = np.dtype(np.uint8)
 class MatMulMap(Op):
     """y_i = f_i(a · b, c1, c2, …): a product, and a map of it and of further inputs, such as an optimizer's update.
 
-    Inputs: a [m, k] and b [k, n], or turned; then what the map reads beside the product, broadcast to [m, n]. Outputs:
-    one an expression, each [m, n]. Made for targets that have such a kernel, from a graph that needs no derivative any
-    more.
+    Inputs: a […, m, k] and b […, k, n], or turned; then what the map reads beside the product, broadcast to […, m, n].
+    Outputs: one an expression, each […, m, n]. Made for targets that have such a kernel, from a graph that needs no
+    derivative any more.
 
     Attributes:
         exprs: of a0, the product, and the further inputs.
@@ -55,8 +55,8 @@ class MatMulMap(Op):
             raise ShapeError(f"{len(inputs)} inputs are not what a product and {', '.join(self.exprs)} read")
         (y,) = self.matmul.infer(inputs[:2])
         outputs = self.map.infer([y, *further])
-        if y.rank != 2 or any(type.shape != y.shape for type in outputs):
-            raise ShapeError(f"{', '.join(map(str, outputs))} are not as the product {y}, or that is no matrix")
+        if any(type.shape != y.shape for type in outputs):
+            raise ShapeError(f"{', '.join(map(str, outputs))} are not as the product {y}")
         return outputs
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:

@@ -40,10 +40,10 @@ class _Pair:
 
 
 def fuse_matmul_maps(graph: Graph, accepts: Callable[[Op, Types, Types], bool]) -> Graph:
-    """`matmul_map` for a product of two matrices that one map reads and nothing else.
+    """`matmul_map` for a product that one map reads and nothing else.
 
-    Where the product is no smaller than its operands that live for a time: these live until the map runs, and the
-    product does not live at all.
+    Where it costs no memory: the product does not live at all, and its operands, if they live until the map runs, are
+    no larger; or what else the map reads is there when the product is made, as biases and residuals are.
 
     Requires: a graph that nobody differentiates any more. Ensures: the same results.
 
@@ -55,8 +55,9 @@ def fuse_matmul_maps(graph: Graph, accepts: Callable[[Op, Types, Types], bool]) 
         ModelError: the result breaks a rule of `verify_graph`.
     """
     pairs: dict[Node, _Pair] = {}
+    position = {node: i for i, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        pair = _pair(graph, node)
+        pair = _pair(graph, position, node)
         if pair is None or pair.map in pairs:
             continue
         types = [value.type for value in pair.inputs], [value.type for value in pair.map.outputs]
@@ -84,18 +85,22 @@ def _updates_after_readers(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes)) if behind else graph
 
 
-def _pair(graph: Graph, node: Node) -> _Pair | None:
+def _pair(graph: Graph, position: Mapping[Node, int], node: Node) -> _Pair | None:
     """A product with its map, if fusing them costs no memory."""
     if not isinstance(node.op, MatMul) or node.op.wide or len(node.inputs) != 2:
         return None
     (value,), readers = node.outputs, graph.readers[node.outputs[0]]
-    if len(value.shape) != 2 or value in graph.results or len(set(readers)) != 1:
+    if value in graph.results or len(set(readers)) != 1:
         return None
     (map,) = set(readers)
     if not isinstance(map.op, Map) or any(y.shape != value.shape for y in map.outputs):
         return None
-    passing = [x for x in node.inputs if not x.kind.is_stored]
-    return _Pair(node, map) if all(x.type.nbytes <= value.type.nbytes for x in passing) else None
+    pair, passing = _Pair(node, map), [x for x in node.inputs if not x.kind.is_stored]
+    smaller = all(x.type.nbytes <= value.type.nbytes for x in passing)
+    makers = (graph.producer.get(x) for x in pair.further)
+    there = all(maker is None or position[maker] < position[node] for maker in makers)
+    updates = not set(graph.updates.values()).isdisjoint(map.outputs)
+    return pair if smaller or (there and not updates) else None
 
 
 def _fused(b: Builder, pair: _Pair, now: Mapping[Value, Value]) -> Sequence[Value]:

@@ -162,8 +162,7 @@ def ready(card: Card, instruction: Instruction, where: Where, code: bytes | None
         tensors = {uid: where(place) for uid, place in instruction.operands}
         return card.executing(instruction.blob, tensors, where(instruction.workspace), instruction.nbytes)
     if isinstance(instruction, Multiply):
-        a, b, c, d = (where(x.start) for x in (instruction.a, instruction.b, instruction.c, instruction.d))
-        return card.multiplying(instruction, (a, b, c, d), where(instruction.workspace))
+        return card.multiplying(instruction, tuple(map(where, instruction.places)), where(instruction.workspace))
     target, nbytes = where(instruction.target), instruction.nbytes
     if isinstance(instruction, Clear):
         return card.filling(target, 0, nbytes) if nbytes else None

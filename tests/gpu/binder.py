@@ -115,8 +115,7 @@ class Bound:
         if isinstance(instruction, Execute):
             return "execute", instruction
         if isinstance(instruction, Multiply):
-            found = (instruction.a, instruction.b, instruction.c, instruction.d)
-            places = tuple(self.address(matrix.start) for matrix in found)
+            places = tuple(map(self.address, instruction.places))
             return "multiply", instruction, places, self.address(instruction.workspace)
         assert isinstance(instruction, Clear)
         return "clear", self.address(instruction.target), instruction.nbytes
@@ -176,17 +175,27 @@ def convolved(op: Op, a: np.ndarray, b: np.ndarray, there: np.ndarray | None) ->
     return found
 
 
-def multiply(product: Multiply, places: tuple[int, int, int, int], workspace: int) -> None:
+def multiply(product: Multiply, places: tuple[int, ...], workspace: int) -> None:
     """What cuBLASLt does, on host memory, with float64 sums; its workspace is left poisoned."""
     ctypes.memset(workspace, 0xFF, product.nbytes)
     for i in range(product.batch):
         a, b, c, d = (
-            matrix_at(matrix, place, i)
-            for matrix, place in zip((product.a, product.b, product.c, product.d), places, strict=True)
+            matrix_at(matrix, place, i) for matrix, place in zip((product.a, product.b, product.c, product.d), places)
         )
         left, right = a.T if product.transpose_a else a, b.T if product.transpose_b else b
         found = left.astype(np.float64) @ right.astype(np.float64)
-        d[...] = found + c.astype(np.float64) if product.adds else found
+        if product.adds:
+            found += c.astype(np.float64)
+        if product.bias is not None:
+            assert places[4] % 16 == 0
+            found += bias_at(places[4], product).astype(np.float64)[:, None]
+        d[...] = found
+
+
+def bias_at(place: int, product: Multiply) -> np.ndarray:
+    """A number for each row of the result."""
+    count, dtype = product.d.rows, product.d.dtype.numpy
+    return np.ndarray(count, dtype, (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(place))
 
 
 def matrix_at(matrix: Matrix, place: int, i: int) -> np.ndarray:

@@ -162,7 +162,7 @@ class FakeCard:
             raise PlanError(f"{needed} bytes of workspace where {nbytes} are planned")
         return partial(self.enqueue, partial(plan, dict(tensors), workspace))
 
-    def multiplying(self, product: Multiply, places: tuple[int, int, int, int], workspace: int) -> Run:
+    def multiplying(self, product: Multiply, places: tuple[int, ...], workspace: int) -> Run:
         self.done.append("multiply")
         return partial(self.enqueue, partial(multiply, product, places, workspace))
 

@@ -61,7 +61,7 @@ class CountedCard(FakeCard):
         self.once("code", self.CODE)
         return super().launching(launch, arguments, code)
 
-    def multiplying(self, product: Multiply, places: tuple[int, int, int, int], workspace: int) -> Run:
+    def multiplying(self, product: Multiply, places: tuple[int, ...], workspace: int) -> Run:
         self.once("cublaslt", self.CUBLASLT)
         return super().multiplying(product, places, workspace)
 

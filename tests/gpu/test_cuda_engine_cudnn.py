@@ -108,9 +108,12 @@ def test_plans_of_cudnn_get_their_tensors_and_workspace(card: FakeCard, precisio
     assert sum(bool(call.payload) for call in used) >= 3
     theirs, ours = reference.bind(seed=1), step.bind(seed=1, poison=poison)
     start, data = dict(theirs.stored), data_for(reference, 0)
+    first = 0.0
     for _ in range(3):
         wanted, found = theirs.step(data).loss, ours.step(data).loss
-        assert wanted is not None and found == pytest.approx(wanted, rel=1e-4 if precision == "float32" else 2e-2)
+        assert wanted is not None and found is not None
+        first = first or wanted  # what rounding does to later losses, which are far smaller, is in proportion to it
+        assert abs(found - wanted) <= (1e-4 * wanted if precision == "float32" else 1e-2 * first)
     if precision == "float32":
         for name, array in theirs.stored.items():
             moved = np.linalg.norm(array.astype(np.float64) - start[name])

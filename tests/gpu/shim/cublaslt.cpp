@@ -13,6 +13,8 @@ struct Operation {
     cublasComputeType_t compute;
     cudaDataType_t scale;
     int32_t turned[2];
+    uint32_t epilogue;
+    const void *bias;
 };
 struct Layout {
     cudaDataType type;
@@ -87,7 +89,7 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *made) {
 }
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *made, cublasComputeType_t compute, cudaDataType_t scale) {
-    *made = as<cublasLtMatmulDescOpaque_t>(new Operation{compute, scale, {0, 0}});
+    *made = as<cublasLtMatmulDescOpaque_t>(new Operation{compute, scale, {0, 0}, CUBLASLT_EPILOGUE_DEFAULT, nullptr});
     return ++alive, CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t made) {
@@ -97,9 +99,11 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t made) {
 cublasStatus_t cublasLtMatmulDescSetAttribute(
     cublasLtMatmulDesc_t made, cublasLtMatmulDescAttributes_t attribute, const void *value, size_t size
 ) {
-    auto &turned = as<Operation>(made)->turned;
-    if (attribute == CUBLASLT_MATMUL_DESC_TRANSA) return put(turned[0], value, size);
-    if (attribute == CUBLASLT_MATMUL_DESC_TRANSB) return put(turned[1], value, size);
+    auto &op = *as<Operation>(made);
+    if (attribute == CUBLASLT_MATMUL_DESC_TRANSA) return put(op.turned[0], value, size);
+    if (attribute == CUBLASLT_MATMUL_DESC_TRANSB) return put(op.turned[1], value, size);
+    if (attribute == CUBLASLT_MATMUL_DESC_EPILOGUE) return put(op.epilogue, value, size);
+    if (attribute == CUBLASLT_MATMUL_DESC_BIAS_POINTER) return put(op.bias, value, size);
     return CUBLAS_STATUS_INVALID_VALUE;
 }
 
@@ -151,6 +155,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     if (here != as<cublasLtContext>(&handle) || count < 1) return CUBLAS_STATUS_INVALID_VALUE;
     if (!agree(*as<Operation>(op), *as<Layout>(a), *as<Layout>(b), *as<Layout>(c), *as<Layout>(d), sizes))
         return CUBLAS_STATUS_NOT_SUPPORTED;
+    const auto &operation = *as<Operation>(op);
+    const bool biased = operation.epilogue == CUBLASLT_EPILOGUE_BIAS;
+    if (!biased && operation.epilogue != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (biased && (!operation.bias || reinterpret_cast<uintptr_t>(operation.bias) % 16)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (preference.schemes != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) return CUBLAS_STATUS_NOT_SUPPORTED;
     *returned = unusable < count ? unusable + 1 : count;
     for (int n = 0; n < *returned; ++n) {
@@ -220,6 +228,7 @@ cublasStatus_t cublasLtMatmul(
                 }
                 sum *= one;
                 if (adds != 0) sum += adds * read(base, C, i * base.stride + n * base.leading + m);
+                if (operation.bias) sum += read(made, operation.bias, m);  // of the result's type
                 write(made, D, i * made.stride + n * made.leading + m, static_cast<float>(sum));
             }
     return CUBLAS_STATUS_SUCCESS;

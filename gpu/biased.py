@@ -1,0 +1,110 @@
+"""A matrix product to which a bias is added, and perhaps a tensor: by cuBLASLt, or a product and a map behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from foreplan.gpu import matmul
+from foreplan.gpu.device import Device
+from foreplan.gpu.launch import (
+    Address,
+    Instruction,
+    LaunchKernel,
+    Refused,
+    Scratch,
+    Windows,
+    input_at,
+    output_at,
+    relocated,
+)
+from foreplan.gpu.map import Tensor, broadcast, map_launches
+from foreplan.graph import Op, Window
+from foreplan.graph.layouts import lie_alike
+from foreplan.graph.types import DTYPES
+from foreplan.ops.expr import Arg, Call, Expr
+from foreplan.ops.matmul_map import MatMulMap
+
+
+@dataclass(frozen=True)
+class Biased:
+    """What is added to a product.
+
+    Attributes:
+        bias: which input has a number for each column.
+        added: which one is as large as the product; None: there is none.
+    """
+
+    bias: int
+    added: int | None
+
+
+def terms_of(op: MatMulMap, inputs: Windows, outputs: Windows) -> Biased:
+    """What a map adds to the product, if that is all that it does.
+
+    Raises:
+        Refused: it is not.
+    """
+    y, *more = outputs
+    if more or not y.type.size:
+        raise Refused("a product of which several results are made")
+    indices = sorted(_added(op.map.parsed[0]))
+    of_columns = [i for i in indices if i and inputs[i + 1].shape == y.shape[-1:]]
+    whole = [i for i in indices if i and inputs[i + 1].type == y.type]
+    if len(y.shape) < 2 or len(of_columns) != 1 or len(whole) > 1 or indices != sorted([0, *of_columns, *whole]):
+        raise Refused(f"a product followed by {op.exprs[0]}")
+    if inputs[of_columns[0] + 1].type.dtype not in (y.type.dtype, y.type.dtype.wide):
+        raise Refused(f"a bias of {inputs[of_columns[0] + 1].type.dtype} for {y.type.dtype}")
+    return Biased(of_columns[0] + 1, whole[0] + 1 if whole else None)
+
+
+def _added(expr: Expr) -> Iterator[int]:
+    """The arguments whose sum it is, whatever floats they are rounded to on the way."""
+    if isinstance(expr, Arg):
+        yield expr.index
+    elif isinstance(expr, Call) and expr.function == "add":
+        for part in expr.args:
+            yield from _added(part)
+    elif isinstance(expr, Call) and expr.function in DTYPES and DTYPES[expr.function].is_float:
+        yield from _added(expr.args[0])
+    else:
+        raise Refused(f"{expr} is no sum")
+
+
+def bias_of(terms: Biased, inputs: Windows, y: Window) -> tuple[Address, tuple[Instruction, ...], int]:
+    """Where the bias lies as cuBLASLt takes it, side by side and of the result's type; what puts it there, and how many
+    bytes of the workspace it takes.
+    """
+    window, dtype = inputs[terms.bias], y.type.dtype
+    here = input_at(terms.bias)
+    if window.type.dtype == dtype and window.is_dense:
+        return here, (), 0
+    scratch, own = Scratch(), broadcast(here, window, window.shape)
+    there = scratch.take(window.type.size * dtype.itemsize)
+    made = Tensor(there, dtype, (dtype.itemsize,))
+    return there, map_launches([Arg(0)], window.shape, [own], [made]), scratch.nbytes
+
+
+def biased(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """Launches of ours: the product in the workspace, then the map."""
+    assert isinstance(op, MatMulMap)
+    (y,), terms = outputs, terms_of(op, inputs, outputs)
+    product = Window.dense(op.matmul.infer([x.type for x in inputs[:2]])[0])
+    made = matmul.matmul(op.matmul, inputs[:2], [product], device)
+    scratch = Scratch()
+    scratch.take(made.workspace)
+    whole = scratch.take(product.type.nbytes)
+
+    def moved(place: Address) -> Address:
+        return whole.behind(place.offset) if place.of == "output" else place
+
+    further = [broadcast(input_at(i), x, y.shape) for i, x in enumerate(inputs) if i > 1]
+    read = [broadcast(whole, product, y.shape), *further]
+    last = map_launches(op.map.parsed, y.shape, read, [broadcast(output_at(0), y, y.shape)])
+    instructions = (*(relocated(each, moved) for each in made.instructions), *last)
+    return replace(made, instructions=instructions, workspace=scratch.nbytes, overwrites=overwrites(terms, inputs, y))
+
+
+def overwrites(terms: Biased, inputs: Windows, y: Window) -> tuple[tuple[int, int], ...]:
+    """What is added may be changed in place."""
+    return ((0, terms.added),) if terms.added is not None and lie_alike(inputs[terms.added], y) else ()
