@@ -8,7 +8,15 @@ struct Pair {
     Number first, second;
 };
 
-__device__ inline Pair together(Pair a, Pair b) { return Pair{a.first + b.first, a.second + b.second}; }
+template <int N> __device__ inline Pair together(const Pair (&parts)[N]) {
+    Pair all = parts[0];
+#pragma unroll
+    for (int i = 1; i < N; ++i) {
+        all.first += parts[i].first;
+        all.second += parts[i].second;
+    }
+    return all;
+}
 
 struct Arguments {
     i64 channels, positions, positions_a_part, parts;
@@ -25,59 +33,93 @@ struct Arguments {
     Number* vectors;  // [3, channels]: slope, shift and factor of dx = (g - (x - mean) · slope - shift) · factor
 };
 
-// VECTOR channels of g at a position.
-__device__ inline Vector<Number, VECTOR> gradient(const Arguments& a, i64 position, i64 channel, i64 left);
+// VECTOR channels of g at a few positions: all that it is made of is read first.
+template <bool WHOLE, int AHEAD>
+__device__ inline void gradients(const Arguments& a, const Own& own, const i64 (&positions)[AHEAD],
+                                 Vector<Number, VECTOR> (&g)[AHEAD]);
 
-extern "C" __global__ void __launch_bounds__(THREADS) gradient_sums(const Arguments a) {
-    __shared__ Pair shared[THREADS];
-    const Share<ACROSS, VECTOR> own(a.channels, a.positions, a.positions_a_part);
-    Pair found[VECTOR] = {};
-    if (own.count()) {
-        Number means[VECTOR];
+// Whether all of that can move together.
+__device__ inline bool are_whole(const Arguments& a);
+
+template <bool WHOLE> __device__ inline void sum_up(const Arguments& a, const Own& own, Pair (&found)[VECTOR]) {
+    constexpr int AHEAD = WHOLE ? 2 : 1;
+    Number means[VECTOR];
 #pragma unroll
-        for (int k = 0; k < VECTOR; ++k) means[k] = k < own.left ? a.mean[own.channel + k] : 0;
-#pragma unroll 2
-        for (i64 i = own.first; i < own.last; i += ROWS) {
-            const auto there = gradient(a, i, own.channel, own.left);
-            const auto here = read<ELEMENT>(a.x.start + a.x.offset(i, a.extents, own.channel), own.left);
-            if constexpr (KEEPS) {
+    for (int k = 0; k < VECTOR; ++k) means[k] = k < own.left ? a.mean[own.channel + k] : 0;
+#pragma unroll 1
+    for (i64 i = own.first; i < own.last; i += AHEAD * ROWS) {
+        i64 positions[AHEAD];
+        Vector<ELEMENT, VECTOR> here[AHEAD];
+        Vector<Number, VECTOR> there[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; ++j) {
+            positions[j] = own.ahead(i, j);
+            here[j] = read<ELEMENT, WHOLE>(a.x.start + a.x.offset(positions[j], a.extents, own.channel), own.left);
+        }
+        gradients<WHOLE>(a, own, positions, there);
+#pragma unroll
+        for (int j = 0; j < AHEAD; ++j) {
+            const bool counts = own.there(i, j);
+            if (KEEPS && counts) {
                 Vector<ELEMENT, VECTOR> narrow;
 #pragma unroll
-                for (int k = 0; k < VECTOR; ++k) narrow.at[k] = narrowed<ELEMENT>(there.at[k]);
-                store<ELEMENT, VECTOR>(a.kept.start + a.kept.offset(i, a.extents, own.channel), narrow, own.left);
+                for (int k = 0; k < VECTOR; ++k) narrow.at[k] = narrowed<ELEMENT>(there[j].at[k]);
+                char* const place = a.kept.start + a.kept.offset(positions[j], a.extents, own.channel);
+                if constexpr (WHOLE) store_vector<ELEMENT, VECTOR>(place, narrow);
+                else store_each<ELEMENT, VECTOR>(place, narrow, own.left);
             }
 #pragma unroll
             for (int k = 0; k < VECTOR; ++k) {
-                found[k].first += there.at[k];
-                found[k].second += there.at[k] * (here.at[k] - means[k]);
+                const Number g = counts ? there[j].at[k] : 0;
+                found[k].first += g;
+                found[k].second += g * (widened(here[j].at[k]) - means[k]);
             }
         }
     }
-    combine<ACROSS, VECTOR>(found, shared);
-    if (!own.writes()) return;
-#pragma unroll
-    for (int k = 0; k < VECTOR; ++k)
-        if (k < own.left) {
-            a.sums[blockIdx.y * a.channels + own.channel + k] = found[k].first;
-            a.moments[blockIdx.y * a.channels + own.channel + k] = found[k].second;
-        }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) gradient_of_sums(const Arguments a) {
-    __shared__ Pair shared[THREADS];
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradient_sums(const Arguments a) {
+    __shared__ Pair shared[VECTOR][THREADS];
+    const Own own(a.channels, a.positions, a.positions_a_part);
+    Pair found[VECTOR] = {};
+    if (own.count()) {
+        const bool whole = own.left >= VECTOR && a.x.is_whole<ELEMENT>() && a.kept.is_whole<ELEMENT>() && are_whole(a);
+        if (whole) sum_up<true>(a, own, found);
+        else sum_up<false>(a, own, found);
+    }
+    const Pair all = combine<ACROSS>(found, shared);
+    const i64 channel = own.combined(a.channels);
+    if (channel < 0) return;
+    a.sums[blockIdx.y * a.channels + channel] = all.first;
+    a.moments[blockIdx.y * a.channels + channel] = all.second;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) gradient_of_sums(const Arguments a) {
+    __shared__ Pair shared[1][THREADS];
+    constexpr int AHEAD = 8;
     const Share<CHANNELS, 1> own(a.channels, a.parts, a.parts);
+    const i64 channel = own.left > 0 ? own.channel : 0;
+    const Number variance = a.variance[channel], scale = a.scale[channel];
     Pair found[1] = {};
-#pragma unroll 4
-    for (i64 i = own.first; i < own.last; i += LANES)
-        found[0] = together(found[0], Pair{a.sums[i * a.channels + own.channel], a.moments[i * a.channels + own.channel]});
-    combine<CHANNELS, 1>(found, shared);
-    if (!own.writes()) return;
-    const Number sum = found[0].first, moment = found[0].second;
-    const Number r = 1 / sqrt(a.variance[own.channel] + static_cast<Number>(a.epsilon));
+#pragma unroll 1
+    for (i64 i = own.first; i < own.last; i += AHEAD * LANES) {
+        Pair parts[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; ++j) {
+            const i64 at = own.ahead(i, j) * a.channels + own.channel;
+            const Pair part{a.sums[at], a.moments[at]};
+            parts[j] = own.there(i, j) ? part : Pair{};
+        }
+        found[0] = together({found[0], together(parts)});
+    }
+    const Pair total = combine<CHANNELS>(found, shared);
+    if (own.combined(a.channels) < 0) return;
+    const Number sum = total.first, moment = total.second;
+    const Number r = 1 / sqrt(variance + static_cast<Number>(a.epsilon));
     const Number count = static_cast<Number>(a.positions);
-    a.dscale[own.channel] = moment * r;
-    a.dbias[own.channel] = sum;
-    a.vectors[own.channel] = moment * r * r / count;
-    a.vectors[a.channels + own.channel] = sum / count;
-    a.vectors[2 * a.channels + own.channel] = a.scale[own.channel] * r;
+    a.dscale[channel] = moment * r;
+    a.dbias[channel] = sum;
+    a.vectors[channel] = moment * r * r / count;
+    a.vectors[a.channels + channel] = sum / count;
+    a.vectors[2 * a.channels + channel] = scale * r;
 }

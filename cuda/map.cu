@@ -1,9 +1,11 @@
 // Element-wise expressions over tensors of one shape, however they lie.
 //
 // A thread computes VECTOR neighbours along the innermost axis of the loop: it reads all elements that it needs before
-// it writes, so that an output may take the bytes of an input that lies alike. `compute` is generated.
+// it writes, so that an output may take the bytes of an input that lies alike. What lies side by side moves together if
+// all that the thread reads and writes can (WHOLE), and else one by one. `compute` and `misplaced` are generated.
 //
 // RANK axes, neighbours merged; OPERANDS tensors, inputs first; INDEX holds the number of units.
+// The second launch bound lets ptxas spend registers, so that all loads are under way before the first is waited for.
 #include "scalar.cuh"
 
 struct Operand {
@@ -23,11 +25,12 @@ struct Place {
     i64 offset, step;
 };
 
-template <class T> __device__ inline Vector<T, VECTOR> read_row(const Place& place, i64 count) {
-    return load<T, VECTOR>(place.start + place.offset, count);
+template <class T, bool WHOLE> __device__ inline Vector<T, VECTOR> read_row(const Place& place, i64 count) {
+    if constexpr (WHOLE) return load_vector<T, VECTOR>(place.start + place.offset);
+    else return load_each<T, VECTOR>(place.start + place.offset, count);
 }
 
-template <class T> __device__ inline Vector<T, VECTOR> read_one(const Place& place, i64 count) {
+template <class T, bool> __device__ inline Vector<T, VECTOR> read_one(const Place& place, i64 count) {
     const T one = *reinterpret_cast<const T*>(place.start + place.offset);
     Vector<T, VECTOR> found;
 #pragma unroll
@@ -35,7 +38,7 @@ template <class T> __device__ inline Vector<T, VECTOR> read_one(const Place& pla
     return found;
 }
 
-template <class T> __device__ inline Vector<T, VECTOR> read_gaps(const Place& place, i64 count) {
+template <class T, bool> __device__ inline Vector<T, VECTOR> read_gaps(const Place& place, i64 count) {
     Vector<T, VECTOR> found = {};
 #pragma unroll
     for (int i = 0; i < VECTOR; ++i)
@@ -43,23 +46,43 @@ template <class T> __device__ inline Vector<T, VECTOR> read_gaps(const Place& pl
     return found;
 }
 
-__device__ inline Vector<bool, VECTOR> read_bits(const Place& place, i64 count) {
+template <class, bool WHOLE> __device__ inline Vector<bool, VECTOR> read_bits(const Place& place, i64 count) {
+    if constexpr (WHOLE) return load_bits<VECTOR>(place.start, place.offset);
+    else return load_bits<VECTOR>(place.start, place.offset, 1, count);
+}
+
+template <class, bool> __device__ inline Vector<bool, VECTOR> read_scattered_bits(const Place& place, i64 count) {
     return load_bits<VECTOR>(place.start, place.offset, place.step, count);
 }
 
-template <class T> __device__ inline void write_row(const Place& place, const Vector<T, VECTOR>& found, i64 count) {
-    store<T, VECTOR>(place.start + place.offset, found, count);
+template <class T, bool WHOLE>
+__device__ inline void write_row(const Place& place, const Vector<T, VECTOR>& found, i64 count) {
+    if constexpr (WHOLE) store_vector<T, VECTOR>(place.start + place.offset, found);
+    else store_each<T, VECTOR>(place.start + place.offset, found, count);
 }
 
-template <class T> __device__ inline void write_gaps(const Place& place, const Vector<T, VECTOR>& found, i64 count) {
+template <class T, bool>
+__device__ inline void write_gaps(const Place& place, const Vector<T, VECTOR>& found, i64 count) {
 #pragma unroll
     for (int i = 0; i < VECTOR; ++i)
         if (i < count) *reinterpret_cast<T*>(place.start + place.offset + i * place.step) = found.at[i];
 }
 
-__device__ inline void compute(const Place (&at)[OPERANDS], i64 count);
+// How far a row or bits begin behind a place from which they could move together.
+template <class T> __device__ inline u32 misplaced_row(const Place& place) {
+    return static_cast<u32>(reinterpret_cast<u64>(place.start + place.offset)) % alignof(Vector<T, VECTOR>);
+}
 
-extern "C" __global__ void __launch_bounds__(256) map(const Arguments a) {
+template <class> __device__ inline u32 misplaced_bits(const Place& place) {
+    return static_cast<u32>(place.offset) % BITS_APART<VECTOR>;
+}
+
+// Zero if all can.
+__device__ inline u32 misplaced(const Place (&at)[OPERANDS]);
+
+template <bool WHOLE> __device__ inline void compute(const Place (&at)[OPERANDS], i64 count);
+
+extern "C" __global__ void __launch_bounds__(256, 2) map(const Arguments a) {
     const INDEX unit = static_cast<INDEX>(blockIdx.x) * 256 + threadIdx.x;
     if (unit >= static_cast<INDEX>(a.units)) return;
     INDEX row = unit / static_cast<INDEX>(a.units_a_row);
@@ -78,5 +101,7 @@ extern "C" __global__ void __launch_bounds__(256) map(const Arguments a) {
         for (int k = 0; k < OPERANDS; ++k) at[k].offset += here * a.operands[k].strides[axis];
         row = above;
     }
-    compute(at, a.extents[RANK - 1] - first);
+    const i64 count = a.extents[RANK - 1] - first;
+    if (VECTOR == 1 || (count >= VECTOR && misplaced(at) == 0)) compute<true>(at, VECTOR);
+    else compute<false>(at, count);
 }

@@ -44,6 +44,17 @@ __device__ inline u16 bfloat_of_float(float x) {
     return static_cast<u16>((x != x ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 #endif
 }
+
+// A number rounded to bfloat16: the upper half of a pair of them is the bits of a float.
+__device__ inline float rounded_to_bfloat(float x) {
+#if __CUDA_ARCH__ >= 800
+    u32 bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x), "f"(0.0f));
+    return __uint_as_float(bits);
+#else
+    return __uint_as_float(static_cast<u32>(bfloat_of_float(x)) << 16);
+#endif
+}
 #endif
 
 // The type of arithmetic on elements of type T: float for narrower ones.
@@ -77,14 +88,39 @@ template <class T, int N> __device__ inline bool is_aligned(const void* place) {
     return reinterpret_cast<u64>(place) % alignof(Vector<T, N>) == 0;
 }
 
-// The first `count` elements from a place on, at most N.
-template <class T, int N> __device__ inline Vector<T, N> load(const void* from, i64 count = N) {
-    if (count >= N && is_aligned<T, N>(from)) return *static_cast<const Vector<T, N>*>(from);
+// N elements, from an aligned place on.
+template <class T, int N> __device__ inline Vector<T, N> load_vector(const void* from) {
+    return *static_cast<const Vector<T, N>*>(from);
+}
+
+template <class T, int N> __device__ inline void store_vector(void* to, const Vector<T, N>& elements) {
+    *static_cast<Vector<T, N>*>(to) = elements;
+}
+
+// The first `count` elements from a place on, at most N, one by one.
+template <class T, int N> __device__ inline Vector<T, N> load_each(const void* from, i64 count) {
     Vector<T, N> found = {};
 #pragma unroll
     for (int i = 0; i < N; ++i)
         if (i < count) found.at[i] = static_cast<const T*>(from)[i];
     return found;
+}
+
+template <class T, int N> __device__ inline void store_each(void* to, const Vector<T, N>& elements, i64 count) {
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        if (i < count) static_cast<T*>(to)[i] = elements.at[i];
+}
+
+// Together if they can be. Where a thread reads several operands, it should find that out once, for all of them: the
+// next load waits for what is computed of this one before the branches meet.
+template <class T, int N> __device__ inline Vector<T, N> load(const void* from, i64 count = N) {
+    return count >= N && is_aligned<T, N>(from) ? load_vector<T, N>(from) : load_each<T, N>(from, count);
+}
+
+template <class T, int N> __device__ inline void store(void* to, const Vector<T, N>& elements, i64 count = N) {
+    if (count >= N && is_aligned<T, N>(to)) store_vector<T, N>(to, elements);
+    else store_each<T, N>(to, elements, count);
 }
 
 // N of packed bits, `step` from one to the next; of these the first `count` are there.
@@ -98,12 +134,16 @@ template <int N> __device__ inline Vector<bool, N> load_bits(const char* from, i
     return found;
 }
 
-template <class T, int N> __device__ inline void store(void* to, const Vector<T, N>& elements, i64 count = N) {
-    if (count >= N && is_aligned<T, N>(to)) {
-        *static_cast<Vector<T, N>*>(to) = elements;
-        return;
-    }
+// A multiple of it is where N of packed bits side by side must begin to be bytes, or a part of one.
+template <int N> constexpr u32 BITS_APART = N < 8 ? N : 8;
+
+template <int N> __device__ inline Vector<bool, N> load_bits(const char* from, i64 first) {
+    Vector<bool, N> found;
 #pragma unroll
-    for (int i = 0; i < N; ++i)
-        if (i < count) static_cast<T*>(to)[i] = elements.at[i];
+    for (int i = 0; i < N; i += 8) {
+        const u32 bits = static_cast<u8>(from[(first + i) >> 3]) >> (first & 7);
+#pragma unroll
+        for (int k = i; k < N && k < i + 8; ++k) found.at[k] = bits >> (k - i) & 1;
+    }
+    return found;
 }

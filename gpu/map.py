@@ -116,12 +116,13 @@ def map_launches(
     steps = [[strides[i] for _, strides in axes] for i in range(len(tensors))]
     kinds = [_kind(x, row[-1]) for x, row in zip(tensors, steps)]
     kinds[len(inputs) :] = ["row" if kind == "one" else kind for kind in kinds[len(inputs) :]]  # of a single element
-    vector = _vector(kinds, tensors, axes[-1][0])
+    once = [kind != "one" and all(row[:-1]) for kind, row in zip(kinds, steps)]
+    vector = _vector(kinds, tensors, once, axes[-1][0])
     units_a_row = ceil_div(axes[-1][0], vector)
     units = units_a_row * math.prod(extent for extent, _ in axes[:-1])
     numbers = [units, units_a_row, *(extent for extent, _ in axes)]
     sizes = (("RANK", len(axes)), ("OPERANDS", len(tensors)), ("VECTOR", vector), ("INDEX", index_type(units)))
-    source = Source("map.cu", sizes, _compute(exprs, inputs, outputs, kinds))
+    source = Source("map.cu", sizes, _compute(exprs, inputs, outputs, kinds, once))
     operands: list[Word] = []
     for x, row in zip(tensors, steps):
         operands += [x.start, *row]
@@ -136,37 +137,55 @@ def index_type(count: int) -> str:
 def _kind(x: Tensor, step: int) -> str:
     """How a tensor's elements lie along the innermost axis."""
     if x.bits:
-        return "bits"
+        return "bits" if step == 1 else "scattered_bits"
     return "one" if step == 0 else "row" if step == x.dtype.itemsize else "gaps"
 
 
-def _vector(kinds: Sequence[str], tensors: Sequence[Tensor], extent: int) -> int:
-    """Elements that a thread computes: of the widest that lie side by side, as many as move at a time."""
-    widest = max((x.dtype.itemsize for x, kind in zip(tensors, kinds) if kind == "row"), default=BYTES)
-    vector = BYTES // widest
+def _vector(kinds: Sequence[str], tensors: Sequence[Tensor], once: Sequence[bool], extent: int) -> int:
+    """Elements that a thread computes: of the widest that lie side by side, as many as move at a time.
+
+    What is repeated along an outer axis comes from a cache, and makes nothing else narrower.
+    """
+    widths = [x.dtype.itemsize for x, kind, alone in zip(tensors, kinds, once) if kind == "row" and alone]
+    vector = BYTES // max(widths, default=BYTES)
     while vector > extent:
         vector //= 2
     return vector
 
 
-def _compute(exprs: Sequence[Expr], inputs: Sequence[Tensor], outputs: Sequence[Tensor], kinds: Sequence[str]) -> str:
-    """The function that computes one unit."""
-    n, dtypes = len(inputs), [x.dtype for x in inputs]
-    reads = [
-        f"const auto x{i} = read_bits(at[{i}], count);"
-        if x.bits
-        else f"const auto x{i} = read_{kinds[i]}<{stored(x.dtype)}>(at[{i}], count);"
-        for i, x in enumerate(inputs)
-    ]
+def _compute(
+    exprs: Sequence[Expr],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    kinds: Sequence[str],
+    once: Sequence[bool],
+) -> str:
+    """The functions of cuda/map.cu: one that computes a unit, and one that says how it lies.
+
+    Args:
+        kinds: how each tensor lies along the innermost axis.
+        once: whether its elements are read once, and so from memory: these it reads first.
+    """
+    n, dtypes, tensors = len(inputs), [x.dtype for x in inputs], (*inputs, *outputs)
+    given = [f"{kind}<{stored(x.dtype)}, WHOLE>" for x, kind in zip(tensors, kinds)]
+    order = sorted(range(n), key=lambda i: not once[i])
+    reads = [f"const auto x{i} = read_{given[i]}(at[{i}], count);" for i in order]
     results = [f"Vector<{stored(y.dtype)}, VECTOR> y{i};" for i, y in enumerate(outputs)]
     arguments = [f"const auto a{i} = widened(x{i}.at[i]);" for i in range(n)]
     names = [f"r{i}" for i in range(len(outputs))]
     body = statements(exprs, [f"a{i}" for i in range(n)], dtypes, names)
     ends = [f"y{i}.at[i] = narrowed<{stored(y.dtype)}>(r{i});" for i, y in enumerate(outputs)]
     loop = ["    " + line for line in (*arguments, *body, *ends)]
-    writes = [f"write_{kinds[n + i]}(at[{n + i}], y{i}, count);" for i in range(len(outputs))]
+    writes = [f"write_{given[n + i]}(at[{n + i}], y{i}, count);" for i in range(len(outputs))]
     lines = [*reads, *results, "#pragma unroll", "for (int i = 0; i < VECTOR; ++i) {", *loop, "}", *writes]
-    return function("void compute(const Place (&at)[OPERANDS], i64 count)", lines)
+    terms = [
+        f"misplaced_{kind}<{stored(x.dtype)}>(at[{i}])"
+        for i, (x, kind) in enumerate(zip(tensors, kinds))
+        if kind in ("row", "bits")
+    ]
+    lying = function("u32 misplaced(const Place (&at)[OPERANDS])", [f"return {' | '.join(terms) or 0};"])
+    head = "void compute(const Place (&at)[OPERANDS], i64 count)"
+    return lying + "template <bool WHOLE> " + function(head, lines)
 
 
 def function(head: str, lines: Sequence[str]) -> str:

@@ -33,10 +33,10 @@ from foreplan.ops.map import merged_axes
 from foreplan.ops.masked_norm import MaskedBatchNormGrad
 
 THREADS = 256
-CHANNELS = 32  # of a block that puts parts together
+ACROSS = 32  # threads of a block for neighbouring channels, at most
+CHANNELS = 8  # of a block that puts parts together
 BYTES = 16  # of channels that lie side by side, that a thread reads at a time
-LEAST = 16  # positions of a part for each thread of a channel
-MOST_PARTS = 512
+LEAST = 4  # positions of a part for each thread of a channel: as many as it reads ahead
 _GRADIENT = parse_expr("((a1 - (((a0 - a2) * a3) + a4)) * a5)")
 
 
@@ -65,7 +65,12 @@ class _Work:
     @property
     def across(self) -> int:
         """Threads for neighbouring channels."""
-        return power_of_2(ceil_div(self.shape[1], self.vector), 1, CHANNELS)
+        return power_of_2(ceil_div(self.shape[1], self.vector), 1, ACROSS)
+
+    @property
+    def blocks(self) -> int:
+        """That a multiprocessor has room for at a time: the more tensors, the more registers each needs."""
+        return 3 if len(self.others) < 4 else 2
 
     @property
     def positions(self) -> int:
@@ -83,7 +88,8 @@ class _Work:
         tensors, channels = (self.x, *self.others), self.shape[1]
         axes = merged_axes(self.shape, [each.strides for each in tensors], (0, *range(2, len(self.shape))))
         index = index_type(max(self.positions, channels))
-        sizes: Defines = (("VECTOR", self.vector), ("ACROSS", self.across), ("RANK", len(axes)), ("INDEX", index))
+        sizes: Defines = (("VECTOR", self.vector), ("ACROSS", self.across), ("BLOCKS", self.blocks))
+        sizes += (("RANK", len(axes)), ("INDEX", index))
         source = Source(file, (("ELEMENT", stored(self.x.dtype)), *sizes, *defines), generated)
         given: list[Word] = [channels, self.positions, ceil_div(self.positions, self.parts), self.parts]
         given += [n for n, _ in axes]
@@ -100,11 +106,11 @@ class _Work:
 
 
 def _work(x: Tensor, shape: Shape, others: Sequence[Tensor], device: Device) -> _Work:
-    """In as many parts as keep the multiprocessors at work, none of them short, none of them empty."""
+    """In as many parts as the multiprocessors have room for at a time, none of them short, none of them empty."""
     work = _Work(x, shape, tuple(others), 1)
     positions, rows = work.positions, THREADS // work.across
-    wanted = ceil_div(4 * device.multiprocessors, ceil_div(shape[1], work.vector * work.across))
-    parts = max(1, min(wanted, positions // (LEAST * rows), MOST_PARTS))
+    wanted = work.blocks * device.multiprocessors // ceil_div(shape[1], work.vector * work.across)
+    parts = max(1, min(wanted, positions // (LEAST * rows)))
     return replace(work, parts=ceil_div(positions, ceil_div(positions, parts)))
 
 
@@ -182,20 +188,29 @@ def _gradient(
 
 
 def _reading(expr: Expr, made_of: Sequence[Tensor]) -> str:
-    """The function `gradient` of cuda/channel_gradients.cu."""
-    lines = []
+    """The functions `gradients` and `are_whole` of cuda/channel_gradients.cu."""
+    places, reads, whole = [], [], []
     for i, each in enumerate(made_of):
-        at = f"a.operands[{i}].offset(position, a.extents, channel)"
-        read = f"load_bits<VECTOR>(a.operands[{i}].start, {at}, a.operands[{i}].channel_step, left)"
-        if not each.bits:
-            read = f"read<{stored(each.dtype)}>(a.operands[{i}].start + {at}, left)"
-        lines.append(f"const auto x{i} = {read};")
+        x, type = f"a.operands[{i}]", stored(each.dtype)
+        at = f"{x}.offset(positions[j], a.extents, own.channel)"
+        read = f"read_bits<WHOLE>({x}, {at}" if each.bits else f"read<{type}, WHOLE>({x}.start + {at}"
+        places.append(f"Vector<{type}, VECTOR> x{i}[AHEAD];")
+        reads.append(f"x{i}[j] = {read}, own.left);")
+        whole.append(f"{x}.are_whole_bits()" if each.bits else f"{x}.is_whole<{type}>()")
     names = [f"a{i}" for i in range(len(made_of))]
-    body = [f"const auto a{i} = x{i}.at[i];" for i in range(len(made_of))]
-    body += [*statements([expr], names, [each.dtype for each in made_of], ["r"]), "g.at[i] = r;"]
-    loop = ["#pragma unroll", "for (int i = 0; i < VECTOR; ++i) {", *("    " + line for line in body), "}"]
-    head = "Vector<Number, VECTOR> gradient(const Arguments& a, i64 position, i64 channel, i64 left)"
-    return function(head, [*lines, "Vector<Number, VECTOR> g;", *loop, "return g;"])
+    body = [f"const auto a{i} = widened(x{i}[j].at[i]);" for i in range(len(made_of))]
+    body += [*statements([expr], names, [each.dtype for each in made_of], ["r"]), "g[j].at[i] = r;"]
+    lines = [*places, *_unrolled("j", "AHEAD", reads), *_unrolled("j", "AHEAD", _unrolled("i", "VECTOR", body))]
+    positions, g = "const i64 (&positions)[AHEAD]", "Vector<Number, VECTOR> (&g)[AHEAD]"
+    of_all = function("bool are_whole(const Arguments& a)", [f"return {' && '.join(whole)};"])
+    of_each = function(f"void gradients(const Arguments& a, const Own& own, {positions}, {g})", lines)
+    return f"{of_all}template <bool WHOLE, int AHEAD> {of_each}"
+
+
+def _unrolled(name: str, count: str, lines: Sequence[str]) -> list[str]:
+    """A loop of generated statements."""
+    head = f"for (int {name} = 0; {name} < {count}; ++{name}) {{"
+    return ["#pragma unroll", head, *("    " + line for line in lines), "}"]
 
 
 def layout(op: Op, inputs: Windows, outputs: Types) -> list[Window]:

@@ -32,12 +32,12 @@ def with_cudnn(test: Callable[..., None]) -> Callable[..., None]:
 
 
 class Memory:
-    """Bytes of one operand, 256 bytes aligned, with watched bytes on both sides."""
+    """Bytes of one operand, so many behind an address that is 256 bytes aligned, with watched bytes on both sides."""
 
-    def __init__(self, nbytes: int, fill: int) -> None:
+    def __init__(self, nbytes: int, fill: int, behind: int = 0) -> None:
         self.nbytes = nbytes
         self.raw = np.full(nbytes + 3 * MARGIN, WATCHED, np.uint8)
-        self.start = -self.raw.ctypes.data % 256 + MARGIN
+        self.start = -self.raw.ctypes.data % 256 + MARGIN + behind
         self.bytes = self.raw[self.start : self.start + nbytes]
         self.bytes[...] = fill
 
@@ -47,12 +47,16 @@ class Memory:
         assert all((part == WATCHED).all() for part in around), "written outside an output or the workspace"
 
 
-def laid_out(window: Window, array: np.ndarray | None = None) -> tuple[Memory, np.ndarray]:
-    """Memory and an array in it that lies as a window says: a copy, or poison."""
+def laid_out(window: Window, array: np.ndarray | None = None, behind: int = 0) -> tuple[Memory, np.ndarray]:
+    """Memory and an array in it that lies as a window says: a copy, or poison.
+
+    Args:
+        behind: elements from an aligned place to where it begins.
+    """
     steps = [(extent - 1) * step for extent, step in zip(window.shape, window.strides)]
     low = -sum(step for step in steps if step < 0)
     span = low + sum(step for step in steps if step > 0) + window.type.dtype.itemsize
-    memory = Memory(span if window.type.size else 0, 0xFF)
+    memory = Memory(span if window.type.size else 0, 0xFF, behind * window.type.dtype.itemsize)
     found = np.ndarray(
         window.shape, window.type.dtype.numpy, memory.bytes, low if window.type.size else 0, window.strides
     )
@@ -82,6 +86,7 @@ def run(
     windows: Sequence[Window] | None = None,
     over: tuple[int, int] | None = None,
     name: str = OWN,
+    behind: Sequence[int] = (),
 ) -> list[np.ndarray]:
     """What the kernel gives: the same, whether threads run forward or in reverse, and whatever the workspace holds.
 
@@ -89,12 +94,13 @@ def run(
         windows: how inputs lie; by default in C order.
         over: (output, input): the output takes that input's bytes, as the kernel says it may.
         name: of the kernel; by default that of ours.
+        behind: elements by which inputs, and then outputs, begin behind an aligned address; by default none.
     """
     kernel, wanted, layouts = made(op, [type_of(x) for x in inputs], windows, name)
-    found = []
+    shifts, found = [*behind, *[0] * (len(wanted) + len(layouts) - len(behind))], []
     for reverse, fill in ((False, 0xFF), (True, 0x7F)):
-        places = [laid_out(window, x) for window, x in zip(wanted, inputs)]
-        results = [laid_out(window) for window in layouts]
+        places = [laid_out(window, x, shift) for window, x, shift in zip(wanted, inputs, shifts)]
+        results = [laid_out(window, None, shift) for window, shift in zip(layouts, shifts[len(wanted) :])]
         if over is not None:
             assert over in kernel.overwrites
             results[over[0]] = places[over[1]]
@@ -120,6 +126,7 @@ def check(
     windows: Sequence[Window] | None = None,
     over: tuple[int, int] | None = None,
     name: str = OWN,
+    behind: Sequence[int] = (),
 ) -> None:
     """Assert that both kernels agree."""
-    assert_near(run(op, inputs, windows, over, name), expected(op, inputs), rtol, atol)
+    assert_near(run(op, inputs, windows, over, name, behind), expected(op, inputs), rtol, atol)

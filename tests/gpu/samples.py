@@ -50,6 +50,7 @@ def samples(dtype: str) -> Iterator[Sample]:
     plain = ((1, 1), ((1, 1), (1, 1)), (1, 1))
     vector, whole = of(wide, (64,)), of("int64", (32,))
     yield Map(("relu((((a0 - a1) * a2) + a3))",)), of(dtype, image, *[(64, 1, 1)] * 3)
+    yield Map((f"{dtype}((({wide}(a0) * a1) + a2))",)), [*of(dtype, image), *of(wide, (64, 1, 1), (64, 1, 1))]
     yield Map(("(a0 - (a2 * (0.9 * a1)))", "(tanh(a0) * exp(a1))")), of(dtype, (4097,), (4097,), ())
     yield MaskedMap(("where(a0, a1, 0.0)",)), [*of("uint8", (2 * 64 * 128,)), *of(dtype, image)]
     yield PackBits("(a0 > 0)"), of(dtype, image)
@@ -71,7 +72,8 @@ def samples(dtype: str) -> Iterator[Sample]:
     yield ConvWeightGrad(*plain, groups=64, kernel=(3, 3)), of(dtype, image, image)
     yield ChannelMoments(), of(dtype, image)
     yield BatchNormGrad(1e-5), [*of(dtype, image), *vector * 3, *of(dtype, image)]
-    for expr, others, keeps in (("where(a0, a1, 0.0)", 1, True), ("where(a0, (a1 + a2), 0.0)", 2, False)):
+    one, two = "where(a0, a1, 0.0)", "where(a0, (a1 + a2), 0.0)"
+    for expr, others, keeps in ((one, 1, True), (two, 2, False), (two, 2, True)):
         bits = of("uint8", (2 * 64 * 128,))
         yield (
             MaskedBatchNormGrad(1e-5, f"{dtype}({expr})", keeps),

@@ -63,7 +63,22 @@ def test_elements_move_sixteen_bytes_at_a_time_where_they_lie_side_by_side() -> 
     assert vector(half, f32(64, 40)) == 4
     assert vector(f32(64, 3), f32(3)) == 2
     x = f32(2, 24, 5, 7)
-    assert vector(x, f32(24, 1, 1), windows=[*as_images(x), Window.dense(type_of(f32(24, 1, 1)))]) == 4
+    row = f32(24, 1, 1)
+    assert vector(x, row, windows=[*as_images(x), Window.dense(type_of(row))]) == 4
+    narrow = half.reshape(2, 20, 8, 8)
+    scaled = "float16((float32(a0) * a1))"  # a vector of their channels does not make images move by halves
+    assert vector(narrow, f32(20, 1, 1), windows=as_images(narrow, f32(20, 1, 1)), text=scaled) == 8
+    assert vector(half[0], f32(40), text=scaled) == 4
+
+
+@pytest.mark.parametrize("behind", [(1, 0, 0), (0, 0, 1), (4, 0, 4), (3, 1, 5), (8, 2, 16)])
+@pytest.mark.parametrize("shape", [(64,), (67,), (6, 24), (5, 17), (2, 24, 3, 3), (2, 9, 3, 3)])
+def test_operands_that_begin_anywhere(shape: tuple[int, ...], behind: tuple[int, ...]) -> None:
+    x = (f32(*shape) * 50).astype(DTYPES["bfloat16"].numpy)
+    row = f32(*shape[1:2], *(1 for _ in shape[2:]))
+    for windows in (as_images(x, row), None):
+        check(Map(("bfloat16((float32(a0) * a1))",)), x, row, windows=windows, behind=behind, rtol=1e-2, atol=0)
+    check(UPDATE, *(f32(*shape) for _ in range(3)), f32(), behind=(*behind, 0, 1, 2), rtol=0, atol=0)
 
 
 def test_tensors_that_lie_differently() -> None:
@@ -119,6 +134,19 @@ def test_a_masked_map_reads_the_bits_that_were_packed(shape: tuple[int, ...]) ->
             both = run(MaskedMap(("where(a0, (a1 * a2), a2)", "(a1 + a2)")), [*mask, row], [*taken, *as_images(row)])
             np.testing.assert_array_equal(both[0], np.where(truth, x * row, row))
             np.testing.assert_array_equal(both[1], x + row)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "shape", [(80,), (5, 48), (3, 24, 3, 5), (1, 12, 3, 2), (1, 20, 2, 2), (2, 6, 2, 2), (2, 4, 1, 3, 3)]
+)
+def test_bits_that_a_vector_of_any_type_goes_with(shape: tuple[int, ...], dtype: str) -> None:
+    x, truth = (f32(*shape) * 50).astype(DTYPES[dtype].numpy), f32(*shape) > 0
+    for windows in (as_images(x), [Window.dense(type_of(x))]):
+        for behind in ((), (1,), (3, 1), (0, 0, 1)):
+            given = [Window.dense(type_of(packed(truth))), *windows]
+            (out,) = run(MaskedMap(("where(a0, a1, a1 - a1)",)), [packed(truth), x], given, behind=behind)
+            np.testing.assert_array_equal(out, np.where(truth, x, 0))
 
 
 def test_bits_of_narrow_elements_and_of_numbers_that_are_none() -> None:

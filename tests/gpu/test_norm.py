@@ -45,6 +45,18 @@ def test_moments_of_many_positions_far_from_zero() -> None:
     np.testing.assert_allclose(variance, exact.var((0, 2, 3)), rtol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(3, 64, 33, 31), (9, 8, 1, 1), (2, 300, 6, 6), (5, 3, 40, 1), (2, 16, 90, 90)])
+def test_moments_of_parts_that_lie_far_apart(shape: tuple[int, ...]) -> None:
+    """Images whose own means differ: what parts have is put together without loss."""
+    x = f32(*shape) + np.arange(100, 100 * (shape[0] + 1), 100, np.float32).reshape(-1, 1, 1, 1)
+    exact, axes = x.astype(np.float64), (0, 2, 3)
+    for windows in layouts(x):
+        for behind in (0, 1):
+            mean, variance = run(ChannelMoments(), [x], windows, behind=(behind,))
+            np.testing.assert_allclose(mean, exact.mean(axes), rtol=1e-6)
+            np.testing.assert_allclose(variance, exact.var(axes), rtol=1e-5)
+
+
 def gradient_case(shape: tuple[int, ...]) -> list[np.ndarray]:
     x, scale, g = f32(*shape), f32(shape[1]), f32(*shape)
     others = (0, *range(2, len(shape)))
@@ -96,6 +108,24 @@ def test_the_gradient_of_what_a_mask_lets_through(shape: tuple[int, ...], keeps:
             found = run(op, given, windows, over)
             assert_near(found, wanted, 1e-4, 1e-5)
             assert not keeps or found[3].tobytes() == masked.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 9, 7), (3, 11, 8, 5), (2, 40, 30, 30)])
+def test_images_that_begin_anywhere(shape: tuple[int, ...]) -> None:
+    """Bits are those of images that begin at aligned places."""
+    x, scale, mean, variance, g = gradient_case(shape)
+    given = [x, scale, mean, variance, packed(f32(*x.shape) > 0), g]
+    narrow = [each.astype(DTYPES["bfloat16"].numpy) if each.ndim == 4 else each for each in given]
+    for keeps in (False, True):
+        for arrays, op in (
+            (given, MaskedBatchNormGrad(1e-5, "where(a0, a1, 0.0)", keeps)),
+            (narrow, MaskedBatchNormGrad(1e-5, "bfloat16(where(a0, float32(a1), 0.0))", keeps)),
+        ):
+            windows = layouts(*arrays)[0]
+            whole = run(op, arrays, windows)
+            for behind in ((1,), (0, 0, 0, 0, 1, 3), (0, 0, 0, 0, 0, 0, 5, 0, 0, 1)):
+                for ours, theirs in zip(run(op, arrays, windows, behind=behind), whole, strict=True):
+                    assert ours.tobytes() == theirs.tobytes()
 
 
 def test_narrow_gradients_are_rounded_before_they_are_summed() -> None:

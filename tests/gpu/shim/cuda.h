@@ -251,3 +251,4 @@ inline unsigned short bfloat_of_float(float value) {
     if (value != value) return static_cast<unsigned short>(bits >> 16 | 0x40);
     return static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+inline float rounded_to_bfloat(float x) { return __uint_as_float(static_cast<unsigned>(bfloat_of_float(x)) << 16); }
