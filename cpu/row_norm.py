@@ -152,8 +152,31 @@ def _gradient_row(row, grad, scale, mean, r, plain, slope, line):  # type: ignor
 
 
 @compiled
+def _add_row(there, line):  # type: ignore[no-untyped-def]
+    for k in range(len(line)):
+        line[k] += number(there[k])
+
+
+@compiled
 def _gradient(  # type: ignore[no-untyped-def]
-    start, stop, rows, segments, x, x_step, g, g_step, dx, scale, means, deviations, centred, lines, sums, blocks
+    start,
+    stop,
+    rows,
+    segments,
+    x,
+    x_step,
+    g,
+    g_step,
+    added,
+    added_step,
+    dx,
+    scale,
+    means,
+    deviations,
+    centred,
+    lines,
+    sums,
+    blocks,
 ):
     """The segments [start, stop): dx row by row, by way of a line of scratch memory; sums over their rows."""
     width = lines.shape[1]
@@ -175,6 +198,8 @@ def _gradient(  # type: ignore[no-untyped-def]
                 slope = np.float32(product / width * r * r)
                 plain = plain / width if centred else 0.0
                 _gradient_row(row, grad, scale, mean, r, np.float32(plain), slope, line)
+                if len(added):
+                    _add_row(added[i * added_step : i * added_step + width], line)
                 written(line, dx[i * width : (i + 1) * width])
             if len(scale):
                 for k in range(width):
@@ -202,6 +227,7 @@ class Gradient:
     op: LayerNormGrad | RMSNormGrad
     x: Rows
     g: Rows
+    added: Rows | None
     overwrites: tuple[tuple[int, int], ...]
 
     @property
@@ -222,11 +248,12 @@ class Gradient:
     def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
         """By segments; then their sums are added."""
         op = self.op
-        means = flat_input(inputs[-3]) if op.centred else _no_input()
+        means = flat_input(inputs[op.g - 2]) if op.centred else _no_input()
         scale = flat_input(inputs[1]) if op.scaled else _no_input()
         lines, sums, blocks = carve(workspace, *self._pieces())
-        given = (flat_input(inputs[0]), self.x.step, flat_input(inputs[-1]), self.g.step, flat(outputs[0]), scale)
-        rest = (means, flat_input(inputs[-2]), op.centred, lines, sums, blocks)
+        added = (flat_input(inputs[-1]), self.added.step) if self.added else (_no_input(), 0)
+        given = (flat_input(inputs[0]), self.x.step, flat_input(inputs[op.g]), self.g.step, *added, flat(outputs[0]))
+        rest = (scale, means, flat_input(inputs[op.g - 1]), op.centred, lines, sums, blocks)
         count, segments = self.x.count, self.segments
         run = ranged(_gradient, segments, 1, current_threads(), count, segments, *given, *rest)
         if not op.scaled:
@@ -261,14 +288,14 @@ def normal(op: Op, inputs: Windows, outputs: Windows) -> Normal:
 def gradient(op: Op, inputs: Windows, outputs: Windows) -> Gradient:
     """The kernel of `LayerNormGrad` and `RMSNormGrad`."""
     assert isinstance(op, LayerNormGrad | RMSNormGrad)
-    last = len(inputs) - 1
-    check_float(*inputs[1:last], *outputs[1:])
-    pairs = tuple((0, i) for i in (last, 0) if inputs[i].is_dense)
-    return Gradient(op, _rows(op, inputs[0]), _rows(op, inputs[last]), pairs)
+    check_float(*inputs[1 : op.g], *outputs[1:])
+    x, g, *added = (_rows(op, window) for window in (inputs[0], *inputs[op.g :]))
+    pairs = tuple((0, i) for i in (*reversed(range(op.g, len(inputs))), 0) if inputs[i].is_dense)
+    return Gradient(op, x, g, added[0] if added else None, pairs)
 
 
 def reads(op: Op, index: int, window: Window) -> Window:
-    """x and g as rows evenly apart; anything else in C order."""
+    """x, g and what is added as rows evenly apart; anything else in C order."""
     assert isinstance(op, LayerNorm | RMSNorm | LayerNormGrad | RMSNormGrad)
-    wide = index == 0 or (isinstance(op, LayerNormGrad | RMSNormGrad) and index == 2 + op.scaled + op.centred)
+    wide = index == 0 or (isinstance(op, LayerNormGrad | RMSNormGrad) and index >= op.g)
     return window if wide and rows_from(window, op.axis) is not None else Window.dense(window.type)

@@ -13,7 +13,7 @@ struct Arguments {
 };
 
 // The weight, by one block: `rows` targets, `count` of no meaning.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) weight_of_items(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) weight_of_items(const Arguments a) {
     __shared__ i64 counts[THREADS];
     i64 own = 0;
     for (i64 i = threadIdx.x; i < a.rows; i += THREADS) own += static_cast<i64>(a.target[i]) != a.ignored;
@@ -27,26 +27,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) weight_of_items(const A
 }
 
 // Logits → the gradient of their weighted loss, which may lie in their place; and each item's weighted loss.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) logits_to_gradient(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) logits_to_gradient(const Arguments a) {
     __shared__ Number shared[THREADS / WARP];
     const i64 row = row_of_team();
     const i64 count = row < a.rows ? a.count : 0;
     const Line x = a.logits.line(count ? row : 0), gradient = a.gradient.line(count ? row : 0);
     const i64 target = count ? static_cast<i64>(a.target[row]) : a.ignored;
     const Number picked = target >= 0 && target < count ? x.read<ELEMENT>(target) : static_cast<Number>(0);
-    const Exponentials all = exponentials_of(x, count, shared);  // by then all have read what they pick
+    const i64 head = a.logits.head<ELEMENT>(x, count);
+    const Exponentials all = exponentials_of(x, head, count, shared);  // by then all have read what they pick
     Number weight = *a.weight;
     if (target == a.ignored) weight = 0;
     else if (target < 0 || target >= a.count) weight = static_cast<Number>(NOT_A_NUMBER);
-    for (i64 i = first_of_lane(); i < count; i += STRIDE) {
-        auto found = x.stretch<ELEMENT>(i, count);
+    const Number factor = weight / all.sum;
+    const auto result = [&](Number number, i64 i) {
+        const Number found = scalar::exponential(number - all.high) * factor;
+        return i == target ? found - weight : found;
+    };
+    for (i64 i = lane_of_team(); i < head; i += TEAM) gradient.write<GRADIENT>(i, result(x.read<ELEMENT>(i), i));
+    const Line behind = gradient.behind<GRADIENT>(head);
+    use_vectors(x.behind<ELEMENT>(head), count - head, [&](Numbers found, i64 i) {
 #pragma unroll
-        for (int k = 0; k < VECTOR; ++k) {
-            found.at[k] = scalar::exponential(found.at[k] - all.high) * (weight / all.sum);
-            if (i + k == target) found.at[k] -= weight;
-        }
-        gradient.write_stretch<GRADIENT>(i, found, count);
-    }
+        for (int k = 0; k < VECTOR; ++k) found.at[k] = result(found.at[k], head + i + k);
+        behind.write_stretch<GRADIENT>(i, found, count - head);
+    });
     if (first_of_lane() || !count) return;
     a.losses[row] = target == a.ignored ? 0 : (scalar::logarithm(all.sum) - (picked - all.high)) * weight;
 }

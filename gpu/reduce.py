@@ -30,6 +30,8 @@ THREADS = 256
 WARP = 32
 RUN = 8  # terms that a thread adds up before they join its total
 MOST_PARTS = 512
+BYTES = 16  # of outputs side by side, that a thread moves at a time
+LINE = 8  # threads whose outputs are neighbours, where each moves so many
 _COMBINE = {"sum": "add", "mean": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 
 
@@ -100,14 +102,15 @@ def reduction(how: str, terms: Terms, target: Address, result: DType, parts: int
         target: of [parts, outputs].
         factor: that results are multiplied by.
     """
-    side_by_side, lanes = _lanes(terms)
+    shared = _shared(terms, ceil_div(terms.count, parts))
     defines = (
         ("ELEMENT", stored(terms.dtype)),
         ("RESULT", stored(result)),
         ("COMBINE", f"scalar::{_COMBINE[how]}<{wide(terms.dtype)}>"),
         ("NEUTRAL", neutral(how, terms.dtype)),
-        ("LANES", lanes),
-        ("TERMS_SIDE_BY_SIDE", int(side_by_side)),
+        ("LANES", shared.lanes),
+        ("VECTOR", shared.vector),
+        ("TERMS_SIDE_BY_SIDE", int(shared.side_by_side)),
         ("SCALED", int(factor is not None)),
         ("KEPT", len(terms.kept)),
         ("REDUCED", len(terms.reduced)),
@@ -117,24 +120,55 @@ def reduction(how: str, terms: Terms, target: Address, result: DType, parts: int
     words: list[Word] = [terms.source, target, terms.outputs, terms.count, part, factor or 1.0]
     for axes in (terms.kept, terms.reduced):
         words += [axis.extent for axis in axes] + [axis.stride for axis in axes]
-    grid = (ceil_div(terms.outputs, THREADS // lanes), parts, 1)
+    grid = (shared.blocks(terms), parts, 1)
     return launch(Source("reduce.cu", defines), "reduce", grid, THREADS, words)
 
 
-def _lanes(terms: Terms) -> tuple[bool, int]:
-    """Whether neighbouring threads take neighbouring terms, and how many threads there are for an output."""
+@dataclass(frozen=True)
+class _Shared:
+    """How terms are shared out among threads.
+
+    Attributes:
+        side_by_side: whether neighbouring threads take neighbouring terms; else they have neighbouring outputs.
+        lanes: threads for an output.
+        vector: neighbouring outputs of a thread.
+    """
+
+    side_by_side: bool
+    lanes: int
+    vector: int
+
+    def blocks(self, terms: Terms) -> int:
+        """For all outputs."""
+        return ceil_div(terms.outputs, THREADS // self.lanes * self.vector)
+
+
+def _shared(terms: Terms, count: int) -> _Shared:
+    """How so many terms of each output are shared out."""
     if terms.reduced[-1].stride == terms.dtype.itemsize or terms.kept[-1].stride != terms.dtype.itemsize:
-        return True, power_of_2(ceil_div(terms.count, 2 * RUN), 1, THREADS)
-    outputs = power_of_2(terms.outputs, 1, WARP)
-    return False, THREADS // outputs
+        return _Shared(True, power_of_2(ceil_div(count, 2 * RUN), 1, THREADS), 1)
+    vector = _vector(terms)
+    across = power_of_2(terms.outputs // vector, 1, LINE if vector > 1 else WARP)
+    return _Shared(False, min(THREADS // across, power_of_2(ceil_div(count, RUN), 1, THREADS)), vector)
+
+
+def _vector(terms: Terms) -> int:
+    """How many outputs, whose terms lie side by side, a thread takes: as many as divide rows and their distances."""
+    item, (*others, last) = terms.dtype.itemsize, terms.kept
+    steps = [axis.stride for axis in (*others, *terms.reduced)]
+    vector = BYTES // item if item > 1 else BYTES // 2
+    while last.extent % vector or any(step % (vector * item) for step in steps):
+        vector //= 2
+    return vector
 
 
 def _parts(terms: Terms, device: Device) -> int:
     """How many parts keep every multiprocessor at work, none of them short."""
-    _, lanes = _lanes(terms)
-    blocks = ceil_div(terms.outputs, THREADS // lanes)
-    wanted = min(ceil_div(4 * device.multiprocessors, blocks), terms.count // (4 * RUN * lanes), MOST_PARTS)
-    return max(1, wanted)
+    shared = _shared(terms, terms.count)
+    # Loads of whole vectors keep a multiprocessor at work with fewer threads.
+    blocks, short = (2, RUN) if shared.vector > 1 else (4, 4 * RUN)
+    wanted = ceil_div(blocks * device.multiprocessors, shared.blocks(terms))
+    return max(1, min(wanted, terms.count // (short * shared.lanes), MOST_PARTS))
 
 
 def power_of_2(count: int, least: int, most: int) -> int:

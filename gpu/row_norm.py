@@ -29,7 +29,7 @@ from foreplan.ops.map import merged_axes
 from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 
 THREADS = 256
-ACROSS = 32  # threads for neighbouring columns, of a block that sums over rows
+ACROSS = 8  # threads for neighbouring columns, of a block that sums over rows
 LEAST = 128  # rows of a part
 MOST_PARTS = 256
 
@@ -39,6 +39,7 @@ class _Work:
     """What the kernels of cuda/row_norm.cu work on.
 
     Attributes:
+        added: what the gradient of x is added to; None: nothing.
         scale, bias: where parameters begin, and bytes from one number to the next; None where there are none.
         sums: of columns, a pair of rows for each of some parts.
     """
@@ -48,6 +49,7 @@ class _Work:
     dtype: DType
     x: Rows
     g: Rows
+    added: Rows | None
     result: Rows
     scale: tuple[Address, int] | None
     bias: tuple[Address, int] | None
@@ -60,11 +62,23 @@ class _Work:
     epsilon: float = 0.0
 
     @property
+    def operands(self) -> tuple[Rows, ...]:
+        """Tensors as large as x, in the kernels' order."""
+        return self.x, self.g, self.added or self.g, self.result
+
+    @property
     def side_by_side(self) -> bool:
         """Whether elements of every row are neighbours, and those of the parameters."""
-        rows = all(each.step == self.dtype.itemsize for each in (self.x, self.g, self.result))
+        rows = all(each.step == self.dtype.itemsize for each in self.operands)
         given = (parameter for parameter in (self.scale, self.bias) if parameter is not None)
         return rows and all(step == self.parameter.itemsize for _, step in given)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every row is made of whole vectors and begins as the first one does."""
+        vector = self.teams.vector
+        steps = [axis.stride for each in self.operands for axis in each.axes]
+        return all(step % (vector * self.dtype.itemsize) == 0 for step in steps) and self.width % vector == 0
 
     @property
     def teams(self) -> Teams:
@@ -73,18 +87,20 @@ class _Work:
 
     def launch(self, entry: str, grid: int | tuple[int, int, int]) -> Launch:
         """One launch."""
-        operands = (self.x, self.g, self.result)
-        rank = rank_of(operands)
+        rank = rank_of(self.operands)
         defines: Defines = (
             ("ELEMENT", stored(self.dtype)),
             ("PARAMETER", stored(self.parameter)),
             ("CENTRED", int(self.centred)),
             ("SCALED", int(self.scale is not None)),
             ("BIASED", int(self.bias is not None)),
+            ("ADDED", int(self.added is not None)),
+            ("WHOLE", int(self.whole)),
+            ("HELD", self.teams.held if self.whole else 0),
             *self.teams.defines(rank),
         )
         words: list[Word] = [self.rows, self.width, self.rows_a_part, float(self.epsilon)]
-        for each in operands:
+        for each in self.operands:
             words += each.words(rank)
         for parameter in (self.scale, self.bias):
             words += parameter or (self.deviation, 0)
@@ -106,6 +122,7 @@ def normal(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
         dtype=x.type.dtype,
         x=rows,
         g=rows,
+        added=None,
         result=result,
         scale=vectors[0] if vectors else None,
         bias=vectors[1] if len(vectors) > 1 else None,
@@ -123,7 +140,7 @@ def normal(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
 def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
     """Sums of columns by parts and of the parts, where there are parameters; then the rows."""
     assert isinstance(op, LayerNormGrad | RMSNormGrad)
-    x, g, last = inputs[0], inputs[-1], len(inputs) - 1
+    x = inputs[0]
     dx, *parameters = outputs
     scratch, width = Scratch(), math.prod(x.shape[op.axis :])
     rows = x.type.size // width
@@ -133,14 +150,15 @@ def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launc
         width=width,
         dtype=x.type.dtype,
         x=_rows(input_at(0), x, op.axis),
-        g=_rows(input_at(last), g, op.axis),
+        g=_rows(input_at(op.g), inputs[op.g], op.axis),
+        added=_rows(input_at(op.accumulates), inputs[-1], op.axis) if len(inputs) > op.accumulates else None,
         result=_rows(output_at(0), dx, op.axis),
         scale=(input_at(1), _step(inputs[1], 0)) if op.scaled else None,
         bias=None,
         parameter=inputs[1].type.dtype if op.scaled else wide,
         centred=op.centred,
-        mean=input_at(last - 2 if op.centred else last - 1),
-        deviation=input_at(last - 1),
+        mean=input_at(op.g - 2 if op.centred else op.g - 1),
+        deviation=input_at(op.g - 1),
         sums=input_at(0),
     )
     across = ACROSS * work.teams.vector
@@ -157,7 +175,7 @@ def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launc
         terms = Terms(start, wide, (Axis(width, item),), (Axis(parts, 2 * width * item),))
         found.append(reduction("sum", terms, output_at(1 + i), parameter.type.dtype, 1, None))
     found.append(work.launch("row_norm_grad", work.teams.blocks))
-    overwrites = tuple((0, i) for i in (last, 0) if lie_alike(inputs[i], dx))
+    overwrites = tuple((0, i) for i in (*reversed(range(op.g, len(inputs))), 0) if lie_alike(inputs[i], dx))
     return LaunchKernel(tuple(found), scratch.nbytes, overwrites)
 
 
@@ -176,11 +194,7 @@ def reads(op: Op, index: int, window: Window) -> Window:
     """As it lies, where the normalised axes are one; statistics in C order."""
     assert isinstance(op, LayerNorm | RMSNorm | LayerNormGrad | RMSNormGrad)
     statistic = len(window.shape) == op.axis and index > 0
-    first = op.axis if len(window.shape) > op.axis and index in (0, _last(op)) else 0
+    as_x = index == 0 or (isinstance(op, LayerNormGrad | RMSNormGrad) and index >= op.g)
+    first = op.axis if as_x else 0
     whole = len(merged_axes(window.shape, [window.strides], range(first, len(window.shape)))) == 1
     return window if whole and not statistic else Window.dense(window.type)
-
-
-def _last(op: LayerNorm | RMSNorm | LayerNormGrad | RMSNormGrad) -> int:
-    """The index of g; 0 where there is none."""
-    return 1 + op.scaled + 1 + op.centred if isinstance(op, LayerNormGrad | RMSNormGrad) else 0

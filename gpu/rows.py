@@ -30,8 +30,7 @@ from foreplan.ops.map import merged_axes
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad
 
 THREADS = 256
-WARP = 32
-EACH = 8  # times that a thread takes elements of a row
+EACH = 4  # times that a thread takes elements of a row, unless a block does not suffice
 BYTES = 16  # of elements side by side, that a thread moves at a time
 
 
@@ -83,9 +82,14 @@ class Teams:
 
     @property
     def threads(self) -> int:
-        """For a row: some of a warp, or a whole block."""
-        units = ceil_div(self.count, self.vector)
-        return power_of_2(ceil_div(units, EACH), 1, WARP) if units <= EACH * WARP else THREADS
+        """For a row: some of a warp, some warps, or a whole block."""
+        return power_of_2(ceil_div(ceil_div(self.count, self.vector), EACH), 1, THREADS)
+
+    @property
+    def held(self) -> int:
+        """Times that a thread takes elements of a row, where these are few enough to be held in registers; else 0."""
+        times = ceil_div(self.count, self.vector * self.threads)
+        return times if times <= EACH else 0
 
     @property
     def blocks(self) -> int:

@@ -61,7 +61,11 @@ class Op:
     name: ClassVar[str]
     is_view: ClassVar[bool] = False  # output 0 is a window onto input 0 and `view` gives it
     is_random: ClassVar[bool] = False  # reads a random state; the same state gives the same bits
-    accumulates: ClassVar[int] = 0  # not 0: a further input of this index, as output 0, is added to, in place if dead
+
+    @property
+    def accumulates(self) -> int:
+        """Not 0: a further input of this index, the last one and as output 0, is added to, in place if it is dead."""
+        return 0
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """Output types from input types.

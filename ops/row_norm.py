@@ -152,7 +152,8 @@ class _RowNormGrad(Op):
     """Gradients from x, the scale if there was one, the rows' statistics and g.
 
     With x̂ = (x − mean) · r and h = g · scale: dbias = Σ g and dscale = Σ g · x̂ over rows;
-    dx = r · (h − mean(h) − x̂ · mean(h · x̂)) with means over the row, the first of them only if x was centred.
+    dx = r · (h − mean(h) − x̂ · mean(h · x̂)) with means over the row, the first of them only if x was centred. What may
+    come behind g, of x's type, is added to dx before that is rounded: the gradient along a residual's path.
 
     Attributes:
         axis: the first normalised axis.
@@ -164,25 +165,36 @@ class _RowNormGrad(Op):
 
     centred: ClassVar[bool]
 
+    @property
+    def accumulates(self) -> int:
+        """Behind x, the scale, the statistics and g."""
+        return 3 + self.scaled + self.centred
+
+    @property
+    def g(self) -> int:
+        """The index of g, which r is before, and the mean before that."""
+        return self.accumulates - 1
+
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The type of x, and gradients of the parameters."""
         x, *rest = inputs
         statistic = TensorType(x.dtype.wide, x.shape[: self.axis])
-        expected = [statistic] * (1 + self.centred) + [x]
+        expected = [statistic] * (1 + self.centred) + [x] * (2 if len(inputs) > self.accumulates else 1)
         if len(rest) != self.scaled + len(expected) or rest[self.scaled :] != expected:
             raise ShapeError(
-                f"needs x, {'its scale, ' * self.scaled}the statistics of its rows and g, and got {inputs}"
+                f"needs x, {'its scale, ' * self.scaled}the statistics of its rows, g and perhaps what is added, "
+                f"and got {inputs}"
             )
         _check(self.axis, x, rest[: self.scaled], 1)
         return (x, *rest[: self.scaled] * (1 + self.centred))
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
-        """dx may take the bytes of g or of x: rows are read whole before they are written."""
-        return ((0, len(inputs) - 1), (0, 0))
+        """dx may take the bytes of what is added, of g or of x: rows are read whole before they are written."""
+        return (*((0, i) for i in reversed(range(self.g, len(inputs)))), (0, 0))
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """x̂ 2, sums over rows 3, product with the scale 1, means and dx 8, an element; less without centring."""
-        each = (8 if self.centred else 5) + self.scaled * (4 + self.centred)
+        """x̂ 2, sums over rows 3, product with the scale 1, dx 8, and 1 to add it, an element; less without centring."""
+        each = (8 if self.centred else 5) + self.scaled * (4 + self.centred) + len(inputs[self.accumulates :])
         return Cost(each * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
@@ -196,10 +208,12 @@ class _RowNormGrad(Op):
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """A few rows at a time."""
-        (x, g), deviations = (inputs[0], inputs[-1]), inputs[-2].reshape(-1)
+        (x, g), deviations = (inputs[0], inputs[self.g]), inputs[self.g - 1].reshape(-1)
         scale = inputs[1].reshape(-1) if self.scaled else None
         width, wide = math.prod(x.shape[self.axis :]), deviations.dtype
-        rows, grads, result = (array.reshape(-1, width) for array in (x, g, outputs[0]))
+        rows, grads, result, *added = (
+            array.reshape(-1, width) for array in (x, g, outputs[0], *inputs[self.accumulates :])
+        )
         size = self._block_bytes(*types_of(x))
         first, second = workspace[:size].view(wide), workspace[size : 2 * size].view(wide)
         row, *sums = workspace[2 * size :].view(wide).reshape(-1, width)
@@ -211,7 +225,7 @@ class _RowNormGrad(Op):
             normal = first[: block.size].reshape(block.shape)
             product = second[: block.size].reshape(block.shape)
             if self.centred:
-                np.subtract(rows[part], inputs[-3].reshape(-1)[part, None], out=normal)
+                np.subtract(rows[part], inputs[self.g - 2].reshape(-1)[part, None], out=normal)
                 normal *= r
             else:
                 np.multiply(rows[part], r, out=normal)
@@ -229,18 +243,22 @@ class _RowNormGrad(Op):
             if self.centred:
                 product -= (np.sum(product, axis=1) / width)[:, None]
             product -= normal
-            np.multiply(product, r, out=result[part], casting="same_kind")
+            if added:
+                product *= r
+                np.add(product, added[0][part], out=result[part], dtype=wide, casting="same_kind")
+            else:
+                np.multiply(product, r, out=result[part], casting="same_kind")
         for array, total in zip(outputs[1:], sums):
             np.copyto(array.reshape(-1), total, casting="unsafe")
 
     def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
         """Reductions and maps."""
-        x, g = inputs[0], inputs[-1]
+        (x, g), added = (inputs[0], inputs[self.g]), inputs[self.accumulates :]
         kept = (*x.shape[: self.axis], *(1 for _ in x.shape[self.axis :]))
         axes, before = range(self.axis, len(x.shape)), range(self.axis)
-        r = reshape(b, inputs[-2], kept)
+        r = reshape(b, inputs[self.g - 1], kept)
         if self.centred:
-            normal = elementwise(b, lambda x, m, r: (x - m) * r, x, reshape(b, inputs[-3], kept), r)
+            normal = elementwise(b, lambda x, m, r: (x - m) * r, x, reshape(b, inputs[self.g - 2], kept), r)
         else:
             normal = elementwise(b, lambda x, r: x * r, x, r)
         parameters = []
@@ -254,15 +272,18 @@ class _RowNormGrad(Op):
         means = reduce(b, "mean", elementwise(b, lambda h, n: h * n, h, normal), axes, keepdims=True)
         if self.centred:
             mean = reduce(b, "mean", h, axes, keepdims=True, wide=True)
-            of = (h, mean, normal, means, r)
-            return [elementwise(b, lambda h, a, n, m, r: (h - a - n * m) * r, *of, dtype=x.dtype), *parameters]
-        return [elementwise(b, lambda h, n, m, r: (h - n * m) * r, h, normal, means, r, dtype=x.dtype), *parameters]
+            of = (h, mean, normal, means, r, *added)
+            dx = elementwise(b, lambda h, a, n, m, r, *c: sum(c, (h - a - n * m) * r), *of, dtype=x.dtype)
+        else:
+            of = (h, normal, means, r, *added)
+            dx = elementwise(b, lambda h, n, m, r, *c: sum(c, (h - n * m) * r), *of, dtype=x.dtype)
+        return [dx, *parameters]
 
 
 @register
 @dataclass(frozen=True)
 class LayerNormGrad(_RowNormGrad):
-    """Inputs: x, scale if `scaled`, mean, r, g. Outputs: dx and, if `scaled`, dscale and dbias."""
+    """Inputs: x, scale if `scaled`, mean, r, g (and what is added). Outputs: dx and, if `scaled`, dscale and dbias."""
 
     name: ClassVar[str] = "layer_norm_grad"
     centred: ClassVar[bool] = True
@@ -271,7 +292,7 @@ class LayerNormGrad(_RowNormGrad):
 @register
 @dataclass(frozen=True)
 class RMSNormGrad(_RowNormGrad):
-    """Inputs: x, scale if `scaled`, r, g. Outputs: dx and, if `scaled`, dscale."""
+    """Inputs: x, scale if `scaled`, r, g (and what is added). Outputs: dx and, if `scaled`, dscale."""
 
     name: ClassVar[str] = "rms_norm_grad"
     centred: ClassVar[bool] = False

@@ -13,7 +13,7 @@ from foreplan.passes.rewrite import rewrite
 
 
 def accumulate(graph: Graph) -> Graph:
-    """Let a product, a convolution's data gradient or a scatter-add add its result to what it would be added to.
+    """Let a product, a convolution's or normalisation's gradient or a scatter-add add its result to the other summand.
 
     Requires: a whole training step, its sums not fused yet. Ensures: the same results, up to the blocks in
     which products are computed. Of the two summands, the one that is computed later must come from an op that
@@ -35,8 +35,9 @@ def accumulate(graph: Graph) -> Graph:
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         if node in sums:
             total, base = sums[node]
-            done[total] = b.apply(node.op, *inputs, now.get(base, base), name=f"{node.name}/added")
-            return node.outputs  # nobody but the sum would read it
+            found = b.node(node.op, *inputs, now.get(base, base), name=f"{node.name}/added")
+            done[total] = found[0]
+            return [node.outputs[0], *found[1:]]  # nobody but the sum would read the first
         if node in done:
             now[node.outputs[0]] = done[node]
             return [done[node]]
@@ -68,6 +69,7 @@ def _summands(graph: Graph, node: Node, position: dict[Node, int]) -> tuple[Node
         node.outputs[0].kind is value.kind is Kind.GRADIENT
         and last is not owner
         and last.op.accumulates
+        and value is last.outputs[0]
         and len(last.inputs) == last.op.accumulates
         and graph.readers[value] == (node,)
         and value not in graph.returned

@@ -111,6 +111,8 @@ def test_layer_normalisation(shape: tuple[int, ...], axis: int, scaled: bool, ce
     given = [x, *scale, *statistics, g]
     for over in (None, (0, 0), (0, len(given) - 1)):
         check_narrow(gradient, *given, over=over, exact=1e-4)
+    for over in (None, (0, len(given) - 1), (0, len(given))):
+        check_narrow(gradient, *given, numbers(shape, 5), over=over, exact=1e-4)
 
 
 @pytest.mark.parametrize(("shape", "axis"), test_softmax.CASES)

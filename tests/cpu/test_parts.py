@@ -46,6 +46,7 @@ CASES: list[tuple[Op, list[np.ndarray]]] = [
     (AvgPoolGrad(*OVER_CHANNELS, shape=PLANES), [numbers(*PLANES)]),
     (LayerNorm(1, 1e-5), [numbers(*ROWS), numbers(150), numbers(150)]),
     (LayerNormGrad(1), [numbers(*ROWS), numbers(150), numbers(3000), numbers(3000), numbers(*ROWS)]),
+    (LayerNormGrad(1), [numbers(*ROWS), numbers(150), numbers(3000), numbers(3000), numbers(*ROWS), numbers(*ROWS)]),
     (Softmax(1), [numbers(*ROWS)]),
     (LogSoftmaxGrad(1), [numbers(*ROWS), numbers(*ROWS)]),
     (CrossEntropy(1), [numbers(*ROWS), whole(150, 3000)]),

@@ -50,7 +50,9 @@ def test_rms_norm(shape: tuple[int, ...], axis: int, parameters: int, over: tupl
     check(RMSNorm(axis, 1e-3), *given, over=over)
 
 
-@pytest.mark.parametrize("place", ["apart", "over x", "over g"])
+@pytest.mark.parametrize(
+    "place", ["apart", "over x", "over g", "added", "added, over x", "added, over g", "over added"]
+)
 @pytest.mark.parametrize(("shape", "axis"), CASES)
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("centred", [False, True])
@@ -58,8 +60,9 @@ def test_gradients(shape: tuple[int, ...], axis: int, scaled: bool, centred: boo
     x, g = numbers(shape, 3, 1.0), numbers(shape, 4, 0.5)
     of, gradient = (LayerNorm, LayerNormGrad) if centred else (RMSNorm, RMSNormGrad)
     given = [x, *[numbers(shape[axis:], 5)] * scaled, *statistics(of(axis, 1e-3), x), g]
-    over = {"apart": None, "over x": (0, 0), "over g": (0, len(given) - 1)}[place]
-    check(gradient(axis, scaled), *given, over=over, atol=1e-4)
+    last = {"over x": 0, "over g": len(given) - 1, "over added": len(given)}.get(place.removeprefix("added, "))
+    added = [numbers(shape, 6)] * ("added" in place)
+    check(gradient(axis, scaled), *given, *added, over=None if last is None else (0, last), atol=1e-4)
 
 
 def test_the_same_bits_in_place_and_not() -> None:
@@ -67,7 +70,9 @@ def test_the_same_bits_in_place_and_not() -> None:
     normal = [run(LayerNorm(1, 1e-5), [x, scale, bias], over=over) for over in OVER]
     given = [x, scale, *statistics(LayerNorm(1, 1e-5), x), g]
     gradients = [run(LayerNormGrad(1, True), given, over=over) for over in (None, (0, 0), (0, 4))]
-    for results in (normal, gradients):
+    given.append(numbers((65, 77), 10))
+    sums = [run(LayerNormGrad(1, True), given, over=over) for over in (None, (0, 0), (0, 4), (0, 5))]
+    for results in (normal, gradients, sums):
         assert all(np.array_equal(a, b) for other in results[1:] for a, b in zip(results[0], other))
 
 
@@ -77,6 +82,7 @@ def test_rows_with_gaps_are_read_as_they_lie() -> None:
     given = [x, scale, *statistics(LayerNorm(2, 1e-3), x), g]
     windows = [Window.dense(type_of(a)) for a in given]
     check(LayerNormGrad(2, True), *given, windows=[apart(x, 2), *windows[1:4], apart(g, 2)], atol=1e-4)
+    check(LayerNormGrad(2, True), *given, x, windows=[*windows, apart(x, 2)], atol=1e-4)
 
 
 @pytest.mark.parametrize("width", [100, 30_000])

@@ -60,6 +60,8 @@ def samples(dtype: str) -> Iterator[Sample]:
     )
     yield Reduce("sum", (0, 2, 3)), of(dtype, image)
     yield Reduce("max", (1,)), of(dtype, (100, 1000))
+    for rows, columns in ((4000, 768), (8, 4096), (70, 1002)):
+        yield Reduce("sum", (0,)), of(dtype, (rows, columns))
     yield MatMul(), of(dtype, (3, 100, 200), (3, 200, 300))
     yield MatMul(True), of(dtype, (5000, 20), (5000, 30), (20, 30))
     yield Conv(*plain), [*of(dtype, image, filters), *vector]
@@ -91,9 +93,14 @@ def samples(dtype: str) -> Iterator[Sample]:
     yield Softmax(1), of(dtype, (32, 1000))
     yield LogSoftmaxGrad(1), of(dtype, (32, 10), (32, 10))
     yield CrossEntropy(1), [*of(dtype, (32, 1000)), *whole]
+    yield CrossEntropy(1), [*of(dtype, (32, 50257)), *whole]
+    yield CrossEntropyGrad(1), [*of(dtype, (32, 50257)), *whole, *of(wide, (32,), (32,))]
     yield CrossEntropyGrad(1), [*of(dtype, (32, 1000)), *whole, *of(wide, (32,), (32,))]
-    yield LayerNorm(1, 1e-5), [*of(dtype, (32, 768)), *of(wide, (768,), (768,))]
-    yield LayerNormGrad(1), [*of(dtype, (32, 768)), *of(wide, (768,), (32,), (32,)), *of(dtype, (32, 768))]
+    for width in (768, 1024, 4095):
+        rows = of(dtype, (32, width))
+        yield LayerNorm(1, 1e-5), [*rows, *of(wide, (width,), (width,))]
+        for added in ([], rows):
+            yield LayerNormGrad(1), [*rows, *of(wide, (width,), (32,), (32,)), *rows, *added]
     yield RMSNormGrad(1), [*of(dtype, (32, 100)), *of(wide, (100,), (32,)), *of(dtype, (32, 100))]
     yield Pad(((0, 0), (0, 0), (1, 2), (3, 0))), of(dtype, image)
     yield Gather(0), [*of(dtype, (100, 64)), *whole]

@@ -11,8 +11,8 @@ from foreplan.graph import TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.reduce import Reduce
-from tests.gpu.binder import needs_gcc
-from tests.gpu.check import DEVICE, check, made, run, type_of
+from tests.gpu.binder import Bound, needs_gcc
+from tests.gpu.check import DEVICE, Memory, check, laid_out, made, run, type_of
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)
@@ -48,10 +48,33 @@ def test_long_sums_are_taken_in_parts() -> None:
         np.testing.assert_allclose(mean, x.astype(np.float64).mean(axes), atol=1e-7)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 9, 70, 1100])
+@pytest.mark.parametrize("width", [8, 12, 200])
+def test_outputs_side_by_side(rows: int, width: int) -> None:
+    x = f32(rows, 2, width)
+    for axes in ((0,), (0, 1)):
+        check(Reduce("sum", axes), x, atol=1e-4)
+    for step in (width + 8, width + 1):
+        apart = Window(type_of(x), (8 * step, 4 * step, 4))
+        check(Reduce("max", (0, 1)), x, windows=[apart])
+        check(Reduce("mean", (0,)), x, windows=[apart], atol=1e-4)
+    check(Reduce("sum", (0, 1)), x.astype(DTYPES["bfloat16"].numpy), rtol=1e-2, atol=1e-2)
+
+
+def test_outputs_that_begin_between_vectors() -> None:
+    x, op = f32(500, 64), Reduce("sum", (0,))
+    kernel, _, layouts = made(op, [type_of(x)])
+    memory = np.empty(x.size + 1, np.float32)
+    memory[1:] = x.reshape(-1)
+    found = [laid_out(window)[1] for window in layouts]
+    Bound(kernel, [memory[1:].reshape(x.shape)], found, Memory(kernel.workspace, 0xFF).bytes, False)()
+    assert found[0].tobytes() == run(op, [x])[0].tobytes()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("how", ["sum", "prod", "max", "min"])
 def test_elements_of_any_type(dtype: str, how: str) -> None:
-    x = (RNG.standard_normal((6, 50)) * 3).astype(DTYPES[dtype].numpy)
+    x = (RNG.standard_normal((6, 48)) * 3).astype(DTYPES[dtype].numpy)
     narrow = {"float16": 2e-3, "bfloat16": 1e-2}.get(dtype, 1e-5)
     for axes in ((0,), (1,)):
         check(Reduce(how, axes), x, rtol=narrow, atol=narrow)

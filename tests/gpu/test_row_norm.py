@@ -8,19 +8,21 @@ import pytest
 from foreplan.graph import Op, Window
 from foreplan.graph.types import DTYPES
 from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
-from tests.gpu.binder import needs_gcc
-from tests.gpu.check import check, made, run, type_of
+from tests.gpu.binder import Bound, needs_gcc
+from tests.gpu.check import Memory, check, laid_out, made, run, type_of
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)
 SHAPES = [((5, 7), 1), ((3, 1), 1), ((2, 3, 300), 2), ((2, 3, 5, 4), 2), ((9,), 0), ((70, 33), 1)]
+# Rows of whole vectors: in the registers of a warp and of a block; too long for these; in those of two threads.
+WHOLE = [((37, 384), 1), ((3, 4096), 1), ((2, 4100), 1), ((2, 5, 3, 8), 2)]
 
 
 def f32(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+@pytest.mark.parametrize(("shape", "axis"), SHAPES + WHOLE)
 @pytest.mark.parametrize("op", [LayerNorm, RMSNorm])
 def test_rows(op: type[Op], shape: tuple[int, ...], axis: int) -> None:
     x, vectors = 2 * f32(*shape) + 1, [f32(*shape[axis:]) for _ in range(2 if op is LayerNorm else 1)]
@@ -35,7 +37,7 @@ def gradient_case(op: type[Op], shape: tuple[int, ...], axis: int, scaled: bool)
     return [x, *scale, *statistics, f32(*shape)]
 
 
-@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+@pytest.mark.parametrize(("shape", "axis"), SHAPES + WHOLE)
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("op", [LayerNormGrad, RMSNormGrad])
 def test_gradients(op: type[Op], scaled: bool, shape: tuple[int, ...], axis: int) -> None:
@@ -43,6 +45,9 @@ def test_gradients(op: type[Op], scaled: bool, shape: tuple[int, ...], axis: int
     check(op(axis, scaled), *given, rtol=1e-4, atol=2e-5)
     for over in ((0, 0), (0, len(given) - 1)):
         check(op(axis, scaled), *given, over=over, rtol=1e-4, atol=2e-5)
+    given.append(f32(*shape))
+    for added in (None, (0, 0), (0, len(given) - 2), (0, len(given) - 1)):
+        check(op(axis, scaled), *given, over=added, rtol=1e-4, atol=2e-5)
 
 
 def test_sums_over_many_rows_are_taken_in_parts() -> None:
@@ -58,16 +63,47 @@ def test_views() -> None:
     turned = Window(type_of(given[0]), (40, 160, 4))
     dense = [Window.dense(type_of(x)) for x in given[1:-1]]
     check(LayerNormGrad(2), *given, windows=[spread, *dense, turned], rtol=1e-4, atol=1e-5)
+    check(LayerNormGrad(2), *given, given[0], windows=[turned, *dense, spread, spread], rtol=1e-4, atol=1e-5)
     repeated = [Window(type_of(given[1]), (0,))]
     x, ones = given[0], np.full_like(given[1], 1.5)
     check(LayerNorm(2, 1e-5), x, ones, windows=[turned, *repeated], atol=1e-5)
 
 
+def test_rows_with_gaps_and_in_another_order() -> None:
+    given = gradient_case(LayerNormGrad, (4, 3, 200), 2, True)
+    dense = [Window.dense(type_of(x)) for x in given[1:-1]]
+    apart, odd = (Window(type_of(given[0]), (3 * step, step, 4)) for step in (832, 820))
+    turned = Window(type_of(given[0]), (800, 3200, 4))
+    for windows in ([apart, *dense, turned, apart], [turned, *dense, odd, apart], [apart, *dense, apart, odd]):
+        check(LayerNormGrad(2), *given, given[0], windows=windows, rtol=1e-4, atol=1e-5)
+    check(LayerNorm(2, 1e-5), *given[:2], windows=[odd, dense[0]], atol=1e-5)
+    check(LayerNorm(2, 1e-5), *given[:2], windows=[apart, dense[0]], atol=1e-5)
+
+
+@pytest.mark.parametrize("begins", ["x", "scale", "g", "added"])
+def test_what_begins_between_vectors_gives_the_same_numbers(begins: str) -> None:
+    given = [*gradient_case(LayerNormGrad, (5, 96), 1, True), f32(5, 96)]
+    kernel, _, layouts = made(LayerNormGrad(1), [type_of(x) for x in given])
+    memory = np.empty(5 * 96 + 1, np.float32)
+    at = {"x": 0, "scale": 1, "g": 4, "added": 5}[begins]
+    places = [laid_out(Window.dense(type_of(x)), x)[1] for x in given]
+    places[at] = memory[1 : 1 + given[at].size].reshape(given[at].shape)
+    places[at][...] = given[at]
+    found = [laid_out(window)[1] for window in layouts]
+    Bound(kernel, places, found, Memory(kernel.workspace, 0xFF).bytes, False)()
+    whole = run(LayerNormGrad(1), given)
+    for one, other in zip(whole, found):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [50, 64])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
-def test_other_types(dtype: str) -> None:
-    x, g = (f32(6, 50).astype(DTYPES[dtype].numpy) for _ in range(2))
-    scale = f32(50).astype(np.float64 if dtype == "float64" else np.float32)
+def test_other_types(dtype: str, width: int) -> None:
+    x, g = (f32(6, width).astype(DTYPES[dtype].numpy) for _ in range(2))
+    scale = f32(width).astype(np.float64 if dtype == "float64" else np.float32)
     narrow = {"bfloat16": 2e-2, "float16": 2e-3, "float64": 1e-10}[dtype]
     check(LayerNorm(1, 1e-5), x, scale, scale, rtol=narrow, atol=narrow)
     _, *statistics = run(LayerNorm(1, 1e-5), [x])
     check(LayerNormGrad(1), x, scale, *statistics, g, rtol=narrow, atol=3 * narrow)
+    check(LayerNormGrad(1), x, scale, *statistics, g, x, over=(0, 5), rtol=narrow, atol=3 * narrow)
+    check(LayerNormGrad(1), x, scale, *statistics, g, x, over=(0, 4), rtol=narrow, atol=3 * narrow)

@@ -15,7 +15,16 @@ from tests.gpu.check import check, run, type_of
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)
-SHAPES = [((5, 10), 1), ((3, 1), 1), ((1, 1000), 1), ((4, 257), 1), ((2, 37, 3, 5), 1), ((33, 6), 0), ((2, 3, 70), 2)]
+SHAPES = [
+    ((3, 4101), 1),
+    ((5, 10), 1),
+    ((3, 1), 1),
+    ((1, 1000), 1),
+    ((4, 257), 1),
+    ((2, 37, 3, 5), 1),
+    ((33, 6), 0),
+    ((2, 3, 70), 2),
+]
 
 
 def f32(*shape: int) -> np.ndarray:
@@ -53,14 +62,24 @@ def test_rows_with_infinities() -> None:
     check(LogSoftmax(1), x, atol=1e-5)
 
 
+@pytest.mark.parametrize("count", [90, 1023])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_other_types(dtype: str) -> None:
-    x, g = (f32(6, 90).astype(DTYPES[dtype].numpy) for _ in range(2))
+def test_other_types(dtype: str, count: int) -> None:
+    x, g = (f32(6, count).astype(DTYPES[dtype].numpy) for _ in range(2))
     narrow = {"float16": 1e-3, "bfloat16": 8e-3, "float64": 1e-12}[dtype]
     check(Softmax(1), x, rtol=narrow, atol=narrow)
     check(LogSoftmaxGrad(1), run(LogSoftmax(1), [x])[0], g, rtol=narrow, atol=20 * narrow)
-    target = RNG.integers(0, 90, 6)
+    target = RNG.integers(0, count, 6)
     check(CrossEntropy(1), x, target, rtol=1e-5, atol=1e-5)
+    log_sum = run(CrossEntropy(1), [x, target])[1]
+    check(CrossEntropyGrad(1), x, target, log_sum, np.ones_like(log_sum), over=(0, 0), rtol=narrow, atol=narrow)
+
+
+@pytest.mark.parametrize("step", [716, 717, 718])
+def test_rows_with_gaps(step: int) -> None:
+    x = f32(5, 700)
+    for op in (Softmax(1), LogSoftmax(1)):
+        check(op, x, windows=[Window(type_of(x), (4 * step, 4))], atol=1e-5)
 
 
 def entropy_case(shape: tuple[int, ...], axis: int) -> tuple[np.ndarray, np.ndarray]:

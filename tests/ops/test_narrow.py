@@ -192,6 +192,7 @@ def test_row_normalisation_and_softmax(shape: tuple[int, ...]) -> None:
     check(LayerNormGrad(axis), x, scale, mean, r, g, types="hff")
     check(LayerNormGrad(axis), x, scale.astype(BF16), mean, r, g, types="hhh")
     check(LayerNormGrad(axis, scaled=False), x, mean, r, g, types="h")
+    check(LayerNormGrad(axis), x, scale, mean, r, g, narrow(*shape), types="hff")
     _, r = check(RMSNorm(axis, 1e-5), x, scale, types="hf")
     check(RMSNormGrad(axis), x, scale, r, g, types="hf")
     for forward, backward in ((Softmax(axis), SoftmaxGrad(axis)), (LogSoftmax(axis), LogSoftmaxGrad(axis))):
@@ -261,6 +262,9 @@ IMAGES, CHANNELS = narrow(3, 5, 4, 3), positive(5)
         (LayerNorm(1, 1e-5), [X, SCALE, SCALE]),
         (RMSNorm(1, 1e-5), [X, SCALE]),
         (LayerNormGrad(1), [X, SCALE, ROWS, ROWS, G]),
+        (LayerNormGrad(1), [X, SCALE, ROWS, ROWS, G, X]),
+        (LayerNormGrad(1, scaled=False), [X, ROWS, ROWS, G, X]),
+        (RMSNormGrad(1), [X, SCALE, ROWS, G, X]),
         (RMSNormGrad(1), [X, SCALE, ROWS, G]),
         (Softmax(1), [X]),
         (LogSoftmax(1), [X]),

@@ -214,6 +214,10 @@ def test_row_norms_and_their_gradients(shape: tuple[int, ...], axis: int) -> Non
     statistics = [np.asarray(rms[1])]
     _check(RMSNormGrad(axis), [x, scale, *statistics, g], list(rms_pull[:2]), 2e-5)
     _check(RMSNormGrad(axis, scaled=False), [x, *statistics, g], [rms_bare_pull[0]], 2e-5)
+    _check(RMSNormGrad(axis), [x, scale, *statistics, g, x], [np.asarray(rms_pull[0]) + x, rms_pull[1]], 2e-5)
+    statistics = [np.asarray(v) for v in full[1:]]
+    _check(LayerNormGrad(axis), [x, scale, *statistics, g, x], [np.asarray(full_pull[0]) + x, *full_pull[1:]], 2e-5)
+    _check(LayerNormGrad(axis, scaled=False), [x, *statistics, g, x], [np.asarray(bare_pull[0]) + x], 2e-5)
 
 
 BUILDS: dict[str, tuple[Callable[..., Value], list[tuple[int, ...]]]] = {
@@ -266,6 +270,7 @@ def test_memory_is_only_the_workspace(request: pytest.FixtureRequest) -> None:
         (BatchNormGrad(EPS), (x, v, v, v, x)),
         (LayerNorm(1, EPS), (rows, w, w)),
         (LayerNormGrad(1), (rows, w, r, r, rows)),
+        (LayerNormGrad(1), (rows, w, r, r, rows, rows)),
         (RMSNorm(1, EPS), (rows, w)),
         (RMSNormGrad(1), (rows, w, r, rows)),
     ):

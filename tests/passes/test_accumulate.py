@@ -77,6 +77,28 @@ def test_a_scatter_is_added_to_a_matrix() -> None:
     same_results(graph, after)
 
 
+def test_the_gradient_of_a_normalisation_is_added_to_that_along_the_residual() -> None:
+    graph = parse_graph(
+        HEAD
+        + """parameter %v: float64[3] = fill(1.5)
+%n: float64[4,3], %m: float64[4], %r: float64[4] = layer_norm(axis=1, epsilon=1e-05) [%x, %v] as %n
+~%b: float64[4,3], %v1: float64[3], %v2: float64[3] = layer_norm_grad(axis=1) [%x, %v, %m, %r, %x] as %b
+output %v1 = %v1
+output %v2 = %v2
+"""
+        + SUM.format("4,3")
+    )
+    after = passes.fold_constants(accumulate(graph))
+    assert nodes(after) == [
+        "~%a: float64[4,3] = map(exprs=('tanh(a0)',)) [%x] as %a",
+        "%n: float64[4,3], %m: float64[4], %r: float64[4] = layer_norm(axis=1, epsilon=1e-05) [%x, %v] as %n",
+        "~%b/added.0: float64[4,3], %b/added.1: float64[3], %b/added.2: float64[3] = "
+        "layer_norm_grad(axis=1) [%x, %v, %m, %r, %x, %a] as %b/added",
+    ]
+    assert [after.outputs[name].name for name in ("y", "v1", "v2")] == ["b/added.0", "b/added.1", "b/added.2"]
+    same_results(graph, after)
+
+
 @pytest.mark.parametrize(
     "middle",
     [
@@ -85,8 +107,11 @@ def test_a_scatter_is_added_to_a_matrix() -> None:
         "~%b: float64[4,3] = matmul() [%x, %w] as %b\n~%c: float64[4,3] = map(exprs=('exp(a0)',)) [%b] as %c\n"
         "output %z = %c\n",
         "%b: float64[4,3] = matmul() [%x, %w] as %b\n",
+        "parameter %v: float64[4,3] = fill(1.5)\nparameter %s0: float64[] = fill(1.0)\n"
+        "~%c: float64[4,3], %b: float64[4,3] = "
+        "rms_norm_grad(axis=0) [%x, %v, %s0, %a] as %c\noutput %z = %c\n",
     ],
-    ids=["no op that accumulates", "returned", "read elsewhere", "forward"],
+    ids=["no op that accumulates", "returned", "read elsewhere", "forward", "another of its results"],
 )
 def test_what_stays_as_it_is(middle: str) -> None:
     body, _, end = middle.partition("output")
@@ -114,6 +139,7 @@ def test_a_window_onto_something_larger_is_not_worth_copying() -> None:
         ("resnet18:batch=1,size=32,classes=3", "conv_data_grad"),
         ("bert_base:batch=1,seq=4,layers=1,width=8,heads=2,vocabulary=12", "matmul"),
         ("gpt2_small:batch=1,seq=4,layers=1,width=8,heads=2,vocabulary=12", "scatter_add"),
+        ("gpt2_small:batch=1,seq=4,layers=2,width=8,heads=2,vocabulary=12", "layer_norm_grad"),
     ],
 )
 def test_zoo_models_keep_their_gradients(name: str, added: str) -> None:
