@@ -91,6 +91,8 @@ def samples(dtype: str) -> Iterator[Sample]:
     yield Pad(((0, 0), (0, 0), (1, 2), (3, 0))), of(dtype, image)
     yield Gather(0), [*of(dtype, (100, 64)), *whole]
     yield ScatterAdd(0, (100, 64)), [*whole, *of(dtype, (32, 64))]
+    yield ScatterAdd(0, (50_000, 64)), [*of("int64", (5000,)), *of(dtype, (5000, 64), (50_000, 64))]
+    yield ScatterAdd(1, (4, 2, 64)), [*whole, *of(dtype, (4, 32, 64))]
     heads = [(2, 4, 100, 64), (2, 2, 120, 64), (2, 2, 120, 64)]
     mask, log_sum = (1, 1, 100, 120), (2, 4, 100)
     yield Attention(0.125, True), of(dtype, *heads)
