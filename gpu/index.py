@@ -123,7 +123,7 @@ class _Order:
         given: Word = 0
         for i in range(self.passes):
             target = self.others if (self.passes - 1 - i) % 2 else self.positions
-            words = [self.count, self.extent, i * self.bits, self.tiles, input_at(0), given]
+            words: list[Word] = [self.count, self.extent, i * self.bits, self.tiles, input_at(0), given]
             words += [self.digits, target, self.places]
             if self.tiles > 1:
                 found.append(launch(self.source, "count_digits", self.tiles, SORTING, words))
