@@ -14,3 +14,12 @@ __device__ inline i64 offset_of(INDEX place, const i64 (&extents)[AXES], const i
     }
     return offset + static_cast<i64>(place) * strides[0];
 }
+
+// The place on an axis that an index names, which counts modulo the axis; it takes a division only beyond either end.
+template <class T> __device__ inline i64 place_of(T index, i64 extent) {
+    i64 place = static_cast<i64>(index);
+    if (place < 0) place += extent;
+    if (place >= 0 && place < extent) return place;
+    place %= extent;
+    return place < 0 ? place + extent : place;
+}

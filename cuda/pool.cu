@@ -1,169 +1,352 @@
 // The largest element or the mean of each window, and what pulls their gradients back.
 //
-// A thread has one element of the result, channels fastest. Images have three spatial axes, the first ones of extent 1
-// where there are fewer. A gradient is gathered: each element looks up the windows that it lies in.
+// A thread has VECTOR neighbouring channels of a window, channels fastest. A gradient is gathered: a thread has as many
+// elements along each axis as windows are apart, so that they lie in the same windows, and looks those up. Whatever is
+// read of several taps or windows is read before the first of it is used.
 //
-// ELEMENT is the images' type, PLACE that of saved numbers of taps, SAVE whether there are any, NEUTRAL what is lowest.
+// Images have AXES spatial axes. KERNEL, STRIDES, LOWS (padding before the first element) and DILATIONS are lists with
+// a number for each. ELEMENT is the images' type, PLACE that of saved numbers of taps, SAVE whether there are any,
+// NEUTRAL what is lowest, ENTRY which kernel it is. INDEX holds numbers of elements, OFFSET bytes within a tensor.
 #include "scalar.cuh"
 
-constexpr int THREADS = 256, AXES = 3;
+constexpr int THREADS = 256, MOST_TAPS = 9, MOST_WINDOWS = 5;  // read at a time
 typedef Wide<ELEMENT> Number;
+
+__device__ constexpr int kernel_of(int axis) {
+    constexpr int found[] = {KERNEL};
+    return found[axis];
+}
+
+__device__ constexpr int stride_of(int axis) {
+    constexpr int found[] = {STRIDES};
+    return found[axis];
+}
+
+__device__ constexpr int low_of(int axis) {
+    constexpr int found[] = {LOWS};
+    return found[axis];
+}
+
+__device__ constexpr int dilation_of(int axis) {
+    constexpr int found[] = {DILATIONS};
+    return found[axis];
+}
+
+// Elements from the first tap of a window to the last.
+__device__ constexpr int reach_of(int axis) { return (kernel_of(axis) - 1) * dilation_of(axis); }
+
+// How many windows may have a tap on an element, along one axis.
+__device__ constexpr int windows_of(int axis) { return reach_of(axis) / stride_of(axis) + 1; }
+
+// The last window that begins at or before the first element, along one axis.
+__device__ constexpr int first_of(int axis) {
+    return (low_of(axis) - (low_of(axis) < 0 ? stride_of(axis) - 1 : 0)) / stride_of(axis);
+}
+
+__device__ constexpr int product_of(int (*of)(int)) {
+    int product = 1;
+    for (int axis = 0; axis < AXES; ++axis) product *= of(axis);
+    return product;
+}
+
+// How many of something are read at a time, at most so many, and about as many each time.
+__device__ constexpr int shared_out(int count, int most) {
+    const int times = (count + most - 1) / most;
+    return (count + times - 1) / times;
+}
+
+constexpr int TAPS = product_of(kernel_of), WINDOWS = product_of(windows_of), BLOCK = product_of(stride_of);
+constexpr int TOGETHER = BLOCK <= 4 ? BLOCK : 1;  // elements of a block whose taps are found when this is compiled
 
 struct Tensor {
     char* start;
     i64 item, channel, axes[AXES];  // bytes
 
-    template <class T> __device__ T* at(i64 n, i64 c, const i32 (&place)[AXES]) const {
-        i64 offset = n * item + c * channel;
+    __device__ OFFSET at(OFFSET n, OFFSET c, const i32 (&place)[AXES]) const {
+        OFFSET offset = n * static_cast<OFFSET>(item) + c * static_cast<OFFSET>(channel);
 #pragma unroll
-        for (int axis = 0; axis < AXES; ++axis) offset += place[axis] * axes[axis];
-        return reinterpret_cast<T*>(start + offset);
+        for (int axis = 0; axis < AXES; ++axis) offset += place[axis] * static_cast<OFFSET>(axes[axis]);
+        return offset;
     }
 };
 
 struct Arguments {
-    i64 count, channels;
-    i64 extents[AXES], positions[AXES];
-    i64 kernel[AXES], strides[AXES], lows[AXES], dilations[AXES];
+    i64 count, channels;  // count: of threads
+    i64 extents[AXES], positions[AXES], blocks[AXES];
     i64 firsts[AXES], lasts[AXES];  // of means: elements that count are those from the first up to the last
     Tensor source, target, saved;
 };
 
+// VECTOR channels side by side, if they are ALIGNED in one piece. What is outside is not skipped, but read at the first
+// element: a branch would have each read wait for the one before.
+template <bool ALIGNED, class T>
+__device__ inline Vector<T, VECTOR> read(const Tensor& x, bool inside, OFFSET offset) {
+    const char* from = x.start + (inside ? offset : 0);
+    if constexpr (ALIGNED) return *reinterpret_cast<const Vector<T, VECTOR>*>(from);
+    Vector<T, VECTOR> found;
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) found.at[i] = reinterpret_cast<const T*>(from)[i];
+    return found;
+}
+
+template <bool ALIGNED, class T>
+__device__ inline void write(const Tensor& y, OFFSET offset, const Vector<T, VECTOR>& x) {
+    char* to = y.start + offset;
+    if constexpr (ALIGNED)
+        *reinterpret_cast<Vector<T, VECTOR>*>(to) = x;
+    else
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) reinterpret_cast<T*>(to)[i] = x.at[i];
+}
+
+template <bool ALIGNED>
+__device__ inline void write_numbers(const Tensor& y, OFFSET offset, const Number (&x)[VECTOR]) {
+    Vector<ELEMENT, VECTOR> rounded;
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) rounded.at[i] = narrowed<ELEMENT>(x[i]);
+    write<ALIGNED>(y, offset, rounded);
+}
+
+// What a thread has: an item, the first of its channels, and a place along each axis of an element, or of a block.
 struct Element {
-    i64 n, c;
+    OFFSET n, c;
     i32 place[AXES];
 
     __device__ Element(const Arguments& a, const i64 (&extents)[AXES], INDEX number) {
-        INDEX above = number / static_cast<INDEX>(a.channels);
-        c = number - above * static_cast<INDEX>(a.channels);
+        const INDEX parts = static_cast<INDEX>(a.channels) / VECTOR;
+        INDEX above = number / parts;
+        c = static_cast<OFFSET>(number - above * parts) * VECTOR;
 #pragma unroll
         for (int axis = AXES - 1; axis >= 0; --axis) {
             const INDEX extent = static_cast<INDEX>(extents[axis]), next = above / extent;
             place[axis] = static_cast<i32>(above - next * extent);
             above = next;
         }
-        n = above;
+        n = static_cast<OFFSET>(above);
     }
 };
 
-// Calls f(number of the tap, element) for each tap of a window that falls inside.
-template <class F> __device__ inline void taps_inside(const Arguments& a, const i32 (&position)[AXES], F f) {
+// A tap of the window at a position: where it lies, and whether that is inside.
+struct Tap {
     i32 at[AXES];
-    i64 tap = 0;
-    for (i32 i = 0; i < a.kernel[0]; ++i) {
-        at[0] = static_cast<i32>(position[0] * a.strides[0] - a.lows[0] + i * a.dilations[0]);
-        for (i32 j = 0; j < a.kernel[1]; ++j) {
-            at[1] = static_cast<i32>(position[1] * a.strides[1] - a.lows[1] + j * a.dilations[1]);
-            for (i32 k = 0; k < a.kernel[2]; ++k, ++tap) {
-                at[2] = static_cast<i32>(position[2] * a.strides[2] - a.lows[2] + k * a.dilations[2]);
-                if (at[0] >= 0 && at[0] < a.extents[0] && at[1] >= 0 && at[1] < a.extents[1] && at[2] >= 0 &&
-                    at[2] < a.extents[2])
-                    f(tap, at);
-            }
+    bool inside;
+
+    __device__ Tap(const Arguments& a, const i32 (&position)[AXES], int number) : inside(number < TAPS) {
+#pragma unroll
+        for (int axis = AXES - 1; axis >= 0; --axis) {
+            const int tap = number % kernel_of(axis);
+            number /= kernel_of(axis);
+            at[axis] = position[axis] * stride_of(axis) - low_of(axis) + tap * dilation_of(axis);
+            inside = inside && at[axis] >= 0 && at[axis] < static_cast<i32>(a.extents[axis]);
         }
-    }
-}
-
-// The windows that have a tap on an element, along one axis: from the first up to the last, perhaps others between.
-struct Range {
-    i32 first, last;
-
-    __device__ Range(const Arguments& a, int axis, i32 place) {
-        const i32 stride = static_cast<i32>(a.strides[axis]);
-        const i32 high = static_cast<i32>(place + a.lows[axis]);
-        const i32 low = static_cast<i32>(high - (a.kernel[axis] - 1) * a.dilations[axis]);
-        first = low > 0 ? (low + stride - 1) / stride : 0;
-        last = high < 0 ? 0 : high / stride + 1;
-        if (last > a.positions[axis]) last = static_cast<i32>(a.positions[axis]);
     }
 };
 
-// The tap of a window that lies on an element, along one axis; -1: none does.
-__device__ inline i32 tap_on(const Arguments& a, int axis, i32 place, i32 position) {
-    const i32 apart = static_cast<i32>(place + a.lows[axis] - position * a.strides[axis]);
-    const i32 dilation = static_cast<i32>(a.dilations[axis]), tap = apart / dilation;
-    return tap * dilation == apart ? tap : -1;
-}
+// A window that may have taps on a block of elements, in the order of positions. `before`: so many before the last one.
+struct Over {
+    i32 at[AXES], before[AXES];
+    bool inside;
 
-template <class F> __device__ inline void windows_on(const Arguments& a, const i32 (&place)[AXES], F f) {
-    const Range outer(a, 0, place[0]), middle(a, 1, place[1]), inner(a, 2, place[2]);
-    i32 at[AXES];
-    for (at[0] = outer.first; at[0] < outer.last; ++at[0]) {
-        const i32 i = tap_on(a, 0, place[0], at[0]);
-        if (i < 0) continue;
-        for (at[1] = middle.first; at[1] < middle.last; ++at[1]) {
-            const i32 j = tap_on(a, 1, place[1], at[1]);
-            if (j < 0) continue;
-            for (at[2] = inner.first; at[2] < inner.last; ++at[2]) {
-                const i32 k = tap_on(a, 2, place[2], at[2]);
-                if (k >= 0) f((i * a.kernel[1] + j) * a.kernel[2] + k, at);
-            }
+    __device__ Over(const Arguments& a, const Element& block, int number) : inside(number < WINDOWS) {
+#pragma unroll
+        for (int axis = AXES - 1; axis >= 0; --axis) {
+            before[axis] = windows_of(axis) - 1 - number % windows_of(axis);
+            number /= windows_of(axis);
+            at[axis] = block.place[axis] + first_of(axis) - before[axis];
+            inside = inside && at[axis] >= 0 && at[axis] < static_cast<i32>(a.positions[axis]);
         }
     }
-}
+};
+
+// An element of a block: where it lies, and whether that is inside.
+struct Member {
+    i32 at[AXES], behind[AXES];  // behind: from the block's first one
+    bool inside;
+
+    __device__ Member(const Arguments& a, const Element& block, int number) : inside(true) {
+#pragma unroll
+        for (int axis = AXES - 1; axis >= 0; --axis) {
+            behind[axis] = number % stride_of(axis);
+            number /= stride_of(axis);
+            at[axis] = (block.place[axis] + first_of(axis)) * stride_of(axis) + behind[axis] - low_of(axis);
+            inside = inside && at[axis] >= 0 && at[axis] < static_cast<i32>(a.extents[axis]);
+        }
+    }
+
+    // The number of the tap that a window has on it; -1: none.
+    __device__ int tap_of(const Over& window) const {
+        int tap = 0;
+        bool found = true;
+#pragma unroll
+        for (int axis = 0; axis < AXES; ++axis) {
+            const int apart = behind[axis] + window.before[axis] * stride_of(axis);
+            tap = tap * kernel_of(axis) + apart / dilation_of(axis);
+            found = found && apart <= reach_of(axis) && apart % dilation_of(axis) == 0;
+        }
+        return found ? tap : -1;
+    }
+};
 
 // How many taps of a window count for its mean, at least 1 along each axis.
 __device__ inline Number counted(const Arguments& a, const i32 (&position)[AXES]) {
-    i64 product = 1;
+    i32 product = 1;
 #pragma unroll
     for (int axis = 0; axis < AXES; ++axis) {
-        const i64 start = position[axis] * a.strides[axis] - a.lows[axis], gap = a.dilations[axis];
-        const i64 before = a.firsts[axis] - start, behind = a.lasts[axis] - 1 - start;
-        const i64 low = before > 0 ? (before + gap - 1) / gap : 0;
-        const i64 most = behind < 0 ? -1 : behind / gap;
-        const i64 high = most < a.kernel[axis] - 1 ? most : a.kernel[axis] - 1;
+        const i32 start = position[axis] * stride_of(axis) - low_of(axis);
+        const i32 before = static_cast<i32>(a.firsts[axis]) - start;
+        const i32 behind = static_cast<i32>(a.lasts[axis]) - 1 - start;
+        const i32 low = before > 0 ? (before + dilation_of(axis) - 1) / dilation_of(axis) : 0;
+        const i32 most = behind < 0 ? -1 : behind / dilation_of(axis);
+        const i32 high = most < kernel_of(axis) - 1 ? most : kernel_of(axis) - 1;
         if (high > low) product *= high - low + 1;
     }
     return static_cast<Number>(product);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3) max_pool(const Arguments a) {
-    const INDEX number = static_cast<INDEX>(blockIdx.x) * THREADS + threadIdx.x;
-    if (number >= static_cast<INDEX>(a.count)) return;
+// Calls use(number of the tap, whether it is inside, elements) for each tap of a window.
+template <bool ALIGNED, class Use> __device__ inline void over_taps(const Arguments& a, const Element& own, Use use) {
+    constexpr int READ = ALIGNED ? shared_out(TAPS, MOST_TAPS) : 1;
+#pragma unroll 1
+    for (int first = 0; first < TAPS; first += READ) {
+        Vector<ELEMENT, VECTOR> found[READ];
+        bool inside[READ];
+#pragma unroll
+        for (int k = 0; k < READ; ++k) {
+            const Tap tap(a, own.place, first + k);
+            inside[k] = tap.inside;
+            found[k] = read<ALIGNED, ELEMENT>(a.source, tap.inside, a.source.at(own.n, own.c, tap.at));
+        }
+#pragma unroll
+        for (int k = 0; k < READ; ++k) use(first + k, inside[k], found[k]);
+    }
+}
+
+// What a window gives to the elements that it has taps on: its gradient to the one that won.
+template <bool ALIGNED> struct Won {
+    static constexpr bool aligned = ALIGNED;
+    Vector<ELEMENT, VECTOR> found;
+    Vector<PLACE, VECTOR> places;
+    bool inside;
+
+    __device__ void read_of(const Arguments& a, const Element& block, const Over& window) {
+        inside = window.inside;
+        found = read<ALIGNED, ELEMENT>(a.source, inside, a.source.at(block.n, block.c, window.at));
+        places = read<ALIGNED, PLACE>(a.saved, inside, a.saved.at(block.n, block.c, window.at));
+    }
+
+    __device__ void add_to(Number (&sums)[VECTOR], int tap) const {
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i)
+            if (inside && static_cast<i32>(places.at[i]) == tap) sums[i] += widened(found.at[i]);
+    }
+};
+
+// Its gradient, shared out among all that count.
+template <bool ALIGNED> struct Share {
+    static constexpr bool aligned = ALIGNED;
+    Vector<ELEMENT, VECTOR> found;
+    Number part;
+    bool inside;
+
+    __device__ void read_of(const Arguments& a, const Element& block, const Over& window) {
+        inside = window.inside;
+        found = read<ALIGNED, ELEMENT>(a.source, inside, a.source.at(block.n, block.c, window.at));
+        part = 1 / counted(a, window.at);
+    }
+
+    __device__ void add_to(Number (&sums)[VECTOR], int) const {
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) sums[i] += inside ? widened(found.at[i]) * part : 0;
+    }
+};
+
+// Writes a block's elements: of each, the sum of what windows give to it, in the order of their positions.
+template <class Gift> __device__ inline void gather_gradients(const Arguments& a, const Element& block) {
+    constexpr int READ = Gift::aligned ? shared_out(WINDOWS, MOST_WINDOWS) : 1;
+    Gift found[READ];
+    auto read_from = [&](int first) {
+#pragma unroll
+        for (int k = 0; k < READ; ++k) found[k].read_of(a, block, Over(a, block, first + k));
+    };
+    if constexpr (READ == WINDOWS) read_from(0);
+#pragma unroll TOGETHER
+    for (int i = 0; i < BLOCK; ++i) {
+        const Member member(a, block, i);
+        Number sums[VECTOR] = {};
+#pragma unroll 1
+        for (int first = 0; first < WINDOWS; first += READ) {
+            if constexpr (READ < WINDOWS) read_from(first);
+#pragma unroll
+            for (int k = 0; k < READ; ++k) {
+                const int tap = member.tap_of(Over(a, block, first + k));
+                if (tap >= 0) found[k].add_to(sums, tap);
+            }
+        }
+        if (member.inside) write_numbers<Gift::aligned>(a.target, a.target.at(block.n, block.c, member.at), sums);
+    }
+}
+
+namespace thread {  // what one does
+
+template <bool ALIGNED> __device__ inline void max_pool(const Arguments& a, INDEX number) {
     const Element own(a, a.positions, number);
-    Number best = NEUTRAL;
-    i64 won = 0;
-    taps_inside(a, own.place, [&](i64 tap, const i32(&at)[AXES]) {
-        const Number x = widened(*a.source.at<ELEMENT>(own.n, own.c, at));
-        if (x > best || (x != x && best == best)) {
-            best = x;
-            won = tap;
+    Number best[VECTOR];
+    i32 won[VECTOR];
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) best[i] = NEUTRAL, won[i] = 0;
+    over_taps<ALIGNED>(a, own, [&](int tap, bool inside, const Vector<ELEMENT, VECTOR>& elements) {
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) {
+            const Number x = widened(elements.at[i]);
+            const bool wins = inside && !(x <= best[i]) && best[i] == best[i];  // x is larger, or no number
+            best[i] = wins ? x : best[i];
+            won[i] = wins ? tap : won[i];
         }
     });
-    *a.target.at<ELEMENT>(own.n, own.c, own.place) = narrowed<ELEMENT>(best);
-    if constexpr (SAVE) *a.saved.at<PLACE>(own.n, own.c, own.place) = static_cast<PLACE>(won);
+    write_numbers<ALIGNED>(a.target, a.target.at(own.n, own.c, own.place), best);
+    if constexpr (SAVE) {
+        Vector<PLACE, VECTOR> places;
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) places.at[i] = static_cast<PLACE>(won[i]);
+        write<ALIGNED>(a.saved, a.saved.at(own.n, own.c, own.place), places);
+    }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3) max_pool_grad(const Arguments a) {
-    const INDEX number = static_cast<INDEX>(blockIdx.x) * THREADS + threadIdx.x;
-    if (number >= static_cast<INDEX>(a.count)) return;
-    const Element own(a, a.extents, number);
-    Number sum = 0;
-    windows_on(a, own.place, [&](i64 tap, const i32(&at)[AXES]) {
-        if (static_cast<i64>(*a.saved.at<PLACE>(own.n, own.c, at)) == tap)
-            sum += widened(*a.source.at<ELEMENT>(own.n, own.c, at));
-    });
-    *a.target.at<ELEMENT>(own.n, own.c, own.place) = narrowed<ELEMENT>(sum);
+template <bool ALIGNED> __device__ inline void max_pool_grad(const Arguments& a, INDEX number) {
+    const Element block(a, a.blocks, number);
+    gather_gradients<Won<ALIGNED>>(a, block);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3) avg_pool(const Arguments a) {
-    const INDEX number = static_cast<INDEX>(blockIdx.x) * THREADS + threadIdx.x;
-    if (number >= static_cast<INDEX>(a.count)) return;
+template <bool ALIGNED> __device__ inline void avg_pool(const Arguments& a, INDEX number) {
     const Element own(a, a.positions, number);
-    Number sum = 0;
-    taps_inside(a, own.place, [&](i64 tap, const i32(&at)[AXES]) {
-        sum += widened(*a.source.at<ELEMENT>(own.n, own.c, at));
+    Number sums[VECTOR] = {};
+    over_taps<ALIGNED>(a, own, [&](int, bool inside, const Vector<ELEMENT, VECTOR>& elements) {
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) sums[i] += inside ? widened(elements.at[i]) : 0;
     });
-    *a.target.at<ELEMENT>(own.n, own.c, own.place) = narrowed<ELEMENT>(sum / counted(a, own.place));
+    const Number taps = counted(a, own.place);
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) sums[i] /= taps;
+    write_numbers<ALIGNED>(a.target, a.target.at(own.n, own.c, own.place), sums);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3) avg_pool_grad(const Arguments a) {
+template <bool ALIGNED> __device__ inline void avg_pool_grad(const Arguments& a, INDEX number) {
+    const Element block(a, a.blocks, number);
+    gather_gradients<Share<ALIGNED>>(a, block);
+}
+
+}  // namespace thread
+
+__device__ inline bool are_aligned(const Arguments& a) {
+    return VECTOR == 1 || (is_aligned<ELEMENT, VECTOR>(a.source.start) && is_aligned<ELEMENT, VECTOR>(a.target.start) &&
+                           is_aligned<PLACE, VECTOR>(a.saved.start));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) ENTRY(const Arguments a) {
     const INDEX number = static_cast<INDEX>(blockIdx.x) * THREADS + threadIdx.x;
     if (number >= static_cast<INDEX>(a.count)) return;
-    const Element own(a, a.extents, number);
-    Number sum = 0;
-    windows_on(a, own.place, [&](i64 tap, const i32(&at)[AXES]) {
-        sum += widened(*a.source.at<ELEMENT>(own.n, own.c, at)) / counted(a, at);
-    });
-    *a.target.at<ELEMENT>(own.n, own.c, own.place) = narrowed<ELEMENT>(sum);
+    if (are_aligned(a))
+        thread::ENTRY<true>(a, number);
+    else
+        thread::ENTRY<false>(a, number);
 }

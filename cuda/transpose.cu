@@ -1,8 +1,12 @@
 // A copy between tensors whose elements lie side by side along different axes: through shared memory, tile by tile.
 //
 // `across` is the axis along which the source's elements lie side by side, `down` that of the target's. ELEMENT is a
-// word as long as an element; TILE elements along both axes, ROWS of them at a time; RANK other axes.
+// word as long as an element; TILE elements along both axes, ROWS of them at a time; RANK other axes. A thread reads
+// all that it has of a tile before it stores the first.
 #include "types.cuh"
+
+// GAP: elements behind a row of a tile, so that those of a column lie in different banks of shared memory.
+constexpr int EACH = TILE / ROWS, GAP = sizeof(ELEMENT) < 4 ? 4 / sizeof(ELEMENT) : 1;
 
 struct Arguments {
     const char* source;
@@ -13,8 +17,10 @@ struct Arguments {
     i64 extents[RANK], source_strides[RANK], target_strides[RANK];
 };
 
+__device__ inline int at_most(int most, i64 count) { return count < most ? static_cast<int>(count) : most; }
+
 extern "C" __global__ void __launch_bounds__(TILE * ROWS) transpose(const Arguments a) {
-    __shared__ ELEMENT tile[TILE][TILE + 1];
+    __shared__ ELEMENT tile[TILE][TILE + GAP];
     u32 block = blockIdx.x;
     const u32 tiles_across = static_cast<u32>(a.tiles_across), tiles_down = static_cast<u32>(a.tiles_down);
     const i64 first_across = static_cast<i64>(block % tiles_across) * TILE;
@@ -31,13 +37,20 @@ extern "C" __global__ void __launch_bounds__(TILE * ROWS) transpose(const Argume
         block = above;
     }
     const int lane = threadIdx.x % TILE, row = threadIdx.x / TILE;
-    if (first_across + lane < a.across)
-        for (int i = row; i < TILE && first_down + i < a.down; i += ROWS)
-            tile[i][lane] = *reinterpret_cast<const ELEMENT*>(
-                source + (first_down + i) * a.source_step + (first_across + lane) * static_cast<i64>(sizeof(ELEMENT)));
+    const int rows = first_across + lane < a.across ? at_most(TILE, a.down - first_down - row) : 0;
+    const int columns = first_down + lane < a.down ? at_most(TILE, a.across - first_across - row) : 0;
+    source += (first_down + row) * a.source_step + (first_across + lane) * static_cast<i64>(sizeof(ELEMENT));
+    target += (first_across + row) * a.target_step + (first_down + lane) * static_cast<i64>(sizeof(ELEMENT));
+    ELEMENT found[EACH] = {};
+#pragma unroll
+    for (int k = 0; k < EACH; ++k, source += ROWS * a.source_step)
+        if (k * ROWS < rows) found[k] = *reinterpret_cast<const ELEMENT*>(source);
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) tile[row + k * ROWS][lane] = found[k];
     __syncthreads();
-    if (first_down + lane < a.down)
-        for (int i = row; i < TILE && first_across + i < a.across; i += ROWS)
-            *reinterpret_cast<ELEMENT*>(target + (first_across + i) * a.target_step +
-                                        (first_down + lane) * static_cast<i64>(sizeof(ELEMENT))) = tile[lane][i];
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) found[k] = tile[lane][row + k * ROWS];
+#pragma unroll
+    for (int k = 0; k < EACH; ++k, target += ROWS * a.target_step)
+        if (k * ROWS < columns) *reinterpret_cast<ELEMENT*>(target) = found[k];
 }

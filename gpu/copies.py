@@ -7,8 +7,8 @@ from foreplan.graph import Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.ops.map import merged_axes
 
-TILE = 32
-ROWS = 8  # of a tile, that threads move at a time
+THREADS = 256
+TILES = {1: 64, 2: 64, 4: 32, 8: 32}  # elements along both axes of a tile, by their bytes
 _WORDS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 _LEAST = 8  # elements along an axis of a tile that are worth turning around
 
@@ -34,11 +34,12 @@ def transposition(source: Address, x: Window, target: Address, y: Window) -> tup
     batch = 1
     for n, _ in others:
         batch *= n
-    tiles = [ceil_div(axes[i][0], TILE) for i in (across, down)]
+    tile = TILES[item]
+    tiles = [ceil_div(axes[i][0], tile) for i in (across, down)]
     blocks = tiles[0] * tiles[1] * batch
     if blocks >= 1 << 31:
         return None
-    text = Source("transpose.cu", (("ELEMENT", _WORDS[item]), ("TILE", TILE), ("ROWS", ROWS), ("RANK", len(others))))
+    sizes = (("ELEMENT", _WORDS[item]), ("TILE", tile), ("ROWS", THREADS // tile), ("RANK", len(others)))
     numbers: list[Word] = [
         source,
         target,
@@ -49,4 +50,4 @@ def transposition(source: Address, x: Window, target: Address, y: Window) -> tup
         *tiles,
     ]
     numbers += [n for n, _ in others] + [steps[0] for _, steps in others] + [steps[1] for _, steps in others]
-    return (launch(text, "transpose", blocks, TILE * ROWS, numbers),)
+    return (launch(Source("transpose.cu", sizes), "transpose", blocks, THREADS, numbers),)

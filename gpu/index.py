@@ -9,9 +9,12 @@ from foreplan.gpu.expressions import stored
 from foreplan.gpu.launch import (
     Address,
     Clear,
+    Defines,
     Instruction,
+    Launch,
     LaunchKernel,
     Refused,
+    Scratch,
     Source,
     Windows,
     Word,
@@ -27,6 +30,11 @@ from foreplan.ops.map import merged_axes
 
 THREADS = 256
 BYTES = 16  # that a thread reads at a time
+SORTING, TILE = 512, 4096  # threads of a block that sorts, and its positions
+ADDING = 128  # threads of a block that adds
+MOST_BITS = 9  # of a digit that is sorted by
+MANY, FEW_BYTES = 16, 4  # slices of each place, from which on fewer bytes of more slices are read at a time
+_BYTES = {"u32": 4, "u64": 8}
 
 
 def gather(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
@@ -43,12 +51,18 @@ def gather(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
     words: list[Word] = [outer, indices.type.size, inner, data.shape[op.axis], input_at(1)]
     words += _folded(input_at(0), data, op.axis, behind) + _folded(output_at(0), y, op.axis, behind)
     units = outer * indices.type.size * ceil_div(inner, vector)
-    source = _source(y, indices, vector, units)
+    defines: Defines = (
+        ("ELEMENT", stored(y.type.dtype)),
+        ("PLACE", stored(indices.type.dtype)),
+        ("VECTOR", vector),
+        ("INDEX", index_type(units)),
+    )
+    source = Source("index.cu", defines)
     return LaunchKernel((launch(source, "gather", ceil_div(units, THREADS), THREADS, words),))
 
 
 def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
-    """Zeros, or what is added to, and one launch."""
+    """Zeros, or what is added to; positions sorted by place, in the workspace; and one launch that adds."""
     assert isinstance(op, ScatterAdd)
     indices, updates, *base = inputs
     (y,), behind = outputs, len(op.shape) - op.axis - 1
@@ -59,24 +73,76 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
         found += copies(input_at(2), base[0], output_at(0), y)
     elif y.type.size:
         found.append(Clear(output_at(0), y.type.nbytes))
-    if updates.type.size:
-        outer, inner = math.prod(op.shape[: op.axis]), math.prod(op.shape[op.axis + 1 :])
-        words: list[Word] = [outer, indices.type.size, inner, op.shape[op.axis], input_at(0)]
-        words += _folded(output_at(0), y, op.axis, behind) + _folded(input_at(1), updates, op.axis, behind)
-        grid = (indices.type.size, ceil_div(inner, THREADS), outer)
-        found.append(launch(_source(y, indices, 1, indices.type.size), "scatter_add", grid, THREADS, words))
     overwrites = ((0, 2),) if base and base[0].is_dense else ()
-    return LaunchKernel(tuple(found), overwrites=overwrites)
-
-
-def _source(y: Window, indices: Window, vector: int, units: int) -> Source:
-    defines = (
+    if not updates.type.size:
+        return LaunchKernel(tuple(found), overwrites=overwrites)
+    outer, extent, inner = math.prod(op.shape[: op.axis]), op.shape[op.axis], math.prod(op.shape[op.axis + 1 :])
+    count = indices.type.size
+    many = count >= MANY * extent
+    vector = _side_by_side(FEW_BYTES if many else BYTES, op.axis, behind, y, updates)
+    units = outer * count * (inner // vector)
+    passes = max(1, ceil_div((extent - 1).bit_length(), MOST_BITS))
+    bits = max(1, ceil_div((extent - 1).bit_length(), passes))
+    index = index_type(max(units, extent))
+    defines: Defines = (
         ("ELEMENT", stored(y.type.dtype)),
         ("PLACE", stored(indices.type.dtype)),
         ("VECTOR", vector),
-        ("INDEX", index_type(units)),
+        ("INDEX", index),
+        ("BITS", bits),
+        ("AHEAD", 32 if many else 8),
+        ("ADDS", int(bool(base))),
     )
-    return Source("index.cu", defines)
+    order = _Order(Source("scatter_add.cu", defines), count, extent, passes, bits, index)
+    found += order.launches()
+    words: list[Word] = [outer, count, inner, order.positions, order.places]
+    words += _folded(output_at(0), y, op.axis, behind) + _folded(input_at(1), updates, op.axis, behind)
+    found.append(launch(order.source, "scatter_add", ceil_div(units, ADDING), ADDING, words))
+    return LaunchKernel(tuple(found), order.scratch.nbytes, overwrites)
+
+
+class _Order:
+    """Positions of indices, sorted by the places that these name: where they lie in the workspace, and what sorts them.
+
+    Attributes:
+        positions, places: sorted positions, and the place of each.
+    """
+
+    def __init__(self, source: Source, count: int, extent: int, passes: int, bits: int, index: str) -> None:
+        """By so many bits of the places in each pass."""
+        self.source, self.count, self.extent, self.passes, self.bits = source, count, extent, passes, bits
+        self.scratch, self.tiles = Scratch(), ceil_div(count, TILE)
+        nbytes = _BYTES[index]
+        self.positions, self.places = (self.scratch.take(nbytes * count) for _ in range(2))
+        self.others = self.scratch.take(nbytes * count) if passes > 1 else self.positions
+        self.digits = self.scratch.take(nbytes * (self.tiles << bits)) if self.tiles > 1 else 0
+
+    def launches(self) -> list[Launch]:
+        """A pass for each digit, of which the last one writes `positions`."""
+        found: list[Launch] = []
+        given: Word = 0
+        for i in range(self.passes):
+            target = self.others if (self.passes - 1 - i) % 2 else self.positions
+            words: list[Word] = [self.count, self.extent, i * self.bits, self.tiles, input_at(0), given]
+            words += [self.digits, target, self.places]
+            if self.tiles > 1:
+                found.append(launch(self.source, "count_digits", self.tiles, SORTING, words))
+            found.append(launch(self.source, "sort_by_digit", self.tiles, SORTING, words))
+            given = target
+        return found
+
+
+def _side_by_side(nbytes: int, axis: int, behind: int, *tensors: Window) -> int:
+    """Elements that lie side by side in every tensor, whole slices of which they make up; so many bytes at most."""
+    dtype = tensors[0].type.dtype
+    numbers = [math.prod(tensors[0].shape[axis + 1 :])]
+    for x in tensors:
+        steps = _steps(x, axis, behind)
+        assert steps is not None
+        if numbers[0] > 1 and steps[2] != dtype.itemsize:
+            return 1
+        numbers += [step // dtype.itemsize for step in steps[:2]]
+    return math.gcd(max(1, nbytes // dtype.itemsize), *numbers)
 
 
 def _folded(start: Address, x: Window, axis: int, behind: int) -> list[Word]:

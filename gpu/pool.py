@@ -1,11 +1,13 @@
-"""Pooling and its gradients: a thread an element, the gradients gathered."""
+"""Pooling and its gradients: neighbouring channels of an element a thread, the gradients gathered."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterable
 
 from foreplan.gpu.device import Device
 from foreplan.gpu.expressions import stored
 from foreplan.gpu.launch import (
-    Address,
     LaunchKernel,
     Refused,
     Source,
@@ -23,16 +25,18 @@ from foreplan.graph.types import DTYPES, Shape
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 
 THREADS = 256
-AXES = 3
+MOST_AXES = 3
+BYTES = 16  # of the widest elements, that a thread moves at a time
+PoolOp = MaxPool | MaxPoolGrad | AvgPool | AvgPoolGrad
 
 
 def pool(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
     """One launch for any of the four."""
-    assert isinstance(op, MaxPool | MaxPoolGrad | AvgPool | AvgPoolGrad)
+    assert isinstance(op, PoolOp)
     gradient = isinstance(op, MaxPoolGrad | AvgPoolGrad)
     source, target = inputs[-1], outputs[0]
     images, pooled = (target, source) if gradient else (source, target)
-    if len(images.shape) - 2 > AXES:
+    if len(images.shape) - 2 > MOST_AXES:
         raise Refused(f"pooling over {len(images.shape) - 2} axes")
     if not target.type.size:
         return LaunchKernel(())
@@ -41,34 +45,68 @@ def pool(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKer
         saved, saved_at = inputs[0], input_at(0)
     elif len(outputs) == 2:
         saved, saved_at = outputs[1], output_at(1)
-    words: list[Word] = [target.type.size, target.shape[1]]
-    words += [*_three(images.shape[2:]), *_three(pooled.shape[2:])]
-    words += [*_three(op.kernel), *_three(op.strides), *_three([low for low, _ in op.pads], 0), *_three(op.dilations)]
+    dtype, windows = target.type.dtype, (source, target, saved)
+    vector = _side_by_side(*windows)
     firsts, lasts = _counted(op, images.shape[2:])
-    words += [*_three(firsts, 0), *_three(lasts)]
-    for start, window in ((input_at(len(inputs) - 1), source), (output_at(0), target), (saved_at, saved)):
-        words += _tensor(start, window)
-    dtype = target.type.dtype
+    blocks = _blocks(op, images.shape[2:])
+    places = math.prod(blocks) if gradient else math.prod(pooled.shape[2:])
+    threads = target.shape[0] * target.shape[1] // vector * places
+    words: list[Word] = [threads, target.shape[1], *images.shape[2:], *pooled.shape[2:], *blocks, *firsts, *lasts]
+    source_at = input_at(len(inputs) - 1) if source.type.size else output_at(0)  # where padding is all that there is
+    for start, window in zip((source_at, output_at(0), saved_at), windows):
+        words += [start, *window.strides]
+    index = index_type(max(threads, *(_farthest(op, window) for window in windows)))
     defines = (
+        ("ENTRY", op.name),
+        ("AXES", len(op.kernel)),
+        ("KERNEL", _list(op.kernel)),
+        ("STRIDES", _list(op.strides)),
+        ("LOWS", _list(low for low, _ in op.pads)),
+        ("DILATIONS", _list(op.dilations)),
+        ("VECTOR", vector),
         ("ELEMENT", stored(dtype)),
         ("PLACE", stored(saved.type.dtype if saved is not target else DTYPES["uint8"])),
         ("SAVE", int(len(outputs) == 2)),
         ("NEUTRAL", neutral("max", dtype)),
-        ("INDEX", index_type(target.type.size)),
+        ("INDEX", index),
+        ("OFFSET", {"u32": "i32", "u64": "i64"}[index]),
     )
-    blocks = ceil_div(target.type.size, THREADS)
-    return LaunchKernel((launch(Source("pool.cu", defines), op.name, blocks, THREADS, words),))
+    return LaunchKernel((launch(Source("pool.cu", defines), op.name, ceil_div(threads, THREADS), THREADS, words),))
 
 
-def _three(numbers: Shape | list[int], missing: int = 1) -> list[int]:
-    return [missing] * (AXES - len(numbers)) + list(numbers)
+def _list(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
-def _tensor(start: Address, window: Window) -> list[Word]:
-    return [start, *window.strides[:2], *_three(window.strides[2:], 0)]
+def _side_by_side(*tensors: Window) -> int:
+    """Channels that lie side by side in every tensor, as many as are moved at a time."""
+    widest = max(x.type.dtype.itemsize for x in tensors)
+    numbers = [tensors[0].shape[1]]
+    for x in tensors:
+        item = x.type.dtype.itemsize
+        if numbers[0] > 1 and x.strides[1] != item:
+            return 1
+        others = [i for i, extent in enumerate(x.shape) if i != 1 and extent > 1]
+        numbers += [x.strides[i] // item for i in others]
+    return math.gcd(BYTES // widest, *numbers)
 
 
-def _counted(op: MaxPool | MaxPoolGrad | AvgPool | AvgPoolGrad, extents: Shape) -> tuple[list[int], list[int]]:
+def _blocks(op: PoolOp, extents: Shape) -> list[int]:
+    """Blocks along each axis of elements that lie in the same windows."""
+    found = zip(extents, op.strides, op.pads)
+    return [(extent - 1 + low) // stride - low // stride + 1 for extent, stride, (low, _) in found]
+
+
+def _farthest(op: PoolOp, x: Window) -> int:
+    """Bytes from an image's beginning within which all taps of windows lie, with those in the padding."""
+    steps = [abs(step) for step in x.strides]
+    found = sum(step * extent for step, extent in zip(steps, x.shape))
+    for step, taps, gap, pads in zip(steps[2:], op.kernel, op.dilations, op.pads):
+        found += step * (taps * gap + sum(map(abs, pads)))
+    return found
+
+
+def _counted(op: PoolOp, extents: Shape) -> tuple[list[int], list[int]]:
     """The first element of each axis that counts for a mean, and the one behind the last."""
     if isinstance(op, MaxPool | MaxPoolGrad) or not op.count_include_pad:
         return [0] * len(extents), list(extents)

@@ -44,7 +44,7 @@ def of(dtype: str, *shapes: tuple[int, ...]) -> list[TensorType]:
 def samples(dtype: str) -> Iterator[Sample]:
     """Ops on tensors of one floating-point type, with statistics in its wide type."""
     wide = DTYPES[dtype].wide.name
-    image, filters, small = (2, 64, 32, 32), (64, 64, 3, 3), (2, 64, 15, 15)
+    image, filters = (2, 64, 32, 32), (64, 64, 3, 3)
     window = ((3, 3), (2, 2), ((0, 0), (0, 0)), (1, 1))
     strided = ((2, 2), ((1, 1), (1, 1)), (1, 1))
     plain = ((1, 1), ((1, 1), (1, 1)), (1, 1))
@@ -81,10 +81,14 @@ def samples(dtype: str) -> Iterator[Sample]:
             MaskedBatchNormGrad(1e-5, f"{dtype}({expr})", keeps),
             [*of(dtype, image), *vector * 3, *bits, *of(dtype, *[image] * others)],
         )
-    yield MaxPool(*window, save_index=True), of(dtype, image)
-    yield MaxPoolGrad(*window, shape=image), [*of("uint8", small), *of(dtype, small)]
-    yield AvgPool(*window), of(dtype, image)
-    yield AvgPoolGrad(*window, shape=image), of(dtype, small)
+    close = ((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    apart = ((5, 5), (3, 3), ((2, 2), (2, 2)), (1, 2))
+    for geometry in (window, close, apart):
+        y = MaxPool(*geometry).infer(of(dtype, image))[0]
+        yield MaxPool(*geometry, save_index=True), of(dtype, image)
+        yield MaxPoolGrad(*geometry, shape=image), [y.with_dtype(DTYPES["uint8"]), y]
+        yield AvgPool(*geometry), of(dtype, image)
+        yield AvgPoolGrad(*geometry, shape=image), [y]
     for mode in ("nearest", "linear", "cubic"):
         yield Resize((2, 64, 64, 48), mode), of(dtype, image)
         yield ResizeGrad((2, 64, 64, 48), mode, extents=image), of(dtype, (2, 64, 64, 48))
@@ -105,6 +109,8 @@ def samples(dtype: str) -> Iterator[Sample]:
     yield Pad(((0, 0), (0, 0), (1, 2), (3, 0))), of(dtype, image)
     yield Gather(0), [*of(dtype, (100, 64)), *whole]
     yield ScatterAdd(0, (100, 64)), [*whole, *of(dtype, (32, 64))]
+    yield ScatterAdd(0, (50_000, 64)), [*of("int64", (5000,)), *of(dtype, (5000, 64), (50_000, 64))]
+    yield ScatterAdd(1, (4, 2, 64)), [*whole, *of(dtype, (4, 32, 64))]
     heads = [(2, 4, 100, 64), (2, 2, 120, 64), (2, 2, 120, 64)]
     mask, log_sum = (1, 1, 100, 120), (2, 4, 100)
     yield Attention(0.125, True), of(dtype, *heads)

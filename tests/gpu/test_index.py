@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from foreplan.gpu.index import scatter_add
-from foreplan.gpu.launch import Refused
+from foreplan.gpu.launch import Launch, Refused
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import DTYPES
 from foreplan.ops.index import Gather, ScatterAdd
 from tests.gpu.binder import needs_gcc
-from tests.gpu.check import DEVICE, check, type_of
+from tests.gpu.check import DEVICE, check, made, type_of
+from tests.gpu.unaligned import check_unaligned
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)
@@ -57,6 +58,40 @@ def test_scatter_add(shape: tuple[int, ...], axis: int, indices: tuple[int, ...]
 def test_many_updates_of_one_slice_are_added_in_their_order() -> None:
     places = RNG.integers(0, 3, 1000)
     check(ScatterAdd(0, (4, 3)), places, (1e3 * f32(1000, 3)).astype(np.float32), rtol=0, atol=0)
+
+
+def test_positions_of_several_tiles_and_places_of_several_digits_stay_in_order() -> None:
+    for extent, count in ((3, 9000), (1000, 4097), (300_000, 200)):
+        places, updates = RNG.integers(-extent, extent, count), 1e3 * f32(count, 2)
+        check(ScatterAdd(0, (extent, 2)), places, updates, rtol=0, atol=0)
+
+
+def test_more_slices_than_a_grid_has_rows() -> None:
+    places = RNG.integers(0, 8, 3)
+    check(ScatterAdd(1, (70_000, 8)), places, f32(70_000, 3))
+    kernel, *_ = made(ScatterAdd(1, (70_000, 8, 4)), [type_of(places), type_of(f32(70_000, 3, 4))])
+    assert all(each.grid[1:] == (1, 1) for each in kernel.instructions if isinstance(each, Launch))
+
+
+def test_workspace_has_positions_their_places_and_digits_of_each_tile() -> None:
+    rows, few, many = ((50_000, 4), *(TensorType(DTYPES["int64"], (n,)) for n in (4096, 4097)))
+    for places, nbytes in ((few, 3 * 4096 * 4), (many, 3 * 16640 + 2 * 256 * 4)):
+        kernel, *_ = made(ScatterAdd(0, rows), [places, TensorType(DTYPES["bfloat16"], (*places.shape, 4))])
+        assert kernel.workspace == nbytes
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("extent", [2, 40])
+def test_slices_of_other_types(dtype: str, extent: int) -> None:
+    whole = RNG.integers(-3, 3, (100, 24)).astype(DTYPES[dtype].numpy)
+    check(ScatterAdd(0, (extent, 24)), RNG.integers(0, extent, 100), whole, whole[:extent].copy(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("extent", [2, 40])
+def test_slices_that_begin_at_unaligned_elements(extent: int) -> None:
+    places, updates = RNG.integers(0, extent, 60), f32(60, 8)
+    check_unaligned(ScatterAdd(0, (extent, 8)), places, updates, rtol=0, atol=0)
+    check_unaligned(ScatterAdd(0, (extent, 8)), places, updates, f32(extent, 8), rtol=0, atol=0)
 
 
 def test_indices_beyond_the_axis_are_taken_modulo_it() -> None:

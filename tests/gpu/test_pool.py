@@ -12,6 +12,8 @@ from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.window import count_positions
 from tests.gpu.binder import needs_gcc
 from tests.gpu.check import check, run, type_of
+from tests.gpu.unaligned import check_unaligned
+from tests.kernels import as_images
 
 pytestmark = needs_gcc
 # shape, then kernel, strides, pads, dilations
@@ -25,6 +27,9 @@ CASES = {
     "cropped": ((2, 17, 9, 9), (2, 3), (2, 2), ((-1, 0), (0, -2)), (1, 2)),
     "with gaps": ((1, 3, 4, 4), (2, 2), (3, 3), ((1, 2), (0, 1)), (1, 1)),
     "one axis": ((2, 3, 17), (3,), (2,), ((1, 1),), (2,)),
+    "3x3 of 24": ((2, 24, 9, 8), (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1)),
+    "side by side": ((1, 32, 9, 11), (3, 4), (3, 4), ((0, 1), (2, 0)), (1, 1)),
+    "dilated of 8": ((2, 8, 13, 10), (3, 2), (2, 1), ((2, -1), (-2, 3)), (2, 3)),
     "three axes": ((1, 4, 5, 4, 6), (2, 3, 2), (1, 2, 2), ((1, 0), (1, 1), (0, 0)), (1, 1, 2)),
 }
 
@@ -78,15 +83,46 @@ def test_numbers_that_are_none_win() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int32", "uint8"])
-def test_other_types(dtype: str) -> None:
-    shape, *geometry = CASES["3x3"]
+@pytest.mark.parametrize("case", ["3x3", "3x3 of 24"])
+def test_other_types(case: str, dtype: str) -> None:
+    shape, *geometry = CASES[case]
     x = np.abs(images(shape, 0)).astype(DTYPES[dtype].numpy)
     checked(MaxPool(*geometry, save_index=True), x)
     if DTYPES[dtype].is_float:
         narrow = {"bfloat16": 2e-2, "float16": 2e-3}.get(dtype, 1e-12)
         check(AvgPool(*geometry), x, rtol=narrow, atol=narrow)
         _, index = run(MaxPool(*geometry, save_index=True), [x])
-        check(MaxPoolGrad(*geometry, shape=shape), index, x[..., :4, :4].copy(), rtol=narrow, atol=narrow)
+        given = index, x[..., : index.shape[2], : index.shape[3]].copy()
+        windows = [channels_last(type_of(each)) for each in given]
+        check(MaxPoolGrad(*geometry, shape=shape), *given, rtol=narrow, atol=narrow, windows=windows)
+
+
+@pytest.mark.parametrize("case", ["3x3 of 24", "overlapping"])
+def test_images_that_begin_at_unaligned_elements(case: str) -> None:
+    shape, *geometry = CASES[case]
+    x, g = images(shape, 0), images(pooled(case), 1)
+    _, index = run(MaxPool(*geometry, save_index=True), [x])
+    check_unaligned(MaxPool(*geometry, save_index=True), x, windows=as_images(x))
+    check_unaligned(MaxPoolGrad(*geometry, shape=shape), index, g, windows=as_images(index, g))
+    check_unaligned(AvgPool(*geometry), x, windows=as_images(x))
+    check_unaligned(AvgPoolGrad(*geometry, shape=shape), g, windows=as_images(g))
+
+
+@pytest.mark.parametrize("more", [0, 3, 8])
+def test_channels_of_wider_images(more: int) -> None:
+    shape, *geometry = CASES["3x3 of 24"]
+    x, wide = images(shape, 0), 4 * (24 + more)
+    window = Window(type_of(x), (72 * wide, 4, 8 * wide, wide))
+    check(MaxPool(*geometry, save_index=True), x, windows=[window])
+    check(AvgPool(*geometry), x, windows=[window])
+
+
+def test_padding_that_is_all_there_is() -> None:
+    geometry = ((2, 2), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    for shape in ((1, 8, 0, 3), (2, 3, 2, 0)):
+        x = np.zeros(shape, np.float32)
+        checked(MaxPool(*geometry, save_index=True), x)
+        checked(AvgPool(*geometry, True), x)
 
 
 def test_numbers_of_taps_that_need_two_bytes() -> None:

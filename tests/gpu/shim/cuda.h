@@ -222,6 +222,7 @@ template <class A> constexpr size_t size_of_arguments(void (*)(A)) { return size
 #define __ballot_sync(mask, predicate) shim::ballot(predicate, __LINE__)
 
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 template <class T> inline T __ldg(const T* place) { return *place; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<uint64_t>(a) * b >> 32; }
 inline float __fmul_rn(float a, float b) { return a * b; }

@@ -1,0 +1,197 @@
+// Slices of one axis added at the places that indices name, those of one place in the order of the indices.
+//
+// First the positions of indices are sorted by the places that these name, those of one place in their own order: a
+// radix sort, by one digit of the places in each pass, lowest first. A block has a tile of positions: `count_digits`
+// counts the digits of each tile, and `sort_by_digit` moves positions to where they belong; a tile that is alone needs
+// no counting beforehand. Then `scatter_add` has a thread for a part of a slice: that at the first position of a place
+// adds up all that have the place. Nothing but counts is added up by atomics.
+//
+// PLACE is the type of indices, INDEX that of positions, BITS are those of a digit. VECTOR elements of a slice lie side
+// by side in both tensors, and are moved at a time; a thread reads from AHEAD slices before it adds. ADDS is whether
+// there is something in the table. Tensors are [outer, n, inner].
+#include "place.cuh"
+
+constexpr int WARP = 32;
+constexpr int SORTING = 512, EACH = 8, WARPS = SORTING / WARP;  // threads of a block that sorts; positions of a thread
+constexpr int SEGMENT = WARP * EACH, TILE = SORTING * EACH;     // positions of a warp, of a block
+constexpr int DIGITS = 1 << BITS;
+constexpr int ADDING = 128;  // threads of a block that adds
+
+struct Pass {
+    i64 count, extent;  // of indices, of the axis
+    i64 shift, tiles;   // the lowest bit of the digit
+    const PLACE* indices;
+    const INDEX* given;        // positions in their order so far; null: in that of the indices
+    INDEX* digits;             // of each tile, how many of each; null for a single tile
+    INDEX *positions, *places;  // sorted, and the places of these
+};
+
+__device__ inline INDEX position_at(const Pass& a, i64 i) {
+    return a.given ? a.given[i] : static_cast<INDEX>(i);
+}
+
+__device__ inline int digit_of(const Pass& a, INDEX place) { return static_cast<int>(place >> a.shift) & (DIGITS - 1); }
+
+extern "C" __global__ void __launch_bounds__(SORTING) count_digits(const Pass a) {
+    __shared__ u32 found[DIGITS];
+    const int thread = threadIdx.x;
+    if (thread < DIGITS) found[thread] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) {
+        const i64 i = static_cast<i64>(blockIdx.x) * TILE + k * SORTING + thread;
+        if (i < a.count)
+            atomicAdd(&found[digit_of(a, static_cast<INDEX>(place_of(a.indices[position_at(a, i)], a.extent)))], 1u);
+    }
+    __syncthreads();
+    if (thread < DIGITS) a.digits[static_cast<i64>(blockIdx.x) * DIGITS + thread] = found[thread];
+}
+
+// The threads of a warp whose digit is this one's.
+__device__ inline u32 alike(int digit, bool inside) {
+    u32 found = __ballot_sync(0xffffffffu, inside);
+#pragma unroll
+    for (int bit = 0; bit < BITS; ++bit) {
+        const bool set = digit >> bit & 1;
+        const u32 those = __ballot_sync(0xffffffffu, set);
+        found &= set ? those : ~those;
+    }
+    return found;
+}
+
+extern "C" __global__ void __launch_bounds__(SORTING, 1) sort_by_digit(const Pass a) {
+    __shared__ u32 before[WARPS][DIGITS];  // how many of each digit a warp has; then how many the warps before it have
+    __shared__ INDEX first[DIGITS];        // where the first one of this tile goes
+    const int thread = threadIdx.x, warp = thread / WARP, lane = thread % WARP;
+    for (int i = thread; i < WARPS * DIGITS; i += SORTING) before[i / DIGITS][i % DIGITS] = 0;
+    __syncthreads();
+    const i64 segment = static_cast<i64>(blockIdx.x) * TILE + warp * SEGMENT + lane;
+    INDEX position[EACH], place[EACH];
+    u32 rank[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) position[k] = segment + k * WARP < a.count ? position_at(a, segment + k * WARP) : 0;
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) place[k] = static_cast<INDEX>(place_of(a.indices[position[k]], a.extent));
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) {
+        const bool inside = segment + k * WARP < a.count;
+        const int digit = digit_of(a, place[k]);
+        const u32 equal = alike(digit, inside), lower = equal & ((1u << lane) - 1);
+        rank[k] = before[warp][digit] + __popc(lower);
+        __syncwarp();
+        if (inside && lower == 0) before[warp][digit] += __popc(equal);
+        __syncwarp();
+    }
+    __syncthreads();
+    const bool counts = thread < DIGITS;
+    INDEX own = 0, every = 0, earlier = 0;  // of a digit: in this tile, in all, in those before this one
+    if (counts) {
+        for (int i = 0; i < WARPS; ++i) {
+            const u32 here = before[i][thread];
+            before[i][thread] = static_cast<u32>(own);
+            own += here;
+        }
+        for (i64 tile = 0; a.digits && tile < a.tiles; ++tile) {
+            const INDEX there = a.digits[tile * DIGITS + thread];
+            every += there;
+            if (tile < blockIdx.x) earlier += there;
+        }
+        if (!a.digits) every = own;
+        first[thread] = every;
+    }
+    __syncthreads();
+    for (int step = 1; step < DIGITS; step *= 2) {
+        const INDEX less = counts && thread >= step ? first[thread - step] : 0;
+        __syncthreads();
+        if (counts) first[thread] += less;
+        __syncthreads();
+    }
+    if (counts) first[thread] += earlier - every;
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < EACH; ++k)
+        if (segment + k * WARP < a.count) {
+            const int digit = digit_of(a, place[k]);
+            const INDEX slot = first[digit] + before[warp][digit] + rank[k];
+            a.positions[slot] = position[k];
+            a.places[slot] = place[k];
+        }
+}
+
+struct Folded {
+    char* start;
+    i64 outer_step, step, inner_step;  // bytes
+};
+
+struct Arguments {
+    i64 outer, count, inner;  // count: of indices
+    const INDEX *positions, *places;
+    Folded table, slices;
+};
+
+typedef Vector<ELEMENT, VECTOR> Elements;
+
+template <bool ALIGNED> __device__ inline Elements elements_at(const char* from) {
+    if constexpr (ALIGNED) return *reinterpret_cast<const Elements*>(from);
+    Elements found;
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) found.at[i] = reinterpret_cast<const ELEMENT*>(from)[i];
+    return found;
+}
+
+// Adds the slices from a position of the sorted ones on that have one place, a part of each, to that of the table.
+template <bool ALIGNED> __device__ inline void add_slices(const Arguments& a, INDEX slot, const char* from, char* to) {
+    constexpr int TAKEN = ALIGNED ? AHEAD : 1;
+    const INDEX place = a.places[slot], last = static_cast<INDEX>(a.count) - 1;
+    Wide<ELEMENT> sums[VECTOR] = {};
+    if constexpr (ADDS) {
+        const Elements there = elements_at<ALIGNED>(to);
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) sums[i] = widened(there.at[i]);
+    }
+    for (int taken = TAKEN; taken == TAKEN; slot += TAKEN) {
+        INDEX positions[TAKEN], places[TAKEN];
+        Elements found[TAKEN];
+#pragma unroll
+        for (int k = 0; k < TAKEN; ++k) {
+            const INDEX there = slot + k < last ? slot + k : last;
+            positions[k] = a.positions[there];
+            places[k] = a.places[there];
+        }
+        taken = 0;
+#pragma unroll
+        for (int k = 0; k < TAKEN; ++k) taken += slot + k <= last && places[k] == place;
+#pragma unroll
+        for (int k = 0; k < TAKEN; ++k)
+            if (k < taken) found[k] = elements_at<ALIGNED>(from + static_cast<i64>(positions[k]) * a.slices.step);
+#pragma unroll
+        for (int k = 0; k < TAKEN; ++k)
+            if (k < taken)
+#pragma unroll
+                for (int i = 0; i < VECTOR; ++i) sums[i] += widened(found[k].at[i]);
+    }
+    Elements result;
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) result.at[i] = narrowed<ELEMENT>(sums[i]);
+    if constexpr (ALIGNED)
+        *reinterpret_cast<Elements*>(to) = result;
+    else
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) reinterpret_cast<ELEMENT*>(to)[i] = result.at[i];
+}
+
+extern "C" __global__ void __launch_bounds__(ADDING) scatter_add(const Arguments a) {
+    const INDEX unit = static_cast<INDEX>(blockIdx.x) * ADDING + threadIdx.x;
+    const INDEX parts = static_cast<INDEX>(a.inner) / VECTOR, count = static_cast<INDEX>(a.count);
+    const INDEX slice = unit / parts, outer = slice / count, slot = slice - outer * count;
+    if (outer >= static_cast<INDEX>(a.outer)) return;
+    const INDEX place = a.places[slot];
+    if (slot && a.places[slot - 1] == place) return;
+    const i64 first = static_cast<i64>(unit - slice * parts) * VECTOR;
+    char* to = a.table.start + outer * a.table.outer_step + place * a.table.step + first * a.table.inner_step;
+    const char* from = a.slices.start + outer * a.slices.outer_step + first * a.slices.inner_step;
+    if (VECTOR == 1 || (is_aligned<ELEMENT, VECTOR>(a.table.start) && is_aligned<ELEMENT, VECTOR>(a.slices.start)))
+        add_slices<true>(a, slot, from, to);
+    else
+        add_slices<false>(a, slot, from, to);
+}
