@@ -19,7 +19,10 @@ template <class T, int N> union Packed {
     __device__ void forget() {
 #ifndef FOREPLAN_SHIM
 #pragma unroll
-        for (Word& word : words.at) asm volatile("" : "+r"(word) : : "memory");
+        for (Word& word : words.at) {
+            if constexpr (sizeof(Word) == 4) asm volatile("" : "+r"(word) : : "memory");
+            if constexpr (sizeof(Word) == 2) asm volatile("" : "+h"(word) : : "memory");
+        }
 #endif
     }
 };

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from foreplan.gpu import matmul
@@ -19,7 +19,7 @@ from foreplan.gpu.launch import (
     relocated,
 )
 from foreplan.gpu.map import Tensor, broadcast, map_launches
-from foreplan.graph import Op, Window
+from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.graph.types import DTYPES
 from foreplan.ops.expr import Arg, Call, Expr
@@ -48,38 +48,33 @@ def terms_of(op: MatMulMap, inputs: Windows, outputs: Windows) -> Biased:
     y, *more = outputs
     if more or not y.type.size:
         raise Refused("a product of which several results are made")
-    indices = sorted(_added(op.map.parsed[0]))
+    indices = sorted(_added(op.map.parsed[0], (y.type.dtype, y.type.dtype.wide)))
     of_columns = [i for i in indices if i and inputs[i + 1].shape == y.shape[-1:]]
     whole = [i for i in indices if i and inputs[i + 1].type == y.type]
     if len(y.shape) < 2 or len(of_columns) != 1 or len(whole) > 1 or indices != sorted([0, *of_columns, *whole]):
         raise Refused(f"a product followed by {op.exprs[0]}")
-    if inputs[of_columns[0] + 1].type.dtype not in (y.type.dtype, y.type.dtype.wide):
-        raise Refused(f"a bias of {inputs[of_columns[0] + 1].type.dtype} for {y.type.dtype}")
     return Biased(of_columns[0] + 1, whole[0] + 1 if whole else None)
 
 
-def _added(expr: Expr) -> Iterator[int]:
-    """The arguments whose sum it is, whatever floats they are rounded to on the way."""
+def _added(expr: Expr, dtypes: Sequence[DType]) -> Iterator[int]:
+    """The arguments whose sum it is, rounded on the way to none but these types."""
     if isinstance(expr, Arg):
         yield expr.index
     elif isinstance(expr, Call) and expr.function == "add":
         for part in expr.args:
-            yield from _added(part)
-    elif isinstance(expr, Call) and expr.function in DTYPES and DTYPES[expr.function].is_float:
-        yield from _added(expr.args[0])
+            yield from _added(part, dtypes)
+    elif isinstance(expr, Call) and expr.function in DTYPES and DTYPES[expr.function] in dtypes:
+        yield from _added(expr.args[0], dtypes)
     else:
-        raise Refused(f"{expr} is no sum")
+        raise Refused(f"{expr} is no sum of {dtypes[0]}")
 
 
 def bias_of(terms: Biased, inputs: Windows, y: Window) -> tuple[Address, tuple[Instruction, ...], int]:
-    """Where the bias lies as cuBLASLt takes it, side by side and of the result's type; what puts it there, and how many
-    bytes of the workspace it takes.
+    """Where the bias lies as cuBLASLt takes it: in the workspace, side by side, of the result's type, and aligned, as
+    its kernels were seen to need, whatever they are told. What puts it there, and how many bytes it takes.
     """
     window, dtype = inputs[terms.bias], y.type.dtype
-    here = input_at(terms.bias)
-    if window.type.dtype == dtype and window.is_dense:
-        return here, (), 0
-    scratch, own = Scratch(), broadcast(here, window, window.shape)
+    scratch, own = Scratch(), broadcast(input_at(terms.bias), window, window.shape)
     there = scratch.take(window.type.size * dtype.itemsize)
     made = Tensor(there, dtype, (dtype.itemsize,))
     return there, map_launches([Arg(0)], window.shape, [own], [made]), scratch.nbytes
@@ -98,11 +93,16 @@ def biased(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
     def moved(place: Address) -> Address:
         return whole.behind(place.offset) if place.of == "output" else place
 
-    further = [broadcast(input_at(i), x, y.shape) for i, x in enumerate(inputs) if i > 1]
-    read = [broadcast(whole, product, y.shape), *further]
-    last = map_launches(op.map.parsed, y.shape, read, [broadcast(output_at(0), y, y.shape)])
+    last = map_behind(op, inputs, y, whole, product)
     instructions = (*(relocated(each, moved) for each in made.instructions), *last)
     return replace(made, instructions=instructions, workspace=scratch.nbytes, overwrites=overwrites(terms, inputs, y))
+
+
+def map_behind(op: MatMulMap, inputs: Windows, y: Window, start: Address, product: Window) -> tuple[Instruction, ...]:
+    """The map of a product that lies somewhere."""
+    further = [broadcast(input_at(i), x, y.shape) for i, x in enumerate(inputs) if i > 1]
+    read = [broadcast(start, product, y.shape), *further]
+    return map_launches(op.map.parsed, y.shape, read, [broadcast(output_at(0), y, y.shape)])
 
 
 def overwrites(terms: Biased, inputs: Windows, y: Window) -> tuple[tuple[int, int], ...]:

@@ -7,11 +7,10 @@ its algorithm when a session is bound.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from foreplan.gpu.biased import bias_of, terms_of
-from foreplan.gpu.biased import overwrites as in_place
+from foreplan.gpu.biased import bias_of, map_behind, overwrites, terms_of
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import (
     ALIGNMENT,
@@ -24,8 +23,8 @@ from foreplan.gpu.launch import (
     ceil_div,
     workspace_at,
 )
-from foreplan.gpu.multiply import multiplications
-from foreplan.graph import Op
+from foreplan.gpu.multiply import multiplications, product_at
+from foreplan.graph import Op, Window
 from foreplan.ops.matmul_map import MatMulMap
 from foreplan.units import align_up
 
@@ -37,7 +36,6 @@ WITH_MORE = (9, 10)  # major compute capabilities
 # ours so much of float32's, while every multiprocessor makes a tile of the result, or a part of a tile's sums.
 REACHED, OWN = 0.7, 0.2
 TILE = 64  # rows and columns
-BIAS_ALIGNMENT = 16  # bytes, of a bias's address: kernels were seen to load so many at once, whatever they are told
 LEAST_TERMS, MOST_PARTS = 256, 16  # sums are split into parts of no fewer terms, and no more parts
 
 
@@ -51,28 +49,70 @@ def lt_kernels(
         tf32: whether float32 may be rounded to TensorFloat-32.
     """
     try:
+        if isinstance(op, MatMulMap):
+            return _with_bias(op, inputs, outputs, device, tf32)
         calls = multiplications(op, inputs, outputs, device, tf32)
     except Refused:
         return {}
-    call, parts = calls[0], _parts(calls[0], device)  # all are of one size
+    return _kernels(calls, device, added_in_place(inputs, outputs[0]))
+
+
+def adds_bias(op: MatMulMap, inputs: Windows, outputs: Windows, device: Device) -> bool:
+    """Whether cuBLASLt adds a bias in the call that multiplies."""
+    try:
+        return bool(multiplications(op, inputs, outputs, device, False))
+    except Refused:
+        return False
+
+
+def _with_bias(
+    op: MatMulMap, inputs: Windows, outputs: Windows, device: Device, tf32: bool
+) -> Mapping[str, LaunchKernel]:
+    """The bias as cuBLASLt takes it, then all in one call; or a map behind the product, which lies in the workspace."""
+    (y,), terms = outputs, terms_of(op, inputs, outputs)
+    in_place = overwrites(terms, inputs, y)
+    try:
+        calls = multiplications(op, inputs, outputs, device, tf32)
+    except Refused:
+        product, start = _product(op, inputs), workspace_at()
+        calls = product_at(op, inputs, product, start, device, tf32)
+        moved = sum(x.type.nbytes for x in (product, *inputs[2:], y)) / device.bytes_per_second * 1e9
+        after = map_behind(op, inputs, y, start, product)
+        return _kernels(calls, device, in_place, nbytes=product.type.nbytes, after=after, nanoseconds=moved)
+    _, before, nbytes = bias_of(terms, inputs, y)
+    return _kernels(calls, device, in_place, nbytes=nbytes, before=before)
+
+
+def _product(op: MatMulMap, inputs: Windows) -> Window:
+    """The product alone, in C order."""
+    return Window.dense(op.matmul.infer([x.type for x in inputs[:2]])[0])
+
+
+def _kernels(
+    calls: Sequence[Multiply],
+    device: Device,
+    overwrites: tuple[tuple[int, int], ...],
+    *,
+    nbytes: int = 0,
+    before: tuple[Instruction, ...] = (),
+    after: tuple[Instruction, ...] = (),
+    nanoseconds: float = 0,
+) -> Mapping[str, LaunchKernel]:
+    """Kernels of such calls, all of one size.
+
+    Args:
+        nbytes: of the workspace that what is before or after needs, behind which scratch memory lies.
+        nanoseconds: that it takes.
+    """
+    call, parts, first = calls[0], _parts(calls[0], device), align_up(nbytes, ALIGNMENT)
     name = CUBLASLT + " tf32" * call.tf32
-    overwrites, first, alignment = added_in_place(inputs, outputs[0]), 0, 1
-    before: tuple[Instruction, ...] = ()
-    if isinstance(op, MatMulMap):
-        terms = terms_of(op, inputs, outputs)
-        overwrites = in_place(terms, inputs, outputs[0])
-        _, before, first = bias_of(terms, inputs, outputs[0])
-        alignment = 1 if before else BIAS_ALIGNMENT
     found = {}
     for kind, room, split in ((name, _room(call, parts, device), parts), (f"{name} 0", 0, 1)):
         if split > 1 or not room:
-            at = workspace_at(align_up(first, ALIGNMENT))
-            made = tuple(replace(each, nbytes=room, workspace=at) for each in calls)
-            price = sum(_nanoseconds(each, _rate(each, device), split, device) for each in calls)
-            nbytes = at.offset + room if room else first
-            found[kind] = LaunchKernel(
-                (*before, *made), nbytes, overwrites, nanoseconds=round(price), alignment=alignment
-            )
+            made = tuple(replace(each, nbytes=room, workspace=workspace_at(first)) for each in calls)
+            price = nanoseconds + sum(_nanoseconds(each, _rate(each, device), split, device) for each in calls)
+            whole = first + room if room else nbytes
+            found[kind] = LaunchKernel((*before, *made, *after), whole, overwrites, nanoseconds=round(price))
     return found
 
 
@@ -85,7 +125,10 @@ def planned(call: Multiply, device: Device) -> tuple[int, float]:
 
 def own_nanoseconds(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:
     """What a kernel of ours, which uses no tensor cores, takes for a product that cuBLASLt has words for."""
-    calls = multiplications(op, inputs, outputs, device, False)
+    if isinstance(op, MatMulMap):
+        calls = product_at(op, inputs, _product(op, inputs), workspace_at(), device, False)
+    else:
+        calls = multiplications(op, inputs, outputs, device, False)
     rate, parts = device.peak("float32") * OWN, _parts(calls[0], device)
     return round(sum(_nanoseconds(each, rate, parts, device) for each in calls))
 

@@ -14,6 +14,7 @@ from foreplan.ops.multi_map import MultiMap
 
 THREADS = 128
 MOST_BYTES = 4096  # of a kernel's arguments
+LEAST_COMPUTE = 70  # compute capability 7.0: arguments stay where they are, and are indexed there
 
 
 def multi_map(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
@@ -26,7 +27,7 @@ def multi_map(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Laun
     words += [input_at(i) for i in range(op.own * op.count)]
     words += [output_at(i) for i in range(results * op.count)]
     words += [input_at(op.own * op.count + i) for i in range(shared)] or [0]
-    if not blocks[-1] or 8 * len(words) > MOST_BYTES:
+    if not blocks[-1] or 8 * len(words) > MOST_BYTES or device.compute < LEAST_COMPUTE:
         raise Refused(f"maps of {op.count} tensors at once")
     defines = (("TENSORS", op.count), ("OWN", op.own), ("RESULTS", results), ("SCALARS", shared))
     source = Source("multi_map.cu", defines, _compute(op, op.each(inputs)[0], op.results(outputs, 0)))

@@ -10,6 +10,7 @@ from math import prod
 from foreplan.gpu.biased import bias_of, terms_of
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import (
+    Address,
     Matrix,
     Multiply,
     Refused,
@@ -118,6 +119,18 @@ def _with_bias(op: MatMulMap, inputs: Windows, outputs: Windows, device: Device,
     return (replace(calls[0], bias=start),)
 
 
+def product_at(
+    op: MatMulMap, inputs: Windows, product: Window, start: Address, device: Device, tf32: bool
+) -> tuple[Multiply, ...]:
+    """The product alone, to where it is told.
+
+    Raises:
+        Refused: there are no words for it.
+    """
+    plain = _of_matrices(op.matmul, inputs[:2], [product])
+    return calls_of(replace(plain, d=replace(plain.d, start=start)), device, tf32)
+
+
 def calls_of(operands: Operands, device: Device, tf32: bool) -> tuple[Multiply, ...]:
     """As `multiplications`, of a product that is described by its operands.
 
@@ -128,8 +141,8 @@ def calls_of(operands: Operands, device: Device, tf32: bool) -> tuple[Multiply, 
     dtype, peaks = a.dtype, dict(device.peaks)
     if dtype.name not in ("float32", "bfloat16", "float16") or dtype.name not in peaks or b.dtype != dtype:
         raise Refused(f"a product of {dtype} and {b.dtype} on {device.title}")
-    if c.dtype != d.dtype:
-        raise Refused(f"{c.dtype} that is added to a product of {d.dtype}")
+    if c.dtype != d.dtype or d.dtype not in (dtype, dtype.wide):
+        raise Refused(f"{c.dtype} that is added to a product of {dtype} in {d.dtype}")
     n, terms = operands.shape[-1], operands.terms
     (m, row), batch = _rows_and_batch(operands.shape, (a, b, c, d))
     if not prod(operands.shape) or not terms or max(m, n, terms, batch[-1][0]) >= 1 << 31:

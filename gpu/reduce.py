@@ -23,6 +23,7 @@ from foreplan.gpu.launch import (
 )
 from foreplan.gpu.map import index_type
 from foreplan.graph import DType, Op
+from foreplan.graph.types import BOOL
 from foreplan.ops.map import merged_axes
 from foreplan.ops.reduce import Reduce
 
@@ -156,7 +157,7 @@ def _vector(terms: Terms) -> int:
     """How many outputs, whose terms lie side by side, a thread takes: as many as divide rows and their distances."""
     item, (*others, last) = terms.dtype.itemsize, terms.kept
     steps = [axis.stride for axis in (*others, *terms.reduced)]
-    vector = BYTES // item if item > 1 else BYTES // 2
+    vector = 1 if terms.dtype == BOOL else BYTES // item if item > 1 else BYTES // 2  # bools would need a stack
     while last.extent % vector or any(step % (vector * item) for step in steps):
         vector //= 2
     return vector

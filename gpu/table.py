@@ -174,6 +174,13 @@ def kernels_for(
     return _ways(op, tuple(inputs), tuple(outputs), device, tf32, deterministic)
 
 
+def takes_place(op: Op, inputs: Windows, outputs: Windows, device: Device, *, tf32: bool, deterministic: bool) -> bool:
+    """Whether an op that does what several do is better off than they are: of a product, by cuBLASLt alone."""
+    if isinstance(op, MatMulMap):
+        return lt.adds_bias(op, inputs, outputs, device)
+    return bool(kernels_for(op, inputs, outputs, device, tf32=tf32, deterministic=deterministic))
+
+
 def kernel_named(
     op: Op, name: str, payload: bytes, inputs: Windows, outputs: Windows, device: Device
 ) -> LaunchKernel | None:

@@ -68,9 +68,11 @@ class CudaTarget:
         )
 
     def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
-        """Where there is a kernel for tensors in C order."""
-        windows = ([Window.dense(type) for type in types] for types in (inputs, outputs))
-        return bool(self.kernels(op, *windows))
+        """Where that is better, of tensors in C order."""
+        from foreplan.gpu.table import takes_place
+
+        reads, writes = ([Window.dense(type) for type in types] for types in (inputs, outputs))
+        return takes_place(op, reads, writes, self.device, tf32=self.tf32, deterministic=self.deterministic)
 
     def reads(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
         """As the kernel says."""

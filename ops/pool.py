@@ -136,7 +136,8 @@ class MaxPool(_Pool):
                 candidate = workspace[: source.size * x.itemsize].view(x.dtype).reshape(source.shape)
                 changed = workspace[align_up(count * x.itemsize, 64) :][: source.size].view(bool).reshape(source.shape)
                 np.maximum(target, source, out=candidate)
-                np.not_equal(candidate, target, out=changed)
+                np.equal(target, target, out=changed)  # a NaN stays, though it is none that comes later
+                np.not_equal(candidate, target, out=changed, where=changed)
                 np.copyto(outputs[1][where][(..., *inside)], i, where=changed)
                 np.copyto(target, candidate)
 

@@ -37,6 +37,7 @@ def accumulate(graph: Graph) -> Graph:
             total, base = sums[node]
             found = b.node(node.op, *inputs, now.get(base, base), name=f"{node.name}/added")
             done[total] = found[0]
+            now.update(zip(node.outputs[1:], found[1:]))
             return [node.outputs[0], *found[1:]]  # nobody but the sum would read the first
         if node in done:
             now[node.outputs[0]] = done[node]

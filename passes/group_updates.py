@@ -8,7 +8,7 @@ from itertools import groupby
 
 from foreplan.graph import Builder, Graph, Node, Op, Value
 from foreplan.graph.op import Types
-from foreplan.ops.expr import Arg, substitute
+from foreplan.ops.expr import Arg, substitute, used_args
 from foreplan.ops.map import Map
 from foreplan.ops.multi_map import MultiMap
 from foreplan.passes.rewrite import rewrite
@@ -104,13 +104,14 @@ def _updates(graph: Graph) -> Iterator[_Update]:
         shape = node.outputs[0].shape
         if not isinstance(node.op, Map) or len(shape) != 1 or not contents.issuperset(node.outputs):
             continue
-        own = tuple(dict.fromkeys(x for x in node.inputs if x.shape == shape))
-        scalars = tuple(dict.fromkeys(x for x in node.inputs if not x.shape))
+        read = list(dict.fromkeys(node.inputs[i] for i in sorted(used_args(*node.op.parsed))))
+        own = tuple(x for x in read if x.shape == shape)
+        scalars = tuple(x for x in read if not x.shape)
         largest = max(x.type.nbytes for x in (*own, *node.outputs))
-        if len(set(node.inputs)) != len(own) + len(scalars) or not own or largest > SMALL:
+        if len(read) != len(own) + len(scalars) or not own or largest > SMALL:
             continue
         places = {x: Arg(i) for i, x in enumerate((*own, *scalars))}
-        exprs = [substitute(expr, [places[x] for x in node.inputs]) for expr in node.op.parsed]
+        exprs = [substitute(expr, [places.get(x, Arg(0)) for x in node.inputs]) for expr in node.op.parsed]
         yield _Update(node, own, scalars, tuple(map(str, exprs)))
 
 

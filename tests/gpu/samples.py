@@ -60,6 +60,7 @@ def samples(dtype: str) -> Iterator[Sample]:
     )
     yield Reduce("sum", (0, 2, 3)), of(dtype, image)
     yield Reduce("max", (1,)), of(dtype, (100, 1000))
+    yield Reduce("prod", (0,)), of("bool", (40, 64))
     for rows, columns in ((4000, 768), (8, 4096), (70, 1002)):
         yield Reduce("sum", (0,)), of(dtype, (rows, columns))
     yield MatMul(), of(dtype, (3, 100, 200), (3, 200, 300))
@@ -105,6 +106,8 @@ def samples(dtype: str) -> Iterator[Sample]:
         yield LayerNorm(1, 1e-5), [*rows, *of(wide, (width,), (width,))]
         for added in ([], rows):
             yield LayerNormGrad(1), [*rows, *of(wide, (width,), (32,), (32,)), *rows, *added]
+    yield LayerNorm(1, 1e-5), [*of(dtype, (5, 1)), *of(wide, (1,), (1,))]
+    yield LayerNormGrad(1), [*of(dtype, (5, 1)), *of(wide, (1,), (5,), (5,)), *of(dtype, (5, 1))]
     yield RMSNormGrad(1), [*of(dtype, (32, 100)), *of(wide, (100,), (32,)), *of(dtype, (32, 100))]
     yield Pad(((0, 0), (0, 0), (1, 2), (3, 0))), of(dtype, image)
     yield Gather(0), [*of(dtype, (100, 64)), *whole]
@@ -142,6 +145,16 @@ def kernels(dtype: str) -> Iterator[LaunchKernel]:
     turned = kernel_for(Map(("a0",)), [channels_last(image)], [Window.dense(image)], DEVICE)
     assert turned is not None
     yield turned
+    (signal,) = of(dtype, (2, 100, 64))
+    item = signal.dtype.itemsize
+    across = Window(signal, (6400 * item, item, 100 * item))  # rows whose elements lie apart
+    wide = signal.dtype.wide.name
+    statistics, vectors = of(wide, (2, 100), (2, 100)), of(wide, (64,), (64,))
+    for op, types in (
+        (LayerNorm(2, 1e-5), [signal, *vectors]),
+        (LayerNormGrad(2), [signal, vectors[0], *statistics, signal]),
+    ):
+        yield made(op, types, [across if type == signal else Window.dense(type) for type in types])[0]
 
 
 def launches(dtype: str) -> list[Launch]:

@@ -6,9 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from foreplan.gpu.launch import Launch, Multiply, workspace_at
+from foreplan.gpu.launch import Launch, LaunchKernel, Multiply, workspace_at
 from foreplan.gpu.table import OWN, kernel_named, kernels_for
 from foreplan.graph import Window
+from foreplan.lower.cuda import CudaTarget
 from foreplan.ops.matmul_map import MatMulMap
 from tests.gpu.binder import needs_gcc
 from tests.gpu.check import DEVICE, check, run, type_of
@@ -48,27 +49,36 @@ def test_a_wide_bias_of_a_narrow_product(name: str) -> None:
     np.testing.assert_allclose(found.astype(np.float64), exact, rtol=2.0**-7, atol=2.0**-4)
 
 
-def kernels(op: MatMulMap, *arrays: np.ndarray, windows: list[Window] | None = None) -> dict[str, object]:
+def kernels(op: MatMulMap, *arrays: np.ndarray, windows: list[Window] | None = None) -> dict[str, LaunchKernel]:
     given = windows or [Window.dense(type_of(x)) for x in arrays]
     return dict(kernels_for(op, given, [Window.dense(type) for type in op.infer([x.type for x in given])], DEVICE))
 
 
 def test_what_it_comes_to() -> None:
-    """One call; of a wide bias, a copy of it before."""
+    """A copy of the bias, and one call."""
     found = kernels(PLAIN, f32(5, 600), f32(6, 600), f32(6))
     assert list(found) == ["cublaslt", "cublaslt 0", OWN]
     kernel = found["cublaslt 0"]
-    assert [type(each) for each in kernel.instructions] == [Multiply] and kernel.alignment == 16  # type: ignore[attr-defined]
+    assert [type(each) for each in kernel.instructions] == [Launch, Multiply] and kernel.workspace == 24
     x, w = (f32(*shape).astype(ml_dtypes.bfloat16) for shape in ((5, 600), (600, 600)))
     narrow = kernels(MatMulMap(("bfloat16((float32(a0) + a1))",), False, True), x, w, f32(600))
-    first, last = narrow["cublaslt"].instructions  # type: ignore[attr-defined]
+    first, last = narrow["cublaslt"].instructions
     assert isinstance(first, Launch) and isinstance(last, Multiply)
     assert last.bias == workspace_at(0) and last.workspace == workspace_at(1280)
-    assert narrow["cublaslt"].workspace == 1280 + last.nbytes  # type: ignore[attr-defined]
+    assert narrow["cublaslt"].workspace == 1280 + last.nbytes
 
 
 @pytest.mark.parametrize(
-    "expr", ["relu((a0 + a1))", "(a0 - a1)", "(a0 + (a1 + a1))", "(a0 * a1)", "((a0 + a0) + a1)", "a0"]
+    "expr",
+    [
+        "relu((a0 + a1))",
+        "(a0 - a1)",
+        "(a0 + (a1 + a1))",
+        "(a0 * a1)",
+        "((a0 + a0) + a1)",
+        "a0",
+        "float32(float16((a0 + a1)))",  # which rounds
+    ],
 )
 def test_what_is_no_bias(expr: str) -> None:
     inputs = [f32(5, 9), f32(6, 9), f32(6)] if "a1" in expr else [f32(5, 9), f32(6, 9)]
@@ -82,10 +92,35 @@ def test_other_shapes_are_no_bias() -> None:
     assert not kernels(two, f32(5, 9), f32(6, 9), f32(6), f32(6))
 
 
-def test_several_products_have_kernels_of_ours_alone() -> None:
+def fuses(op: MatMulMap, *arrays: np.ndarray) -> bool:
+    types = [type_of(x) for x in arrays]
+    return CudaTarget("h100").fuses(op, types, op.infer(types))
+
+
+def test_what_cublaslt_does_not_add_stays_a_map() -> None:
+    """Several products; results of other types than it has; nothing that it multiplies."""
     op = MatMulMap(("(a0 + a1)",))
-    assert list(kernels(op, f32(3, 5, 9), f32(3, 9, 6), f32(6))) == [OWN]
-    check(op, f32(3, 5, 9), f32(3, 9, 6), f32(6))
+    assert fuses(op, f32(5, 9), f32(9, 6), f32(6)) and fuses(op, f32(3, 5, 9), f32(9, 6), f32(6))
+    assert not fuses(op, f32(3, 5, 9), f32(3, 9, 6), f32(6))
+    for result in ("float64", "float16", "bfloat16"):
+        assert not fuses(MatMulMap((f"{result}((a0 + a1))",)), f32(5, 9), f32(9, 6), f32(6))
+    assert not fuses(op, f32(5, 9), f32(9, 6), f32(6).astype(np.float64))
+    assert not fuses(op, *(x.astype(np.float64) for x in (f32(5, 9), f32(9, 6), f32(6))))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_where_tensors_lie_otherwise_a_map_follows_the_product(name: str) -> None:
+    """Rows that do not lie evenly, and several products, which are fused when they lie in C order."""
+    x, w, bias = f32(3, 5, 9), f32(9, 6), f32(6)
+    apart = [Window(type_of(x), (7 * 36, 36, 4)), *(Window.dense(type_of(each)) for each in (w, bias))]
+    op = MatMulMap(("(a0 + a1)",))
+    check(op, x, w, bias, windows=apart, name=name)
+    first, *_, last = kernels(op, x, w, bias, windows=apart)["cublaslt 0"].instructions
+    assert isinstance(first, Multiply) and first.bias is None and isinstance(last, Launch)
+    check(op, f32(3, 5, 9), f32(3, 9, 6), f32(6), name=name)
+    added = f32(3, 5, 6)
+    lying = [*apart, Window.dense(type_of(added))]
+    check(MatMulMap(("(a2 + (a0 + a1))",)), x, w, bias, added, windows=lying, over=(0, 3), name=name)
 
 
 def test_a_name_of_no_kernel() -> None:

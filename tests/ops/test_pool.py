@@ -149,6 +149,12 @@ def test_not_a_number_wins_and_infinities_are_kept() -> None:
         np.testing.assert_array_equal(run_op(op, x)[0], [[[np.nan, 4, -np.inf]]])
 
 
+def test_the_first_of_several_nans_is_saved() -> None:
+    x = np.array([[[np.nan, 1.0, 2.0, np.nan, 5.0, 3.0]]], np.float32)
+    op = MaxPool((3,), (1,), ((0, 0),), (1,), True)
+    np.testing.assert_array_equal(run_op(op, x)[1], [[[0, 2, 1, 0]]])
+
+
 def test_integers() -> None:
     x = np.array([[[-5, -3, -128, -128]]], np.int8)
     np.testing.assert_array_equal(run_op(MaxPool((2,), (2,), ((0, 0),), (1,)), x)[0], [[[-3, -128]]])

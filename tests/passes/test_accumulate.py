@@ -99,6 +99,31 @@ output %v2 = %v2
     same_results(graph, after)
 
 
+def test_a_further_gradient_of_what_is_added_to_may_itself_be_added_to() -> None:
+    text = """graph %g
+input %x: float64[4,3]
+input %i: int64[2]
+input %u: float64[2]
+input %m: float64[4]
+input %d: float64[4]
+parameter %w: float64[3] = fill(0.5)
+~%a: float64[4,3] = map(exprs=('tanh(a0)',)) [%x] as %a
+~%dx: float64[4,3], ~%dw: float64[3], ~%db: float64[3] = layer_norm_grad(axis=1, scaled=True) [%x, %w, %m, %d, %x] as %n
+~%s: float64[4,3] = map(exprs=('(a0 + a1)',)) [%a, %dx] as %s
+~%b: float64[3] = scatter_add(axis=0, shape=(3,)) [%i, %u] as %b
+~%t: float64[3] = map(exprs=('(a0 + a1)',)) [%dw, %b] as %t
+output %y = %s
+output %z = %t
+"""
+    before = parse_graph(text)
+    after = accumulate(before)
+    assert [node.op.name for node in after.nodes] == ["map", "layer_norm_grad", "scatter_add"]
+    inputs = {x.name: np.abs(RNG.normal(size=x.shape)) if x.dtype.is_float else np.array([2, 1]) for x in before.inputs}
+    old, new = evaluate(before, inputs), evaluate(after, inputs)
+    for name, value in before.outputs.items():
+        np.testing.assert_allclose(old[value], new[after.outputs[name]], rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     "middle",
     [

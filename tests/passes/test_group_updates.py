@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -87,6 +88,12 @@ def test_what_is_read_before_the_group_runs_is_updated_by_itself() -> None:
     assert members(TEXT.replace("SEEN", "%x")) == [["p", "q", "r"]]
     assert members(TEXT.replace("SEEN", "%p")) == [["p", "q", "r"]]  # the old content
     assert members(TEXT.replace("SEEN", "%p.new")) == [["q", "r"]]
+
+
+def test_what_a_formula_does_not_read_is_left_out() -> None:
+    text = TEXT.replace("SEEN", "%x").replace("parameter", "input %rate: float32[]\nparameter", 1)
+    (node,) = groups(grouped(parse_graph(re.sub(r"\[(%., %.)\] as (%.\.new)", r"[\1, %rate] as \2", text))))
+    assert len(node.inputs) == 6
 
 
 def test_where_there_is_no_kernel_nothing_is_done() -> None:
