@@ -9,6 +9,7 @@
 #include "scalar.cuh"
 
 constexpr int THREADS = SIDE * SIDE, DOWN = ROWS / SIDE, ACROSS = COLUMNS / SIDE;
+constexpr int TURNS = MASKED ? 1 : 2;  // of inner loops that are unrolled: more would spill registers
 constexpr float LOWEST = -3e38f;  // so that a row of -inf alone has exp(-inf) = 0 and not NaN
 
 // Floats from one row of a tile to the next: an odd number of fours, so that neighbouring rows lie in other banks.
@@ -69,7 +70,7 @@ template <int WIDTH> __device__ inline void dots(const float* a, const float* b,
         for (int j = 0; j < ACROSS; ++j) found[i][j] = 0;
     a += down() * PITCH;
     b += across() * PITCH;
-#pragma unroll (MASKED ? 1 : 2)  // more would spill registers
+#pragma unroll TURNS
     for (int d = 0; d < WIDTH; d += 4) {
         Four x[DOWN], y[ACROSS];
 #pragma unroll
@@ -89,6 +90,7 @@ template <int WIDTH> __device__ inline void dots(const float* a, const float* b,
 template <int WIDTH> struct Sums {
     static constexpr int VECTOR = WIDTH >= 4 * SIDE ? 4 : WIDTH >= 2 * SIDE ? 2 : 1;
     static constexpr int EACH = (WIDTH + VECTOR * SIDE - 1) / (VECTOR * SIDE);
+    static constexpr int FEWER = EACH > 2 ? TURNS : 2;
     float at[DOWN][EACH][VECTOR];
 
     static __device__ int column(int i) { return (i * SIDE + across()) * VECTOR; }
@@ -96,7 +98,7 @@ template <int WIDTH> struct Sums {
     // Adds rows of `scores` times columns of `tile`.
     __device__ void add(const float* scores, const float* tile) {
         scores += down() * OF_SCORES;
-#pragma unroll (MASKED && EACH > 2 ? 1 : 2)
+#pragma unroll FEWER
         for (int j = 0; j < COLUMNS; j += 4) {
             Four x[DOWN];
 #pragma unroll
