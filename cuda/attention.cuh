@@ -9,7 +9,8 @@
 #include "scalar.cuh"
 
 constexpr int THREADS = SIDE * SIDE, DOWN = ROWS / SIDE, ACROSS = COLUMNS / SIDE;
-constexpr int TURNS = MASKED ? 1 : 2;  // of inner loops that are unrolled: more would spill registers
+// Of inner loops that are unrolled: with many results a thread, more would spill registers.
+constexpr int TURNS = MASKED || DOWN * ACROSS >= 8 ? 1 : 2;
 constexpr float LOWEST = -3e38f;  // so that a row of -inf alone has exp(-inf) = 0 and not NaN
 
 // Floats from one row of a tile to the next: an odd number of fours, so that neighbouring rows lie in other banks.
