@@ -26,8 +26,7 @@ __device__ inline Number number_at(const char* line, i64 offset) {
 }
 
 __device__ inline i64 place_at(const char* line, i64 offset, i64 count) {
-    const i64 rest = static_cast<i64>(*reinterpret_cast<const PLACE*>(line + offset)) % count;
-    return rest < 0 ? rest + count : rest;
+    return place_of(*reinterpret_cast<const PLACE*>(line + offset), count);
 }
 
 __device__ inline bool is_none(Number x) { return x != x; }

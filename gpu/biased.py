@@ -17,6 +17,7 @@ from foreplan.gpu.launch import (
     input_at,
     output_at,
     relocated,
+    workspace_at,
 )
 from foreplan.gpu.map import Tensor, broadcast, map_launches
 from foreplan.graph import DType, Op, Window
@@ -69,22 +70,26 @@ def _added(expr: Expr, dtypes: Sequence[DType]) -> Iterator[int]:
         raise Refused(f"{expr} is no sum of {dtypes[0]}")
 
 
-def bias_of(terms: Biased, inputs: Windows, y: Window) -> tuple[Address, tuple[Instruction, ...], int]:
-    """Where the bias lies as cuBLASLt takes it: in the workspace, side by side, of the result's type, and aligned, as
-    its kernels were seen to need, whatever they are told. What puts it there, and how many bytes it takes.
+def bias_of(terms: Biased, inputs: Windows, y: Window) -> tuple[tuple[Instruction, ...], int]:
+    """What puts the bias where cuBLASLt takes it, at the beginning of the workspace: side by side, of its type,
+    and aligned, as its kernels were seen to need, whatever they are told; and how many bytes it takes.
     """
     window, dtype = inputs[terms.bias], y.type.dtype
-    scratch, own = Scratch(), broadcast(input_at(terms.bias), window, window.shape)
-    there = scratch.take(window.type.size * dtype.itemsize)
-    made = Tensor(there, dtype, (dtype.itemsize,))
-    return there, map_launches([Arg(0)], window.shape, [own], [made]), scratch.nbytes
+    own = broadcast(input_at(terms.bias), window, window.shape)
+    made = Tensor(workspace_at(), dtype, (dtype.itemsize,))
+    return map_launches([Arg(0)], window.shape, [own], [made]), window.type.size * dtype.itemsize
+
+
+def product_of(op: MatMulMap, inputs: Windows) -> Window:
+    """The product alone, in C order."""
+    return Window.dense(op.matmul.infer([x.type for x in inputs[:2]])[0])
 
 
 def biased(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
     """Launches of ours: the product in the workspace, then the map."""
     assert isinstance(op, MatMulMap)
     (y,), terms = outputs, terms_of(op, inputs, outputs)
-    product = Window.dense(op.matmul.infer([x.type for x in inputs[:2]])[0])
+    product = product_of(op, inputs)
     made = matmul.matmul(op.matmul, inputs[:2], [product], device)
     scratch = Scratch()
     scratch.take(made.workspace)

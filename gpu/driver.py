@@ -203,8 +203,7 @@ class CupyCard:
             found.module.set_stream(self._handle, self.stream.ptr)
         plan = found.module.pygraph(handle=self._handle)
         try:
-            described = found.module.create_device_properties(0).serialize()
-            plan.deserialize(self._handle, bytearray(on_card(blob, described)))
+            plan.deserialize(self._handle, bytearray(on_card(blob, self._described)))
             return plan, int(plan.get_workspace_size())
         except Exception as error:  # the package's own errors have no common type
             if self.stream.is_capturing():  # the package runs a plan within a capture, which an error does not end
@@ -214,6 +213,11 @@ class CupyCard:
                 f"cuDNN {found.version} does not take a plan of its own, which another version has made, or for "
                 f"another card: {error}; compile again"
             ) from None
+
+    @cached_property
+    def _described(self) -> str:
+        """The card in cuDNN's words."""
+        return str(library().module.create_device_properties(0).serialize())
 
     def multiplying(self, product: Multiply, places: tuple[int, ...], workspace: int) -> Run:
         """A call of cuBLASLt, its algorithm chosen."""

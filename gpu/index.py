@@ -18,10 +18,12 @@ from foreplan.gpu.launch import (
     Source,
     Windows,
     Word,
+    added_in_place,
     ceil_div,
     input_at,
     launch,
     output_at,
+    side_by_side,
 )
 from foreplan.gpu.map import copies, index_type
 from foreplan.graph import Op, Window
@@ -73,13 +75,15 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
         found += copies(input_at(2), base[0], output_at(0), y)
     elif y.type.size:
         found.append(Clear(output_at(0), y.type.nbytes))
-    overwrites = ((0, 2),) if base and base[0].is_dense else ()
+    overwrites = added_in_place(inputs, y)
     if not updates.type.size:
         return LaunchKernel(tuple(found), overwrites=overwrites)
     outer, extent, inner = math.prod(op.shape[: op.axis]), op.shape[op.axis], math.prod(op.shape[op.axis + 1 :])
     count = indices.type.size
     many = count >= MANY * extent
-    vector = _side_by_side(FEW_BYTES if many else BYTES, op.axis, behind, y, updates)
+    item, folded = y.type.dtype.itemsize, [_steps(x, op.axis, behind) for x in (y, updates)]
+    lying = [(item, steps[2], steps[:2]) for steps in folded if steps is not None]
+    vector = side_by_side(max(1, (FEW_BYTES if many else BYTES) // item), inner, lying)
     units = outer * count * (inner // vector)
     passes = max(1, ceil_div((extent - 1).bit_length(), MOST_BITS))
     bits = max(1, ceil_div((extent - 1).bit_length(), passes))
@@ -130,19 +134,6 @@ class _Order:
             found.append(launch(self.source, "sort_by_digit", self.tiles, SORTING, words))
             given = target
         return found
-
-
-def _side_by_side(nbytes: int, axis: int, behind: int, *tensors: Window) -> int:
-    """Elements that lie side by side in every tensor, whole slices of which they make up; so many bytes at most."""
-    dtype = tensors[0].type.dtype
-    numbers = [math.prod(tensors[0].shape[axis + 1 :])]
-    for x in tensors:
-        steps = _steps(x, axis, behind)
-        assert steps is not None
-        if numbers[0] > 1 and steps[2] != dtype.itemsize:
-            return 1
-        numbers += [step // dtype.itemsize for step in steps[:2]]
-    return math.gcd(max(1, nbytes // dtype.itemsize), *numbers)
 
 
 def _folded(start: Address, x: Window, axis: int, behind: int) -> list[Word]:

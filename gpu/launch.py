@@ -5,6 +5,7 @@ A session binds them to addresses; tests run the same ones on the CPU.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -277,6 +278,21 @@ def relocated(each: Instruction, moved: Callable[[Address], Address]) -> Instruc
 def added_in_place(inputs: Windows, y: Window) -> tuple[tuple[int, int], ...]:
     """The pair of a result and of the third input, which is added to it, where that lies as the result does."""
     return ((0, 2),) if len(inputs) == 3 and lie_alike(inputs[2], y) else ()
+
+
+def side_by_side(most: int, extent: int, tensors: Iterable[tuple[int, int, Iterable[int]]]) -> int:
+    """Elements along an axis that a thread can take together: a divisor of `most` and of the axis' extent.
+
+    Args:
+        tensors: of each, the bytes of an element, the step from one to the next along the axis, and other steps, after
+            which as many lie side by side.
+    """
+    numbers = [extent]
+    for item, step, others in tensors:
+        if extent > 1 and step != item:
+            return 1
+        numbers += [other // item for other in others]
+    return math.gcd(most, *numbers)
 
 
 class Scratch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from foreplan.gpu.biased import bias_of, map_behind, overwrites, terms_of
+from foreplan.gpu.biased import bias_of, map_behind, overwrites, product_of, terms_of
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import (
     ALIGNMENT,
@@ -24,7 +24,7 @@ from foreplan.gpu.launch import (
     workspace_at,
 )
 from foreplan.gpu.multiply import multiplications, product_at
-from foreplan.graph import Op, Window
+from foreplan.graph import Op
 from foreplan.ops.matmul_map import MatMulMap
 from foreplan.units import align_up
 
@@ -74,18 +74,13 @@ def _with_bias(
     try:
         calls = multiplications(op, inputs, outputs, device, tf32)
     except Refused:
-        product, start = _product(op, inputs), workspace_at()
+        product, start = product_of(op, inputs), workspace_at()
         calls = product_at(op, inputs, product, start, device, tf32)
         moved = sum(x.type.nbytes for x in (product, *inputs[2:], y)) / device.bytes_per_second * 1e9
         after = map_behind(op, inputs, y, start, product)
         return _kernels(calls, device, in_place, nbytes=product.type.nbytes, after=after, nanoseconds=moved)
-    _, before, nbytes = bias_of(terms, inputs, y)
+    before, nbytes = bias_of(terms, inputs, y)
     return _kernels(calls, device, in_place, nbytes=nbytes, before=before)
-
-
-def _product(op: MatMulMap, inputs: Windows) -> Window:
-    """The product alone, in C order."""
-    return Window.dense(op.matmul.infer([x.type for x in inputs[:2]])[0])
 
 
 def _kernels(
@@ -126,7 +121,7 @@ def planned(call: Multiply, device: Device) -> tuple[int, float]:
 def own_nanoseconds(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:
     """What a kernel of ours, which uses no tensor cores, takes for a product that cuBLASLt has words for."""
     if isinstance(op, MatMulMap):
-        calls = product_at(op, inputs, _product(op, inputs), workspace_at(), device, False)
+        calls = product_at(op, inputs, product_of(op, inputs), workspace_at(), device, False)
     else:
         calls = multiplications(op, inputs, outputs, device, False)
     rate, parts = device.peak("float32") * OWN, _parts(calls[0], device)

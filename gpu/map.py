@@ -59,7 +59,7 @@ def elementwise(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
     shape = outputs[0].shape
     tensors = [broadcast(input_at(i), x, shape) for i, x in enumerate(inputs)]
     results = [broadcast(output_at(i), y, shape) for i, y in enumerate(outputs)]
-    return LaunchKernel(map_launches(op.parsed, shape, tensors, results), overwrites=_pairs(inputs, outputs, 0))
+    return LaunchKernel(map_launches(op.parsed, shape, tensors, results), overwrites=pairs_alike(inputs, outputs))
 
 
 def copies(source: Address, x: Window, target: Address, y: Window) -> tuple[Instruction, ...]:
@@ -77,7 +77,9 @@ def masked(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
     shape = outputs[0].shape
     tensors = [mask(input_at(0), shape), *(broadcast(input_at(i), x, shape) for i, x in enumerate(inputs) if i)]
     results = [broadcast(output_at(i), y, shape) for i, y in enumerate(outputs)]
-    return LaunchKernel(map_launches(op.map.parsed, shape, tensors, results), overwrites=_pairs(inputs, outputs, 1))
+    return LaunchKernel(
+        map_launches(op.map.parsed, shape, tensors, results), overwrites=pairs_alike(inputs, outputs, 1)
+    )
 
 
 def pack(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
@@ -204,7 +206,7 @@ def mask(start: Address, shape: Shape) -> Tensor:
     return Tensor(start, BOOL, channels_last(TensorType(BOOL, shape)).strides, bits=True)
 
 
-def _pairs(inputs: Windows, outputs: Windows, first: int) -> tuple[tuple[int, int], ...]:
+def pairs_alike(inputs: Windows, outputs: Windows, first: int = 0) -> tuple[tuple[int, int], ...]:
     """Outputs that lie as an input does: a thread reads all its elements before it writes."""
     pairs = ((o, i) for o in range(len(outputs)) for i in range(first, len(inputs)))
     return tuple((o, i) for o, i in pairs if lie_alike(inputs[i], outputs[o]))

@@ -7,9 +7,8 @@ from itertools import accumulate
 from foreplan.gpu.device import Device
 from foreplan.gpu.expressions import statements, stored
 from foreplan.gpu.launch import LaunchKernel, Refused, Source, Windows, Word, ceil_div, input_at, launch, output_at
-from foreplan.gpu.map import function
+from foreplan.gpu.map import function, pairs_alike
 from foreplan.graph import Op, Window
-from foreplan.graph.layouts import lie_alike
 from foreplan.ops.multi_map import MultiMap
 
 THREADS = 128
@@ -33,10 +32,8 @@ def multi_map(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Laun
     source = Source("multi_map.cu", defines, _compute(op, op.each(inputs)[0], op.results(outputs, 0)))
     overwrites = tuple(
         (t * results + o, t * op.own + i)
-        for t in range(op.count)
-        for o in range(results)
-        for i in range(op.own)
-        if lie_alike(inputs[t * op.own + i], outputs[t * results + o])
+        for t, given in enumerate(op.each(inputs))
+        for o, i in pairs_alike(given[: op.own], op.results(outputs, t))
     )
     return LaunchKernel((launch(source, "multi_map", blocks[-1], THREADS, words),), overwrites=overwrites)
 

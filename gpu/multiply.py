@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from foreplan.gpu.biased import bias_of, terms_of
+from foreplan.gpu.biased import terms_of
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import (
     Address,
@@ -107,16 +107,16 @@ def multiplications(op: Op, inputs: Windows, outputs: Windows, device: Device, t
 
 
 def _with_bias(op: MatMulMap, inputs: Windows, outputs: Windows, device: Device, tf32: bool) -> tuple[Multiply, ...]:
-    """A product with a bias, and perhaps a tensor that is added to it."""
+    """A product with a bias, which lies where `bias_of` puts it, and perhaps a tensor that is added to it."""
     terms = terms_of(op, inputs, outputs)
     plain = _of_matrices(op.matmul, inputs[:2], outputs)
-    (y,), added = outputs, None if terms.added is None else inputs[terms.added]
-    c = None if terms.added is None or added is None else broadcast(input_at(terms.added), added, y.shape)
+    c = None
+    if terms.added is not None:
+        c = broadcast(input_at(terms.added), inputs[terms.added], outputs[0].shape)
     calls = calls_of(replace(plain, c=c), device, tf32)
     if len(calls) > 1 or calls[0].batch > 1:
         raise Refused("several products with a bias")
-    start, _, _ = bias_of(terms, inputs, y)
-    return (replace(calls[0], bias=start),)
+    return (replace(calls[0], bias=workspace_at()),)
 
 
 def product_at(

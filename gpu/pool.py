@@ -17,6 +17,7 @@ from foreplan.gpu.launch import (
     input_at,
     launch,
     output_at,
+    side_by_side,
 )
 from foreplan.gpu.map import index_type
 from foreplan.gpu.reduce import neutral
@@ -46,7 +47,7 @@ def pool(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKer
     elif len(outputs) == 2:
         saved, saved_at = outputs[1], output_at(1)
     dtype, windows = target.type.dtype, (source, target, saved)
-    vector = _side_by_side(*windows)
+    vector = _vector(*windows)
     firsts, lasts = _counted(op, images.shape[2:])
     blocks = _blocks(op, images.shape[2:])
     places = math.prod(blocks) if gradient else math.prod(pooled.shape[2:])
@@ -78,17 +79,13 @@ def _list(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _side_by_side(*tensors: Window) -> int:
+def _vector(*tensors: Window) -> int:
     """Channels that lie side by side in every tensor, as many as are moved at a time."""
-    widest = max(x.type.dtype.itemsize for x in tensors)
-    numbers = [tensors[0].shape[1]]
+    lying = []
     for x in tensors:
-        item = x.type.dtype.itemsize
-        if numbers[0] > 1 and x.strides[1] != item:
-            return 1
-        others = [i for i, extent in enumerate(x.shape) if i != 1 and extent > 1]
-        numbers += [x.strides[i] // item for i in others]
-    return math.gcd(BYTES // widest, *numbers)
+        others = [step for axis, step in enumerate(x.strides) if axis != 1 and x.shape[axis] > 1]
+        lying.append((x.type.dtype.itemsize, x.strides[1], others))
+    return side_by_side(BYTES // max(item for item, _, _ in lying), tensors[0].shape[1], lying)
 
 
 def _blocks(op: PoolOp, extents: Shape) -> list[int]:

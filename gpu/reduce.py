@@ -19,6 +19,7 @@ from foreplan.gpu.launch import (
     input_at,
     launch,
     output_at,
+    side_by_side,
     workspace_at,
 )
 from foreplan.gpu.map import index_type
@@ -157,10 +158,8 @@ def _vector(terms: Terms) -> int:
     """How many outputs, whose terms lie side by side, a thread takes: as many as divide rows and their distances."""
     item, (*others, last) = terms.dtype.itemsize, terms.kept
     steps = [axis.stride for axis in (*others, *terms.reduced)]
-    vector = 1 if terms.dtype == BOOL else BYTES // item if item > 1 else BYTES // 2  # bools would need a stack
-    while last.extent % vector or any(step % (vector * item) for step in steps):
-        vector //= 2
-    return vector
+    most = 1 if terms.dtype == BOOL else BYTES // item if item > 1 else BYTES // 2  # bools would need a stack
+    return side_by_side(most, last.extent, [(item, item, steps)])
 
 
 def _parts(terms: Terms, device: Device) -> int:

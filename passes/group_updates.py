@@ -16,6 +16,7 @@ from foreplan.passes.rewrite import rewrite
 SMALL = 16 * 1024  # bytes of a tensor: what it takes longer to launch than to update
 TOGETHER = 64 * 1024  # bytes of all that a group reads and that would else have been read earlier
 MOST = 32  # tensors
+_Together = tuple[MultiMap, tuple[Value, ...], tuple[Value, ...]]  # the op of a group, its inputs and outputs
 
 
 @dataclass(frozen=True)
@@ -60,36 +61,35 @@ def group_updates(graph: Graph, accepts: Callable[[Op, Types, Types], bool]) -> 
     Raises:
         ModelError: the result breaks a rule of `verify_graph`.
     """
-    groups: dict[Node, list[_Update]] = {}
+    groups: dict[Node, _Together] = {}  # by the last node of each
+    members: set[Node] = set()
     position = {node: i for i, node in enumerate(graph.nodes)}
     for group in _groups(graph, position):
-        op, inputs, outputs = _together(group)
-        if accepts(op, [x.type for x in inputs], [y.type for y in outputs]):
-            groups[group[-1].node] = group
-    members = {update.node for group in groups.values() for update in group}
+        op, inputs, outputs = together = _together(group)
+        if len(group) > 1 and accepts(op, [x.type for x in inputs], [y.type for y in outputs]):
+            groups[group[-1].node] = together
+            members.update(update.node for update in group)
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         if node in groups:
-            op, given, made = _together(groups[node])
-            b.append(Node(op, given, made, node.name, node.source))
+            b.append(Node(*groups[node], node.name, node.source))
         return node.outputs if node in members else None
 
     return rewrite(graph, replace) if groups else graph
 
 
 def _groups(graph: Graph, position: dict[Node, int]) -> Iterator[list[_Update]]:
-    """Groups of at least two, in the order of the graph."""
+    """Updates of one kind that can wait for each other, perhaps one alone, in the order of the graph."""
     every = sorted(_updates(graph), key=lambda update: (update.kind, position[update.node]))
     for _, alike in groupby(every, key=lambda update: update.kind):
         group: list[_Update] = []
-        for update in [*alike, None]:
-            full = len(group) == MOST or (update is not None and sum(x.waiting for x in (*group, update)) > TOGETHER)
-            if group and (update is None or full or _is_read_before(graph, group, position, update)):
-                if len(group) > 1:
-                    yield group
+        for update in alike:
+            full = len(group) == MOST or sum(each.waiting for each in (*group, update)) > TOGETHER
+            if group and (full or _is_read_before(graph, group, position, update)):
+                yield group
                 group = []
-            if update is not None:
-                group.append(update)
+            group.append(update)
+        yield group
 
 
 def _is_read_before(graph: Graph, group: list[_Update], position: dict[Node, int], last: _Update) -> bool:
@@ -115,7 +115,7 @@ def _updates(graph: Graph) -> Iterator[_Update]:
         yield _Update(node, own, scalars, tuple(map(str, exprs)))
 
 
-def _together(group: Sequence[_Update]) -> tuple[MultiMap, tuple[Value, ...], tuple[Value, ...]]:
+def _together(group: Sequence[_Update]) -> _Together:
     """The op of a group, with its inputs and outputs."""
     first = group[0]
     own = tuple(x for update in group for x in update.own)

@@ -130,3 +130,13 @@ def check(
 ) -> None:
     """Assert that both kernels agree."""
     assert_near(run(op, inputs, windows, over, name, behind), expected(op, inputs), rtol, atol)
+
+
+def check_unaligned(
+    op: Op, *inputs: np.ndarray, windows: Sequence[Window] | None = None, rtol: float = 1e-5, atol: float = 1e-5
+) -> None:
+    """Assert that both kernels agree while each operand in turn begins an element behind an aligned address."""
+    count = len(inputs) + len(op.infer([type_of(x) for x in inputs]))
+    for late in range(count):
+        behind = [int(i == late) for i in range(count)]
+        check(op, *inputs, rtol=rtol, atol=atol, windows=windows, behind=behind)

@@ -11,8 +11,7 @@ from foreplan.graph import TensorType, Window
 from foreplan.graph.types import DTYPES
 from foreplan.ops.index import Gather, ScatterAdd
 from tests.gpu.binder import needs_gcc
-from tests.gpu.check import DEVICE, check, made, type_of
-from tests.gpu.unaligned import check_unaligned
+from tests.gpu.check import DEVICE, check, check_unaligned, made, type_of
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)

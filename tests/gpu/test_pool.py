@@ -11,8 +11,7 @@ from foreplan.graph.types import DTYPES
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.window import count_positions
 from tests.gpu.binder import needs_gcc
-from tests.gpu.check import check, run, type_of
-from tests.gpu.unaligned import check_unaligned
+from tests.gpu.check import check, check_unaligned, run, type_of
 from tests.kernels import as_images
 
 pytestmark = needs_gcc
