@@ -217,7 +217,7 @@ def compile(
         tune: price the target's kernels by measuring each once on this machine instead of predicting them: seconds the
             first time, and kept on disk. Plans then depend on what was measured.
         workspace: the most scratch memory that one action may have where another kernel for it needs less: bytes, a
-            text such as "64MiB", or "unlimited"; "auto" is 64 MiB, and more where that is four times as fast. Kernels
+            text such as "64MiB", or "unlimited"; "auto" is 64 MiB, and more where that is 1.5 times as fast. Kernels
             within it are chosen by time and by what room the peak leaves.
 
     Raises:

@@ -206,7 +206,7 @@ def model_options(function: _Function) -> _Function:
                 default="auto",
                 show_default=True,
                 help="The most scratch memory of one action where a kernel with less exists; unlimited; or auto: "
-                "64MiB, or more where that is four times as fast.",
+                "64MiB, or more where that is 1.5 times as fast.",
             ),
             click.option(
                 "--precision",

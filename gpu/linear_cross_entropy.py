@@ -62,7 +62,8 @@ class _Work:
 
     Attributes:
         chunk: rows at a time.
-        gradient: of the logits, which may lie in their place.
+        logits: of a chunk.
+        gradient: of the logits, which lies in their place if it is of their type.
         losses: of the items, weighted; `weight` of each of them.
         dw: the gradient of w of the wide type, the output itself if that is wide.
         dbias: the bias's gradient of each chunk.
@@ -83,7 +84,7 @@ class _Work:
 
     @property
     def wide(self) -> DType:
-        """The type of logits and sums."""
+        """The type of sums, and of all that a kernel of ours computes."""
         return self.inputs[0].type.dtype.wide
 
     @property
@@ -122,9 +123,9 @@ class _Work:
         """A launch of cuda/linear_cross_entropy.cu."""
         _, _, classes = self.extents
         item, target = self.wide.itemsize, self.inputs[2].type.dtype
-        work = teams(count, classes, self.wide, True)
+        work = teams(count, classes, self.logits.dtype, True)
         defines: Defines = (
-            ("ELEMENT", stored(self.wide)),
+            ("ELEMENT", stored(self.logits.dtype)),
             ("GRADIENT", stored(self.gradient.dtype)),
             ("TARGET", stored(target)),
             ("MEAN", int(self.op.mean)),
@@ -178,7 +179,8 @@ def lt_kernels(
 ) -> Mapping[str, LaunchKernel]:
     """With products by cuBLASLt, of the op's chunks and of larger ones, by name; none where it has no words for them.
 
-    Of narrow tensors, the gradient of the logits is rounded to their type before it is multiplied.
+    Of narrow tensors, logits are rounded to their type, as those of a product apart from the loss are, and so is their
+    gradient, before it is multiplied.
     """
     if not isinstance(op, LinearCrossEntropy):
         return {}
@@ -214,7 +216,8 @@ def _with_library(
     )
     rows, _, classes = work.extents
     # The logits are read twice and their gradient is written; the bias is added in one more pass.
-    passes = 2 * work.wide.itemsize + work.gradient.dtype.itemsize + 2 * work.wide.itemsize * (len(inputs) > 3)
+    item = work.logits.dtype.itemsize
+    passes = 2 * item + work.gradient.dtype.itemsize + 2 * item * (len(inputs) > 3)
     products = sum(planned[call][1] for call in calls)
     price = round(products + rows * classes * passes / device.bytes_per_second * 1e9)
     kernel = LaunchKernel(made, scratch.nbytes, _in_place(inputs, outputs), nanoseconds=price)
@@ -235,11 +238,13 @@ def _work(
         raise Refused("nothing to multiply")
     count, biased = min(chunk, rows), len(inputs) > 3
     pitch = align_up(classes, PITCH) if library else classes
-    logits = _Rows(scratch.take(count * pitch * wide.itemsize), wide, pitch * wide.itemsize)
-    gradient = logits
-    if library and h.type.dtype != wide:
-        item = h.type.dtype.itemsize
-        gradient = _Rows(scratch.take(count * pitch * item), h.type.dtype, pitch * item)
+
+    def taken(dtype: DType) -> _Rows:
+        return _Rows(scratch.take(count * pitch * dtype.itemsize), dtype, pitch * dtype.itemsize)
+
+    gradient = taken(h.type.dtype if library else wide)
+    # Narrow logits are rounded once: with a bias, which a pass of its own adds to them, they are wide until then.
+    logits = taken(wide) if biased and gradient.dtype != wide else gradient
     losses, weight = scratch.take(rows * wide.itemsize), scratch.take(wide.itemsize)
     dbias = scratch.take(len(range(0, rows, chunk)) * classes * wide.itemsize) if biased else weight
     dw = output_at(2) if outputs[2].type.dtype == wide else scratch.take(w.type.size * wide.itemsize)

@@ -25,7 +25,7 @@ from foreplan.units import parse_bytes
 
 TARGETS = ("numpy", "cpu", "cuda")
 WORKSPACE = "auto"  # see `lower`
-ENOUGH, FASTER = 64 << 20, 4  # bytes of workspace for most kernels; what needs more must be so many times as fast
+ENOUGH, FASTER = 64 << 20, 1.5  # bytes of workspace for most kernels; what needs more must be so many times as fast
 
 _CATEGORIES = {
     Kind.INPUT: p.Category.INPUTS,
@@ -83,7 +83,7 @@ def lower(
         prefetch: with a second slot for every input without a default (see `with_prefetch`).
         tune: price kernels by measuring each once on this machine, as a target given by name.
         workspace: leave out kernels that need more bytes of it, such as "64MiB", where others need less; "unlimited";
-            or "auto": leave out those that need more than 64 MiB, unless they are four times as fast as all others.
+            or "auto": leave out those that need more than 64 MiB, unless they are 1.5 times as fast as all others.
 
     Raises:
         UsageError: no such target, or a size that cannot be understood.

@@ -79,7 +79,7 @@ def test_products_by_cublaslt(rows: int, depth: int, classes: int, chunk: int, m
 
 @pytest.mark.parametrize("wide", [True, False])
 def test_narrow_products_by_cublaslt(wide: bool) -> None:
-    """What is multiplied is all of one type; the loss is as near as that of float32 logits."""
+    """What is multiplied is all of one type; with a bias, the loss is as near as that of float32 logits."""
     given, op = [*case(20, 16, 40, "bfloat16"), f32(40)], LinearCrossEntropy(8, wide=wide)
     check(op, *given, name="cublaslt 8", rtol=2e-2, atol=1e-2)
     (loss, *_), (wanted, *_) = (run(op, given, name=name) for name in ("cublaslt 16", "launches"))
@@ -89,6 +89,27 @@ def test_narrow_products_by_cublaslt(wide: bool) -> None:
         assert {(call.a.dtype.name, call.b.dtype.name) for call in calls} == {("bfloat16", "bfloat16")}
 
 
+@pytest.mark.parametrize("classes", [40, 300, 1001])
+def test_narrow_logits_are_rounded_once(classes: int) -> None:
+    """As where a product makes them for another op: the loss and its gradients are those of rounded logits."""
+    narrow = DTYPES["bfloat16"].numpy
+    h, w, target = case(20, 16, classes, "bfloat16")
+    exact = h.astype(np.float64) @ w.astype(np.float64).T
+    logits = exact.astype(np.float32).astype(narrow).astype(np.float64)
+    counts = target != -100
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    picked = np.arange(20)[counts], target[counts]
+    wanted = -np.log(p[picked]).mean()
+    p[picked] -= 1
+    gradient = (p * counts[:, None] / counts.sum()).astype(np.float32).astype(narrow).astype(np.float64)
+    for name in ("cublaslt 8", "cublaslt 16", "cublaslt 32"):
+        loss, dh, dw = run(LinearCrossEntropy(8, wide=True), [h, w, target], name=name)
+        np.testing.assert_allclose(loss, wanted, rtol=1e-6)
+        np.testing.assert_allclose(dw, gradient.T @ h.astype(np.float64), rtol=1e-2, atol=1e-4)
+        np.testing.assert_allclose(dh.astype(np.float64), gradient @ w.astype(np.float64), rtol=1e-2, atol=1e-4)
+
+
 def test_chunks_for_cublaslt() -> None:
     """Twice as many rows at a time, up to all or eight times the op's own; rows begin where tensor cores want them."""
     found = by_cublaslt(LinearCrossEntropy(256, wide=True), [(4096, 768), (50257, 768), (4096,)])
@@ -96,8 +117,8 @@ def test_chunks_for_cublaslt() -> None:
     for rows, kernel in zip((256, 512, 1024, 2048), found.values()):
         calls = [each for each in kernel.instructions if isinstance(each, Multiply)]
         assert len(calls) == 3 * 4096 // rows
-        # Logits and their gradient, rows of 50,304; a loss an item, the weight, and scratch memory of at most 32 MiB.
-        least = rows * 50304 * (4 + 2) + 4096 * 4
+        # Logits, then their gradient, rows of 50,304; a loss an item, the weight, and scratch memory of at most 32 MiB.
+        least = rows * 50304 * 2 + 4096 * 4
         assert least < kernel.workspace <= least + (32 << 20) + 1024
         assert all(matrix.leading % 8 == 0 for call in calls for matrix in (call.a, call.b, call.d))
         assert max(call.nbytes for call in calls) <= 32 << 20

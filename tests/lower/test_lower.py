@@ -236,3 +236,29 @@ def test_an_op_that_the_target_cannot_run_is_named() -> None:
     )
     with pytest.raises(UnsupportedError, match="exponential"):
         lower(graph, Nothing())
+
+
+@pytest.mark.parametrize(
+    ("workspace", "kept"),
+    [
+        ("auto", ["huge", "large", "small", "none"]),
+        ("unlimited", ["huge", "large", "little faster", "small", "none"]),
+        ("100MiB", ["little faster", "small", "none"]),
+        ("64MiB", ["small", "none"]),
+        ("0", ["none"]),
+    ],
+)
+def test_much_workspace_is_taken_where_it_is_much_faster(workspace: str, kept: list[str]) -> None:
+    """Of 64 MiB or less, the fastest takes 90 ns; what needs more has to take less than 60."""
+    mib = 1 << 20
+    kinds = (("none", 0, 100), ("small", 64 * mib, 90), ("slower", 65 * mib, 95), ("little faster", 66 * mib, 61))
+    kinds += (("large", 200 * mib, 59), ("huge", 3000 * mib, 10))
+
+    class Several(NumpyTarget):
+        def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+            return [Kernel(name, nbytes, (), nanoseconds=ns) for name, nbytes, ns in kinds]
+
+    graph = parse_graph(
+        "graph %g\ninput %x: float32[2]\n%y: float32[2] = map(exprs=('exp(a0)',)) [%x] as %y\noutput %y = %y\n"
+    )
+    assert [call.kernel for call in lower(graph, Several(), workspace=workspace).calls] == kept
