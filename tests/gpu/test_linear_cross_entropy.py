@@ -105,7 +105,7 @@ def test_narrow_logits_are_rounded_once(classes: int) -> None:
     gradient = (p * counts[:, None] / counts.sum()).astype(np.float32).astype(narrow).astype(np.float64)
     for name in ("cublaslt 8", "cublaslt 16", "cublaslt 32"):
         loss, dh, dw = run(LinearCrossEntropy(8, wide=True), [h, w, target], name=name)
-        np.testing.assert_allclose(loss, wanted, rtol=1e-6)
+        np.testing.assert_allclose(loss, wanted, rtol=1e-5)  # of unrounded ones it is 8e-5 away or more
         np.testing.assert_allclose(dw, gradient.T @ h.astype(np.float64), rtol=1e-2, atol=1e-4)
         np.testing.assert_allclose(dh.astype(np.float64), gradient @ w.astype(np.float64), rtol=1e-2, atol=1e-4)
 

@@ -15,7 +15,7 @@ from foreplan.frontend.losses import attach_loss
 from foreplan.gpu import launch, nvrtc
 from foreplan.gpu.device import device_named
 from foreplan.gpu.launch import FOLDER, Launch, Source
-from foreplan.gpu.nvrtc import CompilationError, Figures, architecture_of, compiler, cubin, figures
+from foreplan.gpu.nvrtc import CompilationError, Figures, Nvcc, architecture_of, compiler, cubin, figures
 from foreplan.gpu.table import kernel_for
 from foreplan.graph import TensorType
 from foreplan.graph.types import DTYPES
@@ -25,15 +25,17 @@ from tests.gpu.check import made
 from tests.gpu.samples import launches
 
 
-def needs_compiler() -> pytest.MarkDecorator:
+def missing() -> str:
+    """Why nothing can be compiled, or nothing."""
     try:
         compiler()
     except TargetError as error:
-        return pytest.mark.skip(reason=str(error))
-    return pytest.mark.filterwarnings("default")
+        return str(error)
+    return ""
 
 
-pytestmark = needs_compiler()
+needs_compiler = pytest.mark.skipif(bool(missing()), reason=missing())
+pytestmark = [pytest.mark.cuda_wheels, needs_compiler]
 ARCHITECTURES = ["sm_80", "sm_90a", "sm_100"]
 PLAIN = """
 extern "C" __global__ void doubled(float* x) { x[threadIdx.x] *= 2; }
@@ -147,6 +149,10 @@ def launches_of_the_zoo(precision: str) -> list[Launch]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    not missing() and isinstance(compiler(), Nvcc),
+    reason="nvcc takes ten minutes for these, NVRTC four: make setup-cuda",
+)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_no_kernel_of_the_zoo_spills_or_needs_a_stack(precision: str, architecture: str) -> None:

@@ -23,7 +23,7 @@ from tests.gpu.test_nvrtc import needs_compiler
 from tests.runtime.micro_batches import compiled, data_for, perceptron, same
 from tests.runtime.test_planfile import reseal
 
-pytestmark = [needs_compiler(), needs_gcc]
+pytestmark = [pytest.mark.cuda_wheels, needs_compiler, needs_gcc]
 
 
 class LoadingCard(FakeCard):
