@@ -33,7 +33,7 @@ MODELS = (
     "resnet50:batch=32",
     "resnet50:batch=256",
     "conv_chain",
-    "gpt2_small:batch=8,seq=1024",
+    "gpt2_small:batch=16,seq=1024",
     "unet:batch=16,size=256",
     "mlp:width=4096,batch=1024",
 )

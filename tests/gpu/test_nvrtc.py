@@ -35,6 +35,9 @@ def missing() -> str:
 
 
 needs_compiler = pytest.mark.skipif(bool(missing()), reason=missing())
+by_nvrtc = pytest.mark.skipif(
+    not missing() and isinstance(compiler(), Nvcc), reason="nvcc takes twenty minutes for all of it: make setup-cuda"
+)
 pytestmark = [pytest.mark.cuda_wheels, needs_compiler]
 ARCHITECTURES = ["sm_80", "sm_90a", "sm_100"]
 PLAIN = """
@@ -117,13 +120,16 @@ def too_much(given: Sequence[Launch], architecture: str) -> dict[str, Figures]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "architecture", [*(pytest.param(each, marks=by_nvrtc) for each in ("sm_80", "sm_90a")), "sm_100"]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_kernel_spills_or_needs_a_stack(dtype: str, architecture: str) -> None:
     assert not too_much(launches(dtype), architecture)
 
 
 @pytest.mark.slow
+@by_nvrtc
 def test_no_kernel_with_places_of_64_bits_spills_or_needs_a_stack() -> None:
     found = []
     for each in launches("float32"):
@@ -149,10 +155,7 @@ def launches_of_the_zoo(precision: str) -> list[Launch]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not missing() and isinstance(compiler(), Nvcc),
-    reason="nvcc takes ten minutes for these, NVRTC four: make setup-cuda",
-)
+@by_nvrtc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_no_kernel_of_the_zoo_spills_or_needs_a_stack(precision: str, architecture: str) -> None:

@@ -6,6 +6,7 @@ misaligned, out of bounds, or an effect does not happen exactly once.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable
@@ -48,11 +49,14 @@ class Escape(Exception):
         return f"{self.kind}\n{self.base.problem.as_text()}{self.mutant.as_text(self.base.problem)}"
 
 
-def campaign(seeds: Iterable[int], tries: int, seed: int = 20240) -> Counter[tuple[str, bool, bool]]:
+def campaign(
+    seeds: Iterable[int], tries: int, seed: int = 20240, enough: float = math.inf
+) -> Counter[tuple[str, bool, bool]]:
     """How many mutants there are by kind, whether they harm, and whether they are refused.
 
     Args:
         tries: mutants of each kind of each plan; one that equals its plan, or another, does not count.
+        enough: harmful ones of a kind, after which there are no more of it.
 
     Raises:
         Escape: the verifier accepts a harmful one.
@@ -62,6 +66,8 @@ def campaign(seeds: Iterable[int], tries: int, seed: int = 20240) -> Counter[tup
     for base in bases(seeds):
         assert accepts(base.plan, base.problem) and not harms(base.plan, base)
         for kind, damage in KINDS.items():
+            if counts[kind, True, True] >= enough:
+                continue
             seen = {base.plan}
             for _ in range(tries * RARE.get(kind, 1)):
                 mutant = damage(rng, base)
