@@ -71,8 +71,8 @@ def _added(expr: Expr, dtypes: Sequence[DType]) -> Iterator[int]:
 
 
 def bias_of(terms: Biased, inputs: Windows, y: Window) -> tuple[tuple[Instruction, ...], int]:
-    """What puts the bias where cuBLASLt takes it, at the beginning of the workspace: side by side, of its type,
-    and aligned, as its kernels were seen to need, whatever they are told; and how many bytes it takes.
+    """What puts the bias where cuBLASLt takes it, at the beginning of the workspace: side by side, of the type of the
+    result, and aligned, as its kernels were seen to need, whatever they are told; and how many bytes it takes.
     """
     window, dtype = inputs[terms.bias], y.type.dtype
     own = broadcast(input_at(terms.bias), window, window.shape)

@@ -7,7 +7,6 @@ import math
 from foreplan.gpu.device import Device
 from foreplan.gpu.expressions import stored
 from foreplan.gpu.launch import (
-    Address,
     Clear,
     Defines,
     Instruction,
@@ -51,7 +50,7 @@ def gather(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
     while vector > inner:
         vector //= 2
     words: list[Word] = [outer, indices.type.size, inner, data.shape[op.axis], input_at(1)]
-    words += _folded(input_at(0), data, op.axis, behind) + _folded(output_at(0), y, op.axis, behind)
+    words += [input_at(0), *_folded(data, op.axis, behind), output_at(0), *_folded(y, op.axis, behind)]
     units = outer * indices.type.size * ceil_div(inner, vector)
     defines: Defines = (
         ("ELEMENT", stored(y.type.dtype)),
@@ -81,8 +80,8 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
     outer, extent, inner = math.prod(op.shape[: op.axis]), op.shape[op.axis], math.prod(op.shape[op.axis + 1 :])
     count = indices.type.size
     many = count >= MANY * extent
-    item, folded = y.type.dtype.itemsize, [_steps(x, op.axis, behind) for x in (y, updates)]
-    lying = [(item, steps[2], steps[:2]) for steps in folded if steps is not None]
+    item, folded = y.type.dtype.itemsize, [_folded(x, op.axis, behind) for x in (y, updates)]
+    lying = [(item, inside, others) for *others, inside in folded]
     vector = side_by_side(max(1, (FEW_BYTES if many else BYTES) // item), inner, lying)
     units = outer * count * (inner // vector)
     passes = max(1, ceil_div((extent - 1).bit_length(), MOST_BITS))
@@ -100,7 +99,7 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
     order = _Order(Source("scatter_add.cu", defines), count, extent, passes, bits, index)
     found += order.launches()
     words: list[Word] = [outer, count, inner, order.positions, order.places]
-    words += _folded(output_at(0), y, op.axis, behind) + _folded(input_at(1), updates, op.axis, behind)
+    words += [output_at(0), *folded[0], input_at(1), *folded[1]]
     found.append(launch(order.source, "scatter_add", ceil_div(units, ADDING), ADDING, words))
     return LaunchKernel(tuple(found), order.scratch.nbytes, overwrites)
 
@@ -136,11 +135,11 @@ class _Order:
         return found
 
 
-def _folded(start: Address, x: Window, axis: int, behind: int) -> list[Word]:
-    """A tensor as [outer, n, inner]: the axes before `axis`, those that are one with it, and so many behind."""
+def _folded(x: Window, axis: int, behind: int) -> tuple[int, int, int]:
+    """Its steps as [outer, n, inner]: the axes before `axis`, those that are one with it, and so many behind."""
     steps = _steps(x, axis, behind)
     assert steps is not None
-    return [start, *steps]
+    return steps
 
 
 def _steps(x: Window, axis: int, behind: int) -> tuple[int, int, int] | None:

@@ -179,8 +179,8 @@ def lt_kernels(
 ) -> Mapping[str, LaunchKernel]:
     """With products by cuBLASLt, of the op's chunks and of larger ones, by name; none where it has no words for them.
 
-    Of narrow tensors, logits are rounded to their type, as those of a product apart from the loss are, and so is their
-    gradient, before it is multiplied.
+    Of narrow tensors, logits without a bias are rounded to their type, as those of a product apart from the loss are,
+    and so is the gradient of all logits, before it is multiplied.
     """
     if not isinstance(op, LinearCrossEntropy):
         return {}
