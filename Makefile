@@ -7,7 +7,12 @@ CUDA ?= 13
 # The Python with CuPy, on a machine with a card: nothing is installed for these targets.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 
-.PHONY: setup setup-test setup-cuda demo test test-fast lint format bench estimates gpu-check gpu-bench clean
+MINUTES ?= 1
+SEED ?= 0
+FILE ?= planner/costs.py
+TESTS ?= tests/planner/test_costs.py
+
+.PHONY: setup setup-test setup-cuda demo test test-fast test-all fuzz mutants lint format bench estimates gpu-check gpu-bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,7 +20,10 @@ help:
 	@echo "make setup-cuda  add what plans for a card and runs on one (2 GB; CUDA=12 for drivers before 580)"
 	@echo "make demo        plan ResNet-50, train on real digits, write a memory map (under 3 minutes)"
 	@echo "make test        all tests"
+	@echo "make test-all    these, fuzzing, and the package in clean environments: other Pythons, lowest versions, read-only"
 	@echo "make test-fast   the tests that take seconds"
+	@echo "make fuzz        hostile input of every kind for MINUTES=1, drawn from SEED=0; failures go to out/fuzz/"
+	@echo "make mutants     changes of FILE=planner/costs.py that no test in TESTS=tests/planner/test_costs.py notices"
 	@echo "make lint        ruff and mypy"
 	@echo "make estimates   the table of estimates in README.md"
 	@echo "make gpu-check   what only a card can show (under 8 minutes, no network; GPU_PYTHON=python3 chooses the Python)"
@@ -61,6 +69,15 @@ test: $(VENV)/.test
 
 test-fast: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
+
+fuzz: $(VENV)/.test
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)
+
+mutants: $(VENV)/.test
+	$(BIN)/python -m tests.mutation $(FILE) --seed $(SEED) -- $(TESTS)
+
+test-all: test fuzz
+	$(BIN)/python -m tests.environments
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

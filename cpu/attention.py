@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numba
 import numpy as np
 
+from foreplan import jit
 from foreplan.cpu.attention_cut import GRAIN, Cut, MaskPart, cut_of, matrices, turned
 from foreplan.cpu.elements import bits, check_elements, check_float, settled
 from foreplan.cpu.jit import SUMS
@@ -85,7 +85,7 @@ class Kernel:
         yield multiply(matrices(p), matrices(v), matrices(out), scratch)
 
 
-@numba.njit(cache=True, nogil=True, fastmath=SUMS, error_model="numpy")
+@jit.compiled(nogil=True, fastmath=SUMS, error_model="numpy")
 def _softmax(
     start: int, stop: int, s: np.ndarray, p: np.ndarray, scale: np.float32, count: int, first: int,
     mask: np.ndarray, mask_head: int, mask_row: int, mask_key: int, log_sums: np.ndarray,

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numba
 import numpy as np
 
+from foreplan import jit
 from foreplan.cpu.attention_cut import GRAIN, MaskPart, cut_of, matrices, turned
 from foreplan.cpu.elements import as_in, bits, check_elements, check_float, number, settled
 from foreplan.cpu.jit import FLOAT, SUMS
@@ -185,7 +185,7 @@ def _scaled(source: np.ndarray, scale: float, target: np.ndarray) -> Run:
     return ranged(_copy, heads * rows, GRAIN // depth, current_threads(), source.reshape(heads * rows, depth), *numbers)
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FLOAT)
+@jit.compiled(nogil=True, fastmath=FLOAT)
 def _copy(
     start: int, stop: int, source: np.ndarray, scale: np.float32, rows: int, target: np.ndarray, head: int, step: int
 ) -> None:
@@ -196,7 +196,7 @@ def _copy(
             to[k] = as_in(to, row[k] * scale)
 
 
-@numba.njit(cache=True, nogil=True, fastmath=SUMS, error_model="numpy")
+@jit.compiled(nogil=True, fastmath=SUMS, error_model="numpy")
 def _score_gradients(
     start: int, stop: int, p: np.ndarray, ds: np.ndarray, p_out: np.ndarray, ds_out: np.ndarray,
     scale: np.float32, count: int, first: int,
@@ -232,7 +232,7 @@ def _score_gradients(
         settled(ds_out[i], gradient)
 
 
-@numba.njit(cache=True, nogil=True)
+@jit.compiled(nogil=True)
 def _add_to_mask(ds: np.ndarray, target: np.ndarray, head: int, step: int, key: int) -> None:
     """Add gradients [heads, rows, keys] to a mask's, with elements to the next head, row and key; 0 where they sum."""
     for h in range(ds.shape[0]):

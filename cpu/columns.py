@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
+from foreplan import jit
 from foreplan.cpu.kernel import Run, one_after_another
 from foreplan.cpu.rows import Rows, flat_input
 from foreplan.cpu.stages import Place, Staged
@@ -22,7 +22,7 @@ from foreplan.graph.types import Shape
 GRAIN = 1 << 15  # numbers gathered that are worth a thread of their own
 
 
-@numba.njit(cache=True, nogil=True)
+@jit.compiled(nogil=True)
 def _gather(start, stop, x, step, columns, channels, places):  # type: ignore[no-untyped-def]
     height, width, down, across, kh, kw, sh, sw, top, left, dh, dw = places
     taps = kh * kw

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from foreplan.cpu import library as c
 from foreplan.cpu import prices, primitives
 from foreplan.cpu.kernel import Refused, Windows
+from foreplan.cpu.layouts import swapped
 from foreplan.cpu.made import Made
 from foreplan.cpu.primitives import Description, onto
 from foreplan.cpu.rows import merged
@@ -116,12 +117,6 @@ def _by_panels(plan: Stages, a: Window, b: Window, y: Window, add: bool) -> None
         copied = primitives.reorder(Description.of(given), Description.of(panel))
         plan.run(copied, {c.SRC: ("in", 1, start * item), c.DST: here})
         plan.run(products[width], {c.SRC: INPUT, c.WEIGHTS: here, c.DST: ("out", 0, start * item)})
-
-
-def swapped(x: Window) -> Window:
-    """A matrix, or several, turned."""
-    order = [*range(len(x.shape) - 2), len(x.shape) - 1, len(x.shape) - 2]
-    return x.viewed([x.shape[i] for i in order], [x.strides[i] for i in order])
 
 
 def _flattened(a: Window, b: Window, y: Window) -> tuple[Window, Window, Window]:

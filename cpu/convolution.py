@@ -12,16 +12,28 @@ from itertools import pairwise
 
 from foreplan.cpu import columns, prices, primitives, winograd
 from foreplan.cpu import library as c
-from foreplan.cpu.contraction import swapped
 from foreplan.cpu.kernel import Refused, Windows
+from foreplan.cpu.layouts import swapped
 from foreplan.cpu.made import Made
 from foreplan.cpu.primitives import OLD, After, Description, Following, Geometry, argument_of, base_of, onto
 from foreplan.cpu.products import Product
 from foreplan.cpu.rows import image_rows, rows_along, rows_from
-from foreplan.cpu.stages import INPUT, OUTPUT, WEIGHTS, ZERO, Place, Staged, Stages, beside, check, matrix
+from foreplan.cpu.stages import (
+    INPUT,
+    OUTPUT,
+    WEIGHTS,
+    ZERO,
+    Place,
+    Staged,
+    Stages,
+    beside,
+    channels_together,
+    check,
+    matrix,
+    positions_of,
+)
 from foreplan.cpu.tiles import Tiles
 from foreplan.graph import Op, TensorType, Window
-from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.ops.conv_map import ConvMap, steps_of
@@ -43,8 +55,8 @@ def _image(x: Window) -> Window:
 def _geometry(op: ConvOp) -> Geometry:
     if any(pad < 0 for pads in op.pads for pad in pads):
         raise Refused("negative padding")
-    low, high = ((pads[i] for pads in op.pads) for i in (0, 1))
-    return Geometry(op.strides, op.dilations, tuple(low), tuple(high))
+    low, high = zip(*op.pads)
+    return Geometry(op.strides, op.dilations, low, high)
 
 
 def _grouped(w: Window, groups: int) -> Window:
@@ -63,10 +75,12 @@ def conv(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     follows = after[1:] if bias else after
     weights = _grouped(w, op.groups)
     bias = bias and bias.viewed(y.shape[1:2], (bias.type.dtype.itemsize,))
-    plan = Stages()
-    made = primitives.convolution(x, weights, y, _geometry(op), bias, _described(follows, inputs, y, len(y.shape)))
+    plan, geometry, described = Stages(), _geometry(op), _described(follows, inputs, y, len(y.shape))
+    made, ((_, source),) = plan.of_images(
+        lambda seen: primitives.convolution(seen, weights, y, geometry, bias, described), (x, INPUT)
+    )
     place = plan.weights(weights, made.descriptions[c.WEIGHTS], WEIGHTS)
-    arguments = {c.SRC: INPUT, c.WEIGHTS: place, c.DST: OUTPUT, **_taken(follows)}
+    arguments = {c.SRC: source, c.WEIGHTS: place, c.DST: OUTPUT, **_taken(follows)}
     if bias:
         arguments[c.BIAS] = ("in", after[0][1], 0)
     plan.run(made, arguments)
@@ -218,19 +232,24 @@ def conv_data_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     """The gradient of a convolution's data; added to what there is image by image."""
     assert isinstance(op, ConvDataGrad)
     g, w, dx, adds = _data_gradient(inputs, outputs)
-    plan, weights, images = Stages(), _grouped(w, op.groups), g.shape[0]
+    plan, weights, geometry, images = Stages(), _grouped(w, op.groups), _geometry(op), g.shape[0]
     together = _together(images, dx.type.nbytes // images) if adds else images
-    some_g, some_dx = (x.viewed((together, *x.shape[1:]), x.strides) for x in (g, dx))
-    made = primitives.convolution_data_gradient(some_g, weights, some_dx, _geometry(op))
+
+    def some(x: Window) -> Window:
+        return x.viewed((together, *x.shape[1:]), x.strides)
+
+    made, ((g, (kind, index, first)),) = plan.of_images(
+        lambda g: primitives.convolution_data_gradient(some(g), weights, some(dx), geometry), (g, INPUT)
+    )
     place = plan.weights(weights, made.descriptions[c.WEIGHTS], WEIGHTS)
     apart = set(w.shape[2:]) == {1} and set(op.strides) != {1}
     cost = prices.direct(w, g, dx.type.nbytes if adds else 0, dx.type.nbytes if apart else 0)
     if not adds:
-        plan.run(made, {c.DIFF_DST: INPUT, c.WEIGHTS: place, c.DIFF_SRC: OUTPUT})
+        plan.run(made, {c.DIFF_DST: (kind, index, first), c.WEIGHTS: place, c.DIFF_SRC: OUTPUT})
         return plan.finish(nanoseconds=cost)
-    add, here = primitives.sum_of(some_dx), plan.keep(Description.of(some_dx).nbytes)
+    add, here = primitives.sum_of(some(dx)), plan.keep(Description.of(some(dx)).nbytes)
     for image in range(0, images, together):
-        source, target = ("in", 0, image * g.strides[0]), ("out", 0, image * dx.strides[0])
+        source, target = (kind, index, first + image * g.strides[0]), ("out", 0, image * dx.strides[0])
         plan.run(made, {c.DIFF_DST: source, c.WEIGHTS: place, c.DIFF_SRC: here})
         plan.run(add, {c.SRC: target, c.OTHER: here, c.DST: target})
     return plan.finish(2, nanoseconds=cost)
@@ -263,10 +282,9 @@ def data_gradient_by_products(op: Op, inputs: Windows, outputs: Windows, tiles: 
         made = _product(cotangents, _flat_weights(w), matrix(rows, dx.type.dtype), adds, tiles)
         plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
         return plan.finish(base, cleared, _price(made, cost) + clearing)
-    whole = channels_last(seen.type)
-    here, rows = plan.keep(whole.type.nbytes), rows_along(whole, 1)
-    assert rows is not None
-    made = _product(cotangents, _flat_weights(w), matrix(rows, dx.type.dtype), False, tiles)
+    whole = channels_together(seen.type)
+    here = plan.keep(whole.type.nbytes)
+    made = _product(cotangents, _flat_weights(w), positions_of(whole.type), False, tiles)
     plan.run(made, {c.SRC: source, c.WEIGHTS: WEIGHTS, c.DST: here})
     spread = primitives.reorder(Description.of(whole), Description.of(seen), add=adds)
     plan.run(spread, {c.SRC: here, c.DST: OUTPUT})
@@ -289,11 +307,14 @@ def conv_weight_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     """The gradient of a convolution's weights."""
     assert isinstance(op, ConvWeightGrad)
     x, g, dw, adds = _weight_gradient(inputs, outputs)
-    plan, weights = Stages(), _grouped(dw, op.groups)
-    made, source, cotangent = primitives.convolution_weight_gradient(x, g, weights, _geometry(op)), INPUT, WEIGHTS
-    if "ref" in made.implementation:  # a loop over single numbers: oneDNN's others may want images without gaps
-        (x, source), (g, cotangent) = plan.without_gaps(x, source), plan.without_gaps(g, cotangent)
-        made = primitives.convolution_weight_gradient(x, g, weights, _geometry(op))
+    if x.type.dtype.is_narrow and x.shape[-1] < op.strides[-1]:
+        raise Refused(
+            "narrow images with fewer columns than a stride: oneDNN 3.2 reads scratch memory it has not written"
+        )
+    plan, weights, geometry = Stages(), _grouped(dw, op.groups), _geometry(op)
+    made, ((_, source), (_, cotangent)) = plan.of_images(
+        lambda x, g: primitives.convolution_weight_gradient(x, g, weights, geometry), (x, INPUT), (g, WEIGHTS)
+    )
     wanted, given = made.descriptions[c.DIFF_WEIGHTS], Description.of(weights)
     direct = wanted == given and not adds
     place = OUTPUT if direct else plan.keep(wanted.nbytes)
@@ -336,13 +357,16 @@ def _seen_by_one_tap(op: ConvOp, kernel: tuple[int, ...], w: Window, x: Window, 
     """The positions of x that a single tap sees, one a position of y.
 
     Raises:
-        Refused: there are more taps, padding, weights that are no matrix with dense rows, or positions that lie as
-            oneDNN does not know: rows within images, places within rows.
+        Refused: there are more taps, padding, weights that are no matrix with dense rows, positions that lie as
+            oneDNN does not know (rows within images, places within rows), or whose channels lie apart, as those of
+            images of one or three axes do: oneDNN's own convolution takes half as long as turning such images.
     """
     item = w.type.dtype.itemsize
     single = set(kernel) == {1} and op.groups == 1 and not any(map(any, op.pads))
     if not single or (w.shape[1] != 1 and w.strides[1] != item) or w.strides[0] < w.shape[1] * item:
         raise Refused("products are for convolutions of one tap, without padding and groups, and dense weights")
+    if any(image.shape[1] != 1 and image.strides[1] != image.type.dtype.itemsize for image in (x, y)):
+        raise Refused("products are for positions whose channels lie side by side")
     spatial = [stride * step for stride, step in zip(x.strides[2:], op.strides)]
     seen = x.viewed((*x.shape[:2], *y.shape[2:]), (*x.strides[:2], *spatial))
     order = sorted((axis for axis in range(len(seen.shape)) if seen.shape[axis] > 1), key=lambda i: seen.strides[i])

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import llvmlite.ir as ir
-import numba
 import numpy as np
 from numba import float32, types
 from numba.extending import intrinsic, overload
 
+from foreplan import jit
 from foreplan.cpu.conversions import loaded, rounded, stored
 from foreplan.cpu.kernel import Refused
 from foreplan.cpu.lanes import Lanes
@@ -116,7 +116,7 @@ def lines(window: Window, width: int, threads: int) -> Piece:
     return (threads, 0 if window.type.dtype == FLOAT32 else width), np.dtype(np.float32)
 
 
-@numba.njit(nogil=True)
+@jit.compiled(nogil=True)
 def written(line, row):  # type: ignore[no-untyped-def]
     """Float32 values as the elements of a row."""
     for k in range(len(row)):

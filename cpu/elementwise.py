@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreplan.cpu.codegen import UNIT, Loop, compiled_loop
-from foreplan.cpu.expressions import check
 from foreplan.cpu.kernel import Kernel, Run, Windows
 from foreplan.cpu.loops import BITS, Operand, bits_kind, operand_kind
 from foreplan.cpu.threads import current_threads, ranged
@@ -19,7 +18,6 @@ from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Types
 from foreplan.graph.types import BOOL, Shape
 from foreplan.ops.bits import MaskedMap, PackBits
-from foreplan.ops.expr import parse_expr
 from foreplan.ops.map import Map, merged_axes
 
 PART = 32 * 1024  # elements that are worth a thread
@@ -108,7 +106,6 @@ def _pairs(inputs: Windows, outputs: Windows, first: int = 0) -> tuple[tuple[int
 def elementwise(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
     """The loop of a map; of one that copies from one order of the axes to another, tiles."""
     assert isinstance(op, Map)
-    check(op.parsed, tuple(x.type.dtype for x in inputs))
     shape = outputs[0].shape
     tensors = tuple(_broadcast(x, shape) for x in inputs)
     if op.exprs == ("a0",) and outputs[0].type.size:
@@ -124,7 +121,6 @@ def elementwise(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
 def masked(op: Op, inputs: Windows, outputs: Windows) -> Elementwise:
     """The loop of a map whose first input is a mask."""
     assert isinstance(op, MaskedMap)
-    check(op.map.parsed, (BOOL, *(x.type.dtype for x in inputs[1:])))
     shape = outputs[0].shape
     tensors = (_mask(shape), *(_broadcast(x, shape) for x in inputs[1:]))
     return Elementwise(op.exprs, shape, tensors, tuple(_whole(y) for y in outputs), _pairs(inputs, outputs, 1))
@@ -134,7 +130,6 @@ def pack(op: Op, inputs: Windows, outputs: Windows) -> Elementwise:
     """The loop that makes a mask."""
     assert isinstance(op, PackBits)
     (x,) = inputs
-    check((parse_expr(op.condition),), (x.type.dtype,))
     return Elementwise((op.condition,), x.shape, (_broadcast(x, x.shape),), (_mask(x.shape),), ())
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 import llvmlite.ir as ir
 import numpy as np
 
 from foreplan.cpu import functions, integers
 from foreplan.cpu.conversions import convert, register_type, rounded, truth
-from foreplan.cpu.kernel import Refused
 from foreplan.cpu.lanes import FLOAT, Lanes
 from foreplan.graph import DType
 from foreplan.graph.types import BOOL, DTYPES, FLOAT32
@@ -241,20 +239,6 @@ EMIT: Mapping[str, Emit] = {
     "clip": _clip,
 }
 _LOGIC = ("and", "or", "xor", "not")
-_NOT_OF_TRUTHS = ("sub", "neg", "sign", "pow", "floordiv", "mod", "fmod", "truncdiv", "shiftleft", "shiftright")
-
-
-@lru_cache(maxsize=4096)
-def check(exprs: tuple[Expr, ...], dtypes: tuple[DType, ...]) -> None:
-    """Raise for what `emit` cannot do.
-
-    Raises:
-        Refused: NumPy has no such function of truth values, and nor have we.
-    """
-    types = infer_dtypes(dtypes, *exprs)
-    for part in subexpressions(*exprs):
-        if isinstance(part, Call) and part.function in _NOT_OF_TRUTHS and types[part] == BOOL:
-            raise Refused(f"{part} of truth values")
 
 
 def emit(e: Lanes, exprs: Sequence[Expr], args: Sequence[ir.Value], dtypes: Sequence[DType]) -> list[ir.Value]:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numba
 import numpy as np
 
+from foreplan import jit
 from foreplan.cpu.kernel import Refused, Run, Windows, one_after_another
 from foreplan.cpu.rows import Rows, flat, flat_input, rows_from, same_place
 from foreplan.cpu.threads import current_threads, ranged
@@ -24,10 +24,10 @@ from foreplan.ops.index import Gather, ScatterAdd
 GROUP = 16  # elements of a slice that are never parted: a line of the cache
 GRAIN = 1 << 15  # elements that are worth a thread of their own
 
-_compiled = numba.njit(cache=True, nogil=True)
+_compiled = jit.compiled(nogil=True)
 
 
-@numba.njit(inline="always")
+@jit.compiled(inline="always")
 def _within(index, extent):  # type: ignore[no-untyped-def]
     """An index modulo the axis: a division only where it needs one."""
     wide = np.int64(index)

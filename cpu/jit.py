@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numba
+from foreplan import jit
 
 FLOAT = {"contract", "nsz"}  # nothing that changes what NaN and infinities give
 SUMS = {"contract", "nsz", "reassoc"}  # sums in lanes
-compiled = numba.njit(cache=True, nogil=True, fastmath=FLOAT)
-summing = numba.njit(cache=True, nogil=True, fastmath=SUMS)
-inlined = numba.njit(inline="always")
+compiled = jit.compiled(nogil=True, fastmath=FLOAT)
+summing = jit.compiled(nogil=True, fastmath=SUMS)
+inlined = jit.compiled(inline="always")

@@ -12,3 +12,9 @@ def stepped(x: Window) -> Window:
         steps[axis] = step if x.shape[axis] == 1 else x.strides[axis]
         step = max(step, steps[axis] * x.shape[axis])
     return x.viewed(x.shape, steps)
+
+
+def swapped(x: Window) -> Window:
+    """A matrix, or several, turned."""
+    order = [*range(len(x.shape) - 2), len(x.shape) - 1, len(x.shape) - 2]
+    return x.viewed([x.shape[i] for i in order], [x.strides[i] for i in order])

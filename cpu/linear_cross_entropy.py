@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numba
 import numpy as np
 
+from foreplan import jit
 from foreplan.cpu.copies import copy
 from foreplan.cpu.elements import bits, check_elements, check_float, settled, written
 from foreplan.cpu.jit import FLOAT, SUMS
@@ -206,7 +206,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     return view
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@jit.compiled(nogil=True, error_model="numpy")
 def _begin(target: np.ndarray, ignored: int, mean: bool, state: np.ndarray) -> None:
     """state = (weight of an item, 0)."""
     count = 0
@@ -216,7 +216,7 @@ def _begin(target: np.ndarray, ignored: int, mean: bool, state: np.ndarray) -> N
     state[1] = 0
 
 
-@numba.njit(cache=True, nogil=True)
+@jit.compiled(nogil=True)
 def _start(
     target: np.ndarray, ignored: int, classes: int, high: np.ndarray, total: np.ndarray, label: np.ndarray
 ) -> None:
@@ -226,7 +226,7 @@ def _start(
         high[i], total[i] = LOWEST, 0
 
 
-@numba.njit(cache=True, nogil=True, fastmath=SUMS, error_model="numpy")
+@jit.compiled(nogil=True, fastmath=SUMS, error_model="numpy")
 def _exponentials(
     start: int, stop: int, x: np.ndarray, bias: np.ndarray, label: np.ndarray, first: int,
     high: np.ndarray, total: np.ndarray, picked: np.ndarray, block_high: np.ndarray,
@@ -250,7 +250,7 @@ def _exponentials(
         high[i] = block_high[i] = most
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@jit.compiled(nogil=True, error_model="numpy")
 def _finish(
     high: np.ndarray, picked: np.ndarray, total: np.ndarray, label: np.ndarray, factor: np.ndarray, state: np.ndarray
 ) -> None:
@@ -266,7 +266,7 @@ def _finish(
             state[1] += np.log(total[i]) + (np.float64(high[i]) - np.float64(picked[i]))
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FLOAT, error_model="numpy")
+@jit.compiled(nogil=True, fastmath=FLOAT, error_model="numpy")
 def _gradients(
     start: int, stop: int, x: np.ndarray, factors: np.ndarray, label: np.ndarray, first: int,
     high: np.ndarray, factor: np.ndarray, block_high: np.ndarray, state: np.ndarray,
@@ -284,14 +284,14 @@ def _gradients(
         settled(factors[i], row)
 
 
-@numba.njit(cache=True, nogil=True)
+@jit.compiled(nogil=True)
 def _round(start: int, stop: int, sums: np.ndarray, target: np.ndarray) -> None:
     """Rows of float32 as narrow ones."""
     for i in range(start, stop):
         written(sums[i], target[i])
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FLOAT)
+@jit.compiled(nogil=True, fastmath=FLOAT)
 def _sum_rows(x: np.ndarray, out: np.ndarray, adds: bool) -> None:
     """out = or += the sum of the rows."""
     if not adds:
@@ -302,6 +302,6 @@ def _sum_rows(x: np.ndarray, out: np.ndarray, adds: bool) -> None:
             out[k] += row[k]
 
 
-@numba.njit(cache=True, nogil=True)
+@jit.compiled(nogil=True)
 def _end(state: np.ndarray, loss: np.ndarray) -> None:
     loss[0] = state[1] * state[0]

@@ -14,7 +14,7 @@ import numpy as np
 from foreplan.cpu import library as c
 from foreplan.cpu import primitives
 from foreplan.cpu.library import library
-from foreplan.cpu.threads import set_threads
+from foreplan.cpu.threads import set_threads, with_team
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
 
@@ -90,13 +90,17 @@ def least_seconds(call: Callable[[], object], threads: int, times: int = TIMES) 
     else the machine does moves less, else wall time.
     """
     clock = time.thread_time if threads == 1 else time.perf_counter
-    call()
-    found = []
-    for _ in range(times):
-        started = clock()
+
+    def least() -> float:
         call()
-        found.append(clock() - started)
-    return min(found)
+        found = []
+        for _ in range(times):
+            started = clock()
+            call()
+            found.append(clock() - started)
+        return min(found)
+
+    return with_team(least, threads)
 
 
 def aligned(nbytes: int) -> np.ndarray:

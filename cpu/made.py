@@ -9,7 +9,7 @@ import llvmlite.ir as ir
 
 from foreplan.cpu import library as c
 from foreplan.cpu.conversions import loaded, memory_type
-from foreplan.cpu.expressions import check, emit
+from foreplan.cpu.expressions import emit
 from foreplan.cpu.kernel import Refused
 from foreplan.cpu.llvm import POINTER
 from foreplan.cpu.loops import CONTIGUOUS, FIXED, STRIDED, Memory, Operand, Place, Writer, operand_kind
@@ -63,7 +63,6 @@ class Made:
     @property
     def then(self) -> Then:
         """As loops know it."""
-        check(tuple(map(parse_expr, self.exprs)), (FLOAT32, *(x.type.dtype for x in self.inputs)))
         further, outputs = (
             tuple(operand_kind(x.type.dtype, x.strides[-1]) for x in found) for found in (self.inputs, self.outputs)
         )

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numba
 import numpy as np
 
+from foreplan import jit
 from foreplan.cpu.elements import as_in, check_float, number
 from foreplan.cpu.jit import inlined
 from foreplan.cpu.kernel import Run, Windows, one_after_another
@@ -29,7 +29,7 @@ GRAIN = 1 << 16  # elements that are worth a thread of their own
 HUGE = np.float32(1e30)
 
 FLOAT, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
-_compiled = numba.njit(cache=True, nogil=True, fastmath={"contract", "nsz", "arcp"})
+_compiled = jit.compiled(nogil=True, fastmath={"contract", "nsz", "arcp"})
 
 
 def _segments(rows: int) -> int:

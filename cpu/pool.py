@@ -75,7 +75,7 @@ def _take(row, best):  # type: ignore[no-untyped-def]
 def _take_at(row, best, at, tap):  # type: ignore[no-untyped-def]
     for c in range(len(best)):
         value, old = number(row[c]), number(best[c])
-        wins = value > old or value != value
+        wins = value > old or (value != value and old == old)
         best[c] = row[c] if wins else best[c]
         at[c] = tap if wins else at[c]
 

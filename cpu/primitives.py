@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from ctypes import byref, c_char_p, c_void_p
 from dataclasses import dataclass
 from functools import partial
 
 from foreplan.cpu import library as c
-from foreplan.cpu.kernel import Refused, Run
-from foreplan.cpu.layouts import stepped
+from foreplan.cpu.kernel import Run
+from foreplan.cpu.layouts import stepped, swapped
 from foreplan.cpu.library import Argument, Dims, library
+from foreplan.cpu.threads import current_threads, so_many_threads
 from foreplan.graph import TensorType, Window
 
 
@@ -71,6 +71,7 @@ class After:
     other: Window | None = None
 
 
+REFERENCE = "ref"  # in the names of loops over single numbers: NumPy takes a twentieth of the time of the large ones
 OLD = "old"
 Following = Sequence[tuple[str, int]]  # functions, each with the index of the input that it takes beside the result
 _FUNCTIONS = {"add": c.ADD, "sub": c.SUB, "mul": c.MUL}
@@ -134,20 +135,33 @@ class Primitive:
     """
 
     def __init__(
-        self, create: Callable[..., object], *arguments: object, queries: Mapping[int, int], avoided: str = ""
+        self,
+        create: Callable[..., object],
+        *arguments: object,
+        queries: Mapping[int, int],
+        avoided: Sequence[str] = (REFERENCE,),
+        called: Mapping[int, int] | None = None,
     ) -> None:
         """Described by one of oneDNN's functions, with these arguments; its `implementation` is the first that oneDNN
-        names, or the next after those that are avoided.
+        names and whose name has nothing of what is avoided.
+
+        Args:
+            called: oneDNN's arguments that have another name here, with that.
+
+        Raises:
+            Refused: there is none.
         """
         functions = library().functions
-        self.handle, self._made = c_void_p(), c_void_p()
+        self.handle, self._made, self._threads = c_void_p(), c_void_p(), current_threads()
         handled = (Description, Attributes, Primitive)
         create(byref(self.handle), *(a.handle if isinstance(a, handled) else a for a in arguments))
-        with suppress(Refused):  # there is no other
-            while avoided and avoided in self.implementation:
-                functions.dnnl_primitive_desc_next_impl(self.handle)
+        while any(name in self.implementation for name in avoided):
+            functions.dnnl_primitive_desc_next_impl(self.handle)
+        self.called = called or {}
         self.descriptions = {
-            argument: Description(c_void_p(functions.dnnl_primitive_desc_query_md(self.handle, query, 0)), owned=False)
+            self.called.get(argument, argument): Description(
+                c_void_p(functions.dnnl_primitive_desc_query_md(self.handle, query, 0)), owned=False
+            )
             for argument, query in {**queries, c.SCRATCHPAD: c.QUERY_SCRATCHPAD}.items()
         }
         for attributes in (a for a in arguments if isinstance(a, Attributes)):
@@ -169,7 +183,10 @@ class Primitive:
         """A call that runs it on these addresses, by argument; the caller keeps the memory alive."""
         found = library()
         if not self._made:
-            found.functions.dnnl_primitive_create(byref(self._made), self.handle)
+            # oneDNN keeps what it made, and tells alike by the number of threads now, not by that of the description:
+            # it would give what needs more scratch memory than this one said.
+            with so_many_threads(self._threads):
+                found.functions.dnnl_primitive_create(byref(self._made), self.handle)
         memories = _Memories(self, addresses)
         call = partial(
             found.functions.dnnl_primitive_execute, self._made, found.stream, len(addresses), memories.arguments
@@ -196,7 +213,7 @@ class _Memories:
             library().functions.dnnl_memory_create(
                 byref(memory), primitive.descriptions[argument].handle, library().engine, address
             )
-            place.arg, place.memory = argument, memory
+            place.arg, place.memory = primitive.called.get(argument, argument), memory
 
     def __del__(self) -> None:
         for place in self.arguments:
@@ -220,10 +237,15 @@ def reorder(source: Description, target: Description, add: bool = False) -> Prim
 def matmul(a: Window, b: Window, y: Window, after: Sequence[After] = ()) -> Primitive:
     """y = a·b, and what follows; leading axes of a and b may be 1. Arguments SRC, WEIGHTS, DST.
 
+    Of a single column, the product is turned: oneDNN multiplies rows fast, and columns number by number.
+
     Raises:
         Refused: oneDNN has no such product.
     """
-    found = library()
+    found, turned = library(), y.shape[-1] == 1 and y.shape[-2] > 1
+    if turned:
+        a, b, y = swapped(b), swapped(a), swapped(y)
+        after = [After(each.function, each.other and swapped(each.other)) for each in after]
     return Primitive(
         found.functions.dnnl_matmul_primitive_desc_create,
         found.engine,
@@ -233,6 +255,7 @@ def matmul(a: Window, b: Window, y: Window, after: Sequence[After] = ()) -> Prim
         Description.of(stepped(y)),
         Attributes(after),
         queries={c.SRC: c.QUERY_SRC, c.WEIGHTS: c.QUERY_WEIGHTS, c.DST: c.QUERY_DST},
+        called={c.SRC: c.WEIGHTS, c.WEIGHTS: c.SRC} if turned else {},
     )
 
 
@@ -275,7 +298,13 @@ class Geometry:
 
 
 def convolution(
-    x: Window, w: Window, y: Window, geometry: Geometry, bias: Window | None = None, after: Sequence[After] = ()
+    x: Window,
+    w: Window,
+    y: Window,
+    geometry: Geometry,
+    bias: Window | None = None,
+    after: Sequence[After] = (),
+    avoided: Sequence[str] = (REFERENCE,),
 ) -> Primitive:
     """y = x * w (+ bias), and what follows. Arguments SRC, WEIGHTS (in the layout that it chooses), BIAS, DST.
 
@@ -296,6 +325,7 @@ def convolution(
         *geometry.arguments,
         Attributes(after),
         queries=queries,
+        avoided=avoided,
     )
     if bias:
         made.descriptions[c.BIAS] = Description.of(bias)
@@ -321,7 +351,8 @@ def convolution_data_gradient(g: Window, w: Window, dx: Window, geometry: Geomet
         hint,
         Attributes(),
         queries={c.DIFF_DST: c.QUERY_DIFF_DST, c.WEIGHTS: c.QUERY_WEIGHTS, c.DIFF_SRC: c.QUERY_DIFF_SRC},
-        avoided="brgconv_strided" if depthwise else "",  # a product a channel: tens of times as slow as those behind it
+        # The second makes a product a channel, and is tens of times as slow as those behind it.
+        avoided=(REFERENCE, "brgconv_strided") if depthwise else (REFERENCE,),
     )
 
 
@@ -348,5 +379,7 @@ def convolution_weight_gradient(x: Window, g: Window, dw: Window, geometry: Geom
 
 
 def _hint(x: Window, w: Window, y: Window, geometry: Geometry) -> Primitive:
-    """The forward convolution that a gradient belongs to, which oneDNN wants to see; of narrow data, so its weights."""
-    return convolution(x, Window.dense(TensorType(x.type.dtype, w.shape)), y, geometry)
+    """The forward convolution that a gradient belongs to, which oneDNN wants to see; of narrow data, so its weights. It
+    never runs.
+    """
+    return convolution(x, Window.dense(TensorType(x.type.dtype, w.shape)), y, geometry, avoided=())

@@ -50,7 +50,8 @@ class Reducing:
         x, y = self.input.type.dtype, self.output.type.dtype
         operands = [Operand(t, _kind(step, t.itemsize)) for t, step in ((x, inner.step), (y, inner.result))]
         loop = Reduction(self.how, operands[0], operands[1], inner.kept, len(kept), len(reduced))
-        factor = np.float64(1.0 / max(1, self.input.type.size // max(1, self.output.type.size)))
+        terms = self.input.type.size // max(1, self.output.type.size)
+        factor = np.float64(1.0 / terms if terms else np.nan)
         table = [axis.extent for axis in (*kept, *reduced, inner)]
         table.append(int(factor.view(np.int64)))
         table += [inputs[0].ctypes.data, *(axis.step for axis in (*kept, *reduced, inner))]

@@ -6,9 +6,9 @@ integers vectorises where one of floats, NaN among them, does not.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from foreplan import jit
 from foreplan.cpu.elements import number
 from foreplan.cpu.functions import exp32
 from foreplan.cpu.jit import SUMS
@@ -22,13 +22,13 @@ _TINY = np.float32(-80)  # its exponential is flushed, and no denormal number ei
 _SIGN, _MAGNITUDE = np.int32(31), np.int32(0x7FFFFFFF)
 
 
-@numba.njit(forceinline=True)
+@jit.compiled(forceinline=True)
 def _ordered(x: np.float32) -> np.int32:
     bits = np.float32(x).view(np.int32)
     return np.int32(bits ^ np.int32(np.int32(bits >> _SIGN) & _MAGNITUDE))
 
 
-@numba.njit(forceinline=True)
+@jit.compiled(forceinline=True)
 def largest(row: np.ndarray, count: int) -> np.float32:
     """The maximum of a row's first elements and `LOWEST`; perhaps NaN where there is one."""
     found = _ordered(LOWEST)
@@ -37,7 +37,7 @@ def largest(row: np.ndarray, count: int) -> np.float32:
     return np.int32(found ^ np.int32(np.int32(found >> _SIGN) & _MAGNITUDE)).view(np.float32)
 
 
-@numba.njit(forceinline=True)
+@jit.compiled(forceinline=True)
 def probability(x: np.float32) -> np.float32:
     """exp(x) for x up to 0, flushed; NaN for NaN."""
     x = _TINY if x < _TINY else x
@@ -45,7 +45,7 @@ def probability(x: np.float32) -> np.float32:
     return ZERO if p < FLUSH else p
 
 
-@numba.njit(nogil=True, fastmath=SUMS)
+@jit.compiled(nogil=True, fastmath=SUMS)
 def row_sum(row):  # type: ignore[no-untyped-def]
     """The sum of a row, in float32 within blocks and in float64 over them."""
     total = 0.0
@@ -57,7 +57,7 @@ def row_sum(row):  # type: ignore[no-untyped-def]
     return total
 
 
-@numba.njit(nogil=True, fastmath=SUMS)
+@jit.compiled(nogil=True, fastmath=SUMS)
 def scale_and_mask(row, width, scale, mask, base, step):  # type: ignore[no-untyped-def]
     """Scale the first numbers of a row, and add those of a mask that lie a step apart, unless it is empty."""
     for k in range(width):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
+from foreplan import jit
 from foreplan.cpu.elements import check_elements, number, written
 from foreplan.cpu.functions import exp32
 from foreplan.cpu.jit import FLOAT, compiled, summing
@@ -48,7 +48,7 @@ def _products(row, other):  # type: ignore[no-untyped-def]
     return total
 
 
-@numba.njit(nogil=True, fastmath=FLOAT)
+@jit.compiled(nogil=True, fastmath=FLOAT)
 def highest(row):  # type: ignore[no-untyped-def]
     """The maximum of a row; NaN, or any of its numbers, where there is NaN."""
     high = largest(row, len(row))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +12,10 @@ from foreplan.cpu import primitives
 from foreplan.cpu.copies import clear, copy
 from foreplan.cpu.kernel import Refused, Run, one_after_another
 from foreplan.cpu.made import FURTHER, MADE
-from foreplan.cpu.primitives import Description
+from foreplan.cpu.primitives import Description, Primitive
 from foreplan.cpu.products import Product
 from foreplan.cpu.rows import Rows, rows_along
 from foreplan.graph import DType, TensorType, Window
-from foreplan.graph.layouts import channels_last
 from foreplan.units import align_up
 
 ALIGNMENT = 64
@@ -110,21 +109,33 @@ class Stages:
 
     def positions(self, image: Window, place: Place) -> tuple[Window, Place]:
         """An image as a matrix of positions and channels: itself, where they lie so, or a copy."""
-        rows = rows_along(image, 1)
-        if rows is None:
-            image, place = self.without_gaps(image, place)
-            rows = rows_along(image, 1)
-            assert rows is not None
-        return matrix(rows, image.type.dtype), place
+        if rows := rows_along(image, 1):
+            return matrix(rows, image.type.dtype), place
+        _, place = self.without_gaps(image, place)
+        return positions_of(image.type), place
 
     def without_gaps(self, image: Window, place: Place) -> tuple[Window, Place]:
         """An image that lies with channels last and without gaps: itself or a copy."""
         if image.is_compact and rows_along(image, 1) is not None:
             return image, place
-        whole = channels_last(image.type)
+        whole = channels_together(image.type)
         here = self.keep(whole.type.nbytes)
         self.run(primitives.reorder(Description.of(image), Description.of(whole)), {c.SRC: place, c.DST: here})
         return whole, here
+
+    def of_images(
+        self, make: Callable[..., Primitive], *images: tuple[Window, Place]
+    ) -> tuple[Primitive, Sequence[tuple[Window, Place]]]:
+        """A primitive of images as they lie, or else of copies without gaps; and those that it takes.
+
+        Raises:
+            Refused: there is none of either.
+        """
+        try:
+            return make(*(window for window, _ in images)), images
+        except Refused:
+            whole = [self.without_gaps(*image) for image in images]
+            return make(*(window for window, _ in whole)), whole
 
     def finish(
         self,
@@ -141,6 +152,17 @@ def beside(own: int, inputs: int, outputs: int = 1) -> dict[int, Place]:
     """The arguments of what is made of a product: inputs from number `own` on, and outputs but the first."""
     further = {FURTHER + i: ("in", number, 0) for i, number in enumerate(range(own, inputs))}
     return further | {MADE + i: ("out", i, 0) for i in range(1, outputs)}
+
+
+def channels_together(type: TensorType) -> Window:
+    """Images [N, C, ...] of any rank with the channels of a position side by side, and no gaps."""
+    turned = Window.dense(type.with_shape((type.shape[0], *type.shape[2:], type.shape[1])))
+    return turned.viewed(type.shape, (turned.strides[0], turned.strides[-1], *turned.strides[1:-1]))
+
+
+def positions_of(type: TensorType) -> Window:
+    """Such images as a matrix of positions and channels."""
+    return Window.dense(type.with_shape((type.size // type.shape[1], type.shape[1])))
 
 
 def matrix(rows: Rows, dtype: DType) -> Window:

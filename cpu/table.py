@@ -195,11 +195,28 @@ def kernels_for(op: Op, inputs: Windows, outputs: Windows, threads: int) -> Mapp
 
 def family_of(op: Op, inputs: Types, outputs: Types, threads: int) -> Family | None:
     """The family of an op if it has a kernel for these types, tensors lying as it likes best."""
+    return None if _liked(op, inputs, outputs, threads) is None else FAMILIES[op.name]
+
+
+def reads_of(op: Op, inputs: Windows, outputs: Types, threads: int) -> Windows | None:
+    """How the inputs of an op are taken: each as it lies or as a copy that lies so, or all as the family likes best;
+    None where it has no kernel.
+    """
+    liked = _liked(op, [x.type for x in inputs], outputs, threads)
+    if liked is None:
+        return None
+    family = FAMILIES[op.name]
+    found = [family.reads(op, i, x) for i, x in enumerate(inputs)]
+    return found if kernels_for(op, found, family.layout(op, found, outputs), threads) else liked
+
+
+def _liked(op: Op, inputs: Types, outputs: Types, threads: int) -> Windows | None:
+    """Inputs that lie as the family of an op likes best, if it has a kernel for them."""
     family = FAMILIES.get(op.name)
     if family is None:
         return None
     for lie in (channels_last, Window.dense) if family.images else (Window.dense,):
         windows = [lie(type) for type in inputs]
         if kernels_for(op, windows, family.layout(op, windows, outputs), threads):
-            return family
+            return windows
     return None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,10 +17,54 @@ from foreplan.cpu.kernel import Run
 from foreplan.cpu.library import library
 from foreplan.cpu.native import together
 
+T = TypeVar("T")
+_forked: set[int] = set()  # the thread of which this process, a forked one, has a copy
+
+
+def _note_fork() -> None:
+    _forked.clear()
+    _forked.add(threading.get_ident())
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def with_team(call: Callable[[], T], threads: int) -> T:
+    """What a call gives whose kernels use so many threads.
+
+    GCC's OpenMP keeps a team of threads for each thread that begins a parallel part. A forked process has a copy of
+    the thread that forked it and none of its team, for which the copy would wait without end. So the copy leaves the
+    call to a new thread, which gets a team of its own and ends with it; that takes some hundred microseconds.
+    """
+    if threads == 1 or threading.get_ident() not in _forked:
+        return call()
+    done: Future[T] = Future()
+
+    def work() -> None:
+        set_threads(threads)  # each thread has its own number
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+
+    worker = threading.Thread(target=work, name="foreplan step")
+    worker.start()
+    try:
+        worker.join()
+    except BaseException:  # Ctrl-C: what runs ends before anybody looks at its memory
+        worker.join()
+        raise
+    return done.result()
+
 
 def set_threads(count: int) -> None:
     """Let oneDNN use so many threads in every primitive that is described, made or run from now on."""
-    library().openmp.omp_set_num_threads(count)
+    threads_set(count)()
+
+
+def threads_set(count: int) -> Run:
+    """A call of the compiled function that does what `set_threads` says, for the thread that makes it."""
+    return partial(library().openmp.omp_set_num_threads, count)
 
 
 def current_threads() -> int:
@@ -26,14 +74,19 @@ def current_threads() -> int:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Within, primitives are described for one thread: they are small, or a team's member runs them by itself."""
+def so_many_threads(count: int) -> Iterator[None]:
+    """Within, primitives are described or made for so many threads."""
     threads = current_threads()
-    set_threads(1)
+    set_threads(count)
     try:
         yield
     finally:
         set_threads(threads)
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """Within, primitives are described for one thread: they are small, or a team's member runs them by itself."""
+    return so_many_threads(1)
 
 
 def ranged(

@@ -1,6 +1,7 @@
 // What batch normalisation's gradient needs of channels: sums of g and of g · (x − mean), and what they come to.
 //
-// g is a function of OPERANDS tensors, `gradient`, which is generated; with KEEPS it is written, too.
+// g is a function of OPERANDS tensors, `gradient`, which is generated; with KEEPS it is written, too. SCALE, MEAN and
+// VARIANCE are the element types of these vectors, which may be narrow where sums are not.
 #include "channels.cuh"
 #include "scalar.cuh"
 
@@ -23,9 +24,9 @@ struct Arguments {
     i64 extents[RANK];
     Images x, kept, operands[OPERANDS];
     double epsilon;
-    const Number* scale;
-    const Number* mean;
-    const Number* variance;
+    const SCALE* scale;
+    const MEAN* mean;
+    const VARIANCE* variance;
     Number* sums;     // of parts: [parts, channels]
     Number* moments;
     Number* dscale;
@@ -45,7 +46,7 @@ template <bool WHOLE> __device__ inline void sum_up(const Arguments& a, const Ow
     constexpr int AHEAD = WHOLE ? 2 : 1;
     Number means[VECTOR];
 #pragma unroll
-    for (int k = 0; k < VECTOR; ++k) means[k] = k < own.left ? a.mean[own.channel + k] : 0;
+    for (int k = 0; k < VECTOR; ++k) means[k] = k < own.left ? widened(a.mean[own.channel + k]) : 0;
 #pragma unroll 1
     for (i64 i = own.first; i < own.last; i += AHEAD * ROWS) {
         i64 positions[AHEAD];
@@ -99,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gradient_of_sums(const 
     constexpr int AHEAD = 8;
     const Share<CHANNELS, 1> own(a.channels, a.parts, a.parts);
     const i64 channel = own.left > 0 ? own.channel : 0;
-    const Number variance = a.variance[channel], scale = a.scale[channel];
+    const Number variance = widened(a.variance[channel]), scale = widened(a.scale[channel]);
     Pair found[1] = {};
 #pragma unroll 1
     for (i64 i = own.first; i < own.last; i += AHEAD * LANES) {

@@ -18,6 +18,7 @@ __device__ inline i64 offset_of(INDEX place, const i64 (&extents)[AXES], const i
 // The place on an axis that an index names, which counts modulo the axis; it takes a division only beyond either end.
 template <class T> __device__ inline i64 place_of(T index, i64 extent) {
     i64 place = static_cast<i64>(index);
+    if (place < 0 && static_cast<T>(-1) > static_cast<T>(0)) return static_cast<i64>(index % static_cast<u64>(extent));
     if (place < 0) place += extent;
     if (place >= 0 && place < extent) return place;
     place %= extent;

@@ -99,7 +99,11 @@ FUNCTION maximum(T a, T b) { return a > b || a != a ? a : b; }
 FUNCTION minimum(T a, T b) { return a < b || a != a ? a : b; }
 FUNCTION clip(T x, T low, T high) { return minimum(maximum(x, low), high); }
 FUNCTION relu(T x) { return maximum(x, static_cast<T>(0)); }
-FUNCTION sigmoid(T x) { return static_cast<T>(1) / (static_cast<T>(1) + exponential(-x)); }
+// By the power that is at most 1: the other is infinite where the result is a small number, not zero.
+FUNCTION sigmoid(T x) {
+    const T one = static_cast<T>(1), power = exponential(-absolute(x));
+    return (x < static_cast<T>(0) ? power : one) / (one + power);
+}
 
 FUNCTION power(T a, T b) {
     if constexpr (is_float<T>) {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreplan import passes
+from foreplan.arguments import choice, flag, instance, names_in, path_of, whole
 from foreplan.collection import without_collection
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.graph import Graph
@@ -18,16 +19,18 @@ from foreplan.lower import lower as lower
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.lower.program import HOST
 from foreplan.passes.optimizer import Optimizer
-from foreplan.planner import Plan, Problem
+from foreplan.planner import Plan, Problem, Totals, totals
 from foreplan.planner import plan as search
 from foreplan.planner import verify as verify
 from foreplan.units import format_bytes
 
 if TYPE_CHECKING:
+    from foreplan.lower.outside import Use
     from foreplan.runtime.session import Session
     from foreplan.runtime.update import Update
     from foreplan.views.memory import Memory
 
+_MODEL = "make one with from_onnx(path), trace(function, *specs) or models.build(name)"
 _CHOOSES = "checkpoint says what is recomputed, and {} lets the planner choose: give one"
 
 
@@ -62,40 +65,36 @@ def micro_batches(
     graph: Graph,
     loss: Any,
     optimizer: Optimizer | None,
-    count: int,
     outputs: Iterable[str] = (),
     precision: str = "float32",
 ) -> tuple[Graph, Graph]:
-    """A training step that accumulates the gradients of `count` micro-batches, as two graphs of the same stored values.
+    """A training step that accumulates the gradients of micro-batches, as two graphs of the same stored values.
 
-    The first runs for each micro-batch: forward, loss and backward, which adds to gradients that are kept. The second
-    runs once after them: updates with the mean gradients, which it then clears.
+    The first runs for each micro-batch: forward, loss and backward, which adds to gradients that are kept, and counts.
+    The second runs once after them: updates with the mean gradients, which it then clears.
 
     Args:
         graph, loss, optimizer, outputs, precision: see `differentiate`; there must be an optimizer.
-        count: of micro-batches, at least 2.
 
     Raises:
         ModelError, UsageError: see `differentiate`.
     """
-    if type(count) is not int or count < 2:
-        raise UsageError(f"gradients are accumulated over 2 micro-batches or more, and not over {count!r}")
     if optimizer is None or (loss is None and graph.loss is None):
         raise UsageError(
             "gradients are accumulated for an update: pass a loss and an optimizer, or leave accumulate out"
         )
     dtype = passes.narrow_type(precision)
-    return passes.micro_batches(_training_forward(graph, loss, optimizer, outputs), optimizer, count, dtype)
+    return passes.micro_batches(_training_forward(graph, loss, optimizer, outputs), optimizer, dtype)
 
 
 def _training_forward(graph: Graph, loss: Any, optimizer: Optimizer | None, outputs: Iterable[str]) -> Graph:
     """The forward pass with its loss in the form that is differentiated, after checking what was given."""
     from foreplan.frontend.losses import attach_loss
 
-    _check_graph(graph)
+    instance("a model", graph, Graph, _MODEL)
     if optimizer is not None and (isinstance(optimizer, type) or not hasattr(optimizer, "learning_rate")):
         raise UsageError(f"the optimizer must be one such as optim.Nesterov(0.1), and is {optimizer!r}")
-    names = _names(outputs)
+    names = names_in("outputs", outputs)
     passes.select_outputs(graph, names)  # a wrong name is told before anything else is done
     if loss is not None:
         graph = attach_loss(graph, loss)
@@ -112,8 +111,8 @@ def inference(graph: Graph, outputs: Iterable[str] | None = None, precision: str
         precision: see `compile`.
     """
     dtype = passes.narrow_type(precision)
-    _check_graph(graph)
-    chosen = graph if outputs is None else passes.select_outputs(graph, _names(outputs))
+    instance("a model", graph, Graph, _MODEL)
+    chosen = graph if outputs is None else passes.select_outputs(graph, names_in("outputs", outputs))
     forward = passes.simplified(passes.split_concats(passes.fuse_attention(passes.simplified(chosen))))
     return forward if dtype == FLOAT32 else passes.simplified(passes.with_precision(forward, dtype))
 
@@ -131,7 +130,9 @@ def plan(
         DoesNotFitError: the budget cannot be met; shows the peak with its largest buffers, and what to try next.
         PlanError, UsageError: as the planner's own.
     """
-    if entries := _names(checkpoint, "checkpoint"):
+    instance("what is planned", problem, Problem, "make one with lower(graph, target)")
+    choice("remat", remat, ("off", "free", "auto"))
+    if entries := names_in("checkpoint", checkpoint):
         if budget is not None:
             raise UsageError(_CHOOSES.format("a budget"))
         if not isinstance(problem, Program):
@@ -146,25 +147,9 @@ def plan(
     except DoesNotFitError as error:
         if error.plan is None:
             raise
-        from foreplan.views.memory import Memory, does_not_fit
+        from foreplan.advice import explained
 
-        sizes = {"needed": error.needed, "capacity": error.capacity, "lower_bound": error.lower_bound}
-        text = does_not_fit(Memory.of(problem, error.plan), error.capacity, error.advice)
-        raise DoesNotFitError(text, **sizes, plan=error.plan, advice=error.advice) from None
-
-
-def _check_graph(graph: Graph) -> None:
-    if not isinstance(graph, Graph):
-        raise UsageError(
-            f"a model must be a Graph, and is {graph!r}: make one with from_onnx(path), trace(function, *specs) or "
-            "models.build(name)"
-        )
-
-
-def _names(names: Iterable[str], what: str = "outputs") -> list[str]:
-    if isinstance(names, str):
-        raise UsageError(f"{what} takes a list of names: {what}=[{names!r}]")
-    return list(names)
+        raise explained(error, problem) from None
 
 
 def compile(
@@ -225,11 +210,13 @@ def compile(
         ForeplanError: anything else that cannot be compiled; says what and where.
     """
     started = time.perf_counter()
-    _check_graph(graph)
+    instance("a model", graph, Graph, _MODEL)
+    accumulate = whole("accumulate", accumulate, 1)
+    offload, prefetch, tune = flag("offload", offload), flag("prefetch", prefetch), flag("tune", tune)
     with without_collection():
         last = None
         if accumulate != 1:
-            step, last = micro_batches(graph, loss, optimizer, accumulate, outputs or (), precision)
+            step, last = micro_batches(graph, loss, optimizer, outputs or (), precision)
         elif loss is None and graph.loss is None:
             if optimizer is not None:
                 raise UsageError("an optimizer needs a loss to minimise: pass loss=, for example losses.cross_entropy")
@@ -238,7 +225,7 @@ def compile(
             step = differentiate(graph, loss, optimizer, outputs or (), precision)
         if offload and step.loss is None:
             raise UsageError("offload copies what the backward pass reads, and this is inference: give a loss")
-        entries = _names(checkpoint, "checkpoint")
+        entries = names_in("checkpoint", checkpoint)
         if offload and entries:
             raise UsageError(_CHOOSES.format("offload"))
         program = lower(step, target, offload=offload, prefetch=prefetch, tune=tune, workspace=workspace)
@@ -302,11 +289,27 @@ class Compiled:
     @property
     def memory(self) -> Memory:
         """Where the bytes are, in the half of the step that needs more of them where it has two: peak, bounds,
-        categories, what is alive when.
+        categories, what is alive when, and what lies outside the arena.
+
+        Raises:
+            TargetError: what the user has measured outside arenas cannot be read.
         """
         from foreplan.views.memory import Memory
 
-        return Memory.of(*self.highest, self._part)
+        return Memory.of(*self.highest, self._part, self._use)
+
+    @property
+    def _use(self) -> Use:
+        """What a process does with the step, as it has done this far, besides its highest half."""
+        from foreplan.lower.outside import Use, returned_bytes
+
+        if self.update is None:
+            return Use(compiles=self.graph is not None)
+        program, plan = self.program, self.plan
+        if self.highest[1] is plan:
+            program, plan = self.update.program, self.update.plan
+        returned = returned_bytes(self.program, self.accumulate)
+        return Use(self.graph is not None, len(plan.steps), len(program.actions), returned)
 
     @property
     def _part(self) -> str:
@@ -332,13 +335,15 @@ class Compiled:
 
         Args:
             seed: of the first parameters and of everything random.
-            threads: of the BLAS library, for the whole process. A plan for the target cpu has decided on them already
-                (`target="cpu:threads=2"`; all that there are by default).
+            threads: of the BLAS library, for the whole process; a plan for the target cpu has decided on them already.
             share: a session of the same model whose parameters are used in place.
             weights: a checkpoint whose parameters and running statistics to start from. Its optimizer state is left
                 out: `Session.load` goes on where a training stopped.
             poison: check every step with poisoned memory; slow.
             capture: whether a card runs its steps as one graph, captured in the first; if not, kernel by kernel.
+
+        Raises:
+            DoesNotFitError: it takes more host memory than is left.
         """
         from foreplan.runtime.session import Session
 
@@ -360,8 +365,7 @@ class Compiled:
         """Write the plan file: everything needed to verify, view and run it, but no weights.
 
         Args:
-            kernels: with machine code of the kernels of ours that a card runs, so that binding compiles nothing, and
-                needs no CUDA compiler. A plan that was read with such has it in any case.
+            kernels: with machine code of the kernels that a card runs, so that who trusts the file compiles nothing.
 
         Raises:
             UsageError, SessionError: the file cannot be written, or kernels are asked for and the plan is for no card.
@@ -370,27 +374,28 @@ class Compiled:
         from foreplan.runtime.planfile import save_plan
 
         program, update = self.program, self.update
-        if kernels:
+        if flag("kernels", kernels):
             from foreplan.lower.cuda import with_code
 
             program = with_code(program, self.plan)
             update = update and replace(update, program=with_code(update.program, update.plan))
-        save_plan(str(path), program, self.plan, update)
+        save_plan(path_of("save", path), program, self.plan, update)
 
     def view(self, path: str | Path) -> None:
         """Write the memory map, of what `memory` shows: one HTML file that opens offline."""
         from foreplan.views.memory_map import write_map
 
         title = f"{self.program.model} on {self.program.target}"
-        write_map(path, *self.highest, title=f"{title}: {self._part}" if self._part else title)
+        write_map(path_of("view", path), *self.highest, title=f"{title}: {self._part}" if self._part else title)
 
     def estimate(self) -> dict[str, Any]:
         """What `foreplan estimate --json` prints; sizes in bytes."""
         program, memory = self.program, self.memory
         halves = [(program, self.plan, self.accumulate)]
         halves += [] if self.update is None else [(self.update.program, self.update.plan, 1)]
-        flops, least_flops = _totals(halves, "flops")
-        nanoseconds, least_nanoseconds = _totals(halves, "nanoseconds")
+        costs = Totals(0, 0, 0, 0)
+        for half, plan, times in halves:
+            costs += totals(half, [[step.action for step in plan.steps]])[0] * times
         return {
             "model": program.model,
             "target": program.target,
@@ -404,10 +409,10 @@ class Compiled:
             "persistent_bytes": memory.persistent,
             "categories": {str(category): nbytes for category, nbytes in memory.categories.items()},
             "outside": [asdict(part) for part in memory.outside],
-            "flops": flops,
-            "extra_flops_ratio": flops / least_flops - 1 if least_flops else 0.0,
-            "extra_seconds_ratio": nanoseconds / least_nanoseconds - 1 if least_nanoseconds else 0.0,
-            "predicted_seconds": nanoseconds / 1e9,
+            "flops": costs.flops,
+            "extra_flops_ratio": costs.extra_flops_ratio,
+            "extra_seconds_ratio": costs.extra_seconds_ratio,
+            "predicted_seconds": costs.nanoseconds / 1e9,
             "nodes": len(program.calls if self.graph is None else self.graph.nodes)
             + sum(len(half.calls) for half, _, _ in halves[1:]),
             "instructions": sum(len(plan.steps) for _, plan, _ in halves),
@@ -417,26 +422,20 @@ class Compiled:
         }
 
 
-def _totals(halves: Iterable[tuple[Program, Plan, int]], cost: str) -> tuple[int, int]:
-    """What all that runs costs, a program so many times; and what it would without recomputation and copies."""
-    total = least = 0
-    for program, planned, times in halves:
-        costs = [getattr(program.actions[step.action], cost) for step in planned.steps]
-        runs = [(program.actions[step.action].writes, own, step.action) for step, own in zip(planned.steps, costs)]
-        once = {writes: own for writes, own, action in reversed(runs) if action not in program.copies}
-        total, least = total + times * sum(costs), least + times * sum(once.values())
-    return total, least
+def load_plan(path: str | Path, *, trust_code: bool = False, weights_folder: str | Path | None = None) -> Compiled:
+    """The compiled step that `Compiled.save` wrote; checked and verified, whatever the file holds: see docs/trust.md.
 
-
-def load_plan(path: str | Path) -> Compiled:
-    """The compiled step that `Compiled.save` wrote; checked and verified, whatever the file holds.
+    Args:
+        trust_code: run machine code that the file has for a card, which is else made anew by `bind`.
+        weights_folder: where the files with weights are; None: beside the plan or below.
 
     Raises:
-        PlanError: the file is damaged, edited or of another version.
+        PlanError: the file is damaged, edited or of another version, or leads to weights elsewhere.
     """
-    from foreplan.runtime.planfile import read_plan
+    from foreplan.runtime.planread import read_plan
 
-    program, planned, update = read_plan(str(path))
+    folder = None if weights_folder is None else path_of("weights_folder", weights_folder)
+    program, planned, update = read_plan(path_of("load_plan", path), flag("trust_code", trust_code), folder)
     verify(planned, program)
     if update is not None:
         update.verify(program, planned)

@@ -10,9 +10,10 @@ from types import MappingProxyType
 from typing import Protocol
 
 from foreplan import api, models
+from foreplan.calibration import Calibration
 from foreplan.errors import TargetError
 from foreplan.frontend import losses
-from foreplan.gpu.calibration import LIBRARIES, Calibration
+from foreplan.gpu.calibration import CARDS, LIBRARIES
 from foreplan.gpu.driver import Card
 from foreplan.gpu.outside import PAGE
 from foreplan.graph import Op, Window
@@ -102,7 +103,7 @@ def calibrate(watched: Watched, opened: Callable[[], Card], versions: Mapping[st
             f"{changed} bytes in {STEPS} steps that allocate nothing, and what was measured is {found}; nvidia-smi "
             f"shows who uses it"
         )
-    return Calibration(card.title, MappingProxyType(dict(versions)), MappingProxyType(figures))
+    return Calibration(CARDS, card.title, MappingProxyType(dict(versions)), MappingProxyType(figures))
 
 
 def _kept(card: Card, library: str, used: Callable[[], int]) -> int:

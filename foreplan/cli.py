@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 import click
 
 from foreplan import __version__, cli_budget, cli_devices, cli_memory, cli_run, cli_train
-from foreplan.cli_options import print_json
+from foreplan.cli_options import echo, print_json
 from foreplan.errors import DoesNotFitError, ForeplanError
 
 INTERRUPTED, PIPE_CLOSED, DOES_NOT_FIT = 130, 141, 3  # the first two as a shell reports SIGINT and SIGPIPE
@@ -27,28 +29,36 @@ class Failure(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print `error: …` on standard error."""
-        click.echo(f"error: {self.message}", err=True, file=file)
+        echo(f"error: {self.message}", err=True)
 
 
 class Commands(click.Group):
     """A group that turns every expected error into a message and an exit code."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Note whether JSON is asked for, before anything can go wrong."""
+        """Note whether JSON is asked for, before anything can go wrong; answer `--version` and `--help`."""
         ctx.meta["json"] = "--json" in args
-        return super().parse_args(ctx, args)
+        with _written(ctx):
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""
-        try:
+        with _written(ctx):
             result = _invoke(ctx, super().invoke)
             sys.stdout.flush()  # here a closed pipe can still be told from success
             return result
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                _silence_stdout()
-                ctx.exit(PIPE_CLOSED)
-            raise Failure(_os_error_text(error), 2) from None
+
+
+@contextlib.contextmanager
+def _written(ctx: click.Context) -> Iterator[None]:
+    """Where something cannot be read or written, end with a message; where nobody reads a pipe, as others end."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            _silence_stdout()
+            ctx.exit(PIPE_CLOSED)
+        raise Failure(_os_error_text(error), 2) from None
 
 
 def _invoke(ctx: click.Context, run: Callable[[click.Context], Any]) -> Any:
@@ -97,6 +107,22 @@ def _silence_stdout() -> None:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
+def _open_streams() -> None:
+    """Let standard streams take whatever is written: a closed one leads nowhere, and what an encoding lacks is escaped.
+
+    The next file to be opened, such as a checkpoint, would have a closed one's number, by which libraries write to it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # with the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="foreplan")
 def cli() -> None:
@@ -116,6 +142,7 @@ for module in (cli_memory, cli_budget, cli_run, cli_train, cli_devices):
 
 def main() -> None:
     """The `foreplan` program."""
+    _open_streams()
     cli(prog_name="foreplan")
 
 

@@ -9,6 +9,7 @@ import click
 
 from foreplan.cli_options import (
     compile_model,
+    echo,
     given,
     json_option,
     model_options,
@@ -63,11 +64,11 @@ def pareto(model: str, as_json: bool, **options: Any) -> None:
     most = points[0].arena_bytes
     offload = bool(compiled.program.copies)
     head = f"{'host':>12}  " if offload else ""
-    click.echo(f"{'arena':>12}  {head}{'flops':>8}  {'time':>8}  instructions")
+    echo(f"{'arena':>12}  {head}{'flops':>8}  {'time':>8}  instructions")
     for point in points:
         bar = "█" * max(1, round(BAR * point.arena_bytes / most))
         host = f"{format_bytes(point.host_bytes):>12}  " if offload else ""
-        click.echo(
+        echo(
             f"{format_bytes(point.arena_bytes):>12}  {host}{point.extra_flops_ratio:>+8.2%}  "
             f"{point.extra_seconds_ratio:>+8.2%}  {point.instructions:>12,}  {bar}"
         )
@@ -143,7 +144,8 @@ class _Trials:
         return self._needed[batch]
 
     def _try(self, batch: int) -> int:
-        from foreplan.pareto import affordable, extra_ratios
+        from foreplan.pareto import affordable
+        from foreplan.planner import totals
 
         compiled = self._compile(batch)
         found, least, rest = compiled.plan, compiled.plan.arena_bytes, _update_bytes(compiled)
@@ -158,14 +160,14 @@ class _Trials:
         arena = max(found.arena_bytes, rest)
         if arena > self.memory:
             return arena
-        order, once = ([step.action for step in p.steps] for p in (found, compiled.plan))
-        self.fitting[batch] = arena, found, extra_ratios(compiled.program, order, list(dict.fromkeys(once)))
+        costs = totals(compiled.program, [[step.action for step in found.steps]])[0]
+        self.fitting[batch] = arena, found, (costs.extra_flops_ratio, costs.extra_seconds_ratio)
         return max(least, rest)
 
 
 @click.command(short_help="Find the largest batch that fits a memory.")
 @model_options
-@click.option("--memory", required=True, metavar="SIZE", help="What the device has, such as 8GiB.")
+@click.option("--memory", required=True, metavar="SIZE", help="What the arena may take, such as 8GiB.")
 @click.option("--max-extra-flops", "most", metavar="SHARE", help="Recompute at most so much, such as 5%.")
 @json_option
 def fit(model: str, memory: str, most: str | None, as_json: bool, **options: Any) -> None:
@@ -216,7 +218,7 @@ def fit(model: str, memory: str, most: str | None, as_json: bool, **options: Any
             }
         )
         return
-    click.echo(
+    echo(
         f"batch {batch}: arena {format_bytes(arena)} of {format_bytes(allowed)}, "
         f"{f'{format_bytes(host)} of host memory, ' if host else ''}"
         f"{ratios[0]:+.2%} flops, {ratios[1]:+.2%} predicted time"

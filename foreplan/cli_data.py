@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -32,11 +31,14 @@ def read_arrays(path: str) -> Arrays:
             raise UsageError(f"{path!r} holds one array without a name: write it with numpy.savez(path, x=array)")
         with file:
             arrays = {name: file[name] for name in file.files}
+    except UsageError:
+        raise
     except OSError as error:
         raise UsageError(f"cannot read {path!r}: {error.strerror or error}") from None
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError, RuntimeError) as error:
+    except Exception as error:  # whatever zipfile, tokenize and NumPy raise at bytes that they did not write
         # NumPy's own words end in how to load a pickle all the same.
-        reason = "it holds pickled objects, or is no NumPy file at all" if "allow_pickle" in str(error) else error
+        pickled = "it holds pickled objects, or is no NumPy file at all"
+        reason = pickled if "allow_pickle" in str(error) else str(error) or type(error).__name__
         raise UsageError(
             f"{path!r} is not an .npz file of plain arrays ({reason}): write one with numpy.savez(path, x=array)"
         ) from None

@@ -9,25 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foreplan.cli_options import json_option, print_json, say, working
+from foreplan.cli_options import echo, json_option, print_json, say, working
 from foreplan.errors import TargetError, UsageError
 from foreplan.files import check_writable, write_atomically
 from foreplan.units import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from foreplan.calibration import Calibration
     from foreplan.gpu.device import Device
 
 
 @click.command(short_help="List the cards that plans can be made for.")
 @click.option("--capture", is_flag=True, help="Write a profile of the card in this machine instead.")
 @click.option("-o", "--out", "path", metavar="FILE.toml", help="Where to write it; standard output by default.")
-@click.option("--calibrate", is_flag=True, help="Measure what processes hold on the card besides their arenas.")
+@click.option("--calibrate", is_flag=True, help="Measure what processes hold besides their arenas.")
 @json_option
 def devices(capture: bool, path: str | None, calibrate: bool, as_json: bool) -> None:
     """List the cards that plans can be made for, none of which needs to be in this machine, and its processor.
 
-    A captured profile is named by its file: `--target cuda:FILE.toml`. A calibration is kept with the user's settings,
-    and estimates for the card go by it: run it while nothing else uses the card.
+    A captured profile is named by its file: `--target cuda:FILE.toml`. A calibration, of processes on this machine and
+    of its card if it has one, is kept with the user's settings, and estimates go by it: run it while nothing else uses
+    the card.
 
     \b
     Examples:
@@ -38,7 +42,7 @@ def devices(capture: bool, path: str | None, calibrate: bool, as_json: bool) -> 
     if path is not None and not capture:
         raise UsageError("-o is where --capture writes a profile: give both, or neither to list the cards")
     if capture and calibrate:
-        raise UsageError("--capture asks a card for its profile, and --calibrate measures its memory: give one of them")
+        raise UsageError("--capture asks a card for its profile, and --calibrate measures memory: give one of them")
     if calibrate:
         _calibrate(as_json)
     elif capture:
@@ -55,30 +59,55 @@ def _list(as_json: bool) -> None:
         print_json({"cards": [device.as_json() for device in known().values()], "cpu": _processor()})
         return
     _print_table(known().values())
-    click.echo(f"\nthe processor of this machine: {_processor_text()}")
+    echo(f"\nthe processor of this machine: {_processor_text()}")
 
 
 def _calibrate(as_json: bool) -> None:
-    """What was measured on the card in this machine, and written into the user's file."""
+    """What was measured of processes on this machine, and on its card if it has one, written into the user's files."""
+    from foreplan.calibrate_process import calibrate_process
+    from foreplan.calibration import record, writable_file
+    from foreplan.gpu.calibration import CARDS, LIBRARIES, calibrations
+    from foreplan.lower.outside import PROCESSES, processes
+
+    for kind, read in ((PROCESSES, processes), (CARDS, calibrations)):  # before it takes long
+        read()
+        writable_file(kind)
+    with working("measuring processes"):
+        process = calibrate_process()
+    told = [_recorded(process, record(process), ["onednn"])]
+    card, why = _calibrated_card()
+    told += [] if card is None else [_recorded(card, record(card), LIBRARIES)]
+    if as_json:
+        print_json(told)
+        return
+    for each, found in zip(told, (process, card)):
+        echo(f"# written to {each['file']}")
+        for name in each["not_installed"]:
+            echo(f"# {name} is not installed: what it takes remains assumed")
+        assert found is not None
+        echo(found.as_toml())
+    if why:
+        echo(f"# no card was measured: {why}")
+
+
+def _recorded(found: Calibration, path: Path, libraries: Iterable[str]) -> dict[str, Any]:
+    """A calibration, where it was written, and which of some libraries it lacks."""
+    missing = [name for name in libraries if f"{name}_bytes" not in found.figures]
+    return found.as_json() | {"file": str(path), "not_installed": missing}
+
+
+def _calibrated_card() -> tuple[Calibration | None, str]:
+    """What was measured on the card in this machine; or None, and why there is none."""
     from foreplan.calibrate import calibrate
     from foreplan.gpu import driver
-    from foreplan.gpu.calibration import LIBRARIES, calibrations, record, writable_file
     from foreplan.gpu.nvml import Nvml
 
-    watched = Nvml()
-    calibrations()  # before it takes long: the user's may be broken, or where it is may not be written
-    writable_file()
-    with working("measuring"):
-        found = calibrate(watched, driver.card, driver.versions(watched))
-    path = record(found)
-    missing = [name for name in LIBRARIES if f"{name}_bytes" not in found.figures]
-    if as_json:
-        print_json(found.as_json() | {"file": str(path), "not_installed": missing})
-        return
-    click.echo(f"# written to {path}")
-    for name in missing:
-        click.echo(f"# {name} is not installed: what it takes remains assumed")
-    click.echo(found.as_toml(), nl=False)
+    try:
+        watched = Nvml()
+    except TargetError as error:
+        return None, str(error)
+    with working("measuring the card"):
+        return calibrate(watched, driver.card, driver.versions(watched)), ""
 
 
 def _capture(path: str | None, as_json: bool) -> None:
@@ -96,7 +125,7 @@ def _capture(path: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found.as_json())
     elif path is None:
-        click.echo(found.as_toml(), nl=False)
+        echo(found.as_toml(), nl=False)
 
 
 def _processor() -> dict[str, Any] | None:
@@ -154,7 +183,10 @@ def _print_table(listed: Iterable[Device]) -> None:
             format_count(device.bytes_per_second, "B/s"),
             *("–" if rate is None else format_count(rate, "FLOP/s") for rate in rates),
         )
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 140).print(table)
+    shown = Console(width=None if sys.stdout.isatty() else 140)
+    with shown.capture() as capture:
+        shown.print(table)
+    echo(capture.get(), nl=False)  # which tells a pipe that nobody reads as all other output does
 
 
 COMMANDS = (devices,)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from foreplan.cli_options import (
     compile_model,
+    echo,
     is_plan_file,
     json_option,
     model_options,
     open_compiled,
     parse_budget,
+    plan_file_options,
     print_json,
     say,
     settings_from,
@@ -51,9 +53,9 @@ def estimate(model: str, as_json: bool, **options: Any) -> None:
     if as_json:
         print_json(figures)
         return
-    click.echo(_headline(figures))
-    click.echo()
-    click.echo(str(compiled.memory), nl=False)
+    echo(_headline(figures))
+    echo()
+    echo(str(compiled.memory), nl=False)
     for note in figures["notes"]:
         say(f"note: {note}")
 
@@ -112,13 +114,13 @@ def plan(model: str, path: str | None, why: bool, kernels: bool, as_json: bool, 
         told = {} if stages is None else asdict(stages) | {"fallbacks": [asdict(each) for each in slower]}
         print_json(figures | {"file": path} | told)
         return
-    click.echo(f"{path or model}: {_headline(figures)}; arena {format_bytes(figures['arena_bytes'])}")
+    echo(f"{path or model}: {_headline(figures)}; arena {format_bytes(figures['arena_bytes'])}")
     if stages is not None:
-        click.echo()
-        click.echo(_stage_table(stages, figures["order_lower_bound_bytes"]))
+        echo()
+        echo(_stage_table(stages, figures["order_lower_bound_bytes"]))
         if slower:
-            click.echo()
-            click.echo(_fallback_table(slower))
+            echo()
+            echo(_fallback_table(slower))
 
 
 def _fallback_table(found: Sequence[Fallback]) -> str:
@@ -148,8 +150,9 @@ def _stage_table(stages: Stages, bound: int | None) -> str:
 
 @click.command(short_help="Check a plan file.")
 @click.argument("file")
+@plan_file_options
 @json_option
-def verify(file: str, as_json: bool) -> None:
+def verify(file: str, trust_code: bool, weights_folder: str | None, as_json: bool) -> None:
     """Check a plan file: replay it over abstract memory and prove that every read sees its value.
 
     Exits with 1 if the plan is damaged or refused.
@@ -161,7 +164,7 @@ def verify(file: str, as_json: bool) -> None:
     from foreplan import api
 
     try:
-        compiled = api.load_plan(file)
+        compiled = api.load_plan(file, trust_code=trust_code, weights_folder=weights_folder)
     except PlanError as error:
         if as_json:
             print_json({"file": file, "verified": False, "reason": str(error), "exit_code": error.exit_code})
@@ -170,7 +173,7 @@ def verify(file: str, as_json: bool) -> None:
     if as_json:
         print_json({"file": file, "verified": True} | figures)
     else:
-        click.echo(
+        echo(
             f"{file}: verified; {figures['model']} on {figures['target']}, {figures['instructions']:,} instructions, "
             f"arena {format_bytes(figures['arena_bytes'])}"
         )
@@ -205,7 +208,7 @@ def view(model: str, path: str | None, dot: str | None, as_json: bool, **options
     if as_json:
         print_json(compiled.memory.as_json())
     elif path is None and dot is None:
-        click.echo(str(compiled.memory), nl=False)
+        echo(str(compiled.memory), nl=False)
     else:
         for written in filter(None, (path, dot)):
             say(f"wrote {written}")
@@ -215,8 +218,11 @@ def view(model: str, path: str | None, dot: str | None, as_json: bool, **options
 @click.argument("before")
 @click.argument("after")
 @click.option("--budget", metavar="SIZE", help="Budget for those given as models, to see what it changes.")
+@plan_file_options
 @json_option
-def diff(before: str, after: str, budget: str | None, as_json: bool) -> None:
+def diff(
+    before: str, after: str, budget: str | None, trust_code: bool, weights_folder: str | None, as_json: bool
+) -> None:
     """Say what changed between two plans; each is a plan file or a MODEL.
 
     \b
@@ -228,12 +234,13 @@ def diff(before: str, after: str, budget: str | None, as_json: bool) -> None:
     from foreplan.views.diff import diff as compare
 
     settings = Settings(budget=parse_budget(budget), remat="auto" if budget else "free")
-    a, b = (open_compiled(text, settings) for text in (before, after))
+    in_files = replace(settings, trust_code=trust_code, weights_folder=weights_folder)
+    a, b = (open_compiled(text, in_files if is_plan_file(text) else settings) for text in (before, after))
     difference = compare(*a.highest, *b.highest)
     if as_json:
         print_json(difference.as_json())
     else:
-        click.echo(str(difference), nl=False)
+        echo(str(difference), nl=False)
 
 
 @click.command(short_help="Place intervals from a CSV file.")
@@ -276,9 +283,9 @@ def place(table: str, capacity: str | None, path: str | None, effort: float, as_
         sizes = {"height": placed.height, "lower_bound": placed.lower_bound, "gap": gap, "capacity": limit}
         print_json({"buffers": len(found)} | sizes | {"heuristic": placed.heuristic})
     elif path is None:
-        click.echo(text, nl=False)
+        echo(text, nl=False)
     else:
-        click.echo(f"{path}: height {placed.height:,}, lower bound {placed.lower_bound:,}, gap {gap:.2%}")
+        echo(f"{path}: height {placed.height:,}, lower bound {placed.lower_bound:,}, gap {gap:.2%}")
 
 
 @click.command("models", short_help="List the zoo.")
@@ -298,7 +305,7 @@ def models_command(as_json: bool) -> None:
         return
     width = max(map(len, listed), default=0)
     for name, text in listed.items():
-        click.echo(f"{name:<{width}}  {text}")
+        echo(f"{name:<{width}}  {text}")
 
 
 COMMANDS = (estimate, plan, verify, view, diff, place, models_command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from foreplan.api import Compiled
     from foreplan.passes.optimizer import Optimizer
 
+# Control characters but line ends and tabs, those that turn the direction of writing, and bytes of paths that are no
+# text: as JSON writes them.
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 OPTIMIZERS = {"sgd": "SGD", "momentum": "Momentum", "nesterov": "Nesterov", "adam": "Adam", "adamw": "AdamW"}
 LOSSES = ("cross_entropy", "binary_cross_entropy", "mse", "l1", "huber", "mean", "sum")
 # Parameters of commands that a plan file leaves no choice about; the learning rate is an input of the step.
@@ -50,6 +54,15 @@ seed_option = click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
+def plan_file_options(function: _Function) -> _Function:
+    """What a plan file may do: the options of every command that takes one."""
+    trust = click.option("--trust-code", is_flag=True, help="Run machine code that a plan file has for a card.")
+    folder = click.option(
+        "--weights-folder", metavar="DIR", help="Where the weights are that a plan file names; beside it by default."
+    )
+    return trust(folder(function))
+
+
 @dataclass(frozen=True)
 class Settings:
     """How to make a step of a model, as the command line says it.
@@ -71,6 +84,8 @@ class Settings:
         precision: what is computed with, a key of `passes.PRECISIONS`.
         tune: whether kernels are measured on this machine.
         workspace: the most of it for one action.
+        trust_code: whether machine code in a plan file may run.
+        weights_folder: where the weights that a plan file names are; None: beside it.
     """
 
     batch: int | None = None
@@ -91,6 +106,8 @@ class Settings:
     precision: str = "float32"
     tune: bool = False
     workspace: str = "auto"
+    trust_code: bool = False
+    weights_folder: str | None = None
 
 
 def with_threads(target: str, threads: int | None) -> tuple[str, int | None]:
@@ -144,6 +161,7 @@ def model_options(function: _Function) -> _Function:
     for decorator in reversed(
         (
             click.argument("model"),
+            plan_file_options,
             click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Extent of the batch axis."),
             click.option(
                 "--shapes", multiple=True, metavar="X:32x3x224x224", help="Shape of an input; may be given again."
@@ -225,6 +243,8 @@ def model_options(function: _Function) -> _Function:
 def settings_from(options: dict[str, Any]) -> Settings:
     """The settings among a command's parsed options, which are taken out of them."""
     return Settings(
+        trust_code=options.pop("trust_code"),
+        weights_folder=options.pop("weights_folder"),
         batch=options.pop("batch"),
         shapes=parse_shapes(options.pop("shapes")),
         train=options.pop("train"),
@@ -250,6 +270,8 @@ def compile_model(model: str, settings: Settings) -> Compiled:
     """Import or build the model that MODEL names, and compile its step."""
     from foreplan import api, models
 
+    if settings.trust_code or settings.weights_folder is not None:
+        raise UsageError(f"{model!r} is no plan file, which --trust-code and --weights-folder are for: leave them out")
     if settings.accumulate > 1 and not settings.train:
         raise UsageError("--accumulate adds up gradients, and there are none with --infer: leave one of them out")
     if settings.offload and not settings.train:
@@ -315,7 +337,7 @@ def is_plan_file(text: str) -> bool:
         return text.endswith(".plan") or file.read(1) == b"{"
 
 
-def open_compiled(text: str, settings: Settings | None = None) -> Compiled:
+def open_compiled(text: str, settings: Settings) -> Compiled:
     """The compiled step of a plan file, or of a model."""
     if is_plan_file(text):
         from foreplan import api
@@ -323,8 +345,13 @@ def open_compiled(text: str, settings: Settings | None = None) -> Compiled:
         if written := given(*DECIDED):
             option = f"--{written[0].replace('_', '-')}"
             raise UsageError(f"{text!r} is a plan, which has decided on {option} already: give the model instead")
-        return api.load_plan(text)
-    return compile_model(text, settings or Settings())
+        return api.load_plan(text, trust_code=settings.trust_code, weights_folder=settings.weights_folder)
+    return compile_model(text, settings)
+
+
+def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print a text. It may hold names from files that nobody trusts: what would steer a terminal is written out."""
+    click.echo(_STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text), err=err, nl=nl)
 
 
 def print_json(data: Any) -> None:
@@ -332,7 +359,7 @@ def print_json(data: Any) -> None:
     context = click.get_current_context(silent=True)
     if context is not None:
         context.meta["printed"] = True  # an error that comes later prints no second object
-    click.echo(json.dumps(_finite(data), indent=2, ensure_ascii=False))
+    echo(json.dumps(_finite(data), indent=2))
 
 
 def _finite(data: Any) -> Any:
@@ -346,7 +373,7 @@ def _finite(data: Any) -> Any:
 def say(text: str) -> None:
     """A line for people on standard error, only where that is a terminal."""
     if sys.stderr.isatty():
-        click.echo(text, err=True)
+        echo(text, err=True)
 
 
 def console() -> rich.console.Console:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from foreplan.cli_data import made_up, max_rss_bytes, read_arrays, samples_in, write_arrays
 from foreplan.cli_options import (
+    echo,
     is_file,
     is_plan_file,
     json_option,
     model_options,
     open_compiled,
     parse_shapes,
+    plan_file_options,
     print_json,
     say,
     seed_option,
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Samples a step; all at once by default.")
 @click.option("--shapes", multiple=True, metavar="X:32x3x224x224", help="Shape of an input; may be given again.")
 @click.option("--target", default="numpy", show_default=True, help="The engine to run on.")
+@plan_file_options
 @threads_option
 @seed_option
 @json_option
@@ -55,6 +59,8 @@ def run(
     batch: int | None,
     shapes: tuple[str, ...],
     target: str,
+    trust_code: bool,
+    weights_folder: str | None,
     threads: int | None,
     seed: int,
     as_json: bool,
@@ -77,7 +83,8 @@ def run(
     if shaped is None and batch is None and is_file(model) and not is_plan_file(model):
         shaped = _shapes_from(model, arrays)
     target, own = with_threads(target, threads)
-    compiled = open_compiled(model, Settings(batch=batch, shapes=shaped, train=False, target=target))
+    settings = Settings(batch=batch, shapes=shaped, train=False, target=target)
+    compiled = open_compiled(model, replace(settings, trust_code=trust_code, weights_folder=weights_folder))
     if compiled.program.loss is not None:
         raise UsageError(f"{model} is a plan for training; `run` wants one made with --infer")
     names = {slot.name for slot in compiled.program.inputs}
@@ -94,7 +101,7 @@ def run(
     elif path is None:
         for name, s in summary.items():
             range_text = f"  min {s['min']:.6g}  mean {s['mean']:.6g}  max {s['max']:.6g}" if "min" in s else ""
-            click.echo(f"{name}: {s['dtype']}{s['shape']}{range_text}")
+            echo(f"{name}: {s['dtype']}{s['shape']}{range_text}")
     else:
         say(f"wrote {path}")
 
@@ -195,7 +202,7 @@ def bench(model: str, steps: int, threads: int | None, seed: int, as_json: bool,
         print_json(figures)
         return
     rate = figures["flops"] / figures["step_seconds_median"] / 1e9
-    click.echo(
+    echo(
         f"{figures['model']}, {figures['mode']} on {figures['target']}\n"
         f"  step         {format_seconds(figures['step_seconds_median'])} median, {format_seconds(min(times))} best of "
         f"{steps - 1}; {format_seconds(cpu)} of CPU; {rate:,.1f} GFLOP/s\n"

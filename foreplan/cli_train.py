@@ -15,6 +15,7 @@ import click
 from foreplan.cli_data import epoch, interruptible, read_arrays, samples_in
 from foreplan.cli_options import (
     console,
+    echo,
     given,
     json_option,
     model_options,
@@ -256,14 +257,14 @@ def _finish(training: Training, saving: Saving, first: int, as_json: bool) -> No
     if as_json:
         print_json(training.as_json() | {"checkpoint": path})
     elif training.losses:
-        click.echo(
+        echo(
             f"{len(training.losses)} steps: loss {training.losses[0]:.6g} -> {training.losses[-1]:.6g}, "
             f"{format_seconds(statistics.median(training.seconds))} a step" + (f"; wrote {path}" if path else "")
         )
     if training.signal:
         last = saving.session.steps_done
         done = f"step {last} is in {path}: go on with --resume {path}" if path else "nothing was saved"
-        click.echo(f"interrupted; {done}", err=True)
+        echo(f"interrupted; {done}", err=True)
         click.get_current_context().exit(128 + training.signal)
 
 

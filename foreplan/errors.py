@@ -14,6 +14,17 @@ class ForeplanError(Exception):
 
     exit_code = 2
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its message and its fields, whatever its own `__init__` asks for: errors cross from process to process."""
+        return _revived, (type(self), self.args, self.__dict__)
+
+
+def _revived(kind: type[ForeplanError], args: tuple[Any, ...], fields: dict[str, Any]) -> ForeplanError:
+    """An error as it was pickled."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
+
 
 class UsageError(ForeplanError):
     """An argument, option or name that foreplan cannot take."""

@@ -1,23 +1,31 @@
-"""Writing a file so that a reader sees the old content or the new, and never a part of either."""
+"""Files: writing one so that a reader sees the old content or the new, and none that a document must not lead to."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import hashlib
 import os
 import re
 import stat
 import sys
+import time
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
+from foreplan.arguments import path_of
 from foreplan.errors import ForeplanError, SessionError, UsageError
 
 _DESCRIPTOR = re.compile(r"/dev/(?:fd/(\d+)|(stdin|stdout|stderr))|/proc/self/fd/(\d+)")
 _STANDARD = {"stdin": 0, "stdout": 1, "stderr": 2}
 # What only a fuller disk, a quota or failing hardware brings about; anything else is a wrong path or a missing right.
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+# A folder that may be written and not read, or that its file system does not sync.
+_UNSYNCED = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP}
+_FORSAKEN = 24 * 3600  # seconds after which no machine goes on with a file
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | bytearray | memoryview | str) -> None:
@@ -30,13 +38,28 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | bytearray | 
         file.write(data)
 
 
+def confined(folder: str | os.PathLike[str], name: str) -> Path:
+    """The file that a document names, which may be there or not: in a folder or below, whatever links say.
+
+    Raises:
+        ValueError: the name is absolute, has `..` in it, or leads out of the folder by a link; says which.
+    """
+    root = os.path.realpath(folder)
+    if not name or "\0" in name or os.path.isabs(name) or ".." in Path(name).parts:
+        raise ValueError(f"{name!r} is no place in {root}")
+    file = Path(os.path.realpath(os.path.join(root, name)))
+    if not file.is_relative_to(root):
+        raise ValueError(f"{name!r} leads out of {root}, to {file}")
+    return file
+
+
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Say now, before a long computation, what would keep `open_atomically` from starting; writes nothing.
 
     Raises:
         UsageError: the path cannot be written: no such directory, no permission, a directory.
     """
-    text = os.fspath(path)
+    text = path_of("writing", path)
     try:
         if not _DESCRIPTOR.fullmatch(text) and stat.S_IFMT(_mode(text)) in (0, stat.S_IFREG):
             folder = os.path.dirname(os.path.realpath(text))
@@ -46,8 +69,6 @@ def check_writable(path: str | os.PathLike[str]) -> None:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), text)
     except OSError as error:
         raise _explain(text, error) from None
-    except ValueError:
-        raise UsageError(f"cannot write {text!r}: a path must not hold a null character") from None
 
 
 @contextlib.contextmanager
@@ -63,7 +84,7 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             it was, and nothing is left beside it.
         BrokenPipeError: the reader of a pipe has gone; left to the caller, who may just want to stop.
     """
-    text = os.fspath(path)
+    text = path_of("writing", path)
     try:
         with _opened(text) as file:
             yield file
@@ -74,10 +95,6 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         if error.filename not in (None, text):
             raise
         raise _explain(text, error) from None
-    except ValueError as error:
-        if "null" not in str(error):
-            raise
-        raise UsageError(f"cannot write {text!r}: a path must not hold a null character") from None
 
 
 def _explain(path: str, error: OSError) -> ForeplanError:
@@ -128,12 +145,14 @@ def _descriptor(number: int) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _beside(target: str, mode: int) -> Iterator[BinaryIO]:
-    """A new file in the target's directory, renamed over it at the end and removed on any exception."""
+    """A new file in the target's directory, renamed over it at the end and removed on any exception.
+
+    Its writer holds a lock on it, so that what a killed one has left can be told from what is still written.
+    """
     folder, name = os.path.split(target)
-    temporary = os.path.join(folder, f".{name[:100]}.{os.urandom(6).hex()}.tmp")
+    _sweep(folder, name)
     try:
-        # O_EXCL with 0o666 lets the umask decide, as for any file the user makes.
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        temporary, descriptor = _create(folder, name)
     except OSError as error:
         raise OSError(error.errno, error.strerror) from None
     try:
@@ -143,11 +162,81 @@ def _beside(target: str, mode: int) -> Iterator[BinaryIO]:
             if mode:
                 os.fchmod(file.fileno(), stat.S_IMODE(mode))
             os.fsync(file.fileno())
-        try:
-            os.rename(temporary, target)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror) from None
+            try:
+                os.rename(temporary, target)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror) from None
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+    _sync_folder(folder, target)
+
+
+def _create(folder: str, name: str) -> tuple[str, int]:
+    """A new file beside the one of this name, and its locked descriptor."""
+    while True:
+        path = os.path.join(folder, f"{_prefix(name)}{_machine()}.{os.urandom(6).hex()}.tmp")
+        # O_EXCL with 0o666 lets the umask decide, as for any file the user makes.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with contextlib.suppress(OSError):  # a file system without locks: nobody sweeps there either
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return path, descriptor
+        os.close(descriptor)  # another process swept it before it was locked
+
+
+def _sweep(folder: str, name: str) -> None:
+    """Remove what killed writers of this name have left: nobody holds its lock.
+
+    A lock on a network's file system may hold on one machine alone; another machine's files stay for a day.
+    """
+    pattern = re.compile(re.escape(_prefix(name)) + r"([0-9a-f]{12})\.[0-9a-f]{12}\.tmp")
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(folder):
+            if match := pattern.fullmatch(entry):
+                with contextlib.suppress(OSError):
+                    _remove_if_left(os.path.join(folder, entry), match[1] == _machine())
+
+
+def _remove_if_left(path: str, here: bool) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and (here or found.st_mtime < time.time() - _FORSAKEN):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+    finally:
+        os.close(descriptor)
+
+
+def _prefix(name: str) -> str:
+    """What names of files that are to take the place of one begin with; names have 255 bytes at most."""
+    return f".{os.fsdecode(os.fsencode(name)[:100])}."
+
+
+@lru_cache(maxsize=1)
+def _machine() -> str:
+    """Which kernel runs this process, since when it was started: locks hold between all its processes."""
+    with contextlib.suppress(OSError):
+        started = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+        return hashlib.sha256(started).hexdigest()[:12]
+    return os.urandom(6).hex()
+
+
+def _sync_folder(folder: str, target: str) -> None:
+    """Let the new name outlast a power failure, where the file system can.
+
+    Raises:
+        SessionError: the disk does not say that it does.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _UNSYNCED:
+            reason = os.strerror(error.errno or 0)
+            raise SessionError(f"{target!r} is written, and a power failure may undo that: {reason}") from None

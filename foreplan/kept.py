@@ -1,44 +1,128 @@
 """What takes long to make, kept on disk by a name that says what it was made from; nothing depends on it being there.
 
-It lies beside Numba's machine code: in the package's `__pycache__`, in the folder that `NUMBA_CACHE_DIR` names, or,
-where the first cannot be written, in the user's own cache.
+It lies in the folder that `FOREPLAN_CACHE_DIR` names, else in `foreplan` in the user's own cache (`XDG_CACHE_HOME`, or
+`~/.cache`). Some of it is code, and runs: a folder or file that anybody but this user and root may write is not used.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
+import stat
+import sys
+import time
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from foreplan.home import own_folder
+
+VARIABLE = "FOREPLAN_CACHE_DIR"
 _DIGEST = hashlib.sha256().digest_size
-
-
-@lru_cache(maxsize=1)
-def _folder() -> Path:
-    """Where things are kept."""
-    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
-        return Path(chosen) / "foreplan"
-    beside = Path(__file__).parent / "__pycache__"
-    if os.access(beside if beside.exists() else beside.parent, os.W_OK):
-        return beside
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foreplan"
+_LIMIT = 1 << 30  # bytes of all files together
+_UNFINISHED = ".tmp"
+_FORSAKEN = 3600  # seconds after which nobody finishes a file
 
 
 def kept(name: str) -> bytes | None:
     """What was kept under a file name, if it is there and whole."""
-    with contextlib.suppress(OSError):
-        found = (_folder() / name).read_bytes()
-        content = found[_DIGEST:]
-        return content if hashlib.sha256(content).digest() == found[:_DIGEST] else None
+    with contextlib.suppress(OSError, MemoryError), _opened() as folder:
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            _check(os.fstat(descriptor))
+            found = memoryview(file.read())
+        if hashlib.sha256(found[_DIGEST:]).digest() == found[:_DIGEST]:
+            return bytes(found[_DIGEST:])
     return None
 
 
 def keep(name: str, content: bytes) -> None:
-    """Keep bytes under a file name, if the folder can be written."""
-    with contextlib.suppress(OSError):
-        _folder().mkdir(parents=True, exist_ok=True)
-        unfinished = _folder() / f"{name}.{os.getpid()}"
-        unfinished.write_bytes(hashlib.sha256(content).digest() + content)
-        unfinished.replace(_folder() / name)
+    """Keep bytes under a file name. Where that cannot be, it is said once on standard error."""
+    try:
+        if (path := _folder()) is not None:
+            path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with _opened() as folder:
+            _write(folder, name, content)
+            _make_room(path)
+    except (OSError, MemoryError) as error:
+        _tell(_folder(), getattr(error, "strerror", None) or str(error) or type(error).__name__)
+
+
+@lru_cache(maxsize=1)
+def _folder() -> Path | None:
+    """Where things are kept; None: nowhere, since nothing names a place."""
+    if chosen := os.environ.get(VARIABLE):
+        with contextlib.suppress(FileNotFoundError):  # of the current folder, which may be gone
+            return Path(chosen).absolute()
+        return Path(chosen)
+    return own_folder("XDG_CACHE_HOME", ".cache")
+
+
+@contextlib.contextmanager
+def _opened() -> Iterator[int]:
+    """The folder, which stays the same one whatever happens to its path.
+
+    Raises:
+        OSError: it is not there, or others may write it.
+    """
+    path = _folder()
+    if path is None:
+        raise FileNotFoundError(errno.ENOENT, "this user has no home")
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _check(os.fstat(folder))
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _check(found: os.stat_result) -> None:
+    """Raise unless root or this user alone may write a file or folder."""
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(errno.EPERM, "others may write there")
+
+
+def _write(folder: int, name: str, content: bytes) -> None:
+    """A whole file or none, whoever else writes the same one."""
+    unfinished = f"{name}.{os.urandom(6).hex()}{_UNFINISHED}"
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(hashlib.sha256(content).digest())
+            file.write(content)
+        os.rename(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished, dir_fd=folder)
+        raise
+
+
+@lru_cache(maxsize=1)
+def _make_room(path: Path) -> None:
+    """Once in a process: remove what killed processes have left, and where there is too much, what was made first."""
+    with _opened() as folder, os.scandir(folder) as entries:
+        files = sorted(
+            (found.st_mtime, found.st_size, entry.name)
+            for entry in entries
+            if stat.S_ISREG((found := entry.stat(follow_symlinks=False)).st_mode)
+        )
+        excess = sum(size for _, size, _ in files) - _LIMIT
+        for made, size, name in files:
+            if excess > 0 or (name.endswith(_UNFINISHED) and made < time.time() - _FORSAKEN):
+                with contextlib.suppress(FileNotFoundError):  # another process makes room too
+                    os.unlink(name, dir_fd=folder)
+                excess -= size
+
+
+@lru_cache(maxsize=1)
+def _tell(path: Path | None, reason: str) -> None:
+    """Say once what keeps things from being kept."""
+    if sys.stderr is not None:
+        where = "" if path is None else f" in {str(path)!r}"
+        print(
+            f"note: compiled code cannot be kept{where} ({reason}), so that every process compiles anew; "
+            f"let {VARIABLE} name a folder that this user alone can write",
+            file=sys.stderr,
+        )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from foreplan.planner import Curve, Plan, Problem, plan_curve
+from foreplan.planner import Curve, Plan, Problem, plan_curve, totals
+from foreplan.views.memory import Memory
 
 SHARES = (0.01, 0.05, 0.20)  # the lowest plans within these shares of added flops and time are always points
 APART = 0.96  # other points are at least this much lower than the one before
@@ -19,11 +20,11 @@ class Point:
 
     Attributes:
         budget_bytes: the smallest budget that gives it.
-        peak_bytes: what the step needs on the device.
+        peak_bytes: the arena and what lies outside it; see `Memory.peak`.
         arena_bytes: height of the arena.
         host_bytes: host memory for what is copied there; 0 where the program offers no copies.
         lower_bound_bytes: highest live set of its schedule.
-        extra_flops_ratio: added flops over those without recomputation.
+        extra_flops_ratio: added flops over those of the fastest kernels without recomputation.
         extra_seconds_ratio: likewise of predicted time.
         instructions: how many it runs.
     """
@@ -36,16 +37,6 @@ class Point:
     extra_flops_ratio: float
     extra_seconds_ratio: float
     instructions: int
-
-
-def extra_ratios(problem: Problem, order: Sequence[int], base: Sequence[int]) -> tuple[float, float]:
-    """Added flops and predicted time of a schedule over another that runs each action once."""
-    actions = problem.actions
-    flops = sum(actions[index].flops for index in base)
-    nanoseconds = sum(actions[index].nanoseconds for index in base)
-    more_flops = sum(actions[index].flops for index in order) - flops
-    more_nanoseconds = sum(actions[index].nanoseconds for index in order) - nanoseconds
-    return more_flops / flops if flops else 0.0, more_nanoseconds / nanoseconds if nanoseconds else 0.0
 
 
 def host_bytes(problem: Problem, found: Plan) -> int:
@@ -61,31 +52,32 @@ def pareto(problem: Problem, floor: int = 0) -> tuple[Point, ...]:
         problem: what is planned.
         floor: bytes of arena that are needed for something else at another time.
     """
-    plans: dict[int, tuple[Plan, Curve]] = {}
-    for cost, which in (("nanoseconds", 1), ("flops", 0)):
+    plans: dict[int, Plan] = {}
+    for cost in ("nanoseconds", "flops"):
         curve = plan_curve(problem, cost)
-        for index in _chosen(curve, which):
+        for index in _chosen(curve, cost):
             found = curve.plan(index)
-            plans.setdefault(max(found.arena_bytes, floor), (found, curve))
+            plans.setdefault(max(found.arena_bytes, floor), found)
     points = []
-    for arena, (found, curve) in sorted(plans.items(), reverse=True):
-        order = [step.action for step in found.steps]
-        ratios = extra_ratios(problem, order, curve.base.schedule.order)
+    orders = [[step.action for step in found.steps] for found in plans.values()]
+    for (arena, found), costs in zip(plans.items(), totals(problem, orders)):
+        host, extra = host_bytes(problem, found), (costs.extra_flops_ratio, costs.extra_seconds_ratio)
         points.append(
-            Point(arena, arena, arena, host_bytes(problem, found), found.lower_bound_bytes, *ratios, len(order))
+            Point(arena, Memory.of(problem, found).peak, arena, host, found.lower_bound_bytes, *extra, len(found.steps))
         )
+    points.sort(key=lambda point: -point.arena_bytes)
     return tuple(point for i, point in enumerate(points) if not any(_beats(other, point) for other in points[i + 1 :]))
 
 
-def _chosen(curve: Curve, which: int) -> list[int]:
-    base = curve.base.schedule.order
-    ratios = [extra_ratios(curve.problem, point.order, base)[which] for point in curve.points]
+def _chosen(curve: Curve, cost: str) -> list[int]:
+    costs = totals(curve.problem, [point.order for point in curve.points])
+    ratios = [each.extra_flops_ratio if cost == "flops" else each.extra_seconds_ratio for each in costs]
     chosen = {0, len(curve) - 1}
     for share in SHARES:
         chosen.add(max((i for i, ratio in enumerate(ratios, 1) if ratio <= share), default=0))
     last = curve.base.arena
     for i, point in enumerate(curve.points, 1):
-        if which == 1 and point.bound <= APART * last:
+        if cost == "nanoseconds" and point.bound <= APART * last:
             chosen.add(i)
             last = point.bound
     return sorted(chosen)
@@ -104,8 +96,8 @@ def affordable(problem: Problem, most_flops: float | None = None) -> Curve:
     curve = plan_curve(problem, "nanoseconds" if most_flops is None else "flops")
     if most_flops is None:
         return curve
-    base = curve.base.schedule.order
-    points = tuple(p for p in curve.points if extra_ratios(problem, p.order, base)[0] <= most_flops)
+    costs = totals(problem, [point.order for point in curve.points])
+    points = tuple(p for p, cost in zip(curve.points, costs) if cost.extra_flops_ratio <= most_flops)
     return Curve(problem, curve.base, points)
 
 

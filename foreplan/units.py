@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from fractions import Fraction
+from typing import SupportsIndex
 
 from foreplan.errors import UsageError
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _UNITS |= {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_MOST = 2**63 - 1  # bytes
+_DIGITS = 1000
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
 
 
-def parse_bytes(text: str | int) -> int:
-    """Bytes from "2GiB", "512MiB", "1.5 GB" (powers of ten) or a plain number of bytes.
+def parse_bytes(text: str | SupportsIndex) -> int:
+    """Bytes from "2GiB", "512MiB", "1.5 GB" (powers of ten) or a plain number of bytes, Python's or NumPy's; less than
+    2**63.
 
     Raises:
         UsageError: the text is not a size.
     """
-    if isinstance(text, int):
-        if text < 0:
-            raise UsageError(f"a size in bytes must not be negative, got {text}")
-        return text
-    if not isinstance(text, str):
+    if isinstance(text, str):
+        nbytes = _parsed(text)
+    elif isinstance(text, bool) or not isinstance(text, SupportsIndex):
         raise UsageError(f"a size is a whole number of bytes or a text such as '512MiB', got {text!r}")
+    else:
+        nbytes = operator.index(text)
+    if nbytes < 0:
+        raise UsageError(f"a size in bytes must not be negative, got {text}")
+    if nbytes > _MOST:
+        shown = f"{text:.40}..." if isinstance(text, str) else f"one of {nbytes.bit_length()} bits"
+        raise UsageError(f"a size is at most 2**63 - 1 bytes, got {shown}")
+    return nbytes
+
+
+def _parsed(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _UNITS:
-        raise UsageError(f"{text!r} is not a size; write bytes or a unit, such as 2147483648, 512MiB or 1.5GiB")
-    whole = match[1]
-    unit = _UNITS[match[2].lower()]
-    return int(whole) * unit if whole.isdigit() else int(float(whole) * unit)
+        raise UsageError(f"{text!r:.40} is not a size; write bytes or a unit, such as 2147483648, 512MiB or 1.5GiB")
+    if len(match[1]) > _DIGITS:
+        raise UsageError(f"a size has at most {_DIGITS} digits, and {text:.40}... has {len(match[1])}")
+    return int(Fraction(match[1]) * _UNITS[match[2].lower()])
 
 
 def align_up(nbytes: int, alignment: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from foreplan.arguments import choice, number_in, shown, whole
 from foreplan.errors import ShapeError, UsageError
 from foreplan.frontend.nn import functions as nn
 from foreplan.frontend.tracing.elementwise import apply, convert
@@ -59,6 +60,11 @@ class CrossEntropy(Loss):
     name: ClassVar[str] = "cross_entropy"
     ignore_index: int = -100
     axis: int | None = None
+
+    def __post_init__(self) -> None:
+        least, most = -(1 << 63), (1 << 63) - 1
+        object.__setattr__(self, "ignore_index", whole("ignore_index", self.ignore_index, least, most))
+        object.__setattr__(self, "axis", None if self.axis is None else whole("axis", self.axis, least, most))
 
     def class_axis(self, rank: int) -> int:
         """The axis of the classes among `rank` axes."""
@@ -162,6 +168,9 @@ class Huber(_Difference):
     name: ClassVar[str] = "huber"
     delta: float = 1.0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "delta", number_in("delta", self.delta, math.ulp(0.0), math.inf))
+
     def term(self, d: ex.Expr) -> ex.Expr:
         """Parabola or line."""
         size = call("abs", d)
@@ -209,9 +218,7 @@ def named(name: str) -> Loss:
     Raises:
         UsageError: there is none; lists those there are.
     """
-    if name not in LOSSES:
-        raise UsageError(f"there is no loss {name!r}; choose one of {', '.join(LOSSES)}")
-    return LOSSES[name]
+    return LOSSES[choice("loss", name, LOSSES)]
 
 
 def attach_loss(graph: Graph, loss: Loss | Callable[..., Tensor] | str, outputs: Sequence[str] | None = None) -> Graph:
@@ -233,6 +240,8 @@ def attach_loss(graph: Graph, loss: Loss | Callable[..., Tensor] | str, outputs:
             f"graph {graph.name!r} has the loss {graph.loss.name!r} already; attach one to the model itself"
         )
     fn = named(loss) if isinstance(loss, str) else loss
+    if not callable(fn):
+        raise UsageError(f"{shown(fn)} is no loss; give one of foreplan.losses or a function of the outputs")
     values = [_output(graph, name) for name in outputs or graph.outputs]
     label = fn.name if isinstance(fn, Loss) else function_name(fn, "function")
     tracer = Tracer(graph.name, graph)

@@ -1,11 +1,13 @@
-"""Convolutions by cuDNN: each plan that it has for a card is a kernel; its first is predicted to be the fastest."""
+"""Convolutions by cuDNN: each plan that it has for a card is a kernel, priced by what its engine computes with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
-from foreplan.gpu.cudnn import ADDING, ADDRESS_ALIGNMENT, UIDS, convolution_plans, missing
+from foreplan.gpu.cudnn import ADDING, ADDRESS_ALIGNMENT, UIDS, CudnnPlan, missing
+from foreplan.gpu.cudnn_conv_plans import convolution_plans
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import (
     Execute,
@@ -20,14 +22,16 @@ from foreplan.gpu.launch import (
 )
 from foreplan.gpu.map import broadcast, copies, map_launches
 from foreplan.graph import Op, Window
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.ops.expr import parse_expr
+from foreplan.units import align_up
 
 # cuDNN ranks its engines by predicted time and does not say it: what a place further down is taken to cost.
 RANK = 0.1
 CUDNN = "cudnn"  # how its kernels' names begin
 WORD = 8  # bytes of a payload that say how much workspace it takes; the plan follows
 REACHED, OWN = 0.6, 0.2  # of a card's peak: by the first, and by kernels of ours
+TOGETHER = 16  # bytes of channels that tensor cores take together: fewer are filled up
 
 
 def cudnn_kernels(
@@ -43,16 +47,29 @@ def cudnn_kernels(
     plans = convolution_plans(
         op, [inputs[0], _without_gaps(op, inputs)], [made], device, adds=adds, tf32=tf32, deterministic=deterministic
     )
-    narrow = inputs[0].type.dtype.name
-    least = roofline(op, inputs, outputs, device, "tensorfloat32" if tf32 and narrow == "float32" else narrow, REACHED)
     found = {}
     for rank, plan in enumerate(plans):
         payload = plan.workspace.to_bytes(WORD, "little") + plan.blob
         kernel = _kernel(op, payload, inputs, outputs)
         mapped = not adds and (made != outputs[0] or len(inputs) > 2)  # which reads the result and writes it
         again = 2 * made.type.nbytes * mapped / device.bytes_per_second * 1e9
+        least = _nanoseconds(op, plan, inputs, outputs, device)
         found[f"{CUDNN} {plan.name}"] = replace(kernel, nanoseconds=round(least * (1 + RANK * rank) + again))
     return found
+
+
+def _nanoseconds(op: ConvOp, plan: CudnnPlan, inputs: Windows, outputs: Windows, device: Device) -> float:
+    """What a plan takes: on tensor cores, if its engine has the note, else by float32 arithmetic; and besides, its
+    workspace is written and read once, such as a copy of images with few channels that has eight.
+    """
+    moved = 2 * plan.workspace / device.bytes_per_second * 1e9
+    if not plan.tensor_cores:
+        return roofline(op, inputs, outputs, device, "float32", REACHED) + moved
+    dtype = inputs[0].type.dtype
+    precision = "tensorfloat32" if dtype.name == "float32" else dtype.name
+    w, together = (outputs[0] if isinstance(op, ConvWeightGrad) else inputs[1]).shape, TOGETHER // dtype.itemsize
+    share = prod(n / align_up(n, together) for n in (w[0] // op.groups, w[1]))
+    return roofline(op, inputs, outputs, device, precision, REACHED * share) + moved
 
 
 def cudnn_kernel(op: Op, payload: bytes, inputs: Windows, outputs: Windows) -> LaunchKernel:

@@ -10,13 +10,13 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from foreplan.errors import TargetError
 from foreplan.gpu import stand_in
 from foreplan.gpu.cudnn import (
     ADDRESS_ALIGNMENT,
@@ -24,11 +24,14 @@ from foreplan.gpu.cudnn import (
     WORKSPACE_ALIGNMENT,
     CudnnPlan,
     CudnnTensor,
+    Unanswered,
+    check_refusal,
     description,
     falling,
     library,
     missing,
     plans_kept,
+    unanswered,
     uncounted,
 )
 from foreplan.gpu.device import Device
@@ -78,8 +81,8 @@ def attention_plans(
         deterministic: leave out engines, and ways of engines, that may give other bits from run to run.
 
     Returns:
-        The plans; none where cuDNN has none, or cannot be asked: this is no Linux on x86-64, or there is no NVRTC of
-        its CUDA.
+        The plans; none where cuDNN has none, or cannot be asked: this is no Linux on x86-64, or, which a warning says,
+        it fails, or there is no NVRTC of its CUDA that compiles.
     """
     question = _question(op, inputs, outputs, deterministic)
     if question is None or device.compute < LEAST_COMPUTE or not stand_in.can_stand_in() or missing():
@@ -149,41 +152,43 @@ def _tensor(window: Window, heads_last: bool) -> CudnnTensor | None:
 
 
 @lru_cache(maxsize=1)
-def _nvrtc() -> tuple[str, str]:
-    """NVRTC of cuDNN's CUDA: its file and version, which changes with the code that it makes; empty: there is none."""
-    major = str(library().cuda // 1000)
+def _nvrtc() -> Nvrtc:
+    """NVRTC of cuDNN's CUDA.
+
+    Raises:
+        Unanswered: there is none, or none that compiles.
+    """
+    major, failed = str(library().cuda // 1000), []
     for file in library_files("nvrtc"):
         if file.rpartition(".so.")[2].partition(".")[0] == major:
             try:
-                return file, Nvrtc(file).version
-            except OSError:
-                continue
-    return "", ""
+                return Nvrtc(file)
+            except (OSError, TargetError) as error:
+                failed.append(str(error))
+    raise Unanswered("; ".join(failed) or f"there is no NVRTC of CUDA {major}, by which it compiles its engines")
 
 
 @lru_cache(maxsize=4096)
 def _answers(question: _Question, device: Device) -> tuple[CudnnPlan, ...]:
     """Plans in cuDNN's order, each with less workspace than all before it; kept on disk."""
-    file, version = _nvrtc()
-    if not file:
-        return ()
-    asked = {"question": asdict(question), "device": description(device), "compute": device.compute, "nvrtc": file}
     try:
-        return plans_kept(f"{version} {question}", device, Path(__file__), lambda: _asked_elsewhere(asked))
-    except _Failure as error:
-        warnings.warn(f"cuDNN could not be asked about attention, which runs without it: {error}", stacklevel=2)
-        return ()
-
-
-class _Failure(Exception):
-    """The other process gave no answer."""
+        nvrtc = _nvrtc()
+    except Unanswered as error:
+        return unanswered(error)
+    asked = {
+        "question": asdict(question),
+        "device": description(device),
+        "compute": device.compute,
+        "nvrtc": nvrtc.path,
+    }
+    return plans_kept(f"{nvrtc.version} {question}", device, Path(__file__), lambda: _asked_elsewhere(asked))
 
 
 def _asked_elsewhere(asked: dict[str, Any]) -> list[CudnnPlan]:
     """The answer of a process of its own.
 
     Raises:
-        _Failure: there is none.
+        Unanswered: there is none.
     """
     paths = [path or os.getcwd() for path in sys.path]
     command = [sys.executable or "python3", "-c", f"from {__name__} import answer; answer()"]
@@ -193,10 +198,10 @@ def _asked_elsewhere(asked: dict[str, Any]) -> list[CudnnPlan]:
             command, input=json.dumps(asked), env=environment, capture_output=True, text=True, timeout=_SECONDS
         )
         if done.returncode:
-            raise _Failure(done.stderr.strip()[-500:] or f"its process ended with {done.returncode}")
+            raise Unanswered(done.stderr.strip()[-500:] or f"its process ended with {done.returncode}")
         return [CudnnPlan.from_json(record) for record in json.loads(done.stdout.splitlines()[-1])]
     except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
-        raise _Failure(str(error)) from None
+        raise Unanswered(str(error)) from None
 
 
 def answer() -> None:
@@ -208,7 +213,10 @@ def answer() -> None:
     given = [*about.pop("tensors"), about.pop("mask")]
     *tensors, mask = (x and CudnnTensor(tuple(x["shape"]), tuple(x["strides"]), x["dtype"]) for x in given)
     question = _Question(tensors=tuple(tensors), mask=mask, **about)
-    plans = list(falling(_ranked(question, asked["device"], asked["compute"])))
+    try:
+        plans = list(falling(_ranked(question, asked["device"], asked["compute"])))
+    except Unanswered as error:
+        sys.exit(str(error))
     print("\n" + json.dumps([plan.as_json() for plan in plans]))
 
 
@@ -216,7 +224,8 @@ def _ranked(question: _Question, device: str, compute: int) -> Iterator[CudnnPla
     """Every plan that cuDNN can make, in the order of its heuristics, then its fallbacks.
 
     Raises:
-        RuntimeError: what cuDNN needs for making them is missing, or a plan is not read back as it was written.
+        Unanswered: cuDNN fails, or what it needs for making them is missing, or a plan is not read back as it was
+            written.
     """
     cudnn = library().module
     refusal = (cudnn.cudnnGraphNotSupportedError, RuntimeError)
@@ -227,8 +236,7 @@ def _ranked(question: _Question, device: str, compute: int) -> Iterator[CudnnPla
         graph.build_operation_graph()
         graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
     except refusal as error:
-        if "PREREQUISITE_MISSING" in str(error):
-            raise RuntimeError(str(error)) from None
+        check_refusal(error)
         return
     if question.deterministic:
         graph.deselect_numeric_notes([cudnn.numerical_note.NONDETERMINISTIC])
@@ -238,13 +246,14 @@ def _ranked(question: _Question, device: str, compute: int) -> Iterator[CudnnPla
             continue  # one of the package's own, written in Python, which cannot be serialised
         try:
             graph.build_plan_at_index(index)
-        except refusal:
+        except refusal as error:
+            check_refusal(error)
             continue  # left out by a note, or does not run such tensors after all
         nbytes, blob = int(graph.get_workspace_size()), uncounted(bytes(graph.serialize()))
         again = cudnn.pygraph(**surroundings)
         again.deserialize(bytearray(blob))
         if again.get_workspace_size() != nbytes:
-            raise RuntimeError(f"{name} needs {again.get_workspace_size()} bytes of workspace and said {nbytes}")
+            raise Unanswered(f"{name} needs {again.get_workspace_size()} bytes of workspace and said {nbytes}")
         yield CudnnPlan(name, align_up(nbytes, WORKSPACE_ALIGNMENT), blob)
 
 

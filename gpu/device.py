@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib.resources
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from foreplan.calibration import MOST, read_toml
 from foreplan.errors import TargetError, UsageError
 
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16", "float16")
@@ -103,33 +103,35 @@ def read_device(text: str, origin: str) -> Device:
     Raises:
         TargetError: the text is no profile; names its origin and the key that is missing or wrong.
     """
-    try:
-        found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise TargetError(f"{origin} is no device profile: {error}") from None
+    found = read_toml(text, f"{origin} is no device profile")
     if unknown := sorted(set(found) - {field.name for field in _FIGURES} - {"flops_per_second", "sources"}):
         raise TargetError(f"{origin} has an unknown key {unknown[0]!r}")
     figures: dict[str, Any] = {}
     for field in _FIGURES:
         value = found.get(field.name)
-        good = isinstance(value, str) if field.type == "str" else type(value) is int and value > 0
+        good = isinstance(value, str) if field.type == "str" else _is_figure(value)
         if not good:
-            wanted = "a text" if field.type == "str" else "a whole number above 0"
-            raise TargetError(f"{origin} needs {field.name} as {wanted}, and has {value!r}")
+            wanted = "a text" if field.type == "str" else "a whole number above 0, and below 2^62"
+            raise TargetError(f"{origin} needs {field.name} as {wanted}, and has {repr(value)[:80]}")
         figures[field.name] = value
     major, dot, minor = figures["capability"].partition(".")
-    if not (dot and major.isdecimal() and minor.isdecimal() and len(minor) == 1):
-        raise TargetError(f"{origin} has the compute capability {figures['capability']!r}; write one such as 9.0")
+    if not (dot and major.isdecimal() and minor.isdecimal() and len(major) <= 3 and len(minor) == 1):
+        raise TargetError(f"{origin} has the compute capability {figures['capability'][:40]!r}; write one such as 9.0")
     peaks, sources = found.get("flops_per_second"), found.get("sources", [])
     if not isinstance(peaks, dict) or "float32" not in peaks or not set(peaks) <= set(PRECISIONS):
         raise TargetError(
             f"{origin} needs a table flops_per_second with float32 and any of {', '.join(PRECISIONS[1:])}"
         )
-    if any(type(rate) is not int or rate <= 0 for rate in peaks.values()):
-        raise TargetError(f"{origin} has flops_per_second that are no whole numbers above 0: {peaks}")
+    if not all(map(_is_figure, peaks.values())):
+        told = repr(peaks)[:200]
+        raise TargetError(f"{origin} has flops_per_second that are no whole numbers above 0, and below 2^62: {told}")
     if not isinstance(sources, list) or not all(isinstance(source, str) for source in sources):
         raise TargetError(f"{origin} has sources that are no list of texts")
     return Device(**figures, peaks=tuple(peaks.items()), sources=tuple(sources))
+
+
+def _is_figure(value: Any) -> bool:
+    return type(value) is int and 0 < value < MOST
 
 
 @lru_cache(maxsize=1)
@@ -151,7 +153,7 @@ def device_named(name: str) -> Device:
     if name.endswith(".toml"):
         try:
             text = Path(name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # a name with a zero byte, or what is no text
             raise UsageError(f"cannot read the device profile {name!r}: {error}") from None
         return read_device(text, name)
     known = devices()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from foreplan.gpu.launch import Refused
 from foreplan.graph import DType
 from foreplan.graph.types import BOOL, DTYPES, FLOAT32
 from foreplan.ops.expr import Arg, Call, Const, Expr, infer_dtypes, subexpressions
@@ -85,7 +84,6 @@ _NAMES = {
 _POWERS = {str(Const(2)): "scalar::square({0})", str(Const(3)): "{0} * scalar::square({0})"}
 _POWERS |= {str(Const(2.0)): _POWERS[str(Const(2))], str(Const(3.0)): _POWERS[str(Const(3))]}
 _LOGIC = ("and", "or", "xor", "not")
-_NOT_OF_TRUTHS = ("sub", "neg", "sign", "pow", "floordiv", "mod", "fmod", "truncdiv", "shiftleft", "shiftright")
 
 
 def stored(dtype: DType) -> str:
@@ -107,9 +105,6 @@ def statements(
         args: what stands for a0, a1, …, as `wide` of their element types.
         dtypes: of the arguments.
         names: of what is declared for each expression, as `wide` of its element type.
-
-    Raises:
-        Refused: a function of truth values that NumPy has not, nor have we.
     """
     types = infer_dtypes(dtypes, *exprs)
     found: dict[Expr, str] = {Arg(i): text for i, text in enumerate(args)}
@@ -124,8 +119,6 @@ def statements(
     for part in subexpressions(*exprs):
         if isinstance(part, Call):
             dtype = types[part] or FLOAT32
-            if part.function in _NOT_OF_TRUTHS and dtype == BOOL:
-                raise Refused(f"{part} of truth values")
             found[part] = f"t{len(lines)}"
             lines.append(f"const {wide(dtype)} {found[part]} = {_value(part, types, operand)};")
     for expr, name in zip(exprs, names, strict=True):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from foreplan.gpu.device import Device
 from foreplan.gpu.expressions import statements, stored
 from foreplan.gpu.launch import (
+    Address,
     Defines,
     Launch,
     LaunchKernel,
@@ -23,7 +24,7 @@ from foreplan.gpu.launch import (
 )
 from foreplan.gpu.map import Tensor, broadcast, function, index_type, map_launches, mask
 from foreplan.gpu.reduce import power_of_2
-from foreplan.graph import Op, Window
+from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Types
 from foreplan.graph.types import Shape
@@ -162,19 +163,20 @@ def _gradient(
     vectors = scratch.take(3 * nbytes)
     words: list[Word] = [float(epsilon), input_at(1), input_at(2), input_at(3), sums, moments]
     words += [output_at(1), output_at(2), vectors]
+    vector_types = [(name, stored(inputs[i].type.dtype)) for i, name in enumerate(("SCALE", "MEAN", "VARIANCE"), 1)]
     launches = work.launches(
         "channel_gradients.cu",
         ("gradient_sums", "gradient_of_sums"),
         words,
-        (("OPERANDS", len(made_of)), ("KEEPS", int(keeps))),
+        (("OPERANDS", len(made_of)), ("KEEPS", int(keeps)), *vector_types),
         _reading(expr, made_of),
     )
-    along = tuple(dtype.itemsize * (axis == 1) for axis in range(len(x.shape)))
-    starts = [input_at(2), *(vectors.behind(i * nbytes) for i in range(3))]
+    made = [(vectors.behind(i * nbytes), dtype) for i in range(3)]
     again = [kept] if keeps else made_of
-    read = [images, *(Tensor(start, dtype, along) for start in starts), *again]
+    read = [images, *(_of_channels(*each, x) for each in ((input_at(2), inputs[2].type.dtype), *made)), *again]
     g = cast(Arg(5) if keeps else substitute(expr, [Arg(5 + i) for i in range(len(made_of))]), dtype)
-    whole = substitute(_GRADIENT, [Arg(0), g, *(Arg(1 + i) for i in range(4))])
+    # Without a cast, a narrow x less a narrow mean would be rounded before it is multiplied.
+    whole = substitute(_GRADIENT, [cast(Arg(0), dtype), g, *(Arg(1 + i) for i in range(4))])
     last = map_launches([whole], x.shape, read, [broadcast(output_at(0), dx, x.shape)])
     # A pass over x and what g is made of, which may write g; and one over x and that or g, which writes dx.
     moved = [images, *made_of, *[kept] * keeps, images, *again, images]
@@ -185,6 +187,11 @@ def _gradient(
         overwrites += [(3, i)] * (keeps and lie_alike(inputs[i], outputs[3]))
     price = round(total / device.bytes_per_second * 1e9)
     return LaunchKernel((*launches, *last), scratch.nbytes, tuple(overwrites), nanoseconds=price)
+
+
+def _of_channels(start: Address, dtype: DType, x: Window) -> Tensor:
+    """A vector as a tensor of x's shape."""
+    return Tensor(start, dtype, tuple(dtype.itemsize * (axis == 1) for axis in range(len(x.shape))))
 
 
 def _reading(expr: Expr, made_of: Sequence[Tensor]) -> str:

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
@@ -25,6 +25,8 @@ from foreplan.gpu.libraries import library_files
 from foreplan.kept import keep, kept
 
 _ADVICE = "install the wheel nvidia-cuda-nvrtc, or CUDA's nvcc"
+_COMPILATION = 6  # NVRTC_ERROR_COMPILATION: what it says of a source; all other errors are of NVRTC itself
+_TRIAL = "__global__ void trial() {}"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Compiler(Protocol):
 
         Raises:
             CompilationError: with what the compiler says.
+            TargetError: the compiler itself fails, such as by a library that it does not find.
         """
 
 
@@ -65,8 +68,22 @@ class Nvcc:
     """The compiler driver of CUDA's toolkit."""
 
     def __init__(self, path: str) -> None:
+        """The one at a path.
+
+        Raises:
+            TargetError: it cannot be run.
+        """
         self.path = path
-        self.version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+        done = self._run("--version")
+        if done.returncode:
+            raise TargetError(f"{path} cannot be used: {done.stderr.strip()[:400]}")
+        self.version = done.stdout
+
+    def _run(self, *options: str) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run([self.path, *options], capture_output=True, text=True)
+        except OSError as error:
+            raise TargetError(f"{self.path} cannot be run: {error}") from None
 
     def compile(self, source: Source, architecture: str) -> bytes:
         """See `Compiler`."""
@@ -74,60 +91,113 @@ class Nvcc:
             file, made = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
             file.write_text(source.text)
             options = [*source.options, "-cubin", f"-arch={architecture}", f"-I{FOLDER}", "-o", str(made), str(file)]
-            done = subprocess.run([self.path, *options], capture_output=True, text=True)
+            done = self._run(*options)
             if done.returncode:
                 raise CompilationError(f"{self.path} cannot compile a kernel for {architecture}:\n{done.stderr[:4000]}")
             return made.read_bytes()
 
 
 class Nvrtc:
-    """The library that compiles at run time."""
+    """The library that compiles at run time.
+
+    Attributes:
+        path: its file.
+    """
 
     def __init__(self, path: str) -> None:
-        self.library = ctypes.CDLL(path)
+        """Loads a file, and the library of built-in functions beside it.
+
+        Raises:
+            OSError: it is no library that can be loaded.
+            TargetError: it is loaded, and cannot compile; says what is missing.
+        """
+        self.path, self.library = path, ctypes.CDLL(path)
+        self.library.nvrtcGetErrorString.restype = ctypes.c_char_p
         major, minor = ctypes.c_int(), ctypes.c_int()
         self.library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         self.version = f"NVRTC {major.value}.{minor.value}"
+        self._built_in = _built_in(path, f"{major.value}.{minor.value}")
+        self._compiled(_TRIAL, [], lambda _: b"")
 
     def compile(self, source: Source, architecture: str) -> bytes:
         """See `Compiler`."""
+        options = [*source.options, f"--gpu-architecture={architecture}", f"--include-path={FOLDER}"]
+        take = partial(self._read, self.library.nvrtcGetCUBINSize, self.library.nvrtcGetCUBIN)
+        return self._compiled(source.text, options, take)
+
+    def _compiled(self, text: str, given: list[str], take: Callable[[ctypes.c_void_p], bytes]) -> bytes:
         library, program = self.library, ctypes.c_void_p()
-        library.nvrtcCreateProgram(ctypes.byref(program), source.text.encode(), b"kernel.cu", 0, None, None)
-        given = [*source.options, f"--gpu-architecture={architecture}", f"--include-path={FOLDER}"]
+        self._check(library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None))
         options = (ctypes.c_char_p * len(given))(*(option.encode() for option in given))
         try:
-            if library.nvrtcCompileProgram(program, len(given), options):
+            if status := library.nvrtcCompileProgram(program, len(given), options):
                 log = self._read(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
-                said = log.decode(errors="replace")[:4000]
-                raise CompilationError(f"{self.version} cannot compile a kernel for {architecture}:\n{said}")
-            return self._read(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program)
+                said = log.rstrip(b"\0").decode(errors="replace").strip()[:4000]
+                if status != _COMPILATION:
+                    self._check(status, said)
+                raise CompilationError(f"{self.version} cannot compile a kernel with {' '.join(given)}:\n{said}")
+            return take(program)
         finally:
             library.nvrtcDestroyProgram(ctypes.byref(program))
 
-    @staticmethod
-    def _read(size_of: Callable[..., int], read: Callable[..., int], program: ctypes.c_void_p) -> bytes:
+    def _check(self, status: int, said: str = "") -> None:
+        """
+        Raises:
+            TargetError: something failed.
+        """
+        if not status:
+            return
+        reason = self.library.nvrtcGetErrorString(status).decode()
+        raise TargetError(
+            f"{self.version} ({self.path}) cannot compile: {reason} {said}; its library of built-in functions "
+            f"{self._built_in}: install the wheel nvidia-cuda-nvrtc anew, or CUDA's nvcc"
+        )
+
+    def _read(self, size_of: Callable[..., int], read: Callable[..., int], program: ctypes.c_void_p) -> bytes:
         size = ctypes.c_size_t()
-        size_of(program, ctypes.byref(size))
+        self._check(size_of(program, ctypes.byref(size)))
         content = ctypes.create_string_buffer(size.value)
-        read(program, content)
+        self._check(read(program, content))
         return content.raw
+
+
+def _built_in(path: str, version: str) -> str:
+    """Load the library of built-in functions that lies beside NVRTC; says what came of it.
+
+    NVRTC opens it by its name when it compiles. The wheel of CUDA 13.0 does not say that it lies beside NVRTC, so that
+    the system's loader does not look there; what is loaded already, it finds by that name.
+    """
+    name = f"libnvrtc-builtins.so.{version}"
+    for folder in dict.fromkeys((Path(path).parent, Path(path).resolve().parent)):
+        if (folder / name).exists():
+            try:
+                ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
+                return f"{folder / name} is loaded"
+            except OSError as error:
+                return f"{name} cannot be loaded: {error}"
+    return f"{name} is not beside it"
 
 
 @lru_cache(maxsize=1)
 def compiler() -> Compiler:
-    """NVRTC, if it is installed; else nvcc, if it is on the path, which takes more than twice as long.
+    """NVRTC, if it is installed and compiles; else nvcc, if it is on the path, which takes more than twice as long.
 
     Raises:
-        TargetError: there is neither.
+        TargetError: there is neither; says what fails of what there is.
     """
+    failed = []
     for found in library_files("nvrtc"):
         try:
             return Nvrtc(found)
-        except OSError:
-            continue
+        except (OSError, TargetError) as error:
+            failed.append(str(error))
     if path := shutil.which("nvcc"):
-        return Nvcc(path)
-    raise TargetError(f"kernels for cards need a CUDA compiler, and there is none: {_ADVICE}")
+        try:
+            return Nvcc(path)
+        except TargetError as error:
+            failed.append(str(error))
+    there = "none that works: " + "; ".join(dict.fromkeys(failed)) if failed else "none"
+    raise TargetError(f"kernels for cards need a CUDA compiler, and there is {there}; {_ADVICE}")
 
 
 def architecture_of(device: Device) -> str:

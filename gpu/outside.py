@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
-from foreplan.gpu.calibration import LIBRARIES, Table, calibrations
+from foreplan.calibration import Table
+from foreplan.gpu.calibration import LIBRARIES, calibrations
 from foreplan.gpu.device import Device
+from foreplan.outside import Basis, Part
 from foreplan.units import align_up
 
 PAGE = 2 << 20  # bytes; in which a driver gives out device memory
-
-
-@dataclass(frozen=True)
-class Part:
-    """Bytes of device memory outside the arena.
-
-    Attributes:
-        name: what holds them.
-        nbytes: how many.
-        basis: `exact`; `calibrated`, measured on this card with these versions; or `assumed`.
-        source: where the figure comes from, for people.
-    """
-
-    name: str
-    nbytes: int
-    basis: Literal["exact", "calibrated", "assumed"]
-    source: str
 
 
 def outside_arena(
@@ -52,14 +35,14 @@ def outside_arena(
         TargetError: what the user has measured cannot be read.
     """
     table = table or calibrations()
-    found, same = table.covers(device, versions or {})
+    found, same = table.covers(device.title, versions or {})
     threads = device.multiprocessors * device.threads_per_multiprocessor
     assumed = dict(table.assumed)
     assumed["context_bytes"] = align_up(assumed.pop("context_bytes_per_thread") * threads, PAGE)
 
     def part(name: str, key: str, count: int | None = None) -> Part:
         """Of figures that go by a count, in pages."""
-        basis: Literal["calibrated", "assumed"] = "assumed"
+        basis: Basis = "assumed"
         if found is not None and key in found.figures:
             figure, basis = found.figures[key], "calibrated" if same else "assumed"
             source = "measured with " + ", ".join(f"{name} {text}" for name, text in found.versions.items())

@@ -87,7 +87,7 @@ def reduce(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
     if (op.how == "mean" and not dtype.is_float) or (not terms.count and op.how in ("max", "min")):
         raise Refused(f"{op} of {x.type}")
     parts = _parts(terms, device)
-    factor = 1 / terms.count if op.how == "mean" and terms.count else None
+    factor = None if op.how != "mean" else 1 / terms.count if terms.count else math.nan
     if parts == 1:
         return LaunchKernel((reduction(op.how, terms, output_at(0), y.type.dtype, 1, factor),))
     partial, item = dtype.wide, dtype.wide.itemsize

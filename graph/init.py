@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -13,6 +15,8 @@ import numpy as np
 
 from foreplan.errors import ModelError
 from foreplan.graph.types import TensorType
+
+BLOCK = 1 << 20  # bytes that are drawn or read at a time: nothing as large as the content lies beside it
 
 
 class Initializer(Protocol):
@@ -27,6 +31,20 @@ class Initializer(Protocol):
 def generator_for(seed: int, name: str) -> np.random.Generator:
     """The generator of one named value: depends on the seed and the name alone, not on the order of drawing."""
     return np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(name.encode())]))
+
+
+def blocks(out: np.ndarray) -> Iterator[np.ndarray]:
+    """An array as parts of at most BLOCK bytes, or of one element, in C order."""
+    if out.nbytes <= BLOCK or out.size == 1:
+        yield out
+        return
+    rows = BLOCK * len(out) // out.nbytes
+    if not rows:
+        for row in out:
+            yield from blocks(row)
+        return
+    for start in range(0, len(out), rows):
+        yield out[start : start + rows]
 
 
 @dataclass(frozen=True)
@@ -52,7 +70,8 @@ class Normal:
 
     def fill(self, out: np.ndarray, rng: np.random.Generator) -> None:
         """Draw."""
-        out[...] = rng.standard_normal(out.shape, dtype=np.float32) * self.std + self.mean
+        for block in blocks(out):
+            block[...] = rng.standard_normal(block.shape, dtype=np.float32) * self.std + self.mean
 
     def __str__(self) -> str:
         return f"normal(std={self.std!r}, mean={self.mean!r})"
@@ -66,12 +85,17 @@ class TruncatedNormal:
 
     def fill(self, out: np.ndarray, rng: np.random.Generator) -> None:
         """Draw, and draw again where a sample lies outside."""
-        sample = rng.standard_normal(out.shape, dtype=np.float32)
-        outside = np.abs(sample) > 2
-        while outside.any():
-            sample[outside] = rng.standard_normal(int(outside.sum()), dtype=np.float32)
-            outside = np.abs(sample) > 2
-        out[...] = sample * self.std
+        start, found = 0, []
+        for block in blocks(out):
+            sample = rng.standard_normal(block.shape, dtype=np.float32)
+            block[...] = sample * self.std
+            found.append(start + np.flatnonzero(np.abs(sample) > 2))
+            start += block.size
+        outside = np.concatenate(found)
+        while outside.size:
+            sample = rng.standard_normal(outside.size, dtype=np.float32)
+            out.flat[outside] = sample * self.std
+            outside = outside[np.abs(sample) > 2]
 
     def __str__(self) -> str:
         return f"truncated_normal(std={self.std!r})"
@@ -86,7 +110,8 @@ class Uniform:
 
     def fill(self, out: np.ndarray, rng: np.random.Generator) -> None:
         """Draw."""
-        out[...] = rng.random(out.shape, dtype=np.float32) * (self.high - self.low) + self.low
+        for block in blocks(out):
+            block[...] = rng.random(block.shape, dtype=np.float32) * (self.high - self.low) + self.low
 
     def __str__(self) -> str:
         return f"uniform(low={self.low!r}, high={self.high!r})"
@@ -146,14 +171,17 @@ class Stored:
             ModelError: the file has gone, or is another one by now.
         """
         try:
+            if not self.path.is_file():  # to open a pipe would wait for ever
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             with open(self.path, "rb") as file:
                 self._check(file)
-                data = np.fromfile(file, dtype=self.type.dtype.numpy, count=self.type.size)
+                for block in blocks(out):
+                    data = np.fromfile(file, dtype=self.type.dtype.numpy, count=block.size)
+                    if data.size != block.size:
+                        raise self._changed()
+                    block[...] = data.reshape(block.shape)
         except OSError as error:
             raise ModelError(f"the weights in {self.path} cannot be read: {error.strerror}") from None
-        if data.size != self.type.size:
-            raise self._changed()
-        out[...] = data.reshape(out.shape)
 
     def _check(self, file: BinaryIO) -> None:
         """Leave the file where the content begins."""

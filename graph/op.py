@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
-from foreplan.errors import ModelError, UnsupportedError
+from foreplan.errors import ModelError, ShapeError, UnsupportedError
 from foreplan.graph.ir import Value
+from foreplan.graph.literal import check_arguments, literal_call
 from foreplan.graph.types import DType, TensorType, Window, as_dtype
 
 if TYPE_CHECKING:
@@ -74,6 +74,11 @@ class Op:
             ShapeError: the inputs do not fit the op or each other (the caller adds the node's name).
         """
         raise NotImplementedError
+
+    def check_count(self, inputs: Types, count: int) -> None:
+        """For `infer`: raise a ShapeError unless there are so many inputs."""
+        if len(inputs) != count:
+            raise ShapeError(f"{self.name} takes {count} inputs, and got {len(inputs)}")
 
     def vjp(
         self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
@@ -177,7 +182,7 @@ def op_named(name: str, **attributes: Any) -> Op:
     """The op of that name with these attributes.
 
     Raises:
-        ModelError: no such op, or it has no such attribute.
+        ModelError: no such op, or it has no such attribute, or one of another type.
     """
     if name not in _REGISTRY:
         raise ModelError(f"there is no op {name!r}")
@@ -186,6 +191,7 @@ def op_named(name: str, **attributes: Any) -> Op:
     if unknown := sorted(set(attributes) - known):
         raise ModelError(f"the op {name} has no attribute {unknown[0]!r}; it has {', '.join(sorted(known)) or 'none'}")
     try:
+        check_arguments(cls, attributes)
         return cls(**attributes)
     except (TypeError, ValueError) as error:
         raise ModelError(f"the op {name} cannot be made with {attributes}: {error}") from None
@@ -214,13 +220,12 @@ def parse_op(text: str) -> Op:
         ModelError: the text is no op.
     """
     try:
-        call = ast.parse(text, mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-            raise ValueError("not a call with named attributes")
-        attributes = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ModelError(f"{text!r} is not an op: {error}") from None
-    return op_named(call.func.id, **attributes)
+        call = literal_call(text)
+        if call.arguments:
+            raise ValueError("its attributes have no names")
+    except ValueError as error:
+        raise ModelError(f"{text!r:.200} is not an op: {error}") from None
+    return op_named(call.name, **call.keywords)
 
 
 def coerce_dtype(op: Op, field: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ import numpy as np
 from foreplan.errors import ModelError
 from foreplan.graph.init import Array, Fill, Initializer, Normal, RandomSeed, TruncatedNormal, Uniform
 from foreplan.graph.ir import Graph, Kind, Node, Value
+from foreplan.graph.literal import check_arguments, literal_call
 from foreplan.graph.op import parse_op
 from foreplan.graph.types import TensorType, tensor_type
 
@@ -58,18 +60,16 @@ def print_graph(graph: Graph) -> str:
 def parse_init(text: str, type: TensorType, where: str) -> Initializer:
     """The initializer written as its `str`; one whose content text does not carry raises ModelError."""
     try:
-        call = ast.parse(text, mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            raise ValueError
-        arguments = [ast.literal_eval(argument) for argument in call.args]
-        keywords = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-        if call.func.id == "array" and not keywords:
-            return Array(np.array(arguments[0], dtype=type.dtype.numpy).reshape(type.shape))
-        init = _INITS[call.func.id](*arguments, **keywords)
-        if isinstance(init, Fill) and not type.dtype.holds(init.value):
+        call = literal_call(text)
+        if call.name == "array" and not call.keywords:
+            return Array(np.array(call.arguments[0], dtype=type.dtype.numpy).reshape(type.shape))
+        init = _INITS[call.name](*call.arguments, **call.keywords)
+        check_arguments(init.__class__, vars(init))
+        numbers = [float(number) for number in vars(init).values()]
+        if not type.dtype.holds(init.value) if isinstance(init, Fill) else not all(map(math.isfinite, numbers)):
             raise ValueError
         return init
-    except (KeyError, ValueError, SyntaxError, TypeError, IndexError, OverflowError):
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError):
         raise ModelError(f"{where}: {text!r} does not describe content that text can carry") from None
 
 

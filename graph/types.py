@@ -12,6 +12,7 @@ import numpy as np
 from foreplan.errors import ShapeError
 
 Shape = tuple[int, ...]
+MOST_AXES = 64  # of an array of NumPy, which inputs and outputs are
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,10 @@ class TensorType:
     shape: Shape
 
     def __post_init__(self) -> None:
+        if len(self.shape) > MOST_AXES:
+            raise ShapeError(f"a tensor has {len(self.shape)} axes, and NumPy's arrays have {MOST_AXES} at most")
+        if min(self.shape, default=0) < 0:
+            raise ShapeError(f"{self} has an axis of less than no elements")
         # Sums of a graph's sizes must stay within 64 bits, and no machine comes near.
         if math.prod(extent or 1 for extent in self.shape) > 1 << 50:
             raise ShapeError(f"{self} has more than 2**50 elements: no machine holds it, so check the sizes given")

@@ -6,11 +6,13 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 
-from foreplan.errors import UsageError
+from foreplan.arguments import whole
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Types
 from foreplan.lower.numpy import reference, reference_reads
 from foreplan.lower.target import DeviceProfile, Kernel, named, predicted
+
+MOST_THREADS = 1024  # of one program; more than a system lets a process have end it
 
 
 class CpuTarget:
@@ -25,9 +27,8 @@ class CpuTarget:
     alignment = 64
 
     def __init__(self, threads: int | None = None, *, tune: bool = False) -> None:
-        if threads is not None and threads < 1:
-            raise UsageError(f"threads must be at least 1, and is {threads}")
-        self.threads, self.tune = threads or len(os.sched_getaffinity(0)), tune
+        here = len(os.sched_getaffinity(0))
+        self.threads, self.tune = here if threads is None else whole("threads", threads, 1, MOST_THREADS), tune
         self.name = f"cpu:threads={self.threads}"
 
     @cached_property
@@ -53,10 +54,10 @@ class CpuTarget:
 
     def reads(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
         """As the kernel says."""
-        from foreplan.cpu.table import family_of
+        from foreplan.cpu.table import reads_of
 
-        family = family_of(op, [x.type for x in inputs], outputs, self.threads)
-        return [family.reads(op, i, x) for i, x in enumerate(inputs)] if family else reference_reads(op, inputs)
+        found = reads_of(op, inputs, outputs, self.threads)
+        return reference_reads(op, inputs) if found is None else found
 
     def layouts(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
         """Images with their channels last where the kernel has them so; else in C order."""

@@ -14,8 +14,8 @@ from foreplan.lower.target import DeviceProfile, Kernel, predicted
 if TYPE_CHECKING:
     from foreplan.gpu.device import Device
     from foreplan.gpu.launch import Instruction, LaunchKernel
-    from foreplan.gpu.outside import Part
     from foreplan.lower.program import Program
+    from foreplan.outside import Part
     from foreplan.planner.plan import Plan
 
 
@@ -131,7 +131,7 @@ def outside(program: Program, plan: Plan) -> tuple[Part, ...]:
     device, table = CudaTarget(options).device, calibrations()
     nodes = sum(1 for _ in _instructions(program, plan, device))
     kernels = {program.calls[step.action].kernel.split(" ")[0] for step in plan.steps}
-    versions = versions_beside(device.title) if table.knows(device) else {}
+    versions = versions_beside(device.title) if table.knows(device.title) else {}
     return outside_arena(device, plan.arena_bytes, nodes, sorted(kernels & set(LIBRARIES)), versions, table)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
+from foreplan.arguments import choice, flag, instance, shown, whole
 from foreplan.errors import ShapeError, UnsupportedError, UsageError
 from foreplan.graph import Builder, Cost, Graph, Kind, Node, Op, Value, Window
 from foreplan.lower.cpu import CpuTarget
@@ -12,8 +14,9 @@ from foreplan.lower.fallbacks import fallbacks, note_of
 from foreplan.lower.numpy import NumpyTarget
 from foreplan.lower.offload import COPY, with_host
 from foreplan.lower.prefetch import with_prefetch
-from foreplan.lower.program import ARENA, PARAMETERS, REGIONS, STATE, Call, Operand, Program, Slot
+from foreplan.lower.program import ARENA, CATEGORIES, REGIONS, Call, Operand, Program, Slot, region_of
 from foreplan.lower.target import Kernel, Target
+from foreplan.lower.valid import with_valid
 from foreplan.passes.fuse_conv_maps import fuse_conv_maps
 from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
 from foreplan.passes.fuse_norm_masks import fuse_norm_masks
@@ -27,17 +30,6 @@ TARGETS = ("numpy", "cpu", "cuda")
 WORKSPACE = "auto"  # see `lower`
 ENOUGH, FASTER = 64 << 20, 1.5  # bytes of workspace for most kernels; what needs more must be so many times as fast
 
-_CATEGORIES = {
-    Kind.INPUT: p.Category.INPUTS,
-    Kind.PARAMETER: p.Category.PARAMETERS,
-    Kind.BUFFER: p.Category.PARAMETERS,
-    Kind.CONSTANT: p.Category.PARAMETERS,
-    Kind.STATE: p.Category.OPTIMIZER_STATE,
-    Kind.ACTIVATION: p.Category.ACTIVATIONS,
-    Kind.GRADIENT: p.Category.GRADIENTS,
-    Kind.ACCUMULATOR: p.Category.GRADIENTS,
-}
-
 
 def target_named(text: str, *, tune: bool = False) -> Target:
     """The target of that name, perhaps with options: `numpy`, `cpu`, `cpu:threads=2`, `cuda:h100`.
@@ -48,9 +40,10 @@ def target_named(text: str, *, tune: bool = False) -> Target:
     Raises:
         UsageError: there is none, or it has no such option, or none that measures.
     """
+    if not isinstance(text, str):
+        raise UsageError(f"a target is one of {', '.join(TARGETS)}, such as 'cpu:threads=2', and is {shown(text)}")
     name, _, options = text.partition(":")
-    if name not in TARGETS:
-        raise UsageError(f"there is no target {name!r}; choose one of {', '.join(TARGETS)}")
+    choice("target", name, TARGETS)
     if tune and name != "cpu":
         raise UsageError(f"the target {name} has no kernels to choose from by measuring; only cpu has")
     if name == "cuda":
@@ -89,7 +82,10 @@ def lower(
         UsageError: no such target, or a size that cannot be understood.
         UnsupportedError: the target has no kernel for an op, and the op no decomposition; names the node.
     """
-    chosen = target_named(target, tune=tune) if isinstance(target, str) else target
+    instance("what is lowered", graph, Graph, "make one with from_onnx, trace or models.build")
+    offload, prefetch, tune = flag("offload", offload), flag("prefetch", prefetch), flag("tune", tune)
+    workspace = workspace if isinstance(workspace, str) else whole("workspace", workspace, 0)
+    chosen = cast(Target, target) if hasattr(target, "kernels") else target_named(target, tune=tune)
     fused = _decompose(graph, chosen)
     for fuse in (fuse_conv_maps, fuse_matmul_maps, fuse_norm_masks, group_updates):
         fused = fuse(fused, chosen.fuses)
@@ -147,11 +143,8 @@ class _Lowering:
     def run(self) -> Program:
         graph = self.graph
         inputs = [self.slot(value, self.new_root(value, p.Role.INPUT, ARENA)) for value in graph.inputs]
-        own = (Kind.PARAMETER, Kind.BUFFER)
-        ordered = sorted(graph.stored, key=lambda value: value.kind not in own)
-        stored = [
-            self.slot(v, self.new_root(v, p.Role.STORED, PARAMETERS if v.kind in own else STATE)) for v in ordered
-        ]
+        ordered = sorted(graph.stored, key=lambda value: region_of(value.kind))
+        stored = [self.slot(v, self.new_root(v, p.Role.STORED, region_of(v.kind))) for v in ordered]
         for node in graph.nodes:
             self.lower_node(node)
         outputs = [self.result(name, value, p.Category.OUTPUTS) for name, value in graph.outputs.items()]
@@ -162,7 +155,7 @@ class _Lowering:
             raise ShapeError(
                 f"graph {graph.name!r} needs more than 2**62 bytes: no machine holds it, so check its sizes"
             )
-        return Program(
+        program = Program(
             values=tuple(self.values),
             actions=tuple(self.actions),
             regions=REGIONS,
@@ -177,6 +170,7 @@ class _Lowering:
             gradients=tuple(gradients),
             notes=graph.notes,
         )
+        return with_valid(program)
 
     def find_last_reads(self) -> dict[Value, int]:
         """The position of the last node that reads each value, itself or through views; results are read last."""
@@ -196,29 +190,12 @@ class _Lowering:
         return len(self.values) - 1
 
     def new_root(self, value: Value, role: p.Role, region: int) -> Operand:
-        index = self.new_value(value.name, value.type.nbytes, _CATEGORIES[value.kind], role, region)
+        index = self.new_value(value.name, value.type.nbytes, CATEGORIES[value.kind], role, region)
         self.where[value] = Operand(index, 0, value.type, value.type.strides)
         return self.where[value]
 
     def slot(self, value: Value, operand: Operand) -> Slot:
-        valid = self.valid_range(value) if value.kind is Kind.INPUT and not value.dtype.is_float else None
-        return Slot(value.name, operand, value.kind, value.init, valid)
-
-    def valid_range(self, value: Value) -> tuple[int, ...] | None:
-        """The values that every op which selects by this input, perhaps through a view of it, can take."""
-        ranges: list[tuple[int, ...]] = []
-        for node in self.graph.readers[value]:
-            types = [x.type for x in node.inputs]
-            for index in (i for i, x in enumerate(node.inputs) if x is value):
-                found = self.valid_range(node.outputs[0]) if node.op.is_view else node.op.valid_range(index, types)
-                if found is not None:
-                    ranges.append(found)
-        if not ranges:
-            return None
-        low, high = max(low for low, *_ in ranges), min(high for _, high, *_ in ranges)
-        others = {other for _, _, *others in ranges for other in others if not low <= other <= high}
-        taken = (other for other in others if all(r[0] <= other <= r[1] or other in r[2:] for r in ranges))
-        return (low, high, *sorted(taken))
+        return Slot(value.name, operand, value.kind, value.init)
 
     def lower_node(self, node: Node) -> None:
         if node.op.is_view:
@@ -234,11 +211,11 @@ class _Lowering:
         for value, layout in zip(node.outputs, self.target.layouts(node.op, windows, outputs)):
             old = self.home.get(value)
             if old is not None and self.updates_in_place(node, value, old):
-                role, region, home = p.Role.OUTPUT, self.region_of(old), self.where[old].value
+                role, region, home = p.Role.OUTPUT, region_of(old.kind), self.where[old].value
                 layout = self.where[old].window
-                index = self.new_value(value.name, value.type.nbytes, _CATEGORIES[old.kind], role, region, home)
+                index = self.new_value(value.name, value.type.nbytes, CATEGORIES[old.kind], role, region, home)
             else:
-                category = _CATEGORIES[value.kind]
+                category = CATEGORIES[value.kind]
                 index = self.new_value(value.name, value.type.nbytes, category, p.Role.TRANSIENT, ARENA)
             self.where[value] = Operand(index, 0, value.type, layout.strides)
             writes.append(self.where[value])
@@ -264,9 +241,6 @@ class _Lowering:
                 found.append((kernel, price))
         effect = any(self.values[operand.value].home >= 0 for operand in outputs)
         return found[:1] if effect else found
-
-    def region_of(self, stored: Value) -> int:
-        return self.values[self.where[stored].value].region
 
     def updates_in_place(self, node: Node, new: Value, old: Value) -> bool:
         """Whether the node's kernels may write the new content over the old: nobody reads the old later, and they
@@ -302,7 +276,7 @@ class _Lowering:
         if (operand, layout) not in self.copies:
             kind = node.outputs[0].kind
             name = f"{node.name}/dense" if layout.is_dense else f"{node.name}/image"
-            self.copies[operand, layout] = self.copy_to(operand, name, _CATEGORIES[kind], p.Role.TRANSIENT, layout)
+            self.copies[operand, layout] = self.copy_to(operand, name, CATEGORIES[kind], p.Role.TRANSIENT, layout)
         return self.copies[operand, layout]
 
     def act(
@@ -389,9 +363,9 @@ class _Lowering:
             index = self.new_value(
                 f"{old.name}/next",
                 old.type.nbytes,
-                _CATEGORIES[old.kind],
+                CATEGORIES[old.kind],
                 p.Role.OUTPUT,
-                self.region_of(old),
+                region_of(old.kind),
                 self.where[old].value,
             )
             written = Operand(index, 0, old.type, old.type.strides)
@@ -419,4 +393,4 @@ class _Lowering:
             operand = self.copy_to(operand, f"{name}/result", category, p.Role.OUTPUT)
         elif root.role is p.Role.TRANSIENT:
             self.values[operand.value] = replace(root, role=p.Role.OUTPUT, category=category)
-        return Slot(name, operand, value.kind)
+        return Slot(name, operand, Kind.GRADIENT if category is p.Category.GRADIENTS else Kind.ACTIVATION)

@@ -40,7 +40,15 @@ def with_host(program: Program, target: Target) -> Program:
 
 
 def _copy(name: str, source: Operand, result: Operand, kernel: Kernel, target: Target) -> Action:
-    nbytes = source.type.nbytes
-    nanoseconds = target.profile.bus_nanoseconds(nbytes)
-    reads, writes, scratch = (source.value,), (result.value,), kernel.workspace
-    return Action(name, reads, writes, workspace=scratch, nbytes=2 * nbytes, nanoseconds=nanoseconds)
+    nanoseconds = target.profile.bus_nanoseconds(source.type.nbytes)
+    cost = COPY.cost([source.type], [result.type])
+    return Action(
+        name,
+        reads=(source.value,),
+        writes=(result.value,),
+        workspace=kernel.workspace,
+        workspace_region=ARENA,
+        flops=cost.flops,
+        nbytes=cost.nbytes,
+        nanoseconds=nanoseconds,
+    )

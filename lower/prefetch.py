@@ -22,6 +22,6 @@ def with_prefetch(program: Program, body: Program | None = None) -> Program:
         if slot.init is not None:
             continue
         type, value = slot.operand.type, owner.values[slot.operand.value]
-        ahead.append(replace(slot, operand=Operand(len(values), 0, type, type.strides)))
+        ahead.append(replace(slot, operand=Operand(len(values), 0, type, type.strides), valid=None))
         values.append(Value(f"{value.name}/ahead", type.nbytes, value.alignment, STATE, Category.INPUTS, Role.STORED))
     return replace(program, values=tuple(values), ahead=tuple(ahead))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from foreplan.graph import Initializer, Op, TensorType, Window
 from foreplan.graph.ir import Kind
 from foreplan.lower.target import DeviceProfile
-from foreplan.planner.problem import Problem, Region
+from foreplan.planner.problem import Category, Problem, Region
 
 # The regions that every program has. The first holds what programs of one model share, at the same offsets in each;
 # the second what a program keeps for itself from step to step; the third everything that lives within a step. A program
@@ -16,6 +16,21 @@ from foreplan.planner.problem import Problem, Region
 PARAMETERS, STATE, ARENA, HOST = 0, 1, 2, 3
 REGIONS = (Region("parameters"), Region("state"), Region("arena"))
 WITH_HOST = (*REGIONS, Region("host", on_device=False))
+CATEGORIES = {
+    Kind.INPUT: Category.INPUTS,
+    Kind.PARAMETER: Category.PARAMETERS,
+    Kind.BUFFER: Category.PARAMETERS,
+    Kind.CONSTANT: Category.PARAMETERS,
+    Kind.STATE: Category.OPTIMIZER_STATE,
+    Kind.ACTIVATION: Category.ACTIVATIONS,
+    Kind.GRADIENT: Category.GRADIENTS,
+    Kind.ACCUMULATOR: Category.GRADIENTS,
+}
+
+
+def region_of(kind: Kind) -> int:
+    """The region of a stored value."""
+    return PARAMETERS if kind in (Kind.PARAMETER, Kind.BUFFER) else STATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +119,8 @@ class Program(Problem):
         notes: what import and passes changed, for people.
         code: machine code of kernels of ours for a card, by what it was made from (`foreplan.gpu.nvrtc.key_of`), in
             that order; what is not here is made when a session is bound.
+        trusted: whether machine code of the program, in `code` and in the payloads of calls, may run; else engines make
+            their own.
     """
 
     calls: tuple[Call, ...] = ()
@@ -118,6 +135,7 @@ class Program(Problem):
     ahead: tuple[Slot, ...] = ()
     notes: tuple[str, ...] = field(default=())
     code: tuple[tuple[str, bytes], ...] = ()
+    trusted: bool = True
 
     @property
     def step_count(self) -> Slot | None:

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from foreplan.arguments import instance
 from foreplan.errors import UsageError
 from foreplan.graph import Graph
 from foreplan.models.bert import bert_base
@@ -72,7 +73,7 @@ def build(name: str, **sizes: Size) -> Graph:
     Raises:
         UsageError: no such model or size, or a size that is no number; lists the choices.
     """
-    base, given = _split(name)
+    base, given = _split(instance("a model's name", name, str, "such as 'resnet50:batch=8,size=64'"))
     model = _look_up(base)
     given |= {key: str(value) for key, value in sizes.items()}
     return model.build(**{key: _number(base, key, text) for key, text in given.items()})

@@ -20,6 +20,7 @@ from foreplan.ops.attention_blocks import AttentionOp, Extents, fill_ahead, mask
 from foreplan.ops.attention_grad import AttentionGrad
 from foreplan.ops.blocks import Piece, carve, carve_bytes, flush
 from foreplan.ops.expr import exp, log, maximum, where
+from foreplan.ops.index import positions
 from foreplan.ops.map import convert, elementwise
 from foreplan.ops.matmul import matmul
 from foreplan.ops.reduce import reduce
@@ -146,7 +147,7 @@ class Attention(AttentionOp):
 
 
 def _positions(b: Builder, shape: tuple[int, ...]) -> Value:
-    places = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
+    places = positions(math.prod(shape)).reshape(shape)
     return b.store(b.scope + "positions", TensorType(as_dtype("int64"), shape), Kind.CONSTANT, Array(places))
 
 

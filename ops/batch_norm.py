@@ -70,6 +70,7 @@ class BatchNorm(ChannelNorm):
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The type of x."""
+        self.check_count(inputs, 5)
         self.check(*inputs)
         return (inputs[0],)
 
@@ -80,8 +81,9 @@ class BatchNorm(ChannelNorm):
         (x, scale, bias, mean, variance), (g,) = inputs, cotangents
         assert g is not None
         shape, axes = _vector_shape(x), _other_axes(x)
-        r = elementwise(b, lambda v: rsqrt(v + self.epsilon), variance)
-        dscale = dbias = dmean = dvariance = None
+        dx = dscale = dbias = dmean = dvariance = None
+        if any(b.wants(value) for value in (x, scale, mean, variance)):
+            r = elementwise(b, lambda v: rsqrt(v + self.epsilon), variance)
         if b.wants(scale) or b.wants(variance):
             moments = elementwise(b, lambda g, x, m: g * (x - m), g, x, reshape(b, mean, shape), dtype=x.dtype)
             moment = reduce(b, "sum", moments, axes, wide=True)
@@ -92,11 +94,12 @@ class BatchNorm(ChannelNorm):
                 dvariance = elementwise(b, lambda t, s, r: -0.5 * t * s * r * r * r, *of, dtype=variance.dtype)
         if b.wants(bias) or b.wants(mean):
             total = reduce(b, "sum", g, axes, wide=True)
-            dbias = convert(b, total, bias.dtype)
+            dbias = convert(b, total, bias.dtype) if b.wants(bias) else None
             if b.wants(mean):
                 dmean = elementwise(b, lambda t, s, r: -(t * s * r), total, scale, r, dtype=mean.dtype)
-        factor = reshape(b, elementwise(b, lambda s, r: s * r, scale, r), shape)
-        dx = elementwise(b, lambda g, f: g * f, g, factor, dtype=x.dtype) if b.wants(x) else None
+        if b.wants(x):
+            factor = reshape(b, elementwise(b, lambda s, r: s * r, scale, r), shape)
+            dx = elementwise(b, lambda g, f: g * f, g, factor, dtype=x.dtype)
         return [dx, dscale, dbias, dmean, dvariance]
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
@@ -163,6 +166,7 @@ class BatchNormTrain(ChannelNorm):
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The type of x, and two vectors."""
+        self.check_count(inputs, 3)
         vector = self.check(*inputs)
         return (inputs[0], vector, vector)
 
@@ -175,7 +179,9 @@ class BatchNormTrain(ChannelNorm):
         if g is not None:
             found = b.node(BatchNormGrad(self.epsilon), x, scale, mean, variance, g)
             gradients = [found[0], *(convert(b, vector, scale.dtype) for vector in found[1:])]
-        share, shape = 1.0 / (x.type.size // x.shape[1]), _vector_shape(x)
+        if not b.wants(x):
+            return gradients
+        share, shape = _share(x), _vector_shape(x)
         extra = []
         if g_mean is not None:
             extra.append(elementwise(b, lambda x, t: x * 0.0 + t * share, x, reshape(b, g_mean, shape), dtype=x.dtype))
@@ -207,6 +213,7 @@ class ChannelMoments(_Channels):
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """Two vectors."""
+        self.check_count(inputs, 1)
         vector = self.check(*inputs)
         return (vector, vector)
 
@@ -257,6 +264,7 @@ class BatchNormGrad(ChannelNorm):
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The type of x, and two vectors."""
+        self.check_count(inputs, 5)
         x, *vectors, g = inputs
         vector = self.check(x, *vectors)
         if g != x:
@@ -277,7 +285,8 @@ class BatchNormGrad(ChannelNorm):
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """One pass for the sums and one for the elements, a few channels at a time."""
-        (x, scale, mean, variance, g), (dx, dscale, dbias) = inputs, outputs
+        (x, *vectors, g), (dx, dscale, dbias) = inputs, outputs
+        scale, mean, variance = (vector.astype(dscale.dtype, copy=False) for vector in vectors)
         rows, grads, result = _rows(x), _rows(g), _rows(dx)
         count = rows.shape[0] * rows.shape[2]
         for channels in _channel_groups(rows.shape):
@@ -311,12 +320,17 @@ class BatchNormGrad(ChannelNorm):
         r = elementwise(b, lambda v: rsqrt(v + self.epsilon), variance)
         dbias = reduce(b, "sum", g, axes, wide=True)
         moment = reduce(b, "sum", elementwise(b, lambda g, x, m: g * (x - m), g, x, m), axes, wide=True)
-        share = 1.0 / (x.type.size // x.shape[1])
+        share = _share(x)
         slope = elementwise(b, lambda t, r: t * r * r * share, moment, r)
         vectors = [reshape(b, vector, shape) for vector in (dbias, slope, elementwise(b, lambda s, r: s * r, scale, r))]
         of = (g, x, m, *vectors)
         dx = elementwise(b, lambda g, x, m, s, k, f: (g - s * share - (x - m) * k) * f, *of, dtype=x.dtype)
         return [dx, elementwise(b, lambda t, r: t * r, moment, r), dbias]
+
+
+def _share(x: Value) -> float:
+    """Of one element in the mean of its channel."""
+    return x.shape[1] / max(1, x.type.size)
 
 
 def _vector_shape(x: Value) -> Shape:

@@ -63,6 +63,8 @@ class ConvOp(Op):
         """Raise unless images [N, C, …] and weights [K, C/groups, …] fit each other."""
         if x.rank != w.rank or x.rank < 3 or x.dtype != w.dtype:
             raise ShapeError(f"needs images [N, C, …] and weights [K, C/groups, …] of one type, and got {x} and {w}")
+        if not x.shape[1]:
+            raise ShapeError(f"images need at least one channel, and got {x}")
         if self.groups < 1 or x.shape[1] != w.shape[1] * self.groups or w.shape[0] % self.groups:
             raise ShapeError(
                 f"{w} with {self.groups} groups takes {w.shape[1] * self.groups} channels in whole groups of outputs, "

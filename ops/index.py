@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Array, Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.ir import Kind
 from foreplan.graph.op import Arrays, Types
@@ -27,7 +27,22 @@ from foreplan.ops.shape import reshape, slice_axis
 INDICES = 8 * 1024  # indices a block
 SLAB = 128  # from so many elements an index on, one addition an index is faster than flat indices
 
+MOST_POSITIONS = 1 << 24  # that a graph holds as a constant
+
 _INT64 = np.dtype(np.int64)
+
+
+def positions(count: int, dtype: DType = INT64) -> np.ndarray:
+    """0, 1, 2, …: the content of a constant.
+
+    Raises:
+        UnsupportedError: it would take memory while the graph is made.
+    """
+    if count > MOST_POSITIONS:
+        raise UnsupportedError(
+            f"it counts along an axis of {count:,} elements, and a graph holds the positions of {MOST_POSITIONS:,}"
+        )
+    return np.arange(count, dtype=dtype.numpy)
 
 
 def check_indices(type: TensorType) -> None:
@@ -114,17 +129,30 @@ class Gather(ReadAt):
         if not out.size:
             return
         if indices.dtype == _INT64:
-            np.take(data, indices, axis=1, out=out, mode="wrap")
+            _take(data, indices, out)
             return
         (wide,) = carve(workspace, ((min(INDICES, indices.size),), _INT64))
         for start in range(0, indices.size, INDICES):
             here = wide[: min(INDICES, indices.size - start)]
             np.copyto(here, indices[start : start + here.size], casting="unsafe")
             if here.size == indices.size:
-                np.take(data, here, axis=1, out=out, mode="wrap")
+                _take(data, here, out)
             else:
                 for o in range(len(data)):
-                    np.take(data[o], here, axis=0, out=out[o, start : start + here.size], mode="wrap")
+                    _take(data[o : o + 1], here, out[o : o + 1, start : start + here.size])
+
+
+def _take(data: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
+    """Slices of axis 1 of [outer, n, inner]. NumPy's "wrap" subtracts the extent until an index fits, so indices far
+    beyond it, which no check has seen, are taken one by one.
+    """
+    n = data.shape[1]
+    if -n <= indices.min() and indices.max() < 2 * n:
+        np.take(data, indices, axis=1, out=out, mode="wrap")
+        return
+    for start in range(0, indices.size, 1024):
+        for i, index in enumerate(indices[start : start + 1024].tolist(), start):
+            out[:, i] = data[:, index % n]
 
 
 @register
@@ -203,7 +231,8 @@ def _add_slabs(table: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> N
     else:
         rows, news = table.swapaxes(0, 1), updates.swapaxes(0, 1)
     for start in range(0, indices.size, 1024):
-        for j, index in enumerate(indices[start : start + 1024].tolist(), start):
+        here = indices[start : start + 1024].astype(np.int64)
+        for j, index in enumerate(here.tolist(), start):
             row = rows[index % n]
             np.add(row, news[j], out=row)
 
@@ -258,7 +287,7 @@ def gather_nd(b: Builder, data: Value, indices: Value, batch_dims: int = 0) -> V
         return sum(terms[1:], terms[0]) + (args[depth] if batch else 0)
 
     if batch:
-        starts = np.arange(math.prod(batch), dtype=np.int64) * step
+        starts = positions(math.prod(batch)) * step
         shape = (*batch, *[1] * (len(indices.shape) - batch_dims))
         parts.append(_constant(b, "batch_starts", starts.reshape(shape)))
     flat = elementwise(b, place, *parts)
@@ -275,12 +304,12 @@ def one_hot(b: Builder, indices: Value, depth: int, axis: int = -1, dtype: DType
     (found,) = normalize_axes(axis, rank)
     # Narrow indices are widened: they may be unable to hold the depth that is added to negative ones.
     wide = indices.dtype if indices.dtype.name in ("int32", "int64") else INT64
-    places = np.arange(depth, dtype=wide.numpy).reshape([depth if i == found else 1 for i in range(rank)])
-    positions = _constant(b, "positions", places)
+    places = positions(depth, wide).reshape([depth if i == found else 1 for i in range(rank)])
+    counted = _constant(b, "positions", places)
     spread = reshape(b, indices, (*indices.shape[:found], 1, *indices.shape[found:]))
     index = Arg(0) if wide == indices.dtype else cast(Arg(0), wide)
     hit = where(index < 0, call("eq", index + depth, Arg(1)), call("eq", index, Arg(1)))
-    return elementwise(b, where(hit, 1.0, 0.0), spread, positions, dtype=as_dtype(dtype))
+    return elementwise(b, where(hit, 1.0, 0.0), spread, counted, dtype=as_dtype(dtype))
 
 
 def _constant(b: Builder, name: str, array: np.ndarray) -> Value:

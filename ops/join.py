@@ -53,7 +53,8 @@ class Concat(CopyOp):
         if not 0 <= self.axis < first.rank:
             raise ShapeError(f"{first} has no axis {self.axis}")
         for type in inputs[1:]:
-            if type.dtype != first.dtype or self._without(type.shape) != self._without(first.shape):
+            alike = (type.dtype, type.rank) == (first.dtype, first.rank)
+            if not alike or self._without(type.shape) != self._without(first.shape):
                 raise ShapeError(f"{first} and {type} differ in more than axis {self.axis}")
         total = sum(type.shape[self.axis] for type in inputs)
         return (first.with_shape((*first.shape[: self.axis], total, *first.shape[self.axis + 1 :])),)

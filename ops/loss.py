@@ -105,6 +105,8 @@ class _ItemOp(Op):
         items = (*logits.shape[: self.axis], *logits.shape[self.axis + 1 :])
         if target.shape != items or target.dtype.category not in ("int", "uint"):
             raise ShapeError(f"the target of logits {logits} must be integers of shape {list(items)}, and is {target}")
+        if target.size and not logits.shape[self.axis]:
+            raise ShapeError(f"logits {logits} have no class")
         return TensorType(logits.dtype.wide, items)
 
     def valid_range(self, index: int, inputs: Types) -> tuple[int, ...] | None:
@@ -125,6 +127,7 @@ class CrossEntropy(_ItemOp):
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """Two tensors of the logits' shape without the classes."""
+        self.check_count(inputs, 2)
         return (self.item_type(inputs),) * 2
 
     def vjp(
@@ -193,6 +196,7 @@ class CrossEntropyGrad(_ItemOp):
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The logits' type."""
+        self.check_count(inputs, 4)
         item = self.item_type(inputs)
         if inputs[2] != item or inputs[3] != item:
             raise ShapeError(f"lse and cotangent must be {item}, and are {inputs[2]} and {inputs[3]}")

@@ -86,6 +86,7 @@ class MaxPool(_Pool):
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """Positions along each axis as `count_positions` gives them."""
+        self.check_count(inputs, 1)
         y = self.pooled(inputs[0])
         return (y, y.with_dtype(self.index_dtype)) if self.save_index else (y,)
 
@@ -235,6 +236,7 @@ class AvgPool(_MeanPool):
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """Positions along each axis as `count_positions` gives them; floating point."""
+        self.check_count(inputs, 1)
         if not inputs[0].dtype.is_float:
             raise ShapeError(f"a mean needs floating-point elements, and got {inputs[0]}")
         return (self.pooled(inputs[0]),)
@@ -288,7 +290,7 @@ class AvgPoolGrad(_MeanPool):
         """g's element type in the shape stated, if pooling it gives g's shape."""
         (g,) = inputs
         dx = g.with_shape(self.shape)
-        if self.pooled(dx) != g:
+        if self.pooled(dx) != g or not g.dtype.is_float:
             raise ShapeError(f"{dx} pools to {self.pooled(dx)}, and the gradient is {g}")
         return (dx,)
 

@@ -268,10 +268,7 @@ class Dropout(ViewOp):
         (x,) = inputs
         if not self.ratio:
             return [x]
-        keep = Random("bernoulli", x.shape, BOOL, training.next_stream(), p=1 - self.ratio)
-        mask = b.apply(keep, training.random_state(), name="dropout_mask")
-        scale = 1 / (1 - self.ratio) if self.ratio < 1 else 0.0
-        return [elementwise(b, lambda x, m: where(m, x * scale, 0.0), x, mask)]
+        return [dropped(b, x, self.ratio, training.random_state(), training.next_stream())[0]]
 
 
 def random(
@@ -280,6 +277,13 @@ def random(
     """Random numbers from a state uint64[2]; the attributes are those of `Random`."""
     stream = int(attributes.pop("stream", 0))
     return b.apply(Random(distribution, tuple(shape), dtype, stream, **attributes), state)
+
+
+def dropped(b: Builder, x: Value, ratio: float, state: Value, stream: int) -> tuple[Value, Value]:
+    """(x / (1 - ratio) where a random bit is set and 0 elsewhere, the bits), drawn from a state uint64[2]."""
+    mask = b.apply(Random("bernoulli", x.shape, BOOL, stream, p=1 - ratio), state, name="dropout_mask")
+    scale = 1 / (1 - ratio) if ratio < 1 else 0.0
+    return elementwise(b, lambda x, m: where(m, x * scale, 0.0), x, mask), mask
 
 
 def dropout(b: Builder, x: Value, ratio: float = 0.5) -> Value:

@@ -50,6 +50,8 @@ class Reduce(Op):
         if list(self.axes) != sorted(set(self.axes)) or not all(0 <= axis < x.rank for axis in self.axes):
             raise ShapeError(f"axes {self.axes} are not distinct ascending axes of {x}")
         shape = [1 if i in self.axes else extent for i, extent in enumerate(x.shape)]
+        if self.how in ("max", "min") and not x.size and all(shape):
+            raise ShapeError(f"the {self.how} along the axes {self.axes} of {x} is one of no elements")
         if not self.keepdims:
             shape = [extent for i, extent in enumerate(shape) if i not in self.axes]
         return (TensorType(x.dtype.wide if self.wide else x.dtype, tuple(shape)),)
@@ -70,8 +72,8 @@ class Reduce(Op):
         g = reshape(b, g, kept)
         if self.how in ("sum", "mean"):
             if self.how == "mean":
-                count = math.prod(x.shape[i] for i in self.axes)
-                g = elementwise(b, lambda g: g * (1.0 / count), g)
+                share = 1.0 / max(1, self._count(x.shape))  # of no elements there is no gradient
+                g = elementwise(b, lambda g: g * share, g)
             return [broadcast_to(b, convert(b, g, x.dtype), x.shape)]
         hits = elementwise(b, lambda x, y: where(call("eq", x, y), 1.0, 0.0), x, reshape(b, y, kept), dtype=x.dtype)
         ties = reduce(b, "sum", hits, self.axes, keepdims=True, wide=self.wide)
@@ -118,9 +120,14 @@ class Reduce(Op):
                 if start:
                     np.add(total, partial, out=total)
         if self.how == "mean":
-            total *= total.dtype.type(1.0 / math.prod(x.shape[i] for i in self.axes))
+            count = self._count(x.shape)
+            total *= total.dtype.type(1.0 / count if count else math.nan)
         if total is not y:
             np.copyto(y, total, casting="unsafe")
+
+    def _count(self, shape: Shape) -> int:
+        """Of the elements that make one of the result."""
+        return math.prod(shape[axis] for axis in self.axes)
 
     def _cut(self, shape: Shape) -> tuple[int, int]:
         """The axis of a sum that is cut into runs, and how many elements of it make one; (0, 0) for no cut.

@@ -13,10 +13,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.graph.types import Shape
+from foreplan.ops.index import MOST_POSITIONS
 from foreplan.ops.interpolation import COORDINATES, MODES, ROUNDINGS, Interpolation, Table
 from foreplan.units import align_up
 
@@ -288,6 +289,7 @@ def resize(
 
     Raises:
         ShapeError: an attribute is unknown, or x cannot be resized so.
+        UnsupportedError: an axis is so long that the table of what is read would not fit a graph.
     """
     try:
         op = Resize(
@@ -295,4 +297,9 @@ def resize(
         )
     except ValueError as error:
         raise ShapeError(f"resize: {error}") from None
+    for before, after in zip(x.shape, op.shape):
+        if before != after and max(before, after) > MOST_POSITIONS:
+            raise UnsupportedError(
+                f"resize: an axis of {before:,} elements becomes one of {after:,}; {MOST_POSITIONS:,} are the most"
+            )
     return b.apply(op, x, name=name)

@@ -25,10 +25,12 @@ class RowOp(Op):
         axis: not negative.
     """
 
+    count: ClassVar[int] = 1  # of inputs
     axis: int
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The inputs' type, which must be one floating-point type that has the axis."""
+        self.check_count(inputs, self.count)
         first = inputs[0]
         if any(type != first for type in inputs) or not first.dtype.is_float:
             raise ShapeError(f"needs one floating-point type, and got {' and '.join(map(str, inputs))}")
@@ -115,6 +117,7 @@ class SoftmaxGrad(RowOp):
     """dx = y · (g - Σ y·g) from softmax's output y and its cotangent g."""
 
     name: ClassVar[str] = "softmax_grad"
+    count: ClassVar[int] = 2
 
     def block(self, inputs: Arrays, out: np.ndarray, scratch: np.ndarray, number: np.ndarray) -> None:
         """Products in scratch, so that the output may lie on either input."""
@@ -170,6 +173,7 @@ class LogSoftmaxGrad(RowOp):
     """dx = g - exp(y) · Σ g from log-softmax's output y and its cotangent g."""
 
     name: ClassVar[str] = "log_softmax_grad"
+    count: ClassVar[int] = 2
 
     def block(self, inputs: Arrays, out: np.ndarray, scratch: np.ndarray, number: np.ndarray) -> None:
         """exp(y) in scratch, so that the output may lie on either input."""

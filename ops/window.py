@@ -20,6 +20,7 @@ Index = tuple[Any, ...]  # what NumPy arrays are indexed with
 
 PLANE_BLOCK = 1 << 16  # elements of a block that is walked tap by tap: it stays in a core's cache
 IMAGE_BLOCK = 1 << 20  # elements of narrow images that are widened together, to be added to
+MOST_TAPS = 1 << 22  # of a window
 WIDE = np.dtype(np.float32)  # in which sums of narrow elements are taken
 
 
@@ -97,10 +98,20 @@ class Windows:
 
     def reached(self, box: Box) -> Iterator[tuple[int, Index, Index]]:
         """(number of the tap, and what `reach` says) for each tap that falls inside from some position of the box."""
-        for i, tap in enumerate(self.taps):
+        for tap in product(*(self._near(axis, box) for axis in range(len(self.kernel)))):
             inside, source = self.reach(tap, box)
             if not is_empty(inside):
-                yield i, inside, source
+                number = 0
+                for r, taps in zip(tap, self.kernel):
+                    number = number * taps + r
+                yield number, inside, source
+
+    def _near(self, axis: int, box: Box) -> range:
+        """Taps of an axis that the extent holds, between those of the box's last position and of its first."""
+        low, stride, step = self.pads[axis][0], self.strides[axis], self.dilations[axis]
+        first = -(((box.upper[axis] - 1) * stride - low) // step)
+        last = (self.extent[axis] - 1 + low - box.lower[axis] * stride) // step
+        return range(max(0, first), min(self.kernel[axis], last + 1))
 
     def boxes(self, limit: int) -> Iterator[Box]:
         """All positions in C order, in boxes of at most `limit` (at least one) positions."""
@@ -195,7 +206,7 @@ def count_positions(extent: Shape, kernel: Shape, strides: Shape, pads: Pads, di
     """Windows along each axis: floor((extent + low + high − dilation·(kernel − 1) − 1) / stride) + 1.
 
     Raises:
-        ShapeError: the attributes are not one an axis, or no window fits.
+        ShapeError: the attributes are not one an axis, no window fits, or one has too many taps.
     """
     if not len(extent) == len(kernel) == len(strides) == len(pads) == len(dilations) >= 1:
         raise ShapeError(
@@ -204,6 +215,8 @@ def count_positions(extent: Shape, kernel: Shape, strides: Shape, pads: Pads, di
         )
     if min(*kernel, *strides, *dilations) < 1:
         raise ShapeError(f"kernel {kernel}, strides {strides} and dilations {dilations} must be at least 1")
+    if math.prod(kernel) > MOST_TAPS:
+        raise ShapeError(f"a window of {list(kernel)} has {math.prod(kernel)} taps; foreplan takes {MOST_TAPS} at most")
     counts = tuple(
         (size + low + high - step * (taps - 1) - 1) // stride + 1
         for size, taps, stride, (low, high), step in zip(extent, kernel, strides, pads, dilations)

@@ -130,8 +130,6 @@ class _Backward:
         cotangents = [self.take(value) for value in node.outputs]
         if all(cotangent is None for cotangent in cotangents):
             return
-        if self.wanted.isdisjoint(node.inputs):
-            return
         self.b.scope, self.b.source = f"{node.name}/grad/", node.source
         try:
             flows = node.op.vjp(self.b, node.inputs, node.outputs, cotangents)

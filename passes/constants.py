@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from foreplan.graph import Graph, Kind, Op, Value
-from foreplan.graph.types import types_of
-
-
-def content(value: Value) -> np.ndarray:
-    """Of a constant."""
-    array = np.empty(value.shape, value.dtype.numpy)
-    assert value.init is not None
-    value.init.fill(array, np.random.default_rng(0))
-    return array
-
-
-def computed(op: Op, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What an op gives of arrays in C order."""
-    types = types_of(*arrays)
-    results = op.infer(types)
-    outputs = [np.empty(type.shape, type.dtype.numpy) for type in results]
-    op.compute(arrays, outputs, np.empty(op.workspace(types, results), np.uint8))
-    return outputs
+from foreplan.graph import Graph, Kind, Value
+from foreplan.ops.evaluate import computed, content
 
 
 class Known:

@@ -9,12 +9,13 @@ import numpy as np
 
 from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.attention import Attention
+from foreplan.ops.evaluate import computed
 from foreplan.ops.expr import Arg, Call, Const, Expr, substitute, used_args, where
 from foreplan.ops.map import Map, elementwise
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.shape import Transpose, reshape, transpose
 from foreplan.ops.softmax import Softmax
-from foreplan.passes.constants import Known, computed
+from foreplan.passes.constants import Known
 from foreplan.passes.rewrite import rewrite, rewrite_groups
 
 SCORE_BYTES = 1 << 16  # of the smallest scores that are worth it

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from foreplan.graph import Builder, DType, Fill, Graph, Kind, Value
+from foreplan.graph import Builder, DType, Fill, Graph, Kind, TensorType, Value
 from foreplan.graph.types import FLOAT32
+from foreplan.ops.expr import Arg, cast
 from foreplan.ops.map import elementwise, elementwise_many
 from foreplan.passes.autodiff import backward
 from foreplan.passes.loss_scale import LossScale
@@ -13,16 +14,16 @@ from foreplan.passes.optimizer import Optimizer, Updater, zero
 from foreplan.passes.simplify import simplified
 
 
-def micro_batches(graph: Graph, optimizer: Optimizer, count: int, dtype: DType = FLOAT32) -> tuple[Graph, Graph]:
-    """A training step over `count` micro-batches, as (body, update), computing in `dtype` what may be narrow.
+def micro_batches(graph: Graph, optimizer: Optimizer, dtype: DType = FLOAT32) -> tuple[Graph, Graph]:
+    """A training step over micro-batches, however many, as (body, update), computing in `dtype` what may be narrow.
 
     The body runs for each micro-batch: forward, loss and backward. It adds each parameter's gradient to an ACCUMULATOR,
-    in place, and moves running statistics and the random state on; its loss is the sum so far of losses / `count`, and
-    so their mean when the last one has run. The update runs once after them: it divides the sums by `count`, clips
-    them, updates parameters and the optimizer's state, and clears the accumulators. Both graphs list the same stored
-    values in the same order, so that their programs keep them in the same bytes.
+    in place, counts, and moves running statistics and the random state on; its loss is the mean of the losses so far.
+    The update runs once after them: it divides the sums by the count, clips them, updates parameters and the
+    optimizer's state, and clears the accumulators and the count. Both graphs list the same stored values in the same
+    order, so that their programs keep them in the same bytes.
 
-    Requires: as `backward`; at least two micro-batches. Ensures: both graphs are simplified.
+    Requires: as `backward`. Ensures: both graphs are simplified.
 
     Raises:
         ModelError, UnsupportedError: as `backward`.
@@ -35,7 +36,7 @@ def micro_batches(graph: Graph, optimizer: Optimizer, count: int, dtype: DType =
         return _Accumulators(b, sums)
 
     body = backward(graph, consume, dtype)
-    body, total = _with_mean_loss(body, count)
+    body, total, count = _with_mean_loss(body)
     body = simplified(body)
     b = Builder(body.name)
     b.kind, b.stored = Kind.GRADIENT, list(body.stored)
@@ -46,7 +47,8 @@ def micro_batches(graph: Graph, optimizer: Optimizer, count: int, dtype: DType =
         updater.update(parameter, accumulator)
     b.scope = ""
     updates = updater.finish()
-    (updates[total],) = elementwise_many(b, [zero(total)], total, name="clear")
+    cleared = elementwise_many(b, [zero(total), zero(count)], total, count, name="clear")
+    updates |= dict(zip((total, count), cleared))
     update = simplified(b.finish({}, updates))
     stored = tuple(dict.fromkeys((*body.stored, *update.stored)))
     return dataclasses.replace(body, stored=stored), dataclasses.replace(update, stored=stored)
@@ -70,11 +72,15 @@ class _Accumulators:
         return self.updates
 
 
-def _with_mean_loss(body: Graph, count: int) -> tuple[Graph, Value]:
-    """The body returning the mean loss, and the accumulator that it is kept in."""
+def _with_mean_loss(body: Graph) -> tuple[Graph, Value, Value]:
+    """The body returning the mean loss, and the accumulators of losses and of how many there were."""
     loss = body.loss
     assert loss is not None
     b = Builder(base=body)
-    total = b.store("mean_loss", loss.type, Kind.ACCUMULATOR, Fill(0))
-    new = elementwise(b, lambda t, x: t + x / float(count), total, loss, name="mean_loss/sum")
-    return b.finish(body.outputs, {**body.updates, total: new}, new), total
+    total = b.store("loss_sum", loss.type, Kind.ACCUMULATOR, Fill(0))
+    count = b.store("micro_batches", TensorType(FLOAT32, ()), Kind.ACCUMULATOR, Fill(0))
+    with_this, one_more = Arg(0) + Arg(2), Arg(1) + 1.0
+    exprs = (with_this, one_more, with_this / cast(one_more, loss.dtype))
+    names = ("loss_sum/next", "micro_batches/next", "mean_loss")
+    new = elementwise_many(b, exprs, total, count, loss, name="mean_loss", outputs=names)
+    return b.finish(body.outputs, {**body.updates, total: new[0], count: new[1]}, new[2]), total, count

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Protocol
 
-from foreplan.errors import UsageError
+from foreplan.arguments import number_in
 from foreplan.graph import Builder, Fill, Kind, TensorType, Value
 from foreplan.graph.types import FLOAT32, FLOAT64, INT64
 from foreplan.ops.expr import Arg, Const, Expr, call, cast, maximum, sqrt, where
@@ -51,10 +50,8 @@ class Optimizer(Protocol):
 
 def _check(optimizer: object, **limits: tuple[float, float]) -> None:
     for name, (low, high) in limits.items():
-        value = getattr(optimizer, name)
-        if not isinstance(value, Real) or not low <= float(value) < high:
-            raise UsageError(f"{type(optimizer).__name__}: {name} must be in [{low:g}, {high:g}), and is {value!r}")
-        object.__setattr__(optimizer, name, float(value))  # NumPy's numbers would take over in a product with an Expr
+        value = number_in(f"{type(optimizer).__name__}: {name}", getattr(optimizer, name), low, high)
+        object.__setattr__(optimizer, name, value)  # NumPy's numbers would take over in a product with an Expr
 
 
 @dataclass(frozen=True)
@@ -180,14 +177,14 @@ class Updater:
     """Adds an optimizer's nodes to a graph under construction: one learning rate, one step count, state a parameter."""
 
     def __init__(
-        self, b: Builder, optimizer: Optimizer, micro_batches: int = 1, scale: LossScale | None = None
+        self, b: Builder, optimizer: Optimizer, micro_batches: Value | None = None, scale: LossScale | None = None
     ) -> None:
         """
         Args:
             b: where nodes are added.
             optimizer: the rule.
-            micro_batches: how many gradients each one given is the sum of; more than 1: it is an ACCUMULATOR, which
-                the update divides by their number and clears.
+            micro_batches: a float32 scalar: how many gradients each one given is the sum of. It is then an ACCUMULATOR,
+                which the update divides by their number and clears.
             scale: what gradients are larger by than they should be; where one is not finite, nothing is updated.
         """
         self.b, self.optimizer, self.count, self.scale = b, optimizer, micro_batches, scale
@@ -219,10 +216,12 @@ class Updater:
             for name in self.optimizer.state
         ]
         inputs = [parameter, gradient, *state, self.rate, *self.scalars, *([] if factor is None else [factor])]
+        if self.count is not None:
+            inputs.append(self.count)
         args = [_as(Arg(i), value, parameter) for i, value in enumerate(inputs)]
         scalars = tuple(args[3 + n : 3 + n + len(self.scalars)])
-        mean = args[1] if self.count == 1 else args[1] / float(self.count)
-        clipped = mean if factor is None else mean * args[-1]
+        mean = args[1] if self.count is None else args[1] / args[-1]
+        clipped = mean if factor is None else mean * args[3 + n + len(self.scalars)]
         exprs = self.optimizer.update(args[0], clipped, tuple(args[2 : 2 + n]), args[2 + n], scalars)
         changed = [parameter, *state]
         if ok is not None:
@@ -265,19 +264,24 @@ class Updater:
 
     def _factor(self, total: Value) -> Value:
         """What gradients are multiplied by: min(1, clip_norm / ‖g‖), over their scale if they have one."""
-        limit, count = self.optimizer.clip_norm, float(self.count)
-        scale = [] if self.scale is None else [self.scale.scale]
+        limit = self.optimizer.clip_norm
+        scale = None if self.scale is None else self.scale.scale
+        larger = [each for each in (self.count, scale) if each is not None]
 
-        def factor(square: Expr, *scales: Expr) -> Expr:
-            by = cast(scales[0], FLOAT64) if scales else None
+        def factor(square: Expr, *scalars: Expr) -> Expr:
+            by = None if self.scale is None else cast(scalars[-1], FLOAT64)
             if limit is None:
                 assert by is not None
                 return 1.0 / by
-            size = sqrt(square) / count if by is None else sqrt(square) / count / by
+            size = sqrt(square)
+            for times in scalars:
+                size = size / cast(times, FLOAT64)
             clipped = Const(float(limit)) / maximum(size, Const(float(limit)))
             return clipped if by is None else clipped / by
 
-        return elementwise(self.b, factor, total, *scale, name="clip_factor" if limit is not None else "unscale_factor")
+        return elementwise(
+            self.b, factor, total, *larger, name="clip_factor" if limit is not None else "unscale_factor"
+        )
 
 
 def zero(like: Value) -> Expr:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from foreplan.errors import UsageError
+from foreplan.arguments import choice
 from foreplan.graph import Builder, DType, Graph, Node, Op, Value
 from foreplan.graph.types import DTYPES, FLOAT32
 from foreplan.ops.attention import Attention
@@ -59,9 +59,7 @@ def narrow_type(precision: str) -> DType:
     Raises:
         UsageError: there is no such precision; lists those there are.
     """
-    if precision not in PRECISIONS:
-        raise UsageError(f"there is no precision {precision!r}; choose one of {', '.join(PRECISIONS)}")
-    return PRECISIONS[precision]
+    return PRECISIONS[choice("precision", precision, PRECISIONS)]
 
 
 def with_precision(graph: Graph, dtype: DType) -> Graph:

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from foreplan.graph import Array, Builder, Graph, Kind, Node, Op, Value
+from foreplan.ops.evaluate import computed, content
 from foreplan.ops.expr import Arg, Expr, subexpressions, substitute
 from foreplan.ops.map import Map
 from foreplan.passes.accumulate import accumulate
-from foreplan.passes.constants import computed, content
 from foreplan.passes.narrow import narrow
 from foreplan.passes.pack_attention import pack_attention
 from foreplan.passes.pack_masks import pack_masks

@@ -1,5 +1,6 @@
 """The planner: numbers in (a Problem), a verified plan out; it knows no graph, op or engine."""
 
+from foreplan.planner.costs import Totals, totals
 from foreplan.planner.curve import Curve
 from foreplan.planner.driver import plan, plan_curve
 from foreplan.planner.intervals import Interval, place_intervals, read_intervals, write_intervals
@@ -15,12 +16,12 @@ from foreplan.planner.problem import (
     Region,
     Role,
     Value,
-    check_problem,
 )
 from foreplan.planner.report import buffers, bytes_by_category, category_series, live_at
 from foreplan.planner.separate import separate
 from foreplan.planner.stages import Stage, Stages, explain
 from foreplan.planner.verify import verify
+from foreplan.planner.wellformed import check_problem
 
 __all__ = [
     "ALIGNMENT",
@@ -40,6 +41,7 @@ __all__ = [
     "Stage",
     "Stages",
     "Step",
+    "Totals",
     "Value",
     "buffers",
     "bytes_by_category",
@@ -53,6 +55,7 @@ __all__ = [
     "plan_curve",
     "read_intervals",
     "separate",
+    "totals",
     "verify",
     "write_intervals",
 ]

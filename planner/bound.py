@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from foreplan.planner.alias import Chains
-from foreplan.planner.liveness import LiveRanges
-from foreplan.planner.problem import ALIGNMENT, Problem, Role
+from foreplan.planner.liveness import LiveRanges, live_ranges
+from foreplan.planner.problem import ALIGNMENT, Action, Problem, Role
 from foreplan.planner.rivals import without_rivals
 from foreplan.units import align_up
 
@@ -27,40 +27,109 @@ def granularities(problem: Problem) -> list[int]:
     return smallest
 
 
-def live_bytes(problem: Problem, order: Sequence[int], ranges: LiveRanges, chains: Chains) -> np.ndarray:
-    """Bytes on the device that every placement of a schedule needs at each step, int64[steps].
+def live_bytes(problem: Problem, order: Sequence[int]) -> np.ndarray:
+    """Bytes on the device that every plan of an order needs at each step, int64[steps]: the live set.
 
-    Stored values count throughout, a write that takes a read's bytes from the step after, what is made of parts in
-    place from the first of them, a workspace at its step.
+    It holds wherever values lie and whatever is written in place; docs/planner.md defines it. Step 0 counts with what
+    is there when it begins, if that is more.
+
+    Raises:
+        PlanError: as `live_ranges`.
     """
-    grain = granularities(problem)
-    on_device = [region.on_device for region in problem.regions]
-    within = chains.within()
+    ranges, sizes = live_ranges(problem, order), _DeviceBytes(problem)
     change = [0] * (ranges.steps + 1)
+    given, read = 0, {instance for reads in ranges.reads for instance in reads}
     for instance, v in enumerate(ranges.values):
-        value = problem.values[v]
-        if value.home >= 0 or not on_device[value.region]:
-            continue
-        if instance in within:
-            continue
-        nbytes = align_up(value.nbytes, grain[value.region])
-        lower = ranges.lower[instance] + (chains.over[instance] >= 0)
-        change[chains.lower[chains.of[instance]] if instance in chains.wholes else lower] += nbytes
-        change[ranges.upper[instance]] -= nbytes
+        role = problem.values[v].role
+        given += sizes.of[v] if role in (Role.INPUT, Role.STORED) else 0
+        if role is not Role.INPUT or instance in read:
+            change[ranges.lower[instance]] += sizes.of[v]
+            change[ranges.upper[instance]] -= sizes.of[v]
+    live = np.cumsum(np.array(change[:-1], dtype=np.int64))
     for step, index in enumerate(order):
         action = problem.actions[index]
-        if action.workspace and on_device[action.workspace_region]:
-            nbytes = align_up(action.workspace, grain[action.workspace_region])
-            change[step] += nbytes
-            change[step + 1] -= nbytes
+        live[step] += sizes.workspace(action.workspace, action.workspace_region)
+        if action.overwrites or action.parts:
+            dying = [not ranges.kept[read] and ranges.upper[read] == step + 1 for read in ranges.reads[step]]
+            live[step] -= _saved(problem, action, dying, sizes)
+    live[0] = max(live[0], given)
+    return live
+
+
+def _saved(problem: Problem, action: Action, dying: Sequence[bool], sizes: _DeviceBytes) -> int:
+    """The most bytes that an action's writes share with those of its reads that nobody needs later.
+
+    Each read serves one write, or lies in one whole; what must be written over a read is. Of the rest, the writes with
+    most bytes that can each have a read of their own: greedy, each tried with augmenting paths, which is optimal, as
+    such sets of writes are the independent sets of a matroid (Edmonds and Fulkerson, "Transversals and matroid
+    partition", 1965).
+    """
+    values = problem.values
+    free = [dies and values[v].role is not Role.STORED and values[v].home < 0 for dies, v in zip(dying, action.reads)]
+    wishes: dict[tuple[int, int], list[int]] = {}  # by write, or whole and part, the reads that may serve it
+    nbytes: dict[tuple[int, int], int] = {}
+    saved = 0
+    for pair in action.overwrites:
+        taken = sizes.of[action.writes[pair.write]]
+        if pair.required and free[pair.read] and taken:  # one of no bytes takes none
+            free[pair.read] = False
+            saved += taken
+    must = {pair.write for pair in action.overwrites if pair.required}
+    for pair in action.overwrites:
+        if free[pair.read] and pair.write not in must:
+            wishes.setdefault((pair.write, -1), []).append(pair.read)
+            nbytes[pair.write, -1] = sizes.of[action.writes[pair.write]]
+    for part in action.parts:
+        whole, piece = values[action.writes[part.write]], values[action.reads[part.read]]
+        if free[part.read] and part.offset % min(whole.alignment, piece.alignment) == 0:
+            wishes[part.write, part.read] = [part.read]
+            nbytes[part.write, part.read] = sizes.of[action.reads[part.read]]
+    served: dict[tuple[int, int], int] = {}  # by write, the read that it has
+    for write in sorted(wishes, key=lambda write: -nbytes[write]):
+        saved += nbytes[write] if _serve(write, wishes, served) else 0
+    return saved
+
+
+def _serve(
+    write: tuple[int, int], wishes: dict[tuple[int, int], list[int]], served: dict[tuple[int, int], int]
+) -> bool:
+    """Give a write a read of its own, letting others change theirs; whether that can be."""
+    holder = {read: other for other, read in served.items()}
+    asked: dict[int, tuple[int, int]] = {}  # by read, the write that asked for it first
+    queue = [write]
+    for asking in queue:
+        for read in wishes[asking]:
+            if read in asked:
+                continue
+            asked[read] = asking
+            if read in holder:
+                queue.append(holder[read])
+                continue
+            while read >= 0:
+                other = asked[read]
+                read, served[other] = served.get(other, -1), read
+            return True
+    return False
+
+
+def reserved_bytes(problem: Problem, order: Sequence[int], ranges: LiveRanges, chains: Chains) -> np.ndarray:
+    """Bytes on the device that the planner sets aside at each step for the chains of an order, int64[steps].
+
+    Stored values count throughout, inputs through step 0 at least, a write that takes a read's bytes from the step
+    after, what is made of parts in place whole from the first of them, a workspace at its step.
+    """
+    sizes, within = _DeviceBytes(problem), chains.within()
+    change = [0] * (ranges.steps + 1)
+    for instance, v in enumerate(ranges.values):
+        if instance not in within:
+            lower = ranges.lower[instance] + (chains.over[instance] >= 0)
+            change[chains.lower[chains.of[instance]] if instance in chains.wholes else lower] += sizes.of[v]
+            change[ranges.upper[instance]] -= sizes.of[v]
+    for step, index in enumerate(order):
+        nbytes = sizes.workspace(problem.actions[index].workspace, problem.actions[index].workspace_region)
+        change[step] += nbytes
+        change[step + 1] -= nbytes
     return np.cumsum(np.array(change[:-1], dtype=np.int64))
-
-
-def schedule_bound(problem: Problem, order: Sequence[int], ranges: LiveRanges, chains: Chains) -> tuple[int, int]:
-    """The highest live set of a schedule in bytes, and the first step at which it is reached."""
-    live = live_bytes(problem, order, ranges, chains)
-    step = int(np.argmax(live))
-    return int(live[step]), step
 
 
 def order_bound(problem: Problem) -> int:
@@ -68,9 +137,8 @@ def order_bound(problem: Problem) -> int:
 
     Whatever the order, some sets of bytes coexist on the device: stored values always, all inputs when the step
     begins, all outputs when it ends, and, when an action that every schedule must run does so for the first time, what
-    it reads and writes (less what it may write in place), its workspace, and what is held meanwhile (`_held`). An
-    action must run if it has an effect or is the only producer of a value that an output or such an action needs.
-    Parts may lie within the whole that an action makes of them, so they count only in sets without one.
+    it reads and writes (less what may lie in place), its workspace, and what is held meanwhile (`_held`). An action
+    must run if it has an effect or is the only producer of a value that an output or such an action needs.
     """
     problem = without_rivals(problem, [0] * len(problem.actions)).problem
     sizes = _DeviceBytes(problem)
@@ -84,22 +152,10 @@ def order_bound(problem: Problem) -> int:
     for index in unavoidable:
         action = problem.actions[index]
         there = {v for v in action.reads if problem.values[v].role is not Role.STORED} | held.get(index, set())
-        working_set = sizes.total(there.union(action.writes)) - _in_place(problem, index, held.get(index, set()), sizes)
+        dying = [v not in held.get(index, ()) for v in action.reads]
+        working_set = sizes.total(there.union(action.writes)) - _saved(problem, action, dying, sizes)
         highest = max(highest, working_set + sizes.workspace(action.workspace, action.workspace_region))
     return persistent + highest
-
-
-def _in_place(problem: Problem, index: int, held: set[int], sizes: _DeviceBytes) -> int:
-    """The most bytes of its writes that an action may put over what it reads, no read serving two of them."""
-    action = problem.actions[index]
-    reads: set[int] = set()
-    writes: set[int] = set()
-    for pair in action.overwrites:
-        old = action.reads[pair.read]
-        if old not in held and problem.values[old].role is not Role.STORED:
-            reads.add(old)
-            writes.add(action.writes[pair.write])
-    return sum(sorted((sizes.of[v] for v in writes), reverse=True)[: len(reads)])
 
 
 def _held(problem: Problem, unavoidable: list[int], sizes: _DeviceBytes) -> dict[int, set[int]]:
@@ -112,7 +168,7 @@ def _held(problem: Problem, unavoidable: list[int], sizes: _DeviceBytes) -> dict
     for index, earlier in needs.items():
         for other in earlier:
             feeds[other].append(index)
-    once = [v for v, value in enumerate(problem.values) if value.role is Role.INPUT and not problem.producers[v]]
+    once = [v for v, value in enumerate(problem.values) if value.role is Role.INPUT]
     effects = [index for index in unavoidable if problem.actions[index].effect]
     once += [v for index in effects for v in problem.actions[index].writes if len(problem.producers[v]) == 1]
     largest = sorted((v for v in once if sizes.of[v] and problem.readers[v]), key=lambda v: (-sizes.of[v], v))[:HELD]
@@ -158,19 +214,9 @@ class _DeviceBytes:
             align_up(value.nbytes, self.grain[value.region]) if self.on_device[value.region] and value.home < 0 else 0
             for value in problem.values
         ]
-        self.parts: set[int] = set()
-        self.joined: set[int] = set()
-        for action in problem.actions:
-            if action.parts:
-                self.parts.update(action.reads[part.read] for part in action.parts)
-                self.joined.update(action.writes[part.write] for part in action.parts)
-        for v in self.parts:
-            self.of[v] = min(self.of[v], problem.values[v].nbytes)
 
     def total(self, values: Iterable[int]) -> int:
-        values = list(values)
-        inside = self.parts if not self.joined.isdisjoint(values) else ()
-        return sum(self.of[v] for v in values if v not in inside)
+        return sum(self.of[v] for v in values)
 
     def workspace(self, nbytes: int, region: int) -> int:
         return align_up(nbytes, self.grain[region]) if self.on_device[region] else 0
@@ -185,7 +231,7 @@ def _unavoidable(problem: Problem) -> list[int]:
     seen: set[int] = set()
     while needed:
         v = needed.pop()
-        if v in seen or problem.values[v].role in (Role.INPUT, Role.STORED):
+        if v in seen:
             continue
         seen.add(v)
         makers = _first_producers(problem, v)

@@ -10,10 +10,11 @@ of the core within the capacity, or any larger one, thus becomes a placement of 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from foreplan import jit
 
 
-@njit(cache=True)
+@jit.compiled
 def set_aside(lower, upper, size, alignment, total, count, capacity, order):  # type: ignore[no-untyped-def]
     """Find the buffers outside the core, for arrays of int64 with one entry a buffer.
 

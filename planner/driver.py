@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
+from numbers import Integral, Real
+from typing import Any
 
 from foreplan.errors import DoesNotFitError, UsageError
+from foreplan.planner.costs import costs_of, totals
 from foreplan.planner.curve import Base, Curve, free_cost, free_curve, whole_curve
 from foreplan.planner.dependences import dependences
 from foreplan.planner.layout import Schedule, arena_bytes, lay_out, schedule
@@ -15,14 +19,10 @@ from foreplan.planner.problem import Problem
 from foreplan.planner.report import buffers
 from foreplan.planner.rival_curve import with_rivals
 from foreplan.planner.rivals import without_rivals
+from foreplan.planner.wellformed import MOST, check_problem
 from foreplan.units import format_bytes, parse_bytes
 
 REMAT = ("off", "free", "auto")
-COSTS = ("nanoseconds", "flops")
-ADVICE = (
-    "a smaller batch (accumulate=k takes k of them a step) or shorter sequences",
-    "an optimizer with less state",
-)
 
 
 def plan(problem: Problem, budget: int | float | str | None = None, remat: str = "free") -> Plan:
@@ -43,20 +43,22 @@ def plan(problem: Problem, budget: int | float | str | None = None, remat: str =
 
     Raises:
         DoesNotFitError: no plan found stays within the budget; has the smallest, and says what fills it.
-        PlanError: the problem allows no plan.
+        PlanError: the problem is not well-formed (`check_problem`), or allows no plan.
         UsageError: a budget or `remat` that cannot be understood.
     """
-    _check_options(budget, remat)
-    costs = _costs(problem, "nanoseconds")
+    check_problem(problem)
+    allowed = _allowed(budget, remat)
+    costs = costs_of(problem, "nanoseconds")
     lean = without_rivals(problem, costs)
     base = find_base(lean.problem)
     once = Curve(lean.problem, base, ())
-    if budget is None:
+    if allowed is None:
         most = free_cost(base, lean.costs)
         found = once if remat == "off" else free_curve(lean.problem, base, lean.costs, most)
         return with_rivals(lean, costs, found, most).lowest(most)
     curve = with_rivals(lean, costs, once)
-    allowed = math.floor(curve.base.arena * budget) if isinstance(budget, float) else parse_bytes(budget)
+    if isinstance(allowed, float):
+        allowed = min(int(Fraction(allowed) * curve.base.arena), MOST)
     if curve.base.arena > allowed and (remat != "off" or problem.copies):
         curve = with_rivals(lean, costs, whole_curve(lean.problem, base, lean.costs, again=remat != "off"))
     try:
@@ -74,32 +76,31 @@ def plan_curve(problem: Problem, cost: str = "nanoseconds", *, thorough: bool = 
             Copies off the device have none, and count as many as run on average in the time that they take.
         thorough: search as long as for a budget; else a tenth of it or less, for plans some percent larger.
     """
-    costs = _costs(problem, cost)
+    check_problem(problem)
+    costs = costs_of(problem, cost)
     lean = without_rivals(problem, costs)
     curve = whole_curve(lean.problem, find_base(lean.problem), lean.costs, thorough=thorough)
     return with_rivals(lean, costs, curve)
 
 
-def _costs(problem: Problem, cost: str) -> list[int]:
-    if cost not in COSTS:
-        raise UsageError(f"a cost must be one of {', '.join(map(repr, COSTS))}, got {cost!r}")
-    # Bytes moved decide between actions without flops; they weigh next to nothing. Where nothing is known, runs count.
-    flops = [action.flops + action.nbytes // 64 for action in problem.actions]
-    others = [i for i in range(len(flops)) if i not in problem.copies]
-    total, time = sum(flops[i] for i in others), sum(problem.actions[i].nanoseconds for i in others)
-    for i in problem.copies:
-        flops[i] += problem.actions[i].nanoseconds * total // max(time, 1)
-    known = [[action.nanoseconds for action in problem.actions]] if cost == "nanoseconds" else []
-    return next((costs for costs in (*known, flops) if any(costs)), [1] * len(problem.actions))
+def _allowed(budget: object, remat: str) -> int | float | None:
+    """A budget as bytes or, a float, as a share.
 
-
-def _check_options(budget: int | float | str | None, remat: str) -> None:
+    Raises:
+        UsageError: it is neither, or `remat` is none that there is.
+    """
     if remat not in REMAT:
         raise UsageError(f"remat must be one of {', '.join(map(repr, REMAT))}, got {remat!r}")
-    if isinstance(budget, bool) or (isinstance(budget, float) and not 0 < budget < math.inf):
-        raise UsageError(f"a budget is bytes, text such as '2GiB', or a float above 0 as a share, got {budget!r}")
-    if isinstance(budget, str | int):
-        parse_bytes(budget)
+    if budget is None:
+        return None
+    if isinstance(budget, Integral) and not isinstance(budget, bool):
+        return min(parse_bytes(max(int(budget), -1)), MOST)  # no plan is as large
+    if isinstance(budget, str):
+        return min(parse_bytes(budget), MOST)
+    share: Any = budget
+    if isinstance(budget, Real) and not isinstance(budget, bool) and 0 < share < math.inf:
+        return float(min(share, MOST))
+    raise UsageError(f"a budget is bytes, text such as '2GiB', or a float above 0 as a share, got {budget!r:.80}")
 
 
 def find_base(problem: Problem) -> Base:
@@ -148,7 +149,7 @@ def _does_not_fit(found: Plan, problem: Problem, base: Base, allowed: int, remat
         hopeless = f"; no schedule of these actions needs less than {format_bytes(found.order_lower_bound_bytes)}"
     price = _price(found, problem, base)
     larger = f"a budget of {format_bytes(found.arena_bytes)} or more, the least found{price}"
-    advice = (("recomputing activations (remat='auto')",) if remat == "off" else ()) + (*ADVICE, larger)
+    advice = (*(("recomputing activations (remat='auto')",) if remat == "off" else ()), larger)
     return DoesNotFitError(
         f"needs {format_bytes(found.arena_bytes)} ({found.arena_bytes} bytes){price}, allowed are "
         f"{format_bytes(allowed)} ({allowed} bytes); this schedule's lower bound is {format_bytes(bound)}{hopeless}. "
@@ -169,6 +170,6 @@ def _price(found: Plan, problem: Problem, base: Base) -> str:
     copies = any(action in problem.copies for action in order)
     longer = len(order) > len(base.schedule.order)
     what = "copies and recomputation" if copies else "recomputation" if longer else "kernels with less workspace"
-    usual = sum(problem.actions[index].nanoseconds for index in base.schedule.order)
-    extra = sum(problem.actions[action].nanoseconds for action in order) - usual
-    return f" at {extra / usual:+.1%} of predicted time for {what}" if usual else f" with {what}"
+    found_costs = totals(problem, [order])[0]
+    priced = f" at {found_costs.extra_seconds_ratio:+.1%} of predicted time for {what}"
+    return priced if found_costs.base_nanoseconds else f" with {what}"

@@ -11,10 +11,11 @@ Letters 2009). Short runs from several starts succeed more often than long ones.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from foreplan import jit
 
 
-@njit(cache=True)
+@jit.compiled
 def _draw(random, count):  # type: ignore[no-untyped-def]
     """The next state of an xorshift generator (Marsaglia, J. Statistical Software 2003), and a number below `count`."""
     random ^= random << np.uint64(13)
@@ -23,7 +24,7 @@ def _draw(random, count):  # type: ignore[no-untyped-def]
     return random, np.int64((random >> np.uint64(11)) % np.uint64(count))
 
 
-@njit(cache=True)
+@jit.compiled
 def _denied(i, first, near, size, alignment, offsets, penalty, at, change):  # type: ignore[no-untyped-def]
     """The aligned offsets that placed buffers deny buffer i: where their penalties begin and end to count.
 
@@ -48,7 +49,7 @@ def _denied(i, first, near, size, alignment, offsets, penalty, at, change):  # t
     return count, here
 
 
-@njit(cache=True)
+@jit.compiled
 def _cheapest(count, here, at, change, step, top, random):  # type: ignore[no-untyped-def]
     """The offset up to `top` of the least penalties, the lowest if that is none, else any where they change.
 
@@ -81,7 +82,7 @@ def _cheapest(count, here, at, change, step, top, random):  # type: ignore[no-un
     return place, best, random
 
 
-@njit(cache=True)
+@jit.compiled
 def eject(rank, ranked, first, near, size, alignment, capacity, budget, random, offsets):  # type: ignore[no-untyped-def]
     """Place all buffers within a capacity, or give up after about so much work.
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from foreplan import jit
 from foreplan.planner.sections import Sections
 
 # Numba caches what `planner.search` compiles by that file's date, so a change here asks for the cache to be cleared.
@@ -101,13 +101,13 @@ def empty_state(sections: Sections) -> State:
     )
 
 
-@njit(cache=True)
+@jit.compiled
 def align(offset, alignment):  # type: ignore[no-untyped-def]
     """The multiple of a power of two at or above an offset."""
     return (offset + alignment - 1) & ~(alignment - 1)
 
 
-@njit(cache=True)
+@jit.compiled
 def put(sections, state, i, capacity):  # type: ignore[no-untyped-def]
     """Place a buffer at its least offset; False if a fixed one is in the way, or one then ends above the capacity."""
     scalars = state.scalars
@@ -144,7 +144,7 @@ def put(sections, state, i, capacity):  # type: ignore[no-untyped-def]
     return fits
 
 
-@njit(cache=True)
+@jit.compiled
 def bump(sections, state, i, least, capacity):  # type: ignore[no-untyped-def]
     """Raise a buffer's least offset, and its twins'; False if one is fixed, or then ends above the capacity."""
     scalars = state.scalars
@@ -170,7 +170,7 @@ def bump(sections, state, i, least, capacity):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True)
+@jit.compiled
 def undo(sections, state, i, top):  # type: ignore[no-untyped-def]
     """Take back a decision: the buffer it placed, or -1, and all entries of the trail from `top` on."""
     while state.scalars[TOP] > top:
@@ -190,7 +190,7 @@ def undo(sections, state, i, top):  # type: ignore[no-untyped-def]
             state.peak[s] = max(state.peak[s], state.least[i])
 
 
-@njit(cache=True)
+@jit.compiled
 def _above(size, alignment, least_of, here, i, base, roof):  # type: ignore[no-untyped-def]
     """The least offset of a buffer in a pile, the buffers `here`, or NOWHERE.
 
@@ -222,7 +222,7 @@ def _above(size, alignment, least_of, here, i, base, roof):  # type: ignore[no-u
     return least
 
 
-@njit(cache=True)
+@jit.compiled
 def _clear(sections, state, i, least, count):  # type: ignore[no-untyped-def]
     """The least offset of a buffer at or above `least` between the fixed ones in its pile that are not placed."""
     moved = True
@@ -238,7 +238,7 @@ def _clear(sections, state, i, least, count):  # type: ignore[no-untyped-def]
     return least
 
 
-@njit(cache=True)
+@jit.compiled
 def _pile(sections, state, s, capacity, roof, any_fixed):  # type: ignore[no-untyped-def]
     """The rule of piles for one section; False if it does not fit."""
     base = roof - state.left[s]
@@ -273,7 +273,7 @@ def _pile(sections, state, s, capacity, roof, any_fixed):  # type: ignore[no-unt
     return True
 
 
-@njit(cache=True)
+@jit.compiled
 def _rest(sections, state, capacity):  # type: ignore[no-untyped-def]
     """The rule of rest for all buffers, by Dijkstra's algorithm from those that rest on the skyline."""
     count = 0
@@ -315,7 +315,7 @@ def _rest(sections, state, capacity):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True)
+@jit.compiled
 def infer(sections, state, capacity, roof, any_fixed):  # type: ignore[no-untyped-def]
     """Apply all rules until nothing follows any more; False if the rest cannot be placed.
 

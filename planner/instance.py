@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from foreplan.errors import PlanError
 
+MOST = 2**56  # bytes of all buffers, times and costs: sums of them stay far within int64
 Integers = Sequence[int] | np.ndarray
 
 
@@ -31,9 +33,10 @@ def checked(
     Raises:
         PlanError: as `place`.
     """
-    n = len(size)
-    given = (lower, upper, size, np.full(n, alignment) if isinstance(alignment, int) else alignment)
-    arrays = [np.array(a, dtype=np.int64).reshape(-1) for a in (*given, np.full(n, -1) if fixed is None else fixed)]
+    arrays = [_integers(name, array) for name, array in (("lower", lower), ("upper", upper), ("size", size))]
+    n = len(arrays[2])
+    arrays.append(_integers("alignment", [alignment] * n if np.isscalar(alignment) else alignment))
+    arrays.append(np.full(n, -1, np.int64) if fixed is None else _integers("fixed", fixed))
     if any(len(a) != n for a in arrays):
         raise PlanError(f"buffers to place: arrays of lengths {[len(a) for a in arrays]}, one entry a buffer is needed")
     low, up, sizes, aligns, at = arrays
@@ -44,8 +47,23 @@ def checked(
             f"buffer {i}: life [{low[i]}, {up[i]}) must not be empty, size {sizes[i]} not negative, alignment "
             f"{aligns[i]} a power of two, and a fixed offset ({at[i]}) a multiple of it"
         )
+    if float(sizes.sum(dtype=float) + aligns.sum(dtype=float) + np.maximum(at, 0).max(initial=0)) > MOST:
+        raise PlanError(f"buffers to place: sizes, alignments and offsets come to more than {MOST} bytes")
     _check_fixed(Instance(low, up, sizes, aligns, at))
     return Instance(low, up, sizes, aligns, at)
+
+
+def _integers(name: str, given: Any) -> np.ndarray:
+    """A sequence of whole numbers as int64[n]; times stay far from where their differences overflow."""
+    try:
+        array = np.asarray(given)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise PlanError(f"buffers to place: {name} must be a sequence of whole numbers, got {given!r:.80}")
+        if array.size and not -MOST <= int(array.min()) <= int(array.max()) <= MOST:
+            raise PlanError(f"buffers to place: {name} must lie between -{MOST} and {MOST}, got {given!r:.80}")
+    except (TypeError, ValueError, OverflowError):
+        raise PlanError(f"buffers to place: {name} must be a sequence of whole numbers, got {given!r:.80}") from None
+    return array.astype(np.int64)
 
 
 def _check_fixed(instance: Instance) -> None:

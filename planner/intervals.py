@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foreplan.arguments import path_of
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.files import write_atomically
 from foreplan.planner.offsets import WORK, Placement, place
@@ -46,8 +47,9 @@ def read_intervals(path: str | os.PathLike[str]) -> tuple[Interval, ...]:
     Raises:
         UsageError: names the file, the line and what is wrong with it.
     """
+    path = path_of("read_intervals", path)
     try:
-        with open(path, newline="", encoding="utf-8") as file:
+        with open(path, newline="", encoding="utf-8-sig") as file:  # as spreadsheets write it
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]
             _check_header(path, header)
@@ -55,22 +57,22 @@ def read_intervals(path: str | os.PathLike[str]) -> tuple[Interval, ...]:
             for row in reader:
                 if not row:
                     continue
-                interval = _interval(f"{os.fspath(path)}, line {reader.line_num}", header, row)
+                interval = _interval(f"{path}, line {reader.line_num}", header, row)
                 if found.setdefault(interval.id, interval) is not interval:
-                    raise UsageError(f"{os.fspath(path)}, line {reader.line_num}: id {interval.id!r} is there twice")
+                    raise UsageError(f"{path}, line {reader.line_num}: id {interval.id!r} is there twice")
     except OSError as error:
-        raise UsageError(f"{os.fspath(path)}: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{os.fspath(path)}: not a CSV file in UTF-8 ({error})") from None
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except (ValueError, csv.Error) as error:
+        raise UsageError(f"{path}: not a CSV file in UTF-8 ({error})") from None
     return tuple(found.values())
 
 
-def _check_header(path: str | os.PathLike[str], header: list[str]) -> None:
+def _check_header(path: str, header: list[str]) -> None:
     missing = [name for name in _REQUIRED if name not in header]
     unknown = [name for name in header if name not in (*_REQUIRED, *_OPTIONAL)]
     if missing or unknown or len(set(header)) != len(header):
         raise UsageError(
-            f"{os.fspath(path)}, line 1: the header must name the columns {','.join(_REQUIRED)} and may name "
+            f"{path}, line 1: the header must name the columns {','.join(_REQUIRED)} and may name "
             f"{','.join(_OPTIONAL)}, each once; it is {','.join(header)!r}"
         )
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from foreplan.planner.alias import Chains
-from foreplan.planner.bound import granularities, live_bytes
+from foreplan.planner.bound import granularities, reserved_bytes
 from foreplan.planner.liveness import LiveRanges
 from foreplan.planner.problem import Action, Part, Problem, Role
 from foreplan.units import align_up
@@ -18,13 +18,13 @@ def join(problem: Problem, order: Sequence[int], ranges: LiveRanges, chains: Cha
     """The chains of an order with parts in their places, where that nowhere makes more bytes live.
 
     The whole holds its bytes from the step on that writes the first part in its place. So of those parts that die in
-    the step that joins them, the ones made last are placed, as many as can be without more live bytes than before at
-    the highest step of that stretch.
+    the step that joins them, the ones made last are placed, as many as can be without more bytes set aside than before
+    at the highest step of that stretch.
     """
     steps = [step for step, index in enumerate(order) if problem.actions[index].parts]
     if not steps:
         return chains
-    joins = _Joins(problem, ranges, chains, live_bytes(problem, order, ranges, chains))
+    joins = _Joins(problem, ranges, chains, reserved_bytes(problem, order, ranges, chains))
     for step in steps:
         joins.run(step, problem.actions[order[step]])
     return joins.chains() if joins.inside else chains

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreplan.planner.alias import Chains, merge
-from foreplan.planner.bound import granularities, live_bytes, schedule_bound
+from foreplan.planner.bound import granularities, live_bytes, reserved_bytes
 from foreplan.planner.joins import join
 from foreplan.planner.liveness import LiveRanges, live_ranges
 from foreplan.planner.offsets import NO_LIMIT, place
@@ -27,8 +27,7 @@ class Schedule:
         order: indices of actions, one a step.
         ranges: when every instance lives.
         chains: which share bytes.
-        bound: the highest live set, in bytes.
-        peak: the first step at which it is reached.
+        bound: the most bytes that its chains and workspaces reserve at any step.
     """
 
     name: str
@@ -36,7 +35,6 @@ class Schedule:
     ranges: LiveRanges
     chains: Chains
     bound: int
-    peak: int
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def schedule(problem: Problem, name: str, order: Sequence[int], *, in_place: boo
     chains = merge(problem, order, ranges, optional=in_place)
     if in_place:
         chains = join(problem, order, ranges, chains)
-    return Schedule(name, tuple(order), ranges, chains, *schedule_bound(problem, order, ranges, chains))
+    return Schedule(name, tuple(order), ranges, chains, int(reserved_bytes(problem, order, ranges, chains).max()))
 
 
 def settle(problem: Problem, plan: Schedule, layout: Layout) -> tuple[Schedule, Layout]:
@@ -85,7 +83,7 @@ def loosened(problem: Problem, plan: Schedule, least: int) -> Schedule | None:
     more freedom. None where nothing can be cut.
     """
     chains, ranges = plan.chains, plan.ranges
-    live = live_bytes(problem, plan.order, ranges, chains)
+    live = reserved_bytes(problem, plan.order, ranges, chains)
     grain, within, apart = granularities(problem), chains.within(), set()
     for instance, over in enumerate(chains.over):
         value = problem.values[ranges.values[instance]]
@@ -96,8 +94,8 @@ def loosened(problem: Problem, plan: Schedule, least: int) -> Schedule | None:
             live[step] += nbytes
             apart.add(instance)
     loose = join(problem, plan.order, ranges, merge(problem, plan.order, ranges, apart=apart))
-    bound, peak = schedule_bound(problem, plan.order, ranges, loose)
-    return Schedule(plan.name, plan.order, ranges, loose, bound, peak) if apart and bound <= plan.bound else None
+    bound = int(reserved_bytes(problem, plan.order, ranges, loose).max())
+    return Schedule(plan.name, plan.order, ranges, loose, bound) if apart and bound <= plan.bound else None
 
 
 def lay_out(problem: Problem, plan: Schedule, *, quick: bool = False) -> Layout:
@@ -162,7 +160,7 @@ def assemble(
     budget: int | None = None,
 ) -> Plan:
     """The plan that a schedule and its layout make."""
-    ranges = plan.ranges
+    ranges, live = plan.ranges, live_bytes(problem, plan.order)
     at = [layout.chains[chain] + inside for chain, inside in zip(plan.chains.of, plan.chains.at)]
     last: dict[int, int] = {}
     for instance, value in enumerate(ranges.values):
@@ -188,9 +186,9 @@ def assemble(
         ),
         heights=tuple(layout.heights),
         arena_bytes=arena_bytes(problem, layout.heights),
-        lower_bound_bytes=plan.bound,
+        lower_bound_bytes=int(live.max()),
         order_lower_bound_bytes=order_lower_bound,
-        certificate=Certificate(plan.peak, layout.placement, plan.name, stages),
+        certificate=Certificate(int(live.argmax()), layout.placement, plan.name, stages),
         budget=budget,
     )
 

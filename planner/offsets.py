@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
+from foreplan.errors import UsageError
 from foreplan.planner.instance import Instance, Integers, checked
 
 _Attempt = Callable[[int, np.ndarray], tuple[int, int]]  # (limit, offsets to write) -> (height or -1, work)
@@ -92,8 +94,14 @@ def place(
             millions a second. The result depends on it, and never on a clock.
 
     Raises:
-        PlanError: arrays of unequal length, an empty life, a negative size, or fixed buffers that overlap.
+        PlanError: arrays that are not of whole numbers or of unequal length, an empty life, a negative size, numbers
+            beyond 2**56, or fixed buffers that overlap.
+        UsageError: a capacity or work that is no whole number of at least 0.
     """
+    for name, number in (("capacity", 0 if capacity is None else capacity), ("work", work)):
+        if not isinstance(number, Integral) or isinstance(number, bool) or number < 0:
+            raise UsageError(f"{name} must be a whole number of at least 0, got {number!r:.80}")
+    capacity, work = None if capacity is None else min(int(capacity), NO_LIMIT), min(int(work), NO_LIMIT)
     return _place(checked(lower, upper, size, alignment, fixed), capacity, work)
 
 

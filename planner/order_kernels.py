@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from foreplan import jit
 from foreplan.planner.order_tape import OrderTape
 
 NEVER = np.int64(1) << np.int64(60)
@@ -49,7 +49,7 @@ def make_state(tape: OrderTape) -> State:
     return State(*(np.zeros(length, np.int64) for length in lengths))
 
 
-@njit(cache=True)
+@jit.compiled
 def begin(t, s):  # type: ignore[no-untyped-def]
     """Nothing has run; returns the live bytes that this begins with."""
     s.left[:] = t.readers
@@ -67,7 +67,7 @@ def begin(t, s):  # type: ignore[no-untyped-def]
     return t.base + t.given
 
 
-@njit(cache=True)
+@jit.compiled
 def weigh(t, s, node):  # type: ignore[no-untyped-def]
     """Bytes that a ready node needs beyond those live before it, and by how many the live bytes grow.
 
@@ -97,7 +97,7 @@ def weigh(t, s, node):  # type: ignore[no-untyped-def]
     return hill, growth
 
 
-@njit(cache=True)
+@jit.compiled
 def run(t, s, node):  # type: ignore[no-untyped-def]
     """Let a ready node have run."""
     for k in range(t.read_at[node], t.read_at[node + 1]):
@@ -118,7 +118,7 @@ def run(t, s, node):  # type: ignore[no-untyped-def]
             s.ready_count[0] += 1
 
 
-@njit(cache=True)
+@jit.compiled
 def undo(t, s, node, place):  # type: ignore[no-untyped-def]
     """Take back the latest `run`, of a node that was at this place among the ready ones."""
     for k in range(t.read_at[node], t.read_at[node + 1]):
@@ -140,7 +140,7 @@ def undo(t, s, node, place):  # type: ignore[no-untyped-def]
     s.ready_count[0] += 1
 
 
-@njit(cache=True)
+@jit.compiled
 def measure(t, order, live):  # type: ignore[no-untyped-def]
     """Write the live bytes at each step of a whole order to `live`; returns the highest."""
     n = order.size
@@ -189,7 +189,7 @@ def measure(t, order, live):  # type: ignore[no-untyped-def]
 HARDEST = 16  # steps of an order whose nodes `unavoidable` looks at
 
 
-@njit(cache=True)
+@jit.compiled
 def unavoidable(t, order, live):  # type: ignore[no-untyped-def]
     """Bytes that every order needs: while a node runs, what was written before it of necessity and must be read then or
     later of necessity lives; found for the nodes that need the most in one order.

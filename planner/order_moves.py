@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from foreplan import jit
 from foreplan.planner.order_kernels import NEVER, begin, measure, run, undo, weigh
 
 
-@njit(cache=True)
+@jit.compiled
 def replay(t, s, order, low, high, level, limit, places):  # type: ignore[no-untyped-def]
     """The highest live bytes over the steps [low, high) and how often they are reached; NEVER where that is no order
     or goes beyond a limit. The state is left as it was."""
@@ -35,7 +35,7 @@ def replay(t, s, order, low, high, level, limit, places):  # type: ignore[no-unt
     return highest, times
 
 
-@njit(cache=True)
+@jit.compiled
 def shift(order, start, end):  # type: ignore[no-untyped-def]
     """Move the node at `start` to `end`, and those between by one."""
     node = order[start]
@@ -45,7 +45,7 @@ def shift(order, start, end):  # type: ignore[no-untyped-def]
     order[end] = node
 
 
-@njit(cache=True)
+@jit.compiled
 def move_across_peak(t, s, order, width, most_work):  # type: ignore[no-untyped-def]
     """Lower the peak as long as moving one node from before it to behind it, or the other way, does; in place.
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from foreplan import jit
 from foreplan.planner.order_kernels import NEVER, begin, measure, run, undo, weigh
 
 FOUND, NONE, UNKNOWN = 1, 0, -1  # what a search says: an order within the ceiling, that there is none, neither
@@ -48,7 +48,7 @@ def make_visited(nodes: int, most: int) -> Visited:
     )
 
 
-@njit(cache=True)
+@jit.compiled
 def visit(visited, bits, key):  # type: ignore[no-untyped-def]
     """Whether a set is new; notes it if there is room."""
     table, sets = visited.table, visited.sets
@@ -71,7 +71,7 @@ def visit(visited, bits, key):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True)
+@jit.compiled
 def due(t, s, node):  # type: ignore[no-untyped-def]
     """Whether a node need not wait: it is not patient, or frees something, or what it waits for may come next."""
     if t.event_at[node] == t.event_at[node + 1]:
@@ -85,7 +85,7 @@ def due(t, s, node):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True)
+@jit.compiled
 def choose(t, s, level, ceiling, local, rank, exact, extra, choices, top):  # type: ignore[no-untyped-def]
     """Put what may run next on the stack of choices, the best last.
 
@@ -125,7 +125,7 @@ def choose(t, s, level, ceiling, local, rank, exact, extra, choices, top):  # ty
     return count, False, least, work
 
 
-@njit(cache=True)
+@jit.compiled
 def search(t, s, visited, order, low, high, rank, ceiling, exact, most_work):  # type: ignore[no-untyped-def]
     """Look for an order of the nodes at [low, high) of `order` that needs no more than a ceiling; write it there.
 

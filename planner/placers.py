@@ -8,12 +8,13 @@ height of -1, as soon as it would reach `limit`, the lowest height known.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from foreplan import jit
 
 NOWHERE = np.int64(1) << np.int64(62)
 
 
-@njit(cache=True)
+@jit.compiled
 def _columns(lower, upper):  # type: ignore[no-untyped-def]
     """Columns of equal width in time, as many as hold all buffers in a few entries each: (columns, first, width)."""
     n = lower.size
@@ -29,7 +30,7 @@ def _columns(lower, upper):  # type: ignore[no-untyped-def]
         columns //= 2
 
 
-@njit(cache=True)
+@jit.compiled
 def greedy(order, lower, upper, size, alignment, fixed, best_fit, limit, offsets):  # type: ignore[no-untyped-def]
     """Place buffers in the given order, each into the first (or tightest) gap between those alive with it.
 
@@ -96,7 +97,7 @@ def greedy(order, lower, upper, size, alignment, fixed, best_fit, limit, offsets
     return height, work
 
 
-@njit(cache=True)
+@jit.compiled
 def online(births, deaths, lower, upper, size, alignment, best_fit, short, ceiling, limit, offsets):  # type: ignore[no-untyped-def]
     """Walk through time as an allocator with a free list does, but knowing how long every buffer lives.
 
@@ -189,7 +190,7 @@ def online(births, deaths, lower, upper, size, alignment, best_fit, short, ceili
     return height, work
 
 
-@njit(cache=True)
+@jit.compiled
 def shake(order, moves, random, rank):  # type: ignore[no-untyped-def]
     """Exchange some buffers of an order with others up to a quarter of all away.
 
@@ -218,7 +219,7 @@ def shake(order, moves, random, rank):  # type: ignore[no-untyped-def]
     return random
 
 
-@njit(cache=True)
+@jit.compiled
 def skyline(order, births, lower, upper, size, alignment, limit, offsets):  # type: ignore[no-untyped-def]
     """Fill the lowest segment of the skyline with the first buffer of `order` that fits between its walls.
 

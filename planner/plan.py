@@ -48,7 +48,7 @@ class Certificate:
     """Why a plan is as good as it says.
 
     Attributes:
-        peak_step: step at which the live set is largest; the sum over it is the lower bound.
+        peak_step: the first step at which the live set is largest: the lower bound.
         placement: the heuristic or search that found the offsets.
         order: the heuristic that found the order.
         stages: (stage, arena_bytes after it), from program order on.
@@ -71,7 +71,8 @@ class Plan:
         ends: (value, offset) of every OUTPUT and STORED value when it ends.
         heights: bytes of each region.
         arena_bytes: the heights of the device's regions together, persistent values included.
-        lower_bound_bytes: the highest live set of this schedule; no placement of it is lower.
+        lower_bound_bytes: the highest live set of this schedule; no plan of the same order is lower, wherever its
+            values lie and whatever it writes in place.
         order_lower_bound_bytes: no schedule of the problem's actions is lower; None where it was not proved.
         budget: what the arena was asked to stay within, in bytes, or None.
     """

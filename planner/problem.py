@@ -18,7 +18,6 @@ from functools import cached_property
 
 import numpy as np
 
-from foreplan.errors import PlanError
 from foreplan.units import format_bytes
 
 ALIGNMENT = 64  # of every workspace and stored value, and at least that of the height of a region
@@ -184,13 +183,12 @@ class Problem:
         """
         found: dict[int, tuple[int, int]] = {}
         for back, action in enumerate(self.actions):
-            if len(action.reads) != 1 or len(action.writes) != 1:
+            if len(action.reads) != 1 or len(action.writes) != 1 or len(self.producers[action.reads[0]]) != 1:
                 continue
             (away,), (value,) = action.reads, action.writes
-            out = self.producers[away][0] if self.producers[away] else -1
+            (out,) = self.producers[away]
             if (
-                self.producers[away] == (out,)
-                and self.readers[away] == (back,)
+                self.readers[away] == (back,)
                 and (self.actions[out].reads, self.actions[out].writes) == ((value,), (away,))
                 and not any(a.effect for a in (action, self.actions[out]))
                 and all(self.values[v].role is Role.TRANSIENT for v in (away, value))
@@ -243,72 +241,3 @@ class Problem:
     def __repr__(self) -> str:
         total = format_bytes(int(self.sizes.sum()))
         return f"<{type(self).__name__}: {len(self.values)} values, {total} in all, {len(self.actions)} actions>"
-
-
-def check_problem(problem: Problem) -> None:
-    """Check that a problem from outside is well-formed: indices, sizes, alignments, and an order that can run.
-
-    Raises:
-        PlanError: names the value or action and the rule it breaks.
-    """
-    n = len(problem.values)
-    for v in problem.values:
-        if v.nbytes < 0 or v.alignment < 1 or v.alignment & (v.alignment - 1):
-            raise PlanError(f"value {v.name!r}: {v.nbytes} bytes aligned to {v.alignment} (a power of two is needed)")
-        if not 0 <= v.region < len(problem.regions):
-            raise PlanError(f"value {v.name!r}: there is no region {v.region}")
-        if v.home != -1:
-            home = problem.values[v.home] if 0 <= v.home < n else None
-            if home is None or home.role is not Role.STORED or home.nbytes != v.nbytes or home.region != v.region:
-                raise PlanError(f"value {v.name!r}: its home must be a stored value of its size and region")
-            if v.role is not Role.OUTPUT:
-                raise PlanError(f"value {v.name!r}: a value with a home must have the role OUTPUT")
-    there = {i for i, v in enumerate(problem.values) if v.role in (Role.INPUT, Role.STORED)}
-    for action in problem.actions:
-        _check_action(problem, action, there)
-        there.update(action.writes)
-    for i, v in enumerate(problem.values):
-        if v.role is Role.OUTPUT and i not in there:
-            raise PlanError(f"value {v.name!r} must be there at the end, and no action writes it")
-
-
-def _check_action(problem: Problem, action: Action, there: set[int]) -> None:
-    n, name = len(problem.values), action.name
-    if not all(0 <= value < n for value in (*action.reads, *action.writes)):
-        raise PlanError(f"action {name!r}: reads {action.reads} or writes {action.writes} a value that is not there")
-    if len(set(action.reads)) != len(action.reads) or len(set(action.writes)) != len(action.writes):
-        raise PlanError(f"action {name!r}: reads or writes a value twice")
-    if missing := [problem.values[v].name for v in action.reads if v not in there]:
-        raise PlanError(f"action {name!r}: reads {missing[0]!r} before any action writes it")
-    for v in action.writes:
-        if problem.values[v].role in (Role.INPUT, Role.STORED):
-            raise PlanError(f"action {name!r}: writes {problem.values[v].name!r}, which is there from the start")
-    for pair in action.overwrites:
-        if not (0 <= pair.write < len(action.writes) and 0 <= pair.read < len(action.reads)):
-            raise PlanError(f"action {name!r}: an overwrite pair names no write or no read of its own")
-        new, old = problem.values[action.writes[pair.write]], problem.values[action.reads[pair.read]]
-        if new.nbytes > old.nbytes or new.region != old.region:
-            raise PlanError(f"action {name!r}: {new.name!r} cannot take the bytes of {old.name!r}, which has fewer")
-    if min(action.workspace, action.flops, action.nbytes, action.nanoseconds) < 0:
-        raise PlanError(f"action {name!r}: workspace, flops, bytes and nanoseconds must not be negative")
-    if not 0 <= action.workspace_region < len(problem.regions):
-        raise PlanError(f"action {name!r}: there is no region {action.workspace_region}")
-    _check_parts(problem, action)
-
-
-def _check_parts(problem: Problem, action: Action) -> None:
-    ends: dict[int, int] = {}
-    for part in sorted(action.parts, key=lambda part: (part.write, part.offset)):
-        if not (0 <= part.write < len(action.writes) and 0 <= part.read < len(action.reads)):
-            raise PlanError(f"action {action.name!r}: a part names no write or no read of its own")
-        whole, piece = problem.values[action.writes[part.write]], problem.values[action.reads[part.read]]
-        if not ends.get(part.write, 0) <= part.offset <= whole.nbytes - piece.nbytes or whole.region != piece.region:
-            raise PlanError(
-                f"action {action.name!r}: {piece.name!r} cannot lie in {whole.name!r} from byte {part.offset} on"
-            )
-        ends[part.write] = part.offset + piece.nbytes
-    if len({part.read for part in action.parts}) < len(action.parts):
-        raise PlanError(f"action {action.name!r}: a read is a part of two writes, or twice of one")
-    over = {pair.write for pair in action.overwrites}
-    if any(part.write in over or problem.values[action.writes[part.write]].home >= 0 for part in action.parts):
-        raise PlanError(f"action {action.name!r}: what takes other bytes, or is written at home, has no parts")

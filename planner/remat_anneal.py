@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from foreplan import jit
 from foreplan.planner.remat_kernels import measure
 from foreplan.planner.remat_search import below, draw, record
 
@@ -47,7 +47,7 @@ def make_sequences(free: np.ndarray, values: int, room: int) -> Sequences:
     return Sequences(free, now, level, trial, spare, np.zeros(values, np.int64))
 
 
-@njit(cache=True)
+@jit.compiled
 def tidy(t, s, q, n):  # type: ignore[no-untyped-def]
     """Leave out runs of the trial that nobody needs, and see whether every read finds something.
 
@@ -90,7 +90,7 @@ def tidy(t, s, q, n):  # type: ignore[no-untyped-def]
     return kept
 
 
-@njit(cache=True)
+@jit.compiled
 def weigh(t, s, q, n, target):  # type: ignore[no-untyped-def]
     """Peak, bytes above the target over all steps, and cost of the trial."""
     cost = np.int64(0)
@@ -102,7 +102,7 @@ def weigh(t, s, q, n, target):  # type: ignore[no-untyped-def]
     return highest, excess, cost
 
 
-@njit(cache=True)
+@jit.compiled
 def provide(t, s, q, n, v, at, eager, seed):  # type: ignore[no-untyped-def]
     """Put one more run of what makes a value at a place of the trial, and before it, at so many chances in four each,
     runs for what that reads and nobody needs any more by then.
@@ -140,7 +140,7 @@ def provide(t, s, q, n, v, at, eager, seed):  # type: ignore[no-untyped-def]
     return n, seed
 
 
-@njit(cache=True)
+@jit.compiled
 def blocked(t, first, second):  # type: ignore[no-untyped-def]
     """Whether one action cannot run before another that runs right before it, as it reads what that one writes, or
     one of them destroys what the other reads.
@@ -160,7 +160,7 @@ def blocked(t, first, second):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True)
+@jit.compiled
 def move(t, q, n, at, seed):  # type: ignore[no-untyped-def]
     """Move a run, or some one after the other, sooner or later, at random, as far as what they read and write lets.
 
@@ -203,7 +203,7 @@ def move(t, q, n, at, seed):  # type: ignore[no-untyped-def]
     return True, seed
 
 
-@njit(cache=True)
+@jit.compiled
 def split(t, s, q, n, at, seed):  # type: ignore[no-untyped-def]
     """One more run of what makes a value that lives at a place, at random, before its next reader.
 
@@ -237,7 +237,7 @@ def split(t, s, q, n, at, seed):  # type: ignore[no-untyped-def]
     return n, seed
 
 
-@njit(cache=True)
+@jit.compiled
 def change(t, s, q, n, target, seed):  # type: ignore[no-untyped-def]
     """Change the trial, at random: one run more, of what lives where more bytes live than the target; one run less;
     or some runs sooner or later.
@@ -274,7 +274,7 @@ def change(t, s, q, n, target, seed):  # type: ignore[no-untyped-def]
     return moved, n, seed
 
 
-@njit(cache=True, nogil=True)
+@jit.compiled(nogil=True)
 def anneal(t, s, q, n, target, base, price, hot, trials, archive, seed):  # type: ignore[no-untyped-def]
     """Look for cheap sequences whose live bytes stay within a target, from the present one on.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from foreplan import jit
 from foreplan.planner.remat_kernels import evaluate
 from foreplan.planner.remat_prices import following, gain
 from foreplan.planner.remat_search import record
@@ -13,7 +13,7 @@ from foreplan.planner.remat_tape import DISCARD, KEEP, NEVER, OFFLOAD
 _TRIES = 12  # batches in vain before a descent ends
 
 
-@njit(cache=True)
+@jit.compiled
 def drop_batch(t, s, state, place, wanted, trust, chosen):  # type: ignore[no-untyped-def]
     """Drop values that live through a position, the most bytes a price first, until so many bytes are dropped.
 
@@ -42,7 +42,7 @@ def drop_batch(t, s, state, place, wanted, trust, chosen):  # type: ignore[no-un
     return count
 
 
-@njit(cache=True)
+@jit.compiled
 def descend_coarsely(t, s, state, archive, most_cost, most_work):  # type: ignore[no-untyped-def]
     """Go down the targets, dropping a batch at the peak at a time; a batch in vain is taken back and trusted less.
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from foreplan import jit
 from foreplan.planner.remat_tape import DISCARD, KEEP, NEVER, OFFLOAD, Tape
 
 _RUNS = 4  # a schedule may be so many times as long as the order
@@ -55,7 +55,7 @@ def make_scratch(tape: Tape) -> Scratch:
     return Scratch(*(np.zeros(length, np.int64) for length in (*lengths, len(tape.order) + 2)))
 
 
-@njit(cache=True)
+@jit.compiled
 def generate(t, s, state):  # type: ignore[no-untyped-def]
     """Write the schedule of a state to `steps` and `places`.
 
@@ -171,7 +171,7 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
     return length, cost
 
 
-@njit(cache=True)
+@jit.compiled
 def measure(t, s, length, target):  # type: ignore[no-untyped-def]
     """The live bytes of the schedule in `steps`, gone through from its end: what is read and not live yet dies there.
 
@@ -228,7 +228,7 @@ def measure(t, s, length, target):  # type: ignore[no-untyped-def]
     return highest, at, excess
 
 
-@njit(cache=True)
+@jit.compiled
 def paired(t, s, a, step, length):  # type: ignore[no-untyped-def]
     """Bytes of the writes of a step that take those of a read: required ones, then the largest that may."""
     over, dying = s.over, s.dying
@@ -258,7 +258,7 @@ def paired(t, s, a, step, length):  # type: ignore[no-untyped-def]
         total += t.size[t.writes[writes + t.pair_write[best]]]
 
 
-@njit(cache=True)
+@jit.compiled
 def evaluate(t, s, state, target):  # type: ignore[no-untyped-def]
     """Peak (NEVER where the state cannot be), position of the peak, bytes above target, cost, and steps."""
     length, cost = generate(t, s, state)

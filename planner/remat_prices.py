@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from foreplan import jit
 from foreplan.planner.remat_tape import KEEP, NEVER, OFFLOAD
 
 _DEEPEST = 32  # so many actions are looked at for one price
 _WAITING = 0.25  # what a value dropped already, that waits recomputed for its own use, still has to give
 
 
-@njit(cache=True)
+@jit.compiled
 def available(t, state, v, position):  # type: ignore[no-untyped-def]
     """Whether a value is there at a position without being made again: it cannot be dropped, or is kept over it."""
     if t.own_at[v] == t.own_at[v + 1]:
@@ -23,7 +23,7 @@ def available(t, state, v, position):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True)
+@jit.compiled
 def price(t, state, g, stack):  # type: ignore[no-untyped-def]
     """About what it costs to bring the value of a gap back at its end, with all that is missing for it: to recompute
     it, or to copy it from the host where another gap has it there. NEVER where it cannot be recomputed.
@@ -53,7 +53,7 @@ def price(t, state, g, stack):  # type: ignore[no-untyped-def]
     return total
 
 
-@njit(cache=True)
+@jit.compiled
 def following(t, state, g, stack):  # type: ignore[no-untyped-def]
     """The state of a gap in which less of its value is kept: copied off the device, or else dropped."""
     v = t.gap_value[g]
@@ -63,7 +63,7 @@ def following(t, state, g, stack):  # type: ignore[no-untyped-def]
     return state[g] + 1
 
 
-@njit(cache=True)
+@jit.compiled
 def gain(t, state, g, stack):  # type: ignore[no-untyped-def]
     """About the bytes that keeping less of the value of a gap gives, and what that costs, recomputed or copied.
 
@@ -76,7 +76,7 @@ def gain(t, state, g, stack):  # type: ignore[no-untyped-def]
     return share * t.size[v], max(float(known), 1.0)
 
 
-@njit(cache=True)
+@jit.compiled
 def count_above(t, s, length, target):  # type: ignore[no-untyped-def]
     """Into `above`: how many of the steps measured last need more than the target, up to each position."""
     s.above[:] = 0
@@ -87,7 +87,7 @@ def count_above(t, s, length, target):  # type: ignore[no-untyped-def]
         s.above[position + 1] += s.above[position]
 
 
-@njit(cache=True)
+@jit.compiled
 def worth(t, s, state, g):  # type: ignore[no-untyped-def]
     """About how many bytes above the target dropping or copying the value over a gap saves, over all steps, a cost."""
     steps = s.above[t.gap_last[g]] - s.above[t.gap_first[g] + 1]

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from foreplan import jit
 from foreplan.planner.remat_kernels import evaluate
 from foreplan.planner.remat_prices import count_above, following, worth
 from foreplan.planner.remat_tape import DISCARD, DROP, KEEP, NEVER, OFFLOAD
@@ -75,7 +75,7 @@ def merge(archive: Archive, other: Archive) -> None:
         mine[better] = theirs[better]
 
 
-@njit(cache=True)
+@jit.compiled
 def record(archive, state, peak, cost):  # type: ignore[no-untyped-def]
     """Note a state where it is the best so far."""
     for k in range(archive.caps.size):
@@ -99,7 +99,7 @@ def record(archive, state, peak, cost):  # type: ignore[no-untyped-def]
         archive.states[low] = state
 
 
-@njit(cache=True)
+@jit.compiled
 def greedy(t, s, state, target, aim, score, boost, archive):  # type: ignore[no-untyped-def]
     """Drop values, the most bytes above the target a cost first, until the live bytes stay within it. Those that cost
     less to copy off the device than to recompute, as estimated, are copied.
@@ -166,7 +166,7 @@ def greedy(t, s, state, target, aim, score, boost, archive):  # type: ignore[no-
     return peak, cost, work
 
 
-@njit(cache=True)
+@jit.compiled
 def descend(t, s, state, aim, boost, archive, most_cost, most_work):  # type: ignore[no-untyped-def]
     """Go down the targets by `greedy`, from each to the next, as far as it goes.
 
@@ -183,7 +183,7 @@ def descend(t, s, state, aim, boost, archive, most_cost, most_work):  # type: ig
     return work
 
 
-@njit(cache=True)
+@jit.compiled
 def draw(seed):  # type: ignore[no-untyped-def]
     """The next state of a 64-bit generator of pseudo-random numbers: Marsaglia, "Xorshift RNGs", 2003."""
     seed ^= seed << np.uint64(13)
@@ -192,13 +192,13 @@ def draw(seed):  # type: ignore[no-untyped-def]
     return seed
 
 
-@njit(cache=True)
+@jit.compiled
 def below(seed, n):  # type: ignore[no-untyped-def]
     """A number from 0 to n - 1."""
     return np.int64((seed >> np.uint64(33)) % np.uint64(n))
 
 
-@njit(cache=True)
+@jit.compiled
 def ruin(t, state, plain, seed):  # type: ignore[no-untyped-def]
     """Decide anew, at random, about some of the gaps that begin within a random stretch of the order.
 
@@ -239,7 +239,7 @@ def ruin(t, state, plain, seed):  # type: ignore[no-untyped-def]
     return seed
 
 
-@njit(cache=True)
+@jit.compiled
 def restore(t, s, state, plain, target, archive, tries, seed):  # type: ignore[no-untyped-def]
     """Keep again what was dropped in vain: random gaps, one after the other, while the target is met at less cost.
 
@@ -266,7 +266,7 @@ def restore(t, s, state, plain, target, archive, tries, seed):  # type: ignore[n
     return work, seed
 
 
-@njit(cache=True, nogil=True)
+@jit.compiled(nogil=True)
 def polish(t, s, plain, aim, boost, archive, rounds, tries, number, most_work, seed):  # type: ignore[no-untyped-def]
     """Ruin and recreate (Schrimpf et al., "Record breaking optimization results", J. Computational Physics 2000) what
     is stored at every target and cap, and at its neighbours, the highest first.

@@ -13,13 +13,13 @@ class Content(NamedTuple):
         end: address after the last byte of the stretch.
         value: index, or -1 for the rubbish that a workspace leaves.
         base: address at which the value's first byte is or would be.
-        instance: which write of the value it is, a number that the verifier gives.
+        step: of the workspace that left the rubbish.
     """
 
     end: int
     value: int
     base: int
-    instance: int
+    step: int = -1
 
 
 class Memory:

@@ -15,8 +15,9 @@ def buffers(plan: Plan, problem: Problem) -> tuple[Buffer, ...]:
 
     A value lives from the step that writes it (0 if it was there before) to its last read, or to the end. Where a
     value takes the bytes of another in place, they are its own from that very step on; if it is smaller, from the step
-    after. A value that is made of parts in place holds its bytes from the step on that writes the first of them. No two
-    buffers that overlap in time overlap in bytes, so the sizes of those live at a step add up.
+    after. Likewise a value that is made of parts in place holds its bytes from the step on that joins them, and a part
+    until then. An input that nobody reads is gone when the first step begins. No two buffers that overlap in time
+    overlap in bytes, so the sizes of those live at a step add up.
     """
     return tuple(sorted(_Ledger(plan, problem).close(), key=lambda b: (b.lower, b.region, b.offset, b.upper, b.value)))
 
@@ -28,7 +29,10 @@ def live_at(plan: Plan, problem: Problem, step: int) -> tuple[Buffer, ...]:
 
 
 def bytes_by_category(plan: Plan, problem: Problem, step: int) -> dict[Category, int]:
-    """Bytes on the device at one step by what people call them; their sum at the peak is the plan's lower bound.
+    """Bytes on the device at one step by what people call them.
+
+    Their sum is what the plan holds there. At the peak it is the plan's lower bound, or above it where the plan has a
+    write beside a read whose bytes it might take.
 
     Each buffer counts as the value that its bytes hold, rounded up to what anything in its region is aligned to.
     """
@@ -36,7 +40,10 @@ def bytes_by_category(plan: Plan, problem: Problem, step: int) -> dict[Category,
 
 
 def category_series(plan: Plan, problem: Problem) -> dict[Category, np.ndarray]:
-    """`bytes_by_category` of all steps at once: int64[steps] for each category, in the order of `Category`."""
+    """`bytes_by_category` of all steps at once: int64[steps] for each category, in the order of `Category`.
+
+    Step 0 counts with what is there when it begins, if that is more.
+    """
     steps = max(len(plan.steps), 1)
     grain = granularities(problem)
     change = {category: np.zeros(steps + 1, np.int64) for category in Category}
@@ -46,7 +53,16 @@ def category_series(plan: Plan, problem: Problem) -> dict[Category, np.ndarray]:
             nbytes = align_up(buffer.nbytes, grain[buffer.region])
             change[category][buffer.lower] += nbytes
             change[category][buffer.upper] -= nbytes
-    return {category: np.cumsum(series)[:-1] for category, series in change.items()}
+    found = {category: np.cumsum(series)[:-1] for category, series in change.items()}
+    given = dict.fromkeys(Category, 0)
+    for value, _ in plan.starts:
+        v = problem.values[value]
+        if problem.regions[v.region].on_device:
+            given[v.category] += align_up(v.nbytes, grain[v.region])
+    if sum(given.values()) > sum(int(series[0]) for series in found.values()):
+        for category, series in found.items():
+            series[0] = given[category]
+    return found
 
 
 class _Ledger:
@@ -59,14 +75,15 @@ class _Ledger:
         self.offset: list[int] = []
         self.lower: list[int] = []
         self.upper: list[int] = []
-        self.over: list[int] = []  # the buffer whose bytes each took over, or -1
         self.workspaces: list[Buffer] = []
         self.current: dict[tuple[int, int], int] = {}
+        self.stored: dict[int, int] = {}  # by stored value, the buffer of its content
         for value, offset in plan.starts:
             self._open(value, offset, 0)
             if problem.values[value].role is Role.STORED:
-                self.upper[-1] = self.steps
-        self.stored = {value: index for index, value in enumerate(self.value)}
+                self.upper[-1], self.stored[value] = self.steps, self.current[value, offset]
+            elif plan.steps:
+                self.upper[-1] = 0  # gone when the first step begins, unless a step reads it
         for step in range(len(plan.steps)):
             self._run(plan, step)
         for value, offset in plan.ends:
@@ -78,42 +95,30 @@ class _Ledger:
         self.offset.append(offset)
         self.lower.append(step)
         self.upper.append(step + 1)
-        self.over.append(-1)
-
-    def _withdraw(self, buffer: int) -> int:
-        """Let bytes, and those that they took over, count with the whole that they are part of; since which step."""
-        while True:
-            self.upper[buffer] = first = self.lower[buffer]
-            if self.over[buffer] < 0:
-                return first
-            buffer = self.over[buffer]
 
     def _run(self, plan: Plan, number: int) -> None:
         values, step = self.problem.values, plan.steps[number]
         action = self.problem.actions[step.action]
-        for value, offset in zip(action.reads, step.reads):
-            buffer = self.current[value, offset]
+        read = [self.current[value, offset] for value, offset in zip(action.reads, step.reads)]
+        for buffer in read:
             self.upper[buffer] = max(self.upper[buffer], number + 1)
-        in_place = {
-            pair.write: pair.read for pair in action.overwrites if step.writes[pair.write] == step.reads[pair.read]
-        }
-        firsts = [number] * len(action.writes)
-        for part in action.parts:
-            lies = step.reads[part.read] - step.writes[part.write]
-            if lies == part.offset and values[action.reads[part.read]].nbytes:
-                buffer = self.current[action.reads[part.read], step.reads[part.read]]
-                firsts[part.write] = min(firsts[part.write], self._withdraw(buffer))
-        for i, (value, offset) in enumerate(zip(action.writes, step.writes)):
-            read = in_place.get(i, -1)
-            start, over = firsts[i], -1
-            if values[value].home >= 0:
-                self.upper[self.stored[values[value].home]] = number
-            elif read >= 0 and values[value].nbytes and values[action.reads[read]].region == values[value].region:
-                start += values[value].nbytes < values[action.reads[read]].nbytes
-                over = self.current[action.reads[read], offset]
-                self.upper[over] = start
+        lower = [number] * len(action.writes)
+        pairs = [(pair.write, pair.read, 0) for pair in action.overwrites]
+        for write, old, offset in pairs + [(part.write, part.read, part.offset) for part in action.parts]:
+            new, gone = values[action.writes[write]], values[action.reads[old]]
+            lies = step.reads[old] - step.writes[write] == offset and new.region == gone.region
+            if not lies or not new.nbytes or not gone.nbytes:
+                continue
+            if new.nbytes < gone.nbytes:
+                lower[write] = number + 1
+            else:
+                self.upper[read[old]] = number
+        for (value, offset), first in zip(zip(action.writes, step.writes), lower):
             self._open(value, offset, number)
-            self.lower[-1], self.over[-1] = start, over
+            self.lower[-1] = first
+            if (home := values[value].home) >= 0:
+                self.upper[self.stored[home]] = number
+                self.stored[home] = self.current[value, offset]
         if action.workspace:
             self.workspaces.append(
                 Buffer(-1, action.workspace_region, step.workspace, action.workspace, number, number + 1)

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from foreplan.planner.alias import merge
-from foreplan.planner.bound import granularities, live_bytes
+from foreplan.planner.bound import granularities, reserved_bytes
 from foreplan.planner.curve import Base, Curve
 from foreplan.planner.joins import join
 from foreplan.planner.layout import arena_bytes, lay_out, schedule
@@ -126,7 +126,7 @@ class _Steps:
         """Of one point of a lean curve."""
         ranges = live_ranges(lean.problem, point.order)
         chains = join(lean.problem, point.order, ranges, merge(lean.problem, point.order, ranges))
-        live = live_bytes(lean.problem, point.order, ranges, chains)
+        live = reserved_bytes(lean.problem, point.order, ranges, chains)
         options = tuple(found[index] for index in point.order)
         slowest = point.cost + sum(own[0].cost for own in options)
         more = [

@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from foreplan import jit
 from foreplan.planner.inference import MARK, NOWHERE, TOP, WORK, align, bump, infer, put, undo
 from foreplan.planner.sections import Sections
 
@@ -59,7 +59,7 @@ def empty_path(sections: Sections) -> Path:
     return Path(**columns | {"options": np.zeros(64 * depth + n, np.int64)})
 
 
-@njit(cache=True)
+@jit.compiled
 def _survey(sections, state):  # type: ignore[no-untyped-def]
     """Bring floors, choices and crossings up to date."""
     for s in range(state.floor.size):
@@ -82,7 +82,7 @@ def _survey(sections, state):  # type: ignore[no-untyped-def]
         state.choices[s] = choices
 
 
-@njit(cache=True)
+@jit.compiled
 def _choose(state, roof, rule):  # type: ignore[no-untyped-def]
     """The section to decide on, in some valley; -1 if all is placed."""
     count = state.floor.size
@@ -114,7 +114,7 @@ def _choose(state, roof, rule):  # type: ignore[no-untyped-def]
     return best
 
 
-@njit(cache=True)
+@jit.compiled
 def _mix(x):  # type: ignore[no-untyped-def]
     """The finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -122,7 +122,7 @@ def _mix(x):  # type: ignore[no-untyped-def]
     return x ^ (x >> np.uint64(31))
 
 
-@njit(cache=True)
+@jit.compiled
 def _key(sections, state, low, high):  # type: ignore[no-untyped-def]
     """A hash of all that the group's future depends on: least offsets, and who rests on the skyline."""
     key = np.uint64(0x9E3779B97F4A7C15)
@@ -138,7 +138,7 @@ def _key(sections, state, low, high):  # type: ignore[no-untyped-def]
     return key
 
 
-@njit(cache=True)
+@jit.compiled
 def _open(sections, state, path, depth, s, rank, random, noise):  # type: ignore[no-untyped-def]
     """List a node's options by rank, now and then exchanging two; returns the random number to go on with."""
     first = path.first[depth]
@@ -171,7 +171,7 @@ def _open(sections, state, path, depth, s, rank, random, noise):  # type: ignore
     return random
 
 
-@njit(cache=True)
+@jit.compiled
 def _retract(sections, state, path, depth):  # type: ignore[no-untyped-def]
     """Take back the current option of a node, if any is taken."""
     if path.trail[depth] >= 0:
@@ -180,7 +180,7 @@ def _retract(sections, state, path, depth):  # type: ignore[no-untyped-def]
         path.taken[depth] = -1
 
 
-@njit(cache=True)
+@jit.compiled
 def _return(sections, state, path, depth, low, high):  # type: ignore[no-untyped-def]
     """Leave all nodes that have no effect on the group [low, high); returns the depth of the last that has."""
     while depth >= 0 and (low < path.low[depth] or path.high[depth] < high):
@@ -189,7 +189,7 @@ def _return(sections, state, path, depth, low, high):  # type: ignore[no-untyped
     return depth
 
 
-@njit(cache=True)
+@jit.compiled
 def _advance(sections, state, path, depth, capacity, roof, any_fixed):  # type: ignore[no-untyped-def]
     """Take a node's next option; False if nothing can follow from it."""
     k = path.next[depth]
@@ -208,7 +208,7 @@ def _advance(sections, state, path, depth, capacity, roof, any_fixed):  # type: 
     return infer(sections, state, capacity, roof, any_fixed) and fits
 
 
-@njit(cache=True)
+@jit.compiled
 def _next_live(sections, state, path, depth, capacity, roof, any_fixed, dead, failures, budget):  # type: ignore[no-untyped-def]
     """Go on at the deepest node with an option left that may lead somewhere.
 
@@ -230,7 +230,7 @@ def _next_live(sections, state, path, depth, capacity, roof, any_fixed, dead, fa
     return -1, failures
 
 
-@njit(cache=True)
+@jit.compiled
 def search(sections, state, path, rank, rule, noise, seed, capacity, roof, any_fixed, dead, failures, budget):  # type: ignore[no-untyped-def]
     """Look for a placement of what `state` has not placed, depth first.
 

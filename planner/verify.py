@@ -36,7 +36,7 @@ def verify(plan: Plan, problem: Problem) -> None:
     for number in range(len(plan.steps)):
         replay.run(number)
     replay.finish()
-    _check_figures(plan, problem, replay.live_bytes())
+    _check_figures(plan, problem, _live_bytes(plan, problem))
 
 
 def _check_form(plan: Plan, problem: Problem) -> None:
@@ -69,6 +69,85 @@ def _check_effects(plan: Plan, problem: Problem) -> None:
             )
 
 
+def _live_bytes(plan: Plan, problem: Problem) -> list[int]:
+    """Bytes on the device that any plan of these steps needs at each of them, wherever values lie: from the last step
+    to the first, what is read there or needed later, what is written, and workspace, less what may share bytes.
+
+    Sizes are rounded up to the smallest alignment in their region. What is there at the start counts at step 0, if it
+    is more.
+    """
+    values, regions = problem.values, problem.regions
+    grain = [ALIGNMENT] * len(regions)
+    for v in values:
+        grain[v.region] = min(grain[v.region], v.alignment) if v.nbytes else grain[v.region]
+    size = [
+        -(-v.nbytes // grain[v.region]) * grain[v.region] if regions[v.region].on_device and v.home < 0 else 0
+        for v in values
+    ]
+    stored = {i for i, v in enumerate(values) if v.role is Role.STORED}
+    persistent = sum(size[v] for v in stored)
+    needed = {i for i, v in enumerate(values) if v.role is Role.OUTPUT}
+    later = sum(size[v] for v in needed)
+    live = []
+    for step in reversed(plan.steps):
+        action = problem.actions[step.action]
+        made = set(action.writes)
+        later -= sum(size[v] for v in made & needed)
+        needed -= made
+        dying = {v for v in action.reads if v not in needed and v not in stored}
+        later += sum(size[v] for v in dying)
+        needed |= dying
+        unit = grain[action.workspace_region]
+        scratch = -(-action.workspace // unit) * unit if regions[action.workspace_region].on_device else 0
+        both = _shared(problem, action, dying, size) if action.overwrites or action.parts else 0
+        live.append(persistent + later + sum(size[v] for v in made) + scratch - both)
+    live = live[::-1] or [0]
+    given = sum(size[v] for v, value in enumerate(values) if value.role is Role.INPUT)
+    live[0] = max(live[0], persistent + given)
+    return live
+
+
+def _shared(problem: Problem, action: Action, dying: set[int], size: list[int]) -> int:
+    """The most bytes that writes can have in common with dying reads: what must overwrite one does; of the rest, the
+    largest set of writes with a read each, found one by one from the largest write on, by alternating paths.
+    """
+    values = problem.values
+    takers: list[tuple[int, list[int]]] = []  # bytes in common, and the reads that may give them
+    total, free, wanting = 0, {v for v in dying if values[v].home < 0}, set(range(len(action.writes)))
+    for pair in action.overwrites:
+        if pair.required:
+            wanting.discard(pair.write)
+            if action.reads[pair.read] in free and size[action.writes[pair.write]]:
+                free.remove(action.reads[pair.read])
+                total += size[action.writes[pair.write]]
+    for write in wanting:
+        old = [action.reads[pair.read] for pair in action.overwrites if pair.write == write]
+        takers.append((size[action.writes[write]], [v for v in old if v in free]))
+    for part in action.parts:
+        piece = action.reads[part.read]
+        unit = min(values[piece].alignment, values[action.writes[part.write]].alignment)
+        if piece in free and part.offset % unit == 0:
+            takers.append((size[piece], [piece]))
+    giver: dict[int, int] = {}  # by read, the taker that has it
+    for taker in sorted(range(len(takers)), key=lambda i: takers[i][0], reverse=True):
+        before: dict[int, int] = {}  # by read on a path, the read that its taker would give up for it, or -1
+        paths = [(read, -1) for read in takers[taker][1]]
+        for read, from_read in paths:
+            if read in before:
+                continue
+            before[read] = from_read
+            if read in giver:
+                paths += [(other, read) for other in takers[giver[read]][1]]
+                continue
+            while before[read] >= 0:
+                giver[read] = giver[before[read]]
+                read = before[read]
+            giver[read] = taker
+            total += takers[taker][0]
+            break
+    return total
+
+
 def _check_figures(plan: Plan, problem: Problem, live: list[int]) -> None:
     arena = sum(height for height, region in zip(plan.heights, problem.regions) if region.on_device)
     if plan.arena_bytes != arena:
@@ -87,7 +166,7 @@ def _check_figures(plan: Plan, problem: Problem, live: list[int]) -> None:
 
 
 class _Replay:
-    """Abstract memory, and for every instance (one write of a value) when it was written and last read."""
+    """Abstract memory of every region, and where stored values are at home."""
 
     def __init__(self, plan: Plan, problem: Problem) -> None:
         self.plan = plan
@@ -95,13 +174,8 @@ class _Replay:
         self.memory = [Memory() for _ in problem.regions]
         self.where = "at the start"
         self.home: dict[int, int] = {}  # offsets of stored values
+        self.made: set[int] = set()  # values that were there or have been written, for those of no bytes
         self.guarded: list[list[tuple[int, int, int]]] = [[] for _ in problem.regions]
-        self.value: list[int] = []
-        self.written: list[int] = []
-        self.first: list[int] = []  # the step from which it counts
-        self.last: list[int] = []
-        self.over: list[int] = []  # the instance whose bytes it took over, or -1
-        self.within: set[int] = set()  # instances that count with the whole in which they were made
 
     # What is there before and after.
 
@@ -117,7 +191,7 @@ class _Replay:
             for _, _, content in self.memory[values[value].region].read(low, high):
                 if content is not None:
                     self._fail(f"{self._name(value, low)} overlaps {self._held(content, low, high)}")
-            self._write(value, offset, 0)
+            self._write(value, offset)
             if values[value].role is Role.STORED:
                 self.home[value] = offset
                 if low < high:
@@ -139,7 +213,7 @@ class _Replay:
             home = value if values[value].role is Role.STORED else values[value].home
             if home >= 0 and offset != self.home[home]:
                 self._fail(f"{values[value].name!r} must be at home, offset {self.home[home]}, not at {offset}")
-            self._read(value, offset, len(self.plan.steps) - 1)
+            self._read(value, offset)
 
     # One step.
 
@@ -149,24 +223,19 @@ class _Replay:
         action = self.problem.actions[step.action]
         self.where = f"step {number} ({action.name!r})"
         values = self.problem.values
-        found = [self._read(value, offset, number) for value, offset in zip(action.reads, step.reads)]
+        for value, offset in zip(action.reads, step.reads):
+            self._read(value, offset)
         writes = [self._range(value, offset) for value, offset in zip(action.writes, step.writes)]
         in_place = self._in_place(action, step)
         self._check_disjoint(action, step, writes, in_place)
         if action.workspace:
             low, high = step.workspace, step.workspace + action.workspace
             self.memory[action.workspace_region].write(low, Content(high, -1, low, number))
-        for i, (value, offset) in enumerate(zip(action.writes, step.writes)):
+        for value, offset in zip(action.writes, step.writes):
             if values[value].home >= 0 and offset != self.home[values[value].home]:
                 home = self.home[values[value].home]
                 self._fail(f"{values[value].name!r} must be written at home, offset {home}, not at {offset}")
-            taken = [found[read] for write, read in in_place if write == i and found[read] >= 0]
-            self._write(value, offset, number)
-            if any(part.write == i for part in action.parts):
-                self._hold(taken)
-            elif taken:
-                self.over[-1] = taken[0]
-                self.first[-1] = number + 1
+            self._write(value, offset)
 
     def _in_place(self, action: Action, step: Step) -> set[tuple[int, int]]:
         """The permitted pairs (write, read) that this step takes: overwrites at the first byte, parts at theirs."""
@@ -227,71 +296,21 @@ class _Replay:
             self._fail(f"{self._name(value, offset)} is not within {self._region(v.region)}")
         return offset, offset + v.nbytes
 
-    def _read(self, value: int, offset: int, number: int) -> int:
-        """Check that memory holds a value at an offset, and note that its instance lived until this step; which it is,
-        or -1 for no bytes.
-        """
+    def _read(self, value: int, offset: int) -> None:
+        """Check that memory holds a value at an offset, whole."""
         low, high = self._range(value, offset)
-        instance = -1
+        if low == high and value not in self.made:
+            self._fail(f"{self._name(value, low)} is needed, but nothing has made it yet")
         for start, end, content in self.memory[self.problem.values[value].region].read(low, high):
             if content is None or content.value != value or content.base != low:
                 self._fail(f"{self._name(value, low)} is needed, but {self._held(content, start, end)} is there")
-            instance = content.instance
-            self.last[instance] = max(self.last[instance], number)
-        return instance
 
-    def _write(self, value: int, offset: int, number: int) -> None:
+    def _write(self, value: int, offset: int) -> None:
         """Put a value at an offset."""
         low, high = self._range(value, offset)
-        instance = len(self.value)
-        self.value.append(value)
-        self.written.append(number)
-        self.first.append(number)
-        self.last.append(-1)
-        self.over.append(-1)
+        self.made.add(value)
         if low < high:
-            self.memory[self.problem.values[value].region].write(low, Content(high, value, low, instance))
-
-    def _hold(self, parts: list[int]) -> None:
-        """Let what was written last count from the first step of the parts that were made in it, and these no more."""
-        for part in parts:
-            while part >= 0:
-                self.within.add(part)
-                self.first[-1] = min(self.first[-1], self.first[part])
-                part = self.over[part]
-
-    # Figures.
-
-    def live_bytes(self) -> list[int]:
-        """Bytes on the device that are needed at each step, each rounded up to its region's smallest alignment.
-
-        What is made of parts in place is needed from the step on that writes the first of them.
-        """
-        values, regions = self.problem.values, self.problem.regions
-        grain = [ALIGNMENT] * len(regions)
-        for v in values:
-            if v.nbytes:
-                grain[v.region] = min(grain[v.region], v.alignment)
-        change = [0] * (max(len(self.plan.steps), 1) + 2)
-        for instance, index in enumerate(self.value):
-            v, last = values[index], max(self.last[instance], self.written[instance])
-            if not regions[v.region].on_device or v.home >= 0 or instance in self.within:
-                continue
-            nbytes = -(-v.nbytes // grain[v.region]) * grain[v.region]
-            if v.role is Role.STORED:
-                last = len(change) - 3
-            change[self.first[instance]] += nbytes
-            change[last + 1] -= nbytes
-        for number, step in enumerate(self.plan.steps):
-            action = self.problem.actions[step.action]
-            if action.workspace and regions[action.workspace_region].on_device:
-                unit = grain[action.workspace_region]
-                change[number] += -(-action.workspace // unit) * unit
-                change[number + 1] -= -(-action.workspace // unit) * unit
-        live = [change[0]]
-        for delta in change[1:-2]:
-            live.append(live[-1] + delta)
-        return live
+            self.memory[self.problem.values[value].region].write(low, Content(high, value, low))
 
     # People.
 
@@ -309,7 +328,7 @@ class _Replay:
         if content is None:
             return f"nothing, in [{low}, {high}),"
         if content.value < 0:
-            return f"rubbish that the workspace of step {content.instance} left in [{low}, {high})"
+            return f"rubbish that the workspace of step {content.step} left in [{low}, {high})"
         name = self.problem.values[content.value].name
         return f"{name!r}, its bytes [{low - content.base}, {high - content.base}), in [{low}, {high}),"
 

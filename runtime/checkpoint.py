@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from foreplan.errors import SessionError
-from foreplan.files import write_atomically
+from foreplan.files import open_atomically
 from foreplan.graph import Kind
+from foreplan.graph.init import BLOCK
 from foreplan.lower.program import Program, Slot
 from foreplan.runtime.engine import Place
 
 FORMAT = "foreplan.checkpoint.1"
 # One key of the file's metadata holds all of ours: the safetensors library writes several keys in any order.
 KEY = "foreplan"
+# Element types as the format names them. Written here, since the library copies all values first, and ends the process
+# where there is no memory for that.
+_TYPES = {
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+    "bool": "BOOL",
+    "bfloat16": "BF16",
+}
 
 
 def save_checkpoint(path: str, program: Program, places: Mapping[str, Place]) -> None:
@@ -25,22 +39,41 @@ def save_checkpoint(path: str, program: Program, places: Mapping[str, Place]) ->
     Raises:
         UsageError, SessionError: the file cannot be written; an older one at the same place is as it was.
     """
-    from safetensors.numpy import save
-
     kept = _kept(program)
     state = [slot.name for slot in kept if slot.kind is Kind.STATE]
     about = json.dumps({"format": FORMAT, "model": program.model, "state": state}, ensure_ascii=False)
-    write_atomically(path, save({slot.name: places[slot.name].read() for slot in kept}, {KEY: about}))
+    # As the safetensors library lays files out: larger elements first, so that all are aligned, then by name.
+    ordered = sorted(kept, key=lambda slot: (-slot.operand.type.dtype.numpy.itemsize, slot.name))
+    header: dict[str, Any] = {"__metadata__": {KEY: about}}
+    end = 0
+    for slot in ordered:
+        type, begin = slot.operand.type, end
+        end += type.nbytes
+        header[slot.name] = {"dtype": _TYPES[type.dtype.name], "shape": type.shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open_atomically(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for slot in ordered:
+            file.write(np.ascontiguousarray(places[slot.name].read()).data.cast("B"))
 
 
-def load_checkpoint(path: str, program: Program, places: Mapping[str, Place], state: bool = True) -> bool:
-    """Read a checkpoint into the stored values: all of it, or none if anything is wrong.
+def load_checkpoint(
+    path: str,
+    program: Program,
+    places: Mapping[str, Place],
+    state: bool = True,
+    begun: Callable[[], None] = lambda: None,
+) -> bool:
+    """Read a checkpoint into the stored values, with little memory beside them: all of it, or none if anything is wrong
+    with the file.
 
     A file that has no state at all leaves the program's as it is, and a program that keeps none (inference) passes
     over the file's.
 
     Args:
         state: False reads parameters and buffers alone, whatever state the file has.
+        begun: called when all was checked, before the first value is written.
 
     Returns:
         Whether everything was read that the program keeps from step to step.
@@ -48,28 +81,58 @@ def load_checkpoint(path: str, program: Program, places: Mapping[str, Place], st
     Raises:
         SessionError: the file cannot be read, or does not hold what the program needs.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     if os.path.isdir(path):
         raise SessionError(f"{path!r} is a directory, and no checkpoint")
+    with _readable(path), safe_open(path, framework="numpy") as file:
+        slots = _check(path, program, set(file.keys()), _state_in(file.metadata() or {}), state)
+        found = {slot.name: file.get_slice(slot.name) for slot in slots}
+        for slot in slots:
+            _check_type(path, slot, found[slot.name])
+        begun()
+        for slot in slots:
+            places[slot.name].fill(partial(_read, found[slot.name]))
+    return len(slots) == len(_kept(program))
+
+
+@contextmanager
+def _readable(path: str) -> Iterator[None]:
+    """Say of what goes wrong within that a file is no checkpoint, or cannot be read."""
+    from safetensors import SafetensorError
+
     try:
-        with safe_open(path, framework="numpy") as file:
-            found = _check(path, program, set(file.keys()), _state_in(file.metadata() or {}), state)
-            loaded = {slot.name: file.get_tensor(slot.name) for slot in found}
+        yield
     except FileNotFoundError:
         raise SessionError(f"there is no checkpoint {path!r}") from None
+    except RecursionError:
+        raise SessionError(f"{path!r} is not a checkpoint that can be read: its metadata are nested too deep") from None
     except (SafetensorError, OSError, ValueError, TypeError) as error:
         raise SessionError(f"{path!r} is not a checkpoint that can be read: {error}") from None
-    for slot in found:
-        array, want = loaded[slot.name], slot.operand.type
-        if array.shape != want.shape or array.dtype != want.dtype.numpy:
-            extents = ",".join(map(str, array.shape))
-            raise SessionError(
-                f"{path!r} is of another model: its {slot.name!r} is {array.dtype}[{extents}], and not {want}"
-            )
-    for slot in found:
-        places[slot.name].write(loaded[slot.name])
-    return len(found) == len(_kept(program))
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":  # the library's own way to end: a panic, where memory is short
+            raise
+        raise SessionError(f"{path!r} cannot be read: {error}; is there enough memory?") from None
+
+
+def _check_type(path: str, slot: Slot, found: Any) -> None:
+    """Hold the shape and type of a tensor in a file against the slot's."""
+    name, shape, want = found.get_dtype(), tuple(found.get_shape()), slot.operand.type
+    if shape != want.shape or name != _TYPES[want.dtype.name]:
+        own = next((own for own, theirs in _TYPES.items() if theirs == name), name)
+        extents = ",".join(map(str, shape))
+        raise SessionError(f"{path!r} is of another model: its {slot.name!r} is {own}[{extents}], and not {want}")
+
+
+def _read(found: Any, out: np.ndarray) -> None:
+    """Read a tensor into an array of its shape and type, a block at a time."""
+    if out.nbytes <= BLOCK or out.ndim == 0:
+        out[...] = found[...]
+        return
+    rows = max(1, BLOCK * len(out) // out.nbytes)
+    for start in range(0, len(out), rows):
+        stop = min(start + rows, len(out))
+        out[start:stop] = found[start:stop]
 
 
 def _kept(program: Program) -> list[Slot]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from foreplan.cpu.kernel import Run, one_after_another
 from foreplan.cpu.native import Joined, joined
 from foreplan.cpu.table import kernels_for
-from foreplan.cpu.threads import set_threads
+from foreplan.cpu.threads import set_threads, threads_set, with_team
 from foreplan.errors import PlanError, UsageError
 from foreplan.lower import target_named
 from foreplan.lower.cpu import CpuTarget
 from foreplan.lower.program import Call, Program
 from foreplan.planner.plan import Plan
-from foreplan.runtime.engine import Memory
+from foreplan.runtime.engine import Memory, Watch
 from foreplan.runtime.numpy import NumpyBound, NumpyEngine
 
 
@@ -25,20 +25,30 @@ class CpuBound(NumpyBound):
     """A plan on the CPU engine.
 
     Attributes:
+        threads: that work on each kernel, whichever of Python's threads runs the plan: OpenMP keeps their number for
+            each of those, and begins with its own for a new one.
         joined: the calls, those of compiled functions made by one.
     """
 
     def __init__(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> None:
         self.threads = _threads(program)
         super().__init__(program, plan, regions)
-        self.joined = joined(self.calls)
+        self.joined = joined([threads_set(self.threads), *self.calls])
         self._native = all(isinstance(call, Joined) for call in self.joined)
 
     def run(self) -> None:
         """Execute the plan once."""
+        with_team(self._run, self.threads)
+
+    def _run(self) -> None:
         with nullcontext() if self._native else np.errstate(all="ignore"):  # which takes a few microseconds
             for call in self.joined:
                 call()
+
+    def run_watched(self, watch: Watch) -> None:
+        """Execute the plan once, with `watch` called around every step."""
+        set_threads(self.threads)
+        with_team(partial(super().run_watched, watch), self.threads)
 
     @cached_property
     def apart(self) -> Sequence[Run]:

@@ -11,7 +11,7 @@ from foreplan.errors import PlanError, SessionError, TargetError, UsageError
 from foreplan.gpu.driver import Card
 from foreplan.gpu.launch import ALIGNMENT, Address, Clear, Copy, Execute, Instruction, Launch, LaunchKernel, Multiply
 from foreplan.gpu.nvrtc import architecture_of, figures, key_of
-from foreplan.gpu.table import kernel_named
+from foreplan.gpu.table import kernel_named, kernels_for
 from foreplan.lower.cuda import CudaTarget
 from foreplan.lower.program import Call, Operand, Program, Slot
 from foreplan.planner.plan import Plan, Step
@@ -42,7 +42,7 @@ class CudaBound:
     ) -> None:
         self.program, self.regions, self.card, self.target = program, regions, card, target
         self.capture = capture
-        self.code = dict(program.code)
+        self.code = dict(program.code) if program.trusted else {}
         self.of_step = [self._ready(step) for step in plan.steps]
         self.calls = [call for calls in self.of_step for call in calls]
         self.replay: Run | None = None
@@ -134,7 +134,17 @@ class CudaBound:
 
     def _kernel(self, call: Call, workspace: int) -> LaunchKernel:
         reads, writes = ([operand.window for operand in found] for found in (call.inputs, call.outputs))
-        kernel = kernel_named(call.op, call.kernel, call.payload, reads, writes, self.target.device)
+        device, tf32, deterministic = self.target.device, self.target.tf32, self.target.deterministic
+        if call.payload and not self.program.trusted:
+            made = kernels_for(call.op, reads, writes, device, tf32=tf32, deterministic=deterministic)
+            kernel = made.get(call.kernel)
+            if kernel is None or kernel.workspace != workspace:
+                raise PlanError(
+                    f"node {call.node!r}: the plan file has machine code for {call.kernel!r}, which runs if you trust "
+                    "the file alone (trust_code=True, --trust-code), and cuDNN makes none such: plan the model again"
+                )
+            return kernel
+        kernel = kernel_named(call.op, call.kernel, call.payload, reads, writes, device)
         if kernel is None or kernel.workspace != workspace:
             raise PlanError(f"node {call.node!r}: the kernel {call.kernel!r} needs another workspace; compile again")
         return kernel

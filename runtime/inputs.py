@@ -51,10 +51,7 @@ def check_array(slot: Slot, given: Any, micro_batches: int | None = None) -> np.
         InputError: wrong shape, a type that does not convert safely, or a value out of range.
     """
     want = slot.operand.type.shape
-    try:
-        array = given if type(given) is np.ndarray else np.asarray(given)
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{slot.name!r} cannot be made an array: {error}") from None
+    array = given if type(given) is np.ndarray else _array(slot.name, given)
     if micro_batches is not None:
         want = (micro_batches, *want)
     if array.shape != want:
@@ -63,6 +60,38 @@ def check_array(slot: Slot, given: Any, micro_batches: int | None = None) -> np.
         raise InputError(f"{slot.name!r} must have the shape {list(want)}{of or ','} and has {list(has)}{hint}")
     check_elements(slot, array)
     return array
+
+
+def _array(name: str, given: Any) -> np.ndarray:
+    """Anything as NumPy takes it for an array, or by DLPack.
+
+    Raises:
+        InputError: it is no array, or elements of it are masked, which would be lost.
+    """
+    for part in given if isinstance(given, list | tuple) else (given,):
+        if isinstance(part, np.ma.MaskedArray) and (count := np.ma.count_masked(part)):
+            raise InputError(
+                f"{name!r} has {count} masked elements, and a step knows no masks: write .filled(value), or give the "
+                "mask as an input of the model"
+            )
+    try:
+        array = np.from_dlpack(given) if _is_dlpack_alone(given) else np.asarray(given)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever another library's array says
+        raise InputError(f"{name!r} cannot be made an array: {error}") from None
+    if array.dtype == object and not array.ndim:
+        if given is None:
+            raise InputError(f"{name!r} must be an array and is None")
+        how = next((f": write .{how}()" for how in ("toarray", "todense") if hasattr(given, how)), "")
+        raise InputError(f"{name!r} is a {type(given).__name__}, and no array{how}")
+    return array
+
+
+def _is_dlpack_alone(given: Any) -> bool:
+    """Whether NumPy's own protocols do not know it."""
+    own = ("__array__", "__array_interface__", "__array_struct__")
+    return hasattr(given, "__dlpack__") and not any(hasattr(given, name) for name in own)
 
 
 def check_elements(slot: Slot, array: np.ndarray) -> None:
@@ -74,6 +103,9 @@ def check_elements(slot: Slot, array: np.ndarray) -> None:
     want = slot.operand.type
     target = want.dtype.numpy
     if array.dtype != target:
+        if array.dtype.names:
+            fields, one = ", ".join(array.dtype.names), [array.dtype.names[0]]
+            raise InputError(f"{slot.name!r} has fields ({fields}): give one of them, such as {one}")
         if array.dtype.kind not in "biuf" or not (
             np.can_cast(array.dtype, target, "same_kind") or (array.dtype.kind in "iu" and target.kind in "iu")
         ):

@@ -54,8 +54,12 @@ class HostPlace:
         make(self.array)
 
     def write(self, array: np.ndarray) -> None:
-        """Copied."""
-        self.array[...] = array
+        """Copied; what float32 cannot hold is infinite, whatever NumPy was told to do then."""
+        if array.dtype == self.array.dtype:
+            self.array[...] = array
+        else:
+            with np.errstate(all="ignore"):
+                self.array[...] = array
 
     def fetch(self, into: np.ndarray) -> Run:
         """Copied at once."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from foreplan.errors import PlanError
 from foreplan.lower import Call, Operand, Program, Slot, Target, target_named
 from foreplan.lower.program import REGIONS, WITH_HOST
-from foreplan.planner import Action, Role
-
-_SLOT_ROLES = {"input": (Role.INPUT,), "stored": (Role.STORED,), "ahead": (Role.STORED,)}  # all others are results
+from foreplan.planner import Action, Plan, check_problem
+from foreplan.runtime.slotcheck import check_slots
 
 
 def slots_of(program: Program) -> Iterator[tuple[str, Slot]]:
@@ -23,60 +22,74 @@ def slots_of(program: Program) -> Iterator[tuple[str, Slot]]:
         yield "loss", program.loss
 
 
-def check_calls(program: Program, used: Collection[int]) -> None:
-    """What an action reads, writes and needs must be what its call really does: the verifier trusts the problem.
+def check_program(program: Program, plan: Plan) -> None:
+    """What can be derived of a program must be what its calls make it: the verifier trusts the problem.
+
+    Types are right already, and so is what else of an action follows from its call.
 
     Args:
-        used: the actions that the plan runs; what else the kernels of others are is not in its file.
+        plan: the verifier proves it, but for what it has no use for.
+
+    Raises:
+        PlanError: names the node, slot or value, and what is wrong with it.
     """
     target = target_named(program.target)
     _check_device(program, target)
     if program.regions not in (REGIONS, WITH_HOST):
         raise PlanError(f"its regions are {[region.name for region in program.regions]}, which no program has")
-    for role, slot in slots_of(program):
+    check_problem(program)
+    for _, slot in slots_of(program):
         _check_window(program, slot.operand, f"slot {slot.name!r}")
-        if program.values[slot.operand.value].role not in _SLOT_ROLES.get(role, (Role.OUTPUT, Role.STORED)):
-            raise PlanError(f"slot {slot.name!r}: its value is not there when the step begins or ends")
-        if role == "stored" and (slot.init is None or not slot.kind.is_stored):
-            raise PlanError(f"slot {slot.name!r}: a stored value needs a first content and a kind that is stored")
     _check_ahead(program)
-    for index, (action, call) in enumerate(zip(program.actions, program.calls)):
-        where = f"node {call.node!r}"
-        for operand in (*call.inputs, *call.outputs):
-            _check_window(program, operand, where)
-        inputs, outputs = [x.type for x in call.inputs], [x.type for x in call.outputs]
-        if tuple(outputs) != call.op.infer(inputs):
-            raise PlanError(f"{where}: {call.op} of {inputs} does not give {outputs}")
-        windows = [operand.window for operand in call.outputs]
-        for operand, window in zip(call.outputs, windows):
-            whole = operand.offset == 0 and operand.type.nbytes == program.values[operand.value].nbytes
-            if not whole or not window.is_compact:
-                raise PlanError(f"{where}: an output must be a whole value")
-        if index not in used:
-            continue
-        kernel = target.kernel(call.op, call.kernel, call.payload, [x.window for x in call.inputs], windows)
-        if kernel is None:
-            raise PlanError(f"{where}: target {target.name} has no kernel {call.kernel!r} for {call.op.name}")
-        if action.workspace != kernel.workspace:
-            raise PlanError(f"{where}: needs {kernel.workspace} bytes of workspace, and {action.workspace} are planned")
-        _check_reads(target, call)
-        _check_overwrites(action, call, kernel.overwrites, where)
-        _check_parts(action, call, kernel.parts, where)
+    used = {step.action for step in plan.steps}
+    for index in range(len(program.calls)):
+        _check_call(program, index, target, index in used)
+    check_slots(program, target)
+    for number, step in enumerate(plan.steps):
+        if 0 <= step.action < len(program.actions) and not program.actions[step.action].workspace and step.workspace:
+            raise PlanError(f"step {number} needs no workspace, and has one at {step.workspace}")
+    if sum(value.nbytes for value in program.values) + sum(action.workspace for action in program.actions) >> 62:
+        raise PlanError("all values and workspaces together have more than 2**62 bytes")
+
+
+def _check_call(program: Program, index: int, target: Target, used: bool) -> None:
+    """Windows, kernel, workspace and rights of one action; what else the kernels are that are not used, such as
+    a plan of cuDNN's, is not in the file.
+    """
+    action, call = program.actions[index], program.calls[index]
+    where = f"node {call.node!r}"
+    for operand in (*call.inputs, *call.outputs):
+        _check_window(program, operand, where)
+    windows = [operand.window for operand in call.outputs]
+    for operand, window in zip(call.outputs, windows):
+        whole = operand.offset == 0 and operand.type.nbytes == program.values[operand.value].nbytes
+        if not whole or not window.is_compact:
+            raise PlanError(f"{where}: an output must be a whole value")
+    kernel = target.kernel(call.op, call.kernel, call.payload, [x.window for x in call.inputs], windows)
+    if kernel is None and not used and not call.payload and target.name.startswith("cuda"):
+        return
+    if kernel is None:
+        raise PlanError(f"{where}: target {target.name} has no kernel {call.kernel!r} for {call.op.name}")
+    if any(operand.offset % kernel.alignment for operand in (*call.inputs, *call.outputs)):
+        raise PlanError(f"{where}: the kernel {call.kernel!r} needs operands at multiples of {kernel.alignment} bytes")
+    if action.workspace != kernel.workspace:
+        raise PlanError(f"{where}: needs {kernel.workspace} bytes of workspace, and {action.workspace} are planned")
+    _check_reads(target, call)
+    _check_overwrites(action, call, kernel.overwrites, where)
+    _check_parts(action, call, kernel.parts, where)
 
 
 def _check_ahead(program: Program) -> None:
-    """Second slots are bytes of their own, whole and in C order, that no action touches; an input has one at most."""
+    """Second slots are bytes of their own that no action touches; an input has one at most."""
     inputs = {slot.name: slot.operand.type for slot in program.inputs if slot.init is None}
-    touched = {slot.operand.value for slot in program.stored} | {value.home for value in program.values}
-    touched.update(operand.value for call in program.calls for operand in (*call.inputs, *call.outputs))
+    touched = {operand.value for call in program.calls for operand in (*call.inputs, *call.outputs)}
     for slot in program.ahead:
-        operand = slot.operand
-        whole = operand.offset == 0 and operand.type.nbytes == program.values[operand.value].nbytes
-        if operand.value in touched or not whole or not operand.window.is_dense:
+        if slot.operand.value in touched:
             raise PlanError(f"the second slot of {slot.name!r} is no bytes of its own")
-        if inputs and inputs.get(slot.name) != operand.type:
+        if inputs and inputs.pop(slot.name, None) != slot.operand.type:
             raise PlanError(f"there is a second slot for {slot.name!r}, and no such input without a default")
-        touched.add(operand.value)
+    if program.ahead and inputs:
+        raise PlanError(f"other inputs have a second slot, and {next(iter(inputs))!r} has none")
 
 
 def _check_device(program: Program, target: Target) -> None:
@@ -85,6 +98,10 @@ def _check_device(program: Program, target: Target) -> None:
     for name, wanted in program.profile.needs if program.profile is not None else ():
         if here.get(name) != wanted:
             raise PlanError(f"it was made for {name} {wanted}, and this machine has {here.get(name, 'none')}")
+    if program.profile is None or len(program.profile.needs) != len(here) or program.target != target.name:
+        raise PlanError(
+            f"it does not say all that it was made for: target {target.name}, {', '.join(here) or 'no more'}"
+        )
 
 
 def _check_window(program: Program, operand: Operand, where: str) -> None:

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import numpy as np
 
-from foreplan.errors import InputError, SessionError, UsageError
+from foreplan.arguments import flag, instance, path_of, whole
+from foreplan.errors import InputError, SessionError
 from foreplan.graph import Kind
 from foreplan.graph.init import generator_for
 from foreplan.lower.program import ARENA, HOST, PARAMETERS, Program, Slot
 from foreplan.planner import verify
 from foreplan.planner.plan import Plan
 from foreplan.runtime.check import Timing, Trace
-from foreplan.runtime.engine import Engine, Memory, Place, Run, Watch
+from foreplan.runtime.engine import Engine, Memory, Run, Watch
 from foreplan.runtime.half import Half
-from foreplan.runtime.inputs import check_array, check_inputs
+from foreplan.runtime.inputs import check_inputs
 from foreplan.runtime.numpy import NumpyEngine
+from foreplan.runtime.room import check_room
+from foreplan.runtime.stored import Stored
+from foreplan.runtime.turn import Turn
 from foreplan.runtime.update import Update
 from foreplan.units import format_bytes
 
 Arrays = dict[str, np.ndarray]
+
+_WAY_OUT = "load the last checkpoint, or bind again"
+_CARD = Turn()  # of all sessions on a card: they queue their work in one stream
 
 
 def _engine(target: str, capture: bool) -> Engine:
@@ -56,32 +64,30 @@ class Result:
     gradients: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-class Stored(MutableMapping[str, np.ndarray]):
-    """Named stored values; reading gives a copy, assigning checks shape and type and writes into the arena."""
+@dataclass(eq=False)
+class _Begun:
+    """A step that has begun, of which a card may have everything still to do.
 
-    def __init__(self, slots: Mapping[str, Slot], places: Mapping[str, Place]) -> None:
-        self._slots, self._places = slots, places
+    Attributes:
+        waits: what has to be waited for.
+        read: the arrays that results are copied into.
+        loss: likewise; None where the program has none.
+        result: what the step returns, once it is done.
+    """
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._places[name].read().copy()
-
-    def __setitem__(self, name: str, array: Any) -> None:
-        if name not in self._places:
-            raise SessionError(f"there is no stored value {name!r}; nothing can be added to a session")
-        self._places[name].write(check_array(self._slots[name], array))
-
-    def __delitem__(self, name: str) -> None:
-        raise SessionError(f"{name!r} cannot be deleted: its place in the arena is part of the plan")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
+    waits: list[Run]
+    read: list[np.ndarray]
+    loss: np.ndarray | None
+    result: Result | None = None
 
 
 class Session:
     """One arena and what runs in it. Nothing that grows with the model is allocated after it was made.
+
+    A session may be used from several threads and serves one call at a time: a step, `save`, `load`, reading or writing
+    a parameter. Another call waits for its turn. Sessions that share an arena (`share`), and all that run on a card,
+    take turns with one another; others run side by side. In a forked process nobody waits for a thread that is not
+    there, and a session that was forked in the middle of a step says so.
 
     Attributes:
         program: what runs; of a step that accumulates gradients, the half that runs for each micro-batch.
@@ -124,37 +130,50 @@ class Session:
             VerificationError: the plan is not right for the program.
             TargetError: there is no card, or none that the step was planned for.
             SessionError: the sessions cannot share, or there is no memory.
+            DoesNotFitError: it would take more host memory than the machine, or a limit of this process, leaves.
         """
-        if not 0 <= seed < 1 << 63:
-            raise UsageError(f"a seed is a whole number from 0 to 2**63 - 1, and is {seed}")
+        seed = whole("a seed", seed, 0, (1 << 63) - 1)
+        threads = None if threads is None else whole("threads", threads, 1)
+        poison, capture = flag("poison", poison), flag("capture", capture)
+        if share is not None:
+            instance("share", share, Session, "give what bind() returned, of a step of the same model")
         verify(plan, program)
         if update is not None:
             update.verify(program, plan)
         self.program, self.plan, self.update = program, plan, update
-        if threads is not None and threads < 1:
-            raise UsageError(f"threads must be at least 1, and is {threads}")
         engine = _engine(program.target, capture)
         engine.use_threads(program, threads)
         if share is not None:
             _check_sharing(program, plan, share)
+        self._turn: Turn = share._turn if share is not None else _CARD if engine.name == "cuda" else Turn()
+        with self._turn.lock:
+            self._bind(engine, share, seed, poison)
+
+    def _bind(self, engine: Engine, share: Session | None, seed: int, poison: bool) -> None:
+        """Allocate, bind, and draw the first parameters."""
+        program, plan, update = self.program, self.plan, self.update
         heights = plan.heights if update is None else update.heights(plan)
-        self.regions, self.allocated_bytes = _regions(engine, heights[:HOST], share)
         self.host_bytes = sum(heights[HOST:])
+        taken, wanted = _wanted(heights[:HOST], share)
+        self.allocated_bytes = sum(wanted)
+        check_room(self.host_bytes + (0 if engine.name == "cuda" else self.allocated_bytes), plan)
+        fresh = _allocate(engine.allocate, wanted, "an arena")
+        self.regions = [taken.get(i, memory) for i, memory in enumerate(fresh)]
         self.regions += _allocate(engine.allocate_host, heights[HOST:], "host memory")
         self._body = Half(engine, program, plan, self.regions, poison)
         self._update = None if update is None else Half(engine, update.program, update.plan, self.regions, poison)
         inputs = (*program.inputs, *(update.program.inputs if update else ()))
         self._inputs = {slot.name: slot for slot in inputs}
         self._results: tuple[Slot, ...] = (*program.outputs, *program.gradients)
-        self._loss = None if program.loss is None else (program.loss, _empty(program.loss, ()))
         self._broken = ""
-        self._taking = False
+        self._begun: _Begun | None = None
+        self._taking: set[int] = set()  # threads whose batches are made in this moment
         self._stored = self._body.stored
         slots = {slot.name: slot for slot in program.stored}
         kept = {slot.name: self._stored[slot.name] for slot in program.stored if slot.kind.is_kept}
         trained = {name: place for name, place in kept.items() if slots[name].kind is Kind.PARAMETER}
-        self.stored: Stored = Stored(slots, kept)
-        self.parameters: Stored = Stored(slots, trained)
+        self.stored: Stored = Stored(slots, kept, self._turn)
+        self.parameters: Stored = Stored(slots, trained, self._turn)
         for slot in program.stored:
             if share is None or self.program.values[slot.operand.value].region != PARAMETERS:
                 self._stored[slot.name].fill(partial(_draw, slot, seed))
@@ -170,7 +189,9 @@ class Session:
             InputError: a wrong array; nothing has run and nothing has changed.
             SessionError: an earlier step was interrupted.
         """
-        return self._begin(self._parts({} if inputs is None else inputs), {})()
+        parts = self._parts({} if inputs is None else inputs)
+        with self._turn.lock:
+            return self._finish(self._begin(parts, {}))
 
     def steps(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
         """Run a step for each batch, and give its result: as `step` does, with the same results bit for bit.
@@ -178,7 +199,7 @@ class Session:
         The next batch is taken from `batches` and checked while a step runs on a card, before that step's result is
         given; on other engines too, so that a program does the same everywhere. Where the plan has second slots for
         inputs (`compile(prefetch=True)`), it is copied to the card meanwhile. An error, of a batch or in taking it, is
-        raised behind the results of the steps before.
+        raised behind the results of the steps before. While a batch is made, other threads may have their turn.
 
         Args:
             batches: what `step` takes, one after the other: a list, or a generator that makes them, which may
@@ -199,7 +220,9 @@ class Session:
         timings: list[Timing] = []
         halves = [half for half in (self._body, self._update) if half is not None]
         watches = {half: Trace(half.program, half.plan, timings) for half in halves}
-        return self._begin(self._parts({} if inputs is None else inputs), watches)(), timings
+        parts = self._parts({} if inputs is None else inputs)
+        with self._turn.lock:
+            return self._finish(self._begin(parts, watches)), timings
 
     def save(self, path: str | Path) -> None:
         """Write all that lasts to a safetensors file: `load` continues from it bit for bit.
@@ -209,8 +232,11 @@ class Session:
         """
         from foreplan.runtime.checkpoint import save_checkpoint
 
-        self._refuse_if_broken()
-        save_checkpoint(str(path), self.program, self._stored)
+        text = path_of("save", path)
+        with self._turn.lock:
+            self._settle()
+            self._refuse_if_broken()
+            save_checkpoint(text, self.program, self._stored)
 
     def load(self, path: str | Path, *, state: bool = True) -> None:
         """Read what `save` wrote; a file of parameters and buffers alone leaves the rest as it is.
@@ -222,44 +248,64 @@ class Session:
 
         Raises:
             SessionError: the file is damaged, of another model, or has the state of another optimizer; the session is
-                as it was.
+                as it was. What is interrupted after all that was checked leaves a session that says so, until the next.
         """
         from foreplan.runtime.checkpoint import load_checkpoint
 
-        if load_checkpoint(str(path), self.program, self._stored, state):
-            self._broken = ""
-            for slot in self.program.stored:
-                if slot.kind is Kind.ACCUMULATOR:  # an interrupted step has left its sums
-                    self._stored[slot.name].fill(lambda sums: sums.fill(0))
+        text, state = path_of("load", path), flag("state", state)
+        with self._turn.lock:
+            self._settle()
+            before = self._broken
+            whole = load_checkpoint(text, self.program, self._stored, state, begun=self._load_begun)
+            self._broken = before
+            if whole:
+                for slot in self.program.stored:
+                    if slot.kind is Kind.ACCUMULATOR:  # an interrupted step has left its sums
+                        self._stored[slot.name].fill(lambda sums: sums.fill(0))
+                self._broken = ""
+
+    def _load_begun(self) -> None:
+        """From here on values are written."""
+        self._broken = "loading a checkpoint has not ended"
 
     @property
     def steps_done(self) -> int:
         """How many updates the parameters have had."""
         count = self.program.step_count
-        return 0 if count is None else int(self._stored[count.name].read())
+        return 0 if count is None else int(self.stored[count.name])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise SessionError(
+            "a session cannot be pickled or copied: its arena is memory of this process. Write it with save(path), and "
+            "in the other process bind the compiled step, which can be pickled, and load(path)"
+        )
 
     def _steps(self, batches: Iterator[Mapping[str, Any]]) -> Iterator[Result]:
         taken, error = self._take(batches)
         while taken is not None:
-            result = self._begin(taken, {})
+            with self._turn.lock:
+                begun = self._begin(taken, {})
             taken, error = self._take(batches)
-            yield result()
+            with self._turn.lock:
+                result = self._finish(begun)
+            yield result
         if error is not None:
             raise error
 
     def _take(self, batches: Iterator[Mapping[str, Any]]) -> tuple[list[Arrays] | None, Exception | None]:
         """The next batch, checked and on its way to the second slots; None at the end, or with what went wrong."""
         self._refuse_if_taking()
-        self._taking = True
         try:
+            self._taking.add(get_ident())
             for batch in batches:
                 arrays = self._parts(batch)
-                self._body.write_ahead(arrays[0])
+                with self._turn.lock:
+                    self._body.write_ahead(arrays[0])
                 return arrays, None
         except Exception as error:
             return None, error
         finally:
-            self._taking = False
+            self._taking.discard(get_ident())
         return None, None
 
     def _parts(self, inputs: Mapping[str, Any]) -> list[Arrays]:
@@ -270,15 +316,18 @@ class Session:
         arrays = check_inputs(self._inputs, inputs, count)
         return [_micro_batch(self._inputs, arrays, i) for i in range(count)]
 
-    def _begin(self, batches: Sequence[Arrays], watches: Mapping[Half, Watch]) -> Callable[[], Result]:
-        """Begin a step; what is returned waits until it is done. On a card all of it is queued by then, and what is
-        written ahead meanwhile, or by another session that shares its memory, changes no result.
+    def _begin(self, batches: Sequence[Arrays], watches: Mapping[Half, Watch]) -> _Begun:
+        """Begin a step. On a card all of it is queued by then, and what is written ahead meanwhile, or by another
+        session that shares its memory, changes no result.
         """
-        if self._broken or self._taking:
-            self._refuse_if_broken()
-            self._refuse_if_taking()
-        body, update, slots, waits, last = self._body, self._update, self._results, [], len(batches) - 1
+        self._refuse_if_taking()
+        self._settle()
+        self._refuse_if_broken()
+        body, update, slots, last = self._body, self._update, self._results, len(batches) - 1
         read = [_empty(slot, () if update is None else (len(batches),)) for slot in slots]
+        begun = _Begun([], read, None if self.program.loss is None else _empty(self.program.loss, ()))
+        waits = begun.waits
+        self._broken = "it has not ended"  # until it has, whatever happens
         try:
             for i, arrays in enumerate(batches):
                 body.write(arrays)
@@ -289,37 +338,51 @@ class Session:
                     waits.append(body.fetch(slot, array if update is None else array[i, ...]))
                 while i < last and waits:
                     waits.pop()()
-            if self._loss is not None:
-                waits.append(body.fetch(*self._loss))
+            if begun.loss is not None:
+                assert self.program.loss is not None
+                waits.append(body.fetch(self.program.loss, begun.loss))
             if update is not None:
                 update.write(batches[0])
                 update.run(watches.get(update))
         except BaseException as error:
             self._broken = type(error).__name__
             raise
-        return partial(self._finish, waits, read)
+        self._begun = begun
+        return begun
 
-    def _finish(self, waits: list[Run], read: list[np.ndarray]) -> Result:
+    def _settle(self) -> None:
+        """Wait for the step that has begun, if one has: the next use of its memory would spoil its results."""
+        begun = self._begun
+        if begun is None:
+            return
         try:
-            for wait in waits:
+            for wait in begun.waits:
                 wait()
         except BaseException as error:
-            self._broken = type(error).__name__
+            self._broken, self._begun = type(error).__name__, None
             raise
-        loss = None if self._loss is None else float(self._loss[1])
-        outputs = {slot.name: array for slot, array in zip(self.program.outputs, read)}
-        gradients = {slot.name: array for slot, array in zip(self.program.gradients, read[len(outputs) :])}
-        return Result(loss, outputs, gradients)
+        outputs = {slot.name: array for slot, array in zip(self.program.outputs, begun.read)}
+        gradients = {slot.name: array for slot, array in zip(self.program.gradients, begun.read[len(outputs) :])}
+        begun.result = Result(None if begun.loss is None else float(begun.loss), outputs, gradients)
+        self._broken, self._begun = "", None
+
+    def _finish(self, begun: _Begun) -> Result:
+        """What a step returns that has begun, or that another thread's call has waited for."""
+        if begun.result is None:
+            self._settle()
+        if begun.result is None:  # another thread's call has waited for it, and been told why it failed
+            raise SessionError(f"the step was interrupted; {_WAY_OUT}")
+        return begun.result
 
     def _refuse_if_taking(self) -> None:
-        if self._taking:
+        if get_ident() in self._taking:
             raise SessionError("the batches that `steps` takes are made while a step runs, and cannot run another one")
 
     def _refuse_if_broken(self) -> None:
         if self._broken:
             raise SessionError(
-                f"a step was interrupted ({self._broken}), so parameters and state may be half updated; "
-                "load the last checkpoint, or bind again"
+                f"a step or a load was interrupted ({self._broken}), so parameters and state may be half updated; "
+                f"{_WAY_OUT}"
             )
 
 
@@ -338,16 +401,14 @@ def _empty(slot: Slot, leading: tuple[int, ...]) -> np.ndarray:
     return np.empty((*leading, *slot.operand.type.shape), slot.operand.type.dtype.numpy)
 
 
-def _regions(engine: Engine, heights: Sequence[int], share: Session | None) -> tuple[list[Memory], int]:
-    """Memory of every region on the device, and how many bytes of it are new."""
-    regions: dict[int, Memory] = {}
+def _wanted(heights: Sequence[int], share: Session | None) -> tuple[dict[int, Memory], list[int]]:
+    """The regions on the device that another session has already, and the height of each that is to be allocated."""
+    taken: dict[int, Memory] = {}
     if share is not None:
-        regions[PARAMETERS] = share.regions[PARAMETERS]
+        taken[PARAMETERS] = share.regions[PARAMETERS]
         if len(share.regions[ARENA]) >= heights[ARENA]:
-            regions[ARENA] = share.regions[ARENA][: heights[ARENA]]
-    wanted = [0 if i in regions else height for i, height in enumerate(heights)]
-    fresh = _allocate(engine.allocate, wanted, "an arena")
-    return [regions.get(i, memory) for i, memory in enumerate(fresh)], sum(wanted)
+            taken[ARENA] = share.regions[ARENA][: heights[ARENA]]
+    return taken, [0 if i in taken else height for i, height in enumerate(heights)]
 
 
 def _allocate(

@@ -45,6 +45,13 @@ class Update:
         if _kept(body.ahead, body, plan) != _kept(self.program.ahead, self.program, self.plan):
             raise VerificationError("the two halves of the step do not keep the next batch in the same bytes")
 
+        given = {slot.name for slot in body.inputs}
+        for slot in self.program.inputs:
+            if slot.init is None or slot.name in given:
+                raise VerificationError(f"the second half of the step takes {slot.name!r}, and has no default for it")
+        if self.program.outputs or self.program.gradients or self.program.loss is not None:
+            raise VerificationError("the second half of the step returns something, which nobody reads")
+
     def heights(self, body: Plan) -> tuple[int, ...]:
         """Bytes of each region in which both halves run."""
         return tuple(max(pair) for pair in zip(body.heights, self.plan.heights, strict=True))

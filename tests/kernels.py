@@ -7,14 +7,53 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from foreplan.graph import Op, TensorType, Window, as_dtype
+from foreplan.graph import DType, Op, TensorType, Window, as_dtype
 from foreplan.graph.layouts import channels_last
-from foreplan.graph.types import FLOAT32
+from foreplan.graph.types import BOOL, FLOAT32
+from foreplan.ops.expr import FUNCTIONS
 from foreplan.ops.map import Map
 from tests.ops.check import type_of
 
 UPDATE = Map(("(a0 - (a3 * (a1 + (0.9 * ((0.9 * a2) + a1)))))", "((0.9 * a2) + a1)"))
 NORMAL = Map(("relu((((a0 - a1) * a2) + a3))",))
+
+NUMBERS = [0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, -2.5, 2.0, 3.0, -7.25, 100.0, -30.0, 1e4, np.inf, -np.inf, np.nan]
+WHOLE = [0, 1, 2, 3, 5, 7, 8, 31, 63, 100, 127]
+RENAMED = {"and": "and_", "or": "or_", "not": "not_"}  # functions whose names Python has taken
+OF_INTEGERS = ("bitand", "bitor", "bitxor", "bitnot", "shiftleft", "shiftright")
+NOT_OF_TRUTHS = (
+    "sub",
+    "neg",
+    "sign",
+    "square",
+    "pow",
+    "floordiv",
+    "mod",
+    "fmod",
+    "truncdiv",
+    "shiftleft",
+    "shiftright",
+)
+
+
+def numbers(dtype: DType) -> np.ndarray:
+    """What functions of expressions are asked for: small numbers, large ones, and what is no number."""
+    if dtype.is_float:
+        return np.array(NUMBERS).astype(dtype.numpy)
+    if dtype == BOOL:
+        return np.array([False, True])
+    whole = WHOLE if dtype.category == "uint" else [*WHOLE, *(-x for x in WHOLE)]
+    info = np.iinfo(dtype.numpy)
+    return np.array([*whole, info.max, info.min]).astype(dtype.numpy)
+
+
+def is_function_of(name: str, dtype: DType) -> bool:
+    """Whether an expression may call a function with such elements, and NumPy gives what the result's type is."""
+    if dtype == BOOL:
+        return name not in NOT_OF_TRUTHS and (name in OF_INTEGERS or FUNCTIONS[name].result != "same" or name == "max")
+    if name == "round" and not dtype.is_float:
+        return False  # NumPy gives floats
+    return name not in OF_INTEGERS or not dtype.is_float
 
 
 def as_images(*arrays: np.ndarray) -> list[Window]:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = sorted(PROJECT["tool"]["setuptools"]["packages"])
 PARTS = [name.removeprefix("foreplan.") for name in PACKAGES if name.count(".") == 1]
-# What each part may import, besides errors, units, files, kept and itself. `planner` knows integers only.
+# What each part may import, besides the base and itself. `planner` knows integers only.
 ALLOWED = {
     "graph": set(),
     "planner": set(),
@@ -30,12 +30,12 @@ ALLOWED = {
     "views": {"graph", "ops", "lower", "planner"},
     "cuda": set(),
 }
-BASE = {"errors", "units", "files", "kept"}
+BASE = {"errors", "units", "files", "home", "kept", "jit", "arguments", "calibration", "outside"}
 ONLY_IN = {
     "onnx": ("frontend",),
     "click": ("foreplan",),
     "safetensors": ("runtime",),
-    "numba": ("planner", "cpu"),
+    "numba": ("foreplan", "cpu"),
     "scipy": ("ops",),
     "cupy": ("gpu", "runtime"),
     "cudnn": ("gpu",),
@@ -82,6 +82,21 @@ def test_outside_libraries_stay_where_they_belong() -> None:
             assert top not in PARTS, f"{file.relative_to(ROOT)} imports {top} by its bare name"
 
 
+def test_numba_compiles_in_one_way() -> None:
+    """With a cache of our own, which takes no damaged file."""
+    for file in python_files():
+        if file != ROOT / "foreplan" / "jit.py":
+            assert not re.search(r"\b(n?jit|vectorize|cfunc|generated_jit)\(.*cache|numba\.n?jit", file.read_text()), (
+                file
+            )
+
+
+def test_a_users_folders_are_found_in_one_way() -> None:
+    for file in python_files():
+        if file != ROOT / "foreplan" / "home.py":
+            assert not re.search(r"expanduser|Path\.home\(|environ.*\b(XDG_|HOME\b)", file.read_text()), file
+
+
 def test_every_part_is_packaged_and_linked() -> None:
     for part in PARTS:
         assert (ROOT / "foreplan" / part).resolve() == ROOT / part
@@ -101,6 +116,16 @@ def test_cuda_folder_holds_no_python() -> None:
 def test_banned_bare_names_cover_every_part() -> None:
     banned = PROJECT["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
     assert set(banned) == set(PARTS)
+
+
+def test_pythons_that_are_claimed_are_asked() -> None:
+    """Each by a job of `python -m tests.environments`, and README names the same."""
+    from tests.environments.__main__ import JOBS, OLDEST
+
+    stated = [text.rpartition(" ")[2] for text in PROJECT["project"]["classifiers"] if ":: Python :: 3." in text]
+    assert stated[0] == OLDEST and PROJECT["project"]["requires-python"] == f">={OLDEST}"
+    assert {f"python{version}" for version in stated[1:]} <= set(JOBS)
+    assert f"Python {', '.join(stated[:-1])} or {stated[-1]}," in (ROOT / "README.md").read_text()
 
 
 def test_import_is_light() -> None:
@@ -137,6 +162,22 @@ def test_no_file_is_too_long() -> None:
 def test_no_leftovers() -> None:
     pattern = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
     assert not [str(file) for file in python_files() if pattern.search(file.read_text())]
+
+
+def test_no_generator_outlives_what_it_reads() -> None:
+    """A generator that a comprehension gives reads that one's variable when it has its last value."""
+    loops = (ast.GeneratorExp, ast.ListComp, ast.SetComp)
+    late = []
+    for file in [*python_files(), *sorted((ROOT / "tests").glob("**/*.py"))]:
+        for loop in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, loops)):
+            if isinstance(loop.elt, ast.GeneratorExp):
+                own = {
+                    name.id for each in loop.generators for name in ast.walk(each.target) if isinstance(name, ast.Name)
+                }
+                first = {id(node) for node in ast.walk(loop.elt.generators[0].iter)}  # which alone is read at once
+                names = [node for node in ast.walk(loop.elt) if isinstance(node, ast.Name) and id(node) not in first]
+                late += [f"{file.relative_to(ROOT)}:{name.lineno}: {name.id}" for name in names if name.id in own]
+    assert not late
 
 
 def test_lower_is_a_stage_to_call_whatever_was_imported_before() -> None:

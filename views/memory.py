@@ -15,7 +15,8 @@ from foreplan.planner.report import buffers, category_series
 from foreplan.units import format_bytes
 
 if TYPE_CHECKING:
-    from foreplan.lower.cuda import Part
+    from foreplan.lower.outside import Use
+    from foreplan.outside import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,8 @@ class Memory:
     Attributes:
         problem: what was planned; a `Program` gives shapes as well.
         plan: its plan.
-        outside: what the step needs on the device outside the arena (nothing on NumPy and CPU).
+        outside: what lies outside the arena: on the card; or of a target on the host, in the whole process that steps.
+            Nothing of a bare problem.
         part: which part of a step this is, for people; empty for a whole one.
     """
 
@@ -119,16 +121,16 @@ class Memory:
     part: str = ""
 
     @classmethod
-    def of(cls, problem: Problem, plan: Plan, part: str = "") -> Memory:
-        """The memory of a plan, with what its target needs outside the arena."""
-        from foreplan.lower.cuda import outside
+    def of(cls, problem: Problem, plan: Plan, part: str = "", use: Use | None = None) -> Memory:
+        """The memory of a plan, with what its target needs outside the arena, given what else the process does."""
+        from foreplan.lower.outside import outside
         from foreplan.lower.program import Program
 
-        return cls(problem, plan, outside(problem, plan) if isinstance(problem, Program) else (), part)
+        return cls(problem, plan, outside(problem, plan, use) if isinstance(problem, Program) else (), part)
 
     @property
     def peak(self) -> int:
-        """Bytes the step takes on the device: the arena and what lies outside it."""
+        """Bytes the step takes: the arena and what lies outside it, of the card or of the whole process on the host."""
         return self.plan.arena_bytes + sum(part.nbytes for part in self.outside)
 
     @property
@@ -182,7 +184,9 @@ class Memory:
 
     @cached_property
     def categories(self) -> dict[Category, int]:
-        """Bytes of each category that are alive at the peak; together they are the lower bound."""
+        """Bytes of each category that the plan holds at the peak; together the lower bound, or above it where the plan
+        has a write beside a read whose bytes it might take.
+        """
         return {category: int(nbytes[self.peak_step]) for category, nbytes in self.series.items()}
 
     @cached_property
@@ -259,8 +263,8 @@ def as_table(memory: Memory, largest: int = 10) -> str:
         ("lower bound", memory.lower_bound, f"of this schedule: {_gap_text(gap)}{share}"),
     ]
     if memory.outside:
-        more = format_bytes(memory.peak - memory.arena)
-        rows.insert(0, ("peak", memory.peak, f"of the whole card: the arena and {more} outside it"))
+        more, whole = format_bytes(memory.peak - memory.arena), "card" if _on_card(memory) else "process"
+        rows.insert(0, ("peak", memory.peak, f"of the whole {whole}: the arena and {more} outside it"))
     if memory.order_lower_bound is not None:
         rows.append(("in any order", memory.order_lower_bound, "no schedule of these actions needs less"))
     if memory.plan.budget is not None:
@@ -280,7 +284,7 @@ def as_table(memory: Memory, largest: int = 10) -> str:
     ]
     if shown := memory.largest(largest):
         lines += ["", "the largest buffers alive there:", "", buffer_table(shown)]
-    if memory.outside and memory.workspaces:
+    if _on_card(memory) and memory.workspaces:
         total = sum(nbytes for _, _, nbytes in memory.workspaces)
         lines += ["", f"the largest workspaces, of {format_bytes(total)} over all instructions:", ""]
         lines += [
@@ -293,6 +297,10 @@ def as_table(memory: Memory, largest: int = 10) -> str:
             f"  {part.name:<30} {format_bytes(part.nbytes):>12}  {part.basis}: {part.source}" for part in memory.outside
         ]
     return "\n".join(lines) + "\n"
+
+
+def _on_card(memory: Memory) -> bool:
+    return getattr(memory.problem, "target", "").startswith("cuda")
 
 
 def _gap_text(gap: int) -> str:
@@ -339,17 +347,18 @@ def _short(text: str, width: int) -> str:
 
 
 def does_not_fit(memory: Memory, capacity: int, advice: Sequence[str] = ()) -> str:
-    """Why a step does not fit, for people: needed, capacity, bounds, the peak and its five largest buffers.
+    """Why a step does not fit, for people: needed, capacity, bounds, the peak and its five largest buffers. A budget is
+    one of the arena, on every target.
 
     Args:
         memory: of the smallest plan found.
-        capacity: bytes that were allowed.
+        capacity: bytes that its arena was allowed.
         advice: what to try next, a line each.
     """
-    missing = memory.peak - capacity
+    missing = memory.arena - capacity
     lines = [
         f"does not fit: {format_bytes(missing)} too much",
-        f"  needed       {format_bytes(memory.peak):>12}  ({memory.peak:,} bytes)",
+        f"  needed       {format_bytes(memory.arena):>12}  ({memory.arena:,} bytes)",
         f"  capacity     {format_bytes(capacity):>12}  ({capacity:,} bytes)",
         f"  lower bound  {format_bytes(memory.lower_bound):>12}  (of this schedule)",
     ]

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foreplan.arguments import whole
 from foreplan.graph import Graph
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ def from_onnx(
         batch: extent of the first axis of every input; where the file fixes another one, shapes written
             within the model are rewritten too, and `Graph.notes` says which.
 
+    A Dropout is active in training steps; one with training_mode true is active in every step, as ONNX has it, and a
+    note says so.
+
     An output whose shape contradicts the one that the file declares has the shape that is computed, as in ONNX
     Runtime, and a note says so.
 
@@ -67,6 +71,7 @@ def from_onnx(
     from foreplan.frontend.onnx.load import load_model
     from foreplan.frontend.onnx.shapes import bind_shapes
 
+    batch = None if batch is None else whole("batch", batch, 1)
     loaded = load_model(model)
     bound = bind_shapes(loaded, shapes, batch)
     if bound.exported is None or batch is None:

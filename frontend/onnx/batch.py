@@ -83,10 +83,13 @@ class Rebatch:
         """Elements from one item of the batch to the next in input `index`, which is in C order."""
         before, now = self.before(n, index), n.shape(index)
         carrying = [i for i, (a, b) in enumerate(zip(before, now)) if a != b]
-        if len(carrying) > 1:
-            raise self.fixed(n, f"the batch is in more than one axis of {list(before)}")
+        if len(before) != len(now) or len(carrying) != 1:
+            raise self.fixed(n, f"the batch is not in one axis of {list(before)}, which becomes {list(now)}")
         (axis,) = carrying
-        return self._entries(n.input_names[index], axis, before[axis]) * math.prod(before[axis + 1 :])
+        step = self._entries(n.input_names[index], axis, before[axis]) * math.prod(before[axis + 1 :])
+        if not step:
+            raise self.fixed(n, f"{list(before)} has no elements that could tell the batch from other axes")
+        return step
 
     def _entries(self, name: str, axis: int, extent: int) -> int:
         """Entries of an axis from one item to the next: all that it holds an item, unless something is outside."""
@@ -136,7 +139,7 @@ class Rebatch:
         """Note where within an axis of an output the batch is, since an axis may hold more (heads, directions)."""
         before = self.shapes[name]
         if n.op_type in _RESHAPES:
-            self._inner[name, axis] = self._step(n, 0) // math.prod(before[axis + 1 :])
+            self._inner[name, axis] = self._step(n, 0) // max(1, math.prod(before[axis + 1 :]))
             return
         for index in range(len(n.inputs)):
             if not n.has(index):

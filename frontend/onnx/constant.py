@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from foreplan.frontend.onnx.node import OnnxNode
-from foreplan.frontend.onnx.tensors import Constant, from_array, from_tensor
+from foreplan.frontend.onnx.tensors import Constant, from_array
 from foreplan.graph.ir import Kind
 
 
-def constant(n: OnnxNode, kind: Kind, path: Path | None) -> Constant:
+def constant(n: OnnxNode, kind: Kind) -> Constant:
     """The content of a Constant node.
 
     Args:
         n: the node.
         kind: what it becomes if it holds floats.
-        path: the model's file, which external data lie beside.
 
     Raises:
         UnsupportedError: it holds strings or a sparse tensor.
     """
     name = n.output_names[0]
-    tensor = n.tensor("value")
+    tensor = n.tensor("value", kind)
     if tensor is not None:
-        return from_tensor(tensor, name, path, n.source, kind)
+        return tensor
     if n.has_attribute("value_float"):
         return from_array(name, np.array(n.raw_number("value_float"), np.float32), kind)
     if n.has_attribute("value_floats"):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from foreplan.frontend.onnx.importer import Importer, Scope
 
-_MOST_STEPS = 4096  # of a loop, each of which becomes nodes of its own
+_MOST_NODES = 1 << 15  # that stand in the loops of a model, written out
 
 
 def _graph(n: OnnxNode, name: str) -> onnx.GraphProto:
@@ -34,6 +34,12 @@ def _walk(
     from foreplan.frontend.onnx.importer import Scope
     from foreplan.frontend.onnx.roles import find_roles
 
+    importer.repeated += 1 + len(body.node)
+    if importer.repeated > _MOST_NODES:
+        raise n.unsupported(
+            f"each step of a loop becomes nodes of its own, and with this one the model's loops come to more than "
+            f"{_MOST_NODES}"
+        )
     if len(given) != len(body.input):
         raise n.fail(f"its body {body.name!r} takes {len(body.input)} inputs, and is given {len(given)}")
     roles = {**scope.roles, **find_roles(body.node, body.initializer, importer.functions)}
@@ -43,6 +49,20 @@ def _walk(
     inner.tensors.update({info.name: operand for info, operand in zip(body.input, given)})
     importer.nodes(body.node, inner)
     return [importer.look_up(output.name, inner, f"the body of {n.source}") for output in body.output]
+
+
+def _gives(n: OnnxNode, body: onnx.GraphProto, least: int) -> None:
+    """Refuse a body with fewer outputs than its state has tensors."""
+    if len(body.output) < least:
+        raise n.fail(f"its body {body.name!r} must have {least} outputs or more, and has {len(body.output)}")
+
+
+def _for_each(n: OnnxNode, name: str, count: int) -> list[int]:
+    """An attribute with a number for each scanned tensor, 0 by default."""
+    found: list[int] = n.integers(name, [0] * count)
+    if len(found) != count:
+        raise n.fail(f"{name} must have {count} numbers, one for each scanned tensor, and has {len(found)}")
+    return found
 
 
 def _refuse(n: OnnxNode, what: str) -> Exception:
@@ -71,16 +91,15 @@ def translate_loop(importer: Importer, n: OnnxNode, scope: Scope, name: str) -> 
     most = None
     if n.has(0):
         steps = n.operand(0)
-        if not isinstance(steps, Constant) or steps.array is None:
+        if not isinstance(steps, Constant) or steps.array is None or steps.array.size != 1:
             raise _refuse(n, "its number of steps")
         most = int(steps.array.reshape(-1)[0])
     going = not n.has(1) or _known_flag(n, n.operand(1), "its condition")
     state = [n.operand(i) for i in range(2, len(n.inputs))]
+    _gives(n, body, 1 + len(state))
     rows: list[list[Operand]] = [[] for _ in body.output[1 + len(state) :]]
     step = 0
     while going and (most is None or step < most):
-        if step == _MOST_STEPS:
-            raise n.unsupported(f"it runs more than {_MOST_STEPS} steps, each of which would be nodes of its own")
         prefix = f"{name}/{step}/"
         given = [
             from_array(f"{prefix}i", np.array(step, np.int64)),
@@ -114,16 +133,17 @@ def translate_scan(importer: Importer, n: OnnxNode, scope: Scope, name: str) -> 
     if n.opset < 9:
         raise n.unsupported("the Scan of opset 8 has a batch axis of its own; export the model for opset 9 or later")
     body, count = _graph(n, "body"), n.integer("num_scan_inputs")
+    if not 0 < count <= len(n.inputs):
+        raise n.fail(f"num_scan_inputs must be from 1 to {len(n.inputs)}, the number of its inputs, and is {count}")
     held = len(n.inputs) - count
+    _gives(n, body, held)
     state = [n.operand(i) for i in range(held)]
     scanned = [n.value(i) for i in range(held, len(n.inputs))]
-    axes = [n.axis(a, len(x.shape)) for a, x in zip(n.integers("scan_input_axes", [0] * count), scanned)]
-    backward = n.integers("scan_input_directions", [0] * count)
+    axes = [n.axis(a, len(x.shape)) for a, x in zip(_for_each(n, "scan_input_axes", count), scanned)]
+    backward = _for_each(n, "scan_input_directions", count)
     lengths = {x.shape[axis] for x, axis in zip(scanned, axes)}
-    if len(lengths) != 1 or max(lengths) > _MOST_STEPS or 0 in lengths:
-        raise n.unsupported(
-            f"it scans axes of {sorted(lengths)} elements; foreplan writes out 1 to {_MOST_STEPS} equal ones"
-        )
+    if len(lengths) != 1 or 0 in lengths:
+        raise n.unsupported(f"it scans axes of {sorted(lengths)} elements; foreplan writes out equal ones, 1 or more")
     (length,) = lengths
     rows: list[list[Operand]] = [[] for _ in body.output[held:]]
     for step in range(length):
@@ -135,9 +155,8 @@ def translate_scan(importer: Importer, n: OnnxNode, scope: Scope, name: str) -> 
         state = results[:held]
         for row, result in zip(rows, results[held:]):
             row.append(result)
-    if any(n.integers("scan_output_directions", [0] * len(rows))):
-        rows = [row[::-1] if d else row for row, d in zip(rows, n.integers("scan_output_directions"))]
-    places = n.integers("scan_output_axes", [0] * len(rows))
+    rows = [row[::-1] if d else row for row, d in zip(rows, _for_each(n, "scan_output_directions", len(rows)))]
+    places = _for_each(n, "scan_output_axes", len(rows))
     return [*state, *(_stack(n, row, axis) for row, axis in zip(rows, places))]
 
 

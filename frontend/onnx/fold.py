@@ -1,19 +1,27 @@
-"""Values known at import: shapes and what is computed from them, evaluated by ONNX's own reference implementation."""
+"""Values known at import: shapes and what is computed from them.
+
+An op is folded by its translation and the kernels that this gives, so that it means the same as where data reach it.
+ONNX's reference implementation stands in for ops without a translation: it gives several ops the meaning of the newest
+opset, whatever opset the model is written for.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
-from foreplan.errors import ForeplanError
-from foreplan.frontend.onnx.node import OnnxNode
-from foreplan.frontend.onnx.tensors import Constant, dtype_of, filled, from_array, known_bytes
+from foreplan.errors import ForeplanError, UnsupportedError
+from foreplan.frontend.onnx.batch import Rebatch
+from foreplan.frontend.onnx.node import TRANSLATIONS, OnnxNode, Operand
+from foreplan.frontend.onnx.tensors import Constant, filled, from_array
 from foreplan.frontend.onnx.wire import INTEGER_BYTES
-from foreplan.graph import TensorType, as_dtype
+from foreplan.graph import Builder, TensorType, Value, as_dtype
 from foreplan.graph.ir import Kind
+from foreplan.ops.evaluate import content, evaluate
 
 # Not functions of their inputs alone, or better built than folded.
 _NEVER = {
@@ -28,11 +36,13 @@ _NEVER = {
     "RandomUniformLike",
     "Scan",
 }
-# Ops whose output can be far larger than all their inputs → bytes that it would have, judged by the known inputs.
-_GROWING = {"Expand", "Tile", "OneHot", "EyeLike", "Pad", "Resize", "Upsample", "Range", "CenterCropPad"}
+# Ops without a translation whose output is not far larger than their inputs, or whose size is seen in them.
+_BY_REFERENCE = {"BitCast", "CumProd", "Det", "MelWeightMatrix", "NonZero", "Range", "Unique"}
+_PLAIN = (1, 2, 3, 6, 7, 8)  # AttributeProto's FLOAT, INT, STRING and lists of them
+_MOST_BYTES = 8 * INTEGER_BYTES  # of a result on the way to one that is kept in sight
 
 
-def fold(n: OnnxNode, kind: Kind) -> list[Constant] | None:
+def fold(n: OnnxNode, kind: Kind) -> list[Constant | None] | None:
     """The outputs of a node whose inputs are all known, or whose output depends on shapes alone; None for others.
 
     Args:
@@ -45,17 +55,22 @@ def fold(n: OnnxNode, kind: Kind) -> list[Constant] | None:
         return [_shape(n)]
     if n.op_type == "ConstantOfShape":
         return [_constant_of_shape(n, kind)]
-    constants = [operand for operand in n.inputs if operand is not None]
+    read = n.inputs[:1] if n.op_type == "CastLike" else n.inputs  # of the other it reads the type
+    constants = [operand for operand in read if operand is not None]
     if not constants or n.op_type in _NEVER or any(attribute.HasField("g") for attribute in n.proto.attribute):
         return None
     if not all(isinstance(operand, Constant) and operand.is_foldable for operand in constants):
         return None
-    if n.op_type in _GROWING and _grown_bytes(n) > INTEGER_BYTES:
-        return None
-    arrays = _reference(n)
+    arrays: Sequence[np.ndarray | None] | None = None
+    if ("", n.op_type) in TRANSLATIONS:
+        arrays = _translated(n)
+    elif n.op_type in _BY_REFERENCE and _fits_in_sight(n):
+        arrays = _reference(n)
     if arrays is None:
         return None
-    return [from_array(name, array) for name, array in zip(n.output_names, arrays)]
+    found = [None if array is None else from_array(name, array) for name, array in zip(n.output_names, arrays)]
+    missing = any(n.wants(i) and (one is None or one.array is None) for i, one in enumerate(found))
+    return None if missing or len(found) < n.output_count else found
 
 
 def _shape(n: OnnxNode) -> Constant:
@@ -67,42 +82,81 @@ def _shape(n: OnnxNode) -> Constant:
 
 
 def _constant_of_shape(n: OnnxNode, kind: Kind) -> Constant:
-    from onnx import numpy_helper
-
     shape = tuple(n.known_ints(0))
     if any(extent < 0 for extent in shape):
         raise n.misshapen(f"an extent of {list(shape)} is negative")
     tensor = n.tensor("value")
     if tensor is None:
         return filled(n.output_names[0], TensorType(as_dtype("float32"), shape), 0.0, kind)
-    dtype = as_dtype(dtype_of(tensor.data_type, n.source))
-    content = numpy_helper.to_array(tensor).reshape(-1)
-    if content.size != 1:
-        raise n.fail(f"its value must be one number, and has {content.size}")
-    return filled(n.output_names[0], TensorType(dtype, shape), content[0].item(), kind)
+    if tensor.type.size != 1 or tensor.array is None:
+        raise n.fail(f"its value must be one number, and is {tensor.type}")
+    return filled(n.output_names[0], tensor.type.with_shape(shape), tensor.array.item(), kind)
 
 
-def _grown_bytes(n: OnnxNode) -> float:
-    """An upper bound of the bytes of the first output, from the numbers among the inputs."""
+class _Apart:
+    """Where a translation puts the nodes of what is folded: a graph of their own, which is then computed."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.b, self.path = Builder("folded"), path
+        self.batch: Rebatch | None = None  # what is known at import has no batch
+        self.known: dict[Value, np.ndarray] = {}
+        self._values: dict[Constant, Value] = {}
+
+    def store(self, operand: Operand) -> Value:
+        """A constant's content under a value of this graph."""
+        if isinstance(operand, Value):
+            return operand
+        if operand not in self._values:
+            self._values[operand] = self.b.store(operand.name, operand.type, Kind.CONSTANT, operand.init)
+        return self._values[operand]
+
+    def random_stream(self) -> tuple[Value, int]:
+        """Nothing random is folded."""
+        raise UnsupportedError("a random tensor is not known at import")
+
+    def array(self, operand: Operand | None) -> np.ndarray | None:
+        """The content of a result; None where it is too large, or nothing."""
+        if operand is None:
+            return None
+        if isinstance(operand, Constant):
+            return operand.array
+        return self.known.get(operand)
+
+
+def _translated(n: OnnxNode) -> Sequence[np.ndarray | None] | None:
+    """The outputs by the op's translation; None where it has none for these inputs, or where one is too large."""
+    apart = _Apart(n.path)
+    alone = OnnxNode(n.proto, n.inputs, n.opset, n.source, apart, n.input_names, n.output_names)
+    try:
+        with np.errstate(all="ignore"):
+            result = TRANSLATIONS["", n.op_type](alone)
+            if result is None or alone.updates:
+                return None
+            apart.known.update((value, content(value)) for value in apart.b.stored)
+            if not evaluate(apart.b.nodes, apart.known, _MOST_BYTES):
+                return None
+    except (ForeplanError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, AssertionError):
+        return None  # the translation says what is wrong when it is asked again
+    return [apart.array(operand) for operand in ([result] if isinstance(result, Value | Constant) else result)]
+
+
+def _fits_in_sight(n: OnnxNode) -> bool:
+    """Whether an op that makes a tensor from numbers makes one that is kept in sight."""
     if n.op_type == "Range":
         start, limit, delta = (n.known_scalar(i) for i in range(3))
-        return 8 * abs(limit - start) / abs(delta) if delta else 0
-    if n.op_type == "EyeLike":
-        return 8 * math.prod(n.shape(0))
-    numbers = [abs(float(x)) for i in range(1, len(n.inputs)) if n.has(i) for x in n.known(i).reshape(-1)]
-    largest = 8.0 * max(math.prod(n.shape(0)), 1)
-    for number in numbers:
-        largest *= max(number, 1.0) if n.op_type != "Pad" else number + 1.0
-        if largest > INTEGER_BYTES:
-            break
-    return largest
+        return not delta or 8 * abs(limit - start) / abs(delta) <= INTEGER_BYTES
+    if n.op_type == "MelWeightMatrix":
+        return 8 * abs(n.known_scalar(0) * (n.known_scalar(1) + 2)) <= INTEGER_BYTES
+    return True
 
 
-def _reference(n: OnnxNode) -> Sequence[np.ndarray] | None:
-    """The outputs by onnx.reference; None where it cannot, or where they are too large to be kept in sight."""
+def _reference(n: OnnxNode) -> Sequence[np.ndarray | None] | None:
+    """The outputs by onnx.reference; None where it cannot."""
     import onnx
     from onnx.reference import ReferenceEvaluator
 
+    if any(attribute.type not in _PLAIN for attribute in n.proto.attribute):
+        return None  # it would read a tensor's bytes from any file that this names
     node = onnx.NodeProto()
     node.CopyFrom(n.proto)
     feeds = {}
@@ -125,17 +179,6 @@ def _reference(n: OnnxNode) -> Sequence[np.ndarray] | None:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             results = dict(zip(wanted, ReferenceEvaluator(model).run(None, feeds)))
-        arrays = [np.asarray(results[name]) if name else np.zeros(0, np.float32) for name in node.output]
-        fits = all(array.nbytes <= known_bytes(TensorType(as_dtype(array.dtype), array.shape)) for array in arrays)
-    except (
-        ForeplanError,
-        ArithmeticError,
-        AttributeError,
-        ImportError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ):
+        return [np.asarray(results[name]) if name else None for name in node.output]
+    except (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError):
         return None  # the translation says what is wrong, or can do it
-    return arrays if fits else None

@@ -32,8 +32,8 @@ def standard_body(n: OnnxNode) -> onnx.FunctionProto | None:
         body = schema.get_context_dependent_function_with_opset_version(
             max(versions), n.proto.SerializeToString(), types
         )
-    except RuntimeError:
-        return None  # the body does not cover this combination of inputs
+    except (RuntimeError, ValueError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+        return None  # the body does not cover this combination of inputs and attributes
     return onnx.FunctionProto.FromString(body)
 
 

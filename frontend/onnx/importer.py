@@ -82,16 +82,20 @@ class Importer:
 
     Attributes:
         batch: the change of batch size in progress, if any.
+        path: the model's file, if it is one.
         shapes: the shape of every tensor by its full name, for a later import with another batch.
+        repeated: nodes of the bodies of loops and branches that have been written out.
     """
 
     def __init__(self, model: Model, batch: Rebatch | None = None) -> None:
         self.model = model
         self.batch = batch
+        self.path = model.path
         self.b: Builder = _OnnxBuilder(
             model.proto.graph.name or model.label, lambda name: self._claim(self._free(name))
         )
         self.shapes: dict[str, Shape] = {}
+        self.repeated = 0
         self.updates: dict[Value, Value] = {}
         self.functions = {(f.domain, f.name): f for f in model.proto.functions}
         self._reserved = {name for node in model.proto.graph.node for name in node.output}
@@ -133,6 +137,11 @@ class Importer:
         another shape the one that is computed counts, with a note.
         """
         where, declared = f"{self.model.label}: output {info.name!r}", info.type.tensor_type
+        kind = info.type.WhichOneof("value") or "tensor_type"
+        if kind != "tensor_type":
+            raise UnsupportedError(
+                f"{where} is declared as {kind.removesuffix('_type')}; foreplan gives tensors of numbers"
+            )
         if declared.elem_type and (dtype := dtype_of(declared.elem_type, where)) != found.dtype.name:
             raise ShapeError(
                 f"{where} is declared as {dtype} and computed as {found.dtype}: the file contradicts itself; export "
@@ -284,7 +293,7 @@ class Importer:
     def _constant(self, n: OnnxNode, role: Kind) -> Operand:
         from foreplan.frontend.onnx.constant import constant
 
-        return self._guarded(n, lambda: constant(n, role, self.model.path))
+        return self._guarded(n, lambda: constant(n, role))
 
     def _expand(self, n: OnnxNode, body: onnx.FunctionProto, scope: Scope, name: str) -> None:
         """Walk a function's body in place of the node."""

@@ -79,8 +79,6 @@ def _texts(proto: onnx.ModelProto) -> Iterator[object]:
             yield value.name
         for value in graph.input:
             yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
-        for tensor in graph.initializer:
-            yield from (text for entry in tensor.external_data for text in (entry.key, entry.value))
         nodes += graph.node
         while nodes:
             node = nodes.pop()

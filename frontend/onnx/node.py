@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from foreplan.errors import ModelError, ShapeError, UnsupportedError
-from foreplan.frontend.onnx.tensors import Constant, filled
-from foreplan.graph import Builder, DType, TensorType, Value
+from foreplan.frontend.onnx.tensors import Constant, filled, from_tensor
+from foreplan.graph import Builder, DType, Kind, TensorType, Value
 from foreplan.graph.types import Shape, broadcast_shapes
 from foreplan.ops.expr import Arg, Const, Expr, Scalar, as_expr
 from foreplan.ops.map import elementwise
@@ -45,10 +46,12 @@ class Context(Protocol):
     Attributes:
         b: where nodes are added.
         batch: the change of batch size in progress, if any.
+        path: the model's file, which external data lie beside; None for a model in memory.
     """
 
     b: Builder
     batch: Rebatch | None
+    path: Path | None
 
     def store(self, operand: Operand) -> Value:
         """An operand in the graph."""
@@ -68,6 +71,7 @@ class OnnxNode:
         source: `model.onnx: node 'conv1' (Conv)`, which begins every message.
         b: where nodes are added.
         batch: the change of batch size in progress, if any.
+        path: the model's file, if it is one.
         input_names, output_names: unique in the model.
         updates: stored value → its content for the next step, for ops that keep statistics.
     """
@@ -89,6 +93,7 @@ class OnnxNode:
         self.source = source
         self.b = context.b
         self.batch = context.batch
+        self.path = context.path
         self.input_names = tuple(input_names)
         self.output_names = tuple(output_names)
         self.updates: dict[Value, Value] = {}
@@ -223,9 +228,17 @@ class OnnxNode:
         """A list of floats."""
         return self._attribute(name, "FLOATS", default)
 
-    def tensor(self, name: str) -> onnx.TensorProto | None:
-        """A tensor attribute, if it is given."""
-        return self._attribute(name, "TENSOR", None)
+    def tensor(self, name: str, kind: Kind = Kind.CONSTANT) -> Constant | None:
+        """A tensor attribute under the name of the first output, if it is given.
+
+        Args:
+            name: of the attribute.
+            kind: what it becomes if it holds floats.
+        """
+        tensor = self._attribute(name, "TENSOR", None)
+        if tensor is None:
+            return None
+        return from_tensor(tensor, self.output_names[0], self.path, self.source, kind)
 
     def strings(self, name: str) -> list[str]:
         """A list of texts, empty if it is not given."""
@@ -240,6 +253,14 @@ class OnnxNode:
         if not -rank <= axis < rank:
             raise ShapeError(f"{self.source}: there is no axis {axis} in a tensor with {rank} axes")
         return axis + rank if axis < 0 else axis
+
+    def border(self, axis: int, rank: int) -> int:
+        """A place before an axis, or behind the last one, counted from 0; a negative one counts from the rank.
+
+        Raises:
+            ShapeError: there is no such place.
+        """
+        return rank if axis == rank else self.axis(axis, rank)
 
     def axes(self, axes: Sequence[int], rank: int) -> tuple[int, ...]:
         """Axes counted from 0, in the order given.

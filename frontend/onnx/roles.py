@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from foreplan.errors import ForeplanError
+from foreplan.frontend.onnx.tensors import from_tensor
 from foreplan.graph.ir import Kind
 
 if TYPE_CHECKING:
@@ -138,8 +140,6 @@ class _Search:
 
     def note_shape(self, node: onnx.NodeProto) -> None:
         """The shapes of constants, as far as biases need them. What is broken is left for the import to tell."""
-        from onnx import numpy_helper
-
         if not node.output:
             return
         first = node.input[0] if node.input else ""
@@ -152,9 +152,10 @@ class _Search:
             # Axes of extent 1 come and go: all that `is_bias` asks is how many longer ones there are.
             self.shapes[node.output[0]] = self.shapes[first]
         elif node.op_type == "ConstantOfShape" and first in self.contents:
-            with contextlib.suppress(ValueError, TypeError):
-                extents = numpy_helper.to_array(self.contents[first])
-                self.shapes[node.output[0]] = tuple(int(x) for x in extents.reshape(-1))
+            with contextlib.suppress(ForeplanError):
+                extents = from_tensor(self.contents[first], first, None, first, Kind.CONSTANT).array
+                if extents is not None:
+                    self.shapes[node.output[0]] = tuple(int(x) for x in extents.reshape(-1))
 
     def function_slots(self, function: onnx.FunctionProto) -> frozenset[int]:
         """The inputs of a model's own function that are weights inside it."""

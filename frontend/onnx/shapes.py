@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from foreplan.arguments import shown, whole
 from foreplan.errors import ShapeError, UnsupportedError, UsageError
 from foreplan.frontend.onnx.load import Model
 from foreplan.frontend.onnx.tensors import dtype_of
@@ -41,14 +42,16 @@ def bind_shapes(model: Model, shapes: Mapping[str, Sequence[int]] | None, batch:
         UsageError: `shapes` names no input, or an extent is not a positive number.
         UnsupportedError: an input is no tensor of numbers.
     """
-    given = _checked(model, shapes or {}, batch)
+    given = _checked(model, {} if shapes is None else shapes)
     declared: dict[str, list[Extent]] = {}
     dtypes = {}
     for info in user_inputs(model.proto.graph):
         where = f"{model.label}: input {info.name!r}"
         if not info.type.HasField("tensor_type"):
             kind = info.type.WhichOneof("value") or "nothing"
-            raise UnsupportedError(f"{where} is a {kind.removesuffix('_type')}; foreplan takes tensors of numbers")
+            raise UnsupportedError(
+                f"{where} is declared as {kind.removesuffix('_type')}; foreplan takes tensors of numbers"
+            )
         dtypes[info.name] = as_dtype(dtype_of(info.type.tensor_type.elem_type, where))
         declared[info.name] = _declared(info, given.get(info.name), where)
     symbols: dict[str, tuple[int, str]] = {}
@@ -100,18 +103,19 @@ def fixed_extents(info: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
     return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in info.type.tensor_type.shape.dim)
 
 
-def _checked(model: Model, shapes: Mapping[str, Sequence[int]], batch: int | None) -> dict[str, Shape]:
+def _checked(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
     names = [info.name for info in user_inputs(model.proto.graph)]
+    if not isinstance(shapes, Mapping):
+        raise UsageError(f"shapes are a mapping such as {{'x': (1, 3, 224, 224)}}, and were given {shown(shapes)}")
     for name, shape in shapes.items():
         if name not in names:
             raise UsageError(
                 f"{model.label} has no input {name!r} to give a shape; its inputs are {', '.join(names) or 'none'}"
             )
-        if not all(isinstance(extent, int) and extent >= 0 for extent in shape):
-            raise UsageError(f"{model.label}: the shape {tuple(shape)} for input {name!r} must be whole numbers")
-    if batch is not None and (not isinstance(batch, int) or batch < 1):
-        raise UsageError(f"batch must be a positive whole number, and is {batch!r}")
-    return {name: tuple(int(extent) for extent in shape) for name, shape in shapes.items()}
+        if not isinstance(shape, Iterable):
+            raise UsageError(f"{model.label}: the shape for input {name!r} must be a tuple, and is {shown(shape)}")
+    what = f"{model.label}: an extent for input"
+    return {name: tuple(whole(f"{what} {name!r}", extent, 0) for extent in shape) for name, shape in shapes.items()}
 
 
 def _declared(info: onnx.ValueInfoProto, given: Shape | None, where: str) -> list[Extent]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foreplan.errors import ModelError, UnsupportedError
+from foreplan.errors import ModelError, ShapeError, UnsupportedError
+from foreplan.files import confined
 from foreplan.frontend.onnx.wire import INLINE_BYTES, INTEGER_BYTES, SELF
 from foreplan.graph import Array, Fill, Initializer, Stored, TensorType, Value, as_dtype
 from foreplan.graph.ir import Kind
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 # A tensor's header is longer than this, so that no byte of another one's content is among them.
 _HEADER_BYTES = 10
+_NUMBER = re.compile("[0-9]{1,18}")  # of bytes
 # TensorProto.DataType → the element types that foreplan computes with.
 _DTYPES = {
     1: "float32",
@@ -110,7 +113,7 @@ def from_tensor(tensor: onnx.TensorProto, name: str, path: Path | None, where: s
     """The constant that a TensorProto describes.
 
     Args:
-        tensor: an initializer or the attribute of a Constant node.
+        tensor: an initializer or an attribute; whatever reads a tensor's content comes here.
         name: of the constant.
         path: the model's file; external data lie beside it.
         where: begins every message.
@@ -123,7 +126,10 @@ def from_tensor(tensor: onnx.TensorProto, name: str, path: Path | None, where: s
     dtype = as_dtype(dtype_of(tensor.data_type, where))
     if any(extent < 0 for extent in tensor.dims):
         raise ModelError(f"{where}: an extent of {list(tensor.dims)} is negative")
-    type = TensorType(dtype, tuple(tensor.dims))
+    try:
+        type = TensorType(dtype, tuple(tensor.dims))
+    except ShapeError as error:
+        raise ShapeError(f"{where}: {error}") from None
     kind = kind if dtype.is_float else Kind.CONSTANT
     if tensor.data_location == tensor.EXTERNAL:
         stored = _external(tensor, type, path, where)
@@ -155,7 +161,9 @@ def _inline(tensor: onnx.TensorProto, type: TensorType, where: str) -> np.ndarra
 
 
 def _external(tensor: onnx.TensorProto, type: TensorType, path: Path | None, where: str) -> Stored:
-    entries = {entry.key: entry.value for entry in tensor.external_data}
+    entries: dict[str, str] = {entry.key: entry.value for entry in tensor.external_data}
+    if not all(isinstance(text, str) for entry in entries.items() for text in entry):
+        raise ModelError(f"{where}: where its bytes are is not written in UTF-8 text")
     if path is None:
         raise ModelError(
             f"{where}: its bytes are in another file, {entries.get('location', '')!r}, and a ModelProto does not say "
@@ -165,8 +173,10 @@ def _external(tensor: onnx.TensorProto, type: TensorType, path: Path | None, whe
     file = Path(os.path.abspath(path)) if within else _beside(path, entries.get("location", ""), where)
     size = file.stat().st_size
     offset, length = entries.get("offset", "0"), entries.get("length", str(type.nbytes))
-    if not (offset.isdecimal() and length.isdecimal()):
-        raise ModelError(f"{where}: offset {offset!r} and length {length!r} of its bytes must be whole numbers")
+    if not (_NUMBER.fullmatch(offset) and _NUMBER.fullmatch(length)):
+        raise ModelError(
+            f"{where}: offset {offset[:20]!r} and length {length[:20]!r} of its bytes must be whole numbers"
+        )
     start, nbytes = int(offset), int(length)
     if nbytes != type.nbytes:
         raise ModelError(f"{where}: {type} has {type.nbytes} bytes, and {nbytes} are given in {file.name}")
@@ -189,15 +199,10 @@ def _beside(model: Path, location: str, where: str) -> Path:
     Raises:
         ModelError: it lies elsewhere, is missing or is not a file.
     """
-    folder = os.path.realpath(model.parent)
-    parts = Path(location).parts
-    if not location or "\0" in location or os.path.isabs(location) or ".." in parts:
-        raise ModelError(f"{where}: its bytes must be in a file beside the model, and {location!r} is no such place")
-    file = Path(os.path.realpath(os.path.join(folder, location)))
-    if not file.is_relative_to(folder):
-        raise ModelError(
-            f"{where}: {location!r} leads out of the model's folder, to {file}; foreplan does not follow it"
-        )
+    try:
+        file = confined(model.parent, location)
+    except ValueError as error:
+        raise ModelError(f"{where}: its bytes must be in a file beside the model, and {error}") from None
     try:
         mode = file.stat().st_mode
     except OSError as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from foreplan.arguments import shown
 from foreplan.errors import UsageError
 from foreplan.frontend.tracing.specs import Spec
 from foreplan.frontend.tracing.tensor import Tensor
@@ -36,6 +37,8 @@ def trace(fn: Callable[..., Any], *specs: Any, name: str | None = None, **named_
         ShapeError: shapes or element types do not fit each other; names the line.
         UsageError: the specs do not fit the function's parameters.
     """
+    if not callable(fn) or not isinstance(name, str | None):
+        raise UsageError(f"trace takes a function and a name, and was given {shown(fn)} and {shown(name)}")
     tracer = Tracer(name or function_name(fn))
     bound = _bind(fn, specs, named_specs)
     with tracer.active() as b:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from foreplan.arguments import shown, whole
 from foreplan.errors import ShapeError, UsageError
 from foreplan.graph import DType, TensorType, as_dtype
 
@@ -45,13 +46,10 @@ def spec(shape: int | Sequence[int], dtype: DType | str | np.dtype | type = "flo
     Raises:
         UsageError: an extent is not a whole number, or foreplan has no such element type.
     """
-    extents = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
-    for extent in extents:
-        if isinstance(extent, bool) or not isinstance(extent, int | np.integer) or extent < 0:
-            raise UsageError(
-                f"spec({shape!r}): {extent!r} is not an extent; shapes are static, write whole numbers such as (32, 10)"
-            )
     try:
-        return Spec(TensorType(as_dtype(dtype), tuple(int(extent) for extent in extents)))
-    except (ShapeError, TypeError) as error:
-        raise UsageError(f"spec({shape!r}, {dtype!r}): {error}") from None
+        extents = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        return Spec(TensorType(as_dtype(dtype), tuple(whole("an extent", extent, 0) for extent in extents)))
+    except (UsageError, ShapeError, TypeError, ValueError, SyntaxError) as error:
+        raise UsageError(
+            f"spec({shown(shape)}, {shown(dtype)}): {error}; shapes are static, write whole numbers such as (32, 10)"
+        ) from None

@@ -13,6 +13,19 @@ from foreplan.graph.types import BOOL, DTYPES, FLOAT32, INT64, DType, as_dtype
 from foreplan.ops.expr.functions import FUNCTIONS
 from foreplan.ops.expr.nodes import Arg, Call, Const, Expr, subexpressions
 
+_NOT_OF_TRUTHS = (
+    "sub",
+    "neg",
+    "sign",
+    "square",
+    "pow",
+    "floordiv",
+    "mod",
+    "fmod",
+    "truncdiv",
+    "shiftleft",
+    "shiftright",
+)
 _OF_BITS = ("bitand", "bitor", "bitxor", "bitnot", "shiftleft", "shiftright")
 
 
@@ -55,11 +68,14 @@ def call_dtype(part: Call, args: Sequence[DType | None]) -> DType | None:
     """The element type of a call whose arguments have these; None if they are literals and the rule is `same`.
 
     Raises:
-        ShapeError: a condition is not boolean, a literal is none of the result's integers, or bits of floats are asked.
+        ShapeError: a condition is not boolean, a literal is none of the result's integers, bits of floats are asked, or
+            arithmetic of truth values.
     """
     result = _result_dtype(part, args)
     if part.function in _OF_BITS and (FLOAT32 if result is None else result).is_float:
         raise ShapeError(f"{part.function}() works on the bits of integers, and {part} has floats")
+    if part.function in _NOT_OF_TRUTHS and result == BOOL:
+        raise ShapeError(f"{part.function}() has no truth values: convert to numbers what {part} takes")
     if result is not None and part.function in FUNCTIONS and FUNCTIONS[part.function].result == "same":
         for arg in part.args[1:] if part.function == "where" else part.args:
             if isinstance(arg, Const) and not result.holds(arg.value):

@@ -65,6 +65,27 @@ def _where() -> Callable[..., Any]:
     return where
 
 
+def _power() -> Callable[..., Any]:
+    def power(a: Any, b: Any, out: np.ndarray) -> None:
+        if out.dtype.kind == "i":  # NumPy's own raises for a negative exponent; as others, it squares and wraps around
+            bits = np.dtype(f"u{out.itemsize}")
+            np.power(a.view(bits), b.view(bits), out=out.view(bits))
+        else:
+            np.power(a, b, out=out)
+
+    return power
+
+
+def _round() -> Callable[..., Any]:
+    def rint(x: Any, out: np.ndarray) -> None:
+        if out.dtype.kind in "iub":  # NumPy's own gives floats
+            np.copyto(out, x)
+        else:
+            np.rint(x, out=out)
+
+    return rint
+
+
 def _rsqrt() -> Callable[..., Any]:
     def rsqrt(x: Any, out: np.ndarray) -> None:
         np.sqrt(x, out=out)
@@ -114,7 +135,7 @@ FUNCTIONS: dict[str, Function] = {
     "sub": Function(_np("subtract"), 2, "same", lambda a, b, y: (1.0, -1.0)),
     "mul": Function(_np("multiply"), 2, "same", lambda a, b, y: (b, a)),
     "div": Function(_np("true_divide"), 2, "float", lambda a, b, y: (1.0 / b, -(a / b) / b)),
-    "pow": Function(_np("power"), 2, "same", _pow_partials),
+    "pow": Function(_power, 2, "same", _pow_partials),
     "floordiv": Function(_np("floor_divide"), 2, "same", _zero),
     "truncdiv": Function(_trunc_div, 2, "same", _zero),
     "mod": Function(_np("remainder"), 2, "same", lambda a, b, y: (1.0, -call("floor", a / b))),
@@ -128,7 +149,7 @@ FUNCTIONS: dict[str, Function] = {
     "floor": Function(_np("floor"), 1, "same", _zero),
     "ceil": Function(_np("ceil"), 1, "same", _zero),
     "trunc": Function(_np("trunc"), 1, "same", _zero),
-    "round": Function(_np("rint"), 1, "same", _zero),
+    "round": Function(_round, 1, "same", _zero),
     "square": Function(_np("square"), 1, "same", lambda x, y: (2.0 * x,)),
     "sqrt": Function(_np("sqrt"), 1, "float", lambda x, y: (0.5 / y,), True),
     "rsqrt": Function(_rsqrt, 1, "float", lambda x, y: (-0.5 * y * y * y,), True),

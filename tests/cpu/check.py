@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from foreplan.cpu.kernel import Kernel
-from foreplan.cpu.table import family_of, kernels_for
+from foreplan.cpu.table import FAMILIES, kernels_for, reads_of
 from foreplan.cpu.threads import set_threads
 from foreplan.errors import TargetError
 from foreplan.graph import Op, Window, as_dtype
@@ -57,11 +57,9 @@ def run(
     """
     types = [type_of(x) for x in inputs]
     results = op.infer(types)
-    family = family_of(op, types, results, threads)
-    assert family is not None, f"no kernel for {op} of {types}"
-    wanted = [Window.dense(type) for type in types] if windows is None else list(windows)
-    wanted = [family.reads(op, i, window) for i, window in enumerate(wanted)]
-    layouts = family.layout(op, wanted, results)
+    wanted = reads_of(op, windows or [Window.dense(type) for type in types], results, threads)
+    assert wanted is not None, f"no kernel for {op} of {types}"
+    layouts = FAMILIES[op.name].layout(op, wanted, results)
     found = kernels_for(op, wanted, layouts, threads)
     assert found, f"no kernel for {op} of {wanted}"
     kernel = found[way] if way else next(iter(found.values()))
@@ -90,10 +88,9 @@ def kernel_for(op: Op, inputs: Sequence[Window], outputs: Sequence[Window], thre
 def ways(op: Op, inputs: Sequence[np.ndarray], windows: Sequence[Window] | None = None) -> list[str]:
     """The names of all kernels for an op."""
     types = [type_of(x) for x in inputs]
-    family = family_of(op, types, op.infer(types), THREADS)
-    assert family is not None, f"no kernel for {op} of {types}"
-    wanted = [family.reads(op, i, w) for i, w in enumerate(windows or [Window.dense(type) for type in types])]
-    return list(kernels_for(op, wanted, family.layout(op, wanted, op.infer(types)), THREADS))
+    wanted = reads_of(op, windows or [Window.dense(type) for type in types], op.infer(types), THREADS)
+    assert wanted is not None, f"no kernel for {op} of {types}"
+    return list(kernels_for(op, wanted, FAMILIES[op.name].layout(op, wanted, op.infer(types)), THREADS))
 
 
 def check(

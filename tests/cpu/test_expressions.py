@@ -8,43 +8,15 @@ import numpy as np
 import pytest
 
 from foreplan.errors import ShapeError
-from foreplan.graph import TensorType
 from foreplan.graph.types import BOOL, DTYPES, DType
 from foreplan.ops.expr import FUNCTIONS, infer_dtypes, parse_expr
 from foreplan.ops.map import Map
 from tests.cpu.check import check, needs_onednn
+from tests.kernels import RENAMED, is_function_of, numbers
 
 pytestmark = [needs_onednn(), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
-FLOATS = [0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, -2.5, 2.0, 3.0, -7.25, 100.0, -30.0, 1e4, np.inf, -np.inf, np.nan]
-WHOLE = [0, 1, 2, 3, 5, 7, 8, 31, 63, 100, 127]
-RENAMED = {"and": "and_", "or": "or_", "not": "not_"}
-OF_INTEGERS = ("bitand", "bitor", "bitxor", "bitnot", "shiftleft", "shiftright")
-NOT_OF_TRUTHS = (
-    "sub",
-    "neg",
-    "sign",
-    "pow",
-    "floordiv",
-    "mod",
-    "fmod",
-    "truncdiv",
-    "shiftleft",
-    "shiftright",
-    "square",
-)
 NAMES = [name for name in FUNCTIONS if name != "where"]
-
 COMMON = ("float32", "float64", "float16", "int64", "int32", "uint8", "bool")
-
-
-def numbers(dtype: DType) -> np.ndarray:
-    if dtype.is_float:
-        return np.array(FLOATS).astype(dtype.numpy)
-    if dtype == BOOL:
-        return np.array([False, True])
-    whole = WHOLE if dtype.category == "uint" else [*WHOLE, *(-x for x in WHOLE)]
-    info = np.iinfo(dtype.numpy)
-    return np.array([*whole, info.max, info.min]).astype(dtype.numpy)
 
 
 def arguments(name: str, dtype: DType) -> list[np.ndarray]:
@@ -54,14 +26,6 @@ def arguments(name: str, dtype: DType) -> list[np.ndarray]:
         return [np.repeat(some, 4), np.tile(np.array([0, 1, 2, 5], dtype.numpy), some.size)]
     grid = np.array(list(product(some.tolist(), repeat=FUNCTIONS[name].arity))).astype(dtype.numpy)
     return [np.ascontiguousarray(column) for column in grid.T]
-
-
-def defined(name: str, dtype: DType) -> bool:
-    if dtype == BOOL:
-        return name not in NOT_OF_TRUTHS and (name in OF_INTEGERS or FUNCTIONS[name].result != "same" or name == "max")
-    if name == "round" and not dtype.is_float:
-        return False  # NumPy gives floats
-    return name not in OF_INTEGERS or not dtype.is_float
 
 
 def tolerance(dtype: DType, function: str) -> float:
@@ -77,7 +41,7 @@ def tolerance(dtype: DType, function: str) -> float:
     [
         pytest.param(name, dtype, id=f"{name}-{dtype}", marks=[] if dtype.name in COMMON else pytest.mark.slow)
         for name, dtype in product(NAMES, DTYPES.values())
-        if defined(name, dtype)
+        if is_function_of(name, dtype)
     ],
 )
 def test_a_function_gives_what_numpy_gives(name: str, dtype: DType) -> None:
@@ -135,10 +99,3 @@ def test_an_expression_gives_what_numpy_gives(text: str, types: tuple[str, str])
     rng = np.random.default_rng(0)
     given = [(rng.standard_normal(37) * 4).round(2).astype(type) for type in types]
     check(Map((text,)), *given, rtol=2e-3 if types[0] == "float16" else 1e-6, atol=0)
-
-
-def test_the_refused_are_left_to_numpy() -> None:
-    from foreplan.cpu.table import family_of
-
-    op, type = Map(("(a0 - a0)",)), TensorType(BOOL, (3,))
-    assert family_of(op, [type], op.infer([type]), 1) is None

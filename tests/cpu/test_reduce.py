@@ -93,6 +93,8 @@ def test_nothing_adds_up_to_zero() -> None:
     check(Reduce("sum", (1,)), f32(3, 0, 4), rtol=0, atol=0)
     check(Reduce("sum", (1,)), f32(3, 5, 0), rtol=0, atol=0)
     check(Reduce("prod", (0,)), f32(0, 5), rtol=0, atol=0)
+    check(Reduce("mean", (1,)), f32(3, 0, 4), rtol=0, atol=0)
+    check(Reduce("mean", (1,)), f32(3, 0), rtol=0, atol=0)
 
 
 def test_results_do_not_depend_on_the_number_of_threads() -> None:

@@ -89,10 +89,10 @@ def test_errors_are_one_json_object_too(arguments, code, kind):
 
 def test_a_budget_that_cannot_be_met_shows_the_peak_and_what_to_try():
     done = foreplan("estimate", MODEL, "--budget", "0.5", code=3)
-    peak = answer("estimate", MODEL)["peak_bytes"]
+    arena = answer("estimate", MODEL)["arena_bytes"]
     needed = answer("estimate", MODEL, "--budget", "0.5", code=3)["needed_bytes"]
-    assert peak // 2 < needed <= peak
-    assert f"({needed:,} bytes)" in done.stderr and f"({peak // 2:,} bytes)" in done.stderr
+    assert arena // 2 < needed <= arena
+    assert f"({needed:,} bytes)" in done.stderr and f"({arena // 2:,} bytes)" in done.stderr
     for said in ("lower bound", "peak at instruction", "largest buffers", "hidden0.weight", "try next:"):
         assert said in done.stderr
 
@@ -115,7 +115,7 @@ def test_weights_start_another_optimizer_and_a_resumed_run_keeps_its_own(tmp_pat
 def test_plan_files_are_known_by_their_content(tmp_path):
     path = tmp_path / "plan"
     foreplan("plan", MODEL, "-o", path)
-    assert answer("estimate", path)["peak_bytes"] == answer("estimate", MODEL)["peak_bytes"]
+    assert answer("estimate", path)["arena_bytes"] == answer("estimate", MODEL)["arena_bytes"]
     assert "is a plan already" in foreplan("plan", path, "-o", tmp_path / "other", code=2).stderr
 
 
@@ -183,3 +183,14 @@ def test_many_tensors_beyond_every_machine():
 
     with pytest.raises(fp.ShapeError, match="no machine holds it"):
         fp.lower(fp.inference(fp.trace(model, fp.spec((2**25, 2**25)))), "numpy")
+
+
+@pytest.mark.parametrize("path", [None, 3, b"name"])
+def test_a_path_is_a_text_or_a_path(path: object, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    step = fp.compile(fp.models.build("mlp:batch=4,width=8,layers=2"), fp.losses.mean, fp.optim.SGD(0.1))
+    session = step.bind()
+    for use in (step.save, step.view, session.save, session.load, fp.load_plan, fp.from_onnx):
+        with pytest.raises(fp.UsageError):
+            use(path)
+    assert not list(tmp_path.iterdir())

@@ -50,7 +50,7 @@ def test_the_estimate_counts_the_kept_gradients() -> None:
     plain, parts = (answer("estimate", MODEL, "--batch", 64, *more) for more in ((), ("--accumulate", 5)))
     assert (plain["accumulate"], parts["accumulate"]) == (1, 5)
     gradients = sum(4 * value.type.size for value in fp.models.build(MODEL).parameters)
-    assert parts["persistent_bytes"] - plain["persistent_bytes"] == gradients + 4  # and the loss
+    assert parts["persistent_bytes"] - plain["persistent_bytes"] == gradients + 8  # and the loss and the count
     assert parts["categories"]["gradients"] >= gradients
     assert 4 * plain["flops"] < parts["flops"] < 5.5 * plain["flops"]
     assert "on numpy, 5 micro-batches" in foreplan("estimate", MODEL, "--accumulate", 5).stdout

@@ -6,12 +6,14 @@ import os
 
 import pytest
 
-from foreplan import calibrate, kept
+from foreplan import calibrate, calibrate_process, kept
+from foreplan.calibration import Calibration
 from foreplan.cpu import tune
 from foreplan.errors import TargetError
 from foreplan.gpu import capture, driver, nvml
-from foreplan.gpu.calibration import Calibration
+from foreplan.gpu.calibration import CARDS
 from foreplan.gpu.device import device_named, devices
+from foreplan.lower.outside import PROCESSES, machine, versions_here
 from tests.cpu.check import needs_onednn
 from tests.foreplan.shell import MODEL, answer, foreplan
 
@@ -63,7 +65,7 @@ def test_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_calibration_is_written_and_told(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {"context_bytes": 545 << 20, "code_bytes": 4 << 20, "graph_bytes_per_launch": 9000}
-    found = Calibration(device_named("h100").title, {"driver": "580.105.08"}, figures)
+    found = Calibration(CARDS, device_named("h100").title, {"driver": "580.105.08"}, figures)
     asked: list[object] = []
 
     def measured(*given: object) -> Calibration:
@@ -74,12 +76,20 @@ def test_a_calibration_is_written_and_told(tmp_path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(nvml, "Nvml", lambda: "the library")
     monkeypatch.setattr(driver, "versions", lambda library: found.versions)
     monkeypatch.setattr(calibrate, "calibrate", measured)
+    process = Calibration(PROCESSES, machine(), dict(versions_here()), dict.fromkeys(PROCESSES.always, 3 << 20))
+    monkeypatch.setattr(calibrate_process, "calibrate_process", lambda: process)
     told = foreplan("devices", "--calibrate").stdout
     assert asked == ["the library", driver.card, found.versions]
     assert "context_bytes = 571_473_920" in told and f"written to {tmp_path}" in told
     assert "cudnn is not installed" in told
     path = tmp_path / "foreplan" / "calibration.toml"
-    answered = answer("devices", "--calibrate")
+    first, answered = answer("devices", "--calibrate")
+    assert first["machine"] == machine() and first["figures"] == process.figures
+    assert first["not_installed"] == ["onednn"]
+    assert first["file"] == str(tmp_path / "foreplan" / "processes.toml")
+    assert "interpreter_bytes = 3_145_728" in told
+    parts = {part["name"]: part for part in answer("estimate", MODEL)["outside"]}
+    assert (parts["planner"]["nbytes"], parts["planner"]["basis"]) == (3 << 20, "calibrated")
     assert answered["figures"] == figures and answered["not_installed"] == ["cudnn", "cublaslt"]
     assert answered["file"] == str(path) and path.read_text().count("[[calibrated]]") == 1
     parts = {part["name"]: part for part in answer("estimate", MODEL, "--target", "cuda:h100")["outside"]}
@@ -89,8 +99,12 @@ def test_a_calibration_is_written_and_told(tmp_path, monkeypatch: pytest.MonkeyP
         assert "calibration.toml" in foreplan(*words, code=2).stderr
 
 
-def test_what_calibration_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_calibration_needs(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "give one of them" in foreplan("devices", "--calibrate", "--capture", code=2).stderr
     assert "--capture" in foreplan("devices", "--calibrate", "-o", "x.toml", code=2).stderr
     monkeypatch.setattr(nvml, "FILE", "libnvidia-ml-that-is-not-there.so.1")
-    assert "no driver for an NVIDIA card" in foreplan("devices", "--calibrate", code=2).stderr
+    process = Calibration(PROCESSES, machine(), dict(versions_here()), dict.fromkeys(PROCESSES.always, 3 << 20))
+    monkeypatch.setattr(calibrate_process, "calibrate_process", lambda: process)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    done = foreplan("devices", "--calibrate")
+    assert "no driver for an NVIDIA card" in done.stdout and "interpreter_bytes" in done.stdout

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from foreplan.errors import SessionError, UsageError
-from foreplan.files import open_atomically, write_atomically
+from foreplan.files import check_writable, open_atomically, write_atomically
 
 
 def run(code: str, **options) -> subprocess.CompletedProcess:
@@ -91,9 +93,9 @@ def test_names_a_directory(tmp_path):
         write_atomically(tmp_path / "file" / "a", b"")
 
 
-@pytest.mark.parametrize("path", ["", "a\0b"])
-def test_refuses_what_is_no_path(path):
-    with pytest.raises(UsageError, match="cannot write"):
+@pytest.mark.parametrize(("path", "message"), [("", "cannot write"), ("a\0b", "no null character")])
+def test_refuses_what_is_no_path(path, message):
+    with pytest.raises(UsageError, match=message):
         write_atomically(path, b"")
 
 
@@ -166,3 +168,74 @@ def test_a_reader_that_has_gone_is_the_callers(tmp_path):
         "try: write_atomically(f'/dev/fd/{w}', b'x' * 10)\nexcept BrokenPipeError: print('broken')"
     )
     assert run(code).stdout == "broken\n"
+
+
+KILLED = """
+import os, signal
+from foreplan.files import open_atomically
+with open_atomically({path!r}) as file:
+    file.write(bytes(100_000))
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_goes_with_the_next_save(tmp_path):
+    path = tmp_path / ("ö" * 120)  # 240 bytes: more of them than characters
+    for other in ("a", "b.c"):
+        assert run(KILLED.format(path=str(tmp_path / other))).returncode == -9
+    for _ in range(3):
+        assert run(KILLED.format(path=str(path))).returncode == -9
+    assert len(os.listdir(tmp_path)) == 5 - 2  # each of the last two removed the one before
+    write_atomically(path, "whole")
+    assert path.read_text() == "whole"
+    left = [name for name in os.listdir(tmp_path) if name != path.name]
+    assert sorted(name[:3] for name in left) == [".a.", ".b."]
+
+
+def test_a_file_that_another_process_writes_stays(tmp_path):
+    path = tmp_path / "a"
+    with open_atomically(path) as file:
+        file.write(b"mine")
+        done = run(f"from foreplan.files import *\nwrite_atomically({str(path)!r}, 'theirs')")
+        assert done.returncode == 0, done.stderr
+        assert path.read_text() == "theirs" and len(os.listdir(tmp_path)) == 2
+    assert path.read_text() == "mine" and os.listdir(tmp_path) == ["a"]
+
+
+def test_many_writers_of_one_path(tmp_path):
+    path = tmp_path / "a"
+    code = f"from foreplan.files import *\nfor i in range(200): write_atomically({str(path)!r}, 'whole' * 1000)"
+    writers = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) for _ in range(4)]
+    assert [writer.communicate()[1] for writer in writers] == [b""] * 4
+    assert path.read_text() == "whole" * 1000 and os.listdir(tmp_path) == ["a"]
+
+
+def test_left_overs_of_another_machine_stay_for_a_day(tmp_path):
+    names = {hours: f".a.0123456789ab.{hours:012x}.tmp" for hours in (1, 30)}
+    for hours, name in names.items():
+        (tmp_path / name).write_text("half")
+        os.utime(tmp_path / name, (time.time() - hours * 3600,) * 2)
+    write_atomically(tmp_path / "a", "whole")
+    assert sorted(os.listdir(tmp_path)) == sorted(["a", names[1]])
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    (tmp_path / ".a.0123456789ab.0123456789ab.tmp").write_text("half")
+    os.utime(tmp_path / ".a.0123456789ab.0123456789ab.tmp", (0, 0))
+    write_atomically(tmp_path / "a", "whole")
+    assert sorted(os.listdir(tmp_path)) == [".a.0123456789ab.0123456789ab.tmp", "a"]
+
+
+@pytest.mark.parametrize("path", [None, 3, b"a", object()])
+def test_a_path_is_a_text_or_a_path(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="path"):
+        write_atomically(path, "x")
+    with pytest.raises(UsageError, match="path"):
+        check_writable(path)
+    assert os.listdir(tmp_path) == []

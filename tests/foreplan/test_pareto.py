@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foreplan as fp
+from foreplan.api import Compiled
 from foreplan.pareto import largest, pareto
+from foreplan.planner import plan
 from foreplan.units import format_bytes
 from tests.foreplan.shell import answer, foreplan
 
@@ -80,7 +83,7 @@ def test_the_curve_falls_in_bytes_and_rises_in_cost() -> None:
     arenas = [point.arena_bytes for point in points]
     assert arenas == sorted(set(arenas), reverse=True) and len(points) > 3
     for i, point in enumerate(points):
-        assert point.lower_bound_bytes <= point.arena_bytes == point.peak_bytes == point.budget_bytes
+        assert point.lower_bound_bytes <= point.arena_bytes == point.budget_bytes < point.peak_bytes
         for other in points[i + 1 :]:
             cheaper = other.extra_flops_ratio <= point.extra_flops_ratio
             assert not (cheaper and other.extra_seconds_ratio <= point.extra_seconds_ratio)
@@ -148,3 +151,25 @@ def test_fit_command() -> None:
     assert answer("fit", small, "--memory", "1KiB", code=3)["error"] == "does not fit"
     for bad in ("-1", "much", "5%%"):
         foreplan("fit", small, "--memory", "1GiB", "--max-extra-flops", bad, code=2)
+
+
+def test_added_cost_is_beyond_the_fastest_kernels_whatever_a_plan_chose() -> None:
+    """Each action has a slow rival of less scratch memory, which a plan takes where memory is short."""
+    graph = fp.models.build("mlp:batch=64,width=32,layers=2,inputs=16,classes=5")
+    program = fp.compile(graph, fp.losses.cross_entropy, fp.optim.SGD(0.1), remat="off").program
+    fast = [replace(a, workspace=a.workspace if a.effect else a.workspace + (1 << 16)) for a in program.actions]
+    pure = [i for i, action in enumerate(program.actions) if not action.effect]
+    slow = [replace(program.actions[i], nanoseconds=3 * program.actions[i].nanoseconds + 1) for i in pure]
+    calls = (*program.calls, *[program.calls[i] for i in pure])
+    program = replace(program, actions=(*fast, *slow), calls=calls)
+    usual = Compiled(program, plan(program, budget="1GiB")).estimate()
+    tight = Compiled(program, plan(program, budget=0.95)).estimate()
+    assert usual["extra_seconds_ratio"] == 0 and tight["extra_seconds_ratio"] > 0.05
+    assert tight["predicted_seconds"] == pytest.approx(
+        usual["predicted_seconds"] * (1 + tight["extra_seconds_ratio"]), rel=1e-9
+    )
+    points = pareto(program)
+    assert points[0].extra_seconds_ratio == 0
+    for point in (points[0], points[len(points) // 2], points[-1]):
+        same = Compiled(program, plan(program, budget=point.arena_bytes)).estimate()
+        assert same["extra_seconds_ratio"] <= point.extra_seconds_ratio + 1e-12

@@ -1,24 +1,15 @@
-"""Launches run on the CPU: kernels of cuda/ compiled by g++ with a header that stands in for CUDA."""
+"""Instructions of cards' kernels run on the CPU, on NumPy memory."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import shutil
 import struct
-import subprocess
-import tempfile
 from collections.abc import Sequence
-from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 from foreplan.gpu.cudnn import ADDING, UIDS
 from foreplan.gpu.launch import (
-    FOLDER,
     Address,
     Clear,
     Copy,
@@ -28,54 +19,13 @@ from foreplan.gpu.launch import (
     LaunchKernel,
     Matrix,
     Multiply,
-    Source,
-    sources_digest,
 )
 from foreplan.graph import Op, TensorType
 from foreplan.graph.types import as_dtype
 from foreplan.ops.attention_blocks import AttentionOp
 from foreplan.ops.packed_attention import PackedAttentionGrad
+from tests.gpu.compiled import function
 from tests.gpu.cudnn_graph import execute, memory_at
-
-HEADER = Path(__file__).parent / "shim" / "cuda.h"
-OPTIONS = ("-std=c++17", "-O1", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-shared", "-w")
-
-needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="kernels are run on the CPU through g++: install it")
-
-
-@lru_cache(maxsize=1)
-def _cache() -> Path:
-    """Where compiled kernels are kept between runs: by what they were made from."""
-    folder = Path(tempfile.gettempdir()) / f"foreplan-shim-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
-
-
-@lru_cache(maxsize=1)
-def _surroundings() -> str:
-    version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
-    return "\n".join([version, *OPTIONS, sources_digest(), HEADER.read_text()])
-
-
-@lru_cache(maxsize=4096)
-def library(source: Source, entry: str) -> ctypes.CDLL:
-    """A kernel compiled for this processor."""
-    text = f"{source.text}SHIM_ENTRY({entry})\n"
-    name = hashlib.sha256(f"{_surroundings()}\n{text}".encode()).hexdigest()[:32]
-    path = _cache() / f"{source.file.partition('.')[0]}-{name}.so"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=_cache()) as folder:
-            made = Path(folder) / "made.so"
-            command = ["g++", *OPTIONS, "-include", str(HEADER), "-I", str(FOLDER), "-x", "c++", "-", "-o", str(made)]
-            done = subprocess.run(command, input=text, capture_output=True, text=True)
-            assert done.returncode == 0, f"{done.stderr[:4000]}\n{text}"
-            made.replace(path)
-    loaded = ctypes.CDLL(str(path))
-    run = getattr(loaded, f"shim_run_{entry}")
-    run.restype = ctypes.c_char_p
-    run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p]
-    getattr(loaded, f"shim_size_{entry}").restype = ctypes.c_uint64
-    return loaded
 
 
 class Bound:
@@ -103,13 +53,12 @@ class Bound:
 
     def _ready(self, instruction: Instruction) -> tuple[object, ...]:
         if isinstance(instruction, Launch):
-            loaded = library(instruction.source, instruction.entry)
+            run, size = function(instruction.source, instruction.entry)
             words = [self.address(x) if isinstance(x, Address) else x for x in instruction.arguments]
             packed = b"".join(struct.pack("<d" if isinstance(x, float) else "<q", x) for x in words)
-            size = getattr(loaded, f"shim_size_{instruction.entry}")()
             assert size == len(packed), f"{instruction.entry} takes {size} bytes of arguments, and gets {len(packed)}"
             grid, block = ((ctypes.c_uint * 3)(*extents) for extents in (instruction.grid, instruction.block))
-            return getattr(loaded, f"shim_run_{instruction.entry}"), grid, block, packed, instruction.entry
+            return run, grid, block, packed, instruction.entry
         if isinstance(instruction, Copy):
             return "copy", self.address(instruction.target), self.address(instruction.source), instruction.nbytes
         if isinstance(instruction, Execute):

@@ -20,7 +20,8 @@ from foreplan.gpu.table import OWN
 from foreplan.graph import Op, Window
 from foreplan.lower.cuda import CudaTarget
 from foreplan.lower.target import Kernel
-from tests.gpu.binder import library, multiply
+from tests.gpu.binder import multiply
+from tests.gpu.compiled import function
 
 Plan = Callable[[Mapping[int, int], int], None]  # runs on addresses of tensors, and of workspace
 
@@ -128,12 +129,10 @@ class FakeCard:
         return np.full(nbytes, 0xFF, np.uint8)
 
     def launching(self, launch: Launch, arguments: bytes, code: bytes | None = None) -> Run:
-        loaded = library(launch.source, launch.entry)
-        assert getattr(loaded, f"shim_size_{launch.entry}")() == len(arguments)
+        run, size = function(launch.source, launch.entry)
+        assert size == len(arguments)
         extents = [(ctypes.c_uint * 3)(*each) for each in (launch.grid, launch.block)]
-        return partial(
-            self.enqueue, partial(self._launch, getattr(loaded, f"shim_run_{launch.entry}"), extents, arguments)
-        )
+        return partial(self.enqueue, partial(self._launch, run, extents, arguments))
 
     def _launch(
         self, run: Callable[..., bytes | None], extents: list[ctypes.Array[ctypes.c_uint]], arguments: bytes

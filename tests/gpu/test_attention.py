@@ -14,8 +14,8 @@ from foreplan.graph.types import DTYPES
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
 from foreplan.ops.packed_attention import PackedAttentionGrad
-from tests.gpu.binder import needs_gcc
 from tests.gpu.check import DEVICE, check, expected, type_of
+from tests.gpu.compiled import needs_gcc
 from tests.kernels import attention_operands
 
 pytestmark = needs_gcc

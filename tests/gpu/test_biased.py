@@ -11,8 +11,8 @@ from foreplan.gpu.table import OWN, kernel_named, kernels_for
 from foreplan.graph import Window
 from foreplan.lower.cuda import CudaTarget
 from foreplan.ops.matmul_map import MatMulMap
-from tests.gpu.binder import needs_gcc
 from tests.gpu.check import DEVICE, check, run, type_of
+from tests.gpu.compiled import needs_gcc
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)

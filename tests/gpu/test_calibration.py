@@ -9,24 +9,29 @@ import pytest
 
 import foreplan as fp
 from foreplan import calibrate as calibrating
+from foreplan import calibration
 from foreplan.calibrate import calibrate
+from foreplan.calibration import Calibration, own_file, read_entries, record
 from foreplan.errors import TargetError, UsageError
-from foreplan.gpu import calibration, capture, driver
-from foreplan.gpu.calibration import Calibration, calibrations, own_file, read_entries, record
+from foreplan.gpu import capture, driver
+from foreplan.gpu.calibration import CARDS, calibrations
 from foreplan.gpu.device import device_named
 from foreplan.gpu.driver import Run
 from foreplan.gpu.launch import Launch, Multiply
 from foreplan.gpu.outside import PAGE
 from foreplan.lower.cuda import CudaTarget, outside
 from foreplan.units import align_up
-from tests.gpu.binder import needs_gcc
 from tests.gpu.card import FakeBlock, FakeCard
 from tests.gpu.check import with_cudnn
+from tests.gpu.compiled import needs_gcc
 
 H100 = device_named("h100")
 VERSIONS = {"driver": "580.105.08", "cuda": "13.0", "cupy": "14.2.0"}
 FOUND = Calibration(
-    H100.title, VERSIONS, {"context_bytes": 500 << 20, "code_bytes": 7, "graph_bytes_per_launch": 11, "cudnn_bytes": 3}
+    CARDS,
+    H100.title,
+    VERSIONS,
+    {"context_bytes": 500 << 20, "code_bytes": 7, "graph_bytes_per_launch": 11, "cudnn_bytes": 3},
 )
 
 
@@ -115,7 +120,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @needs_gcc
 def test_every_figure_is_what_the_card_took(machine: Machine) -> None:
     found = calibrate(machine, machine.open, VERSIONS)
-    assert found.card == H100.title and found.versions == VERSIONS
+    assert found.name == H100.title and found.versions == VERSIONS
     per_launch = found.figures["graph_bytes_per_launch"]
     assert dict(found.figures) == {
         "context_bytes": CountedCard.CONTEXT,
@@ -140,7 +145,7 @@ def test_a_library_that_is_not_installed_is_left_out(machine: Machine, monkeypat
         raise TargetError("cuBLASLt is not installed")
 
     monkeypatch.setattr(CountedCard, "multiplying", missing)
-    assert set(calibrate(machine, machine.open, {}).figures) == {*calibration.ALWAYS}
+    assert set(calibrate(machine, machine.open, {}).figures) == {*CARDS.always}
 
 
 @needs_gcc
@@ -165,12 +170,12 @@ def test_a_card_that_this_process_has_opened_cannot_be_calibrated(machine: Machi
 
 def test_what_is_recorded_is_read_back(settings: Path) -> None:
     assert calibrations().calibrated == ()
-    other = Calibration('A "card" \\ of one’s own', {}, dict.fromkeys(calibration.ALWAYS, 1))
-    newer = Calibration(FOUND.card, VERSIONS | {"driver": "590.1"}, FOUND.figures)
+    other = Calibration(CARDS, 'A "card" \\ of one’s own', {}, dict.fromkeys(CARDS.always, 1))
+    newer = Calibration(CARDS, FOUND.name, VERSIONS | {"driver": "590.1"}, FOUND.figures)
     for each in (FOUND, other, newer, FOUND):  # the last takes the place of the first
-        assert record(each) == own_file() == settings / "foreplan" / "calibration.toml"
+        assert record(each) == own_file(CARDS) == settings / "foreplan" / "calibration.toml"
     assert calibrations().calibrated == (other, newer, FOUND)
-    assert read_entries(FOUND.as_toml(), "here") == (FOUND,)
+    assert read_entries(FOUND.as_toml(), "here", CARDS) == (FOUND,)
 
 
 def test_estimates_go_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,21 +205,47 @@ def test_estimates_go_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> N
         (FOUND.as_toml().replace("code_bytes = 7", ""), "1 needs code_bytes as a number of bytes, and has None"),
         (FOUND.as_toml().replace("code_bytes = 7", "code_bytes = -7"), "1 needs code_bytes"),
         (FOUND.as_toml().replace("cudnn_bytes", "cudnn_byte"), "unknown key 'cudnn_byte'"),
+        (FOUND.as_toml().replace("code_bytes = 7", f"code_bytes = {2**62}"), "1 needs code_bytes"),
+        (FOUND.as_toml().replace("code_bytes = 7", f"code_bytes = {'7' * 400}"), "no table"),
+        (FOUND.as_toml().replace("code_bytes = 7", f"code_bytes = {'7' * 5000}"), "no table"),
         (b"\xff", "cannot be read"),
     ],
 )
 def test_a_broken_file_is_told_and_left_as_it_is(text: str | bytes, told: str) -> None:
-    content = text if isinstance(text, bytes) else text.encode()
-    own_file().parent.mkdir(parents=True)
-    own_file().write_bytes(content)
+    content, path = text if isinstance(text, bytes) else text.encode(), own_file(CARDS)
+    assert path is not None
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
     for use in (calibrations, lambda: record(FOUND), lambda: _estimate()):
         with pytest.raises(TargetError, match=rf"calibration\.toml.*{told}"):
             use()
-    assert own_file().read_bytes() == content
+    assert path.read_bytes() == content
 
 
 def _estimate() -> None:
     fp.compile(fp.models.build("mlp:batch=4,width=40,layers=2"), target="cuda:h100").estimate()
+
+
+@pytest.mark.parametrize("home", ["~", "", "here"])
+def test_a_user_without_a_home_has_no_calibrations(home: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nor does the current folder stand in for it, nor settings that are named from there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "here")
+    monkeypatch.setenv("HOME", home)
+    assert own_file(CARDS) is None and calibrations().calibrated == ()
+    _estimate()
+    with pytest.raises(UsageError, match="let XDG_CONFIG_HOME name a folder"):
+        record(FOUND)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_home_of_another_user_has_no_calibrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path, **how: str) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", denied)
+        assert calibration._own(CARDS) == ()
 
 
 def test_settings_that_cannot_be_written(settings: Path) -> None:

@@ -9,8 +9,8 @@ from foreplan.graph import Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
-from tests.gpu.binder import needs_gcc
 from tests.gpu.check import check, made, type_of
+from tests.gpu.compiled import needs_gcc
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)

@@ -9,8 +9,9 @@ from foreplan.gpu.copies import transposition
 from foreplan.gpu.launch import LaunchKernel, input_at, output_at
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import DTYPES
-from tests.gpu.binder import Bound, needs_gcc
+from tests.gpu.binder import Bound
 from tests.gpu.check import laid_out
+from tests.gpu.compiled import needs_gcc
 
 pytestmark = needs_gcc
 # shape, then axes of the source and of the target from the outermost to the innermost

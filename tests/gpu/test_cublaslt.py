@@ -27,8 +27,9 @@ from foreplan.graph import Window
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.matmul_map import MatMulMap
 from foreplan.runtime.cuda import ready
-from tests.gpu.binder import Bound, needs_gcc
+from tests.gpu.binder import Bound
 from tests.gpu.check import DEVICE, Memory, expected, laid_out, type_of
+from tests.gpu.compiled import needs_gcc
 
 SHIM = Path(__file__).parent / "shim"
 STREAM = 7

@@ -14,8 +14,8 @@ from foreplan.gpu import driver
 from foreplan.gpu.device import device_named
 from foreplan.gpu.launch import Multiply
 from foreplan.runtime.session import Session
-from tests.gpu.binder import needs_gcc
 from tests.gpu.card import FakeCard
+from tests.gpu.compiled import needs_gcc
 from tests.runtime.micro_batches import compiled, data_for, perceptron, same
 
 pytestmark = needs_gcc

@@ -17,9 +17,10 @@ from foreplan.lower.program import Call, Program
 from foreplan.ops.attention_blocks import AttentionOp
 from foreplan.ops.packed_attention import PackedAttentionGrad
 from foreplan.runtime.device import span_of
-from tests.gpu.binder import convolved, needs_gcc
+from tests.gpu.binder import convolved
 from tests.gpu.card import FakeCard
 from tests.gpu.check import needs_cudnn
+from tests.gpu.compiled import needs_gcc
 from tests.runtime.micro_batches import compiled as trained
 from tests.runtime.micro_batches import data_for
 

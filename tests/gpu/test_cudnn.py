@@ -18,8 +18,9 @@ import pytest
 import foreplan as fp
 from foreplan import kept
 from foreplan.errors import TargetError
-from foreplan.gpu import cudnn
-from foreplan.gpu.cudnn import CudnnPlan, convolution_plans, library, missing, workspace_of
+from foreplan.gpu import cudnn, cudnn_conv_plans
+from foreplan.gpu.cudnn import CudnnPlan, library, missing, workspace_of
+from foreplan.gpu.cudnn_conv_plans import convolution_plans
 from foreplan.gpu.device import device_named, devices
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
@@ -37,9 +38,9 @@ SAME = ((1, 1), ((1, 1), (1, 1)), (1, 1))  # strides, pads and dilations of 3 x 
 def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test asks cuDNN anew."""
     monkeypatch.setattr(kept, "_folder", lambda: tmp_path / "kept")
-    cudnn._answers.cache_clear()
+    cudnn_conv_plans._answers.cache_clear()
     yield
-    cudnn._answers.cache_clear()
+    cudnn_conv_plans._answers.cache_clear()
 
 
 def plans(op: Op, *types: str, lie: Any = channels_last, device: Any = H100, **options: Any) -> tuple[CudnnPlan, ...]:
@@ -123,9 +124,9 @@ def test_the_first_plan_under_a_cap_is_the_one_that_cudnn_would_choose() -> None
         for cap in (1 << 40, 16 * MIB, MIB, 0):
             types = [tensor_type(a), tensor_type(b)]
             windows = [channels_last(type) for type in (*types, *op.infer(types))]
-            question = cudnn._question(op, windows[:2], windows[2:], False, True, True)
+            question = cudnn_conv_plans._question(op, windows[:2], windows[2:], False, True, True)
             assert question is not None
-            graph = cudnn._graph(question, H100)
+            graph = cudnn_conv_plans._graph(question, H100)
             graph.validate()
             graph.build_operation_graph()
             graph.create_execution_plans([module.heur_mode.A, module.heur_mode.FALLBACK])
@@ -196,6 +197,7 @@ def test_other_geometries() -> None:
 
 
 @with_cudnn
+@pytest.mark.filterwarnings("error")
 def test_what_cudnn_has_no_plan_for() -> None:
     assert not plans(Conv(*SAME), "float64[8,16,28,28]", "float64[16,16,3,3]")
     assert not plans(Conv(*SAME), "float32[8,16,28,28]", "float32[16,16,3,3]", "float32[16]")
@@ -210,13 +212,13 @@ def test_what_cudnn_has_no_plan_for() -> None:
 def test_plans_are_kept_and_the_same_from_run_to_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     op, a, b = triple("float32[8,32,16,16]", "float32[64,32,3,3]", "float32[8,64,16,16]", 3, 16)[1]
     first = plans(op, a, b)
-    cudnn._answers.cache_clear()
+    cudnn_conv_plans._answers.cache_clear()
     (file,) = (tmp_path / "kept").iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr(cudnn, "_ranked", lambda *_: pytest.fail("asked again"))
+        patch.setattr(cudnn_conv_plans, "_ranked", lambda *_: pytest.fail("asked again"))
         assert plans(op, a, b) == first
     file.write_bytes(file.read_bytes()[:-1])
-    cudnn._answers.cache_clear()
+    cudnn_conv_plans._answers.cache_clear()
     assert plans(op, a, b) == first
     other = dataclasses.replace(H100, memory_bytes=H100.memory_bytes - 1)
     assert [plan.name for plan in plans(op, a, b, device=other)] == [plan.name for plan in first]
@@ -230,6 +232,32 @@ def test_plans_are_kept_and_the_same_from_run_to_run(monkeypatch: pytest.MonkeyP
         for _ in range(2)
     }
     assert digests == {hashlib.sha256(first[0].blob).hexdigest()}
+
+
+@with_cudnn
+@pytest.mark.parametrize("status", ["INTERNAL_ERROR_HOST_ALLOCATION_FAILED", "SUBLIBRARY_LOADING_FAILED"])
+def test_a_failure_is_no_answer(status: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What cuDNN says of itself is told, and the question asked anew; what it says of the question is kept."""
+    op, a, b = triple("float32[8,32,16,16]", "float32[64,32,3,3]", "float32[8,64,16,16]", 3, 16)[0]
+    module = library().module
+
+    def fails(said: str) -> Any:
+        class Graph:
+            def validate(self) -> None:
+                raise module.cudnnGraphNotSupportedError(f"no engine: CUDNN_STATUS_NOT_SUPPORTED_SHAPE, {said}")
+
+        return lambda *_: Graph()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cudnn_conv_plans, "_graph", fails(f"CUDNN_STATUS_{status}"))
+        with pytest.warns(UserWarning, match=status):
+            assert not plans(op, a, b)
+    assert not (tmp_path / "kept").exists()
+    cudnn_conv_plans._answers.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(cudnn_conv_plans, "_graph", fails("CUDNN_STATUS_NOT_SUPPORTED_LAYOUT"))
+        assert not plans(op, a, b)
+    assert len(list((tmp_path / "kept").iterdir())) == 1
 
 
 @with_cudnn

@@ -23,8 +23,9 @@ from foreplan.lower.cuda import CudaTarget
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
 from foreplan.ops.packed_attention import PackedAttentionGrad
-from tests.gpu.binder import Bound, needs_gcc
+from tests.gpu.binder import Bound
 from tests.gpu.check import Memory, expected, laid_out, type_of, with_cudnn
+from tests.gpu.compiled import needs_gcc
 from tests.kernels import attention_operands
 
 H100 = device_named("h100")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,25 @@ import numpy as np
 import pytest
 
 import foreplan as fp
+from foreplan.errors import PlanError
 from foreplan.frontend import nn
 from foreplan.gpu import cudnn_conv, table
-from foreplan.gpu.cudnn import ADDING, BETA, workspace_of
+from foreplan.gpu.cudnn import ADDING, BETA, CudnnPlan, workspace_of
+from foreplan.gpu.cudnn_conv_plans import convolution_plans
+from foreplan.gpu.driver import Run
 from foreplan.gpu.launch import Execute, Refused
 from foreplan.graph import Graph, Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
+from foreplan.graph.types import DTYPES
 from foreplan.lower.cuda import CudaTarget
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
-from tests.gpu.binder import Bound, needs_gcc
+from foreplan.runtime.cuda import CudaEngine
+from foreplan.runtime.device import DeviceMemory
+from foreplan.runtime.planfile import save_plan
+from tests.gpu.binder import Bound
+from tests.gpu.card import FakeCard
 from tests.gpu.check import Memory, expected, laid_out, type_of, with_cudnn
+from tests.gpu.compiled import needs_gcc
 from tests.gpu.cudnn_graph import written_by_cudnn
 
 SAME = ((1, 1), ((1, 1), (1, 1)), (1, 1))  # strides, pads and dilations of 3 x 3 taps that keep the extent
@@ -56,6 +66,68 @@ def test_convolutions_run_by_cudnn_within_the_cap() -> None:
     assert max(nbytes for _, nbytes in least) == 0
 
 
+STEM = ((2, 2), ((3, 3), (3, 3)), (1, 1))  # strides, pads and dilations of ResNet's first convolution, of 7 x 7 taps
+
+
+def of_the_stem(batch: int, channels: int, dtype: str) -> list[tuple[Op, list[Window], Window]]:
+    """ResNet's first convolution and its weight gradient, channels last: ops, inputs and outputs."""
+    x, w, y = (
+        channels_last(TensorType(DTYPES[dtype], shape))
+        for shape in ((batch, channels, 224, 224), (64, channels, 7, 7), (batch, 64, 112, 112))
+    )
+    return [(Conv(*STEM), [x, w], y), (ConvWeightGrad(*STEM, kernel=(7, 7)), [x, y], w)]
+
+
+@with_cudnn
+@pytest.mark.parametrize(("dtype", "tf32"), [("bfloat16", False), ("float16", False), ("float32", True)])
+def test_a_plan_is_priced_by_what_its_engine_computes_with(dtype: str, tf32: bool) -> None:
+    """Few channels have engines without tensor cores, in no scratch memory, which cuDNN lists beside others."""
+    device = CudaTarget("h100").device
+    for op, inputs, y in of_the_stem(64, 3, dtype):
+        plans = convolution_plans(op, inputs, [y], device, tf32=tf32)
+        kernels = cudnn_conv.cudnn_kernels(op, inputs, [y], device, tf32=tf32, deterministic=True)
+        flops = op.cost([x.type for x in inputs], [y.type]).flops
+        for plan in plans:
+            nanoseconds = kernels[f"cudnn {plan.name}"].nanoseconds
+            assert nanoseconds is not None
+            least = flops / device.peak("float32") / cudnn_conv.REACHED * 1e9 - 1
+            assert (nanoseconds >= least) == (not plan.tensor_cores)
+        assert any(plan.tensor_cores for plan in plans)
+        if dtype == "float32":
+            assert not any(plan.tensor_cores for plan in convolution_plans(op, inputs, [y], device))
+
+
+@with_cudnn
+def test_resnets_first_convolution_runs_on_tensor_cores() -> None:
+    """At a batch where that takes more than the 64 MiB of scratch memory which other kernels may have."""
+    graph = fp.trace(lambda x: nn.conv(x, 64, 7, stride=2, padding=3, name="stem"), fp.spec((256, 3, 224, 224)))
+    step = fp.compile(graph, fp.losses.mse, fp.optim.SGD(0.1), target="cuda:h100", precision="bf16")
+    without = [
+        plan.name for case in of_the_stem(256, 3, "bfloat16") for plan in stem_plans(*case) if not plan.tensor_cores
+    ]
+    found = convolutions(step)
+    assert len(found) == 2 and without
+    assert all(name.startswith("cudnn ") and name.removeprefix("cudnn ") not in without for name, _ in found)
+
+
+def stem_plans(op: Op, inputs: list[Window], y: Window) -> tuple[CudnnPlan, ...]:
+    return convolution_plans(op, inputs, [y], CudaTarget("h100").device)
+
+
+@with_cudnn
+def test_few_channels_are_filled_up_by_cudnn_itself() -> None:
+    """In just the scratch memory that images and weights of 8 channels take, for which it needs none: to make these in
+    actions of a program's own would take as much.
+    """
+    for few, eight in zip(of_the_stem(8, 3, "bfloat16"), of_the_stem(8, 8, "bfloat16")):
+        filled = sum(
+            window.type.nbytes for window in (eight[1][0], (*eight[1], eight[2])[1 if few[0].name == "conv" else 2])
+        )
+        by_tensor_cores = [plan.workspace for plan in stem_plans(*few) if plan.tensor_cores]
+        assert filled <= min(by_tensor_cores) < filled + 512
+        assert min(plan.workspace for plan in stem_plans(*eight) if plan.tensor_cores) <= 256
+
+
 @with_cudnn
 def test_what_is_chosen_is_in_the_file_and_needs_no_cudnn_to_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -75,6 +147,45 @@ def test_what_is_chosen_is_in_the_file_and_needs_no_cudnn_to_be_read(
             kernel = table.kernel_named(call.op, call.kernel, call.payload, *windows, target.device)
             assert kernel is not None and isinstance(kernel.instructions[0], Execute)
             assert kernel.instructions[0].blob == call.payload[cudnn_conv.WORD :]
+    table._ways.cache_clear()
+
+
+class Refusing(FakeCard):
+    """It takes the plans of cuDNN's that it knows, and runs none."""
+
+    def __init__(self, known: set[bytes]) -> None:
+        super().__init__()
+        self.known, self.taken = known, 0
+
+    def executing(self, blob: bytes, *_: object) -> Run:
+        assert blob in self.known
+        self.taken += 1
+        return lambda: None
+
+
+@with_cudnn
+@needs_gcc
+def test_a_plan_of_cudnns_in_a_file_runs_if_the_file_is_trusted_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = compiled()
+    calls = [step.program.calls[s.action] for s in step.plan.steps]
+    own = {call.payload[cudnn_conv.WORD :] for call in calls if call.payload}
+    foreign = [replace(call, payload=call.payload and call.payload + b"!") for call in step.program.calls]
+    save_plan(str(tmp_path / "step.plan"), replace(step.program, calls=tuple(foreign)), step.plan)
+    monkeypatch.setattr(CudaEngine, "allocate", lambda engine, heights: [DeviceMemory(engine.card, None, 0, 0)] * 3)
+    engine = CudaEngine("cuda:h100", card := Refusing(own))
+    read = fp.load_plan(tmp_path / "step.plan")
+    engine.bind(read.program, read.plan, engine.allocate(read.plan.heights))
+    assert card.taken == len([call for call in calls if call.payload])
+    trusted = fp.load_plan(tmp_path / "step.plan", trust_code=True)
+    theirs = CudaEngine("cuda:h100", card := Refusing({blob + b"!" for blob in own}))
+    theirs.bind(trusted.program, trusted.plan, engine.allocate(trusted.plan.heights))
+    assert card.taken
+    table._ways.cache_clear()
+    monkeypatch.setattr(cudnn_conv, "missing", lambda: "it is not there")
+    with pytest.raises(PlanError, match="runs if you trust the file alone"):
+        engine.bind(read.program, read.plan, engine.allocate(read.plan.heights))
     table._ways.cache_clear()
 
 

@@ -242,13 +242,44 @@ def test_where_cudnn_cannot_be_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     windows = windows_of(Attention(0.25), inputs)
     monkeypatch.setattr(kept, "_folder", lambda: tmp_path)
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.warns(UserWarning, match="without it"):
+    with pytest.warns(UserWarning, match="run instead"):
         assert not attention_plans(Attention(0.25), *windows, device_named("h100"))
     assert not list(tmp_path.iterdir())
     cudnn_sdpa._answers.cache_clear()
-    monkeypatch.setattr(cudnn_sdpa, "_nvrtc", lambda: ("", ""))
-    assert not attention_plans(Attention(0.25), *windows, device_named("h100"))
+    monkeypatch.setattr(cudnn_sdpa, "library_files", lambda name: [])
+    cudnn_sdpa._nvrtc.cache_clear()
+    with pytest.warns(UserWarning, match="no NVRTC of CUDA"):
+        assert not attention_plans(Attention(0.25), *windows, device_named("h100"))
     cudnn_sdpa._answers.cache_clear()
+
+
+@with_cudnn
+def test_a_compiler_that_fails_is_no_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """cuDNN's engines for attention are compiled; that they could not be is told, and asked anew the next time."""
+    inputs = dense(*["bfloat16[1,3,48,16]"] * 3)
+    windows = windows_of(Attention(0.25), inputs)
+    monkeypatch.setattr(kept, "_folder", lambda: tmp_path)
+    real = cudnn_sdpa.subprocess.run
+
+    def without_nvrtc(command: list[str], **options: Any) -> Any:
+        """NVRTC does not find what it compiles by, in the process that asks."""
+        broken = "from foreplan.gpu import cudnn_sdpa\nimport ctypes\ncudnn_sdpa.Nvrtc = ctypes.CDLL\n"
+        return real([*command[:-1], broken + command[-1]], **options)
+
+    (tmp_path / "lib").mkdir()
+    whole = Path(cudnn_sdpa._nvrtc().path)
+    alone = tmp_path / "lib" / whole.name
+    alone.write_bytes(whole.read_bytes().replace(b"$ORIGIN", b"/no/one"))
+    nvrtc = type("Alone", (), {"path": str(alone), "version": "NVRTC"})
+    with monkeypatch.context() as patch:
+        patch.setattr(cudnn_sdpa.subprocess, "run", without_nvrtc)
+        patch.setattr(cudnn_sdpa, "_nvrtc", lambda: nvrtc)
+        cudnn_sdpa._answers.cache_clear()
+        with pytest.warns(UserWarning, match="COMPILATION_FAILED"):
+            assert not attention_plans(Attention(0.25), *windows, device_named("h100"))
+    assert [file.name for file in tmp_path.iterdir()] == ["lib"]
+    cudnn_sdpa._answers.cache_clear()
+    assert attention_plans(Attention(0.25), *windows, device_named("h100"))
 
 
 @pytest.mark.skipif(not stand_in.can_stand_in(), reason="the stand-in for the driver's library is for Linux on x86-64")

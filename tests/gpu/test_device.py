@@ -73,6 +73,8 @@ def test_an_unknown_card_is_told_the_known_ones() -> None:
     assert all(name in str(told.value) for name in devices())
     with pytest.raises(UsageError, match="cannot read"):
         device_named("nowhere/card.toml")
+    with pytest.raises(UsageError, match="cannot read"):
+        device_named("zero\0byte.toml")
 
 
 def test_a_profile_of_ones_own(tmp_path) -> None:
@@ -95,6 +97,11 @@ def test_a_profile_of_ones_own(tmp_path) -> None:
         ("float32 = 66_900_000_000_000", "float32 = 66.9", "no whole numbers"),
         ("[flops_per_second]", "[flops_per_hour]", "unknown key 'flops_per_hour'"),
         ("name =", "name", "no device profile"),
+        ("name =", f"deep = {'[' * 3000}\nname =", "no device profile"),
+        ("multiprocessors = 132", f"multiprocessors = {'9' * 5000}", "no device profile"),
+        ("multiprocessors = 132", f"multiprocessors = {2**62}", "below 2"),
+        ("float32 = 66_900_000_000_000", f"float32 = {2**62}", "below 2"),
+        ('capability = "9.0"', f'capability = "{"9" * 5000}.0"', "compute capability"),
     ],
 )
 def test_a_broken_profile_is_refused(old: str, new: str, told: str) -> None:

@@ -17,7 +17,8 @@ from foreplan.errors import PlanError, TargetError
 from foreplan.gpu import driver
 from foreplan.gpu.driver import CupyCard
 from foreplan.gpu.launch import Launch, Source
-from tests.gpu.binder import library, needs_gcc
+from tests.gpu import compiled
+from tests.gpu.compiled import needs_gcc
 
 WITHOUT_DRIVER = "InsufficientDriver|NoDevice|libcuda"
 
@@ -187,7 +188,7 @@ def test_a_kernel_finds_its_arguments_where_the_driver_is_told_they_are() -> Non
     assert (function, extents, shared, stream, extra) == (11, [3, 1, 1, 32, 1, 1], 0, 7, 0)
     # What cuLaunchKernel does: an array of pointers, one a parameter, each to the parameter's value.
     (first,) = (ctypes.c_void_p * 1).from_address(parameters)
-    run = library(launch.source, "scale").shim_run_scale
+    run, _ = compiled.function(launch.source, "scale")
     grid, block = ((ctypes.c_uint * 3)(*each) for each in (extents[:3], extents[3:]))
     assert run(grid, block, 0, ctypes.string_at(first, 24)) is None
     np.testing.assert_array_equal(x, np.arange(70, dtype=np.float32) / 2)

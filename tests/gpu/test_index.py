@@ -10,8 +10,9 @@ from foreplan.gpu.launch import Launch, Refused
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import DTYPES
 from foreplan.ops.index import Gather, ScatterAdd
-from tests.gpu.binder import needs_gcc
-from tests.gpu.check import DEVICE, check, check_unaligned, made, type_of
+from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
+from tests.gpu.check import DEVICE, check, check_unaligned, made, run, type_of
+from tests.gpu.compiled import needs_gcc
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)
@@ -41,6 +42,29 @@ def test_gather(shape: tuple[int, ...], axis: int, indices: tuple[int, ...], dty
 def test_elements_of_any_size_are_gathered(dtype: str) -> None:
     data = (RNG.standard_normal((5, 33)) * 9).astype(DTYPES[dtype].numpy)
     check(Gather(0), data, RNG.integers(-5, 5, (8,)), rtol=0, atol=0)
+
+
+FAR = [10**18, -(10**18), 2**63 - 1, -(2**63), 31, -31, 0]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint64"])
+def test_places_far_beyond_either_end_count_modulo_the_axis(dtype: str) -> None:
+    """Such as those that are made of infinities; they are read, and added to, within the tensor."""
+    limits = np.iinfo(dtype)
+    far = [place for place in (*FAR, limits.min, limits.max) if limits.min <= place <= limits.max]
+    places, within = np.array(far, dtype), np.array([place % 10 for place in far])
+    data, updates = f32(10, 4), f32(len(far), 4)
+    (found,) = run(Gather(0), [data, places])
+    np.testing.assert_array_equal(found, data[within])
+    added = np.zeros_like(data)
+    np.add.at(added, within, updates)
+    (found,) = run(ScatterAdd(0, (10, 4)), [places, updates])
+    np.testing.assert_allclose(found, added, rtol=1e-6)
+    columns = np.repeat(places[:, None], 4, 1)
+    (found,) = run(GatherElements(0), [data, columns])
+    np.testing.assert_array_equal(found, data[within])
+    (found,) = run(ScatterElementsAdd(0, (10, 4)), [columns, updates])
+    np.testing.assert_allclose(found, added, rtol=1e-6)
 
 
 @pytest.mark.parametrize("based", [False, True])
@@ -94,8 +118,8 @@ def test_slices_that_begin_at_unaligned_elements(extent: int) -> None:
 
 
 def test_indices_beyond_the_axis_are_taken_modulo_it() -> None:
-    check(Gather(0), f32(5, 3), np.array([7, -9, 4]), rtol=0, atol=0)
-    check(ScatterAdd(0, (5, 3)), np.array([7, -9, 2]), f32(3, 3))
+    check(Gather(0), f32(5, 3), np.array([7, -9, 4, 10**18, -(2**63), 2**63 - 1]), rtol=0, atol=0)
+    check(ScatterAdd(0, (5, 3)), np.array([7, -9, 2, 10**18, -(2**63), 2**63 - 1]), f32(6, 3))
 
 
 def test_updates_and_data_with_gaps_are_read_as_they_lie() -> None:

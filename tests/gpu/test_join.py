@@ -10,8 +10,9 @@ from foreplan.graph import Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.join import Concat, Pad, Unslice
-from tests.gpu.binder import Bound, needs_gcc
+from tests.gpu.binder import Bound
 from tests.gpu.check import check, laid_out, made, type_of
+from tests.gpu.compiled import needs_gcc
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)

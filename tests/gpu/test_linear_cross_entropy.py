@@ -10,8 +10,8 @@ from foreplan.gpu.linear_cross_entropy import lt_kernels
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import DTYPES
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
-from tests.gpu.binder import needs_gcc
 from tests.gpu.check import DEVICE, check, run, type_of
+from tests.gpu.compiled import needs_gcc
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)

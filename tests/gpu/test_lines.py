@@ -12,8 +12,8 @@ from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
 from foreplan.ops.recurrent import Unstack
 from foreplan.ops.scan import CumSum
 from foreplan.ops.sort import ArgReduce, TopK
-from tests.gpu.binder import needs_gcc
 from tests.gpu.check import check, type_of
+from tests.gpu.compiled import needs_gcc
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)

@@ -24,8 +24,8 @@ from foreplan.ops.resize import Resize, ResizeGrad
 from foreplan.ops.row_norm import LayerNorm
 from foreplan.ops.scan import CumSum
 from foreplan.ops.softmax import Softmax
-from tests.gpu.binder import needs_gcc
 from tests.gpu.check import check, made, type_of
+from tests.gpu.compiled import needs_gcc
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)

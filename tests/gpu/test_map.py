@@ -15,8 +15,8 @@ from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.map import Map
-from tests.gpu.binder import needs_gcc
 from tests.gpu.check import check, made, run, type_of
+from tests.gpu.compiled import needs_gcc
 from tests.kernels import NORMAL, UPDATE, as_images, drawn_windows, packed
 
 pytestmark = needs_gcc

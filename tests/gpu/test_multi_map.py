@@ -9,8 +9,8 @@ from foreplan.gpu.launch import Launch
 from foreplan.gpu.table import kernel_for
 from foreplan.graph import Window
 from foreplan.ops.multi_map import MultiMap
-from tests.gpu.binder import needs_gcc
 from tests.gpu.check import DEVICE, check, made, type_of
+from tests.gpu.compiled import needs_gcc
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)

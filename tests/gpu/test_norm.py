@@ -10,8 +10,8 @@ from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments
 from foreplan.ops.masked_norm import MaskedBatchNormGrad
-from tests.gpu.binder import needs_gcc
 from tests.gpu.check import check, made, run, type_of
+from tests.gpu.compiled import needs_gcc
 from tests.kernels import assert_near, expected, packed
 
 pytestmark = needs_gcc
@@ -70,6 +70,18 @@ def test_gradient(shape: tuple[int, ...]) -> None:
         check(BatchNormGrad(1e-5), *given, windows=windows, rtol=1e-4, atol=1e-5)
         for over in ((0, 0), (0, 4)):
             check(BatchNormGrad(1e-5), *given, windows=windows, over=over, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "narrow"), [("bfloat16", "100"), ("float16", "011"), ("bfloat16", "111")])
+def test_scales_and_statistics_may_be_as_narrow_as_images(dtype: str, narrow: str) -> None:
+    """The scale, the mean and the variance, each of its own type."""
+    x, *vectors, g = gradient_case((2, 33, 4, 3))
+    type = DTYPES[dtype].numpy
+    given = [v.astype(type) if is_narrow == "1" else v for v, is_narrow in zip(vectors, narrow)]
+    images = [x.astype(type), g.astype(type)]
+    wide = [v.astype(np.float32) for v in (images[0], *given, images[1])]
+    found, wanted = run(BatchNormGrad(1e-5), [images[0], *given, images[1]]), expected(BatchNormGrad(1e-5), wide)
+    assert_near([y.astype(np.float32) for y in found], wanted, 2e-2, 2e-2)
 
 
 def test_gradient_over_many_positions_and_of_tensors_that_lie_differently() -> None:

@@ -10,7 +10,7 @@ import pytest
 from foreplan.errors import TargetError
 from foreplan.gpu import driver, nvml
 from foreplan.gpu.nvml import Nvml
-from tests.gpu.binder import needs_gcc
+from tests.gpu.compiled import needs_gcc
 
 SOURCE = Path(__file__).parent / "shim" / "nvml.cpp"
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -15,7 +18,7 @@ from foreplan.frontend.losses import attach_loss
 from foreplan.gpu import launch, nvrtc
 from foreplan.gpu.device import device_named
 from foreplan.gpu.launch import FOLDER, Launch, Source
-from foreplan.gpu.nvrtc import CompilationError, Figures, Nvcc, architecture_of, compiler, cubin, figures
+from foreplan.gpu.nvrtc import CompilationError, Figures, Nvcc, Nvrtc, architecture_of, compiler, cubin, figures
 from foreplan.gpu.table import kernel_for
 from foreplan.graph import TensorType
 from foreplan.graph.types import DTYPES
@@ -68,6 +71,60 @@ def test_figures_are_read_from_the_machine_code(source: Source, architecture: st
 def test_what_cannot_be_compiled_says_why(source: Source) -> None:
     with pytest.raises(CompilationError, match=r"sm_90(.|\n)*undefined"):
         compiler().compile(replace(source, generated="__global__ void broken() { undefined(); }"), "sm_90")
+
+
+@pytest.fixture
+def without_a_path(tmp_path: Path) -> Path:
+    """A folder with a copy of NVRTC that, like that of CUDA 13.0's wheel, looks for no library beside it."""
+    found = compiler()
+    if not isinstance(found, Nvrtc):
+        pytest.skip("there is no NVRTC")
+    whole = Path(found.path).read_bytes()
+    assert whole.count(b"$ORIGIN") == 1
+    (tmp_path / Path(found.path).name).write_bytes(whole.replace(b"$ORIGIN", b"/no/one"))
+    return tmp_path
+
+
+def compiled_alone(folder: Path, path: str = "") -> str:
+    """What a process gives that has that NVRTC, and programs on a path."""
+    code = (
+        "from foreplan.gpu import nvrtc\n"
+        "from foreplan.gpu.launch import Source\n"
+        f"nvrtc.library_files = lambda name: {[str(file) for file in folder.glob('libnvrtc.so*')]}\n"
+        "nvrtc.kept, nvrtc.keep = (lambda name: None), (lambda name, code: None)\n"
+        "one = Source('transpose.cu', (('ELEMENT', 'u32'), ('TILE', 32), ('ROWS', 8), ('RANK', 1)))\n"
+        "try:\n"
+        "    print(*nvrtc.figures(nvrtc.cubin(one, 'sm_90')), type(nvrtc.compiler()).__name__)\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    environment = os.environ | {"PATH": path}
+    environment.pop("LD_LIBRARY_PATH", None)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    return done.stdout.strip()
+
+
+def test_nvrtc_finds_its_second_library_beside_it(without_a_path: Path) -> None:
+    (second,) = Path(compiler().path).parent.glob("libnvrtc-builtins.so.*[0-9]")  # type: ignore[attr-defined]
+    (without_a_path / second.name).symlink_to(second)
+    assert compiled_alone(without_a_path) == "transpose Nvrtc"
+
+
+def test_an_nvrtc_that_cannot_compile_says_which_library_is_missing(without_a_path: Path) -> None:
+    said = compiled_alone(without_a_path)
+    assert said.startswith("TargetError") and "libnvrtc-builtins.so" in said and "nvidia-cuda-nvrtc" in said
+
+
+def test_nvcc_takes_the_place_of_an_nvrtc_that_cannot_compile(without_a_path: Path, tmp_path: Path) -> None:
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text('#!/bin/sh\nwhile [ $# -gt 1 ]; do [ "$1" = -o ] && echo code > "$2"; shift; done; echo nvcc 1\n')
+    nvcc.chmod(0o755)
+    said = compiled_alone(without_a_path, f"{nvcc.parent}:/bin:/usr/bin")
+    assert said.startswith("ValueError no machine code"), said  # what stands for a compiler has written something else
+    nvcc.write_text("#!/bin/sh\necho broken >&2; exit 1\n")
+    said = compiled_alone(without_a_path, str(nvcc.parent))
+    assert said.startswith("TargetError") and "libnvrtc-builtins.so" in said and "broken" in said
 
 
 def test_maps_round_products_and_sums_each_as_numpy_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,13 @@ import dataclasses
 import pytest
 
 import foreplan as fp
+from foreplan.calibration import read_table
 from foreplan.errors import TargetError
-from foreplan.gpu.calibration import LIBRARIES, calibrations, read_table
+from foreplan.gpu.calibration import CARDS, LIBRARIES, calibrations
 from foreplan.gpu.device import Device, device_named
-from foreplan.gpu.outside import PAGE, Part, outside_arena
+from foreplan.gpu.outside import PAGE, outside_arena
 from foreplan.lower.cuda import CudaTarget, outside
+from foreplan.outside import Part
 from tests.gpu.card import OwnTarget
 
 H100 = device_named("h100")
@@ -29,7 +31,7 @@ graph_bytes_per_launch = 4
 
 def table(*entries: str):
     assumed = "[assumed]\ncontext_bytes_per_thread = 2\ncode_bytes = 3\ncudnn_bytes = 5\ncublaslt_bytes = 7\n"
-    return read_table(assumed + "graph_bytes_per_launch = 11\n" + "".join(entries), "table.toml")
+    return read_table(assumed + "graph_bytes_per_launch = 11\n" + "".join(entries), "table.toml", CARDS)
 
 
 def by_name(parts: tuple[Part, ...]) -> dict[str, int]:

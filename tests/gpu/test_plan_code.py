@@ -17,8 +17,8 @@ from foreplan.gpu.driver import Run
 from foreplan.gpu.launch import Launch
 from foreplan.gpu.nvrtc import Compiler, cubin, figures
 from tests.foreplan.shell import MODEL, foreplan
-from tests.gpu.binder import needs_gcc
 from tests.gpu.card import FakeCard, OwnTarget
+from tests.gpu.compiled import needs_gcc
 from tests.gpu.test_nvrtc import needs_compiler
 from tests.runtime.micro_batches import compiled, data_for, perceptron, same
 from tests.runtime.test_planfile import reseal
@@ -82,7 +82,7 @@ def test_binding_compiles_nothing(
     (tmp_path / "with.plan").write_text(text)
     step.save(tmp_path / "without.plan")
     without_compiler()
-    session = fp.load_plan(tmp_path / "with.plan").bind(seed=1)
+    session = fp.load_plan(tmp_path / "with.plan", trust_code=True).bind(seed=1)
     assert card.given > 5
     session.step(data)
     assert same(session, wanted)
@@ -105,9 +105,26 @@ def test_both_halves_of_a_step_have_their_own(
     wanted, data = step.bind(seed=1), data_for(step, 0, (3,))
     wanted.step(data)
     without_compiler()
-    session = fp.load_plan(tmp_path / "step.plan").bind(seed=1)
+    session = fp.load_plan(tmp_path / "step.plan", trust_code=True).bind(seed=1)
     session.step(data)
     assert same(session, wanted)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_without_trust_machine_code_is_made_anew(
+    card: LoadingCard, without_compiler: Callable[[], None], tmp_path: Path, count: int
+) -> None:
+    step = compiled(perceptron(4), fp.optim.AdamW(1e-2), accumulate=count, target=OwnTarget("h100"))
+    step.save(tmp_path / "step.plan", kernels=True)
+    wanted, data = step.bind(seed=1), data_for(step, 0, (count,) if count > 1 else ())
+    wanted.step(data)
+    read = fp.load_plan(tmp_path / "step.plan")
+    session = read.bind(seed=1)
+    session.step(data)
+    assert card.given == 0 and same(session, wanted)
+    without_compiler()
+    with pytest.raises(TargetError, match="no CUDA compiler"):
+        read.bind()
 
 
 def changed(text: str, change: Callable[[list[list[str]]], None]) -> str:
@@ -162,7 +179,8 @@ def test_code_of_another_kernel_is_refused(text: str, card: LoadingCard, tmp_pat
     path = tmp_path / "turned.plan"
     path.write_text(changed(text, turn))
     with pytest.raises(PlanError, match="machine code in the plan has no kernel"):
-        fp.load_plan(path).bind()
+        fp.load_plan(path, trust_code=True).bind()
+    fp.load_plan(path).bind()  # which makes its own
 
 
 def test_bytes_that_change_bring_about_no_other_error(text: str, tmp_path: Path) -> None:
@@ -203,5 +221,6 @@ def test_the_command_line(tmp_path: Path) -> None:
     foreplan("plan", MODEL, "--target", "cuda:h100", "--kernels", "-o", path)
     assert '"code": [' in path.read_text()
     foreplan("verify", path)
+    foreplan("verify", path, "--trust-code")
     assert "-o FILE" in foreplan("plan", MODEL, "--kernels", "--explain", code=2).stderr
     assert "for cards alone" in foreplan("plan", MODEL, "--kernels", "-o", path, code=2).stderr

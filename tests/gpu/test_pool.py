@@ -10,8 +10,8 @@ from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.window import count_positions
-from tests.gpu.binder import needs_gcc
 from tests.gpu.check import check, check_unaligned, run, type_of
+from tests.gpu.compiled import needs_gcc
 from tests.kernels import as_images
 
 pytestmark = needs_gcc

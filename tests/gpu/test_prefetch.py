@@ -11,8 +11,8 @@ import foreplan as fp
 from foreplan.gpu import driver
 from foreplan.lower.program import STATE
 from foreplan.runtime.session import Session
-from tests.gpu.binder import needs_gcc
 from tests.gpu.card import FakeCard, FakeEvent
+from tests.gpu.compiled import needs_gcc
 from tests.runtime.micro_batches import Arrays, compiled, data_for, perceptron, same
 
 pytestmark = needs_gcc

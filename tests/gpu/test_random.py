@@ -7,8 +7,8 @@ import pytest
 
 from foreplan.graph.types import DTYPES
 from foreplan.ops.random import Random
-from tests.gpu.binder import needs_gcc
 from tests.gpu.check import check
+from tests.gpu.compiled import needs_gcc
 
 pytestmark = needs_gcc
 STATES = [np.array(state, np.uint64) for state in ((0, 0), (7, 3), (2**63 + 5, 2**40 + 1))]

@@ -11,8 +11,8 @@ from foreplan.graph import TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.reduce import Reduce
-from tests.gpu.binder import needs_gcc
 from tests.gpu.check import DEVICE, check, made, run, type_of
+from tests.gpu.compiled import needs_gcc
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)
@@ -87,6 +87,7 @@ def test_numbers_that_are_none_and_infinities() -> None:
 def test_nothing_to_reduce() -> None:
     check(Reduce("sum", (1,)), f32(3, 0))
     check(Reduce("sum", (0,)), f32(3, 0))
+    check(Reduce("mean", (1,)), f32(3, 0))
     whole = Window.dense(TensorType(DTYPES["int32"], (3, 4)))
     with pytest.raises(Refused, match="mean"):
         reduce(Reduce("mean", (1,)), [whole], [Window.dense(TensorType(DTYPES["int32"], (3,)))], DEVICE)

@@ -15,8 +15,8 @@ from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.interpolation import COORDINATES, MODES, ROUNDINGS
 from foreplan.ops.resize import Resize, ResizeGrad
-from tests.gpu.binder import needs_gcc
 from tests.gpu.check import DEVICE, check, made, run
+from tests.gpu.compiled import needs_gcc
 from tests.kernels import expected
 from tests.ops.check import type_of
 

@@ -8,8 +8,8 @@ import pytest
 from foreplan.graph import Op, Window
 from foreplan.graph.types import DTYPES
 from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
-from tests.gpu.binder import needs_gcc
 from tests.gpu.check import check, made, run, type_of
+from tests.gpu.compiled import needs_gcc
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)

@@ -10,8 +10,8 @@ from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad
-from tests.gpu.binder import needs_gcc
 from tests.gpu.check import check, run, type_of
+from tests.gpu.compiled import needs_gcc
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)

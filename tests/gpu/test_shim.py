@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from foreplan.gpu.launch import Clear, Copy, Launch, LaunchKernel, Source, input_at, output_at, workspace_at
-from tests.gpu import binder
-from tests.gpu.binder import Bound, needs_gcc
+from tests.gpu import compiled
+from tests.gpu.binder import Bound
+from tests.gpu.compiled import needs_gcc
 
 pytestmark = needs_gcc
 KERNELS = """
@@ -69,11 +70,11 @@ extern "C" __global__ void part_of_a_warp_shuffles(const Arguments a) {
 @pytest.fixture(autouse=True)
 def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "kernels.cu").write_text(KERNELS)
-    monkeypatch.setattr(binder, "FOLDER", tmp_path)
-    monkeypatch.setattr(binder, "_cache", lambda: tmp_path)
-    binder.library.cache_clear()
+    monkeypatch.setattr(compiled, "FOLDER", tmp_path)
+    monkeypatch.setattr(compiled, "_cache", lambda: tmp_path)
+    compiled.function.cache_clear()
     yield
-    binder.library.cache_clear()
+    compiled.function.cache_clear()
 
 
 def run(entry: str, x: np.ndarray, size: int, reverse: bool = False, blocks: int = 1, threads: int = 64) -> np.ndarray:

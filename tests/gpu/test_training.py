@@ -14,8 +14,8 @@ from foreplan.gpu import driver
 from foreplan.planner import separate
 from foreplan.runtime.session import Session
 from tests.cpu.test_engine import data_for, farthest, shake
-from tests.gpu.binder import needs_gcc
 from tests.gpu.card import FakeCard, OwnTarget
+from tests.gpu.compiled import needs_gcc
 
 pytestmark = needs_gcc
 MODELS = ["mlp:batch=4,width=40,layers=2", "conv_chain:size=8"]

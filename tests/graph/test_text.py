@@ -9,7 +9,10 @@ import pytest
 
 from foreplan.errors import ModelError
 from foreplan.graph import Builder, Fill, Kind, parse_graph
+from foreplan.graph.op import parse_op
+from foreplan.graph.text import parse_init
 from foreplan.graph.types import tensor_type
+from foreplan.ops.join import Pad
 
 INTEGERS = """graph %integers
 constant %c: int64[3] = {init}
@@ -37,3 +40,61 @@ def test_a_constant_of_integers_cannot_be_filled_with_nan() -> None:
     c = b.store("c", tensor_type("int64[3]"), Kind.CONSTANT, Fill(math.nan))
     with pytest.raises(ModelError, match=r"the stored .*c.* cannot hold fill\(nan\)"):
         b.finish({"y": c})
+
+
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
+def test_numbers_without_literals_are_read_back(number: str) -> None:
+    op = Pad(((1, 0),), float(number))
+    assert str(parse_op(str(op))) == str(op) == f"pad(pads=((1, 0),), value={number})"
+    init = Fill(float(number))
+    assert str(parse_init(str(init), tensor_type("float32[3]"), "here")) == str(init)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "softmax(axis='1')",
+        "softmax(axis=1.0)",
+        "softmax(axis=True)",
+        "softmax(axis=(1,))",
+        f"softmax(axis={1 << 70})",
+        "reduce(how='sum', axes=[0], keepdims=False)",
+        "reduce(how='sum', axes=0, keepdims=False)",
+        "reduce(how='sum', axes=(0, None), keepdims=False)",
+        "reduce(how=1, axes=(0,), keepdims=False)",
+        "reduce(how='sum', axes=(0,), keepdims=1)",
+        "pad(pads=((1,),), value=0.0)",
+        "pad(pads=((1, 2, 3),), value=0.0)",
+        "pad(pads=((1, 2),), value='0')",
+        "map(exprs='a0')",
+        "map(exprs=(b'a0',))",
+        "random(distribution='uniform', shape=(3,), dtype='float33', stream=0)",
+        "softmax(axis=0, axis=1)",
+        "softmax(1)",
+        "softmax(**{})",
+        "softmax(axis=" + "(" * 500 + "1" + ")" * 500 + ")",
+        "softmax(axis=" + "-" * 100_000 + "1)",
+        "softmax(axis=1\0)",
+    ],
+)
+def test_attributes_have_the_types_that_the_op_states(text: str) -> None:
+    with pytest.raises(ModelError):
+        parse_op(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fill('a')",
+        "fill(None)",
+        f"fill({10**400})",
+        "normal(std='1')",
+        "normal(std=nan)",
+        "normal(std=1.0, mean=(1,))",
+        "uniform(low=0.0, high=inf)",
+        "random_seed(1)",
+    ],
+)
+def test_first_contents_have_numbers(text: str) -> None:
+    with pytest.raises(ModelError, match="does not describe content"):
+        parse_init(text, tensor_type("float32[3]"), "here")

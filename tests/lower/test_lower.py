@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from foreplan.errors import UnsupportedError, UsageError
-from foreplan.graph import Graph, Op, Window, parse_graph
-from foreplan.lower import Kernel, Program, lower
+from foreplan.graph import Cost, Graph, Op, Window, parse_graph
+from foreplan.lower import DeviceProfile, Kernel, Program, lower
 from foreplan.lower.numpy import NumpyTarget
 from foreplan.lower.program import ARENA, PARAMETERS, STATE
+from foreplan.lower.target import named
 from foreplan.planner import Category, Role, check_problem
 
 
@@ -208,6 +211,45 @@ output %rows = %rows
     assert slot.valid == (-7, 6)
 
 
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("gather"), st.integers(1, 6), st.just(0)),
+            st.tuples(st.just("entropy"), st.integers(1, 6), st.sampled_from([-100, -2, 3, 5, 9])),
+            st.tuples(st.just("scatter"), st.integers(1, 6), st.just(0)),
+        ),
+        max_size=3,
+    ),
+    st.booleans(),
+)
+def test_a_valid_index_is_one_that_every_reader_takes(readers: list[tuple[str, int, int]], copied: bool) -> None:
+    """Held against what each reader takes by itself, number by number."""
+    lines = ["input %i: int64[2]", "input %u: float32[2,3]", "output %u = %u"]
+    lines += ["%j: int64[2] = map(exprs=('a0',)) [%i] as %j"] if copied else []
+    for k, (kind, n, ignored) in enumerate(readers):
+        i = "j" if copied and k % 2 else "i"
+        lines += {
+            "gather": [f"input %d{k}: int64[{n},3]", f"%y{k}: int64[2,3] = gather(axis=0) [%d{k}, %{i}] as %y{k}"],
+            "scatter": [f"%y{k}: float32[{n},3] = scatter_add(shape=({n}, 3), axis=0) [%{i}, %u] as %y{k}"],
+            "entropy": [
+                f"input %d{k}: float32[2,{n}]",
+                f"%y{k}: float32[2], %z{k}: float32[2] = "
+                f"cross_entropy(axis=1, ignore_index={ignored}) [%d{k}, %{i}] as %y{k}",
+            ],
+        }[kind]
+        lines.append(f"output %y{k} = %y{k}")
+    program = lowered("\n".join(sorted(lines, key=lambda line: (line[0] == "o", line[0] == "%"))) + "\n")
+    slots = {slot.name: slot.valid for slot in program.inputs}
+    assert {name for name, valid in slots.items() if valid is not None} == ({"i"} if readers else set())
+
+    def takes(kind: str, n: int, ignored: int, index: int) -> bool:
+        return 0 <= index < n or index == ignored if kind == "entropy" else -n <= index < n
+
+    low, high, *others = slots["i"] or (-200, 200)
+    for index in range(-120, 20):
+        assert (low <= index <= high or index in others) == all(takes(*reader, index) for reader in readers)
+
+
 def test_an_op_without_kernel_is_decomposed() -> None:
     class Small(NumpyTarget):
         def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
@@ -262,3 +304,46 @@ def test_much_workspace_is_taken_where_it_is_much_faster(workspace: str, kept: l
         "graph %g\ninput %x: float32[2]\n%y: float32[2] = map(exprs=('exp(a0)',)) [%x] as %y\noutput %y = %y\n"
     )
     assert [call.kernel for call in lower(graph, Several(), workspace=workspace).calls] == kept
+
+
+def test_what_happens_once_has_one_kernel_the_fastest() -> None:
+    """Rivals of an update would be two actions that both must run."""
+
+    class Several(NumpyTarget):
+        def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+            return [Kernel("slow", 0, ((0, 0),), nanoseconds=90), Kernel("fast", 64, ((0, 0),), nanoseconds=50)]
+
+    graph = parse_graph(
+        "graph %g\ninput %x: float32[2]\nparameter %w: float32[2] = fill(1.0)\n"
+        "%y: float32[2] = map(exprs=('exp(a0)',)) [%x] as %y\n"
+        "%n: float32[2] = map(exprs=('(a0 + a1)',)) [%w, %y] as %n\nupdate %w = %n\noutput %y = %y\n"
+    )
+    program = lower(graph, Several())
+    assert [(call.node, call.kernel) for call in program.calls] == [("y", "fast"), ("y", "slow"), ("n", "fast")]
+    assert [action.effect for action in program.actions] == [False, False, True]
+
+
+def test_every_value_of_a_program_has_a_name_of_its_own() -> None:
+    """Also where one node has two operands copied."""
+    program = lowered(
+        """input %x: float32[2,3,4]
+input %z: float32[5,2,4]
+%a: float32[4,3,2] = transpose(perm=(2, 1, 0)) [%x] as %a
+%b: float32[4,2,5] = transpose(perm=(2, 1, 0)) [%z] as %b
+%y: float32[4,3,5] = matmul() [%a, %b] as %y
+output %y = %y
+"""
+    )
+    assert [value.name for value in program.values] == ["x", "z", "y/dense", "y/dense.1", "y"]
+
+
+def test_a_kernel_is_found_by_its_name_and_by_what_else_a_plan_has_of_it() -> None:
+    kernels = [Kernel("a", 1, ()), Kernel("a", 2, (), payload=b"1"), Kernel("b", 3, (), payload=b"1")]
+    found = [named(kernels, name, payload) for name, payload in (("a", b""), ("a", b"1"), ("b", b"1"), ("b", b""))]
+    assert found == [*kernels, None] and named(kernels, "c", b"1") is None
+
+
+def test_predicted_times_are_those_of_the_roofline() -> None:
+    profile = DeviceProfile("a device", 10**9, 2 * 10**9, 4 * 10**9)
+    assert [profile.nanoseconds(Cost(*cost)) for cost in ((30, 10), (1, 100), (50, 100), (0, 0))] == [30, 50, 50, 0]
+    assert [profile.bus_nanoseconds(nbytes) for nbytes in (0, 100, 10**9)] == [0, 25, 250_000_000]

@@ -2,6 +2,8 @@
 
 How far a gradient may be from float32's is told by the model itself. Where a batch norm has few items, or the input of
 a ReLU is near zero, rounding weights and input once, with everything else in float32, changes it as much as anything.
+So the images are not smaller: ResNet-101's last batch norms would have four items each, and then another BLAS alone
+changes its losses in float32 by 8 %.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ SMALL = {
     "unet": "batch=2,size=32,width=8",
     "resnet18": "batch=4,size=64,classes=10",
     "resnet50": "batch=4,size=64,classes=10",
-    "resnet101": "batch=4,size=32,classes=10",
+    "resnet101": "batch=4,size=64,classes=10",
     "vgg16": "batch=2,size=32,classes=10,dropout=0.0",
     "mobilenet_v2": "batch=4,size=64,classes=10",
 }

@@ -284,6 +284,9 @@ def check_vjp(
         b.kind = Kind.ACTIVATION
         results = {f"g{n}": value for n, value in enumerate(found) if value is not None}
         graph = b.finish(results)
+        read = {value for node in graph.nodes for value in node.inputs} | set(results.values())
+        for node in graph.nodes[len(nodes) :]:
+            assert not read.isdisjoint(node.outputs), f"{node.op} is built for inputs {indices}, and nobody reads it"
         inputs = feed(arrays) | {cots[value].name: weight for value, weight in zip(outputs, weights)}
         at = evaluate(graph, inputs, hard=hard)
         return [np.zeros(arrays[i].shape) if v is None else at[v] for i, v in zip(indices, found)]

@@ -251,3 +251,9 @@ def test_what_does_not_fit_is_refused() -> None:
         Conv((0, 1), ((0, 0), (0, 0)), (1, 1)).infer([_type(1, 3, 5, 5), _type(4, 3, 3, 3)])
     with pytest.raises(ShapeError, match="whole groups"):
         Conv((1, 1), ((0, 0), (0, 0)), (1, 1), 2).infer([_type(1, 4, 5, 5), _type(3, 2, 3, 3)])
+
+
+def test_images_without_channels_are_refused() -> None:
+    x, w = TensorType(as_dtype("float32"), (1, 0, 5)), TensorType(as_dtype("float32"), (2, 0, 3))
+    with pytest.raises(ShapeError, match="at least one channel"):
+        Conv((1,), ((0, 0),), (1,)).infer([x, w])

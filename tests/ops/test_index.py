@@ -63,6 +63,28 @@ def test_long_index_lists() -> None:
             np.testing.assert_allclose(sums, wanted, rtol=2e-4, atol=1e-2)
 
 
+FAR = [-(2**63), 2**63 - 1, 10**18, -(10**18), 7, -8, 3]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "int32"])
+@pytest.mark.parametrize("width", [2, 300])
+@pytest.mark.parametrize("count", [len(FAR), 20000])
+def test_indices_far_outside_count_modulo_the_axis(dtype: str, width: int, count: int) -> None:
+    """Such as NaN, infinity and 1e18 give when they are converted: read and added within the axis, and at once."""
+    indices = np.resize(np.array(FAR), count).astype(dtype)
+    places = indices.astype(np.int64).astype(object) % 5
+    data = RNG.standard_normal((5, width)).astype(np.float32)
+    wanted = data[places.astype(int)]
+    np.testing.assert_array_equal(run_op(Gather(0), data, indices)[0], wanted)
+    rows = np.ones(wanted.shape, np.float32)
+    counts = np.bincount(places.astype(int), minlength=5)[:, None] * np.ones((1, width))
+    np.testing.assert_array_equal(run_op(ScatterAdd(0, data.shape), indices, rows)[0], counts)
+    if width == 2:
+        both = np.stack([indices, indices], axis=1)
+        np.testing.assert_array_equal(run_op(GatherElements(0), data, both)[0], wanted)
+        np.testing.assert_array_equal(run_op(ScatterElementsAdd(0, data.shape), both, rows)[0], counts)
+
+
 def test_gradients() -> None:
     data, indices = RNG.standard_normal((4, 5, 3)), indices_for(5, (2, 4))
     check_vjp(lambda b, x, i: gather(b, x, i, 1), data, indices)

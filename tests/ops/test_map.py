@@ -14,52 +14,7 @@ from foreplan.graph import Builder, TensorType, as_dtype
 from foreplan.ops.expr import FUNCTIONS, Arg, Call, Const, call, cast, clip, infer_dtypes, parse_expr, where
 from foreplan.ops.map import BLOCK, Map, elementwise, elementwise_many
 from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
-
-EXPECTED = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.true_divide,
-    "pow": np.power,
-    "floordiv": np.floor_divide,
-    "truncdiv": lambda a, b: np.trunc(a / b),
-    "mod": np.mod,
-    "fmod": np.fmod,
-    "max": np.maximum,
-    "min": np.minimum,
-    "atan2": np.arctan2,
-    "neg": np.negative,
-    "abs": np.abs,
-    "sign": np.sign,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "trunc": np.trunc,
-    "round": np.round,
-    "square": lambda x: x * x,
-    "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1 / np.sqrt(x),
-    "reciprocal": lambda x: 1 / x,
-    "exp": np.exp,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log1p": np.log1p,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tan": np.tan,
-    "asin": np.arcsin,
-    "acos": np.arccos,
-    "atan": np.arctan,
-    "sinh": np.sinh,
-    "cosh": np.cosh,
-    "tanh": np.tanh,
-    "asinh": np.arcsinh,
-    "acosh": np.arccosh,
-    "atanh": np.arctanh,
-    "sigmoid": scipy.special.expit,
-    "relu": lambda x: np.maximum(x, 0),
-    "erf": scipy.special.erf,
-    "clip": np.clip,
-}
+from tests.sweep.oracles.expressions import OF_FLOATS
 
 
 def _arguments(name: str) -> list[np.ndarray]:
@@ -74,13 +29,13 @@ def _arguments(name: str) -> list[np.ndarray]:
     return args
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", OF_FLOATS)
 def test_function_and_its_derivative(name: str) -> None:
     args = _arguments(name)
     expr = Call(name, tuple(Arg(i) for i in range(len(args))))
-    np.testing.assert_allclose(run_op(Map((str(expr),)), *args)[0], EXPECTED[name](*args), rtol=1e-14)
+    np.testing.assert_allclose(run_op(Map((str(expr),)), *args)[0], OF_FLOATS[name](*args), rtol=1e-14)
     single = [x.astype(np.float32) for x in args]
-    np.testing.assert_allclose(run_op(Map((str(expr),)), *single)[0], EXPECTED[name](*args), rtol=3e-6, atol=1e-6)
+    np.testing.assert_allclose(run_op(Map((str(expr),)), *single)[0], OF_FLOATS[name](*args), rtol=3e-6, atol=1e-6)
     check_vjp(lambda b, *values: elementwise(b, expr, *values), *args, wrt=[0] if name == "clip" else None, tol=1e-7)
 
 
@@ -224,6 +179,30 @@ def test_literals_that_an_integer_map_cannot_take(text: str, message: str) -> No
     x = b.input("x", TensorType(as_dtype("int8"), (3,)))
     with pytest.raises(ShapeError, match=rf"node 'tokens'.*{message}"):
         b.apply(Map((text,)), x, name="tokens")
+
+
+@pytest.mark.parametrize(
+    "name", ["sub", "neg", "sign", "square", "pow", "floordiv", "mod", "fmod", "truncdiv", "shiftleft", "shiftright"]
+)
+def test_arithmetic_of_truth_values_is_refused(name: str) -> None:
+    truth, args = TensorType(as_dtype("bool"), (3,)), [Arg(i) for i in range(FUNCTIONS[name].arity)]
+    with pytest.raises(ShapeError, match=rf"{name}\(\) has no truth values: convert"):
+        Map((str(call(name, *args)),)).infer([truth] * len(args))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
+def test_whole_powers_take_any_exponent(dtype: str) -> None:
+    """One below 0 has no meaning, and ends no step."""
+    a, b = np.array([-3, 2, 5, 0, 7], dtype), np.array([3, 6, 2, 0, -1], dtype)
+    found = run_op(Map(("(a0 ** a1)",)), a, b)[0]
+    assert found[:4].tolist() == [-27, 64, 25, 1]
+    assert run_op(Map(("(a0 ** 3)",)), a)[0][:3].tolist() == [-27, 8, 125]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "uint64", "bool"])
+def test_whole_numbers_are_round_already(dtype: str) -> None:
+    x = np.array([0, 1, 1] if dtype == "bool" else [0, 1, 100], dtype)
+    assert run_op(Map(("round(a0)",)), x)[0].tolist() == x.tolist()
 
 
 def test_conversions() -> None:

@@ -303,3 +303,16 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ShapeError, match="equal groups"):
         b = Builder()
         group_norm(b, b.input("x", x), 2)
+
+
+def test_the_gradient_widens_narrow_vectors_before_it_adds() -> None:
+    """Sums over items and positions, and the deviation, are of float32 whatever type the vectors have."""
+    rng = np.random.default_rng(0)
+    dtype = as_dtype("bfloat16").numpy
+    x, g = (rng.standard_normal((5, 16)).astype(dtype) for _ in range(2))
+    scale, mean = (rng.standard_normal(16).astype(dtype) for _ in range(2))
+    variance = rng.uniform(0.1, 2.0, 16).astype(dtype)
+    found = run_op(BatchNormGrad(1e-5), x, scale, mean, variance, g)
+    vectors = (vector.astype(np.float32) for vector in (scale, mean, variance))
+    for narrow, wide in zip(found, run_op(BatchNormGrad(1e-5), x, *vectors, g)):
+        np.testing.assert_array_equal(narrow, wide)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from foreplan.errors import ShapeError
 from foreplan.graph import Builder, TensorType, as_dtype
 from foreplan.ops import window
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, avg_pool, lrn, max_pool
+from foreplan.ops.window import Windows, count_positions, is_empty
 from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
 
 
@@ -200,3 +202,27 @@ def test_what_does_not_fit_is_refused() -> None:
         MaxPoolGrad((2, 2), (1, 1), ((0, 0), (0, 0)), (1, 1), shape=(1, 2, 9, 9)).infer([x, x])
     with pytest.raises(ShapeError, match=r"\[N, C"):
         MaxPool((), (), (), ()).infer([x.with_shape((2, 3))])
+    far = 10**12
+    with pytest.raises(ShapeError, match="foreplan takes 4194304 at most"):
+        AvgPool((2, far), (1, 1), ((0, 1), (0, far - 1)), (1, 1)).infer([x])
+
+
+def test_of_a_window_only_the_taps_within_the_image_are_walked() -> None:
+    """All of them, and nothing else: of a window that is far larger than the image, too."""
+    rng = Random(0)
+    for _ in range(300):
+        axes = rng.randint(1, 3)
+        extent, kernel, strides, dilations = (tuple(rng.randint(1, most) for _ in range(axes)) for most in (9, 5, 4, 3))
+        pads = tuple((rng.randint(-1, 9), rng.randint(-1, 9)) for _ in range(axes))
+        try:
+            windows = Windows(
+                extent, kernel, strides, pads, dilations, count_positions(extent, kernel, strides, pads, dilations)
+            )
+        except ShapeError:
+            continue
+        for box in windows.boxes(rng.choice([1, 3, 100])):
+            all_taps = [(i, *windows.reach(tap, box)) for i, tap in enumerate(windows.taps)]
+            assert [each for each in all_taps if not is_empty(each[1])] == list(windows.reached(box))
+    wide = Windows((3,), (10**12,), (1,), ((0, 10**12),), (1,), (4,))
+    (box,) = wide.boxes(4)
+    assert [i for i, _, _ in wide.reached(box)] == [0, 1, 2]

@@ -102,6 +102,17 @@ def test_memory_is_only_the_workspace() -> None:
             assert allocated_bytes(Reduce(how, axes), x) < 16 * 1024
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_mean_of_nothing_is_no_number_and_has_a_gradient_of_no_elements(dtype: str) -> None:
+    x = np.zeros((3, 0, 2), dtype)
+    np.testing.assert_array_equal(run_op(Reduce("mean", (1,)), x)[0], np.full((3, 2), np.nan, dtype))
+    check_vjp(lambda b, v: reduce(b, "mean", v, 1), np.zeros((3, 0, 2)))
+    for how in ("max", "min"):
+        with pytest.raises(ShapeError, match="no elements"):
+            Reduce(how, (1,)).infer([type_of(x)])
+        assert run_op(Reduce(how, (0,)), x)[0].shape == (0, 2)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     x = TensorType(as_dtype("float32"), (2, 3))
     for axes in ((1, 0), (0, 0), (2,), (-1,)):

@@ -113,12 +113,14 @@ def test_what_does_not_fit_is_refused() -> None:
     x = TensorType(as_dtype("float32"), (2, 3))
     for op, match in (
         (Reshape((5,)), "6 elements"),
+        (Reshape((-2, -3)), "less than no elements"),
         (Transpose((0, 0)), "permutation"),
         (Slice((0, 2), (2, 2), (1, 1)), "leave an axis"),
         (Slice((0, 0), (2, 2), (1, 0)), "do not fit"),
         (Slice((0,), (2,), (1,)), "do not fit"),
         (Broadcast((2, 4)), "broadcast"),
         (Broadcast((3,)), "broadcast"),
+        (Broadcast((-4, 2, 3)), "less than no elements"),
     ):
         with pytest.raises(ShapeError, match=match):
             op.infer([x])

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
 from foreplan.errors import ModelError
-from foreplan.graph import Builder, Fill, Graph, Kind, Normal, TensorType
+from foreplan.graph import Builder, Fill, Graph, Kind, Normal, TensorType, Value
 from foreplan.graph.types import FLOAT64, INT64
-from foreplan.ops.expr import relu, tanh
+from foreplan.ops.expr import call, relu, tanh
 from foreplan.ops.join import split
 from foreplan.ops.map import Map, elementwise
 from foreplan.ops.matmul import matmul
-from foreplan.ops.reduce import reduce
+from foreplan.ops.reduce import Reduce, reduce
 from foreplan.passes import differentiate, simplified
 from foreplan.passes.optimizer import Nesterov
 from tests.ops.check import evaluate
@@ -96,6 +101,26 @@ def test_a_parameter_out_of_the_loss_s_reach_is_reported() -> None:
     assert {value.name for value in training.updates} == {"step", "w", "w/velocity"}
 
 
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [
+        (0, None),
+        (1, "idle0"),
+        (5, "idle0, idle1, idle2, idle3, idle4"),
+        (6, "idle0, idle1, idle2, idle3, idle4 and 1 more"),
+        (9, "idle0, idle1, idle2, idle3, idle4 and 4 more"),
+    ],
+)
+def test_idle_parameters_are_named_in_one_note(count: int, told: str | None) -> None:
+    b = Builder("idle")
+    w = b.store("w", TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0))
+    for i in range(count):
+        b.store(f"idle{i}", TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0))
+    training = differentiate(b.finish({}, loss=reduce(b, "sum", w)))
+    wanted = () if told is None else (f"the loss does not depend on {told}: no gradient, no update",)
+    assert tuple(training.notes) == wanted
+
+
 def test_a_loss_without_parameters_is_refused() -> None:
     b = Builder("still")
     x = b.input("x", TensorType(F, (3,)))
@@ -111,12 +136,68 @@ def test_a_graph_without_a_loss_is_refused() -> None:
         differentiate(b.finish({"x": x}))
 
 
-def test_an_op_without_a_derivative_is_named() -> None:
+@pytest.mark.parametrize("source", ["", "model.py:3"])
+def test_an_op_without_a_derivative_is_named_with_its_source(source: str) -> None:
     b = Builder("prod")
     w = b.store("w", TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0))
-    loss = b.apply(type(reduce(b, "sum", w) and b.nodes[-1].op)("prod", (0,)), w, name="product")
-    with pytest.raises(ModelError, match="product"):
+    b.source = source
+    loss = b.apply(Reduce("prod", (0,)), w, name="product")
+    where = f" ({source})" if source else ""
+    with pytest.raises(
+        ModelError, match=re.escape(f"node 'product'{where} cannot be differentiated: reduce(how='prod')")
+    ):
         differentiate(b.finish({}, loss=loss))
+
+
+def test_what_reaches_no_parameter_needs_no_derivative() -> None:
+    b = Builder("given")
+    x = b.input("x", TensorType(F, (3, 4)))
+    w = b.store("w", TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0))
+    product = b.apply(Reduce("prod", (1,)), x)
+    (y,) = b.node(Careless(("(a0 * a1)",)), product, w)
+    training = differentiate(b.finish({}, loss=reduce(b, "sum", y)))
+    given = np.arange(12.0).reshape(3, 4)
+    found = evaluate(simplified(training), {"x": given}, {"w": np.ones(3)}, hard=False)
+    np.testing.assert_array_equal(found[simplified(training).gradients["w"]], given.prod(axis=1))
+
+
+@dataclass(frozen=True)
+class Careless(Map):
+    """A product that gives a gradient of either factor, whoever asks; of the wrong type, if told so."""
+
+    name: ClassVar[str] = "careless"
+    wrong: bool = False
+
+    def vjp(
+        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
+    ) -> Sequence[Value | None]:
+        (g,) = cotangents
+        assert g is not None
+        flows = [elementwise(b, lambda x, g: x * g, x, g) for x in reversed(inputs)]
+        return [reduce(b, "sum", flow) for flow in flows] if self.wrong else flows
+
+
+def test_a_derivative_of_the_wrong_type_is_a_defect_that_names_the_op() -> None:
+    b = Builder("wrong")
+    u, w = (b.store(name, TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0)) for name in "uw")
+    (y,) = b.node(Careless(("(a0 * a1)",), wrong=True), u, w)
+    with pytest.raises(
+        ModelError, match=r"the vjp of careless gives .*float64\[\].* as the cotangent of .*u.*float64\[3\]"
+    ):
+        differentiate(b.finish({}, loss=reduce(b, "sum", y)))
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_way_without_gradient_adds_nothing_to_the_others(first: bool) -> None:
+    """Steps of floor have no slope; it is pulled back before or after the other reader."""
+    b = Builder("floor")
+    w = b.store("w", TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0))
+    ways = [lambda: elementwise(b, lambda x: call("floor", x), w), lambda: elementwise(b, lambda x: x * x, w)]
+    y, z = (way() for way in (ways if first else ways[::-1]))
+    training = differentiate(b.finish({}, loss=reduce(b, "sum", elementwise(b, lambda y, z: y + z, y, z))))
+    values = np.array([0.25, -1.5, 3.75])
+    found = evaluate(training, {}, {"w": values})
+    np.testing.assert_array_equal(found[training.gradients["w"]], 2 * values)
 
 
 def test_the_gradients_of_a_split_are_one_concat() -> None:

@@ -10,7 +10,7 @@ import pytest
 import foreplan as fp
 from foreplan import passes
 from foreplan.frontend.losses import attach_loss
-from foreplan.graph import Graph, parse_graph
+from foreplan.graph import Graph, as_dtype, parse_graph
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.passes import chunk_loss, chunk_losses, differentiate, simplified
 from tests.ops.check import evaluate
@@ -192,3 +192,10 @@ def test_zoo_models_keep_loss_and_gradients(name: str, monkeypatch: pytest.Monke
     for parameter, gradient in with_op.gradients.items():
         wanted = expected[without.gradients[parameter]]
         np.testing.assert_allclose(got[gradient], wanted, rtol=1e-8, atol=1e-9, err_msg=parameter)
+
+
+@pytest.mark.parametrize(("dtype", "chunked"), [("float32", 1), ("bfloat16", 1), ("float16", 0)])
+def test_no_loss_is_made_in_chunks_where_gradients_need_a_scale(dtype: str, chunked: int) -> None:
+    """In chunks the gradient is made, and rounded, with the loss: before it has the scale."""
+    graph = parse_graph((HEAD + ENTROPY.format("logits") + COUNTED).replace("float64", "float32"))
+    assert len(fused(differentiate(graph, dtype=as_dtype(dtype)))) == chunked

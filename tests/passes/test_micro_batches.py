@@ -21,7 +21,7 @@ def forward(name: str) -> Graph:
 
 @pytest.fixture(scope="module")
 def halves() -> tuple[Graph, Graph]:
-    return passes.micro_batches(forward("mlp:batch=3,width=8,layers=2,inputs=6,classes=4"), fp.optim.Adam(0.1), 2)
+    return passes.micro_batches(forward("mlp:batch=3,width=8,layers=2,inputs=6,classes=4"), fp.optim.Adam(0.1))
 
 
 def written_home(program: Program, name: str) -> list[tuple[str, bool]]:
@@ -64,7 +64,7 @@ def test_rows_of_an_embedding_are_added_in_place() -> None:
         return fp.nn.linear(fp.nn.embedding(tokens, 50, 8, name="table"), 3, name="head")
 
     graph = attach_loss(fp.trace(model, fp.spec((6,), "int64")), fp.losses.cross_entropy)
-    body, _ = passes.micro_batches(passes.training_form(graph), fp.optim.SGD(0.1), 2)
+    body, _ = passes.micro_batches(passes.training_form(graph), fp.optim.SGD(0.1))
     assert written_home(lower(body), "table.weight/gradient") == [("scatter_add", True)]
 
 
@@ -76,7 +76,7 @@ def test_gradients_of_convolutions_are_added_in_place_where_their_kernel_can() -
         return fp.nn.linear(fp.nn.flatten(x), 3, name="head")
 
     graph = attach_loss(fp.trace(model, fp.spec((2, 2, 5, 5))), fp.losses.cross_entropy)
-    body, _ = passes.micro_batches(passes.training_form(graph), fp.optim.SGD(0.1), 2)
+    body, _ = passes.micro_batches(passes.training_form(graph), fp.optim.SGD(0.1))
     written = {
         name: written_home(lower(body), f"{name}.weight/gradient") for name in ("full", "depthwise", "pointwise")
     }
@@ -101,7 +101,8 @@ def test_two_runs_add_up_and_the_update_clears(halves: tuple[Graph, Graph]) -> N
         losses.append(expected[whole.loss])
     for name, total in sums.items():
         np.testing.assert_allclose(kept[f"{name}/gradient"], total, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(kept["mean_loss"], np.mean(losses), rtol=1e-6)
+    np.testing.assert_allclose(values[body.loss], np.mean(losses), rtol=1e-6)
+    assert kept["micro_batches"] == 2
     values = evaluate(update, {}, kept, hard=False)
     for old, new in update.updates.items():
         if old.kind is Kind.ACCUMULATOR:
@@ -113,8 +114,8 @@ def test_what_has_no_gradient_gets_no_sum() -> None:
         return {"y": fp.nn.linear(x, 3, name="used"), "z": fp.nn.linear(x, 3, name="idle")}
 
     graph = attach_loss(fp.trace(model, fp.spec((4, 5))), fp.losses.cross_entropy, ["y"])
-    body, update = passes.micro_batches(passes.training_form(graph), fp.optim.SGD(0.1), 2)
-    assert {v.name for v in body.updates} == {"used.weight/gradient", "used.bias/gradient", "mean_loss"}
+    body, update = passes.micro_batches(passes.training_form(graph), fp.optim.SGD(0.1))
+    assert {v.name for v in body.updates} == {"used.weight/gradient", "used.bias/gradient", "loss_sum", "micro_batches"}
     assert "idle.weight" not in {value.name for value in update.updates}
     assert any("does not depend on idle.weight, idle.bias" in note for note in body.notes)
 
@@ -122,4 +123,4 @@ def test_what_has_no_gradient_gets_no_sum() -> None:
 def test_a_loss_that_depends_on_no_parameter_is_refused() -> None:
     graph = attach_loss(fp.trace(lambda x: x * 2.0, fp.spec((4, 5))), fp.losses.cross_entropy)
     with pytest.raises(ModelError, match="depends on no parameter"):
-        passes.micro_batches(graph, fp.optim.SGD(0.1), 2)
+        passes.micro_batches(graph, fp.optim.SGD(0.1))

@@ -262,6 +262,55 @@ def test_conversions_of_sums_are_taken_into_the_sums() -> None:
     assert "wide=True" in str(found.nodes[0].op) and "wide" not in str(found.nodes[2].op)
 
 
+REDUCED = "~%{0}: bfloat16[8] = reduce(how='sum', axes=(0,)) [%x] as %{0}"
+WIDENED = "~%{1}: float32[8] = map(exprs=('float32(a0)',)) [%{0}] as %{1}"
+READ_NARROW = "~%{1}: bfloat16[8] = map(exprs=('(a0 * 2.0)',)) [%{0}] as %{1}"
+SUM, WIDE = REDUCED.format("sum"), WIDENED.format("sum", "wide")
+VIEW = "~%view: bfloat16[2,4] = reshape(shape=(2, 4)) [%sum] as %view"
+WIDE_VIEW = "~%wide: float32[2,4] = map(exprs=('float32(a0)',)) [%view] as %wide"
+JOINED = "~%joined: bfloat16[16] = concat(axis=0) [%sum, %{0}] as %joined"
+WIDE_JOINED = "~%wide: float32[16] = map(exprs=('float32(a0)',)) [%joined] as %wide"
+PRODUCT = "~%sum: bfloat16[4,4] = matmul(transpose_b=True) [%x, %x{0}] as %sum"
+WIDE_PRODUCT = "~%wide: float32[4,4] = map(exprs=('float32(a0)',)) [%sum] as %wide"
+
+
+@pytest.mark.parametrize(
+    ("lines", "goes"),
+    [
+        ([SUM, WIDE], True),
+        ([SUM, WIDE, READ_NARROW.format("sum", "other")], False),
+        ([SUM, VIEW, WIDE_VIEW], True),
+        ([SUM, VIEW, WIDE_VIEW, WIDENED.format("sum", "more")], True),
+        ([SUM, VIEW, WIDE_VIEW, READ_NARROW.format("sum", "other")], False),
+        ([SUM, VIEW, WIDE_VIEW, READ_NARROW.format("view", "other").replace("[8]", "[2,4]")], False),
+        ([SUM, REDUCED.format("more"), JOINED.format("more"), WIDE_JOINED], True),
+        ([SUM, JOINED.format("given"), WIDE_JOINED], False),
+        ([READ_NARROW.format("given", "sum"), WIDE], True),
+        ([READ_NARROW.format("given", "sum").replace("~", ""), WIDE], False),  # forward: it rounds as the model says
+        (
+            ["~%sum: bfloat16[8], %more: bfloat16[8] = map(exprs=('(a0 * 2.0)', '(a0 * a0)')) [%given] as %sum", WIDE],
+            False,
+        ),
+        ([PRODUCT.format(""), WIDE_PRODUCT], True),
+        ([PRODUCT.format(", %square"), WIDE_PRODUCT], False),  # what it adds to is narrow
+        (["~%sum: bfloat16[8] = softmax(axis=0) [%given] as %sum", WIDE], False),
+    ],
+)
+def test_a_gradient_is_wide_from_its_sum_on_where_all_that_is_read_of_it_is_wide(lines: list[str], goes: bool) -> None:
+    given = "input %x: bfloat16[4,8]\ninput %given: bfloat16[8]\ninput %square: bfloat16[4,4]"
+    graph = parse_graph("\n".join(["graph %g", given, *lines, "output %wide = %wide", ""]))
+    found = wide_gradients(graph)
+    left = [line for line in nodes(found) if "map(exprs=('float32(a0)',))" in line]
+    assert bool(left) is not goes
+    rng = np.random.default_rng(0)
+    inputs = {v.name: rng.integers(-8, 9, v.shape).astype(v.dtype.numpy) for v in graph.inputs}  # nothing is rounded
+    before, after = (evaluate(g, inputs)[g.outputs["wide"]] for g in (graph, found))
+    assert after.dtype == before.dtype == np.float32
+    np.testing.assert_allclose(after, before, rtol=2.0**-8)
+    if "softmax" not in lines[0]:
+        np.testing.assert_array_equal(after, before)
+
+
 def test_maps_of_gradients_are_computed_in_float32() -> None:
     graph = parse_graph(
         """graph %g

@@ -5,12 +5,13 @@ import itertools
 
 import pytest
 
-from foreplan.planner import Overwrite, Part, Problem, Role, plan
-from foreplan.planner.bound import granularities, live_bytes, order_bound
+from foreplan.planner import Overwrite, Part, Problem, Role, Step, buffers, bytes_by_category, plan, verify
+from foreplan.planner.bound import granularities, live_bytes, order_bound, reserved_bytes
 from foreplan.planner.dependences import dependences
 from foreplan.planner.layout import schedule
 from foreplan.units import align_up
 from tests.planner.problems import Maker, random_problem
+from tests.planner.test_verify import hand_plan
 
 
 def test_live_bytes_by_hand() -> None:
@@ -23,9 +24,19 @@ def test_live_bytes_by_hand() -> None:
     make.action("i", [], [make.value("z", 64, 2, role=Role.OUTPUT)])  # y 64; the host does not count
     problem = make.problem()
     found = schedule(problem, "", [0, 1, 2, 3])
-    live = live_bytes(problem, found.order, found.ranges, found.chains)
-    assert list(live) == [128 + 256 + 512 + 64, 128 + 512, 128 + 512 + 64, 128 + 64]
-    assert (found.bound, found.peak) == (960, 0)
+    live = [128 + 256 + 512 + 64, 128 + 512, 128 + 512 + 64, 128 + 64]
+    assert live_bytes(problem, found.order).tolist() == live
+    assert reserved_bytes(problem, found.order, found.ranges, found.chains).tolist() == live
+    assert found.bound == 960
+
+
+def test_what_takes_the_bytes_of_the_first_value_counts_from_the_next_step_on() -> None:
+    make = Maker()
+    x, a = make.value("x", 640, role=Role.INPUT), make.value("a", 640)
+    make.action("f", [x], [a], Overwrite(0, 0))
+    make.action("g", [a], [make.value("y", 64, role=Role.OUTPUT)])
+    found = schedule(make.problem(), "", [0, 1])
+    assert reserved_bytes(make.problem(), found.order, found.ranges, found.chains).tolist() == [640, 704]
 
 
 def test_order_bound_by_hand() -> None:
@@ -49,18 +60,19 @@ def test_an_action_with_an_alternative_is_not_unavoidable() -> None:
     assert order_bound(make.problem()) == 64
 
 
-def test_parts_do_not_count_beside_the_whole() -> None:
+@pytest.mark.parametrize(("role", "least"), [(Role.TRANSIENT, 1280), (Role.OUTPUT, 1920)])
+def test_parts_count_beside_the_whole_only_where_they_are_needed_after_it(role: Role, least: int) -> None:
     make = Maker()
     x = make.value("x", 64, role=Role.INPUT)
-    a, b, both = (
-        make.value("a", 640, role=Role.OUTPUT),
-        make.value("b", 640),
-        make.value("both", 1280, role=Role.OUTPUT),
-    )
+    a, b = make.value("a", 640, role=role), make.value("b", 640)
+    both = make.value("both", 1280, role=Role.OUTPUT)
     make.action("a", [x], [a])
     make.action("b", [x], [b])
     make.action("join", [a, b], [both], parts=(Part(0, 0, 0), Part(0, 1, 640)))
-    assert order_bound(make.problem()) == 1280
+    problem = make.problem()
+    assert order_bound(problem) == least
+    assert live_bytes(problem, [0, 1, 2]).tolist() == [704, 1344, least]
+    assert plan(problem).lower_bound_bytes == max(least, 1344)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -72,7 +84,7 @@ def test_no_legal_order_of_a_tiny_problem_is_below_the_order_bound(seed: int) ->
     for nodes in itertools.permutations(range(len(graph.actions))):
         at = {node: i for i, node in enumerate(nodes)}
         if all(at[earlier] < at[node] for node in nodes for earlier in graph.before[node]):
-            bounds.append(schedule(problem, "", [graph.actions[node] for node in nodes]).bound)
+            bounds.append(int(live_bytes(problem, [graph.actions[node] for node in nodes]).max()))
     found = plan(problem)
     assert bound <= min(bounds) <= found.lower_bound_bytes
 
@@ -143,17 +155,33 @@ def test_an_input_that_is_read_last_is_held_throughout() -> None:
     assert order_bound(make.problem()) == 640 + 64 + 6400
 
 
-def test_what_an_effect_gives_is_held_and_what_can_be_made_again_is_not() -> None:
-    for effect, held in ((True, 640), (False, 0)):
-        make = Maker()
-        x = make.value("x", 64, role=Role.INPUT)
-        drawn, a, b = make.value("drawn", 640), make.value("a", 64), make.value("b", 6400)
-        make.action("draw", [x], [drawn], effect=effect)
-        make.action("a", [drawn], [a])
-        make.action("b", [a], [b])
-        make.action("y", [b, drawn], [make.value("y", 64, role=Role.OUTPUT)])
-        bound = order_bound(make.problem())
-        assert bound == max(64 + 6400 + held, 6400 + 640 + 64)
+@pytest.mark.parametrize(("effect", "twice", "held"), [(True, False, 640), (False, False, 0), (True, True, 0)])
+def test_what_an_effect_gives_is_held_and_what_can_be_made_again_is_not(effect: bool, twice: bool, held: int) -> None:
+    make = Maker()
+    x = make.value("x", 64, role=Role.INPUT)
+    drawn, a, b, c = (make.value(name, size) for name, size in (("drawn", 640), ("a", 64), ("b", 6400), ("c", 64)))
+    make.action("draw", [x], [drawn], effect=effect)
+    if twice:  # it can be made without the effect as well
+        make.action("drawn", [x], [drawn])
+    make.action("a", [drawn], [a])
+    make.action("b", [a], [b])
+    make.action("c", [b], [c])
+    make.action("y", [c, drawn], [make.value("y", 64, role=Role.OUTPUT)])
+    assert order_bound(make.problem()) == 64 + 6400 + held
+
+
+def test_what_is_read_before_an_effect_gives_something_is_not_held_beside_it() -> None:
+    """What the effect's result is made from can be large: the result is not there yet."""
+    make = Maker()
+    x = make.value("x", 64, role=Role.INPUT)
+    large, small = make.value("large", 6400), make.value("small", 64)
+    drawn, a = make.value("drawn", 640), make.value("a", 64)
+    make.action("large", [x], [large])
+    make.action("small", [large], [small])
+    make.action("draw", [small], [drawn], effect=True)
+    make.action("a", [drawn], [a])
+    make.action("y", [a, drawn], [make.value("y", 64, role=Role.OUTPUT)])
+    assert order_bound(make.problem()) == 64 + 6400
 
 
 def test_one_read_serves_one_write() -> None:
@@ -162,3 +190,79 @@ def test_one_read_serves_one_write() -> None:
     a, b = make.value("a", 640, role=Role.OUTPUT), make.value("b", 320, role=Role.OUTPUT)
     make.action("split", [x], [a, b], Overwrite(0, 0), Overwrite(1, 0))
     assert order_bound(make.problem()) == 640 + 320
+
+
+def test_what_lies_between_parts_in_place_is_free_until_they_are_joined() -> None:
+    """A large temporary fits where the second part is made only after it has gone."""
+    make = Maker()
+    x = make.value("x", 64, role=Role.INPUT)
+    a, b, large, small = make.value("a", 64), make.value("b", 1024), make.value("large", 1024), make.value("small", 64)
+    both = make.value("both", 1088, role=Role.OUTPUT)
+    make.action("a", [x], [a])
+    make.action("large", [x], [large])
+    make.action("small", [large], [small])
+    make.action("b", [small], [b])
+    make.action("join", [a, b], [both], parts=(Part(0, 0, 0), Part(0, 1, 64)))
+    problem = make.problem()
+    assert live_bytes(problem, range(5)).tolist() == [128, 1152, 1152, 1152, 1088]
+    steps = [
+        Step(0, (1088,), (0,)),
+        Step(1, (1088,), (64,)),
+        Step(2, (64,), (1088,)),
+        Step(3, (1088,), (64,)),
+        Step(4, (0, 64), (0,)),
+    ]
+    verify(hand_plan(problem, steps, {x: 1088}, {both: 0}, (0, 1152, 0), 1152, 1), problem)
+
+
+def test_an_input_that_nobody_reads_is_there_at_the_start_alone() -> None:
+    make = Maker()
+    unread = make.value("unread", 256, role=Role.INPUT)
+    y = make.value("y", 192, role=Role.OUTPUT)
+    make.action("f", [], [y])
+    problem = make.problem()
+    assert live_bytes(problem, [0]).tolist() == [256]
+    good = hand_plan(problem, [Step(0, (), (64,))], {unread: 0}, {y: 64}, (0, 256, 0), 256, 0)
+    verify(good, problem)
+    assert sum(bytes_by_category(good, problem, 0).values()) == 256
+    assert [buffer.value for buffer in buffers(good, problem)] == [y]
+
+
+def test_a_smaller_result_in_place_counts_alone_from_the_next_step_on() -> None:
+    make = Maker()
+    x = make.value("x", 640, role=Role.INPUT)
+    small, large = make.value("small", 64), make.value("large", 640)
+    make.action("shrink", [x], [small], Overwrite(0, 0))
+    make.action("grow", [small], [large])
+    make.action("end", [large, small], [make.value("y", 64, role=Role.OUTPUT)])
+    problem = make.problem()
+    assert live_bytes(problem, range(3)).tolist() == [640, 704, 768]
+    steps = [Step(0, (0,), (0,)), Step(1, (0,), (64,)), Step(2, (64, 0), (704,))]
+    verify(hand_plan(problem, steps, {x: 0}, {3: 704}, (0, 768, 0), 768, 2), problem)
+
+
+def test_what_a_part_must_overwrite_counts_with_its_own_size() -> None:
+    make = Maker()
+    x = make.value("x", 256, role=Role.INPUT)
+    part, rest = make.value("part", 78), make.value("rest", 50)
+    make.action("f", [x], [part], Overwrite(0, 0, True))
+    make.action("g", [part], [rest])
+    both = make.value("both", 178, role=Role.OUTPUT)
+    make.action("join", [part, rest], [both], parts=(Part(0, 0, 0), Part(0, 1, 128)))
+    problem = make.problem()
+    assert live_bytes(problem, range(3)).tolist() == [256, 192, 192]
+    steps = [Step(0, (0,), (0,)), Step(1, (0,), (128,)), Step(2, (0, 128), (0,))]
+    verify(hand_plan(problem, steps, {x: 0}, {both: 0}, (0, 256, 0), 256, 0), problem)
+
+
+def test_each_read_serves_one_write_and_the_most_bytes_are_shared() -> None:
+    """Of two reads, one serves either write and the other only the smaller: the greedy choice alone would be wrong."""
+    make = Maker()
+    x, y = make.value("x", 128, role=Role.INPUT), make.value("y", 128, role=Role.INPUT)
+    a, b = make.value("a", 64, role=Role.OUTPUT), make.value("b", 128, role=Role.OUTPUT)
+    make.action("f", [x, y], [a, b], Overwrite(0, 0), Overwrite(1, 0), Overwrite(1, 1))
+    problem = make.problem()
+    assert live_bytes(problem, [0]).tolist() == [256]
+    verify(
+        hand_plan(problem, [Step(0, (0, 128), (0, 128))], {x: 0, y: 128}, {a: 0, b: 128}, (0, 256, 0), 256, 0), problem
+    )

@@ -61,6 +61,11 @@ def test_errors_name_the_line(tmp_path: Path, text: str, message: str) -> None:
         read_intervals(write(tmp_path, text))
 
 
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
+    assert read_intervals(tmp_path / "in.csv") == read_intervals(write(tmp_path, GOOD))
+
+
 def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"missing.csv: No such file"):
         read_intervals(tmp_path / "missing.csv")

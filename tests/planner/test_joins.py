@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from foreplan.planner import Overwrite, Part, Plan, Problem, Role, plan, verify
+from foreplan.planner.bound import reserved_bytes
 from foreplan.planner.layout import schedule
 from tests.planner.problems import Maker
 
@@ -115,3 +116,6 @@ def test_a_computation_that_runs_again_places_its_parts_again() -> None:
     assert sorted(twice.chains.wholes) == [3, 7]
     assert twice.chains.within() == {1, 2, 5, 6}
     assert twice.bound == 2048 + 64 + 64  # the table, the first result, and x or the second
+    reserved = reserved_bytes(problem, twice.order, twice.ranges, twice.chains)
+    # x until it is read last, both tables whole from their first parts on, and each result from its step on.
+    assert reserved.tolist() == [2112, 2112, 2112, 2176, 2176, 2176, 2112, 2176]

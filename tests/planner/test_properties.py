@@ -23,6 +23,7 @@ from foreplan.planner import (
     separate,
     verify,
 )
+from foreplan.planner.bound import live_bytes
 from foreplan.planner.dependences import dependences
 from foreplan.planner.layout import arena_bytes, lay_out, schedule
 from foreplan.planner.order import program_order
@@ -72,14 +73,21 @@ def test_plan_and_its_twin_compute_the_same_bytes(seed: int, actions: int) -> No
 
 @settings(max_examples=100, deadline=None)
 @given(seeds, sizes)
-def test_report_adds_up_to_the_bound(seed: int, actions: int) -> None:
+def test_what_a_plan_holds_lies_between_the_live_set_and_the_arena(seed: int, actions: int) -> None:
     problem = random_problem(seed, actions)
     for found in (plan(problem), separate(plan(problem), problem)):
-        live = sum(category_series(found, problem).values())
-        assert live.max() == found.lower_bound_bytes
-        assert live.argmax() == found.certificate.peak_step
+        held = sum(category_series(found, problem).values())
+        live = live_bytes(problem, [step.action for step in found.steps])
+        assert live.max() == found.lower_bound_bytes and live.argmax() == found.certificate.peak_step
+        assert (live <= held).all() and held.max() <= found.arena_bytes
+        shared = sum(
+            sum(min(problem.values[v].nbytes for v in (action.writes[p.write], action.reads[p.read])) for p in pairs)
+            for action in problem.actions
+            if (pairs := (*action.overwrites, *action.parts))
+        )
+        assert shared or held.max() == live.max()
         peak = bytes_by_category(found, problem, found.certificate.peak_step)
-        assert sum(peak.values()) == found.lower_bound_bytes
+        assert sum(peak.values()) == held[found.certificate.peak_step]
         listed = buffers(found, problem)
         for i, one in enumerate(listed):
             for other in listed[:i]:

@@ -74,13 +74,15 @@ def test_the_twin_uses_no_byte_twice() -> None:
     assert twin.arena_bytes == 64 + 3 * 128 + 64 + 64
 
 
-def test_what_is_made_of_parts_in_place_holds_its_bytes_from_the_first_on() -> None:
+def test_parts_in_place_hold_their_bytes_until_the_whole_does() -> None:
     problem, good = joined()
     rows = {problem.values[b.value].name: (b.offset, b.nbytes, b.lower, b.upper) for b in buffers(good, problem)}
     assert rows == {
         "x": (384, 64, 0, 3),
+        "a": (0, 64, 0, 3),
         "b": (256, 128, 1, 4),
-        "t": (0, 256, 0, 5),
+        "c": (192, 64, 2, 3),
+        "t": (0, 256, 3, 5),
         "y": (256, 64, 4, 5),
     }
 

@@ -175,8 +175,8 @@ def joined() -> tuple[Problem, Plan]:
         Step(4, (0,), (256,)),
     ]
     problem = make.problem()
-    # Live at most: the table, which two parts hold from the first on, the part that it copies, and x.
-    return problem, hand_plan(problem, steps, {x: 384}, {y: 256}, (448,), 448, 1)
+    # Live at most: x and three parts, before they are joined; the table and y, after.
+    return problem, hand_plan(problem, steps, {x: 384}, {y: 256}, (448,), 320, 2)
 
 
 def test_parts_may_be_made_within_the_whole_or_copied_there() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import foreplan as fp
 from foreplan.graph import Graph
+from foreplan.runtime import checkpoint
 
 
 def model(dropout: float = 0.0) -> Graph:
@@ -85,14 +87,17 @@ def test_files_of_other_tools_are_read(tmp_path: Path) -> None:
     assert set(load_file(tmp_path / "ours.safetensors")) == set(source.stored)
 
 
-@pytest.mark.parametrize("metadata", ["[]", "{", '{"state": 3}', '{"state": [1, null]}', "null"])
+DEEP = '{"state":' + "[" * 100_000 + "]" * 100_000 + "}"
+
+
+@pytest.mark.parametrize("metadata", ["[]", "{", '{"state": 3}', '{"state": [1, null]}', "null", DEEP])
 def test_damaged_metadata_are_refused_or_passed_over(tmp_path: Path, metadata: str) -> None:
     source = session(fp.optim.Nesterov(0.1))
     save_file(dict(source.stored), tmp_path / "c.safetensors", {"foreplan": metadata})
     try:
         session(fp.optim.Nesterov(0.1)).load(tmp_path / "c.safetensors")
     except fp.SessionError as error:
-        assert metadata == "{" and "not a checkpoint" in str(error)
+        assert metadata in ("{", DEEP) and "not a checkpoint" in str(error)
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
@@ -131,3 +136,40 @@ def test_parameters_alone_do_not_mend_a_session(tmp_path: Path) -> None:
         damaged.step(batch())
     damaged.load(tmp_path / "c.safetensors")
     damaged.step(batch())
+
+
+def test_a_load_takes_little_memory_beside_the_arena(tmp_path: Path) -> None:
+    step = fp.compile(fp.models.mlp(batch=1, width=2048, layers=3))  # weights of 16 MiB, and more
+    saved, other = step.bind(seed=1), step.bind(seed=2)
+    saved.save(tmp_path / "w.safetensors")
+    other.load(tmp_path / "w.safetensors")  # what is imported for it counts once
+    tracemalloc.start()
+    other.load(tmp_path / "w.safetensors")
+    beside = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert beside < 4 << 20 < max(array.nbytes for array in other.parameters.values())
+    for name, array in saved.parameters.items():
+        np.testing.assert_array_equal(other.parameters[name], array)
+
+
+def test_a_load_that_is_interrupted_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = session(fp.optim.Adam())
+    trained.save(tmp_path / "w.safetensors")
+    read = checkpoint._read
+    seen = []
+
+    def interrupted(found: object, out: np.ndarray) -> None:
+        seen.append(out)
+        if len(seen) > 1:
+            raise KeyboardInterrupt
+        read(found, out)
+
+    monkeypatch.setattr(checkpoint, "_read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trained.load(tmp_path / "w.safetensors")
+    monkeypatch.undo()
+    for use in (lambda: trained.step(batch()), lambda: trained.save(tmp_path / "again")):
+        with pytest.raises(fp.SessionError, match="a load was interrupted"):
+            use()
+    trained.load(tmp_path / "w.safetensors")
+    trained.step(batch())

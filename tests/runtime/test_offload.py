@@ -80,7 +80,7 @@ def test_copies_change_no_bit(name: str, share: float) -> None:
 def test_what_was_planned_is_what_is_allocated(name: str, share: float) -> None:
     step = compiled(name, offload=True, budget=share, remat="off")
     session = step.bind()
-    assert session.allocated_bytes == step.arena_bytes == step.memory.peak == sum(step.plan.heights[:HOST])
+    assert session.allocated_bytes == step.arena_bytes == step.memory.arena == sum(step.plan.heights[:HOST])
     assert session.host_bytes == step.host_bytes == step.memory.host == step.plan.heights[HOST] > 0
     assert step.estimate()["host_bytes"] == step.memory.as_json()["host_bytes"] == step.host_bytes
     assert len(session.regions[HOST]) == step.host_bytes

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import foreplan as fp
-from foreplan.runtime.planfile import plan_text
-from tests.runtime.test_session import batch, classifier, compiled
+from foreplan.runtime.planfile import FORMAT, plan_text
+from tests.runtime.test_session import batch, classifier, compiled, rows
 
 NOISE = '0123456789"[]{},:x\n'  # characters that plan files are damaged with
 
@@ -37,6 +37,25 @@ def test_a_plan_read_back_is_the_plan_and_runs_the_same(tmp_path: Path) -> None:
     assert again.bind(seed=1).step(batch(0)).loss == step.bind(seed=1).step(batch(0)).loss
     again.save(tmp_path / "again.plan")
     assert (tmp_path / "again.plan").read_bytes() == (tmp_path / "step.plan").read_bytes()
+
+
+@pytest.mark.parametrize("how", ["in place", "prefetch", "offload", "gradients"])
+def test_all_that_a_program_can_have_is_read_back(tmp_path: Path, how: str) -> None:
+    step = {
+        "in place": lambda: compiled(fp.trace(rows, fp.spec((8, 16)))),
+        "prefetch": lambda: compiled(prefetch=True),
+        "offload": lambda: compiled(classifier(batch=256), offload=True),
+        "gradients": lambda: compiled(optimizer=None),
+    }[how]()
+    step.save(tmp_path / "step.plan")
+    again = fp.load_plan(tmp_path / "step.plan")
+    for name in ("values", "actions", "regions", "inputs", "ahead", "outputs", "gradients", "loss", "calls"):
+        assert getattr(again.program, name) == getattr(step.program, name), name
+    assert again.plan == step.plan and again.program.digest == step.program.digest
+    again.save(tmp_path / "again.plan")
+    assert (tmp_path / "again.plan").read_bytes() == (tmp_path / "step.plan").read_bytes()
+    action = max(step.program.actions, key=lambda action: len(action.parts))
+    assert len(action.parts) == (2 if how == "in place" else 0)
 
 
 def test_the_bytes_do_not_depend_on_the_hash_seed() -> None:
@@ -90,9 +109,44 @@ def test_edited_and_truncated_files_are_refused(tmp_path: Path, text: str) -> No
     for keep in (0, 1, 100, len(text) // 2, len(text) - 3):
         refused(tmp_path, text[:keep], "truncated or edited|not a plan")
     refused(tmp_path, "{}", "not a plan of the format")
-    refused(tmp_path, text.replace("foreplan.plan.2", "foreplan.plan.9"), "not a plan of the format")
+    refused(tmp_path, text.replace(FORMAT, "foreplan.plan.0"), "not a plan of the format")
     with pytest.raises(fp.PlanError, match="cannot be read"):
         fp.load_plan(tmp_path / "missing.plan")
+
+
+def edited(text: str, edit: Callable[[dict[str, Any]], object]) -> str:
+    """A plan file with other records, one a line as foreplan writes them, and a digest that fits."""
+    data = json.loads(text)
+    edit(data)
+    return sealed(data)
+
+
+def sealed(data: dict[str, Any]) -> str:
+    """What a plan file holds, as text with a digest that fits."""
+    lines: list[str] = []
+    for key, part in data.items():
+        if key == "update":
+            lines += ['"update": {', *_sections(part), "},"]
+        elif key not in ("format", "sha256"):
+            lines += _sections({key: part})
+            lines[-1] += ","
+    lines[-1] = lines[-1].removesuffix(",")
+    return reseal("\n".join([f'{{"format": "{data["format"]}",', "", *lines]) + "\n}\n")
+
+
+def _sections(data: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for key, part in data.items():
+        if isinstance(part, list):
+            records = [_json(record) + "," for record in part]
+            lines += [f'"{key}": [', *records[:-1], *(record.removesuffix(",") for record in records[-1:]), "],"]
+        else:
+            lines.append(f'"{key}": {_json(part)},')
+    return [*lines[:-1], *(line.removesuffix(",") for line in lines[-1:])]
+
+
+def _json(record: Any) -> str:
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
 
 
 def change(key: str, edit: Callable[[Any], None]) -> Callable[[dict[str, Any]], None]:
@@ -103,15 +157,108 @@ def first_with(records: list[dict[str, Any]], word: str) -> dict[str, Any]:
     return next(record for record in records if word in record["op"])
 
 
+def slot(data: dict[str, Any], role: str, number: int = 0) -> dict[str, Any]:
+    """A slot's record."""
+    found: dict[str, Any] = [record for record in data["slots"] if record["role"] == role][number]
+    return found
+
+
+def value_of(data: dict[str, Any], role: str) -> list[Any]:
+    """The value's record of the first slot with this role."""
+    found: list[Any] = data["values"][slot(data, role)["at"][0]]
+    return found
+
+
+def targets(data: dict[str, Any]) -> dict[str, Any]:
+    """The slot of the integer input."""
+    found: dict[str, Any] = next(record for record in data["slots"] if "int64" in record["at"][2])
+    return found
+
+
+def to_decompose(record: dict[str, Any]) -> None:
+    """A gradient of batch normalisation becomes the op itself, of the same results."""
+    record.update({"op": "batch_norm_train(epsilon=1e-05)", "in": record["in"][:3], "overwrites": []})
+
+
 HARMFUL = {
+    "an input of another type": (
+        lambda data: targets(data)["at"].__setitem__(2, targets(data)["at"][2].replace("int", "float")),
+        "which holds float64",
+    ),
+    "a parameter of another type": (
+        lambda data: slot(data, "stored")["at"].__setitem__(2, slot(data, "stored")["at"][2].replace("float", "int")),
+        "no content of int32|which holds int32",
+    ),
+    "two slots on one value": (
+        lambda data: slot(data, "stored", 1).update(at=slot(data, "stored")["at"]),
+        "for itself",
+    ),
+    "a parameter without a slot": (lambda data: data["slots"].remove(slot(data, "stored")), "it is no slot's"),
+    "an input without a slot": (lambda data: data["slots"].remove(slot(data, "input")), "it is no slot's"),
+    "a loss of several elements": (
+        lambda data: slot(data, "loss").update(at=slot(data, "stored")["at"]),
+        "must be a floating-point scalar",
+    ),
+    "two losses": (lambda data: data["slots"].append(slot(data, "loss")), "several losses"),
+    "a valid range": (lambda data: targets(data).update(valid=[-9, 9]), "would not have written"),
+    "a bound that is the arena": (
+        change("plan", lambda p: p.update(order_lower_bound_bytes=p["arena_bytes"])),
+        "would not have written",
+    ),
+    "a parameter taken for a constant": (lambda data: slot(data, "stored").update(kind="constant"), "changes, and no"),
+    "a state taken for a parameter": (
+        lambda data: next(x for x in data["slots"] if x.get("kind") == "state").update(kind="parameter"),
+        "its region is 1, and must be 0",
+    ),
+    "a sum over micro-batches in a step without": (
+        lambda data: next(x for x in data["slots"] if x.get("kind") == "state").update(kind="accumulator"),
+        "its category is|first half",
+    ),
+    "two slots of one name": (
+        lambda data: slot(data, "stored", 1).update(name=slot(data, "stored")["name"]),
+        "two inputs and stored values are named",
+    ),
+    "two values of one name": (lambda data: data["values"][3].__setitem__(0, data["values"][2][0]), "two values"),
+    "a value in another region": (lambda data: value_of(data, "input").__setitem__(3, 0), "its region is 0"),
+    "a value of another category": (
+        lambda data: value_of(data, "input").__setitem__(4, "outputs"),
+        "its category is outputs, and must be inputs",
+    ),
+    "a looser alignment": (change("values", lambda v: v[5].__setitem__(2, 1)), "its alignment is 1, and must be 64"),
+    "an input that is kept": (lambda data: value_of(data, "input").__setitem__(5, "stored"), "its role"),
+    "an output that is nobody's": (
+        change("values", lambda v: next(x for x in v if x[5] == "transient").__setitem__(5, "output")),
+        "its role is 2, and must be 0|end",
+    ),
+    "a workspace where none is needed": (
+        lambda data: next(s for s in data["steps"] if not data["actions"][s[0]]["workspace"]).__setitem__(3, 64),
+        "needs no workspace",
+    ),
+    "another version's": (change("header", lambda h: h.update(foreplan="9.0")), "written by foreplan '9.0'"),
+    "a number as a truth": (change("regions", lambda r: r[0].__setitem__(1, 1)), "would not have written"),
+    "an unknown key": (lambda data: data.update(extra=1), "would not have written"),
+    "a number too many": (change("steps", lambda s: s[0].append(0)), "would not have written"),
+    "no machine": (change("header", lambda h: h.update(device=None)), "all that it was made for"),
+    "a gradient of nothing": (
+        lambda data: data["slots"].append(slot(data, "loss") | {"role": "gradient"}),
+        "no such parameter",
+    ),
+    "an op that is decomposed": (
+        change("actions", lambda a: to_decompose(first_with(a, "norm_grad"))),
+        "no kernel runs batch_norm_train",
+    ),
     "another op of the same types": (
         change("actions", lambda a: first_with(a, "matmul").update(op="matmul(x=1)")),
         "no attribute",
     ),
-    "less workspace": (change("actions", lambda a: first_with(a, "conv").update(workspace=[0, 2])), "workspace"),
+    "less workspace": (change("actions", lambda a: first_with(a, "conv").update(workspace=0)), "workspace"),
     "an operand outside its value": (
         change("actions", lambda a: first_with(a, "conv")["in"][0].__setitem__(1, 4096)),
         "reads bytes",
+    ),
+    "an output whose elements share bytes": (
+        lambda data: first_with(data["actions"], "matmul")["out"][0].append([0, 0]),
+        "an output must be a whole value",
     ),
     "a stride that leaves the value": (
         change("actions", lambda a: first_with(a, "map")["in"][0].append([10**6] * 4)),
@@ -130,7 +277,7 @@ HARMFUL = {
         "made for instruction set AVX-9000, and this machine has none",
     ),
     "an unknown kernel": (change("actions", lambda a: a[0].update(kernel="fast")), "no kernel"),
-    "a smaller arena": (change("header", lambda h: h["heights"].__setitem__(2, 64)), "."),
+    "a smaller arena": (change("plan", lambda p: p["heights"].__setitem__(2, 64)), "."),
     "a value smaller than it is": (change("values", lambda v: v[-1].__setitem__(1, 1)), "."),
     "a stored value without content": (
         change("slots", lambda s: next(x for x in s if x["role"] == "stored").pop("init")),
@@ -138,9 +285,11 @@ HARMFUL = {
     ),
     "an input that is not there at first": (change("slots", lambda s: s[0]["at"].__setitem__(0, -1)), "no value"),
     "a result that is gone at the end": (
-        change("slots", lambda s: s[-1].update(at=s[0]["at"])),
-        "not there when the step begins or ends",
+        lambda data: data["slots"].append(slot(data, "input") | {"role": "output"}),
+        "is a result, and no action writes it",
     ),
+    "a number beyond all": (change("values", lambda v: v[0].__setitem__(1, 1 << 62)), "not a whole number in range"),
+    "a number below all": (change("values", lambda v: v[0].__setitem__(1, -(1 << 62))), "not a whole number in range"),
     "no number": (change("values", lambda v: v[0].__setitem__(1, "many")), "not a whole number"),
     "a list gone": (lambda data: data.pop("ends"), "damaged"),
 }
@@ -149,11 +298,52 @@ HARMFUL = {
 @pytest.mark.parametrize("name", HARMFUL)
 def test_resealed_changes_are_refused(tmp_path: Path, text: str, name: str) -> None:
     edit, match = HARMFUL[name]
-    data = json.loads(text)
-    edit(data)
-    lines = ['{"format": "foreplan.plan.2",', '"sha256": "",']
-    lines.append(",\n".join(f'"{key}": {json.dumps(data[key])}' for key in data if key not in ("format", "sha256")))
-    refused(tmp_path, reseal("\n".join(lines) + "\n}\n"), match)
+    refused(tmp_path, edited(text, edit), match)
+
+
+AHEAD = {
+    "the input's own bytes": (
+        lambda data: slot(data, "ahead").update(at=slot(data, "input")["at"]),
+        "the second slot of 'x' is no bytes of its own",
+    ),
+    "a second slot of nothing": (
+        lambda data: slot(data, "ahead").update(name="nothing"),
+        "there is a second slot for 'nothing', and no such input without a default",
+    ),
+    "a second slot of another type": (
+        lambda data: slot(data, "ahead").update(at=slot(data, "ahead", 1)["at"]),
+        "there is a second slot for 'x', and no such input",
+    ),
+    "one second slot too few": (
+        lambda data: data["slots"].remove(slot(data, "ahead", 1)),
+        "other inputs have a second slot, and 'target' has none",
+    ),
+    "two second slots of one input": (
+        lambda data: data["slots"].append(slot(data, "ahead")),
+        "two second slots are named 'x'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_second_slots_that_are_none_are_refused(tmp_path: Path, name: str) -> None:
+    edit, match = AHEAD[name]
+    step = compiled(prefetch=True)
+    refused(tmp_path, edited(plan_text(step.program, step.plan), edit), match)
+
+
+def test_records_written_again_are_the_file(text: str, halves: fp.Compiled) -> None:
+    for each in (text, plan_text(halves.program, halves.plan, halves.update)):
+        assert sealed(json.loads(each)) == each
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_code_is_trusted_in_both_halves_if_the_user_says_so(tmp_path: Path, halves: fp.Compiled, trusted: bool) -> None:
+    halves.save(tmp_path / "step.plan")
+    step = fp.load_plan(tmp_path / "step.plan", trust_code=trusted)
+    assert step.update is not None
+    assert step.program.trusted is trusted and step.update.program.trusted is trusted
+    assert not fp.load_plan(tmp_path / "step.plan").program.trusted
 
 
 def test_random_damage_never_gives_anything_but_a_plan_error(tmp_path: Path, text: str) -> None:

@@ -195,7 +195,7 @@ def test_the_planned_run_equals_the_unplanned_run_bit_for_bit() -> None:
 def test_what_was_planned_is_what_is_allocated() -> None:
     step = compiled()
     session = step.bind()
-    assert session.allocated_bytes == step.plan.arena_bytes == step.memory.peak
+    assert session.allocated_bytes == step.plan.arena_bytes == step.memory.arena
 
 
 def test_trace_times_every_instruction() -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from foreplan.gpu.outside import Part
+from foreplan.outside import Part
 from foreplan.planner.problem import Category
 from foreplan.planner.verify import verify
 from foreplan.views.memory import Memory, does_not_fit

@@ -11,7 +11,7 @@ from foreplan.frontend.onnx.tensors import Constant, filled, from_array
 from foreplan.graph import TensorType, Value, as_dtype
 from foreplan.graph.types import INT64, Shape
 from foreplan.ops.expr import Expr, cast, where
-from foreplan.ops.index import ScatterAdd, gather, gather_nd, one_hot
+from foreplan.ops.index import ScatterAdd, gather, gather_nd, one_hot, positions
 from foreplan.ops.index_elements import ScatterElementsAdd, gather_elements
 from foreplan.ops.join import unslice
 from foreplan.ops.map import convert, elementwise
@@ -148,7 +148,7 @@ def _reverse_sequence(n: OnnxNode) -> Operand:
     time, batch = n.integer("time_axis", 0), n.integer("batch_axis", 1)
     if {time, batch} != {0, 1}:
         raise n.fail(f"time_axis {time} and batch_axis {batch} must be 0 and 1")
-    steps = np.arange(x.shape[time], dtype=np.int64).reshape([-1 if i == time else 1 for i in range(2)])
+    steps = positions(x.shape[time]).reshape([-1 if i == time else 1 for i in range(2)])
     at = n.as_value(from_array(f"{n.output_names[0]}.steps", steps))
     lengths = reshape(n.b, n.value(1), [-1 if i == batch else 1 for i in range(2)])
     places = elementwise(n.b, lambda t, length: where(t < length, length - 1 - t, t), at, lengths)

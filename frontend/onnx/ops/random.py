@@ -6,19 +6,24 @@ from foreplan.frontend.onnx.node import OnnxNode, Operand, Result, translates
 from foreplan.frontend.onnx.tensors import dtype_of, filled
 from foreplan.graph import DType, TensorType, as_dtype
 from foreplan.ops.map import elementwise
-from foreplan.ops.random import Random, dropout
+from foreplan.ops.random import Random, dropout, dropped
 
 
 @translates("Dropout")
 def _dropout(n: OnnxNode) -> Result:
+    """Active in training steps alone; with training_mode true (opset 12 or later) in every step, as ONNX has it."""
+    active = False
     if n.opset < 12:
         ratio = n.number("ratio", 0.5)
     else:
         ratio = float(n.known_scalar(1)) if n.has(1) else 0.5
-        if n.has(2):
-            n.known_scalar(2)  # whether it is active is for the training step to say, not for data
+        active = n.has(2) and bool(n.known_scalar(2))
     if not 0 <= ratio < 1:
         raise n.fail(f"its ratio must be at least 0 and below 1, and is {ratio}")
+    if active and ratio:
+        n.b.note(f"{n.source}: training_mode is true, so it drops in inference as well; export the model for inference")
+        y, mask = dropped(n.b, n.value(0), ratio, *n.random_stream())
+        return [y, mask]
     y = dropout(n.b, n.value(0), ratio)
     if not n.wants(1):
         return y

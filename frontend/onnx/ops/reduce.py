@@ -122,10 +122,12 @@ def _softmax(n: OnnxNode) -> Operand:
     rank = len(x.shape)
     if rank == 0:
         raise n.misshapen("a softmax needs at least one axis")
-    axis = n.axis(n.integer("axis", 1 if n.opset < 13 else -1), rank + (n.opset < 13))
-    if n.opset >= 13 or axis == rank - 1:
-        return _along(n, x, axis)
+    if n.opset >= 13:
+        return _along(n, x, n.axis(n.integer("axis", -1), rank))
     # Before opset 13 everything from the axis on was one.
+    axis = n.border(n.integer("axis", 1), rank)
+    if axis == rank - 1:
+        return _along(n, x, axis)
     rows = reshape(n.b, x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
     return reshape(n.b, _along(n, rows, 1), x.shape)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from foreplan.frontend.onnx.node import OnnxNode, Operand, Result, translates
 from foreplan.frontend.onnx.tensors import dtype_of, from_array
 from foreplan.graph import Value, as_dtype
-from foreplan.graph.types import Shape, broadcast_shapes
-from foreplan.ops.expr import call, where
+from foreplan.graph.types import INT32, Shape, broadcast_shapes
+from foreplan.ops.expr import call, cast, where
+from foreplan.ops.index import positions
 from foreplan.ops.join import concat, pad, split
 from foreplan.ops.map import elementwise
 from foreplan.ops.shape import Slice, broadcast_to, reshape, slice_axis, transpose
@@ -62,10 +61,8 @@ def _target(n: OnnxNode, wanted: Sequence[int], shape: Shape, keep_zero: int) ->
 
 @translates("Flatten")
 def _flatten(n: OnnxNode) -> Operand:
-    shape, axis = n.shape(0), n.integer("axis", 1)
-    if not -len(shape) <= axis <= len(shape):
-        raise n.misshapen(f"there is no axis {axis} in {n.type(0)}")
-    axis = axis + len(shape) if axis < 0 else axis
+    shape = n.shape(0)
+    axis = n.border(n.integer("axis", 1), len(shape))
     return reshape(n.b, n.value(0), (math.prod(shape[:axis]), math.prod(shape[axis:])))
 
 
@@ -205,10 +202,10 @@ def _slice(n: OnnxNode) -> Operand:
         raise n.fail(f"starts {starts}, ends {ends}, axes {list(axes)} and steps {steps} do not fit each other")
     first, count, stride = [0] * rank, list(shape), [1] * rank
     for axis, start, end, step in zip(axes, starts, ends, steps):
-        picked = range(*slice(start, _end(end, step), step).indices(shape[axis]))
+        picked = _picked(start, end, step, shape[axis])
         if n.batch is not None and n.batch.carries(n, 0, axis):
             before = n.batch.before(n, 0)[axis]
-            if len(range(*slice(start, _end(end, step), step).indices(before))) != before:
+            if len(_picked(start, end, step, before)) != before:
                 raise n.batch.fixed(n, f"it takes a part of the batch, [{start}:{end}:{step}]")
             picked = range(shape[axis])[:: 1 if step > 0 else -1]
         first[axis], count[axis], stride[axis] = (picked.start, len(picked), step) if picked else (0, 0, 1)
@@ -217,9 +214,11 @@ def _slice(n: OnnxNode) -> Operand:
     return n.b.apply(Slice(tuple(first), tuple(count), tuple(stride)), n.value(0))
 
 
-def _end(end: int, step: int) -> int | None:
-    """Python's end of a slice: ONNX writes a very negative number for "to the first element" when walking backward."""
-    return None if step < 0 and end <= -(2**31) + 1 else end
+def _picked(start: int, end: int, step: int, extent: int) -> range:
+    """The places of a slice. Walking backward, ONNX moves a start before the first element to it; Python does not."""
+    start, end = (at + extent if at < 0 else at for at in (start, end))
+    low, high = (0, extent) if step > 0 else (-1, extent - 1)
+    return range(min(max(start, 0), high), min(max(end, low), high), step)
 
 
 @translates("Pad")
@@ -241,10 +240,17 @@ def _pad(n: OnnxNode) -> Operand:
     return pad(n.b, n.value(0), margins, float(fill), mode)
 
 
+def _block(n: OnnxNode) -> int:
+    size: int = n.integer("blocksize")
+    if size < 1:
+        raise n.fail(f"blocksize must be at least 1, and is {size}")
+    return size
+
+
 @translates("DepthToSpace")
 def _depth_to_space(n: OnnxNode) -> Operand:
     batch, channels, height, width = n.shape(0)
-    size = n.integer("blocksize")
+    size = _block(n)
     depth = channels // (size * size)
     if n.text("mode", "DCR") == "DCR":
         parts, perm = (batch, size, size, depth, height, width), (0, 3, 4, 1, 5, 2)
@@ -257,7 +263,7 @@ def _depth_to_space(n: OnnxNode) -> Operand:
 @translates("SpaceToDepth")
 def _space_to_depth(n: OnnxNode) -> Operand:
     batch, channels, height, width = n.shape(0)
-    size = n.integer("blocksize")
+    size = _block(n)
     parts = (batch, channels, height // size, size, width // size, size)
     if n.text("mode", "DCR") == "DCR":
         perm = (0, 3, 5, 1, 2, 4)
@@ -267,13 +273,20 @@ def _space_to_depth(n: OnnxNode) -> Operand:
     return reshape(n.b, moved, (batch, channels * size * size, height // size, width // size))
 
 
+def _rows_and_columns(n: OnnxNode, rows: int, columns: int) -> tuple[Value, Value]:
+    """The place of each element along the last two axes, which broadcast against each other."""
+    name = n.output_names[0]
+    row = n.as_value(from_array(f"{name}.row", positions(rows, INT32).reshape(rows, 1)))
+    return row, n.as_value(from_array(f"{name}.column", positions(columns, INT32)))
+
+
 @translates("Trilu")
 def _trilu(n: OnnxNode) -> Operand:
+    if len(n.shape(0)) < 2:
+        raise n.misshapen(f"{n.type(0)} is no matrix")
     rows, columns = n.shape(0)[-2:]
-    diagonal = int(n.known_scalar(1)) if n.has(1) else 0
-    name = n.output_names[0]
-    row = n.as_value(from_array(f"{name}.row", np.arange(rows, dtype=np.int32).reshape(rows, 1)))
-    column = n.as_value(from_array(f"{name}.column", np.arange(columns, dtype=np.int32)))
+    diagonal = max(-rows, min(int(n.known_scalar(1)) if n.has(1) else 0, columns))
+    row, column = _rows_and_columns(n, rows, columns)
     compare = "ge" if n.integer("upper", 1) else "le"
     dtype = n.type(0).dtype
     zero = {"float": 0.0, "bool": False}.get(dtype.category, 0)
@@ -284,9 +297,13 @@ def _trilu(n: OnnxNode) -> Operand:
 
 @translates("EyeLike")
 def _eye_like(n: OnnxNode) -> Operand:
+    if len(n.shape(0)) != 2:
+        raise n.misshapen(f"{n.type(0)} is no matrix")
     rows, columns = n.shape(0)
     dtype = as_dtype(dtype_of(n.integer("dtype"), n.source)) if n.has_attribute("dtype") else n.type(0).dtype
-    return from_array(n.output_names[0], np.eye(rows, columns, n.integer("k", 0), dtype.numpy))
+    diagonal = max(-rows, min(n.integer("k", 0), columns))
+    row, column = _rows_and_columns(n, rows, columns)
+    return elementwise(n.b, lambda i, j: cast(call("eq", j - i, diagonal), dtype), row, column)
 
 
 @translates("CenterCropPad")

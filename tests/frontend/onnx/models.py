@@ -10,7 +10,9 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from foreplan.frontend import from_onnx
 from foreplan.graph import Graph
+from foreplan.graph.ir import Kind
 from tests.ops.check import evaluate
 
 
@@ -67,3 +69,23 @@ def by_onnxruntime(proto: onnx.ModelProto, **inputs: np.ndarray) -> dict[str, np
 def random(*shape: int, seed: int = 0) -> np.ndarray:
     """Standard normal float32 numbers."""
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def branch(name: str, *nodes: onnx.NodeProto, inputs: tuple[onnx.ValueInfoProto, ...] = (), outputs: str) -> Any:
+    values = [onnx.ValueInfoProto(name=output) for output in outputs.split()]
+    for value in values:
+        value.type.tensor_type.elem_type = TensorProto.BOOL if value.name.startswith("go") else TensorProto.FLOAT
+    return helper.make_graph(list(nodes), name, list(inputs), values)
+
+
+def kinds(graph: Graph) -> dict[str, Kind]:
+    return {value.name: value.kind for value in graph.stored}
+
+
+def same_as_onnxruntime(proto: onnx.ModelProto, **inputs: np.ndarray) -> Graph:
+    graph = from_onnx(proto)
+    got, expected = run(graph, **inputs), by_onnxruntime(proto, **inputs)
+    assert list(got) == list(expected)
+    for name, wanted in expected.items():
+        np.testing.assert_allclose(got[name], wanted, rtol=1e-4, atol=1e-5, err_msg=name)
+    return graph

@@ -57,9 +57,9 @@ def test_unbound_sizes_say_how_to_bind_them(shape: tuple[Any, ...], how: str) ->
         ((2, 3), {"x": (2, 3, 1)}, None, ShapeError, "input 'x' has 2 axes"),
         (("n", 3), {"x": (4, 3)}, 5, ShapeError, "axis 0 of input 'x' is 4 in shapes= and 5 in batch="),
         ((2, 3), {"z": (2, 3)}, None, UsageError, "no input 'z' .* its inputs are x"),
-        ((2, 3), {"x": (2, -3)}, None, UsageError, "must be whole numbers"),
-        ((2, 3), {"x": (2, 1.5)}, None, UsageError, "must be whole numbers"),
-        ((2, 3), None, 0, UsageError, "batch must be a positive whole number"),
+        ((2, 3), {"x": (2, -3)}, None, UsageError, "an extent for input 'x' must be a whole number"),
+        ((2, 3), {"x": (2, 1.5)}, None, UsageError, "an extent for input 'x' must be a whole number"),
+        ((2, 3), None, 0, UsageError, "batch must be a whole number of at least 1"),
         (None, None, 2, ShapeError, "input 'x' has no shape in the file"),
     ],
 )
@@ -244,3 +244,14 @@ def test_a_reshape_without_room_for_the_batch_is_named() -> None:
 def test_inputs_with_different_fixed_batches_are_refused() -> None:
     with pytest.raises(ShapeError, match="'x' at 2, 'z' at 1"):
         from_onnx(add(x=(2, 3), z=(1, 3)), batch=4)
+
+
+def test_a_batch_that_no_reshape_can_follow_is_named() -> None:
+    """A tensor within a branch has the name of an input, and another rank; an axis of no elements holds no item."""
+    body = onnx.helper.make_graph([node("Relu", "k", "z")], "body", [], [onnx.ValueInfoProto(name="z")])
+    chosen = node("If", "yes", "w", "choice", then_branch=body, else_branch=body)
+    for shape, name in (((2, 3), "choice/z"), ((2, 0), "x")):
+        constants = {"to": np.array([-1, 3]), "k": random(5), "yes": np.array(True)}
+        proto = model([node("Reshape", f"{name} to", "y", "mix"), chosen], {name: shape}, ["y", "w"], constants)
+        with pytest.raises(ShapeError, match=r"node 'mix'.*fixes the batch"):
+            from_onnx(proto, batch=4)

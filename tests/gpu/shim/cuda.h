@@ -23,7 +23,9 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __restrict__
-#define __shared__ static __attribute__((section("shared_memory")))
+#define SHIM_TEXT_OF(x) #x
+#define SHIM_TEXT(x) SHIM_TEXT_OF(x)
+#define __shared__ static __attribute__((section("shared_" SHIM_TEXT(SHIM_UNIT))))
 
 struct dim3 {
     unsigned x, y, z;
@@ -33,9 +35,6 @@ struct float4 {
 };
 
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
-extern "C" {
-__attribute__((weak, visibility("hidden"))) extern char __start_shared_memory[], __stop_shared_memory[];
-}
 
 namespace shim {
 
@@ -58,6 +57,7 @@ static ucontext_t start_of_fiber, scheduler_context;
 static jmp_buf scheduler;
 static void (*body)(void*);
 static void* body_arguments;
+static char *shared_memory, *shared_memory_end;
 static char failure[200];
 
 inline int nth(int i) { return reverse ? count - 1 - i : i; }
@@ -126,7 +126,7 @@ inline bool release() {
 }
 
 inline bool run_block() {
-    if (__start_shared_memory) memset(__start_shared_memory, 0xff, __stop_shared_memory - __start_shared_memory);
+    if (shared_memory) memset(shared_memory, 0xff, shared_memory_end - shared_memory);
     for (int i = 0; i < count; ++i) threads[i].state = FRESH, threads[i].site = 0, threads[i].shuffles = 0;
     next_fresh = fibers = 0;
     while (next_fresh < count) resume_fresh();
@@ -207,12 +207,16 @@ template <class A> constexpr size_t size_of_arguments(void (*)(A)) { return size
 
 }  // namespace shim
 
-// What a test calls for the kernel of a name.
-#define SHIM_ENTRY(name)                                                                                         \
-    extern "C" const char* shim_run_##name(const unsigned* grid, const unsigned* block, int reversed, const void* a) { \
-        return shim::call(name, grid, block, reversed, a);                                                        \
-    }                                                                                                             \
-    extern "C" uint64_t shim_size_##name() { return shim::size_of_arguments(name); }
+// What a test calls for a kernel of a unit. A unit is a namespace whose shared memory lies in a section of its own.
+#define SHIM_ENTRY(unit, name)                                                                                     \
+    extern "C" {                                                                                                   \
+    __attribute__((weak, visibility("hidden"))) extern char __start_shared_##unit[], __stop_shared_##unit[];       \
+    const char* shim_run_##unit##_##name(const unsigned* grid, const unsigned* block, int reversed, const void* a) { \
+        shim::shared_memory = __start_shared_##unit, shim::shared_memory_end = __stop_shared_##unit;               \
+        return shim::call(unit::name, grid, block, reversed, a);                                                   \
+    }                                                                                                              \
+    uint64_t shim_size_##unit##_##name() { return shim::size_of_arguments(unit::name); }                           \
+    }
 
 #define __syncthreads() shim::wait(shim::AT_BARRIER, __LINE__)
 #define __syncwarp(...) shim::wait(shim::AT_WARP, __LINE__)

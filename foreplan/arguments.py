@@ -1,0 +1,125 @@
+"""What a caller may give: an argument of the wrong type is told at once, with what is expected of it."""
+
+from __future__ import annotations
+
+import operator
+import os
+import reprlib
+from collections.abc import Iterable
+from numbers import Real
+from typing import Any, SupportsIndex, TypeVar, cast
+
+from foreplan.errors import UsageError
+
+Kind = TypeVar("Kind")
+
+
+def shown(value: object) -> str:
+    """A wrong argument for people, short."""
+    return f"{reprlib.repr(value)} ({type(value).__name__})"
+
+
+def whole(what: str, value: Any, least: int, most: int | None = None) -> int:
+    """A whole number in range, Python's or NumPy's.
+
+    Raises:
+        UsageError: a bool, a float or text, or out of range.
+    """
+    try:
+        number = None if isinstance(value, bool) or _is_flag(value) else operator.index(cast(SupportsIndex, value))
+    except TypeError:
+        number = None
+    if number is None or number < least or (most is not None and number > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise UsageError(f"{what} must be a whole number {limits}, and is {shown(value)}")
+    return number
+
+
+def number_in(what: str, value: Any, low: float, high: float) -> float:
+    """A real number in [low, high), Python's or NumPy's.
+
+    Raises:
+        UsageError: a bool or text, no number, or out of range.
+    """
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
+    except (OverflowError, TypeError, ValueError):
+        number = None
+    if number is None or not low <= number < high:
+        raise UsageError(f"{what} must be in [{low:g}, {high:g}), and is {shown(value)}")
+    return number
+
+
+def flag(what: str, value: Any) -> bool:
+    """True or False, Python's or NumPy's.
+
+    Raises:
+        UsageError: anything else, 0 and 1 too.
+    """
+    if not isinstance(value, bool) and not _is_flag(value):
+        raise UsageError(f"{what} is True or False, and was given {shown(value)}")
+    return bool(value)
+
+
+def instance(what: str, value: Any, kind: type[Kind], how: str) -> Kind:
+    """Something of one class.
+
+    Args:
+        how: to get one, for people.
+
+    Raises:
+        UsageError: something else.
+    """
+    if not isinstance(value, kind):
+        raise UsageError(f"{what} must be a {kind.__name__}, and is {shown(value)}: {how}")
+    return value
+
+
+def choice(what: str, value: Any, choices: Iterable[str]) -> str:
+    """One of several words.
+
+    Raises:
+        UsageError: another, or no text.
+    """
+    listed = list(choices)
+    if not isinstance(value, str) or value not in listed:
+        given = repr(value) if isinstance(value, str) else shown(value)
+        raise UsageError(f"there is no {what} {given}; choose one of {', '.join(listed)}")
+    return value
+
+
+def names_in(what: str, names: Any) -> list[str]:
+    """A list of names.
+
+    Raises:
+        UsageError: one name by itself, or something that is no name.
+    """
+    if isinstance(names, str):
+        raise UsageError(f"{what} takes a list of names: {what}=[{names!r}]")
+    try:
+        listed = list(names)
+    except TypeError:
+        raise UsageError(f"{what} takes a list of names, and was given {shown(names)}") from None
+    for name in listed:
+        if not isinstance(name, str):
+            raise UsageError(f"{what} takes a list of names, and one of them is {shown(name)}")
+    return listed
+
+
+def path_of(what: str, path: Any) -> str:
+    """The path of a file as text.
+
+    Raises:
+        UsageError: neither text nor a path.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"{what} takes the path of a file, and was given {shown(path)}")
+    text = os.fsdecode(path)
+    if "\0" in text:
+        raise UsageError(f"{what} takes the path of a file, which holds no null character, and was given {shown(path)}")
+    return text
+
+
+def _is_flag(value: Any) -> bool:
+    """NumPy's own True or False; it need not have been imported."""
+    return type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")

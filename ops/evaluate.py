@@ -1,0 +1,64 @@
+"""Kernels run while a graph is made: what constants determine is computed at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from foreplan.graph import Builder, Node, Op, Value
+from foreplan.graph.types import types_of
+
+
+def content(value: Value) -> np.ndarray:
+    """Of a constant."""
+    array = np.empty(value.shape, value.dtype.numpy)
+    assert value.init is not None
+    value.init.fill(array, np.random.default_rng(0))
+    return array
+
+
+def computed(op: Op, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What an op with a kernel gives of arrays in C order; infinities and NaNs are results like any other."""
+    types = types_of(*arrays)
+    results = op.infer(types)
+    outputs = [np.empty(type.shape, type.dtype.numpy) for type in results]
+    with np.errstate(all="ignore"):
+        op.compute(arrays, outputs, np.empty(op.workspace(types, results), np.uint8))
+    return outputs
+
+
+def evaluate(nodes: Iterable[Node], known: dict[Value, np.ndarray], most: int) -> bool:
+    """Add to `known` what the nodes give, ops without a kernel by their decomposition.
+
+    Args:
+        nodes: in order.
+        known: the content of every other value that they read.
+        most: bytes of a result and of a kernel's workspace.
+
+    Returns:
+        Whether all was computed; nothing larger than `most` is.
+    """
+    for node in nodes:
+        arrays = [np.ascontiguousarray(known[value]).reshape(value.shape) for value in node.inputs]
+        if type(node.op).compute is Op.compute:
+            results = _by_parts(node, arrays, most)
+            if results is None:
+                return False
+        else:
+            workspace = node.op.workspace([v.type for v in node.inputs], [v.type for v in node.outputs])
+            if max(workspace, *(value.type.nbytes for value in node.outputs)) > most:
+                return False
+            results = computed(node.op, arrays)
+        known.update(zip(node.outputs, results, strict=True))
+    return True
+
+
+def _by_parts(node: Node, arrays: Sequence[np.ndarray], most: int) -> list[np.ndarray] | None:
+    b = Builder()
+    inputs = [b.input(f"x{i}", value.type) for i, value in enumerate(node.inputs)]
+    parts = node.op.decompose(b, inputs)
+    if parts is None:
+        return None
+    known = dict(zip(inputs, arrays)) | {value: content(value) for value in b.stored}
+    return [known[value] for value in parts] if evaluate(b.nodes, known, most) else None

@@ -1,0 +1,90 @@
+"""Costs: what actions cost, and what a schedule costs beyond the one base of every ratio that foreplan reports."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+
+from foreplan.errors import UsageError
+from foreplan.planner.dependences import dependences
+from foreplan.planner.problem import Problem
+from foreplan.planner.rivals import without_rivals
+
+COSTS = ("nanoseconds", "flops")
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What schedules cost together, and what they would without recomputation and copies, by the fastest kernels.
+
+    Attributes:
+        flops: floating-point operations.
+        nanoseconds: predicted time.
+        base_flops, base_nanoseconds: of the base (`fastest`).
+    """
+
+    flops: int
+    nanoseconds: int
+    base_flops: int
+    base_nanoseconds: int
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(*map(operator.add, astuple(self), astuple(other)))
+
+    def __mul__(self, times: int) -> Totals:
+        return Totals(*[times * total for total in astuple(self)])
+
+    @property
+    def extra_flops_ratio(self) -> float:
+        """Added flops over those of the base; below 0 where slower kernels have fewer. 0 where the base has none."""
+        return self.flops / self.base_flops - 1 if self.base_flops else 0.0
+
+    @property
+    def extra_seconds_ratio(self) -> float:
+        """Added time over that of the base; 0 where the base takes none."""
+        return self.nanoseconds / self.base_nanoseconds - 1 if self.base_nanoseconds else 0.0
+
+
+def costs_of(problem: Problem, cost: str) -> list[int]:
+    """What one run of each action costs, for choosing between schedules.
+
+    Bytes moved decide between actions without flops; they weigh next to nothing. Where nothing is known, runs count.
+    Copies off the device have no flops, and count as many as run on average in the time that they take.
+
+    Args:
+        cost: "nanoseconds", or where no action has any, and on demand, "flops".
+
+    Raises:
+        UsageError: another cost.
+    """
+    if cost not in COSTS:
+        raise UsageError(f"a cost must be one of {', '.join(map(repr, COSTS))}, got {cost!r}")
+    flops = [action.flops + action.nbytes // 64 for action in problem.actions]
+    others = [i for i in range(len(flops)) if i not in problem.copies]
+    total, time = sum(flops[i] for i in others), sum(problem.actions[i].nanoseconds for i in others)
+    for i in problem.copies:
+        flops[i] += problem.actions[i].nanoseconds * total // max(time, 1)
+    known = [[action.nanoseconds for action in problem.actions]] if cost == "nanoseconds" else []
+    return next((costs for costs in (*known, flops) if any(costs)), [1] * len(problem.actions))
+
+
+def fastest(problem: Problem) -> tuple[int, ...]:
+    """The base: the actions that run, once each, when nothing is recomputed and each is the fastest of its rivals.
+
+    It depends on the problem alone, whatever a plan of it chose.
+    """
+    costs = costs_of(problem, "nanoseconds")
+    lean = without_rivals(problem, costs)
+    return tuple(min(lean.sets[i], key=lambda action: costs[action]) for i in dependences(lean.problem).actions)
+
+
+def totals(problem: Problem, orders: Iterable[Sequence[int]]) -> list[Totals]:
+    """What each of several schedules of a problem costs, beside the one base."""
+    base = _sums(problem, fastest(problem))
+    return [Totals(*_sums(problem, order), *base) for order in orders]
+
+
+def _sums(problem: Problem, order: Sequence[int]) -> tuple[int, int]:
+    actions = [problem.actions[index] for index in order]
+    return sum(action.flops for action in actions), sum(action.nanoseconds for action in actions)

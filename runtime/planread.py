@@ -1,0 +1,323 @@
+"""Reading a plan file, which is untrusted: all it says is checked, but for the schedules, which `verify` proves."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from foreplan import __version__
+from foreplan.errors import ForeplanError, PlanError
+from foreplan.files import confined
+from foreplan.graph import Array, Initializer, Kind, Stored, TensorType
+from foreplan.graph.op import parse_op
+from foreplan.graph.text import parse_init
+from foreplan.graph.types import tensor_type
+from foreplan.lower import Call, DeviceProfile, Operand, Program, Slot
+from foreplan.lower.program import ARENA
+from foreplan.lower.valid import with_valid
+from foreplan.planner import (
+    Action,
+    Category,
+    Certificate,
+    Overwrite,
+    Part,
+    Plan,
+    Region,
+    Role,
+    Step,
+    Value,
+)
+from foreplan.planner.bound import order_bound
+from foreplan.runtime.plancheck import check_program
+from foreplan.runtime.planfile import FORMAT, digest_of, plan_text, weights_folder_of
+from foreplan.runtime.update import Update
+
+Record = TypeVar("Record")
+_KINDS = {
+    "input": Kind.INPUT,
+    "ahead": Kind.INPUT,
+    "output": Kind.ACTIVATION,
+    "gradient": Kind.GRADIENT,
+    "loss": Kind.ACTIVATION,
+}
+
+
+def read_plan(
+    path: str, trust_code: bool = False, folder: str | Path | None = None
+) -> tuple[Program, Plan, Update | None]:
+    """Read a plan file and check all of it but the schedules themselves, which `verify` proves.
+
+    Args:
+        trust_code: whether machine code that the file has may run.
+        folder: where the files with weights are; None: in the plan's own folder or below.
+
+    Raises:
+        PlanError: the file is missing, damaged, edited, of another version, or contradicts itself; or it names weights
+            that are elsewhere.
+    """
+    try:
+        text = Path(path).read_bytes().decode()
+    except OSError as error:
+        raise PlanError(f"the plan {path!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise PlanError(f"{path!r} is not a plan file") from None
+    program, plan, update = _checked(text, path)
+    program = replace(_with_weights(program, path, folder), trusted=trust_code)
+    if update is not None:
+        kept = {slot.name: slot.init for slot in program.stored}
+        stored = tuple(replace(slot, init=kept[slot.name]) for slot in update.program.stored)
+        update = replace(update, program=replace(update.program, stored=stored, trusted=trust_code))
+    return program, plan, update
+
+
+def _with_weights(program: Program, path: str, folder: str | Path | None) -> Program:
+    """The program with its weights in a folder that the user names, or in the plan's own."""
+    base = os.path.dirname(os.path.realpath(path))
+    named_from = base if folder is None else weights_folder_of(program)
+
+    def placed(slot: Slot) -> Slot:
+        if not isinstance(slot.init, Stored):
+            return slot
+        try:
+            file = confined(base if folder is None else folder, os.path.relpath(slot.init.path, named_from))
+        except ValueError as error:
+            raise PlanError(
+                f"{path!r}: the weights of {slot.name!r} are not where a plan may lead to: {error}. If the model is "
+                "there and you trust it, give its folder (weights_folder=…, --weights-folder)"
+            ) from None
+        return replace(slot, init=replace(slot.init, path=file))
+
+    return replace(program, inputs=tuple(map(placed, program.inputs)), stored=tuple(map(placed, program.stored)))
+
+
+def _checked(text: str, path: str) -> tuple[Program, Plan, Update | None]:
+    try:
+        return _parse(text, os.path.dirname(os.path.realpath(path)))
+    except PlanError as error:
+        raise PlanError(f"{path!r}: {error}; plan the model again") from None
+    except ForeplanError as error:
+        raise PlanError(f"{path!r} is damaged: {error}; plan the model again") from None
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
+        raise PlanError(f"{path!r} is damaged ({type(error).__name__}: {error}); plan the model again") from None
+
+
+def _parse(text: str, folder: str) -> tuple[Program, Plan, Update | None]:
+    try:
+        data = json.loads(text)
+    except ValueError:
+        raise PlanError("the file is no complete plan: it was truncated or edited") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise PlanError(f"the file is not a plan of the format {FORMAT}")
+    if digest_of(text.split("\n", 2)[2].removesuffix("\n}\n")) != data["sha256"]:
+        raise PlanError("the file was edited or damaged after foreplan wrote it")
+    header = data["header"]
+    if header["foreplan"] != __version__:
+        raise PlanError(f"it was written by foreplan {header['foreplan']!r}, and this is {__version__}")
+    about = Program((), (), (), target=_text(header["target"]), model=_text(header["model"]))
+    about = replace(about, profile=_profile(header["device"]))
+    weights = os.path.join(folder, _text(header.get("weights", "")))
+    program, plan = _half(data, about, weights, {})
+    update = None
+    if "update" in data:
+        kept = {slot.name: slot for slot in program.stored}
+        update = Update(_int(data["micro_batches"]), *_half(data["update"], about, weights, kept))
+    elif any(slot.kind is Kind.ACCUMULATOR for slot in program.stored):
+        raise PlanError("the file has the first half of a step, and not the second")
+    if plan_text(program, plan, update, folder) != text:
+        raise PlanError("the file holds something that foreplan would not have written, or has written otherwise")
+    return program, plan, update
+
+
+def _half(data: Mapping[str, Any], about: Program, folder: str, kept: Mapping[str, Slot]) -> tuple[Program, Plan]:
+    """A program and its plan.
+
+    Args:
+        about: model and target.
+        kept: slots of the other half, which have the first contents of what is stored.
+    """
+    program, plan = _program(data, about, folder, kept), _plan(data)
+    check_program(program, plan)
+    return with_valid(program), replace(plan, order_lower_bound_bytes=order_bound(program))
+
+
+def _program(data: Mapping[str, Any], about: Program, folder: str, kept: Mapping[str, Slot]) -> Program:
+    slots: dict[str, list[Slot]] = {role: [] for role in ("input", "stored", "ahead", "output", "gradient", "loss")}
+    for record in data["slots"]:
+        slots[record["role"]].append(_slot(record, folder, kept))
+    if len(slots["loss"]) > 1:
+        raise PlanError("it has several losses")
+    values = _each(data["values"], _value)
+    calls = _each(data["actions"], lambda record: _call(record, values))
+    return replace(
+        about,
+        values=values,
+        actions=tuple(_action(record, call, values) for record, call in zip(data["actions"], calls)),
+        regions=_each(data["regions"], lambda r: Region(_text(r[0]), bool(r[1]))),
+        calls=calls,
+        inputs=tuple(slots["input"]),
+        stored=tuple(slots["stored"]),
+        ahead=tuple(slots["ahead"]),
+        outputs=tuple(slots["output"]),
+        loss=slots["loss"][0] if slots["loss"] else None,
+        gradients=tuple(slots["gradient"]),
+        notes=_each(data["plan"]["notes"], _text),
+        code=_each(data.get("code", []), _code),
+    )
+
+
+def _code(record: Sequence[Any]) -> tuple[str, bytes]:
+    from foreplan.gpu.nvrtc import figures
+
+    code = base64.b64decode(_text(record[1]), validate=True)
+    if not figures(code):
+        raise ValueError("machine code without a kernel")
+    return _text(record[0]), code
+
+
+def _profile(record: Mapping[str, Any] | None) -> DeviceProfile | None:
+    if record is None:
+        return None
+    return DeviceProfile(
+        name=_text(record["name"]),
+        flops_per_second=_int(record["flops_per_second"]),
+        bytes_per_second=_int(record["bytes_per_second"]),
+        bus_bytes_per_second=_int(record["bus_bytes_per_second"]),
+        needs=_each(record["needs"], lambda pair: (_text(pair[0]), _text(pair[1]))),
+    )
+
+
+def _plan(data: Mapping[str, Any]) -> Plan:
+    about = data["plan"]
+    certificate, budget = about["certificate"], about["budget"]
+    return Plan(
+        problem_digest=_text(about["problem"]),
+        steps=_each(data["steps"], lambda s: Step(_int(s[0]), _each(s[1], _int), _each(s[2], _int), _int(s[3]))),
+        starts=_each(data["starts"], lambda pair: (_int(pair[0]), _int(pair[1]))),
+        ends=_each(data["ends"], lambda pair: (_int(pair[0]), _int(pair[1]))),
+        heights=_each(about["heights"], _int),
+        arena_bytes=_int(about["arena_bytes"]),
+        lower_bound_bytes=_int(about["lower_bound_bytes"]),
+        order_lower_bound_bytes=None,
+        certificate=Certificate(
+            _int(certificate["peak_step"]),
+            _text(certificate["placement"]),
+            _text(certificate["order"]),
+            _each(certificate["stages"], lambda stage: (_text(stage[0]), _int(stage[1]))),
+        ),
+        budget=None if budget is None else _int(budget),
+    )
+
+
+def _each(records: Any, read: Callable[[Any], Record]) -> tuple[Record, ...]:
+    if not isinstance(records, list):
+        raise ValueError("a list was expected")
+    return tuple(read(record) for record in records)
+
+
+def _int(value: Any) -> int:
+    if type(value) is not int or abs(value) >= 1 << 62:
+        raise ValueError(f"{value!r} is not a whole number in range")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a text")
+    return value
+
+
+def _value(record: Sequence[Any]) -> Value:
+    name, nbytes, alignment, region, category, role = record[:6]
+    home = _int(record[6]) if len(record) > 6 else -1
+    return Value(_text(name), _int(nbytes), _int(alignment), _int(region), Category(category), Role[role.upper()], home)
+
+
+def _operand(record: Sequence[Any]) -> Operand:
+    type = tensor_type(_text(record[2]))
+    strides = _each(record[3], _int) if len(record) > 3 else type.strides
+    if len(strides) != type.rank:
+        raise ValueError(f"{len(strides)} strides for {type}")
+    return Operand(_int(record[0]), _int(record[1]), type, strides)
+
+
+def _action(record: Mapping[str, Any], call: Call, values: Sequence[Value]) -> Action:
+    """An action, most of which follows from its call."""
+    reads = tuple(dict.fromkeys(operand.value for operand in call.inputs))
+    writes = tuple(operand.value for operand in call.outputs)
+    homes = [values[value].home for value in writes]
+    pairs = _each(record.get("overwrites", []), lambda o: (_index(o[0], writes), _index(o[1], reads)))
+    parts = _each(record.get("parts", []), lambda o: Part(_index(o[0], writes), _index(o[1], reads), _int(o[2])))
+    try:
+        cost = call.op.cost([operand.type for operand in call.inputs], [operand.type for operand in call.outputs])
+    except NotImplementedError:
+        raise PlanError(f"node {call.node!r}: no kernel runs {call.op.name}, which is decomposed") from None
+    return Action(
+        name=call.node,
+        reads=reads,
+        writes=writes,
+        overwrites=tuple(Overwrite(write, read, homes[write] == reads[read]) for write, read in pairs),
+        workspace=_int(record["workspace"]),
+        workspace_region=ARENA,
+        flops=cost.flops,
+        nbytes=cost.nbytes,
+        nanoseconds=_int(record["nanoseconds"]),
+        effect=any(home >= 0 for home in homes),
+        parts=parts,
+    )
+
+
+def _index(value: Any, of: Sequence[Any]) -> int:
+    if not 0 <= _int(value) < len(of):
+        raise PlanError(f"a record names the number {value} of {len(of)}")
+    return int(value)
+
+
+def _call(record: Mapping[str, Any], values: Sequence[Value]) -> Call:
+    """A call whose op takes its inputs and gives its outputs."""
+    call = Call(
+        op=parse_op(_text(record["op"])),
+        kernel=_text(record["kernel"]),
+        inputs=_each(record["in"], _operand),
+        outputs=_each(record["out"], _operand),
+        node=_text(record["name"]),
+        source=_text(record.get("source", "")),
+        payload=base64.b64decode(_text(record.get("payload", "")), validate=True),
+    )
+    for operand in (*call.inputs, *call.outputs):
+        _index(operand.value, values)
+    inputs, outputs = ([operand.type for operand in side] for side in (call.inputs, call.outputs))
+    try:
+        given = call.op.infer(inputs)
+    except ForeplanError as error:
+        raise PlanError(f"node {call.node!r}: {error}") from None
+    if tuple(outputs) != given:
+        raise PlanError(f"node {call.node!r}: {call.op} of {inputs} does not give {outputs}")
+    return call
+
+
+def _slot(record: Mapping[str, Any], folder: str, kept: Mapping[str, Slot]) -> Slot:
+    operand, name, role = _operand(record["at"]), _text(record["name"]), record["role"]
+    kind = Kind(record["kind"]) if role == "stored" else _KINDS[role]
+    init = _init(record["init"], operand.type, name, folder) if "init" in record else None
+    if role == "stored" and name in kept:
+        init = kept[name].init
+    return Slot(name, operand, kind, init)
+
+
+def _init(record: Any, type: TensorType, name: str, folder: str) -> Initializer:
+    if isinstance(record, str):
+        return parse_init(record, type, f"the content of {name!r}")
+    if "base64" in record:
+        data = base64.b64decode(record["base64"], validate=True)
+        return Array(np.frombuffer(data, type.dtype.numpy).reshape(type.shape))
+    if tensor_type(_text(record["type"])) != type or _int(record["offset"]) < 0:
+        raise ValueError(f"the content of {name!r} is {record['type']} at {record['offset']}, and not {type}")
+    path = Path(os.path.abspath(os.path.join(folder, _text(record["file"]))))
+    return Stored(path, record["offset"], type, _int(record["bytes"]), bytes.fromhex(_text(record["before"])))

@@ -1,0 +1,51 @@
+"""What a session keeps from step to step, as its user reads and writes it by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+
+from foreplan.errors import SessionError
+from foreplan.lower.program import Slot
+from foreplan.runtime.engine import Place
+from foreplan.runtime.inputs import check_array
+from foreplan.runtime.turn import Turn
+
+
+class Stored(MutableMapping[str, np.ndarray]):
+    """Named stored values; reading gives a copy, assigning checks shape and type and writes into the arena.
+
+    Each is read or written whole, between steps. What several values hold at one time is what `Session.save` writes.
+    """
+
+    def __init__(self, slots: Mapping[str, Slot], places: Mapping[str, Place], turn: Turn) -> None:
+        self._slots, self._places, self._turn = slots, places, turn
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        place = self._places[name]
+        with self._turn.lock:
+            return place.read().copy()
+
+    def __setitem__(self, name: str, array: Any) -> None:
+        if name not in self._places:
+            raise SessionError(f"there is no stored value {name!r}; nothing can be added to a session")
+        checked = check_array(self._slots[name], array)
+        with self._turn.lock:
+            self._places[name].write(checked)
+
+    def __delitem__(self, name: str) -> None:
+        raise SessionError(f"{name!r} cannot be deleted: its place in the arena is part of the plan")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise SessionError(
+            "a session's values cannot be pickled or copied as what they are, windows onto its arena; "
+            "dict(session.parameters) is a copy of them"
+        )

@@ -1,0 +1,71 @@
+"""A small net of each family on this process's instruction set, told as JSON: what runs, and how far from NumPy.
+
+`ONEDNN_MAX_CPU_ISA=AVX2 python -m tests.cpu.families` asks oneDNN for no more than AVX2.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+import foreplan as fp
+from foreplan.cpu.kernel import Run
+from foreplan.cpu.library import library
+from foreplan.cpu.primitives import Primitive
+from foreplan.frontend.losses import attach_loss
+from foreplan.lower.fallbacks import fallbacks
+from tests.cpu.test_engine import data_for
+
+NETS = {  # and whether their training is looked at: of those that train alike, one
+    "mlp:width=32,batch=4": True,
+    "conv_chain:size=16": True,
+    "resnet18:batch=1,size=32,classes=5": False,
+    "resnet50:batch=1,size=32,classes=5": True,
+    "vgg16:batch=1,size=32,classes=5": False,
+    "mobilenet_v2:batch=1,size=32,classes=5": False,
+    "unet:batch=1,size=16,width=8": True,
+    "vit_b16:batch=2,size=32,layers=1,width=48,heads=4,classes=5": True,
+    "gpt2_small:batch=2,seq=16,layers=1,width=32,heads=4,vocabulary=60": True,
+    "bert_base:batch=2,seq=16,layers=1,width=32,heads=4,vocabulary=60": True,
+}
+
+
+def watched(patch: pytest.MonkeyPatch) -> set[str]:
+    """oneDNN's names of what is bound to memory from now on."""
+    bound, bind = set(), Primitive.bind
+
+    def watching(self: Primitive, addresses: Mapping[int, int]) -> Run:
+        bound.add(self.implementation)
+        return bind(self, addresses)
+
+    patch.setattr(Primitive, "bind", watching)
+    return bound
+
+
+def told(name: str, training: bool) -> Mapping[str, object]:
+    """What a net runs."""
+    graph = fp.models.build(name)
+    options = {}
+    if training:
+        graph = attach_loss(graph, fp.models.default_loss(name), [next(iter(graph.outputs))])
+        options = {"optimizer": fp.optim.SGD(0.01)}
+    step = fp.compile(graph, target="cpu:threads=1", **options)
+    with pytest.MonkeyPatch.context() as patch:
+        bound = watched(patch)
+        session = step.bind(seed=1)
+    data = data_for(step)
+    found = session.step(data)
+    wanted = fp.compile(graph, target="numpy", **options).bind(seed=1).step(data)
+    pairs = [(found.outputs[key], array) for key, array in wanted.outputs.items()]
+    pairs += [(np.float32(found.loss), np.float32(wanted.loss))] if training else []
+    far = max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+    return {"bound": sorted(bound), "numpy": [each.op for each in fallbacks(step.program)], "far": far}
+
+
+if __name__ == "__main__":
+    cases = [(name, training) for name, trains in NETS.items() for training in {False, trains}]
+    nets = {f"{name} {'training' if training else 'inference'}": told(name, training) for name, training in cases}
+    print(json.dumps({"instruction set": library().isa, "nets": nets}))

@@ -1,0 +1,214 @@
+"""One operation, with the n-th call of a kind failing, for every n until it gets through: `operations.py NAME KIND`.
+
+Runs in a process into which the shim was loaded. Prints how many faults there were; an assertion tells what one broke.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from click.testing import CliRunner
+
+import foreplan as fp
+from foreplan import kept
+from foreplan.cli import cli
+from foreplan.runtime.session import Session
+
+KINDS = {
+    "open": (1, errno.EMFILE),
+    "write": (2, errno.ENOSPC),
+    "fsync": (3, errno.EIO),
+    "rename": (4, errno.EIO),
+    "mmap": (5, errno.ENOMEM),
+    "allocate": (6, errno.ENOMEM),
+}
+MODEL = "mlp:batch=4,width=64,layers=2,inputs=6,classes=3"
+SHIM = ctypes.CDLL(None)
+
+
+def batch() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {"x": rng.standard_normal((4, 6), np.float32), "target": rng.integers(0, 3, 4)}
+
+
+class Operation:
+    """What is tried, and what must hold after it whatever happened."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.step = fp.compile(fp.models.build(MODEL), fp.losses.cross_entropy, fp.optim.Nesterov(0.1))
+        self.session = self.step.bind()
+        self.session.step(batch())
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def check(self, done: bool) -> None:
+        raise NotImplementedError
+
+    def usable(self, session: Session) -> None:
+        """It runs a step, or says that it cannot."""
+        try:
+            assert np.isfinite(session.step(batch()).loss)
+        except fp.SessionError as error:
+            assert "interrupted" in str(error)
+            session.load(self.folder.parent / "good")
+            assert np.isfinite(session.step(batch()).loss)
+
+
+class Save(Operation):
+    """A checkpoint takes the place of an older one."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.path = folder / "file"
+        self.write()
+        self.old = self.path.read_bytes()
+        self.session.step(batch())
+        self.session.save(folder.parent / "good")
+
+    def write(self) -> None:
+        self.session.save(self.path)
+
+    run = write
+
+    def check(self, done: bool) -> None:
+        found = self.path.read_bytes()
+        assert os.listdir(self.folder) == ["file"], os.listdir(self.folder)
+        if found != self.old:
+            self.write()
+            assert self.path.read_bytes() == found, "neither the old file nor the new one"
+        else:
+            assert not done or self.same, "it says that it is done"
+        self.path.write_bytes(self.old)
+        self.read()
+
+    same = False  # whether the old file and the new one are alike
+
+    def read(self) -> None:
+        other = self.step.bind()
+        other.load(self.path)
+        self.usable(other)
+
+
+class Plan(Save):
+    """A plan file takes the place of an older one."""
+
+    same = True
+
+    def write(self) -> None:
+        self.step.save(self.path)
+
+    run = write
+
+    def read(self) -> None:
+        fp.load_plan(self.path)
+
+
+class Keep(Operation):
+    """Something is kept in the cache, and read: it never fails."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.new = folder, b"new" * 10_000
+        os.environ[kept.VARIABLE] = str(folder / "kept")
+        kept.keep("a", b"old")
+
+    def run(self) -> None:
+        kept.keep("a", self.new)
+        kept.kept("a")
+
+    def check(self, done: bool) -> None:
+        assert done, "nothing may depend on what is kept"
+        assert os.listdir(self.folder / "kept") == ["a"]
+        assert kept.kept("a") in (b"old", self.new)
+        kept.keep("a", b"old")
+
+
+class Bind(Operation):
+    """A session is made, takes a step and reads a checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.session.save(folder.parent / "good")
+        self.made: Session | None = None
+
+    def run(self) -> None:
+        self.made = None
+        self.made = self.step.bind()
+        self.made.step(batch())
+        self.made.load(self.folder.parent / "good")
+
+    def check(self, done: bool) -> None:
+        assert not os.listdir(self.folder)
+        self.usable(self.session)
+        if self.made is not None:
+            self.usable(self.made)
+
+
+class Train(Operation):
+    """The command, saving after every second step."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        rng = np.random.default_rng(0)
+        data = folder.parent / "data.npz"
+        np.savez(data, x=rng.standard_normal((16, 6), np.float32), target=rng.integers(0, 3, 16))
+        self.path = folder / "w.safetensors"
+        self.arguments = ["train", MODEL, "--data", str(data), "--save-every", "2", "-o", str(self.path)]
+        self.run()
+
+    def run(self) -> None:
+        done = CliRunner().invoke(cli, self.arguments)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        if done.exit_code:
+            assert "Traceback" not in done.stderr and "error: " in done.stderr, done.stderr
+            raise fp.SessionError(done.stderr)
+
+    def check(self, done: bool) -> None:
+        assert os.listdir(self.folder) == ["w.safetensors"], os.listdir(self.folder)
+        session = self.step.bind()
+        session.load(self.path)
+        assert session.steps_done in (2, 4)
+
+
+OPERATIONS: dict[str, Callable[[Path], Operation]] = {
+    "save": Save,
+    "plan": Plan,
+    "keep": Keep,
+    "bind": Bind,
+    "train": Train,
+}
+
+
+def main(name: str, kind: str, folder: Path, most: int) -> int:
+    """How many calls were made to fail, one a time."""
+    operation = OPERATIONS[name](folder)
+    operation.run()
+    operation.check(True)
+    which, error = KINDS[kind]
+    for number in range(1, most + 1):
+        done = True
+        SHIM.fault_arm(which, number, error)
+        try:
+            operation.run()
+        except (fp.ForeplanError, MemoryError):
+            done = False
+        finally:
+            happened = SHIM.fault_disarm()
+        operation.check(done)
+        if not happened:
+            return number - 1
+    return most
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[3]) / "folder"
+    folder.mkdir()
+    print(main(sys.argv[1], sys.argv[2], folder, int(sys.argv[4])))

@@ -1,0 +1,140 @@
+"""Machine code of Numba's kept on disk: used again, made again where it is damaged or its source has changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+SOURCE = """
+import sys
+import numpy as np
+from foreplan.jit import compiled
+
+FACTOR = 3
+
+@compiled
+def inner(x):
+    return x * FACTOR
+
+@compiled(fastmath={"contract", "nsz"})
+def outer(x):
+    total = 0.0
+    for i in range(len(x)):
+        total += inner(x[i])
+    return total
+
+print(outer(np.arange(4.0)), sum(outer._cache_misses.values()))
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Path:
+    file = tmp_path / "outer.py"
+    file.write_text(SOURCE)
+    return file
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "kept"
+
+
+def start(module: Path, folder: Path, **environment: str) -> subprocess.Popen[str]:
+    given = {**os.environ, "FOREPLAN_CACHE_DIR": str(folder), **environment}
+    command = [sys.executable, "-c", "import outer"]
+    return subprocess.Popen(
+        command, cwd=module.parent, env=given, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def run(module: Path, folder: Path, **environment: str) -> tuple[float, int, str]:
+    """What the function gives in a new process, how often it was compiled there, and what was said."""
+    process = start(module, folder, **environment)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    result, compilations = out.split()
+    return float(result), int(compilations), err
+
+
+def test_it_is_compiled_once(module: Path, folder: Path) -> None:
+    assert run(module, folder) == (18, 1, "")
+    assert run(module, folder) == (18, 0, "")
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_damaged_file_is_made_anew(module: Path, folder: Path) -> None:
+    run(module, folder)
+    (file,) = folder.glob("outer-*")
+    whole = file.read_bytes()
+    middle = len(whole) // 2
+    for damaged in (
+        whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+        whole[:-1],
+    ):
+        file.write_bytes(damaged)
+        assert run(module, folder) == (18, 1, "")
+        assert run(module, folder) == (18, 0, "")
+
+
+@pytest.mark.parametrize(
+    "before, after, result, compilations",
+    [
+        ("return x * FACTOR", "return x * FACTOR + 1", 22, 1),  # of what it calls
+        ("FACTOR = 3", "FACTOR = 4", 24, 1),
+        ("total = 0.0", "total = 5.0", 23, 1),
+        ("def outer(x):\n", "def outer(x):\n    # as before\n\n", 18, 0),
+        ('"contract", "nsz"', '"contract"', 18, 1),
+    ],
+)
+def test_it_is_compiled_anew_when_its_source_has_changed(
+    module: Path, folder: Path, before: str, after: str, result: float, compilations: int
+) -> None:
+    run(module, folder)
+    module.write_text(SOURCE.replace(before, after))
+    assert run(module, folder) == (result, compilations, "")
+
+
+def test_processes_that_start_together(module: Path, folder: Path) -> None:
+    processes = [start(module, folder) for _ in range(4)]
+    said = [process.communicate() for process in processes]
+    assert [(out.split()[0], err) for out, err in said] == [("18.0", "")] * 4
+    assert len(list(folder.iterdir())) == 2
+    assert run(module, folder) == (18, 0, "")
+
+
+NOWHERE: Mapping[str, str] = {"FOREPLAN_CACHE_DIR": "", "XDG_CACHE_HOME": "", "HOME": "/proc/nobody"}
+
+
+@pytest.mark.parametrize("environment", [NOWHERE, {**NOWHERE, "HOME": "nobody"}, {"FOREPLAN_CACHE_DIR": "/proc/none"}])
+def test_without_a_place_it_runs_and_says_so_once(module: Path, folder: Path, environment: Mapping[str, str]) -> None:
+    module.write_text(f"{SOURCE}\nouter(np.arange(3))\n")  # compiled twice
+    result, compilations, said = run(module, folder, **environment)
+    assert (result, compilations) == (18, 1)
+    assert said.count("\n") == said.count("note: compiled code cannot be kept") == 1
+    assert "FOREPLAN_CACHE_DIR" in said
+    assert {file.name for file in module.parent.iterdir()} <= {"outer.py", "__pycache__"}
+
+
+def test_what_others_may_write_is_not_used(module: Path, folder: Path) -> None:
+    run(module, folder)
+    (file,) = folder.glob("outer-*")
+    for path, mode in ((folder, 0o777), (folder, 0o775), (file, 0o646)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        result, compilations, said = run(module, folder)
+        assert (result, compilations) == (18, 1)
+        assert ("others may write there" in said) == (path == folder)
+        path.chmod(before)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_a_folder_of_another_user_is_not_used(module: Path, folder: Path) -> None:
+    run(module, folder)
+    os.chown(folder, 12345, 12345)
+    result, compilations, said = run(module, folder)
+    assert (result, compilations) == (18, 1) and "others may write there" in said

@@ -1,0 +1,54 @@
+"""Sizes as people write them, and as programs compute them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import foreplan as fp
+from foreplan.errors import UsageError
+from foreplan.units import parse_bytes
+
+SMALL = "mlp:batch=4,width=8,layers=2"
+
+
+@pytest.mark.parametrize(
+    "size, nbytes",
+    [
+        (7, 7),
+        (np.int64(7), 7),
+        (np.uint8(255), 255),
+        ("7", 7),
+        ("1.5KiB", 1536),
+        (" .5 kB ", 500),
+        ("0.1GiB", 107_374_182),
+        ("9007199254740993.0", 2**53 + 1),  # no float
+        (str(2**63 - 1), 2**63 - 1),
+        ("0" * 400 + "1", 1),
+    ],
+)
+def test_sizes(size: object, nbytes: int) -> None:
+    assert parse_bytes(size) == nbytes
+
+
+LONG = ["9" * 400, "9" * 5000, "0." + "1" * 5000, "9" * 400 + ".5", "1" + "x" * 10**6, 10**400]
+NONE = ["1e308", "", "GiB", "-1", -1, 2**63, np.int64(-1), 1.5, np.float32(1), None, True, [1]]
+
+
+@pytest.mark.parametrize("size", [*LONG, *NONE], ids=lambda size: f"{size!r:.20}" if isinstance(size, str) else None)
+def test_what_is_no_size(size: object) -> None:
+    with pytest.raises(UsageError) as said:
+        parse_bytes(size)
+    assert len(str(said.value)) < 200
+
+
+@pytest.mark.parametrize("budget", [1e-308, 10**400, "9" * 400, [], True])
+def test_what_is_no_budget(budget: object) -> None:
+    with pytest.raises((UsageError, fp.DoesNotFitError)):
+        fp.compile(fp.models.build(SMALL), fp.losses.mean, fp.optim.SGD(0.1), budget=budget)
+
+
+@pytest.mark.parametrize("budget", [np.int64(1 << 30), np.float32(1), np.uint32(1 << 30), "1GiB", 1.5, 1e308])
+def test_numpys_numbers_and_large_shares_are_budgets(budget: object) -> None:
+    step = fp.compile(fp.models.build(SMALL), fp.losses.mean, fp.optim.SGD(0.1), budget=budget)
+    assert type(step.plan.budget) is int

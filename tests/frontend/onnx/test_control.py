@@ -1,0 +1,139 @@
+"""Control flow that is decided at import: branches, loops and scans; what is malformed is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from foreplan.errors import ModelError, UnsupportedError
+from foreplan.frontend import from_onnx
+from foreplan.graph.ir import Kind
+from tests.frontend.onnx.models import branch, info, kinds, model, node, random, same_as_onnxruntime
+
+
+def test_a_known_condition_chooses_its_branch() -> None:
+    then = branch("then", node("Mul", "x two", "t", "double"), outputs="t")
+    other = branch("else", node("Neg", "x", "e"), outputs="e")
+    nodes = [
+        node("Shape", "x", "s"),
+        node("ReduceProd", "s", "n", keepdims=0),
+        node("Greater", "n five", "big"),
+        node("If", "big", "y", "choice", then_branch=then, else_branch=other),
+    ]
+    constants = {"two": np.array(2.0, np.float32), "five": np.array(5)}
+    graph = same_as_onnxruntime(model(nodes, {"x": (2, 3)}, ["y"], constants), x=random(2, 3))
+    assert [found.name for found in graph.nodes] == ["choice/double"]
+    assert graph.nodes[0].outputs[0].name == "y"
+    same_as_onnxruntime(model(nodes, {"x": (1, 3)}, ["y"], constants), x=random(1, 3))
+
+
+def test_a_condition_on_data_is_refused_by_name() -> None:
+    then = branch("then", node("Identity", "x", "t"), outputs="t")
+    nodes = [
+        node("ReduceSum", "x", "s", keepdims=0),
+        node("Cast", "s", "c", to=TensorProto.BOOL),
+        node("If", "c", "y", "choice", then_branch=then, else_branch=then),
+    ]
+    with pytest.raises(UnsupportedError, match=r"node 'choice' \(If\).*its condition is computed from data"):
+        from_onnx(model(nodes, {"x": (2,)}, ["y"]))
+
+
+def loop_body() -> onnx.GraphProto:
+    inputs = (info("i", (), TensorProto.INT64), info("go_in", (), TensorProto.BOOL), info("h", (2, 2)))
+    nodes = [
+        node("Identity", "go_in", "go"),
+        node("MatMul", "h w", "hw", "step"),
+        node("Tanh", "hw", "h_out"),
+        node("ReduceSum", "h_out", "row", keepdims=0),
+    ]
+    return branch("body", *nodes, inputs=inputs, outputs="go h_out row")
+
+
+def test_a_loop_of_known_length_is_written_out() -> None:
+    nodes = [node("Loop", "three yes x", "last rows", "loop", body=loop_body())]
+    constants = {"three": np.array(3), "yes": np.array(True), "w": random(2, 2)}
+    proto = model(nodes, {"x": (2, 2)}, ["last", "rows"], constants)
+    for output, shape in zip(proto.graph.output, ((2, 2), (3,))):
+        output.CopyFrom(info(output.name, shape))
+    graph = same_as_onnxruntime(proto, x=random(2, 2))
+    assert kinds(graph) == {"w": Kind.PARAMETER}
+    assert [found.name for found in graph.nodes if found.op.name == "matmul"] == [f"loop/{i}/step" for i in range(3)]
+
+
+def test_a_loop_whose_length_depends_on_data_is_refused_by_name() -> None:
+    nodes = [
+        node("ReduceSum", "x", "s", keepdims=0),
+        node("Cast", "s", "n", to=TensorProto.INT64),
+        node("Loop", "n yes x", "last rows", "loop", body=loop_body()),
+    ]
+    with pytest.raises(UnsupportedError, match=r"node 'loop' \(Loop\).*its number of steps is computed from data"):
+        from_onnx(model(nodes, {"x": (2, 2)}, ["last"], {"yes": np.array(True), "w": random(2, 2)}))
+
+
+def test_a_scan_is_written_out() -> None:
+    inputs = (info("h", (2,)), info("row", (2,)))
+    body = branch("body", node("Add", "h row", "sum"), node("Identity", "sum", "out"), inputs=inputs, outputs="sum out")
+    nodes = [node("Scan", "h0 x", "last rows", "scan", body=body, num_scan_inputs=1)]
+    proto = model(nodes, {"h0": (2,), "x": (3, 2)}, ["last", "rows"])
+    for output, shape in zip(proto.graph.output, ((2,), (3, 2))):
+        output.CopyFrom(info(output.name, shape))
+    same_as_onnxruntime(proto, h0=random(2), x=random(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "outputs", "told"),
+    [
+        ({"num_scan_inputs": 2147483648}, "sum out", "num_scan_inputs must be from 1 to 2"),
+        ({"num_scan_inputs": 3}, "sum out", "num_scan_inputs must be from 1 to 2"),
+        ({"num_scan_inputs": 0}, "sum out", "num_scan_inputs must be from 1 to 2"),
+        ({"num_scan_inputs": -1}, "sum out", "num_scan_inputs must be from 1 to 2"),
+        ({"num_scan_inputs": 1}, "", "its body 'body' must have 1 outputs or more"),
+        ({"num_scan_inputs": 1, "scan_input_axes": [0, 0]}, "sum out", "scan_input_axes must have 1 numbers"),
+        ({"num_scan_inputs": 1, "scan_input_directions": [0, 1]}, "sum out", "scan_input_directions must have 1"),
+        ({"num_scan_inputs": 1, "scan_output_axes": [0, 0]}, "sum out", "scan_output_axes must have 1"),
+        ({"num_scan_inputs": 1, "scan_output_directions": [0, 0]}, "sum out", "scan_output_directions must have 1"),
+    ],
+)
+def test_a_scan_that_does_not_fit_its_body_is_refused(attributes: dict[str, Any], outputs: str, told: str) -> None:
+    inputs = (info("h", (2,)), info("row", (2,)))
+    nodes = (node("Add", "h row", "sum"), node("Identity", "sum", "out"))
+    body = branch("body", *nodes, inputs=inputs, outputs=outputs)
+    scan = node("Scan", "h0 x", "last rows", "scan", body=body, **attributes)
+    with pytest.raises(ModelError, match=rf"node 'scan' \(Scan\).*{told}"):
+        from_onnx(model([scan], {"h0": (2,), "x": (3, 2)}, ["last", "rows"]))
+
+
+def test_a_loop_that_does_not_fit_its_body_is_refused() -> None:
+    body = loop_body()
+    del body.output[1:]
+    nodes = [node("Loop", "three yes x", "last rows", "loop", body=body)]
+    constants = {"three": np.array(3), "yes": np.array(True), "w": random(2, 2)}
+    with pytest.raises(ModelError, match=r"node 'loop' \(Loop\).*its body 'body' must have 2 outputs or more"):
+        from_onnx(model(nodes, {"x": (2, 2)}, ["last"], constants))
+    constants["three"] = np.zeros(0, np.int64)
+    nodes = [node("Loop", "three yes x", "last rows", "loop", body=loop_body())]
+    with pytest.raises(UnsupportedError, match=r"node 'loop' \(Loop\).*its number of steps"):
+        from_onnx(model(nodes, {"x": (2, 2)}, ["last"], constants))
+
+
+def test_loops_within_loops_come_to_an_end() -> None:
+    """What they come to is counted over all of them."""
+    inner = node("Identity", "x", "h")
+    for depth in range(4):
+        inputs = (info(f"i{depth}", (), TensorProto.INT64), info(f"go_in{depth}", (), TensorProto.BOOL))
+        body = branch("body", node("Identity", f"go_in{depth}", "go"), inner, inputs=inputs, outputs="go h")
+        inner = node("Loop", "many yes", "h", "loop", body=body)
+    constants = {"many": np.array(30), "yes": np.array(True)}
+    with pytest.raises(UnsupportedError, match=r"\(Loop\).*the model's loops come to more than 32768"):
+        from_onnx(model([inner], {"x": (2, 2)}, ["h"], constants))
+
+
+@pytest.mark.parametrize("op", ["DepthToSpace", "SpaceToDepth"])
+@pytest.mark.parametrize("size", [0, -2, 10**12])
+def test_blocks_of_no_size_are_refused(op: str, size: int) -> None:
+    with pytest.raises(ModelError, match=rf"\({op}\)"):
+        from_onnx(model([node(op, "x", "y", blocksize=size)], {"x": (1, 8, 2, 2)}, ["y"]))

@@ -1,0 +1,225 @@
+"""The verifier at its edges: each comparison one step to either side, with values, homes and offsets that are not 0."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from foreplan.errors import VerificationError
+from foreplan.planner import Overwrite, Plan, Problem, Region, Role, Step, verify
+from foreplan.planner.bound import live_bytes
+from tests.planner.problems import Maker
+from tests.planner.test_verify import hand_plan
+
+
+def two_homes() -> tuple[Problem, Plan]:
+    """Two stored values of one size, each with a next content: v's from x beside its last reader, w's over w."""
+    make = Maker((Region("stored"), Region("arena")))
+    v, w = make.value("v", 64, 0, role=Role.STORED), make.value("w", 64, 0, role=Role.STORED)
+    x, a = make.value("x", 64, role=Role.INPUT), make.value("a", 128)
+    y = make.value("y", 64, role=Role.OUTPUT)
+    next_v = make.value("v'", 64, 0, role=Role.OUTPUT, home=v)
+    next_w = make.value("w'", 64, 0, role=Role.OUTPUT, home=w)
+    make.action("f", [x, v, w], [a, y], workspace=64, workspace_region=1)
+    make.action("set v", [a], [next_v], effect=True)
+    make.action("set w", [w, a], [next_w], Overwrite(0, 0, True), effect=True)
+    steps = [Step(0, (64, 64, 128), (128, 256), 0), Step(1, (128,), (64,)), Step(2, (128, 128), (128,))]
+    ends = {y: 256, next_v: 64, next_w: 128}
+    problem = make.problem()
+    return problem, hand_plan(problem, steps, {v: 64, w: 128, x: 64}, ends, (192, 320), 128 + 320, 0)
+
+
+def test_the_plan_is_right() -> None:
+    problem, good = two_homes()
+    verify(good, problem)
+
+
+def with_step(number: int, **fields: object) -> Plan:
+    _, good = two_homes()
+    steps = list(good.steps)
+    steps[number] = replace(steps[number], **fields)
+    return replace(good, steps=tuple(steps))
+
+
+def with_fields(**fields: object) -> Plan:
+    return replace(two_homes()[1], **fields)
+
+
+GOOD = two_homes()[1]
+REFUSED = [
+    (with_fields(problem_digest="0" * 64), "answers problem 000000000000"),
+    (with_fields(problem_digest="f" * 64), "answers problem ffffffffffff"),
+    (with_fields(heights=(192,), arena_bytes=192), "for each of 2 regions"),
+    (with_fields(heights=(192, 320, 64), arena_bytes=576), "for each of 2 regions"),
+    (with_fields(heights=(192, -64), arena_bytes=128), "a multiple of 64"),
+    (with_fields(arena_bytes=GOOD.arena_bytes - 64), "arena_bytes is 448, but"),
+    (with_fields(arena_bytes=GOOD.arena_bytes + 64), "arena_bytes is 576, but"),
+    (with_fields(lower_bound_bytes=384), "lower_bound_bytes is 384, but the highest live set is 448"),
+    (with_fields(lower_bound_bytes=512), "lower_bound_bytes is 512, but the highest live set is 448"),
+    (with_fields(certificate=replace(GOOD.certificate, peak_step=1)), "peak_step is 1"),
+    (with_fields(certificate=replace(GOOD.certificate, peak_step=3)), "peak_step is 3"),
+    (with_fields(certificate=replace(GOOD.certificate, peak_step=4)), "peak_step is 4"),
+    (with_fields(certificate=replace(GOOD.certificate, peak_step=-3)), "peak_step is -3"),
+    (with_fields(order_lower_bound_bytes=-1), "order_lower_bound_bytes is -1"),
+    (with_fields(order_lower_bound_bytes=513), "order_lower_bound_bytes is 513"),
+    (with_fields(budget=511), "more than its budget of 511"),
+    (with_fields(starts=((0, 64), (1, 128))), r"they name \['v', 'w'\]"),
+    (with_fields(starts=(*GOOD.starts, (2, 64))), r"they name \['v', 'w', 'x', 'x'\]"),
+    (with_fields(starts=(*GOOD.starts, (3, 64))), r"they name \['v', 'w', 'x', 'a'\]"),
+    (with_fields(starts=(*GOOD.starts, (7, 64))), r"'x', 'value 7, which is not there'\]"),
+    (with_fields(starts=((-1, 64), *GOOD.starts[1:])), r"\['value -1, which is not there', 'w', 'x'\]"),
+    (
+        with_fields(starts=((0, 128), (1, 128), (2, 64))),
+        r"at the start: 'w' at \[128, 192\) overlaps 'v', its bytes \[0",
+    ),
+    (with_fields(starts=((0, 63), (1, 128), (2, 64))), r"'v' at \[63, 127\) is not aligned to 64"),
+    (with_fields(starts=((0, -64), (1, 128), (2, 64))), r"'v' at \[-64, 0\) is not within region 'stored' of 192"),
+    (with_fields(starts=((0, 64), (1, 192), (2, 64))), r"'w' at \[192, 256\) is not within region 'stored' of 192"),
+    (with_fields(ends=GOOD.ends[1:]), r"ends must name every output and stored value once; they name \[\"v'\""),
+    (with_fields(ends=(*GOOD.ends, (0, 64))), r"ends must name every output"),
+    (with_fields(ends=((4, 256), (5, 128), (6, 128))), r"\"v'\" must be at home, offset 64, not at 128"),
+    (with_fields(ends=((4, 256), (5, 64), (6, 64))), r"\"w'\" must be at home, offset 128, not at 64"),
+    (with_fields(ends=((4, 192), (5, 64), (6, 128))), r"'y' at \[192, 256\) is needed, but 'a', its bytes \[64, 128\)"),
+    (with_step(0, action=3), "step 0 runs action 3, which is not there"),
+    (with_step(0, action=-1), "step 0 runs action -1, which is not there"),
+    (with_step(0, reads=(64, 64)), "has 2 read and 2 write offsets for 3 reads"),
+    (with_step(0, reads=(64, 64, 128, 0)), "has 4 read and 2 write offsets for 3 reads"),
+    (with_step(0, writes=(128,)), "has 3 read and 1 write offsets for 3 reads and 2 writes"),
+    (with_step(0, writes=(128, 256, 0)), "has 3 read and 3 write offsets for 3 reads and 2 writes"),
+    (with_step(0, workspace=-64), r"workspace \[-64, 0\) is not aligned"),
+    (with_step(0, workspace=320), r"workspace \[320, 384\) is not aligned to 64 or not within region 'arena' of 320"),
+    (with_step(0, workspace=64), r"the workspace \[64, 128\) is written over 'x' at \[64, 128\), which it reads"),
+    (
+        with_step(0, workspace=192),
+        r"'a' at \[128, 256\) is written over the workspace \[192, 256\)|workspace .* over 'a'",
+    ),
+    (with_step(0, writes=(128, 192)), r"'a' at \[128, 256\) is written over 'y' at \[192, 256\)"),
+    (with_step(1, writes=(128,)), r"\"v'\" at \[128, 192\) is written over stored 'w' at \[128, 192\)"),
+    (with_step(1, writes=(0,)), r"\"v'\" must be written at home, offset 64, not at 0"),
+    (with_step(2, writes=(64,)), r"\"w'\" at \[64, 128\) must take the bytes of 'w' at \[128, 192\)"),
+    (with_step(1, reads=(192,)), r"'a' at \[192, 320\) is needed, but 'a', its bytes \[64, 128\), in \[192, 256\)"),
+    (with_step(1, reads=(64,)), r"'a' at \[64, 192\) is needed, but 'x', its bytes \[0, 64\), in \[64, 128\)"),
+    (
+        with_step(1, reads=(0,)),
+        r"'a' at \[0, 128\) is needed, but rubbish that the workspace of step 0 left in \[0, 64\)",
+    ),
+]
+
+
+HIGHER = replace(with_step(1, writes=(192,)), heights=(256, 320), arena_bytes=576)
+REFUSED.append((HIGHER, r"\"v'\" must be written at home, offset 64, not at 192"))
+
+
+@pytest.mark.parametrize("at", range(len(REFUSED)))
+def test_what_is_refused_and_what_is_said(at: int) -> None:
+    bad, message = REFUSED[at]
+    with pytest.raises(VerificationError, match=message):
+        verify(bad, two_homes()[0])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"order_lower_bound_bytes": bound} for bound in (None, 0, 448, 512)]
+    + [{"budget": budget} for budget in (None, 512, 513)],
+)
+def test_figures_at_their_limits_pass(fields: dict[str, int | None]) -> None:
+    verify(with_fields(**fields), two_homes()[0])
+
+
+def test_a_stored_value_may_lie_anywhere_and_is_not_for_others() -> None:
+    """With another region's workspace, and a write that is not its next content, over either stored value."""
+    make = Maker((Region("all"),))
+    v, w = make.value("v", 64, 0, role=Role.STORED), make.value("w", 64, 0, role=Role.STORED)
+    a, b = make.value("a", 64, 0, role=Role.OUTPUT), make.value("b", 64, 0, role=Role.OUTPUT)
+    make.action("f", [], [a, b], workspace=64)
+    problem = make.problem()
+
+    def at(a_at: int, b_at: int, scratch: int) -> Plan:
+        steps = [Step(0, (), (a_at, b_at), scratch)]
+        return hand_plan(problem, steps, {v: 64, w: 256}, {v: 64, w: 256, a: a_at, b: b_at}, (320,), 320, 0)
+
+    verify(at(0, 128, 192), problem)
+    for bad, message in (
+        (at(64, 128, 192), "'a' at .* is written over stored 'v'"),
+        (at(256, 128, 192), "'a' at .* is written over stored 'w'"),
+        (at(0, 64, 192), "'b' at .* is written over stored 'v'"),
+        (at(0, 256, 192), "'b' at .* is written over stored 'w'"),
+        (at(0, 128, 64), r"the workspace \[64, 128\) is written over stored 'v'"),
+        (at(0, 128, 256), r"the workspace \[256, 320\) is written over stored 'w'"),
+    ):
+        with pytest.raises(VerificationError, match=message):
+            verify(bad, problem)
+
+
+def test_what_has_no_bytes_must_have_been_made() -> None:
+    make = Maker((Region("arena"),))
+    x = make.value("x", 64, 0, role=Role.INPUT)
+    token, y = make.value("token", 0, 0), make.value("y", 64, 0, role=Role.OUTPUT)
+    make.action("make", [x], [token])
+    make.action("use", [token], [y])
+    problem = make.problem()
+    both = [Step(0, (0,), (0,)), Step(1, (0,), (64,))]
+    verify(hand_plan(problem, both, {x: 0}, {y: 64}, (128,), 64, 0), problem)
+    with pytest.raises(VerificationError, match=r"'token' at \[0, 0\) is needed, but nothing has made it yet"):
+        verify(hand_plan(problem, both[1:], {x: 0}, {y: 64}, (128,), 64, 0), problem)
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_sharing_is_found_along_paths(first: int) -> None:
+    """Reads p, q, r and writes a, b, c, which all find one only if the larger two give way twice."""
+    make = Maker((Region("arena"),))
+    for i in range(first):
+        make.value(f"unused{i}", 64, 0)
+    p, q, r = (make.value(name, 192, 0, role=Role.INPUT) for name in "pqr")
+    a, b, c = (make.value(n, size, 0, role=Role.OUTPUT) for n, size in (("a", 192), ("b", 128), ("c", 64)))
+    pairs = [Overwrite(0, 0), Overwrite(0, 1), Overwrite(1, 1), Overwrite(1, 2), Overwrite(1, 0), Overwrite(2, 0)]
+    make.action("f", [p, q, r], [a, b, c], *pairs)
+    problem = make.problem()
+    assert live_bytes(problem, [0]).tolist() == [576]
+    steps = [Step(0, (0, 192, 384), (192, 384, 0))]
+    verify(hand_plan(problem, steps, {p: 0, q: 192, r: 384}, {a: 192, b: 384, c: 0}, (576,), 576, 0), problem)
+
+
+def test_a_path_that_was_taken_is_remembered() -> None:
+    """The third write makes the first two give way; the fourth finds nothing, though the second could move on."""
+    make = Maker((Region("arena"),))
+    p, q, r, s = (make.value(name, 192, 0, role=Role.INPUT) for name in "pqrs")
+    sizes = (("a", 192), ("b", 128), ("c", 64), ("d", 64))
+    a, b, c, d = (make.value(name, size, 0, role=Role.OUTPUT) for name, size in sizes)
+    wishes = [(0, 0), (0, 1), (1, 1), (1, 2), (1, 3), (2, 0), (3, 0)]
+    make.action("f", [p, q, r, s], [a, b, c, d], *[Overwrite(*wish) for wish in wishes])
+    problem = make.problem()
+    assert live_bytes(problem, [0]).tolist() == [832]
+    starts, ends = {p: 0, q: 192, r: 384, s: 576}, {a: 192, b: 384, c: 0, d: 768}
+    steps = [Step(0, tuple(starts.values()), tuple(ends.values()))]
+    verify(hand_plan(problem, steps, starts, ends, (832,), 832, 0), problem)
+
+
+def test_what_is_written_second_goes_home() -> None:
+    make = Maker((Region("arena"),))
+    make.value("unused", 64, 0)
+    w, y = make.value("w", 64, 0, role=Role.STORED), make.value("y", 64, 0, role=Role.OUTPUT)
+    new = make.value("w'", 64, 0, role=Role.OUTPUT, home=w)
+    make.action("set", [], [y, new], effect=True)
+    problem = make.problem()
+
+    def at(offset: int) -> Plan:
+        return hand_plan(problem, [Step(0, (), (0, offset))], {w: 64}, {y: 0, new: offset}, (192,), 128, 0)
+
+    verify(at(64), problem)
+    with pytest.raises(VerificationError, match=r"\"w'\" must be written at home, offset 64, not at 128"):
+        verify(at(128), problem)
+
+
+def test_one_of_two_copies_may_be_overwritten() -> None:
+    make = Maker((Region("arena"),))
+    x, a = make.value("x", 64, 0, role=Role.INPUT), make.value("a", 64, 0)
+    b, y = make.value("b", 64, 0), make.value("y", 64, 0, role=Role.OUTPUT)
+    make.action("make", [x], [a])
+    make.action("take", [a], [b], Overwrite(0, 0, True))
+    make.action("join", [a, b], [y])
+    problem = make.problem()
+    assert live_bytes(problem, [0, 0, 1, 2]).tolist() == [128, 128, 128, 192]
+    steps = [Step(0, (0,), (64,)), Step(0, (0,), (128,)), Step(1, (64,), (64,)), Step(2, (128, 64), (0,))]
+    verify(hand_plan(problem, steps, {x: 0}, {y: 0}, (192,), 192, 3), problem)

@@ -1,0 +1,57 @@
+"""Who judges a case. To add an engine is to add a line here, and a module that says when a result is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from random import Random
+
+from tests.sweep.case import Case
+from tests.sweep.judges import cpu, cuda, declaration, decomposition, gradient, numpy, types
+from tests.sweep.table import Entry
+
+
+def _drawn(entry: Entry, rng: Random) -> Case:
+    return entry.draw(rng)
+
+
+def _every(entry: Entry, name: str) -> bool:
+    return True
+
+
+def _nothing_more() -> None:
+    """NumPy is there."""
+
+
+def _one_by_one(cases: Iterable[Case]) -> None:
+    """What a case needs is not made faster for many."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """One of them.
+
+    Attributes:
+        judge: raises AssertionError where something is wrong with a case; gives how many kernels it asked.
+        draw: a case for it.
+        serves: whether it judges an op of this name at all.
+        require: skips the test where the engine's library is not installed.
+        prepare: makes what many cases need at once; what it was not given is made when it is judged.
+    """
+
+    judge: Callable[[Case], int]
+    draw: Callable[[Entry, Random], Case] = _drawn
+    serves: Callable[[Entry, str], bool] = _every
+    require: Callable[[], None] = _nothing_more
+    prepare: Callable[[Iterable[Case]], None] = _one_by_one
+
+
+JUDGES = {
+    "numpy": Judge(numpy.judge),
+    "declaration": Judge(declaration.judge),
+    "decomposition": Judge(decomposition.judge, serves=decomposition.serves),
+    "types": Judge(types.judge),
+    "gradient": Judge(gradient.judge, gradient.draw, gradient.serves),
+    "cpu": Judge(cpu.judge, cpu.draw, serves=cpu.serves, require=cpu.require),
+    "cuda": Judge(cuda.judge, cuda.draw, serves=cuda.serves, require=cuda.require, prepare=cuda.prepare),
+}

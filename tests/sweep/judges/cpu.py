@@ -1,0 +1,180 @@
+"""Every kernel that the cpu engine has for a case: one thread and two, as the case lies, in C order and with channels
+last, each legal overwrite, its memory poisoned and everything around it watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import numpy as np
+import pytest
+
+from foreplan.cpu.kernel import Kernel
+from foreplan.cpu.library import library
+from foreplan.cpu.table import FAMILIES, family_of, kernels_for
+from foreplan.cpu.threads import set_threads
+from foreplan.errors import TargetError
+from foreplan.graph import Op, TensorType, Window
+from foreplan.graph.layouts import channels_last
+from tests.kernels import scratch
+from tests.sweep.bounds import Expected, complaint, expectation, of_kernel
+from tests.sweep.case import Case
+from tests.sweep.table import ENTRIES, Entry
+
+MARGIN, WATCH = 64, 0xA5
+THREADS = (1, 2)
+
+
+def serves(entry: Entry, name: str) -> bool:
+    """Whether the engine has kernels for an op."""
+    return name in FAMILIES
+
+
+def require() -> None:
+    """Skip where oneDNN is not installed."""
+    try:
+        library()
+    except TargetError as error:
+        pytest.skip(str(error))
+
+
+class Placed:
+    """An array that lies as a window says, in memory that is watched."""
+
+    def __init__(self, window: Window, content: np.ndarray | None) -> None:
+        type, item = window.type, window.type.dtype.itemsize
+        reach = [(extent - 1) * step for extent, step in zip(window.shape, window.strides)] if type.size else []
+        low, high = sum(min(0, step) for step in reach), sum(max(0, step) for step in reach) + item
+        raw = np.full(high - low + 2 * MARGIN + 64, WATCH, np.uint8)
+        start = -(raw.ctypes.data - low) % 64 + MARGIN - low
+        self.raw = raw
+        self.array = np.ndarray(type.shape, type.dtype.numpy, raw, start, window.strides)
+        self.own = np.zeros(len(raw), bool)
+        bytes_ = np.ndarray((*type.shape, item), np.uint8, raw, start, (*window.strides, 1))
+        mask = np.ndarray((*type.shape, item), bool, self.own, start, (*window.strides, 1))
+        mask[...] = True
+        if content is None:
+            bytes_[...] = 0x7E
+        else:
+            self.array[...] = content
+
+    def check(self, what: str) -> None:
+        """Raise where something else was written."""
+        assert (self.raw[~self.own] == WATCH).all(), f"{what}: wrote outside its elements"
+
+
+def draw(entry: Entry, rng: Random) -> Case:
+    """A case for which the engine has a kernel, if it has one for any of a few draws."""
+    return entry.served(rng, lambda case: any(True for _ in _kernels(case)))
+
+
+def judge(case: Case) -> int:
+    """Raise AssertionError where a kernel's result is further off than it may be; give how many kernels there are."""
+    arrays = case.arrays()
+    wanted: dict[str, list[Expected]] = {}
+    judged = 0
+    given = _with_bits_in_order(case, arrays)
+    for threads, reads, writes, way, kernel in _kernels(case):
+        if not wanted:
+            entry = ENTRIES[case.op.name]
+            wanted[""] = expectation(case.op, entry.oracle, entry.rule, arrays, "cpu")
+            _put_bits_in_order(case, wanted[""])
+        if way not in wanted:
+            wanted[way] = of_kernel(wanted[""], arrays, way)
+        for over in (None, *kernel.overwrites):
+            where = f"{way}, {threads} threads" + (f", {over[0]} in place of {over[1]}" if over else "")
+            _run(case.op, kernel, given, reads, writes, wanted[way], over, threads, where)
+        judged += 1
+    return judged
+
+
+def _kernels(case: Case) -> Iterator[tuple[int, list[Window], Sequence[Window], str, Kernel]]:
+    """All kernels: for how many threads, of inputs and outputs that lie how, its name."""
+    results = case.op.infer(case.types)
+    for threads in THREADS:
+        family = family_of(case.op, case.types, results, threads)
+        drawn = [[given.window() for given in case.inputs]]
+        for windows in (_layouts(case) if threads == 1 else drawn) if family else ():
+            reads = [family.reads(case.op, i, window) for i, window in enumerate(windows)]
+            writes = family.layout(case.op, reads, results)
+            for way, kernel in kernels_for(case.op, reads, writes, threads).items():
+                yield threads, reads, writes, way, kernel
+
+
+def _in_order(bits: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A mask in C order as the engine has it: of four axes, in the order of channels last."""
+    if len(shape) != 4:
+        return bits
+    truth = np.unpackbits(bits, bitorder="little").reshape(shape)
+    return np.packbits(truth.transpose(0, 2, 3, 1).reshape(-1), bitorder="little")
+
+
+def _with_bits_in_order(case: Case, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    if case.op.name != "masked_map":
+        return arrays
+    return [_in_order(arrays[0], case.op.infer(case.types)[0].shape), *arrays[1:]]
+
+
+def _put_bits_in_order(case: Case, wanted: Sequence[Expected]) -> None:
+    if case.op.name == "pack_bits":
+        wanted[0].values = _in_order(wanted[0].values, case.types[0].shape)
+
+
+def _layouts(case: Case) -> Iterator[list[Window]]:
+    """As the case says; and images with their channels last, or all in C order, if that is not what it says."""
+    found = [[given.window() for given in case.inputs]]
+    for lie in (channels_last, Window.dense):
+        windows = [lie(type) for type in case.types]
+        if windows not in found:
+            found.append(windows)
+    yield from found
+
+
+def _run(
+    op: Op,
+    kernel: Kernel,
+    arrays: Sequence[np.ndarray],
+    reads: Sequence[Window],
+    writes: Sequence[Window],
+    wanted: Sequence[Expected],
+    over: tuple[int, int] | None,
+    threads: int,
+    where: str,
+) -> None:
+    given = [Placed(window, x) for window, x in zip(reads, arrays)]
+    outputs = [Placed(window, None) for window in writes]
+    if over is not None:
+        if not _alike(reads[over[1]], writes[over[0]]):
+            return  # lowering gives it no such right
+        outputs[over[0]] = given[over[1]]
+    memory = scratch(kernel.workspace + 2 * MARGIN)
+    memory[...] = WATCH
+    own = memory[MARGIN : MARGIN + kernel.workspace]
+    own[...] = 0xFF
+    set_threads(threads)
+    call = kernel.bind([x.array for x in given], [y.array for y in outputs], own)
+    call()
+    first = [y.array.copy() for y in outputs]
+    for each in (*given, *outputs):
+        each.check(where)
+    around = np.concatenate([memory[:MARGIN], memory[MARGIN + own.size :]])
+    assert (around == WATCH).all(), f"{where}: wrote {np.flatnonzero(around != WATCH)} beside {own.size} of workspace"
+    for i, (x, array) in enumerate(zip(given, arrays)):
+        kept = over is not None and over[1] == i
+        assert kept or x.array.tobytes() == array.tobytes(), f"{where}: changed input {i}"
+    if over is None:
+        own[...] = 0x7F
+        call()
+        for y, before in zip(outputs, first):
+            assert y.array.tobytes() == before.tobytes(), f"{where}: another result the second time"
+    for i, (y, each) in enumerate(zip(first, wanted, strict=True)):
+        wrong = complaint(y, each)
+        assert wrong is None, f"output {i} by {where}: {wrong}"
+
+
+def _alike(a: Window, b: Window) -> bool:
+    """The same places for the same elements; the stride of an axis of extent 1 means nothing."""
+    type: TensorType = a.type
+    steps = zip(type.shape, a.strides, b.strides)
+    return a.type == b.type and (type.size <= 1 or all(n == 1 or one == other for n, one, other in steps))

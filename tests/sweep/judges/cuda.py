@@ -1,0 +1,86 @@
+"""Every kernel for cards that a case has, run on this processor: ours, compiled by g++ with a header that stands in for
+CUDA, and cuBLASLt's calls. As the case lies, in C order and with channels last, each legal overwrite; threads forward
+and in reverse, memory poisoned and everything around it watched (`tests.gpu.check.run`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from foreplan.gpu import linear_cross_entropy, lt
+from foreplan.gpu.launch import Launch, LaunchKernel
+from foreplan.gpu.table import FAMILIES, OWN, family_of, kernel_for
+from foreplan.graph import Window
+from tests.gpu.check import DEVICE, run
+from tests.gpu.compiled import compile_all
+from tests.sweep.bounds import Expected, Rule, Smooth, complaint, expectation
+from tests.sweep.case import Case
+from tests.sweep.judges.cpu import _in_order, _layouts, _put_bits_in_order, _with_bits_in_order
+from tests.sweep.table import ENTRIES, Entry
+
+
+def serves(entry: Entry, name: str) -> bool:
+    """Whether the engine has kernels for an op."""
+    return name in FAMILIES
+
+
+def require() -> None:
+    """Skip where there is no g++."""
+    if shutil.which("g++") is None:
+        pytest.skip("kernels are run on the CPU through g++: install it")
+
+
+def draw(entry: Entry, rng: Random) -> Case:
+    """A case for which the engine has a kernel, if it has one for any of a few draws."""
+    return entry.served(rng, lambda case: any(True for _ in _kernels(case)))
+
+
+def prepare(cases: Iterable[Case]) -> None:
+    """Compile the kernels of many cases, which takes a fraction of what it takes one by one."""
+    launched = {each for case in cases for _, _, _, kernel in _kernels(case) for each in kernel.instructions}
+    compile_all(sorted((each.source for each in launched if isinstance(each, Launch)), key=repr))
+
+
+def judge(case: Case) -> int:
+    """Raise AssertionError where a kernel's result is further off than it may be; give how many kernels there are."""
+    arrays = case.arrays()
+    given = list(_with_bits_in_order(case, arrays))
+    if case.op.name == "masked_batch_norm_grad":
+        given[4] = _in_order(arrays[4], case.types[0].shape)
+    wanted: dict[Rule, list[Expected]] = {}
+    judged = 0
+    for windows, reads, name, kernel in _kernels(case):
+        entry = ENTRIES[case.op.name]
+        rule = entry.rule if name == OWN or not isinstance(entry.rule, Smooth) else replace(entry.rule, narrow=True)
+        if rule not in wanted:
+            wanted[rule] = expectation(case.op, entry.oracle, rule, arrays, "cuda")
+            _put_bits_in_order(case, wanted[rule])
+        for over in (None, *kernel.overwrites):
+            with np.errstate(all="ignore"):
+                found = run(case.op, given, windows, over, name)
+            for i, (y, each) in enumerate(zip(found, wanted[rule], strict=True)):
+                wrong = complaint(y, each)
+                assert wrong is None, f"output {i} by {name}, {reads}, {over}: {wrong}"
+        judged += 1
+    return judged
+
+
+def _kernels(case: Case) -> Iterator[tuple[list[Window], list[Window], str, LaunchKernel]]:
+    """Ways in which the inputs lie, as they are and as they are read; and for each all kernels but cuDNN's, by name."""
+    results, family = case.op.infer(case.types), family_of(case.op)
+    assert family is not None
+    for windows in _layouts(case):
+        reads = [family.reads(case.op, i, window) for i, window in enumerate(windows)]
+        writes = list(family.layout(case.op, reads, results))
+        own = kernel_for(case.op, reads, writes, DEVICE)
+        found = {} if own is None else {OWN: own}
+        for kernels in (lt.lt_kernels, linear_cross_entropy.lt_kernels):
+            found |= kernels(case.op, reads, writes, DEVICE, tf32=False)
+        for name, kernel in found.items():
+            yield windows, reads, name, kernel
