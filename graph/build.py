@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from foreplan.errors import ShapeError
 from foreplan.graph.init import Initializer
 from foreplan.graph.ir import Graph, Kind, Node, Value
+from foreplan.graph.names import Names
 from foreplan.graph.op import Op
 from foreplan.graph.types import TensorType
 
@@ -30,21 +31,20 @@ class Builder:
         self.stored: list[Value] = list(base.stored) if base else []
         self.nodes: list[Node] = list(base.nodes) if base else []
         self.notes: list[str] = list(base.notes) if base else []
-        self._value_names = {value.name for value in base.values()} if base else set()
-        self._node_names = {node.name for node in base.nodes} if base else set()
-        self._next_suffix: dict[str, int] = {}
+        self._value_names = Names(value.name for value in base.values()) if base else Names()
+        self._node_names = Names(node.name for node in base.nodes) if base else Names()
         self._inferred: set[Node] = set(base.nodes) if base else set()
         self.wanted: Collection[Value] | None = None
 
     def input(self, name: str, type: TensorType, default: Initializer | None = None) -> Value:
         """A value given anew each step; one with a default may be left out."""
-        value = Value(self._claim(name), type, Kind.INPUT, default)
+        value = Value(self._value_names.claim(name), type, Kind.INPUT, default)
         self.inputs.append(value)
         return value
 
     def store(self, name: str, type: TensorType, kind: Kind, init: Initializer) -> Value:
         """A parameter, buffer, state or constant: keeps its bytes between steps."""
-        value = Value(self._claim(name), type, kind, init)
+        value = Value(self._value_names.claim(name), type, kind, init)
         self.stored.append(value)
         return value
 
@@ -60,7 +60,7 @@ class Builder:
         Raises:
             ShapeError: the op cannot take these inputs; the message names the node.
         """
-        node_name = self._unique(self.scope + (name or op.name), self._node_names)
+        node_name = self._node_names.free(self.scope + (name or op.name))
         try:
             types = op.infer([value.type for value in inputs])
         except ShapeError as error:
@@ -68,8 +68,8 @@ class Builder:
             given = ", ".join(map(repr, inputs))
             raise ShapeError(f"node {node_name!r}{where}: {op.name} of {given}: {error}") from None
         wanted = list(outputs) or [node_name if len(types) == 1 else f"{node_name}.{i}" for i in range(len(types))]
-        made = tuple(Value(self._claim(n), type, self.kind) for n, type in zip(wanted, types, strict=True))
-        self._node_names.add(node_name)
+        made = tuple(Value(self._value_names.claim(n), type, self.kind) for n, type in zip(wanted, types, strict=True))
+        self._node_names.take((node_name,))
         new = Node(op, tuple(inputs), made, node_name, self.source)
         self._inferred.add(new)
         self.nodes.append(new)
@@ -89,16 +89,15 @@ class Builder:
         """
         if inferred:
             self._inferred.add(node)
-        self._node_names.add(node.name)
-        self._value_names.update(value.name for value in node.outputs)
+        self.reserve((), (node,))
         self.nodes.append(node)
 
     def reserve(self, values: Iterable[Value], nodes: Iterable[Node]) -> None:
         """Keep these names, and the names of the nodes' outputs, for what `append` will bring."""
-        self._value_names.update(value.name for value in values)
+        self._value_names.take(value.name for value in values)
         for node in nodes:
-            self._node_names.add(node.name)
-            self._value_names.update(value.name for value in node.outputs)
+            self._node_names.take((node.name,))
+            self._value_names.take(value.name for value in node.outputs)
 
     def wants(self, value: Value) -> bool:
         """While differentiating: whether anybody reads the cotangent of `value`."""
@@ -135,15 +134,3 @@ class Builder:
         )
         verify_graph(graph, self._inferred)
         return graph
-
-    def _claim(self, name: str) -> str:
-        free = self._unique(name, self._value_names)
-        self._value_names.add(free)
-        return free
-
-    def _unique(self, name: str, taken: Collection[str]) -> str:
-        free, suffix = name, self._next_suffix.get(name, 1)
-        while free in taken:
-            free, suffix = f"{name}.{suffix}", suffix + 1
-        self._next_suffix[name] = suffix
-        return free

@@ -9,6 +9,7 @@ from typing import cast
 from foreplan.arguments import choice, flag, instance, shown, whole
 from foreplan.errors import ShapeError, UnsupportedError, UsageError
 from foreplan.graph import Builder, Cost, Graph, Kind, Node, Op, Value, Window
+from foreplan.graph.names import Names
 from foreplan.lower.cpu import CpuTarget
 from foreplan.lower.fallbacks import fallbacks, note_of
 from foreplan.lower.numpy import NumpyTarget
@@ -132,7 +133,7 @@ class _Lowering:
         self.calls: list[Call] = []
         self.where: dict[Value, Operand] = {}
         self.copies: dict[tuple[Operand, Window], Operand] = {}
-        self.names: set[str] = set()
+        self.names = Names()
         # A value that becomes the content of one stored value is written straight to that value's home.
         self.home: dict[Value, Value] = {}
         for old, new in graph.updates.items():
@@ -182,11 +183,7 @@ class _Lowering:
         return last
 
     def new_value(self, name: str, nbytes: int, category: p.Category, role: p.Role, region: int, home: int = -1) -> int:
-        unique, suffix = name, 1
-        while unique in self.names:
-            unique, suffix = f"{name}.{suffix}", suffix + 1
-        self.names.add(unique)
-        self.values.append(p.Value(unique, nbytes, self.target.alignment, region, category, role, home))
+        self.values.append(p.Value(self.names.claim(name), nbytes, self.target.alignment, region, category, role, home))
         return len(self.values) - 1
 
     def new_root(self, value: Value, role: p.Role, region: int) -> Operand:

@@ -80,9 +80,9 @@ class AttentionGrad(AttentionOp):
         pieces = carve(workspace, *self._pieces(e))
         rowsums, sum_k, sum_v, product, second, summed, wide_g, wide_k, wide_v, *scratch = pieces
         fill_ahead(scratch[2])
-        if self.mask_gradient:
-            outputs[3].fill(0)
-        for n, kv, head_blocks in e.head_blocks():
+        for sum_ in outputs[3:] if lse.size else outputs:  # added to below, or of no terms
+            sum_.fill(0)
+        for n, kv, head_blocks in e.head_blocks() if lse.size else ():
             count = kv.stop - kv.start
             all_keys, all_values = widened(k[n, kv], wide_k), widened(v[n, kv], wide_v)
             for i, heads in enumerate(head_blocks):

@@ -318,6 +318,9 @@ class ConvWeightGrad(ConvOp):
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Gradients of a block times its columns transposed, added up block by block."""
         (x, g, *base), (dw,) = inputs, outputs
+        if not len(x):  # a sum of no terms
+            np.copyto(dw, base[0] if base else 0)
+            return
         windows = self.windows(x.shape[2:], self.kernel)
         if as_dtype(x.dtype).is_narrow:
             narrow_weight_grad(windows, self.groups, x, dw, g, base[0] if base else None, workspace)

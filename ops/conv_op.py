@@ -65,6 +65,8 @@ class ConvOp(Op):
             raise ShapeError(f"needs images [N, C, …] and weights [K, C/groups, …] of one type, and got {x} and {w}")
         if not x.shape[1]:
             raise ShapeError(f"images need at least one channel, and got {x}")
+        if not w.shape[0]:
+            raise ShapeError(f"weights need at least one output channel, and got {w}")
         if self.groups < 1 or x.shape[1] != w.shape[1] * self.groups or w.shape[0] % self.groups:
             raise ShapeError(
                 f"{w} with {self.groups} groups takes {w.shape[1] * self.groups} channels in whole groups of outputs, "

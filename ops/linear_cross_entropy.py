@@ -139,7 +139,8 @@ class LinearCrossEntropy(Op):
         scratch, (wide_h, wide_dh, wide_w, sums, biases) = rest[:-5], rest[-5:]
         dw_sum = sums.reshape(dw.shape) if sums.size else dw
         dbias_sum = [biases] if biases.size else dbias
-        products = _Products(w, wide_w.reshape(-1, w.shape[1]) if types[0].dtype.is_narrow else None)
+        some = min(len(w), self._classes(types[1]))
+        products = _Products(w, wide_w.reshape(some, w.shape[1]) if types[0].dtype.is_narrow else None)
         starts = range(0, len(h), self.chunk)
         count = 0
         for start in starts:

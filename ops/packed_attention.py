@@ -87,7 +87,7 @@ class PackedAttentionGrad(Op):
         widths = [type.shape[2] * type.shape[3] for type in types]
         parts = [reshape(b, part, type.shape) for part, type in zip(split(b, x, widths, 2), types)]
         gradients = b.node(self.unpacked, *parts, *others)
-        return [concat(b, [reshape(b, value, (*x.shape[:2], -1)) for value in gradients], 2)]
+        return [concat(b, [reshape(b, value, (*x.shape[:2], n)) for value, n in zip(gradients, widths)], 2)]
 
     def unpacked_windows(self, x: Window, types: Types) -> list[tuple[int, Window]]:
         """Queries, keys and values, or their gradients, of such types as they lie in x or dx: how many bytes behind its
@@ -102,7 +102,7 @@ class PackedAttentionGrad(Op):
 
     def unpacked_arrays(self, x: np.ndarray) -> Sequence[np.ndarray]:
         """Queries, keys and values, or their gradients, as views of x or dx."""
-        depth = x.shape[2] // (self.heads + 2 * self.kv_heads)
-        every = x.reshape(*x.shape[:2], -1, depth)
+        heads = self.heads + 2 * self.kv_heads
+        every = x.reshape(*x.shape[:2], heads, x.shape[2] // heads)
         keys = self.heads + self.kv_heads
         return every[:, :, : self.heads], every[:, :, self.heads : keys], every[:, :, keys:]

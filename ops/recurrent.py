@@ -55,6 +55,9 @@ def activation(name: str, alpha: float | None = None, beta: float | None = None)
     return _ACTIVATIONS[name.lower()](alpha, beta)
 
 
+MOST_STEPS = 1 << 16
+
+
 @register
 @dataclass(frozen=True)
 class Unstack(Op):
@@ -67,6 +70,8 @@ class Unstack(Op):
         (x,) = inputs
         if not x.shape:
             raise ShapeError("a scalar has no axis to be unstacked along")
+        if x.shape[0] > MOST_STEPS:
+            raise ShapeError(f"{x.shape[0]} steps would be as many outputs; foreplan takes {MOST_STEPS} at most")
         return (x.with_shape(x.shape[1:]),) * x.shape[0]
 
     def vjp(

@@ -49,6 +49,8 @@ class Reduce(Op):
         (x,) = inputs
         if list(self.axes) != sorted(set(self.axes)) or not all(0 <= axis < x.rank for axis in self.axes):
             raise ShapeError(f"axes {self.axes} are not distinct ascending axes of {x}")
+        if self.how == "mean" and not x.dtype.is_float:
+            raise ShapeError(f"the mean of {x} is no {x.dtype}: convert it to a floating-point type first")
         shape = [1 if i in self.axes else extent for i, extent in enumerate(x.shape)]
         if self.how in ("max", "min") and not x.size and all(shape):
             raise ShapeError(f"the {self.how} along the axes {self.axes} of {x} is one of no elements")
@@ -104,6 +106,8 @@ class Reduce(Op):
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """One ufunc reduction, or several of a run of terms each where one would add up too many rounding errors."""
         (x,), (y,) = inputs, outputs
+        if not y.size:  # NumPy refuses the largest of nothing even where no one asks for it
+            return
         ufunc, (from_, to) = _UFUNCS[self.how], types_of(x, y)
         axis, count = self._cut(x.shape)
         partial, sums = carve(workspace, *self._pieces(from_, to))

@@ -103,8 +103,10 @@ class Softmax(RowOp):
         np.divide(out, number, out=out)
 
     def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
-        """Two reductions and two maps."""
+        """Two reductions and two maps; nothing of nothing."""
         (x,) = inputs
+        if not x.type.size:
+            return [x]
         high = reduce(b, "max", x, self.axis, keepdims=True, wide=True)
         e = elementwise(b, lambda x, m: exp(x - m), x, high)
         total = reduce(b, "sum", e, self.axis, keepdims=True)
@@ -160,8 +162,10 @@ class LogSoftmax(RowOp):
         np.subtract(out, number, out=out)
 
     def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
-        """Two reductions and maps."""
+        """Two reductions and maps; nothing of nothing."""
         (x,) = inputs
+        if not x.type.size:
+            return [x]
         high = reduce(b, "max", x, self.axis, keepdims=True, wide=True)
         total = reduce(b, "sum", elementwise(b, lambda x, m: exp(x - m), x, high), self.axis, keepdims=True)
         return [elementwise(b, lambda x, m, s: (x - m) - log(s), x, high, total, dtype=x.dtype)]

@@ -101,11 +101,16 @@ def scratch(nbytes: int) -> np.ndarray:
     return raw[start : start + nbytes]
 
 
+def poisoned(type: TensorType) -> np.ndarray:
+    """Memory that nobody has written: what a kernel leaves of it is NaN, or -1."""
+    return np.full(type.nbytes, 0xFF, np.uint8).view(type.dtype.numpy).reshape(type.shape)
+
+
 def expected(op: Op, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What the reference kernel gives."""
     types = [type_of(x) for x in inputs]
     results = op.infer(types)
-    outputs = [np.zeros(type.shape, type.dtype.numpy) for type in results]
+    outputs = [poisoned(type) for type in results]
     with np.errstate(all="ignore"):
         op.compute([np.asarray(x, order="C") for x in inputs], outputs, scratch(op.workspace(types, results)))
     return outputs

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from foreplan.frontend.onnx.importer import Importer, Scope
 
-_MOST_NODES = 1 << 15  # that stand in the loops of a model, written out
-
 
 def _graph(n: OnnxNode, name: str) -> onnx.GraphProto:
     for attribute in n.proto.attribute:
@@ -34,12 +32,7 @@ def _walk(
     from foreplan.frontend.onnx.importer import Scope
     from foreplan.frontend.onnx.roles import find_roles
 
-    importer.repeated += 1 + len(body.node)
-    if importer.repeated > _MOST_NODES:
-        raise n.unsupported(
-            f"each step of a loop becomes nodes of its own, and with this one the model's loops come to more than "
-            f"{_MOST_NODES}"
-        )
+    importer.write_out(n, len(body.node))
     if len(given) != len(body.input):
         raise n.fail(f"its body {body.name!r} takes {len(body.input)} inputs, and is given {len(given)}")
     roles = {**scope.roles, **find_roles(body.node, body.initializer, importer.functions)}

@@ -18,8 +18,9 @@ from foreplan.frontend.onnx.order import in_order
 from foreplan.frontend.onnx.roles import find_roles
 from foreplan.frontend.onnx.shapes import fixed_extents
 from foreplan.frontend.onnx.tensors import Constant, dtype_of, from_array, from_tensor
-from foreplan.graph import Builder, Graph, Initializer, Node, RandomSeed, TensorType, Value, as_dtype
+from foreplan.graph import Builder, Graph, Initializer, Node, Op, RandomSeed, TensorType, Value, as_dtype
 from foreplan.graph.ir import Kind
+from foreplan.graph.names import Names
 from foreplan.graph.types import Shape
 from foreplan.ops.map import elementwise
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 Translated = TypeVar("Translated")
 _DEEPEST = 64  # functions and branches within each other
+# What a file may come to: nodes of bodies, written out, and nodes of the graph; or so many times the nodes it holds.
+_MOST_WRITTEN, _MOST_MADE, _MOST_TIMES = 1 << 15, 1 << 16, 64
 
 
 class Scope:
@@ -64,11 +67,20 @@ class Scope:
 
 
 class _OnnxBuilder(Builder):
-    """A Builder whose stored values never take a name that the file has."""
+    """A Builder whose stored values never take a name that the file has, and that stops at so many nodes."""
 
-    def __init__(self, name: str, claim: Callable[[str], str]) -> None:
+    def __init__(self, name: str, claim: Callable[[str], str], most: int) -> None:
         super().__init__(name)
-        self._claim_name = claim
+        self._claim_name, self._most = claim, most
+
+    def node(self, op: Op, *inputs: Value, name: str = "", outputs: Iterable[str] = ()) -> tuple[Value, ...]:
+        """As `Builder.node`; a step of a loop or of a recurrent layer makes nodes of its own."""
+        if len(self.nodes) >= self._most:
+            raise UnsupportedError(
+                f"with it the model comes to more than {self._most} nodes, since each step of a loop and of a "
+                "recurrent layer makes some of its own; use fewer steps"
+            )
+        return super().node(op, *inputs, name=name, outputs=outputs)
 
     def store(self, name: str, type: TensorType, kind: Kind, init: Initializer) -> Value:
         """A constant that a translation makes (a mask, a range of positions)."""
@@ -84,7 +96,7 @@ class Importer:
         batch: the change of batch size in progress, if any.
         path: the model's file, if it is one.
         shapes: the shape of every tensor by its full name, for a later import with another batch.
-        repeated: nodes of the bodies of loops and branches that have been written out.
+        written: nodes of the bodies of loops, branches and functions that have been written out.
     """
 
     def __init__(self, model: Model, batch: Rebatch | None = None) -> None:
@@ -92,18 +104,19 @@ class Importer:
         self.batch = batch
         self.path = model.path
         self.b: Builder = _OnnxBuilder(
-            model.proto.graph.name or model.label, lambda name: self._claim(self._free(name))
+            model.proto.graph.name or model.label,
+            lambda name: self._taken.claim(self._free(name)),
+            self._most(_MOST_MADE),
         )
         self.shapes: dict[str, Shape] = {}
-        self.repeated = 0
+        self.written = 0
         self.updates: dict[Value, Value] = {}
         self.functions = {(f.domain, f.name): f for f in model.proto.functions}
         self._reserved = {name for node in model.proto.graph.node for name in node.output}
         self._reserved.update(tensor.name for tensor in model.proto.graph.initializer)
         self._random_state: Value | None = None
         self._streams = 0
-        self._taken: set[str] = set()
-        self._taken_nodes: set[str] = set()
+        self._taken, self._taken_nodes = Names(), Names()
         self._named: set[Node] = set()  # nodes that have their final names, of bodies that stand within a node
 
     def run(self, inputs: Mapping[str, TensorType]) -> Graph:
@@ -119,7 +132,7 @@ class Importer:
         roles = find_roles(graph.node, graph.initializer, self.functions)
         scope = Scope("", roles, self.model.opsets)
         for name, type in inputs.items():
-            scope.tensors[name] = value = Value(self._claim(name), type, Kind.INPUT)
+            scope.tensors[name] = value = Value(self._taken.claim(name), type, Kind.INPUT)
             self.b.inputs.append(value)
             self.shapes[name] = type.shape
         scope.initializers = self._initializers(graph)
@@ -188,7 +201,7 @@ class Importer:
         if isinstance(operand, Value):
             return operand
         if operand.value is None:
-            operand.value = Value(self._claim(operand.name), operand.type, operand.kind, operand.init)
+            operand.value = Value(self._taken.claim(operand.name), operand.type, operand.kind, operand.init)
             self.b.stored.append(operand.value)
         return operand.value
 
@@ -295,10 +308,29 @@ class Importer:
 
         return self._guarded(n, lambda: constant(n, role))
 
+    def write_out(self, n: OnnxNode, nodes: int) -> None:
+        """Count the nodes of a body that is about to take the place of `n`, or of one step of it.
+
+        Raises:
+            UnsupportedError: with them it is more than any file should mean.
+        """
+        most = self._most(_MOST_WRITTEN)
+        self.written += 1 + nodes
+        if self.written > most:
+            raise n.unsupported(
+                "each step of a loop and each call of a function becomes nodes of its own, and with this one the "
+                f"model's come to more than {most}"
+            )
+
+    def _most(self, least: int) -> int:
+        held = len(self.model.proto.graph.node) + sum(len(body.node) for body in self.model.proto.functions)
+        return max(least, _MOST_TIMES * held)
+
     def _expand(self, n: OnnxNode, body: onnx.FunctionProto, scope: Scope, name: str) -> None:
         """Walk a function's body in place of the node."""
         if scope.depth >= _DEEPEST:
             raise n.unsupported(f"functions call each other more than {_DEEPEST} deep")
+        self.write_out(n, len(body.node))
         opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in body.opset_import}
         functions = self.functions
         inner = Scope(
@@ -344,7 +376,11 @@ class Importer:
         main = next((node for node in reversed(made) if any(value in wanted for value in node.outputs)), None)
         for node in made:
             inner = node in self._named
-            own = node.name if inner else self._claim_node(node_name if node is main else f"{node_name}/{node.op.name}")
+            own = (
+                node.name
+                if inner
+                else self._taken_nodes.claim(node_name if node is main else f"{node_name}/{node.op.name}")
+            )
             outputs = []
             for i, value in enumerate(node.outputs):
                 name = wanted.get(value)
@@ -352,7 +388,7 @@ class Importer:
                     outputs.append(value)
                     continue
                 name = name or self._free(own if len(node.outputs) == 1 else f"{own}.{i}")
-                new = Value(self._claim(name), value.type, value.kind)
+                new = Value(self._taken.claim(name), value.type, value.kind)
                 renamed[value] = new
                 outputs.append(new)
             inputs = tuple(renamed.get(value, value) for value in node.inputs)
@@ -363,17 +399,11 @@ class Importer:
             self.updates[old] = renamed.get(new, new)
         return renamed
 
-    def _claim(self, name: str) -> str:
-        return _unique(name, self._taken)
-
     def _free(self, name: str) -> str:
         """A name for what the file does not name, and that no tensor of the file will want."""
         while name in self._reserved:
             name += "'"
         return name
-
-    def _claim_node(self, name: str) -> str:
-        return _unique(name, self._taken_nodes)
 
     def _initializers(self, graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
         if graph.sparse_initializer:
@@ -384,12 +414,3 @@ class Importer:
 
 def _is_unused(node: onnx.NodeProto) -> bool:
     return not any(node.output)
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    free, suffix = name, 0
-    while free in taken:
-        suffix += 1
-        free = f"{name}.{suffix}"
-    taken.add(free)
-    return free

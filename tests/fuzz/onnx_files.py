@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import helper
 
 import foreplan as fp
 from foreplan.errors import ForeplanError
@@ -21,6 +22,7 @@ from tests.fuzz.drawn_graphs import drawn
 from tests.fuzz.target import Target
 
 MOST_BYTES = 32 << 20  # of an arena that is bound and run
+_ORDERING = ("ReduceMax", "ReduceMin", "MaxPool", "GlobalMaxPool", "ArgMax", "ArgMin", "TopK", "Max", "Min", "Clip")
 WRONG = 1e-3  # relative to the largest number of an output
 
 
@@ -96,11 +98,24 @@ def run(content: bytes, folder: Path) -> None:
         _same(found[-1], found[0], "cpu and numpy")
         # Of no elements, ONNX Runtime's reductions have other shapes, and ONNX says of no mean what it is.
         values = (*graph.inputs, *(value for node in graph.nodes for value in node.outputs))
-        if all(value.type.size for value in values):
+        if all(value.type.size for value in values) and not _skips(path):
             _compare(path, inputs, found[0])
     _train(graph, targets, inputs, refusals)
     if refusals:
         raise refusals[0]
+
+
+def _skips(path: Path) -> bool:
+    """Whether SAME padding has pools skip elements: ONNX Runtime takes pads below zero then, or refuses them; its
+    convolutions, like TensorFlow, take none.
+    """
+    for node in onnx.load(path).graph.node:
+        told = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        taps, steps = told.get("kernel_shape", []), told.get("strides", [])
+        same = told.get("auto_pad", b"").startswith(b"SAME") and node.op_type.endswith("Pool")
+        if same and any(step > n for n, step in zip(taps, steps)):
+            return True
+    return False
 
 
 def _is_small(compiled: Any) -> bool:
@@ -174,6 +189,12 @@ def _compare(path: Path, inputs: dict[str, np.ndarray], found: dict[str, np.ndar
         wanted = dict(zip(names, session.run(names, inputs)))
     except Exception:  # it has no kernel for it
         return
+    if any(node.op_type in _ORDERING for node in onnx.load(path).graph.node):  # ONNX says nothing of NaN there
+        for name in names:
+            a, b = found[name], wanted[name]
+            if a.shape == b.shape and a.dtype == b.dtype and a.dtype.kind == "f":
+                found = {**found, name: np.where(np.isnan(a) | np.isnan(b), 0, a)}
+                wanted[name] = np.where(np.isnan(a) | np.isnan(b), 0, b)
     _same(found, wanted, "foreplan and ONNX Runtime")
 
 

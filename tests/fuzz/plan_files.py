@@ -329,9 +329,11 @@ def _own(name: str, accumulate: int) -> fp.Compiled:
 
 
 def _meaning(step: fp.Compiled) -> list[Any]:
-    """What a step computes, of what it is given, and what it calls that: all else must change no result."""
+    """What a step computes, on which threads, of what it is given, and what it calls that: all else must change no
+    result."""
     return [
         (
+            program.target,
             [(call.op, call.kernel, call.inputs, call.outputs) for call in program.calls],
             [value.home for value in program.values],
             [

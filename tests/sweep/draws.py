@@ -6,12 +6,14 @@ Hypothesis gives such a generator (`st.randoms(use_true_random=False)`) and shri
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 import numpy as np
 
+from foreplan.errors import ForeplanError
 from foreplan.graph import DType, TensorType, as_dtype
-from tests.sweep.case import LAYOUTS, Given
+from tests.sweep.case import LAYOUTS, Case, Given
 from tests.sweep.values import ORDINARY
 
 EXTENTS = (1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 13, 16, 17)
@@ -107,3 +109,27 @@ def broadcastable(rng: Random, extents: Sequence[int]) -> tuple[int, ...]:
     """A shape that broadcasts to this one."""
     keep = extents[rng.randint(0, len(extents)) :] if rng.random() < 0.3 else extents
     return tuple(1 if rng.random() < 0.25 else extent for extent in keep)
+
+
+def emptied(case: Case, rng: Random) -> Case:
+    """The same with nothing along all axes of one extent, or along one axis; as it is where the op takes neither."""
+    axes = [(i, axis) for i, given in enumerate(case.inputs) for axis in range(given.type.rank)]
+    if not axes:
+        return case
+    chosen = rng.choice(axes)
+    extent = case.inputs[chosen[0]].type.shape[chosen[1]]
+    alike = [(i, axis) for i, axis in axes if case.inputs[i].type.shape[axis] == extent]
+    same_axis = [(i, axis) for i, axis in alike if axis == chosen[1]]
+    for which in (same_axis, alike, [chosen]):
+        inputs = tuple(_without(given, {axis for i, axis in which if i == k}) for k, given in enumerate(case.inputs))
+        try:
+            case.op.infer([given.type for given in inputs])
+        except (ForeplanError, ValueError, IndexError):
+            continue
+        return Case(case.op, inputs)
+    return case
+
+
+def _without(given: Given, axes: set[int]) -> Given:
+    shape = tuple(0 if axis in axes else n for axis, n in enumerate(given.type.shape))
+    return replace(given, type=given.type.with_shape(shape))

@@ -14,6 +14,7 @@ from foreplan.graph import TensorType
 from tests.sweep.bounds import SHARE_OF_SMALLEST, Exact, Expressions, Oracle, Rule, Smooth, Sums
 from tests.sweep.case import Case
 from tests.sweep.cases import elements, places, products, rows, windows
+from tests.sweep.draws import emptied
 from tests.sweep.oracles import elements as element_oracles
 from tests.sweep.oracles import places as place_oracles
 from tests.sweep.oracles import products as product_oracles
@@ -30,16 +31,21 @@ class Entry:
     """What the sweep knows of an op.
 
     Attributes:
-        draw: a case.
+        full: a case of whole tensors.
         oracle: the outputs from inputs in float64, by a definition that shares nothing with the op's kernels.
         rule: how far a result may be off.
         smooth: a case at which the op is differentiable, where not every case of `draw` is.
     """
 
-    draw: Draw
+    full: Draw
     oracle: Oracle
     rule: Rule
     smooth: Draw | None = None
+
+    def draw(self, rng: Random) -> Case:
+        """A case; one in twenty of nothing along some axes, where the op takes that."""
+        case = self.full(rng)
+        return emptied(case, rng) if rng.random() < 0.05 else case
 
     def served(self, rng: Random, has: Callable[[Case], bool]) -> Case:
         """A case for which there is a kernel, if there is one for any of a few draws."""
@@ -165,7 +171,9 @@ _ROW_GRADIENTS = Smooth(_per_row, cancels=_row_gradient)
 _CHANNEL_GRADIENTS = Smooth(_per_channel, cancels=_channel_gradient)
 _SCORES = Smooth(_attended, narrow_on_cpu=True)
 # A probability near 1, less 1, times what states and weights hold.
-_LOGITS = Smooth(_attended, narrow_on_cpu=True, cancels=lambda op, wide: float(max(np.abs(x).max() for x in wide[:2])))
+_LOGITS = Smooth(
+    _attended, narrow_on_cpu=True, cancels=lambda op, wide: float(max(np.abs(x).max(initial=0) for x in wide[:2]))
+)
 _FEW = Smooth(lambda op, types: 8, narrow=True)
 
 ENTRIES: dict[str, Entry] = {

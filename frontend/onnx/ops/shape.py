@@ -174,6 +174,8 @@ def _split(n: OnnxNode) -> Result:
         sizes = n.known_ints(1)
     if sizes is None:
         count = n.integer("num_outputs", n.output_count) if n.opset >= 18 else n.output_count
+        if count != n.output_count:
+            raise n.fail(f"its num_outputs is {count}, and it has {n.output_count} outputs")
         each = -(-shape[axis] // count)
         sizes = [min(each, max(shape[axis] - each * i, 0)) for i in range(count)]
     if sum(sizes) != shape[axis] or min(sizes) < 0 or len(sizes) < n.output_count:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from foreplan.errors import ModelError, UnsupportedError
 from foreplan.frontend import from_onnx
@@ -128,8 +128,49 @@ def test_loops_within_loops_come_to_an_end() -> None:
         body = branch("body", node("Identity", f"go_in{depth}", "go"), inner, inputs=inputs, outputs="go h")
         inner = node("Loop", "many yes", "h", "loop", body=body)
     constants = {"many": np.array(30), "yes": np.array(True)}
-    with pytest.raises(UnsupportedError, match=r"\(Loop\).*the model's loops come to more than 32768"):
+    with pytest.raises(UnsupportedError, match=r"\(Loop\).*come to more than 32768"):
         from_onnx(model([inner], {"x": (2, 2)}, ["h"], constants))
+
+
+@pytest.mark.parametrize("steps", [1, 1 << 40])
+def test_functions_that_call_others_twice_come_to_an_end(steps: int) -> None:
+    """What they come to is counted together with the loops around them."""
+    opsets, name = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)], "f0"
+    functions = [helper.make_function("own", name, ["x"], ["y"], [node("Identity", "x", "y")], opsets[:1])]
+    for depth in range(1, 40 if steps == 1 else 4):
+        calls = [helper.make_node(name, ["x"], ["h"], domain="own"), helper.make_node(name, ["h"], ["y"], domain="own")]
+        name = f"f{depth}"
+        functions.append(helper.make_function("own", name, ["x"], ["y"], calls, opsets))
+    call = helper.make_node(name, ["h0"], ["h"], domain="own")
+    inputs = (info("i", (), TensorProto.INT64), info("go_in", (), TensorProto.BOOL), info("h0", (2, 2)))
+    body = branch("body", node("Identity", "go_in", "go"), call, inputs=inputs, outputs="go h")
+    nodes = [node("Loop", "many yes x", "last", "loop", body=body)]
+    proto = model(nodes, {"x": (2, 2)}, ["last"], {"many": np.array(steps), "yes": np.array(True)})
+    proto.functions.extend(functions)
+    proto.opset_import.append(opsets[1])
+    with pytest.raises(UnsupportedError, match="come to more than 32768"):
+        from_onnx(proto)
+
+
+def test_recurrent_layers_in_loops_come_to_an_end() -> None:
+    rows = [node("LSTM", "x w r", "y", hidden_size=2)]
+    weights = {"w": random(1, 8, 2), "r": random(1, 8, 2)}
+    with pytest.raises(ModelError, match=r"\(LSTM\).*1099511627776 steps"):
+        from_onnx(model(rows, {"x": (1 << 40, 1, 2)}, ["y"], weights))
+    with pytest.raises(UnsupportedError, match=r"\(LSTM\).*more than 65536 nodes.*use fewer steps"):
+        from_onnx(model(rows, {"x": (10_000, 1, 2)}, ["y"], weights))
+    inputs = (info("i", (), TensorProto.INT64), info("go_in", (), TensorProto.BOOL))
+    body = branch("body", node("Identity", "go_in", "go"), *rows, inputs=inputs, outputs="go y")
+    nodes = [node("Loop", "many yes", "all", "loop", body=body)]
+    constants = {"many": np.array(1 << 40), "yes": np.array(True)} | weights
+    with pytest.raises(UnsupportedError, match=r"\(LSTM\).*more than 65536 nodes.*use fewer steps"):
+        from_onnx(model(nodes, {"x": (64, 1, 2)}, ["all"], constants))
+
+
+def test_a_split_into_more_parts_than_it_has_outputs_is_refused() -> None:
+    nodes = [node("Split", "x", "y z", axis=1, num_outputs=10**12)]
+    with pytest.raises(ModelError, match=r"\(Split\).*num_outputs is 1000000000000, and it has 2 outputs"):
+        from_onnx(model(nodes, {"x": (2, 6)}, ["y", "z"]))
 
 
 @pytest.mark.parametrize("op", ["DepthToSpace", "SpaceToDepth"])

@@ -70,11 +70,12 @@ def attention_grad(op: Any, q: Array, k: Array, v: Array, o: Array, lse: Array, 
 
 
 def packed_attention_grad(op: Any, x: Array, o: Array, lse: Array, g: Array) -> Arrays:
-    depth = x.shape[2] // (op.heads + 2 * op.kv_heads)
-    ends = np.cumsum([op.heads, op.kv_heads, op.kv_heads]) * depth
-    parts = [part.reshape(*x.shape[:2], -1, depth) for part in np.split(x, ends[:2], axis=2)]
+    heads = (op.heads, op.kv_heads, op.kv_heads)
+    depth = x.shape[2] // sum(heads)
+    cut = np.split(x, np.cumsum(heads)[:2] * depth, axis=2)
+    parts = [part.reshape(*x.shape[:2], n, depth) for part, n in zip(cut, heads)]
     found = attention_grad(op.unpacked, *parts, o, lse, g)
-    return [np.concatenate([part.reshape(*x.shape[:2], -1) for part in found], 2)]
+    return [np.concatenate([part.reshape(*x.shape[:2], n * depth) for part, n in zip(found, heads)], 2)]
 
 
 def conv_map(op: Any, x: Array, w: Array, *others: Array) -> Arrays:

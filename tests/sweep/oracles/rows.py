@@ -19,6 +19,8 @@ def reduce(op: Any, x: Array) -> Arrays:
             function = {"sum": np.any, "prod": np.all}[op.how]
             return [function(x, axis=op.axes, keepdims=op.keepdims)]
         return [function(x.astype(object), axis=op.axes, keepdims=op.keepdims, initial=int(op.how == "prod"))]
+    if 0 in np.sum(x, axis=op.axes, keepdims=op.keepdims).shape:
+        return [np.sum(x, axis=op.axes, keepdims=op.keepdims)]
     return [np.asarray(function(x, axis=op.axes, keepdims=op.keepdims))]
 
 
@@ -56,11 +58,11 @@ def top_k(op: Any, x: Array) -> Arrays:
 
 
 def softmax(op: Any, x: Array) -> Arrays:
-    return [scipy.special.softmax(x, op.axis)]
+    return [scipy.special.softmax(x, op.axis) if x.size else x]
 
 
 def log_softmax(op: Any, x: Array) -> Arrays:
-    return [scipy.special.log_softmax(x, op.axis)]
+    return [scipy.special.log_softmax(x, op.axis) if x.size else x]
 
 
 def softmax_grad(op: Any, y: Array, g: Array) -> Arrays:
@@ -158,7 +160,7 @@ def _items(op: Any, logits: Array, target: Array) -> tuple[Array, Array, Array]:
     rows = np.moveaxis(logits, op.axis, -1)
     kind = np.where((target >= 0) & (target < rows.shape[-1]), 1.0, np.nan)
     kind = np.where(target == op.ignore_index, 0.0, kind)
-    return rows, np.clip(target, 0, rows.shape[-1] - 1).astype(np.int64), kind
+    return rows, np.clip(target, 0, max(1, rows.shape[-1]) - 1).astype(np.int64), kind
 
 
 def cross_entropy(op: Any, logits: Array, target: Array) -> Arrays:

@@ -60,7 +60,7 @@ def conv_data_grad(op: Any, g: Array, w: Array, *added: Array) -> Arrays:
     weights, grads = _grouped(w, groups, 0), _grouped(g, groups, 1)
     for tap in np.ndindex(*kernel):
         part = np.einsum("gkc,ngk...->ngc...", weights[(..., *tap)], grads, optimize=True)
-        part = part.reshape(len(g), -1, *g.shape[2:])
+        part = part.reshape(len(g), w.shape[1] * groups, *g.shape[2:])
         at = []
         for t, gap, step, (low, _), count in zip(tap, op.dilations, op.strides, op.pads, g.shape[2:]):
             first = t * gap - min(0, low)
@@ -75,7 +75,7 @@ def conv_weight_grad(op: Any, x: Array, g: Array, *added: Array) -> Arrays:
     o, r = _letters(op)
     seen = _grouped(_taken(x, op, op.kernel, 0.0), op.groups, 1)
     dw = np.einsum(f"ngc{o}{r},ngk{o}->gkc{r}", seen, _grouped(g, op.groups, 1), optimize=True)
-    dw = dw.reshape(g.shape[1], -1, *op.kernel)
+    dw = dw.reshape(g.shape[1], x.shape[1] // op.groups, *op.kernel)
     return [dw + added[0] if added else dw]
 
 
@@ -84,7 +84,7 @@ def max_pool(op: Any, x: Array) -> Arrays:
     outside = _taken(np.ones(x.shape, bool), op, op.kernel, False)
     lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
     seen = np.where(outside, _taken(x, op, op.kernel, 0), np.asarray(lowest, x.dtype))
-    flat = seen.reshape(*seen.shape[: x.ndim], -1)
+    flat = seen.reshape(*seen.shape[: x.ndim], math.prod(op.kernel))
     there = outside.reshape(flat.shape)
     y = flat.max(-1)
     if not op.save_index:
@@ -129,12 +129,12 @@ def _counts(op: Any, extent: tuple[int, ...]) -> Array:
         seen = every[(*some, *(slice(None, None, gap) for gap in op.dilations))]
     else:
         seen = _taken(ones, op, op.kernel, 0.0)
-    return np.maximum(seen.reshape(*seen.shape[: ones.ndim], -1).sum(-1), 1)
+    return np.maximum(seen.reshape(*seen.shape[: ones.ndim], math.prod(op.kernel)).sum(-1), 1)
 
 
 def avg_pool(op: Any, x: Array) -> Arrays:
     seen = _taken(x, op, op.kernel, 0.0)
-    return [seen.reshape(*seen.shape[: x.ndim], -1).sum(-1) / _counts(op, x.shape[2:])]
+    return [seen.reshape(*seen.shape[: x.ndim], math.prod(op.kernel)).sum(-1) / _counts(op, x.shape[2:])]
 
 
 def avg_pool_grad(op: Any, g: Array) -> Arrays:
