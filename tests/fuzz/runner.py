@@ -23,10 +23,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from foreplan.errors import ForeplanError
+from foreplan.jit import _Kept
 from tests.fuzz.target import Target
 
 KINDS = ("fine", "refused", "raw error", "hang", "blow-up", "crash")
@@ -163,7 +165,7 @@ class _Worker:
             pass
         self._process.join()
         code, text = self._process.exitcode or 0, self._log.read_text()
-        late = self.is_late or code == -signal.SIGXCPU
+        late = self.is_late or code == -signal.SIGPROF
         error = signal.Signals(-code).name if code < 0 else f"exit {code}"
         places = (_place(file, int(line)) for file, line in FRAME.findall(text))
         return Result("hang" if late else "crash", error, next(filter(None, places), ""), text or error)
@@ -181,7 +183,8 @@ def _work(target: Target, seed: int, parents: Connection, pipe: Connection, home
     parents.close()
     told = log.open("w")
     faulthandler.enable(told)
-    faulthandler.register(signal.SIGXCPU, told, all_threads=False, chain=True)
+    faulthandler.register(signal.SIGPROF, told, all_threads=False, chain=True)
+    _spare_compilation()
     _limit(resource.RLIMIT_DATA, _memory("VmData") + RESERVED)
     _limit(resource.RLIMIT_CORE, 0)
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -204,8 +207,7 @@ def _next(pipe: Connection) -> Case | None:
 
 
 def _run(target: Target, seed: int, case: Case, folder: Path) -> Result:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    _limit(resource.RLIMIT_CPU, int(usage.ru_utime + usage.ru_stime) + SECONDS + 1)
+    _allow(SECONDS)
     before, peak = _memory("VmRSS"), _memory("VmHWM")
     result = Result("fine")
     content = _content(target, seed, case)
@@ -221,10 +223,34 @@ def _run(target: Target, seed: int, case: Case, folder: Path) -> Result:
         places = [place for file, line in frames if (place := _place(file, line))]
         kind = "blow-up" if isinstance(error, MemoryError) else "raw error"
         result = Result(kind, type(error).__name__, places[-1] if places else "", traceback.format_exc())
+    _allow(0)
     highest = _memory("VmHWM")
     if highest > peak and highest - before > GROWTH and result.kind not in DEFECTS:
         result = Result("blow-up", f"{highest - before >> 20} MiB", "", f"{highest - before} bytes more at the peak")
     return result
+
+
+def _allow(seconds: float) -> None:
+    """So much processor time from now on; 0: as much as it wants. The kernel counts ticks, and a limit on those of a
+    whole process (RLIMIT_CPU) drifts away from what it says of its past."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _spare_compilation() -> None:
+    """The first run on a machine compiles the planner, which counts for none."""
+    load, save = _Kept.load_overload, _Kept.save_overload
+
+    def loaded(self: _Kept, sig: Any, context: Any) -> Any:
+        found = load(self, sig, context)
+        if found is None:
+            _allow(0)
+        return found
+
+    def saved(self: _Kept, sig: Any, data: Any) -> None:
+        save(self, sig, data)
+        _allow(SECONDS)
+
+    _Kept.load_overload, _Kept.save_overload = loaded, saved  # type: ignore[method-assign]
 
 
 def _limit(which: int, amount: int) -> None:

@@ -55,7 +55,9 @@ DIFFERENCES = (
     Difference("all", "integers", "a quotient by 0; a shift by less than 0 or the width or more", "open"),
     Difference("all", "convolutions", "an infinite weight where it meets padding", "open"),
     Difference("all", "scatter_add, cumsum", "sums of narrow elements round at every addition", "terms x narrow unit"),
-    Difference("cpu", "compiled kernels", "numbers below the least normal one are zero", f"{LEAST:g} a term"),
+    Difference(
+        "cpu", "compiled kernels", "numbers below the least normal are zero, times infinity NaN", f"{LEAST:g} a term"
+    ),
     Difference("cpu", "convolutions by Winograd's algorithm", "error", f"{WINOGRAD:g} of the largest result"),
     Difference("cpu", "convolutions by Winograd's algorithm", "what is not finite spreads over its tile", "open"),
     Difference("cpu", "products on tile registers", "an infinity may give NaN", f"results above {SPLIT_MOST:g}: open"),
@@ -230,7 +232,8 @@ def _sum_bounds(
     terms = rule.terms(op, types)
     sizes = oracle(op, *(np.abs(x) if x.dtype.kind == "f" else x for x in wide))
     smallest, largest = rule.reach(op, wide)
-    for each, size in zip(found, sizes):
+    flushed = _flushed(op, oracle, wide) if engine == "cpu" else [np.zeros(each.values.shape, bool) for each in found]
+    for each, size, infinite in zip(found, sizes, flushed):
         if each.type.dtype.is_float:
             size = np.asarray(size, np.float64)
             u = unit(each.type.dtype) if rule.narrow else _wide_unit(types, each.type)
@@ -240,10 +243,18 @@ def _sum_bounds(
                 each.allowed = each.allowed + terms * LEAST * _scale(wide)
                 if op.accumulates and each.type.dtype.is_narrow:
                     each.allowed = each.allowed + unit(each.type.dtype) * size
+                each.open |= infinite
             each.open |= np.isfinite(size) & ~(size * max(1, terms) < most)  # before it is a mean, say
             each.open |= (largest > np.log2(most)) | (smallest < np.log2(_least(each.type.dtype.wide)))
             if _scale(wide) * terms > most:  # finite terms may add up to another infinity
                 each.open |= np.isinf(each.values)
+
+
+def _flushed(op: Op, oracle: Oracle, wide: list[Array]) -> list[Array]:
+    """Where zeros in place of what is denormal meet infinities: products of both are NaN."""
+    zeroed = [np.where(np.abs(x) < LEAST, 0.0, x) if x.dtype.kind == "f" else x for x in wide]
+    pairs = zip(oracle(op, *wide), oracle(op, *zeroed))
+    return [(np.isnan(y) != np.isnan(z)) | (np.isinf(y) != np.isinf(z)) for y, z in pairs]
 
 
 def _smooth_bounds(
