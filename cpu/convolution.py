@@ -195,8 +195,8 @@ def _what_follows(op: Op, inputs: Windows, outputs: Windows) -> Following:
     for step in steps_of(parse_expr(op.expr)) or ():
         index = op.own - 1 + step.argument
         whole = step.argument > 0 and inputs[index].shape == outputs[0].shape
-        if whole and (step.function != "add" or base_of(after) >= 0):
-            raise Refused(f"{op.expr} of whole images")
+        if whole and (step.function != "add" or base_of(after) >= 0 or inputs[index].type != outputs[0].type):
+            raise Refused(f"{op.expr} of {inputs[index].type}")
         after.append((OLD if whole else step.function, index))
     return after
 
