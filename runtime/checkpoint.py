@@ -127,7 +127,7 @@ def _check_type(path: str, slot: Slot, found: Any) -> None:
 def _read(found: Any, out: np.ndarray) -> None:
     """Read a tensor into an array of its shape and type, a block at a time."""
     if out.nbytes <= BLOCK or out.ndim == 0:
-        out[...] = found[...]
+        out[...] = found[()]
         return
     rows = max(1, BLOCK * len(out) // out.nbytes)
     for start in range(0, len(out), rows):
