@@ -253,8 +253,8 @@ def _sum_bounds(
 def _flushed(op: Op, oracle: Oracle, wide: list[Array]) -> list[Array]:
     """Where zeros in place of what is denormal meet infinities: products of both are NaN."""
     zeroed = [np.where(np.abs(x) < LEAST, 0.0, x) if x.dtype.kind == "f" else x for x in wide]
-    pairs = zip(oracle(op, *wide), oracle(op, *zeroed))
-    return [(np.isnan(y) != np.isnan(z)) | (np.isinf(y) != np.isinf(z)) for y, z in pairs]
+    pairs = [map(np.asarray, pair) for pair in zip(oracle(op, *wide), oracle(op, *zeroed))]
+    return [np.isnan(z) & ~np.isnan(y) if y.dtype.kind == "f" else np.zeros(y.shape, bool) for y, z in pairs]
 
 
 def _smooth_bounds(

@@ -20,19 +20,6 @@ ROOT = Path(__file__).parents[2]
 FOUND = sorted((Path(__file__).parent / "found").glob("*.txt"))
 DRAWS = 20
 PAIRS = [(judge, name) for judge in JUDGES for name, entry in ENTRIES.items() if JUDGES[judge].serves(entry, name)]
-# Kernels that are compiled, or described to oneDNN, for nearly every case.
-FEW = {
-    ("cpu", name): 6
-    for name in (
-        "attention",
-        "attention_grad",
-        "packed_attention_grad",
-        "linear_cross_entropy",
-        "map",
-        "masked_map",
-        "random",
-    )
-}
 
 
 @pytest.mark.parametrize(("judge", "name"), PAIRS)
@@ -50,7 +37,7 @@ def test_drawn_cases(judge: str, name: str) -> None:
     use: Callable[[Case], None] = cases.append
 
     @settings(
-        max_examples=FEW.get((judge, name), DRAWS),
+        max_examples=DRAWS,
         deadline=None,
         derandomize=True,
         database=None,
