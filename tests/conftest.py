@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis.internal.conjecture import providers
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis takes constants from whatever modules a process has loaded, so that a test's draws depend on which
+    tests ran before it; here they depend on its seed alone.
+    """
+    if hasattr(providers, "_get_local_constants"):
+        providers._get_local_constants = lambda: providers._local_constants
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,9 +9,9 @@ import sys
 import time
 import traceback
 from collections import Counter
-from random import Random
 
 from tests.sweep.case import Case
+from tests.sweep.draws import drawn
 from tests.sweep.judges import JUDGES, step
 from tests.sweep.table import ENTRIES
 
@@ -47,10 +47,9 @@ def sweep(name: str, judge: str, draws: int, seed: int, minutes: float, show: in
 
 def _prepared(name: str, judge: str, numbers: range, seed: int) -> list[Case | str]:
     """Some draws, and all that they need."""
-    drawn = [f"{name} {seed} {i}" for i in numbers]
     if judge == STEP:
-        return list(drawn)
-    cases = [JUDGES[judge].draw(ENTRIES[name], Random(each)) for each in drawn]
+        return [f"{name} {seed} {i}" for i in numbers]
+    cases = [JUDGES[judge].draw(ENTRIES[name], drawn(name, seed, i)) for i in numbers]
     with contextlib.suppress(Exception):  # which comes again when the case is judged
         JUDGES[judge].prepare(cases)
     return list(cases)

@@ -1,7 +1,4 @@
-"""How geometry is drawn: extents, types, values and layouts, from a `random.Random`.
-
-Hypothesis gives such a generator (`st.randoms(use_true_random=False)`) and shrinks what it drew; a seed gives another.
-"""
+"""How geometry is drawn: extents, types, values and layouts, from a `random.Random`."""
 
 from __future__ import annotations
 
@@ -23,6 +20,11 @@ FLOAT_TYPES = ("float32", "float32", "float32", "float32", "bfloat16", "bfloat16
 INTEGER_TYPES = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
 INDEX_TYPES = ("int64", "int64", "int32", "int16", "int8", "uint8", "uint32", "uint64")
 STRANGE = ("tiny", "huge", "nonfinite", "mixed")
+
+
+def drawn(name: str, seed: int, number: int) -> Random:
+    """The generator of a draw: a name, a seed and a number give the same case in every process."""
+    return Random(f"{name} {seed} {number}")
 
 
 def extent(rng: Random, most: int = 17) -> int:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from foreplan.graph.op import registered_ops
 from tests.sweep.bounds import DIFFERENCES
-from tests.sweep.case import Case, parse_case
+from tests.sweep.case import parse_case
+from tests.sweep.draws import drawn
 from tests.sweep.judges import JUDGES
 from tests.sweep.table import ENTRIES
 
@@ -24,38 +22,18 @@ PAIRS = [(judge, name) for judge in JUDGES for name, entry in ENTRIES.items() if
 
 @pytest.mark.parametrize(("judge", "name"), PAIRS)
 def test_drawn_cases(judge: str, name: str) -> None:
-    """Twice the same draws: first they are only collected, as what they need is made faster for all at once."""
-    chosen, entry = JUDGES[judge], ENTRIES[name]
+    """As `python -m tests.sweep --op NAME --judge JUDGE --draws 20`: the same cases in every run."""
+    chosen = JUDGES[judge]
     chosen.require()
-    cases: list[Case] = []
-    judged = 0
-
-    def judge_it(case: Case) -> None:
-        nonlocal judged
-        judged += chosen.judge(case)
-
-    use: Callable[[Case], None] = cases.append
-
-    @settings(
-        max_examples=DRAWS,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(st.randoms(use_true_random=False))
-    def each(rng: Random) -> None:
-        case = chosen.draw(entry, rng)
-        try:
-            use(case)
-        except Exception as error:
-            error.add_note(f"the case, for tests/sweep/found:\n{case}")
-            raise
-
-    each()
+    cases = [chosen.draw(ENTRIES[name], drawn(name, 0, number)) for number in range(DRAWS)]
     chosen.prepare(cases)
-    use = judge_it
-    each()
+    judged = 0
+    for number, case in enumerate(cases):
+        try:
+            judged += chosen.judge(case)
+        except Exception as error:
+            error.add_note(f"draw {number}; the case, for tests/sweep/found:\n{case}")
+            raise
     assert judged, "no draw has a kernel: nothing was judged"
 
 
