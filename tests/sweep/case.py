@@ -56,6 +56,11 @@ class Case:
         """Of the inputs."""
         return [given.type for given in self.inputs]
 
+    @property
+    def number(self) -> int:
+        """As good as drawn, and of the case alone: for what else a judge has to choose."""
+        return sum(given.seed for given in self.inputs)
+
     def arrays(self) -> list[np.ndarray]:
         """The inputs, in C order."""
         return [given.array() for given in self.inputs]

@@ -1,5 +1,6 @@
-"""Every kernel that the cpu engine has for a case: one thread and two, as the case lies, in C order and with channels
-last, each legal overwrite, its memory poisoned and everything around it watched.
+"""Every kernel that the cpu engine has for a case: one thread and several, as the case lies, in C order and with
+channels last, inputs at any element's address, each legal overwrite, its memory poisoned and everything around it
+watched.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.sweep.case import Case
 from tests.sweep.table import ENTRIES, Entry
 
 MARGIN, WATCH = 64, 0xA5
-THREADS = (1, 2)
+SEVERAL = (2, 3, 5)  # threads
 
 
 def serves(entry: Entry, name: str) -> bool:
@@ -40,14 +41,14 @@ def require() -> None:
 
 
 class Placed:
-    """An array that lies as a window says, in memory that is watched."""
+    """An array that lies as a window says, in memory that is watched, so many elements behind a line's beginning."""
 
-    def __init__(self, window: Window, content: np.ndarray | None) -> None:
+    def __init__(self, window: Window, content: np.ndarray | None, behind: int = 0) -> None:
         type, item = window.type, window.type.dtype.itemsize
         reach = [(extent - 1) * step for extent, step in zip(window.shape, window.strides)] if type.size else []
         low, high = sum(min(0, step) for step in reach), sum(max(0, step) for step in reach) + item
-        raw = np.full(high - low + 2 * MARGIN + 64, WATCH, np.uint8)
-        start = -(raw.ctypes.data - low) % 64 + MARGIN - low
+        raw = np.full(high - low + 2 * MARGIN + 64 + behind * item, WATCH, np.uint8)
+        start = -(raw.ctypes.data - low) % 64 + MARGIN - low + behind * item
         self.raw = raw
         self.array = np.ndarray(type.shape, type.dtype.numpy, raw, start, window.strides)
         self.own = np.zeros(len(raw), bool)
@@ -84,7 +85,8 @@ def judge(case: Case) -> int:
             wanted[way] = of_kernel(wanted[""], arrays, way)
         for over in (None, *kernel.overwrites):
             where = f"{way}, {threads} threads" + (f", {over[0]} in place of {over[1]}" if over else "")
-            _run(case.op, kernel, given, reads, writes, wanted[way], over, threads, where)
+            behind = case.number // len(SEVERAL) % 4 if over is None else 0  # only whole values are overwritten
+            _run(case.op, kernel, given, reads, writes, wanted[way], over, threads, behind, where)
         judged += 1
     return judged
 
@@ -92,7 +94,7 @@ def judge(case: Case) -> int:
 def _kernels(case: Case) -> Iterator[tuple[int, list[Window], Sequence[Window], str, Kernel]]:
     """All kernels: for how many threads, of inputs and outputs that lie how, its name."""
     results = case.op.infer(case.types)
-    for threads in THREADS:
+    for threads in (1, SEVERAL[case.number % len(SEVERAL)]):
         family = family_of(case.op, case.types, results, threads)
         drawn = [[given.window() for given in case.inputs]]
         for windows in (_layouts(case) if threads == 1 else drawn) if family else ():
@@ -140,9 +142,10 @@ def _run(
     wanted: Sequence[Expected],
     over: tuple[int, int] | None,
     threads: int,
+    behind: int,
     where: str,
 ) -> None:
-    given = [Placed(window, x) for window, x in zip(reads, arrays)]
+    given = [Placed(window, x, behind) for window, x in zip(reads, arrays)]
     outputs = [Placed(window, None) for window in writes]
     if over is not None:
         if not _alike(reads[over[1]], writes[over[0]]):

@@ -6,7 +6,7 @@ and in reverse, memory poisoned and everything around it watched (`tests.gpu.che
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -63,12 +63,18 @@ def judge(case: Case) -> int:
             _put_bits_in_order(case, wanted[rule])
         for over in (None, *kernel.overwrites):
             with np.errstate(all="ignore"):
-                found = run(case.op, given, windows, over, name)
+                found = run(case.op, given, windows, over, name, _behind(case, kernel, reads) if over is None else ())
             for i, (y, each) in enumerate(zip(found, wanted[rule], strict=True)):
                 wrong = complaint(y, each)
                 assert wrong is None, f"output {i} by {name}, {reads}, {over}: {wrong}"
         judged += 1
     return judged
+
+
+def _behind(case: Case, kernel: LaunchKernel, reads: Sequence[Window]) -> list[int]:
+    """By how many elements inputs begin behind an aligned address, each by its own, as far as the kernel allows it."""
+    drawn = [(case.number >> 2 * i) % 4 for i in range(len(reads))]
+    return [n if n * x.type.dtype.itemsize % kernel.alignment == 0 else 0 for n, x in zip(drawn, reads)]
 
 
 def _kernels(case: Case) -> Iterator[tuple[list[Window], list[Window], str, LaunchKernel]]:
