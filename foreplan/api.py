@@ -229,12 +229,26 @@ def compile(
         if offload and entries:
             raise UsageError(_CHOOSES.format("offload"))
         program = lower(step, target, offload=offload, prefetch=prefetch, tune=tune, workspace=workspace)
-        planned = plan(program, budget=budget, remat=remat, checkpoint=entries)
         after = None if last is None else lower(last, target, offload=offload, tune=tune, workspace=workspace)
         if after is not None and prefetch:
             after = with_prefetch(after, program)
+        try:
+            planned = plan(program, budget=budget, remat=remat, checkpoint=entries)
+        except DoesNotFitError as error:
+            if after is None:
+                raise
+            raise _of_halves(error, after) from None
         update = None if after is None else _plan_update(after, planned, accumulate)
         return Compiled(program, planned, step, time.perf_counter() - started, update)
+
+
+def _of_halves(error: DoesNotFitError, update: Program) -> DoesNotFitError:
+    """What to say where the first half of a step does not fit: the error of the half that needs more."""
+    try:
+        plan(update, error.capacity, "auto")
+    except DoesNotFitError as other:
+        return max(error, other, key=lambda each: each.needed)
+    return error
 
 
 def _plan_update(program: Program, body: Plan, count: int) -> Update:

@@ -141,6 +141,8 @@ class _Narrowing:
         if isinstance(op, MatMul):
             (y,) = node.outputs
             op = dataclasses.replace(op, wide=changed[0].dtype == self.dtype and not self.is_narrow(y, self.asked))
+            if op.wide and len(changed) > 2:  # a sum is of one type
+                changed[2] = self.wide(b, inputs[2])
         return None if tuple(changed) == inputs == node.inputs else replaced(b, node, op, changed)
 
     def narrow_inputs(self, node: Node) -> int:

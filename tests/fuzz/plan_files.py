@@ -309,7 +309,7 @@ def run(case: bytes, folder: Path) -> None:
     batches = [data_for(step, i, (step.accumulate,) if step.accumulate > 1 else ()) for i in range(STEPS)]
     found = _results(lambda: step.bind(seed=1), batches)
     assert found == _results(lambda: step.bind(seed=1, poison=True), batches), "poison changes the results"
-    assert found == _results(lambda: _apart(step), batches), "the steps give other results in memory of their own"
+    assert found == _results(lambda: apart(step), batches), "the steps give other results in memory of their own"
     told_apart = interpret(step, batches, seed=1)
     if step.program.target == "numpy":
         assert found == told_apart, "the program means something else"
@@ -346,7 +346,7 @@ def _meaning(step: fp.Compiled) -> list[Any]:
     ]
 
 
-def _apart(step: fp.Compiled) -> Session:
+def apart(step: fp.Compiled) -> Session:
     update = step.update
     twin = None if update is None else replace(update, plan=separate(update.plan, update.program))
     return Session(step.program, separate(step.plan, step.program), update=twin, seed=1)

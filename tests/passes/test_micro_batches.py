@@ -124,3 +124,12 @@ def test_a_loss_that_depends_on_no_parameter_is_refused() -> None:
     graph = attach_loss(fp.trace(lambda x: x * 2.0, fp.spec((4, 5))), fp.losses.cross_entropy)
     with pytest.raises(ModelError, match="depends on no parameter"):
         passes.micro_batches(graph, fp.optim.SGD(0.1))
+
+
+def test_what_is_needed_is_what_both_halves_need() -> None:
+    """The update may take more than the body, as it does of a batch of one: a budget of what was named is enough."""
+    graph = fp.models.build("mlp:batch=1,width=64,layers=2,inputs=64,classes=4")
+    options = {"loss": fp.losses.cross_entropy, "optimizer": fp.optim.Adam(0.1), "accumulate": 2}
+    with pytest.raises(fp.DoesNotFitError) as refused:
+        fp.compile(graph, budget=1, **options)
+    assert fp.compile(graph, budget=refused.value.needed, **options).arena_bytes <= refused.value.needed

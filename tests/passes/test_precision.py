@@ -7,11 +7,12 @@ import pytest
 
 import foreplan as fp
 from foreplan.errors import UsageError
-from foreplan.graph import Builder, DType, Graph, Kind, TensorType, parse_graph
+from foreplan.graph import Builder, DType, Fill, Graph, Kind, TensorType, parse_graph
 from foreplan.graph.types import DTYPES, FLOAT32
 from foreplan.ops.expr import Arg, call, cast, derivative, relu
 from foreplan.ops.map import convert, rounded, without_rounding
-from foreplan.ops.matmul import matmul
+from foreplan.ops.matmul import MatMul, matmul
+from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
 from foreplan.passes import differentiate, narrow_type, simplified, wide_gradients, wide_maps, with_precision
 from tests.ops.check import evaluate
@@ -359,3 +360,17 @@ def test_micro_batches_add_up_in_float32() -> None:
     for name, before in start.items():
         change = np.linalg.norm(one.parameters[name] - before)
         assert np.linalg.norm(one.parameters[name] - two.parameters[name]) <= 2 * UNIT * change
+
+
+@pytest.mark.parametrize("returned", [True, False])
+def test_what_a_wide_product_is_added_to_is_wide(returned: bool) -> None:
+    """A sum of products that nothing narrow reads: an optimizer's, a result."""
+    b = Builder("sum of products")
+    x = b.input("x", TensorType(FLOAT32, (3, 4)))
+    w = b.store("w", TensorType(FLOAT32, (4, 2)), Kind.PARAMETER, Fill(1.0))
+    first = b.apply(MatMul(), x, w)
+    both = b.apply(MatMul(), x, w, first)
+    graph = b.finish({"y": both} if returned else {}, loss=reduce(b, "mean", both))
+    session = fp.compile(graph, optimizer=fp.optim.SGD(0.5), precision="bf16").bind()
+    result = session.step({"x": np.full((3, 4), 0.25, np.float32)})
+    assert result.loss == 2.0

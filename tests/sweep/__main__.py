@@ -12,15 +12,14 @@ from collections import Counter
 
 from tests.sweep.case import Case
 from tests.sweep.draws import drawn
-from tests.sweep.judges import JUDGES, step
+from tests.sweep.judges import JUDGES, WHOLE
 from tests.sweep.table import ENTRIES
 
-STEP = "step"
 AT_ONCE = 128  # cases that are prepared together
 
 
 def sweep(name: str, judge: str, draws: int, seed: int, minutes: float, show: int) -> int:
-    """Draw cases of an op (or whole steps) and judge each; returns how many failed, and prints some."""
+    """Draw cases of an op, or whole steps, and judge each; returns how many failed, and prints some."""
     kinds: Counter[str] = Counter()
     started, done, empty = time.monotonic(), 0, 0
     cases: list[Case | str] = []
@@ -32,7 +31,7 @@ def sweep(name: str, judge: str, draws: int, seed: int, minutes: float, show: in
         case = cases[i]
         done += 1
         try:
-            empty += (step.judge(case) if isinstance(case, str) else JUDGES[judge].judge(case)) == 0
+            empty += (WHOLE[judge](case) if isinstance(case, str) else JUDGES[judge].judge(case)) == 0
         except Exception as error:
             kind = "".join(traceback.format_exception_only(error)).strip().splitlines()[0][:160]
             place = traceback.extract_tb(error.__traceback__)[-1]
@@ -47,7 +46,7 @@ def sweep(name: str, judge: str, draws: int, seed: int, minutes: float, show: in
 
 def _prepared(name: str, judge: str, numbers: range, seed: int) -> list[Case | str]:
     """Some draws, and all that they need."""
-    if judge == STEP:
+    if judge in WHOLE:
         return [f"{name} {seed} {i}" for i in numbers]
     cases = [JUDGES[judge].draw(ENTRIES[name], drawn(name, seed, i)) for i in numbers]
     with contextlib.suppress(Exception):  # which comes again when the case is judged
@@ -59,7 +58,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__)
     parser.add_argument("--op", action="append", help="an op; all by default")
-    parser.add_argument("--judge", action="append", choices=[*JUDGES, STEP], help="all by default; step: whole steps")
+    parser.add_argument("--judge", action="append", choices=[*JUDGES, *WHOLE], help="all by default")
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=60.0, help="for one op and judge, at most")
@@ -67,12 +66,14 @@ def main() -> None:
     given = parser.parse_args()
     faulthandler.enable()
     failed = 0
-    for name in given.op or ENTRIES if given.judge != [STEP] else ():
-        for judge in given.judge or JUDGES:
-            if judge != STEP and JUDGES[judge].serves(ENTRIES[name], name):
+    judges = given.judge or [*JUDGES, *WHOLE]
+    for name in given.op or ENTRIES:
+        for judge in judges:
+            if judge in JUDGES and JUDGES[judge].serves(ENTRIES[name], name):
                 failed += sweep(name, judge, given.draws, given.seed, given.minutes, given.show)
-    if STEP in (given.judge or [STEP]):
-        failed += sweep(STEP, STEP, given.draws, given.seed, given.minutes, given.show)
+    for judge in judges:
+        if judge in WHOLE:
+            failed += sweep("step", judge, given.draws, given.seed, given.minutes, given.show)
     sys.exit(bool(failed))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sweep.judges import cpu, step
+from tests.sweep.judges import WHOLE, cpu
 
 STEPS = 8
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(STEPS))
-def test_a_drawn_step(seed: int) -> None:
+@pytest.mark.parametrize("judge", WHOLE)
+def test_a_drawn_step(judge: str, seed: int) -> None:
     cpu.require()
-    step.judge(f"step 0 {seed}")
+    WHOLE[judge](f"step 0 {seed}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from tests.sweep.case import Case
-from tests.sweep.judges import cpu, cuda, declaration, decomposition, gradient, numpy, types
+from tests.sweep.judges import cpu, cuda, declaration, decomposition, gradient, numpy, options, step, types
 from tests.sweep.table import Entry
 
 
@@ -55,3 +55,6 @@ JUDGES = {
     "cpu": Judge(cpu.judge, cpu.draw, serves=cpu.serves, require=cpu.require),
     "cuda": Judge(cuda.judge, cuda.draw, serves=cuda.serves, require=cuda.require, prepare=cuda.prepare),
 }
+
+# Of drawn steps, by their text.
+WHOLE: dict[str, Callable[[str], int]] = {"step": step.judge, "options": options.judge}
