@@ -122,9 +122,7 @@ def _kept(step: fp.Compiled, given: Batches, wanted: list[list[bytes]], about: s
         assert _steps(again, given[1:]) == wanted[1:], f"{about}: the file of the plan goes on otherwise"
 
 
-def _by_hand(
-    exact: Graph, drawn: Drawn, parameters: dict[str, np.ndarray], session: Session, given: Batches
-) -> None:
+def _by_hand(exact: Graph, drawn: Drawn, parameters: dict[str, np.ndarray], session: Session, given: Batches) -> None:
     """Hold what steps have made of the parameters against the optimizer's rule, written out with NumPy; those that the
     loss does not read stay as they are.
     """
@@ -138,9 +136,7 @@ def _by_hand(
                 gradients.parameters[name] = p
         count = int(drawn.options.get("accumulate", 1))  # type: ignore[call-overload]
         parts = [several] if count == 1 else [{name: x[i] for name, x in several.items()} for i in range(count)]
-        results = [
-            gradients.step({name: x.astype(np.float64) for name, x in part.items()}).gradients for part in parts
-        ]
+        results = [gradients.step({name: x.astype(np.float64) for name, x in part.items()}).gradients for part in parts]
         means = {name: np.mean([each[name] for each in results], axis=0) for name in results[0]}
         norm = np.sqrt(sum((g**2).sum() for g in means.values()))
         for name, g in means.items():
