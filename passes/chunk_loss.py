@@ -135,14 +135,14 @@ def _logits(graph: Graph, entropy: Node) -> tuple[Node, Value | None, tuple[Node
     bias: Value | None = None
     views: list[Node] = []
     nodes: list[Node] = []
-    while _only_reader(graph, value) is not None and value.shape[-1] == classes:
+    while _only_reader(graph, value) is not None and value.shape[-1:] == (classes,):
         node = graph.producer.get(value)
         if node is None:
             return None
         nodes.insert(0, node)
         if isinstance(node.op, MatMul):
-            h, w = node.inputs
-            fits = len(w.shape) == 2 and not node.op.transpose_a and h is not w
+            h, w, *base = node.inputs
+            fits = not base and len(w.shape) == 2 and not node.op.transpose_a and h is not w
             return (node, bias, tuple(views), tuple(nodes)) if fits else None
         if isinstance(node.op, Reshape) or (isinstance(node.op, Slice) and node.op.steps[-1] == 1):
             views.insert(0, node)
@@ -159,7 +159,7 @@ def _added_vector(node: Node) -> tuple[Value, Value] | None:
     if not isinstance(node.op, Map) or node.op.parsed != (Arg(0) + Arg(1),):
         return None
     for x, vector in (node.inputs, node.inputs[::-1]):
-        if x.type == node.outputs[0].type and vector.dtype == x.dtype and vector.type.size == vector.shape[-1:][0]:
+        if x.type == node.outputs[0].type and vector.dtype == x.dtype and vector.shape[-1:] == (vector.type.size,):
             return (x, vector) if vector.shape[-1] == x.shape[-1] else None
     return None
 

@@ -199,3 +199,25 @@ def test_no_loss_is_made_in_chunks_where_gradients_need_a_scale(dtype: str, chun
     """In chunks the gradient is made, and rounded, with the loss: before it has the scale."""
     graph = parse_graph((HEAD + ENTROPY.format("logits") + COUNTED).replace("float64", "float32"))
     assert len(fused(differentiate(graph, dtype=as_dtype(dtype)))) == chunked
+
+
+SCALAR = """parameter %one: float64[] = fill(1.0)
+%more: float64[2,3,7] = map(exprs=('(a0 + a1)',)) [%logits, %one] as %more
+"""
+SUM = """parameter %d: float64[2,3,7] = fill(1.0)
+%more: float64[2,3,7] = matmul(transpose_b=True) [%h, %w, %d] as %more
+"""
+NUMBER = """graph %g
+input %target: int64[1]
+parameter %w: float64[] = fill(1.0)
+%logits: float64[1,1] = reshape(shape=(1, 1)) [%w] as %logits
+%e.0: float64[1], %e.1: float64[1] = cross_entropy(axis=1) [%logits, %target] as %e
+%loss: float64[] = reduce(how='sum', axes=(0,)) [%e.0] as %loss
+loss %loss
+"""
+
+
+@pytest.mark.parametrize("more", [SCALAR, SUM, NUMBER], ids=["a scalar added", "a sum of products", "one number"])
+def test_logits_of_other_kinds_stay(more: str) -> None:
+    text = more if more is NUMBER else HEAD + more + ENTROPY.format("more") + COUNTED
+    assert not fused(chunk_losses(parse_graph(text)))
