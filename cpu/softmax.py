@@ -61,12 +61,15 @@ def highest(row):  # type: ignore[no-untyped-def]
 
 @summing
 def _exponentials_to(row, high, line):  # type: ignore[no-untyped-def]
-    """exp(x − high), and their sum in float64."""
+    """exp(x − high), and their sum in float64: added up behind, since a loop that writes one array and reads another takes
+    the elements of a sum in lanes or one by one, as the two lie to each other.
+    """
     total = 0.0
     for first in range(0, len(row), BLOCK):
         part, there, block = row[first : first + BLOCK], line[first : first + BLOCK], np.float32(0)
         for k in range(len(part)):
             there[k] = exp32(number(part[k]) - high)
+        for k in range(len(there)):
             block += there[k]
         total += block
     return total
