@@ -152,6 +152,9 @@ def test_a_stored_value_may_lie_anywhere_and_is_not_for_others() -> None:
     ):
         with pytest.raises(VerificationError, match=message):
             verify(bad, problem)
+    good = at(0, 128, 192)
+    with pytest.raises(VerificationError, match="'w' must be at home, offset 256, not at 64"):
+        verify(replace(good, ends=((v, 64), (w, 64), (a, 0), (b, 128))), problem)
 
 
 def test_what_has_no_bytes_must_have_been_made() -> None:
@@ -183,13 +186,19 @@ def test_sharing_is_found_along_paths(first: int) -> None:
     verify(hand_plan(problem, steps, {p: 0, q: 192, r: 384}, {a: 192, b: 384, c: 0}, (576,), 576, 0), problem)
 
 
-def test_a_path_that_was_taken_is_remembered() -> None:
-    """The third write makes the first two give way; the fourth finds nothing, though the second could move on."""
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        [(0, 0), (0, 1), (1, 1), (1, 2), (1, 3), (2, 0), (3, 0)],
+        [(0, 0), (0, 1), (0, 3), (1, 1), (1, 2), (2, 0), (3, 0)],
+    ],
+)
+def test_a_path_that_was_taken_is_remembered(wishes: list[tuple[int, int]]) -> None:
+    """The third write makes others give way; the fourth finds nothing, though the second could move on."""
     make = Maker((Region("arena"),))
     p, q, r, s = (make.value(name, 192, 0, role=Role.INPUT) for name in "pqrs")
     sizes = (("a", 192), ("b", 128), ("c", 64), ("d", 64))
     a, b, c, d = (make.value(name, size, 0, role=Role.OUTPUT) for name, size in sizes)
-    wishes = [(0, 0), (0, 1), (1, 1), (1, 2), (1, 3), (2, 0), (3, 0)]
     make.action("f", [p, q, r, s], [a, b, c, d], *[Overwrite(*wish) for wish in wishes])
     problem = make.problem()
     assert live_bytes(problem, [0]).tolist() == [832]
@@ -225,6 +234,10 @@ def test_one_of_two_copies_may_be_overwritten() -> None:
     assert live_bytes(problem, [0, 0, 1, 2]).tolist() == [128, 128, 128, 192]
     steps = [Step(0, (0,), (64,)), Step(0, (0,), (128,)), Step(1, (64,), (64,)), Step(2, (128, 64), (0,))]
     verify(hand_plan(problem, steps, {x: 0}, {y: 0}, (192,), 192, 3), problem)
+
+
+def test_starts_and_ends_come_in_any_order() -> None:
+    verify(with_fields(starts=GOOD.starts[::-1], ends=GOOD.ends[::-1]), two_homes()[0])
 
 
 def test_a_place_for_no_workspace_means_nothing() -> None:
@@ -366,3 +379,67 @@ def test_a_part_in_its_place_touches_no_write_below_the_whole() -> None:
     problem = make.problem()
     steps = [Step(0, (192,), (64,)), Step(1, (192,), (128,)), Step(2, (64, 128), (0, 64))]
     verify(hand_plan(problem, steps, {x: 192}, {s: 0, t: 64}, (256,), 192, 1), problem)
+
+
+def test_what_is_made_again_lived_before() -> None:
+    make = Maker((Region("arena"),))
+    x, a = make.value("x", 64, 0, role=Role.INPUT), make.value("a", 64, 0)
+    y, z = make.value("y", 64, 0, role=Role.OUTPUT), make.value("z", 64, 0, role=Role.OUTPUT)
+    make.action("a", [x], [a])
+    make.action("y", [a], [y], workspace=64)
+    make.action("z", [a], [z])
+    problem = make.problem()
+    assert live_bytes(problem, [0, 1, 0, 2]).tolist() == [128, 256, 192, 192]
+    steps = [Step(0, (0,), (64,)), Step(1, (64,), (128,), 192), Step(0, (0,), (64,)), Step(2, (64,), (0,))]
+    verify(hand_plan(problem, steps, {x: 0}, {y: 128, z: 0}, (256,), 256, 1), problem)
+
+
+def test_a_required_overwrite_comes_before_a_larger_one() -> None:
+    make = Maker((Region("arena"),))
+    p = make.value("p", 128, 0, role=Role.INPUT)
+    a, b = make.value("a", 64, 0, role=Role.OUTPUT), make.value("b", 128, 0, role=Role.OUTPUT)
+    make.action("f", [p], [a, b], Overwrite(0, 0, True), Overwrite(1, 0))
+    problem = make.problem()
+    assert live_bytes(problem, [0]).tolist() == [256]
+    verify(hand_plan(problem, [Step(0, (0,), (0, 128))], {p: 0}, {a: 0, b: 128}, (256,), 256, 0), problem)
+
+
+def test_what_must_take_one_read_takes_no_other() -> None:
+    make = Maker((Region("arena"),))
+    p, q = make.value("p", 64, 0, role=Role.INPUT), make.value("q", 64, 0, role=Role.INPUT)
+    y = make.value("y", 64, 0, role=Role.OUTPUT)
+    make.action("f", [p, q], [y], Overwrite(0, 0, True), Overwrite(0, 1), workspace=64)
+    problem = make.problem()
+    assert live_bytes(problem, [0]).tolist() == [192]
+    verify(hand_plan(problem, [Step(0, (0, 64), (0,), 128)], {p: 0, q: 64}, {y: 0}, (192,), 192, 0), problem)
+
+
+def test_parts_share_the_bytes_of_the_whole_if_they_die_there_and_may_lie_there() -> None:
+    """Of three parts, one is read again and one would not be aligned."""
+    make = Maker((Region("arena"),))
+    x = make.value("x", 64, 0, role=Role.INPUT)
+    a, b, c = (make.value(name, 64, 0) for name in "abc")
+    t, y = make.value("t", 224, 0), make.value("y", 64, 0, role=Role.OUTPUT)
+    for part in (a, b, c):
+        make.action(make.values[part].name, [x], [part])
+    make.action("join", [a, b, c], [t], parts=(Part(0, 0, 0), Part(0, 1, 64), Part(0, 2, 160)), workspace=64)
+    make.action("y", [t, a], [y])
+    problem = make.problem()
+    assert live_bytes(problem, range(5)).tolist() == [128, 192, 256, 448, 384]
+    steps = [Step(i, (128,), (offset,)) for i, offset in enumerate((256, 64, 320))]
+    steps += [Step(3, (256, 64, 320), (0,), 384), Step(4, (0, 256), (320,))]
+    verify(hand_plan(problem, steps, {x: 128}, {y: 320}, (448,), 448, 3), problem)
+
+
+@pytest.mark.parametrize(("piece", "whole"), [(32, 64), (64, 32)])
+def test_a_part_lies_where_either_alignment_lets_it(piece: int, whole: int) -> None:
+    make = Maker((Region("arena"),))
+    x, a = make.value("x", 32, 0, alignment=32, role=Role.INPUT), make.value("a", 32, 0, alignment=piece)
+    t = make.value("t", 64, 0, alignment=whole, role=Role.OUTPUT)
+    make.action("a", [x], [a])
+    make.action("join", [a], [t], parts=(Part(0, 0, 32),), workspace=64)
+    problem = make.problem()
+    assert live_bytes(problem, [0, 1]).tolist() == [64, 128]
+    at = 64 if piece == 64 else 32
+    steps = [Step(0, (128,), (at,)), Step(1, (at,), (at - 32,), 128)]
+    verify(hand_plan(problem, steps, {x: 128}, {t: at - 32}, (192,), 128, 1), problem)
