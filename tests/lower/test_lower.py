@@ -14,6 +14,7 @@ from foreplan.lower import DeviceProfile, Kernel, Program, lower
 from foreplan.lower.numpy import NumpyTarget
 from foreplan.lower.program import ARENA, PARAMETERS, STATE
 from foreplan.lower.target import named
+from foreplan.lower.valid import with_valid
 from foreplan.planner import Category, Role, check_problem
 
 
@@ -248,6 +249,23 @@ def test_a_valid_index_is_one_that_every_reader_takes(readers: list[tuple[str, i
     low, high, *others = slots["i"] or (-200, 200)
     for index in range(-120, 20):
         assert (low <= index <= high or index in others) == all(takes(*reader, index) for reader in readers)
+
+
+def test_valid_ranges_reach_inputs_through_copies_to_the_host_and_back() -> None:
+    """As a plan file is read, whose program has them: one copy makes what the other reads."""
+    graph = parse_graph(
+        """graph %g
+input %ids: int64[8192]
+parameter %d: float32[7,1] = fill(1.0)
+parameter %w: float32[8192,1] = fill(1.0)
+%j: int64[8192] = map(exprs=('a0',)) [%ids] as %j
+~%rows: float32[8192,1] = gather(axis=0) [%d, %j] as %rows
+gradient %w = %rows
+"""
+    )
+    program = lower(graph, offload=True)
+    assert [call.node for call in program.calls] == ["j", "rows", "j/offload", "j/fetch"]
+    assert [slot.valid for slot in with_valid(program).inputs] == [(-7, 6)]
 
 
 def test_an_op_without_kernel_is_decomposed() -> None:
