@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from foreplan.errors import ForeplanError, ModelError, ShapeError, UnsupportedError
 from foreplan.frontend import from_onnx
@@ -239,3 +240,27 @@ def test_an_extent_of_0_in_the_file_may_be_given_otherwise() -> None:
     assert from_onnx(proto, shapes={"x": (4, 3)}).inputs[0].shape == (4, 3)
     with pytest.raises(ShapeError, match="is 3 in the file, and shapes= gives 5"):
         from_onnx(proto, shapes={"x": (4, 5)})
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5,), (1, 1), (3, 1), (2, 1, 3, 1), (3, 2)])
+@pytest.mark.parametrize("kind", [np.float32, np.bool_])
+@pytest.mark.parametrize("opset", [23, 24])
+def test_a_mask_of_attention_is_broadcast_and_from_opset_24_on_padded(
+    shape: tuple[int, ...], kind: type, opset: int
+) -> None:
+    """Opset 24: the last axis "can also be shorter and will be padded with negative infinity". Extent 1 is shorter."""
+    mask = random(*shape) if kind is np.float32 else random(*shape) > -0.5
+    mask[..., 0] = True  # every query has a key
+    feeds = {"q": random(2, 4, 3, 4), "k": random(2, 2, 5, 4, seed=1), "v": random(2, 2, 5, 4, seed=2)}
+    proto = model([node("Attention", "q k v m", "y")], {k: x.shape for k, x in feeds.items()}, ["y"], {"m": mask}, opset)
+    if shape[-1] == 2 and opset == 23:
+        with pytest.raises(ShapeError, match="do not broadcast"):
+            from_onnx(proto)
+        return
+    graph = from_onnx(proto)
+    assert ("attention" in {made.op.name for made in graph.nodes}) == (shape[-1] == 5 or opset == 23)
+    if opset == 23:
+        wide = np.ascontiguousarray(np.broadcast_to(mask, (*shape[:-1], 5)))
+        proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(wide, "m"))
+    (wanted,) = ReferenceEvaluator(proto).run(None, feeds)
+    np.testing.assert_allclose(run(graph, **feeds)["y"], wanted, rtol=1e-4, atol=1e-5)
