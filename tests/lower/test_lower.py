@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from foreplan.errors import UnsupportedError, UsageError
 from foreplan.graph import Cost, Graph, Op, Window, parse_graph
-from foreplan.lower import DeviceProfile, Kernel, Program, lower
+from foreplan.lower import DeviceProfile, Kernel, Program, lower, target_named
 from foreplan.lower.numpy import NumpyTarget
 from foreplan.lower.program import ARENA, PARAMETERS, STATE
 from foreplan.lower.target import named
@@ -74,6 +75,18 @@ output %y = %y
     assert (operand.offset, operand.strides, str(operand.type)) == (12, (8, 12), "float32[2,1]")
 
 
+def test_a_window_without_gaps_is_a_tensor_in_c_order() -> None:
+    """The step along an axis of extent 1 means nothing."""
+    program = lowered(
+        """input %x: float32[3,4]
+%s: float32[1,4] = slice(starts=(0, 0), shape=(1, 4), steps=(2, 1)) [%x] as %s
+%y: float32[1,4] = map(exprs=('exp(a0)',)) [%s] as %y
+output %y = %y
+"""
+    )
+    assert program.calls[0].inputs[0].strides == (16, 4)
+
+
 def test_a_window_that_cannot_be_reshaped_is_copied_once() -> None:
     program = lowered(
         """input %x: float32[2,3]
@@ -111,6 +124,17 @@ update %w = %p
 """
     )
     assert actions(program) == ["matmul: w -> p", "map: p -> w/next effect"]
+
+
+def test_an_update_that_sees_the_old_content_in_two_ways_is_copied_home() -> None:
+    program = lowered(
+        """parameter %w: float32[4,4] = fill(1.0)
+%t: float32[4,4] = transpose(perm=(1, 0)) [%w] as %t
+%n: float32[4,4] = map(exprs=('(a0 + a1)',)) [%w, %t] as %n
+update %w = %n
+"""
+    )
+    assert actions(program) == ["map: w -> n", "map: n -> w/next effect"]
 
 
 def test_an_update_waits_for_later_readers_of_the_old_content() -> None:
@@ -277,12 +301,50 @@ def test_an_op_without_kernel_is_decomposed() -> None:
         "graph %g\ninput %x: float32[2,3]\n%y: float32[2,3] = softmax(axis=1) [%x] as %y\noutput %y = %y\n"
     )
     assert {call.op.name for call in lower(graph).calls} == {"softmax"}
-    assert {call.op.name for call in lower(graph, Small()).calls} == {"map", "reduce"}
+    small = lower(graph, Small())
+    assert {call.op.name for call in small.calls} == {"map", "reduce"}
+    assert {call.node.partition("/")[0] for call in small.calls} == {"y"}
+    assert not any("'" in call.node for call in small.calls)
 
 
 def test_an_unknown_target_is_refused() -> None:
     with pytest.raises(UsageError, match="choose one of numpy"):
         lower(Graph("g", (), (), (), {}), "abacus")
+
+
+@pytest.mark.parametrize(
+    "target", ["numpy:threads=2", "cpu:cores=2", "cpu:threads", "cpu:threads=", "cpu:threads=two", "cpu:threads=²"]
+)
+def test_an_option_that_a_target_does_not_have_is_refused(target: str) -> None:
+    with pytest.raises(UsageError, match="has no option"):
+        target_named(target)
+
+
+def test_a_loss_has_its_name_and_a_program_that_needs_no_note_has_none() -> None:
+    program = lowered(
+        """input %x: float32[2]
+%y: float32[] = reduce(how='sum', axes=(0,)) [%x] as %y
+loss %y
+"""
+    )
+    assert program.loss is not None and program.loss.name == "loss"
+    assert program.notes == ()
+
+
+def test_operands_that_no_kernel_takes_as_they_lie_are_named() -> None:
+    class Aligned(NumpyTarget):
+        def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+            return [replace(kernel, alignment=16) for kernel in super().kernels(op, inputs, outputs)]
+
+    text = """graph %g
+input %x: float32[8]
+%s: float32[4] = slice(starts=(%d,), shape=(4,), steps=(1,)) [%x] as %s
+%y: float32[4] = map(exprs=('exp(a0)',)) [%s] as %exponential
+output %y = %y
+"""
+    assert len(lower(parse_graph(text.replace("%d", "4")), Aligned()).calls) == 1
+    with pytest.raises(UnsupportedError, match="target numpy has no kernel for map that takes .* from byte 4 on"):
+        lower(parse_graph(text.replace("%d", "1")), Aligned())
 
 
 def test_an_op_that_the_target_cannot_run_is_named() -> None:
