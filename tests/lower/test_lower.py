@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from foreplan.errors import UnsupportedError, UsageError
@@ -236,6 +236,19 @@ output %rows = %rows
     assert slot.valid == (-7, 6)
 
 
+def test_an_input_that_is_computed_with_may_be_anything() -> None:
+    program = lowered(
+        """input %i: int64[2]
+input %d: float32[7,1]
+%j: int64[2] = map(exprs=('(a0 + 5)',)) [%i] as %j
+%y: float32[2,1] = gather(axis=0) [%d, %j] as %y
+output %y = %y
+"""
+    )
+    assert [slot.valid for slot in program.inputs] == [None, None]
+
+
+@example([("entropy", 3, 5), ("gather", 6, 0)], False)
 @given(
     st.lists(
         st.one_of(
