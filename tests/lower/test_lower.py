@@ -61,6 +61,15 @@ output %out = %y
     }
 
 
+def test_the_count_of_updates_is_a_state_of_its_name() -> None:
+    """`step`, or that with a number where a model has a `step` itself."""
+    state = "state %{}: float32[] = fill(0.0)\n"
+    assert lowered(state.format("v")).step_count is None
+    for parameters, name in (("", "step"), ("parameter %step: float32[] = fill(0.0)\n", "step.1")):
+        count = lowered(parameters + state.format("v") + state.format(name)).step_count
+        assert count is not None and count.name == name
+
+
 def test_views_are_windows_and_no_actions() -> None:
     program = lowered(
         """input %x: float32[2,3]
@@ -73,6 +82,7 @@ output %y = %y
     assert actions(program) == ["map: x -> y"]
     (operand,) = program.calls[0].inputs
     assert (operand.offset, operand.strides, str(operand.type)) == (12, (8, 12), "float32[2,1]")
+    assert str(operand) == "v0+12:float32[2,1]/[8, 12]" and str(program.calls[0].outputs[0]) == "v1+0:float32[2,1]"
 
 
 def test_a_window_without_gaps_is_a_tensor_in_c_order() -> None:
