@@ -315,6 +315,32 @@ gradient %w = %rows
     assert [slot.valid for slot in with_valid(program).inputs] == [(-7, 6)]
 
 
+def test_only_large_activations_that_backward_reads_may_go_to_the_host() -> None:
+    """Not what is given, returned, stored or smaller than 64 KiB."""
+    graph = parse_graph(
+        """graph %g
+input %x: float32[16384]
+input %z: float32[16383]
+parameter %w: float32[16384] = fill(1.0)
+parameter %v: float32[16383] = fill(1.0)
+%first: float32[16384], %h: float32[16384] = map(exprs=('(a0 * 2.0)', 'exp(a0)')) [%x] as %h
+%k: float32[16383] = map(exprs=('exp(a0)',)) [%z] as %k
+%o: float32[16384] = map(exprs=('tanh(a0)',)) [%h] as %o
+%only: float32[16384] = map(exprs=('sin(a0)',)) [%first] as %only
+%last: float32[16384] = map(exprs=('cos(a0)',)) [%only] as %last
+~%gw: float32[16384] = map(exprs=('(a0 * ((a1 * a2) + a3))',)) [%x, %h, %o, %w] as %gw
+~%gv: float32[16383] = map(exprs=('(a0 + a1)',)) [%k, %v] as %gv
+output %o = %o
+output %last = %last
+gradient %w = %gw
+gradient %v = %gv
+"""
+    )
+    program = lower(graph, offload=True)
+    check_problem(program)
+    assert actions(program)[7:] == ["map: h -> h/host", "map: h/host -> h"]
+
+
 def test_an_op_without_kernel_is_decomposed() -> None:
     class Small(NumpyTarget):
         def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
