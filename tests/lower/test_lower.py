@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -369,6 +370,11 @@ def test_an_option_that_a_target_does_not_have_is_refused(target: str) -> None:
         target_named(target)
 
 
+def test_the_target_cpu_takes_the_processors_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 4, 6} if process == 0 else {0})
+    assert [target_named(text).name for text in ("cpu", "cpu:threads=2")] == ["cpu:threads=3", "cpu:threads=2"]
+
+
 def test_a_loss_has_its_name_and_a_program_that_needs_no_note_has_none() -> None:
     program = lowered(
         """input %x: float32[2]
@@ -377,6 +383,7 @@ loss %y
 """
     )
     assert program.loss is not None and program.loss.name == "loss"
+    assert [call.kernel for call in program.calls] == ["reference"]
     assert program.notes == ()
 
 
