@@ -399,7 +399,7 @@ input %x: float32[8]
 output %y = %y
 """
     assert len(lower(parse_graph(text.replace("%d", "4")), Aligned()).calls) == 1
-    with pytest.raises(UnsupportedError, match="target numpy has no kernel for map that takes .* from byte 4 on"):
+    with pytest.raises(UnsupportedError, match=r"target numpy has no kernel for map that takes .* from byte 4 on"):
         lower(parse_graph(text.replace("%d", "1")), Aligned())
 
 

@@ -312,7 +312,15 @@ def test_a_gradient_is_wide_from_its_sum_on_where_all_that_is_read_of_it_is_wide
 
 
 def test_a_view_that_is_returned_narrow_keeps_its_sum_narrow() -> None:
-    lines = ["graph %g", "input %x: bfloat16[4,8]", SUM, VIEW, WIDE_VIEW, "output %wide = %wide", "output %view = %view"]
+    lines = [
+        "graph %g",
+        "input %x: bfloat16[4,8]",
+        SUM,
+        VIEW,
+        WIDE_VIEW,
+        "output %wide = %wide",
+        "output %view = %view",
+    ]
     graph = parse_graph("\n".join([*lines, ""]))
     assert nodes(wide_gradients(graph)) == nodes(graph)
 

@@ -252,7 +252,9 @@ def test_a_mask_of_attention_is_broadcast_and_from_opset_24_on_padded(
     mask = random(*shape) if kind is np.float32 else random(*shape) > -0.5
     mask[..., 0] = True  # every query has a key
     feeds = {"q": random(2, 4, 3, 4), "k": random(2, 2, 5, 4, seed=1), "v": random(2, 2, 5, 4, seed=2)}
-    proto = model([node("Attention", "q k v m", "y")], {k: x.shape for k, x in feeds.items()}, ["y"], {"m": mask}, opset)
+    proto = model(
+        [node("Attention", "q k v m", "y")], {k: x.shape for k, x in feeds.items()}, ["y"], {"m": mask}, opset
+    )
     if shape[-1] == 2 and opset == 23:
         with pytest.raises(ShapeError, match="do not broadcast"):
             from_onnx(proto)
