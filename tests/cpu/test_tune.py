@@ -104,7 +104,8 @@ def test_nothing_is_measured_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPa
     def refused() -> None:
         raise AssertionError("prices that were measured")
 
-    monkeypatch.setattr(tune, "prices", refused)
-    assert fp.lower(model(), CpuTarget(1)).actions
-    with pytest.raises(AssertionError, match="were measured"):
-        fp.lower(model(), CpuTarget(1, tune=True))
+    with monkeypatch.context() as patched:
+        patched.setattr(tune, "prices", refused)
+        assert fp.lower(model(), CpuTarget(1)).actions
+        with pytest.raises(AssertionError, match="were measured"):
+            fp.lower(model(), CpuTarget(1, tune=True))
