@@ -121,3 +121,24 @@ output %y = %y
     else:
         with pytest.raises(PlanError, match="its kernel may not overwrite input 0 with output 0"):
             check_program(changed, plan)
+
+
+@pytest.mark.parametrize(
+    ("offset", "stride", "told"),
+    [(1, 1, ""), (0, 2, ""), (2, -1, ""), (2, -2, ""), (2, 1, "2 to 4"), (0, -1, "-1 to 1"), (1, 2, "1 to 4")],
+)
+def test_a_window_of_bytes_lies_within_its_value(offset: int, stride: int, told: str) -> None:
+    program, plan = planned(
+        """input %x: uint8[3]
+%s: uint8[2] = slice(starts=(1,), shape=(2,), steps=(1,)) [%x] as %s
+%y: uint8[2] = map(exprs=('(a0 + 1)',)) [%s] as %y
+output %y = %y
+"""
+    )
+    (x,) = program.calls[0].inputs
+    changed = with_call(program, 0, inputs=(replace(x, offset=offset, strides=(stride,)),))
+    if not told:
+        check_program(changed, plan)
+    else:
+        with pytest.raises(PlanError, match=f"reads bytes {told} of 'x', which has 3"):
+            check_program(changed, plan)
