@@ -286,7 +286,10 @@ WIDE_PRODUCT = "~%wide: float32[4,4] = map(exprs=('float32(a0)',)) [%sum] as %wi
         ([SUM, VIEW, WIDE_VIEW, READ_NARROW.format("view", "other").replace("[8]", "[2,4]")], False),
         ([SUM, VIEW, WIDE_VIEW, SECOND, WIDENED.format("second", "more")], True),
         ([SUM, VIEW, WIDE_VIEW, SECOND, READ_NARROW.format("second", "other")], False),
-        ([SUM, VIEW, WIDE_VIEW, SECOND, WIDENED.format("second", "more"), READ_NARROW.format("second", "other")], False),
+        (
+            [SUM, VIEW, WIDE_VIEW, SECOND, WIDENED.format("second", "more"), READ_NARROW.format("second", "other")],
+            False,
+        ),
         ([SUM, REDUCED.format("more"), JOINED.format("more"), WIDE_JOINED], True),
         ([SUM, JOINED.format("given"), WIDE_JOINED], False),
         ([READ_NARROW.format("given", "sum"), WIDE], True),

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from foreplan.errors import ForeplanError, ModelError, ShapeError, UnsupportedError
@@ -83,6 +83,25 @@ def test_onnx_s_domain_has_two_names() -> None:
         wanted, found = (run(from_onnx(proto), x=x)["y"] for proto in protos)
         np.testing.assert_array_equal(found, wanted)
         np.testing.assert_allclose(found, by_onnxruntime(protos[0], x=x)["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_defaults_of_attributes_are_those_of_the_domain_that_is_meant() -> None:
+    """`HannWindow` by its function's body, whose `periodic` is 1; a model's own `Selu` has no alpha of ONNX's."""
+    protos = [
+        model(
+            [node("HannWindow", "n", "w", domain=name), node("Mul", "x w", "y")], {"x": (5,)}, ["y"], {"n": np.array(5)}
+        )
+        for name in ("", "ai.onnx")
+    ]
+    for proto in protos:
+        found = run(from_onnx(proto), x=np.ones(5, np.float32))["y"]
+        np.testing.assert_allclose(found, np.sin(np.pi * np.arange(5) / 5) ** 2, atol=1e-6)
+    leaky = node("LeakyRelu", "x", "y")
+    leaky.attribute.append(onnx.AttributeProto(name="alpha", ref_attr_name="alpha", type=onnx.AttributeProto.FLOAT))
+    body = helper.make_function("own", "Selu", ["x"], ["y"], [leaky], [helper.make_opsetid("", 18)], ["alpha"])
+    proto = model([node("Selu", "x", "y", domain="own")], {"x": (3,)}, ["y"], functions=[body], domains=["own"])
+    found = run(from_onnx(proto), x=np.array([-1, 0, 2], np.float32))["y"]
+    np.testing.assert_allclose(found, [-0.01, 0, 2], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("opset", "age"), [(OLDEST_OPSET - 1, "older"), (NEWEST_OPSET + 1, "newer")])
@@ -266,3 +285,26 @@ def test_a_mask_of_attention_is_broadcast_and_from_opset_24_on_padded(
         proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(wide, "m"))
     (wanted,) = ReferenceEvaluator(proto).run(None, feeds)
     np.testing.assert_allclose(run(graph, **feeds)["y"], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [np.array(0.5, np.float32), np.array([[[[[0.5]]]]], np.float32)])
+def test_a_mask_of_no_axes_or_too_many_is_refused(mask: np.ndarray) -> None:
+    feeds = {"q": (1, 2, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 5, 4)}
+    with pytest.raises(ShapeError):
+        from_onnx(model([node("Attention", "q k v m", "y")], feeds, ["y"], {"m": mask}, 23))
+
+
+@pytest.mark.parametrize(
+    ("equation", "shape", "told"),
+    [
+        ("ab->a", (2,), r"the term 'ab' of 'ab->a' does not fit an operand with 1 axes"),
+        ("a->a", (2, 3), r"the term 'a' of 'a->a' does not fit an operand with 2 axes"),
+        ("a...bc->a", (2, 3), r"the term 'a...bc' of .* does not fit an operand with 2 axes"),
+        ("ab->ac", (2, 3), "'ab->ac' has an index that no operand has, or one twice"),
+        ("ab->aba", (2, 3), "'ab->aba' has an index that no operand has, or one twice"),
+        ("ab,a->b", (2, 3), "is for 2 operands, and there are 1"),
+    ],
+)
+def test_equations_that_do_not_fit_are_named(equation: str, shape: tuple[int, ...], told: str) -> None:
+    with pytest.raises(ForeplanError, match=told):
+        from_onnx(model([node("Einsum", "x", "y", equation=equation)], {"x": shape}, ["y"]))
