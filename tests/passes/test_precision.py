@@ -284,6 +284,7 @@ WIDE_PRODUCT = "~%wide: float32[4,4] = map(exprs=('float32(a0)',)) [%sum] as %wi
         ([SUM, VIEW, WIDE_VIEW, WIDENED.format("sum", "more")], True),
         ([SUM, VIEW, WIDE_VIEW, READ_NARROW.format("sum", "other")], False),
         ([SUM, VIEW, WIDE_VIEW, READ_NARROW.format("view", "other").replace("[8]", "[2,4]")], False),
+        ([SUM, VIEW, WIDE_VIEW, SECOND], True),
         ([SUM, VIEW, WIDE_VIEW, SECOND, WIDENED.format("second", "more")], True),
         ([SUM, VIEW, WIDE_VIEW, SECOND, READ_NARROW.format("second", "other")], False),
         (
@@ -319,9 +320,10 @@ def test_a_gradient_is_wide_from_its_sum_on_where_all_that_is_read_of_it_is_wide
 
 
 @pytest.mark.parametrize("returned", ["view", "second"])
-def test_a_view_that_is_returned_narrow_keeps_its_sum_narrow(returned: str) -> None:
-    outputs = ["output %wide = %wide", f"output %narrow = %{returned}"]
-    graph = parse_graph("\n".join(["graph %g", "input %x: bfloat16[4,8]", SUM, VIEW, WIDE_VIEW, SECOND, *outputs, ""]))
+@pytest.mark.parametrize("more", [[], [WIDENED.format("second", "more")]], ids=["", "read"])
+def test_a_view_that_is_returned_narrow_keeps_its_sum_narrow(returned: str, more: list[str]) -> None:
+    lines = ["graph %g", "input %x: bfloat16[4,8]", SUM, VIEW, WIDE_VIEW, SECOND, *more]
+    graph = parse_graph("\n".join([*lines, "output %wide = %wide", f"output %narrow = %{returned}", ""]))
     assert nodes(wide_gradients(graph)) == nodes(graph)
 
 

@@ -13,7 +13,7 @@ from foreplan.errors import PlanError
 from foreplan.graph import Op, Window, parse_graph
 from foreplan.lower import Kernel, Operand, Program, lower
 from foreplan.lower.numpy import NumpyTarget
-from foreplan.planner import Plan
+from foreplan.planner import Overwrite, Plan
 from foreplan.runtime import plancheck
 from foreplan.runtime.plancheck import check_program
 from tests.runtime.test_session import compiled
@@ -142,3 +142,21 @@ output %y = %y
     else:
         with pytest.raises(PlanError, match=f"reads bytes {told} of 'x', which has 3"):
             check_program(changed, plan)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%y: float32[2,2] = matmul() [%x, %x] as %y",
+        "%s: float32[1,2] = slice(starts=(1, 0), shape=(1, 2), steps=(1, 1)) [%x] as %s\n"
+        "%y: float32[1,2] = map(exprs=('exp(a0)',)) [%s] as %y",
+    ],
+    ids=["no right of the kernel", "a part"],
+)
+def test_a_right_to_overwrite_is_the_kernel_s_and_of_what_begins_with_its_value(line: str) -> None:
+    program, plan = planned(f"input %x: float32[2,2]\n{line}\noutput %y = %y\n")
+    check_program(program, plan)
+    assert not program.actions[0].overwrites
+    changed = replace(program, actions=(replace(program.actions[0], overwrites=(Overwrite(0, 0),)),))
+    with pytest.raises(PlanError, match="its kernel may not overwrite input 0 with output 0"):
+        check_program(changed, plan)
