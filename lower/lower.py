@@ -227,8 +227,11 @@ class _Lowering:
         reads, writes = [x.window for x in inputs], [y.window for y in outputs]
         kernels = self.target.kernels(op, reads, writes)
         kernels = [kernel for kernel in kernels if all(x.offset % kernel.alignment == 0 for x in (*inputs, *outputs))]
+        if not kernels:
+            where = ", ".join(f"{x.window.type} from byte {x.offset} on" for x in inputs)
+            raise UnsupportedError(f"target {self.target.name} has no kernel for {op.name} that takes {where}")
         priced = [(self.target.price(op, kernel, reads, writes), kernel) for kernel in kernels]
-        if self.most is not None and priced:
+        if self.most is not None:
             most = max(self.most, min(kernel.workspace for kernel in kernels))
             limit = min(price for price, kernel in priced if kernel.workspace <= most) * self.faster
             priced = [each for each in priced if each[1].workspace <= most or each[0] < limit]

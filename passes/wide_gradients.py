@@ -85,7 +85,7 @@ def _reads_wide(graph: Graph, reader: Node) -> bool:
     if reader.op.is_view or isinstance(reader.op, Concat | Unslice):
         (value,) = reader.outputs
         readers = graph.readers[value]
-        return value not in graph.returned and bool(readers) and all(_reads_wide(graph, each) for each in readers)
+        return value not in graph.returned and all(_reads_wide(graph, each) for each in readers)
     return _is_widening(reader)
 
 

@@ -228,13 +228,8 @@ def _unavoidable(problem: Problem) -> list[int]:
     needed = [v for v, value in enumerate(problem.values) if value.role is Role.OUTPUT]
     for index in sorted(must):
         needed += problem.actions[index].reads
-    seen: set[int] = set()
     while needed:
-        v = needed.pop()
-        if v in seen:
-            continue
-        seen.add(v)
-        makers = _first_producers(problem, v)
+        makers = _first_producers(problem, needed.pop())
         if len(makers) == 1 and makers[0] not in must:
             must.add(makers[0])
             needed += problem.actions[makers[0]].reads

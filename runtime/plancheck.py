@@ -48,8 +48,6 @@ def check_program(program: Program, plan: Plan) -> None:
     for number, step in enumerate(plan.steps):
         if 0 <= step.action < len(program.actions) and not program.actions[step.action].workspace and step.workspace:
             raise PlanError(f"step {number} needs no workspace, and has one at {step.workspace}")
-    if sum(value.nbytes for value in program.values) + sum(action.workspace for action in program.actions) >> 62:
-        raise PlanError("all values and workspaces together have more than 2**62 bytes")
 
 
 def _check_call(program: Program, index: int, target: Target, used: bool) -> None:

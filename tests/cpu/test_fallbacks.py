@@ -35,6 +35,21 @@ def test_ops_without_a_kernel_are_listed_and_noted() -> None:
     assert "2 matmul" in note and "cpu:threads=1" in note
 
 
+def test_the_most_frequent_op_comes_first() -> None:
+    graph = parse_graph(
+        """graph %g
+input %x: float64[3,3]
+%s: float64[3,3] = softmax(axis=1) [%x] as %s
+%c: float64[3,3] = cumsum(axis=1, exclusive=False, reverse=False) [%s] as %c
+%a: float64[3,3] = matmul() [%c, %x] as %a
+%b: float64[3,3] = matmul() [%a, %x] as %b
+output %y = %b
+"""
+    )
+    found = fallbacks(lower(graph, "cpu:threads=1"))
+    assert [(each.op, each.count) for each in found] == [("matmul", 2), ("cumsum", 1), ("softmax", 1)]
+
+
 @pytest.mark.parametrize(("dtype", "target"), [("float32", "cpu:threads=1"), ("float64", "numpy")])
 def test_nothing_is_noted_where_nothing_falls_back(dtype: str, target: str) -> None:
     program = lower(products(dtype), target)

@@ -98,3 +98,14 @@ def test_a_measured_step_gives_what_a_predicted_one_gives() -> None:
 def test_a_target_that_measures_nothing_says_so() -> None:
     with pytest.raises(fp.UsageError, match="only cpu has"):
         fp.compile(model(), target="numpy", tune=True)
+
+
+def test_nothing_is_measured_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> None:
+        raise AssertionError("prices that were measured")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tune, "prices", refused)
+        assert fp.lower(model(), CpuTarget(1)).actions
+        with pytest.raises(AssertionError, match="were measured"):
+            fp.lower(model(), CpuTarget(1, tune=True))

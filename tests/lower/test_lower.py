@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from foreplan.errors import UnsupportedError, UsageError
 from foreplan.graph import Cost, Graph, Op, Window, parse_graph
-from foreplan.lower import DeviceProfile, Kernel, Program, lower
+from foreplan.lower import DeviceProfile, Kernel, Program, lower, target_named
 from foreplan.lower.numpy import NumpyTarget
 from foreplan.lower.program import ARENA, PARAMETERS, STATE
 from foreplan.lower.target import named
+from foreplan.lower.valid import with_valid
 from foreplan.planner import Category, Role, check_problem
 
 
@@ -59,6 +62,15 @@ output %out = %y
     }
 
 
+def test_the_count_of_updates_is_a_state_of_its_name() -> None:
+    """`step`, or that with a number where a model has a `step` itself."""
+    state = "state %{}: float32[] = fill(0.0)\n"
+    assert lowered(state.format("v")).step_count is None
+    for parameters, name in (("", "step"), ("parameter %step: float32[] = fill(0.0)\n", "step.1")):
+        count = lowered(parameters + state.format("v") + state.format(name)).step_count
+        assert count is not None and count.name == name
+
+
 def test_views_are_windows_and_no_actions() -> None:
     program = lowered(
         """input %x: float32[2,3]
@@ -71,6 +83,19 @@ output %y = %y
     assert actions(program) == ["map: x -> y"]
     (operand,) = program.calls[0].inputs
     assert (operand.offset, operand.strides, str(operand.type)) == (12, (8, 12), "float32[2,1]")
+    assert str(operand) == "v0+12:float32[2,1]/[8, 12]" and str(program.calls[0].outputs[0]) == "v1+0:float32[2,1]"
+
+
+def test_a_window_without_gaps_is_a_tensor_in_c_order() -> None:
+    """The step along an axis of extent 1 means nothing."""
+    program = lowered(
+        """input %x: float32[3,4]
+%s: float32[1,4] = slice(starts=(0, 0), shape=(1, 4), steps=(2, 1)) [%x] as %s
+%y: float32[1,4] = map(exprs=('exp(a0)',)) [%s] as %y
+output %y = %y
+"""
+    )
+    assert program.calls[0].inputs[0].strides == (16, 4)
 
 
 def test_a_window_that_cannot_be_reshaped_is_copied_once() -> None:
@@ -110,6 +135,17 @@ update %w = %p
 """
     )
     assert actions(program) == ["matmul: w -> p", "map: p -> w/next effect"]
+
+
+def test_an_update_that_sees_the_old_content_in_two_ways_is_copied_home() -> None:
+    program = lowered(
+        """parameter %w: float32[4,4] = fill(1.0)
+%t: float32[4,4] = transpose(perm=(1, 0)) [%w] as %t
+%n: float32[4,4] = map(exprs=('(a0 + a1)',)) [%w, %t] as %n
+update %w = %n
+"""
+    )
+    assert actions(program) == ["map: w -> n", "map: n -> w/next effect"]
 
 
 def test_an_update_waits_for_later_readers_of_the_old_content() -> None:
@@ -211,6 +247,19 @@ output %rows = %rows
     assert slot.valid == (-7, 6)
 
 
+def test_an_input_that_is_computed_with_may_be_anything() -> None:
+    program = lowered(
+        """input %i: int64[2]
+input %d: float32[7,1]
+%j: int64[2] = map(exprs=('(a0 + 5)',)) [%i] as %j
+%y: float32[2,1] = gather(axis=0) [%d, %j] as %y
+output %y = %y
+"""
+    )
+    assert [slot.valid for slot in program.inputs] == [None, None]
+
+
+@example([("entropy", 3, 5), ("gather", 6, 0)], False)
 @given(
     st.lists(
         st.one_of(
@@ -250,6 +299,49 @@ def test_a_valid_index_is_one_that_every_reader_takes(readers: list[tuple[str, i
         assert (low <= index <= high or index in others) == all(takes(*reader, index) for reader in readers)
 
 
+def test_valid_ranges_reach_inputs_through_copies_to_the_host_and_back() -> None:
+    """As a plan file is read, whose program has them: one copy makes what the other reads."""
+    graph = parse_graph(
+        """graph %g
+input %ids: int64[8192]
+parameter %d: float32[7,1] = fill(1.0)
+parameter %w: float32[8192,1] = fill(1.0)
+%j: int64[8192] = map(exprs=('a0',)) [%ids] as %j
+~%rows: float32[8192,1] = gather(axis=0) [%d, %j] as %rows
+gradient %w = %rows
+"""
+    )
+    program = lower(graph, offload=True)
+    assert [call.node for call in program.calls] == ["j", "rows", "j/offload", "j/fetch"]
+    assert [slot.valid for slot in with_valid(program).inputs] == [(-7, 6)]
+
+
+def test_only_large_activations_that_backward_reads_may_go_to_the_host() -> None:
+    """Not what is given, returned, stored or smaller than 64 KiB."""
+    graph = parse_graph(
+        """graph %g
+input %x: float32[16384]
+input %z: float32[16383]
+parameter %w: float32[16384] = fill(1.0)
+parameter %v: float32[16383] = fill(1.0)
+%first: float32[16384], %h: float32[16384] = map(exprs=('(a0 * 2.0)', 'exp(a0)')) [%x] as %h
+%k: float32[16383] = map(exprs=('exp(a0)',)) [%z] as %k
+%o: float32[16384] = map(exprs=('tanh(a0)',)) [%h] as %o
+%only: float32[16384] = map(exprs=('sin(a0)',)) [%first] as %only
+%last: float32[16384] = map(exprs=('cos(a0)',)) [%only] as %last
+~%gw: float32[16384] = map(exprs=('(a0 * ((a1 * a2) + a3))',)) [%x, %h, %o, %w] as %gw
+~%gv: float32[16383] = map(exprs=('(a0 + a1)',)) [%k, %v] as %gv
+output %o = %o
+output %last = %last
+gradient %w = %gw
+gradient %v = %gv
+"""
+    )
+    program = lower(graph, offload=True)
+    check_problem(program)
+    assert actions(program)[7:] == ["map: h -> h/host", "map: h/host -> h"]
+
+
 def test_an_op_without_kernel_is_decomposed() -> None:
     class Small(NumpyTarget):
         def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
@@ -259,12 +351,56 @@ def test_an_op_without_kernel_is_decomposed() -> None:
         "graph %g\ninput %x: float32[2,3]\n%y: float32[2,3] = softmax(axis=1) [%x] as %y\noutput %y = %y\n"
     )
     assert {call.op.name for call in lower(graph).calls} == {"softmax"}
-    assert {call.op.name for call in lower(graph, Small()).calls} == {"map", "reduce"}
+    small = lower(graph, Small())
+    assert {call.op.name for call in small.calls} == {"map", "reduce"}
+    assert {call.node.partition("/")[0] for call in small.calls} == {"y"}
+    assert not any("'" in call.node for call in small.calls)
 
 
 def test_an_unknown_target_is_refused() -> None:
     with pytest.raises(UsageError, match="choose one of numpy"):
         lower(Graph("g", (), (), (), {}), "abacus")
+
+
+@pytest.mark.parametrize(
+    "target", ["numpy:threads=2", "cpu:cores=2", "cpu:threads", "cpu:threads=", "cpu:threads=two", "cpu:threads=²"]
+)
+def test_an_option_that_a_target_does_not_have_is_refused(target: str) -> None:
+    with pytest.raises(UsageError, match="has no option"):
+        target_named(target)
+
+
+def test_the_target_cpu_takes_the_processors_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 4, 6} if process == 0 else {0})
+    assert [target_named(text).name for text in ("cpu", "cpu:threads=2")] == ["cpu:threads=3", "cpu:threads=2"]
+
+
+def test_a_loss_has_its_name_and_a_program_that_needs_no_note_has_none() -> None:
+    program = lowered(
+        """input %x: float32[2]
+%y: float32[] = reduce(how='sum', axes=(0,)) [%x] as %y
+loss %y
+"""
+    )
+    assert program.loss is not None and program.loss.name == "loss"
+    assert [call.kernel for call in program.calls] == ["reference"]
+    assert program.notes == ()
+
+
+def test_operands_that_no_kernel_takes_as_they_lie_are_named() -> None:
+    class Aligned(NumpyTarget):
+        def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+            return [replace(kernel, alignment=16) for kernel in super().kernels(op, inputs, outputs)]
+
+    text = """graph %g
+input %x: float32[8]
+%s: float32[4] = slice(starts=(%d,), shape=(4,), steps=(1,)) [%x] as %s
+%y: float32[4] = map(exprs=('exp(a0)',)) [%s] as %exponential
+output %y = %y
+"""
+    assert len(lower(parse_graph(text.replace("%d", "4")), Aligned()).calls) == 1
+    with pytest.raises(UnsupportedError, match=r"target numpy has no kernel for map that takes .* from byte 4 on"):
+        lower(parse_graph(text.replace("%d", "1")), Aligned())
 
 
 def test_an_op_that_the_target_cannot_run_is_named() -> None:

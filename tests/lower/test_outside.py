@@ -54,6 +54,7 @@ def test_parts_follow_the_step() -> None:
     assert found["interpreter, NumPy, foreplan"] == FIGURES["interpreter_bytes"]
     assert found["instructions"] == count * FIGURES["numpy_bytes_per_instruction"]
     assert found["graph and actions"] == actions * FIGURES["planner_bytes_per_action"]
+    assert outside(made.program, made.plan) == outside(made.program, made.plan, Use())
     more = sizes(outside_on_host(made.program, made.plan, Use(instructions=3, actions=2), TABLE))
     assert more["instructions"] - found["instructions"] == 3 * FIGURES["numpy_bytes_per_instruction"]
     assert more["graph and actions"] - found["graph and actions"] == 2 * FIGURES["planner_bytes_per_action"]

@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 import foreplan as fp
 from foreplan.errors import UsageError
 from foreplan.lower import Program
-from foreplan.lower.segments import find_segments, forward_actions
+from foreplan.lower.segments import backward_actions, find_segments, forward_actions
 
 
 def traced() -> Program:
@@ -68,6 +68,11 @@ def test_scopes_and_patterns() -> None:
     assert ops(program, "h.[01]", "head") == {"h.0": blocks["h.0"], "h.1": blocks["h.1"], "head": ["head.weight"]}
     assert ops(program, "*.up") == {f"h.{i}.up": [f"h.{i}.up.weight"] for i in range(3)}
     assert ops(program, "h.0.down..h.1.up") == {"h.0.down..h.1.up": ["h.0.down.weight", "h.1.up.weight"]}
+    assert [(s.name, s.entry) for s in find_segments(program, ["h.[01]", "head"])] == [
+        ("h.0", "h.[01]"),
+        ("h.1", "h.[01]"),
+        ("head", "head"),
+    ]
     names = {program.actions[index].name for s in find_segments(program, ["h"]) for index in s.actions}
     assert not any("grad" in name or "update" in name for name in names)
 
@@ -92,7 +97,9 @@ def test_masks_are_of_the_segment_that_makes_what_they_ask() -> None:
     ).program
     forward = forward_actions(program)
     for entries in (["layer1", "layer2"], ["layer1..layer1", "layer2..layer2"]):
-        first, second = (set(segment.actions) for segment in find_segments(program, entries))
+        found = find_segments(program, entries)
+        assert all(list(segment.actions) == sorted(segment.actions) for segment in found)
+        first, second = (set(segment.actions) for segment in found)
         assert not first & second
         masks = {i for i, action in enumerate(program.actions) if action.name.endswith("/mask")}
         assert masks & first and masks & second and not masks & forward
@@ -106,6 +113,7 @@ def test_masks_are_of_the_segment_that_makes_what_they_ask() -> None:
     [
         (["h.7"], "'h.7'; there are 'h.2', 'h.1', 'h.0'"),
         (["hed"], "'hed'; there are 'head'"),
+        (["0123456789"], "'0123456789'; there are 'h', 'h.0', 'h.0.up'"),
         (["h.0..hed"], "'hed', part of 'h.0..hed'; there are 'head'"),
         (["h.2..h.0"], "has 'h.0' before 'h.2'"),
         (["h", "h.1.up"], "'h.1.up/.*' is in two segments, 'h' and 'h.1.up'"),
@@ -118,5 +126,7 @@ def test_names_that_cannot_be(entries: list[str], message: str) -> None:
 
 
 def test_there_must_be_a_loss() -> None:
+    program = fp.lower(fp.inference(fp.models.build("mlp")))
     with pytest.raises(UsageError, match="this is inference"):
-        find_segments(fp.lower(fp.inference(fp.models.build("mlp"))), ["hidden0"])
+        find_segments(program, ["hidden0"])
+    assert forward_actions(program) == set(range(len(program.actions))) and not backward_actions(program)

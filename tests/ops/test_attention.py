@@ -18,7 +18,14 @@ from foreplan.ops.shape import reshape
 from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
 
 RNG = np.random.default_rng(0)
+FIRST = RNG.bit_generator.state
 SHAPES = [(2, 4, 4, 6, 6, 8, 8), (1, 4, 2, 5, 9, 3, 4), (2, 2, 1, 9, 5, 4, 2), (1, 3, 3, 300, 300, 8, 8)]
+
+
+@pytest.fixture(autouse=True)
+def numbers_begin_anew() -> None:
+    """What a test draws does not depend on which tests ran before it."""
+    RNG.bit_generator.state = FIRST
 
 
 def sample(shape: tuple[int, ...], dtype: str = "float64") -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -82,6 +82,19 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_product_is_added_to_a_weight_gradient_of_one_image_or_more(images: int, groups: int) -> None:
+    rng = np.random.default_rng(0)
+    x, g = rng.standard_normal((images, 4, 3, 2)), rng.standard_normal((images, 6, 3, 2))
+    before = rng.standard_normal((6, 4 // groups, 1, 1))
+    (got,) = run_op(ConvWeightGrad((1, 1), ((0, 0), (0, 0)), (1, 1), groups, kernel=(1, 1)), x, g, before)
+    parts = [
+        np.einsum("nkhw,nchw->kc", *both) for both in zip(np.split(g, groups, axis=1), np.split(x, groups, axis=1))
+    ]
+    np.testing.assert_allclose(got, before + np.concatenate(parts)[:, :, None, None], rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_against_jax(name: str) -> None:
     x, w, g, (y, dx, dw), geometry = _case(name)

@@ -188,5 +188,6 @@ def test_valid_range_and_refusals() -> None:
         b.apply(ScatterAdd(0, (4, 5)), i, x)
     with pytest.raises(ShapeError, match="same axes"):
         gather_elements(b, x, i)
-    with pytest.raises(ShapeError, match="does not name positions"):
-        gather_nd(b, x, i)
+    for positions in (i, b.input("one", type_of(np.array(0)))):
+        with pytest.raises(ShapeError, match="does not name positions"):
+            gather_nd(b, x, positions)

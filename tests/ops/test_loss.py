@@ -9,8 +9,8 @@ import pytest
 import scipy.special
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Array, Builder, Fill, Kind, Value
-from foreplan.ops.linear_cross_entropy import LOGITS_BYTES, LinearCrossEntropy, linear_cross_entropy
+from foreplan.graph import Array, Builder, Fill, Kind, Normal, TensorType, Value, as_dtype
+from foreplan.ops.linear_cross_entropy import LOGITS_BYTES, LinearCrossEntropy, _is_one, linear_cross_entropy
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad, cross_entropy
 from foreplan.ops.map import elementwise
 from tests.ops.check import allocated_bytes, check_vjp, pull_back, run_op, type_of
@@ -191,3 +191,11 @@ def test_ranges_and_refusals() -> None:
     assert CrossEntropy(1).valid_range(1, [logits.type, target.type]) == (0, 4, -100)
     assert CrossEntropy(1, 7).valid_range(1, [logits.type, target.type]) == (0, 4, 7)
     assert LinearCrossEntropy(1, -1).valid_range(2, [logits.type, logits.type, target.type]) == (0, 3, -1)
+
+
+def test_only_a_constant_that_is_one_everywhere_is_one() -> None:
+    b, type = Builder(), TensorType(as_dtype("float32"), (2,))
+    contents = (Fill(1.0), Array(np.ones(2, np.float32)), Fill(2.0), Array(np.array([1, 2], np.float32)), Normal(1.0))
+    constants = [b.store(f"c{i}", type, Kind.CONSTANT, each) for i, each in enumerate(contents)]
+    assert [_is_one(value) for value in constants] == [True, True, False, False, False]
+    assert not _is_one(b.input("x", type)) and not _is_one(b.store("w", type, Kind.PARAMETER, Fill(1.0)))

@@ -60,8 +60,14 @@ def test_cost_is_that_of_all() -> None:
 
 @pytest.mark.parametrize(
     "shapes",
-    [[(5,), (5,), (5,), ()], [(5,), (4,), (5,), (), ()], [(5,), (5,), (5,), (), (1,)], [(5,), (5,), (5,), (), (), ()]],
-    ids=["too few", "other shapes", "no scalar", "too many"],
+    [
+        [(5,), (5,), (5,), ()],
+        [(5,), (4,), (5,), (), ()],
+        [(5,), (1,), (5,), (), ()],
+        [(5,), (5,), (5,), (), (1,)],
+        [(5,), (5,), (5,), (), (), ()],
+    ],
+    ids=["too few", "other shapes", "one to be broadcast", "no scalar", "too many"],
 )
 def test_wrong_operands(shapes: list[tuple[int, ...]]) -> None:
     with pytest.raises(ShapeError):

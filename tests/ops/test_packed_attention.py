@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, TensorType, as_dtype
+from foreplan.graph import Builder, TensorType, Window, as_dtype
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
 from foreplan.ops.packed_attention import PackedAttentionGrad
@@ -33,6 +33,21 @@ def test_equals_the_gradients_side_by_side(sizes: tuple[int, int, int, int, int]
     (dx,) = run_op(PackedAttentionGrad(0.3, sizes[2], sizes[3], causal), x, *others)
     gradients = run_op(AttentionGrad(0.3, causal, heads_last=True), *parts, *others)
     np.testing.assert_allclose(dx, np.concatenate([g.reshape(*x.shape[:2], -1) for g in gradients], 2), rtol=1e-10)
+
+
+def test_its_windows_are_its_arrays() -> None:
+    """Also of an x whose positions and elements have gaps between them."""
+    op = PackedAttentionGrad(0.3, 4, 2)
+    memory = RNG.standard_normal((2, 5, 48))
+    for x in (np.ascontiguousarray(memory[:, :, :24]), memory[:, ::2, :24], memory[:, :, ::2]):
+        o = np.zeros((*x.shape[:2], 4, 3))
+        types = op.unpacked_types([type_of(x), type_of(o), type_of(np.zeros((2, 4, x.shape[1]))), type_of(o)])[:3]
+        found = op.unpacked_windows(Window(type_of(x), x.strides), types)
+        split = np.split(x, [12, 18], axis=2)
+        for (start, window), part in zip(found, split, strict=True):
+            base = x if x.base is None else memory
+            seen = np.ndarray(window.shape, np.float64, base.reshape(-1), start, window.strides)
+            np.testing.assert_array_equal(seen.reshape(*x.shape[:2], -1), part)
 
 
 def test_its_decomposition() -> None:

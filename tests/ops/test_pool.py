@@ -41,6 +41,11 @@ GEOMETRIES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
         (1, 2, 8, 7),
         {"kernel": (3, 3), "strides": (2, 3), "pads": ((1, 1), (1, 0)), "ceil_mode": True},
     ),
+    "ceiling beyond the image": (
+        (1, 2, 6, 6),
+        {"kernel": (2, 2), "strides": (4, 4), "pads": ((0, 1), (0, 1)), "ceil_mode": True},
+    ),
+    "ceiling of nothing": ((1, 2, 6, 7), {"kernel": (3, 2), "strides": (1, 1), "ceil_mode": True}),
     "dilated": ((1, 2, 9, 10), {"kernel": (3, 2), "strides": (1, 2), "dilations": (2, 3)}),
     "one axis": ((2, 3, 10), {"kernel": (3,), "strides": (2,), "pads": ((1, 1),)}),
     "three axes": ((1, 2, 4, 5, 6), {"kernel": (2, 3, 2), "strides": (2, 1, 2), "pads": ((0, 1), (1, 1), (0, 0))}),

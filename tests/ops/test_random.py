@@ -137,6 +137,8 @@ def test_dropout_in_inference_is_the_identity() -> None:
     b = Builder()
     x = b.input("x", type_of(np.zeros(3)))
     assert dropout(b, x, 0.0) is x
+    dropout(b, x, 0.3)
+    assert [node.op for node in b.nodes] == [Dropout(0.3)]
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 1.0])

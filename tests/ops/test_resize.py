@@ -10,7 +10,7 @@ import onnx.reference
 import onnxruntime
 import pytest
 
-from foreplan.errors import ShapeError
+from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Builder, TensorType, as_dtype
 from foreplan.ops import resize as resize_module
 from foreplan.ops.interpolation import COORDINATES, ROUNDINGS
@@ -149,3 +149,15 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ShapeError, match="none of"):
         b = Builder()
         resize(b, b.input("x", x), (1, 2, 6, 8), coordinate="nowhere")
+
+
+def test_an_axis_that_changes_has_so_many_positions_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resize_module, "MOST_POSITIONS", 8)
+    b = Builder()
+    short = b.input("short", TensorType(as_dtype("float32"), (1, 1, 2)))
+    long = b.input("long", TensorType(as_dtype("float32"), (1, 1, 9, 2)))
+    for x, shape in ((short, (1, 1, 8)), (long, (1, 1, 9, 4))):
+        assert resize(b, x, shape, mode="nearest").shape == shape
+    for x, shape in ((short, (1, 1, 9)), (long, (1, 1, 2, 2))):
+        with pytest.raises(UnsupportedError, match="8 are the most"):
+            resize(b, x, shape, mode="nearest")

@@ -46,6 +46,13 @@ def test_no_rows_give_no_elements(shape: tuple[int, ...]) -> None:
     assert run_op(ArgReduce("max", axis), x)[0].size == 0
 
 
+@pytest.mark.parametrize("largest", [False, True])
+def test_the_largest_numbers_are_told_apart(largest: bool) -> None:
+    top = np.finfo(np.float64).max
+    x = np.array([0.9, 0.6, -0.9, 0.7, -0.8, 1.0]) * top
+    np.testing.assert_array_equal(run_op(TopK(6, 0, largest), x)[1], order(x, 0, largest))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape,axis", [((7,), 0), ((3, 9), 1), ((9, 3), 0), ((2, 11, 3), 1)])
 def test_top_k(dtype: str, shape: tuple[int, ...], axis: int) -> None:

@@ -269,6 +269,7 @@ READ_NARROW = "~%{1}: bfloat16[8] = map(exprs=('(a0 * 2.0)',)) [%{0}] as %{1}"
 SUM, WIDE = REDUCED.format("sum"), WIDENED.format("sum", "wide")
 VIEW = "~%view: bfloat16[2,4] = reshape(shape=(2, 4)) [%sum] as %view"
 WIDE_VIEW = "~%wide: float32[2,4] = map(exprs=('float32(a0)',)) [%view] as %wide"
+SECOND = "~%second: bfloat16[8] = reshape(shape=(8,)) [%sum] as %second"
 JOINED = "~%joined: bfloat16[16] = concat(axis=0) [%sum, %{0}] as %joined"
 WIDE_JOINED = "~%wide: float32[16] = map(exprs=('float32(a0)',)) [%joined] as %wide"
 PRODUCT = "~%sum: bfloat16[4,4] = matmul(transpose_b=True) [%x, %x{0}] as %sum"
@@ -284,6 +285,13 @@ WIDE_PRODUCT = "~%wide: float32[4,4] = map(exprs=('float32(a0)',)) [%sum] as %wi
         ([SUM, VIEW, WIDE_VIEW, WIDENED.format("sum", "more")], True),
         ([SUM, VIEW, WIDE_VIEW, READ_NARROW.format("sum", "other")], False),
         ([SUM, VIEW, WIDE_VIEW, READ_NARROW.format("view", "other").replace("[8]", "[2,4]")], False),
+        ([SUM, VIEW, WIDE_VIEW, SECOND], True),
+        ([SUM, VIEW, WIDE_VIEW, SECOND, WIDENED.format("second", "more")], True),
+        ([SUM, VIEW, WIDE_VIEW, SECOND, READ_NARROW.format("second", "other")], False),
+        (
+            [SUM, VIEW, WIDE_VIEW, SECOND, WIDENED.format("second", "more"), READ_NARROW.format("second", "other")],
+            False,
+        ),
         ([SUM, REDUCED.format("more"), JOINED.format("more"), WIDE_JOINED], True),
         ([SUM, JOINED.format("given"), WIDE_JOINED], False),
         ([READ_NARROW.format("given", "sum"), WIDE], True),
@@ -312,23 +320,36 @@ def test_a_gradient_is_wide_from_its_sum_on_where_all_that_is_read_of_it_is_wide
         np.testing.assert_array_equal(after, before)
 
 
+@pytest.mark.parametrize("returned", ["view", "second"])
+@pytest.mark.parametrize("more", [[], [WIDENED.format("second", "more")]], ids=["", "read"])
+def test_a_view_that_is_returned_narrow_keeps_its_sum_narrow(returned: str, more: list[str]) -> None:
+    lines = ["graph %g", "input %x: bfloat16[4,8]", SUM, VIEW, WIDE_VIEW, SECOND, *more]
+    graph = parse_graph("\n".join([*lines, "output %wide = %wide", f"output %narrow = %{returned}", ""]))
+    assert nodes(wide_gradients(graph)) == nodes(graph)
+
+
 def test_maps_of_gradients_are_computed_in_float32() -> None:
     graph = parse_graph(
         """graph %g
 input %x: bfloat16[8]
 input %y: float32[8]
+input %bits: uint8[1]
 ~%a: bfloat16[8] = map(exprs=('(a0 * (a0 + 1.0))',)) [%x] as %a
 ~%b: float32[8] = map(exprs=('(float32(bfloat16((a1 * 2.0))) + a0)',)) [%x, %y] as %b
 %c: bfloat16[8] = map(exprs=('(a0 + 1.0)',)) [%x] as %c
+~%d: bfloat16[8] = masked_map(exprs=('where(a0, (a1 * (a1 + 1.0)), 0.0)',)) [%bits, %x] as %d
 output %a = %a
 output %b = %b
 output %c = %c
+output %d = %d
 """
     )
     assert nodes(wide_maps(graph)) == [
         "~%a: bfloat16[8] = map(exprs=('bfloat16((float32(a0) * (float32(a0) + 1.0)))',)) [%x]",
         "~%b: float32[8] = map(exprs=('((a1 * 2.0) + float32(a0))',)) [%x, %y]",
         "%c: bfloat16[8] = map(exprs=('(a0 + 1.0)',)) [%x]",  # the model's own
+        "~%d: bfloat16[8] = masked_map(exprs=('bfloat16(where(a0, (float32(a1) * (float32(a1) + 1.0)), 0.0))',)) "
+        "[%bits, %x]",
     ]
 
 

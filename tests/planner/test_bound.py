@@ -39,6 +39,28 @@ def test_what_takes_the_bytes_of_the_first_value_counts_from_the_next_step_on() 
     assert reserved_bytes(make.problem(), found.order, found.ranges, found.chains).tolist() == [640, 704]
 
 
+def test_a_workspace_off_the_device_counts_nowhere() -> None:
+    make = Maker()
+    x = make.value("x", 256, role=Role.INPUT)
+    make.action("f", [x], [make.value("y", 64, role=Role.OUTPUT)], workspace=1000, workspace_region=2)
+    problem = make.problem()
+    assert live_bytes(problem, [0]).tolist() == [320] and order_bound(problem) == 320
+
+
+def test_what_can_be_made_again_is_held_by_nobody() -> None:
+    """An effect writes v, and a pure action may write it as well: right before it is read."""
+    make = Maker()
+    x, u = make.value("x", 64, role=Role.INPUT), make.value("u", 64)
+    v, p = make.value("v", 640), make.value("p", 64)
+    make.action("once", [x], [v, u], effect=True)
+    make.action("between", [u], [p], workspace=640, workspace_region=1)
+    make.action("again", [x], [v])
+    make.action("read", [v, p], [make.value("y", 64, role=Role.OUTPUT)])
+    problem = make.problem()
+    assert live_bytes(problem, [0, 1, 2, 3]).tolist() == [768, 832, 768, 768]
+    assert 768 <= order_bound(problem) <= 832
+
+
 def test_order_bound_by_hand() -> None:
     make = Maker()
     w = make.value("w", 64, 0, role=Role.STORED)

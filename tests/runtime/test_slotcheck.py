@@ -169,3 +169,16 @@ def test_an_accumulator_must_change_in_both_halves(programs: dict[str, Program])
                 loose = replace(value, home=-1, region=ARENA, role=Role.TRANSIENT, category=Category.GRADIENTS)
                 values = (*program.values[:index], loose, *program.values[index + 1 :])
                 assert not taken(replace(program, values=values)), value.name
+
+
+def test_the_first_value_may_be_a_home() -> None:
+    graph = fp.graph.parse_graph(
+        """graph %g
+parameter %w: float32[4] = fill(1.0)
+%n: float32[4] = map(exprs=('(a0 * 0.5)',)) [%w] as %n
+update %w = %n
+"""
+    )
+    program = fp.lower(graph)
+    assert program.values[program.calls[0].outputs[0].value].home == 0
+    assert taken(program)

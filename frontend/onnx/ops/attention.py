@@ -45,8 +45,9 @@ def _attention(n: OnnxNode) -> Result | None:
     mask = None
     if n.has(3):
         keys = k.shape[-2]
-        if not n.shape(3) or n.shape(3)[-1] not in (1, keys):
-            return None  # shorter masks are padded there
+        # From opset 24 on a shorter mask is padded, there, and one key is shorter than several.
+        if not n.shape(3) or n.shape(3)[-1] not in ((keys,) if n.opset >= 24 else (1, keys)):
+            return None
         mask = n.value(3)
         if mask.dtype.name == "bool":
             mask = elementwise(n.b, lambda m: where(m, 0.0, -math.inf), mask, dtype=q.dtype)

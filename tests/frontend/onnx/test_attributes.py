@@ -10,7 +10,8 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from foreplan.errors import ForeplanError, ModelError, ShapeError, UnsupportedError
 from foreplan.frontend import from_onnx
@@ -82,6 +83,25 @@ def test_onnx_s_domain_has_two_names() -> None:
         wanted, found = (run(from_onnx(proto), x=x)["y"] for proto in protos)
         np.testing.assert_array_equal(found, wanted)
         np.testing.assert_allclose(found, by_onnxruntime(protos[0], x=x)["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_defaults_of_attributes_are_those_of_the_domain_that_is_meant() -> None:
+    """`HannWindow` by its function's body, whose `periodic` is 1; a model's own `Selu` has no alpha of ONNX's."""
+    protos = [
+        model(
+            [node("HannWindow", "n", "w", domain=name), node("Mul", "x w", "y")], {"x": (5,)}, ["y"], {"n": np.array(5)}
+        )
+        for name in ("", "ai.onnx")
+    ]
+    for proto in protos:
+        found = run(from_onnx(proto), x=np.ones(5, np.float32))["y"]
+        np.testing.assert_allclose(found, np.sin(np.pi * np.arange(5) / 5) ** 2, atol=1e-6)
+    leaky = node("LeakyRelu", "x", "y")
+    leaky.attribute.append(onnx.AttributeProto(name="alpha", ref_attr_name="alpha", type=onnx.AttributeProto.FLOAT))
+    body = helper.make_function("own", "Selu", ["x"], ["y"], [leaky], [helper.make_opsetid("", 18)], ["alpha"])
+    proto = model([node("Selu", "x", "y", domain="own")], {"x": (3,)}, ["y"], functions=[body], domains=["own"])
+    found = run(from_onnx(proto), x=np.array([-1, 0, 2], np.float32))["y"]
+    np.testing.assert_allclose(found, [-0.01, 0, 2], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("opset", "age"), [(OLDEST_OPSET - 1, "older"), (NEWEST_OPSET + 1, "newer")])
@@ -239,3 +259,52 @@ def test_an_extent_of_0_in_the_file_may_be_given_otherwise() -> None:
     assert from_onnx(proto, shapes={"x": (4, 3)}).inputs[0].shape == (4, 3)
     with pytest.raises(ShapeError, match="is 3 in the file, and shapes= gives 5"):
         from_onnx(proto, shapes={"x": (4, 5)})
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5,), (1, 1), (3, 1), (2, 1, 3, 1), (3, 2)])
+@pytest.mark.parametrize("kind", [np.float32, np.bool_])
+@pytest.mark.parametrize("opset", [23, 24])
+def test_a_mask_of_attention_is_broadcast_and_from_opset_24_on_padded(
+    shape: tuple[int, ...], kind: type, opset: int
+) -> None:
+    """Opset 24: the last axis "can also be shorter and will be padded with negative infinity". Extent 1 is shorter."""
+    mask = random(*shape) if kind is np.float32 else random(*shape) > -0.5
+    mask[..., 0] = True  # every query has a key
+    feeds = {"q": random(2, 4, 3, 4), "k": random(2, 2, 5, 4, seed=1), "v": random(2, 2, 5, 4, seed=2)}
+    proto = model(
+        [node("Attention", "q k v m", "y")], {k: x.shape for k, x in feeds.items()}, ["y"], {"m": mask}, opset
+    )
+    if shape[-1] == 2 and opset == 23:
+        with pytest.raises(ShapeError, match="do not broadcast"):
+            from_onnx(proto)
+        return
+    graph = from_onnx(proto)
+    assert ("attention" in {made.op.name for made in graph.nodes}) == (shape[-1] == 5 or opset == 23)
+    if opset == 23:
+        wide = np.ascontiguousarray(np.broadcast_to(mask, (*shape[:-1], 5)))
+        proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(wide, "m"))
+    (wanted,) = ReferenceEvaluator(proto).run(None, feeds)
+    np.testing.assert_allclose(run(graph, **feeds)["y"], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [np.array(0.5, np.float32), np.array([[[[[0.5]]]]], np.float32)])
+def test_a_mask_of_no_axes_or_too_many_is_refused(mask: np.ndarray) -> None:
+    feeds = {"q": (1, 2, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 5, 4)}
+    with pytest.raises(ShapeError):
+        from_onnx(model([node("Attention", "q k v m", "y")], feeds, ["y"], {"m": mask}, 23))
+
+
+@pytest.mark.parametrize(
+    ("equation", "shape", "told"),
+    [
+        ("ab->a", (2,), r"the term 'ab' of 'ab->a' does not fit an operand with 1 axes"),
+        ("a->a", (2, 3), r"the term 'a' of 'a->a' does not fit an operand with 2 axes"),
+        ("a...bc->a", (2, 3), r"the term 'a...bc' of .* does not fit an operand with 2 axes"),
+        ("ab->ac", (2, 3), "'ab->ac' has an index that no operand has, or one twice"),
+        ("ab->aba", (2, 3), "'ab->aba' has an index that no operand has, or one twice"),
+        ("ab,a->b", (2, 3), "is for 2 operands, and there are 1"),
+    ],
+)
+def test_equations_that_do_not_fit_are_named(equation: str, shape: tuple[int, ...], told: str) -> None:
+    with pytest.raises(ForeplanError, match=told):
+        from_onnx(model([node("Einsum", "x", "y", equation=equation)], {"x": shape}, ["y"]))

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from foreplan.errors import ModelError, UnsupportedError
+from foreplan.errors import ForeplanError, ModelError, UnsupportedError
 from foreplan.frontend import from_onnx
 from foreplan.graph import Fill
 from foreplan.graph.ir import Kind
@@ -90,6 +90,32 @@ def test_weights_are_parameters_and_statistics_buffers_wherever_they_come_from()
     assert init == Fill(0.5)
     (scaled,) = (found for found in graph.nodes if found.outputs[0].name == "s")
     assert "2.0" in str(scaled.op)  # one number is part of the expression
+
+
+@pytest.mark.parametrize(
+    ("shape", "of_initializer", "of_node"),
+    [
+        ((2,), Kind.PARAMETER, Kind.PARAMETER),
+        ((1, 4, 1), Kind.PARAMETER, Kind.PARAMETER),
+        ((3, 4, 1), Kind.PARAMETER, Kind.CONSTANT),
+        ((3, 4, 2), Kind.PARAMETER, Kind.CONSTANT),
+        ((1, 1, 1), None, None),  # one number is part of the expression
+    ],
+)
+def test_what_is_added_is_a_bias_if_it_is_a_vector_or_was_learned(
+    shape: tuple[int, ...], of_initializer: Kind | None, of_node: Kind | None
+) -> None:
+    made = helper.make_node("Constant", [], ["b"], value=onnx.numpy_helper.from_array(random(*shape)))
+    add = node("Add", "x b", "y")
+    for nodes, constants, kind in (([made, add], {}, of_node), ([add], {"b": random(*shape)}, of_initializer)):
+        found = kinds(from_onnx(model(nodes, {"x": (3, 4, 2)}, ["y"], constants)))
+        assert found == ({} if kind is None else {"b": kind})
+
+
+def test_a_constant_without_a_name_is_refused() -> None:
+    nameless = helper.make_node("Constant", [], [], value=onnx.numpy_helper.from_array(random(4)))
+    with pytest.raises(ForeplanError):
+        from_onnx(model([nameless, node("Relu", "x", "y")], {"x": (2,)}, ["y"]))
 
 
 def test_embeddings_gains_and_tokens_are_parameters() -> None:

@@ -195,8 +195,14 @@ def recurrent(batch: int) -> onnx.ModelProto:
     return model(nodes, {"x": (batch, 5, 3)}, ["y"], constants)
 
 
+def upsampled(batch: int) -> onnx.ModelProto:
+    nodes = [node("Resize", "x - - sizes", "r", mode="linear"), node("Reshape", "r flat", "y")]
+    constants = {"sizes": np.array([batch, 2, 7, 4]), "flat": np.array([batch, -1])}
+    return model(nodes, {"x": (batch, 2, 3, 4)}, ["y"], constants)
+
+
 @pytest.mark.parametrize("exported", [1, 2])
-@pytest.mark.parametrize("make", [attention_block, class_token, image_classifier, recurrent])
+@pytest.mark.parametrize("make", [attention_block, class_token, image_classifier, recurrent, upsampled])
 @pytest.mark.parametrize("batch", [4, 6])
 def test_a_fixed_batch_is_replaced(make: Any, exported: int, batch: int) -> None:
     proto = make(exported)
