@@ -61,8 +61,10 @@ def highest(row):  # type: ignore[no-untyped-def]
 
 @summing
 def _exponentials_to(row, high, line):  # type: ignore[no-untyped-def]
-    """exp(x − high), and their sum in float64: added up behind, since a loop that writes one array and reads another takes
-    the elements of a sum in lanes or one by one, as the two lie to each other.
+    """exp(x − high), and their sum in float64.
+
+    Added up behind: a loop that writes one array and reads another takes a sum's elements in lanes or one by one, as
+    the two lie to each other.
     """
     total = 0.0
     for first in range(0, len(row), BLOCK):
