@@ -6,6 +6,7 @@ watched.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from random import Random
 
 import numpy as np
@@ -18,6 +19,7 @@ from foreplan.cpu.threads import set_threads
 from foreplan.errors import TargetError
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
+from foreplan.units import align_up
 from tests.kernels import scratch
 from tests.sweep.bounds import Expected, complaint, expectation, of_kernel
 from tests.sweep.case import Case
@@ -45,8 +47,7 @@ class Placed:
 
     def __init__(self, window: Window, content: np.ndarray | None, behind: int = 0) -> None:
         type, item = window.type, window.type.dtype.itemsize
-        reach = [(extent - 1) * step for extent, step in zip(window.shape, window.strides)] if type.size else []
-        low, high = sum(min(0, step) for step in reach), sum(max(0, step) for step in reach) + item
+        low, high = _span(window)
         raw = np.full(high - low + 2 * MARGIN + 64 + behind * item, WATCH, np.uint8)
         start = -(raw.ctypes.data - low) % 64 + MARGIN - low + behind * item
         self.raw = raw
@@ -171,9 +172,36 @@ def _run(
         call()
         for y, before in zip(outputs, first):
             assert y.array.tobytes() == before.tobytes(), f"{where}: another result the second time"
+        for y, before in zip(_side_by_side(kernel, arrays, reads, writes), first):
+            assert y.tobytes() == before.tobytes(), f"{where}: another result where memory lies side by side"
     for i, (y, each) in enumerate(zip(first, wanted, strict=True)):
         wrong = complaint(y, each)
         assert wrong is None, f"output {i} by {where}: {wrong}"
+
+
+def _side_by_side(
+    kernel: Kernel, arrays: Sequence[np.ndarray], reads: Sequence[Window], writes: Sequence[Window]
+) -> list[np.ndarray]:
+    """The outputs where operands and workspace begin in the line behind the one before, as a plan may place them."""
+    spans = [_span(window) for window in (*reads, *writes)]
+    starts = [0, *accumulate(align_up(high - low, 64) for low, high in spans)]
+    memory = scratch(starts[-1] + kernel.workspace)
+    placed = [
+        np.ndarray(
+            window.shape, window.type.dtype.numpy, memory, start - low if window.type.size else 0, window.strides
+        )
+        for window, start, (low, _) in zip((*reads, *writes), starts, spans)
+    ]
+    for x, content in zip(placed, arrays):
+        x[...] = content
+    kernel.bind(placed[: len(reads)], placed[len(reads) :], memory[starts[-1] :])()
+    return placed[len(reads) :]
+
+
+def _span(window: Window) -> tuple[int, int]:
+    """Bytes before the first element, as less than 0, and to the end of the last."""
+    reach = [(extent - 1) * step for extent, step in zip(window.shape, window.strides)] if window.type.size else []
+    return sum(min(0, step) for step in reach), sum(max(0, step) for step in reach) + window.type.dtype.itemsize
 
 
 def _alike(a: Window, b: Window) -> bool:
