@@ -239,3 +239,34 @@ def test_an_extent_of_0_in_the_file_may_be_given_otherwise() -> None:
     assert from_onnx(proto, shapes={"x": (4, 3)}).inputs[0].shape == (4, 3)
     with pytest.raises(ShapeError, match="is 3 in the file, and shapes= gives 5"):
         from_onnx(proto, shapes={"x": (4, 5)})
+
+
+@pytest.mark.parametrize(
+    ("op", "index", "attributes"),
+    [
+        ("Gather", [0, 3], {"axis": 0}),
+        ("Gather", [[1], [-5]], {"axis": 1}),
+        ("GatherND", [[0, 4]], {}),
+        ("GatherND", [[-4, 0], [0, 0]], {}),
+        ("ScatterND", [[0, 4]], {}),
+        ("ScatterElements", [[3]], {"axis": 0}),
+    ],
+)
+def test_indices_that_a_file_holds_are_held_against_their_axis(
+    op: str, index: list[Any], attributes: dict[str, Any]
+) -> None:
+    """They were taken modulo the axis, and ONNX Runtime ends with an error."""
+    weights = {"i": np.array(index), "u": np.ones((1, 1) if op == "ScatterElements" else 1, np.float32)}
+    proto = model(
+        [node(op, "x i u" if op.startswith("S") else "x i", "y", "at", **attributes)], {"x": (3, 4)}, ["y"], weights
+    )
+    with pytest.raises(Exception, match=r"out of data bounds|invalid ind"):
+        by_onnxruntime(proto, x=random(3, 4))
+    with pytest.raises(ForeplanError, match=r"node 'at' .*the index -?\d is outside an axis of \d elements"):
+        from_onnx(proto)
+
+
+def test_places_among_known_extents_are_held_against_them() -> None:
+    steps = [node("Shape", "x", "s"), node("Gather", "s i", "g", "at"), node("Reshape", "x g", "y")]
+    with pytest.raises(ForeplanError, match=r"node 'at' .*the index 3 is outside an axis of 2 elements"):
+        from_onnx(model(steps, {"x": (3, 4)}, ["y"], {"i": np.array([0, 3])}))
