@@ -124,8 +124,9 @@ def _mode(path: str) -> int:
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
-        return 0
-    if stat.S_ISDIR(mode):
+        mode = 0
+    # `new/` names a folder, and a resolved path would be that of a file `new`.
+    if stat.S_ISDIR(mode) or os.path.basename(path) in ("", os.curdir, os.pardir):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if stat.S_ISREG(mode) and not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)

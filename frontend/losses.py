@@ -22,6 +22,7 @@ from foreplan.graph import Graph, Node, TensorType, Value
 from foreplan.graph.types import INT64, Shape
 from foreplan.ops import expr as ex
 from foreplan.ops.expr import call
+from foreplan.ops.reduce import normalize_axes
 
 
 class Loss:
@@ -71,7 +72,7 @@ class CrossEntropy(Loss):
         if rank < 2 and self.axis is None:
             raise ShapeError("cross_entropy needs outputs with at least two axes, [batch, classes]")
         if self.axis is not None:
-            return self.axis % rank
+            return normalize_axes(self.axis, rank)[0]
         return rank - 1 if rank < 4 else 1
 
     def inputs(self, *outputs: TensorType) -> dict[str, TensorType]:

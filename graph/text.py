@@ -19,6 +19,9 @@ from foreplan.graph.types import TensorType, tensor_type
 # A name is written bare where it can be and quoted where it holds anything else.
 _BARE = re.compile(r"[A-Za-z0-9_./:\-]+")
 _NAME = r'%(?:[A-Za-z0-9_./:\-]+|"(?:[^"\\]|\\.)*")'
+_TYPE = r"[a-z0-9]+\[[0-9,]*\]"
+_OUTPUTS, _INPUTS = rf"{_NAME}: {_TYPE}(?:, {_NAME}: {_TYPE})*", rf"(?:{_NAME}(?:, {_NAME})*)?"
+_UNPRINTED = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # control characters, and all that end a line
 _KINDS = "|".join(kind for kind in Kind if kind is Kind.INPUT or kind.is_stored)
 _INITS: dict[str, Callable[..., Initializer]] = {
     "fill": Fill,
@@ -30,11 +33,18 @@ _INITS: dict[str, Callable[..., Initializer]] = {
 
 
 def _quote(name: str) -> str:
-    return "%" + (name if _BARE.fullmatch(name) else '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"')
+    if _BARE.fullmatch(name):
+        return f"%{name}"
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+    return '%"' + _UNPRINTED.sub(lambda found: f"\\u{ord(found[0]):04x}", escaped) + '"'
 
 
 def _unquote(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text[2:-1]) if text.startswith('%"') else text[1:]
+    if not text.startswith('%"'):
+        return text[1:]
+    return re.sub(
+        r"\\(?:u([0-9a-f]{4})|(.))", lambda found: chr(int(found[1], 16)) if found[1] else found[2], text[2:-1]
+    )
 
 
 def print_graph(graph: Graph) -> str:
@@ -107,11 +117,11 @@ class _Parser:
                 (self.outputs if match[1] == "output" else self.gradients)[_unquote(match[2])] = value
         elif line.startswith("note "):
             self.notes.append(str(ast.literal_eval(line[5:])))
-        elif match := re.fullmatch(rf"(~?)(.*?) = ([a-z_0-9]+\(.*\)) \[(.*?)\] as ({_NAME})", line):
+        elif match := re.fullmatch(rf"(~?)({_OUTPUTS}|) = ([a-z_0-9]+\(.*\)) \[({_INPUTS})\] as ({_NAME})", line):
             kind = Kind.GRADIENT if match[1] else Kind.ACTIVATION
             outputs = tuple(
                 Value(_unquote(name), tensor_type(type), kind)
-                for name, type in re.findall(rf"({_NAME}): ([a-z0-9]+\[[0-9,]*\])", match[2])
+                for name, type in re.findall(rf"({_NAME}): ({_TYPE})", match[2])
             )
             inputs = tuple(self.look_up(name, where) for name in re.findall(_NAME, match[4]))
             self.nodes.append(Node(parse_op(match[3]), inputs, outputs, _unquote(match[5]), where))

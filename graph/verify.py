@@ -23,6 +23,7 @@ def verify_graph(graph: Graph, inferred: Collection[Node] = ()) -> None:
     defined: set[Value] = set()
 
     def define(value: Value, where: str) -> None:
+        _check_name(value.name, where)
         if value.name in names:
             raise ModelError(f"graph {graph.name!r}: two values are named {value.name!r} ({where})")
         names.add(value.name)
@@ -39,6 +40,7 @@ def verify_graph(graph: Graph, inferred: Collection[Node] = ()) -> None:
             raise ModelError(f"graph {graph.name!r}: the stored {value!r} cannot hold {value.init}")
         define(value, "stored")
     for node in graph.nodes:
+        _check_name(node.name, "of a node")
         for value in node.inputs:
             if value not in defined:
                 raise ModelError(f"node {node.name!r} of graph {graph.name!r} reads {value!r} before it is computed")
@@ -46,6 +48,8 @@ def verify_graph(graph: Graph, inferred: Collection[Node] = ()) -> None:
             _check_types(node, graph)
         for value in node.outputs:
             define(value, f"an output of node {node.name!r}")
+    for name in (*graph.outputs, *graph.gradients):
+        _check_name(name, "of a result")
     for value in graph.results:
         if value not in defined:
             raise ModelError(f"graph {graph.name!r} returns {value!r}, which nothing computes")
@@ -56,6 +60,15 @@ def verify_graph(graph: Graph, inferred: Collection[Node] = ()) -> None:
             raise ModelError(f"graph {graph.name!r} updates {old!r} with {new!r}: the types differ")
     if graph.loss is not None and (graph.loss.shape or not graph.loss.dtype.is_float):
         raise ModelError(f"graph {graph.name!r}: the loss must be a floating-point scalar, and is {graph.loss!r}")
+
+
+def _check_name(name: str, where: str) -> None:
+    """Plans, checkpoints and maps are UTF-8; the name of a file that is not, as Python reads it, is no text."""
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise ModelError(f"the name {name!r} ({where}) cannot be written as UTF-8: give another one") from None
 
 
 def _check_types(node: Node, graph: Graph) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -49,6 +49,22 @@ def check_indices(type: TensorType) -> None:
     """Raise ShapeError unless the elements are integers."""
     if type.dtype.category not in ("int", "uint"):
         raise ShapeError(f"indices must be integers, and are {type}")
+
+
+def check_known(indices: Value, extent: int, part: Any = ...) -> None:
+    """Hold indices that the graph holds itself against the extent they count along; others are known in a step alone.
+
+    Args:
+        part: which of the indices, as an array is indexed; all of them by default.
+
+    Raises:
+        ShapeError: one is outside.
+    """
+    if indices.kind is Kind.CONSTANT and isinstance(indices.init, Array):
+        known = indices.init.array.reshape(indices.shape)[part]
+        outside = known[(known < -extent) | (known >= extent)]
+        if outside.size:
+            raise ShapeError(f"the index {outside.flat[0]} is outside an axis of {extent} elements")
 
 
 @dataclass(frozen=True)
@@ -256,6 +272,7 @@ def _add_flat(table: np.ndarray, indices: np.ndarray, updates: np.ndarray, scrat
 def gather(b: Builder, data: Value, indices: Value, axis: int = 0) -> Value:
     """Slices of one axis of `data` (a negative axis counts from the end), in the order and shape of `indices`."""
     (found,) = normalize_axes(axis, len(data.shape))
+    check_known(indices, data.shape[found])
     return b.apply(Gather(found), data, indices)
 
 
@@ -272,6 +289,8 @@ def gather_nd(b: Builder, data: Value, indices: Value, batch_dims: int = 0) -> V
     if len(indexed) != depth or not depth or data.shape[:batch_dims] != indices.shape[:-1][:batch_dims]:
         raise ShapeError(f"the last axis of {indices!r} does not name positions in {data!r} behind {batch_dims} axes")
     batch, rest = data.shape[:batch_dims], data.shape[batch_dims + depth :]
+    for j, extent in enumerate(indexed):
+        check_known(indices, extent, (..., j))
     parts = [slice_axis(b, indices, -1, j, 1) for j in range(depth)]
     step, steps = 1, []
     for extent in reversed(indexed):

@@ -17,7 +17,7 @@ from foreplan.graph import Builder, TensorType, Value, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.graph.types import Shape
 from foreplan.ops.blocks import Folded, Piece, can_fold, carve, carve_bytes, fold, folded_shape, iota
-from foreplan.ops.index import INDICES, AddAt, ReadAt, check_indices
+from foreplan.ops.index import INDICES, AddAt, ReadAt, check_indices, check_known
 from foreplan.ops.reduce import normalize_axes
 from foreplan.ops.shape import slice_axis
 
@@ -160,4 +160,5 @@ def gather_elements(b: Builder, data: Value, indices: Value, axis: int = 0) -> V
     for i, extent in enumerate(indices.shape[: len(data.shape)]):
         if i != found and extent < data.shape[i]:
             data = slice_axis(b, data, i, 0, extent)
+    check_known(indices, data.shape[found])
     return b.apply(GatherElements(found), data, indices)

@@ -21,6 +21,7 @@ from foreplan.runtime.engine import Place
 FORMAT = "foreplan.checkpoint.1"
 # One key of the file's metadata holds all of ours: the safetensors library writes several keys in any order.
 KEY = "foreplan"
+_RESERVED = "__metadata__"
 # Element types as the format names them. Written here, since the library copies all values first, and ends the process
 # where there is no memory for that.
 _TYPES = {
@@ -40,22 +41,23 @@ def save_checkpoint(path: str, program: Program, places: Mapping[str, Place]) ->
         UsageError, SessionError: the file cannot be written; an older one at the same place is as it was.
     """
     kept = _kept(program)
-    state = [slot.name for slot in kept if slot.kind is Kind.STATE]
+    state = [_key(slot) for slot in kept if slot.kind is Kind.STATE]
     about = json.dumps({"format": FORMAT, "model": program.model, "state": state}, ensure_ascii=False)
     # As the safetensors library lays files out: larger elements first, so that all are aligned, then by name.
-    ordered = sorted(kept, key=lambda slot: (-slot.operand.type.dtype.numpy.itemsize, slot.name))
-    header: dict[str, Any] = {"__metadata__": {KEY: about}}
+    ordered = sorted(kept, key=lambda slot: (-slot.operand.type.dtype.numpy.itemsize, _key(slot)))
+    header: dict[str, Any] = {_RESERVED: {KEY: about}}
     end = 0
     for slot in ordered:
         type, begin = slot.operand.type, end
         end += type.nbytes
-        header[slot.name] = {"dtype": _TYPES[type.dtype.name], "shape": type.shape, "data_offsets": [begin, end]}
+        header[_key(slot)] = {"dtype": _TYPES[type.dtype.name], "shape": type.shape, "data_offsets": [begin, end]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with open_atomically(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for slot in ordered:
-            file.write(np.ascontiguousarray(places[slot.name].read()).data.cast("B"))
+            if slot.operand.type.size:  # what has no bytes cannot be seen as bytes
+                file.write(np.ascontiguousarray(places[slot.name].read()).data.cast("B"))
 
 
 def load_checkpoint(
@@ -87,7 +89,7 @@ def load_checkpoint(
         raise SessionError(f"{path!r} is a directory, and no checkpoint")
     with _readable(path), safe_open(path, framework="numpy") as file:
         slots = _check(path, program, set(file.keys()), _state_in(file.metadata() or {}), state)
-        found = {slot.name: file.get_slice(slot.name) for slot in slots}
+        found = {slot.name: file.get_slice(_key(slot)) for slot in slots}
         for slot in slots:
             _check_type(path, slot, found[slot.name])
         begun()
@@ -125,7 +127,9 @@ def _check_type(path: str, slot: Slot, found: Any) -> None:
 
 
 def _read(found: Any, out: np.ndarray) -> None:
-    """Read a tensor into an array of its shape and type, a block at a time."""
+    """Read a tensor into an array of its shape and type, a block at a time; the library reads none without elements."""
+    if not out.size:
+        return
     if out.nbytes <= BLOCK or out.ndim == 0:
         out[...] = found[()]
         return
@@ -139,6 +143,11 @@ def _kept(program: Program) -> list[Slot]:
     return [slot for slot in program.stored if slot.kind.is_kept]
 
 
+def _key(slot: Slot) -> str:
+    """A value's name in a file, which keeps one name for itself: what is called so has a dot more, and likewise it."""
+    return f"{slot.name}." if slot.name.rstrip(".") == _RESERVED else slot.name
+
+
 def _state_in(metadata: Mapping[str, str]) -> set[str]:
     """Names of what the file calls state; empty for a file that another tool wrote."""
     about: Any = json.loads(metadata.get(KEY, "{}"))
@@ -149,11 +158,11 @@ def _state_in(metadata: Mapping[str, str]) -> set[str]:
 def _check(path: str, program: Program, names: set[str], state_in_file: set[str], state: bool) -> list[Slot]:
     """The slots to load, after comparing names."""
     kept = _kept(program)
-    own = {slot.name for slot in kept if slot.kind is Kind.STATE}
+    own = {_key(slot) for slot in kept if slot.kind is Kind.STATE}
     with_state = state and bool(own) and bool(names & (own | state_in_file))
-    wanted = [slot for slot in kept if with_state or slot.name not in own]
-    missing = [slot.name for slot in wanted if slot.name not in names]
-    foreign = sorted(names - {slot.name for slot in kept})
+    wanted = [slot for slot in kept if with_state or _key(slot) not in own]
+    missing = [_key(slot) for slot in wanted if _key(slot) not in names]
+    foreign = sorted(names - {_key(slot) for slot in kept})
     for name in missing:
         if name not in own:
             raise SessionError(f"{path!r} is of another model: it has no {name!r}")

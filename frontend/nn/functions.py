@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from foreplan.arguments import whole
 from foreplan.errors import ShapeError
+from foreplan.frontend.tracing.dispatch import as_axis
 from foreplan.frontend.tracing.elementwise import apply, as_bool, convert, select
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.frontend.tracing.tracer import current, fail
@@ -20,7 +22,7 @@ from foreplan.ops import loss as losses
 from foreplan.ops import resize as resizing
 from foreplan.ops import softmax as normalising
 from foreplan.ops.expr import Expr, call
-from foreplan.ops.reduce import normalize_axes, reduce
+from foreplan.ops.reduce import reduce
 
 # Activations
 
@@ -179,7 +181,8 @@ def resize(x: Tensor, size: int | Sequence[int], mode: str = "linear", align_cor
 
 def upsample(x: Tensor, scale: int = 2, mode: str = "nearest") -> Tensor:
     """[N, C, *S] with every spatial extent `scale` times as large."""
-    return resize(x, [n * scale for n in x.shape[2:]], mode)
+    times = whole("upsample's scale", scale, 1)
+    return resize(x, [n * times for n in x.shape[2:]], mode)
 
 
 def concat(tensors: Sequence[Any], axis: int = 1) -> Tensor:
@@ -267,7 +270,7 @@ def cross_entropy(logits: Tensor, target: Tensor, axis: int = -1, ignore_index: 
         axis: of the classes.
         ignore_index: what marks an item that does not count.
     """
-    (found,) = normalize_axes(axis, logits.ndim)
+    found = as_axis(axis, logits.ndim)
     b = current().at()
     return _wrap(losses.cross_entropy(b, logits.value, target.value, axis=found, ignore_index=ignore_index))
 
@@ -279,12 +282,12 @@ def one_hot(ids: Tensor, depth: int, axis: int = -1, dtype: str = "float32") -> 
 
 def cumsum(x: Tensor, axis: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
     """Running sum along an axis; `exclusive` leaves the element itself out, `reverse` runs from the end."""
-    return _wrap(current().at().apply(scan.CumSum(axis % x.ndim, exclusive, reverse), x.value))
+    return _wrap(current().at().apply(scan.CumSum(as_axis(axis, x.ndim), exclusive, reverse), x.value))
 
 
 def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
     """The k largest (or smallest) elements along an axis, in order, and their indices (int64)."""
-    values, indices = current().at().node(sort.TopK(k, axis % x.ndim, largest), x.value)
+    values, indices = current().at().node(sort.TopK(k, as_axis(axis, x.ndim), largest), x.value)
     return _wrap(values), _wrap(indices)
 
 

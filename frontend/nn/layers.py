@@ -20,6 +20,7 @@ from foreplan.frontend.nn.parameters import (
     uniform_fan_in,
     xavier_uniform,
 )
+from foreplan.frontend.tracing.dispatch import as_axis
 from foreplan.frontend.tracing.tensor import Tensor
 from foreplan.frontend.tracing.tracer import current
 from foreplan.graph import Normal
@@ -203,7 +204,7 @@ def batch_norm(x: Tensor, momentum: float = 0.9, epsilon: float = 1e-5, name: st
 
 def layer_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-5, name: str = "") -> Tensor:
     """Layer normalisation over the axes from `axis` to the last (Ba et al. 2016); `weight` begins at 1, `bias` at 0."""
-    first, dtype = axis % x.ndim, float_dtype(x)
+    first, dtype = as_axis(axis, x.ndim), float_dtype(x)
     with layer(name, "layer_norm"):
         scale = parameter("weight", x.shape[first:], 1.0, dtype)
         bias = parameter("bias", x.shape[first:], 0.0, dtype)
@@ -213,7 +214,7 @@ def layer_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-5, name: str = "")
 
 def rms_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-6, name: str = "") -> Tensor:
     """x / √(mean(x²) + ε) · weight over the axes from `axis` to the last (Zhang and Sennrich 2019); begins at 1."""
-    first, dtype = axis % x.ndim, float_dtype(x)
+    first, dtype = as_axis(axis, x.ndim), float_dtype(x)
     with layer(name, "rms_norm"):
         scale = parameter("weight", x.shape[first:], 1.0, dtype)
         return current().wrap(norm.rms_norm(current().at(), x.value, scale.value, axis=first, epsilon=epsilon))

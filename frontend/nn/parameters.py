@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import cast
 
 import numpy as np
 
+from foreplan.arguments import whole
 from foreplan.errors import ShapeError
 from foreplan.frontend.tracing.tensor import Tensor
 from foreplan.frontend.tracing.tracer import current, fail
@@ -62,7 +64,8 @@ def shared(name: str) -> Tensor:
 def _store(
     name: str, shape: int | Sequence[int], init: Init, dtype: DType | str | np.dtype | type, kind: Kind
 ) -> Tensor:
-    extents = tuple(int(extent) for extent in np.atleast_1d(np.asarray(shape, dtype=np.int64)))
+    listed = [shape] if np.ndim(shape) == 0 else shape
+    extents = tuple(whole(f"an extent of the parameter {name!r}", extent, 0) for extent in cast(Sequence[int], listed))
     type = TensorType(as_dtype(dtype), extents)
     if isinstance(init, np.ndarray):
         if init.shape != extents:

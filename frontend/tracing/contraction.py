@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.errors import ShapeError
+from foreplan.frontend.tracing.dispatch import as_axis
 from foreplan.frontend.tracing.elementwise import convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor, common_float
 from foreplan.frontend.tracing.tracer import current, fail
@@ -56,7 +57,7 @@ def tensordot(x: Any, y: Any, axes: int | Sequence[Any] = 2) -> Tensor:
         pairs = [(left.ndim - axes + i, i) for i in range(axes)]
     else:
         first, second = ([part] if isinstance(part, int) else list(part) for part in axes)
-        pairs = [(i % left.ndim, j % right.ndim) for i, j in zip(first, second, strict=True)]
+        pairs = [(as_axis(i, left.ndim), as_axis(j, right.ndim)) for i, j in zip(first, second, strict=True)]
     letters = [chr(ord("a") + i) for i in range(left.ndim)]
     others = [chr(ord("A") + i) for i in range(right.ndim)]
     for i, j in pairs:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from foreplan.arguments import whole
 from foreplan.frontend.tracing.tensor import Axes, Tensor
 from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.graph import Value
+from foreplan.graph.types import MOST_AXES
 from foreplan.ops.reduce import normalize_axes
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -84,7 +86,10 @@ def wrap(value: Value) -> Tensor:
 
 def as_axes(axis: Axes, rank: int) -> tuple[int, ...]:
     """Axes as NumPy takes them (None for all, negative ones) as distinct ascending ones."""
-    return normalize_axes(None if axis is None else [int(i) for i in np.atleast_1d(axis)], rank)
+    if axis is None:
+        return normalize_axes(None, rank)
+    listed = (axis,) if np.ndim(axis) == 0 else axis
+    return normalize_axes([whole("an axis", each, -MOST_AXES) for each in cast(Sequence[int], listed)], rank)
 
 
 def as_axis(axis: int, rank: int) -> int:

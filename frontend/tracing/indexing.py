@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.errors import ShapeError
+from foreplan.frontend.tracing.dispatch import as_axis
 from foreplan.frontend.tracing.elementwise import apply, convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.frontend.tracing.tracer import current, fail
@@ -154,5 +155,5 @@ def take(x: Any, indices: Any, axis: int | None = None, mode: str = "raise") -> 
     tensor = as_tensor(x)
     if axis is None:
         tensor, axis = tensor.reshape(-1), 0
-    before = (slice(None),) * (axis % max(tensor.ndim, 1))
+    before = (slice(None),) * as_axis(axis, tensor.ndim)
     return index(tensor, (*before, indices if isinstance(indices, int | Tensor) else np.asarray(indices)))

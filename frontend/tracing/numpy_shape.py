@@ -60,7 +60,7 @@ def _ravel(a: Any) -> Tensor:
 @traced(np.transpose)
 def _transpose(a: Any, axes: Sequence[int] | None = None) -> Tensor:
     x = as_tensor(a)
-    perm = tuple(range(x.ndim))[::-1] if axes is None else tuple(int(i) % max(x.ndim, 1) for i in axes)
+    perm = tuple(range(x.ndim))[::-1] if axes is None else tuple(as_axis(axis, x.ndim) for axis in axes)
     tracer = current()
     value = shapes.transpose(tracer.at(), x.value, perm)
     if x.ndim >= 2 and perm == (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2):
@@ -150,9 +150,8 @@ def _concatenate(arrays: Sequence[Any], axis: int | None = 0) -> Tensor:
     for tensor in tensors[1:]:
         dtype = promote(dtype, tensor.value.dtype)
     values = [convert(tensor, dtype).value for tensor in tensors]
-    if len(values) == 1:
-        return wrap(values[0])
-    return wrap(join.concat(current().at(), values, as_axis(axis, tensors[0].ndim)))
+    at = as_axis(axis, tensors[0].ndim)
+    return wrap(join.concat(current().at(), values, at) if len(values) > 1 else values[0])
 
 
 @traced(np.stack)

@@ -85,6 +85,15 @@ def test_names_a_missing_directory(tmp_path):
         write_atomically(tmp_path / "no-such" / "a", b"")
 
 
+@pytest.mark.parametrize("end", ["new/", "new/.", "new/..", "new//"])
+def test_a_path_that_ends_as_a_folders_is_no_file(tmp_path, end):
+    """`-o out/` wrote a file `out` where there was nothing, and said that it had written `out/`."""
+    for write in (check_writable, lambda path: write_atomically(path, "text")):
+        with pytest.raises(UsageError, match="Is a directory"):
+            write(f"{tmp_path}/{end}")
+    assert not os.listdir(tmp_path)
+
+
 def test_names_a_directory(tmp_path):
     with pytest.raises(UsageError, match="Is a directory"):
         write_atomically(tmp_path, b"")

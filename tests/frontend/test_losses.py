@@ -171,3 +171,10 @@ def test_errors():
         attach_loss(identity(3), losses.cross_entropy)
     with pytest.raises(ShapeError, match="'x' as"):
         attach_loss(identity(3), lambda y, x=spec(4): x.mean() + y.mean())  # noqa: B008
+
+
+@pytest.mark.parametrize("axis", [2, 5, -3])
+def test_an_axis_of_classes_that_is_none(axis: int) -> None:
+    """It was taken modulo the rank, so that 2 were the samples."""
+    with pytest.raises(ShapeError, match="distinct axes of a tensor with 2 axes"):
+        attach_loss(identity((4, 4)), losses.CrossEntropy(axis=axis))

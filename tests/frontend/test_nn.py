@@ -1,12 +1,14 @@
 """Layers and functions of `nn` against JAX, and the names and contents of the parameters they make."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
-from foreplan.errors import ShapeError, TraceError
+from foreplan.errors import ShapeError, TraceError, UsageError
 from foreplan.frontend import nn, spec, trace
 from foreplan.graph import Array, Fill, Normal, Uniform
 from foreplan.graph.ir import Kind
@@ -301,3 +303,26 @@ def test_errors_name_the_line():
     assert f"test_nn.py:{inside.__code__.co_firstlineno + 2}" in message
     with pytest.raises(TraceError, match="nothing is being traced"):
         nn.parameter("w", 3)
+
+
+AXES = {
+    "cumsum": lambda x: nn.cumsum(x, 2),
+    "cumsum of negative": lambda x: nn.cumsum(x, -3),
+    "topk": lambda x: nn.topk(x, 1, axis=2)[0],
+    "layer_norm": lambda x: nn.layer_norm(x, axis=3),
+    "rms_norm": lambda x: nn.rms_norm(x, axis=-3),
+}
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_an_axis_that_is_none(name):
+    assert "distinct axes" in refused(AXES[name], spec((2, 3)), error=ShapeError)
+
+
+def test_extents_that_are_no_whole_numbers():
+    """Rounded down, they made another layer in silence."""
+    for extent in (2.5, 2.0, True, "3"):
+        with pytest.raises(UsageError, match="extent of the parameter 'weight' must be a whole number"):
+            trace(partial(nn.linear, features=extent), spec((2, 3)))
+    with pytest.raises(UsageError, match="upsample's scale must be a whole number"):
+        trace(lambda x: nn.upsample(x, 1.5), spec((1, 2, 3, 3)))

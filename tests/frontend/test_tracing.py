@@ -23,6 +23,7 @@ IDS = np.array([[2, 0, -1], [1, 1, 0]])
 COLUMN = np.array([3, 0, -2])
 M = A > 0
 SIDE = spec(3)
+SIDE34 = spec((3, 4))
 
 
 def run(fn, *arrays, **options):
@@ -426,3 +427,30 @@ def test_tensors_do_not_leave_their_trace():
         kept[0] + 1
     with pytest.raises(TraceError, match="another trace"):
         trace(lambda x: x + kept[0], spec(3))
+
+
+OUTSIDE = {
+    "transpose": lambda x: np.transpose(x, (0, 3)),
+    "tensordot": lambda x: np.tensordot(x, x, ([2], [0])),
+    "take axis": lambda x: np.take(x, [0], axis=2),
+    "concatenate one": lambda x: np.concatenate([x], 2),
+    "take": lambda x: np.take(x, [0, 4], axis=1),
+    "take before the first": lambda x: np.take(x, [-5], axis=1),
+    "index": lambda x: x[[3, 0]],
+    "index array": lambda x: x[:, np.array([[0, 4]])],
+    "take_along_axis": lambda x: np.take_along_axis(x, np.full((3, 1), 4), 1),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_numpy_finds_outside_is_refused(name):
+    """Axes and indices that a function holds itself; they were taken modulo what there is."""
+    with pytest.raises((IndexError, ValueError)):
+        OUTSIDE[name](A)
+    with pytest.raises(ShapeError, match=r"distinct axes|is outside an axis of \d elements"):
+        trace(OUTSIDE[name], SIDE34)
+
+
+def test_an_axis_that_is_no_whole_number():
+    with pytest.raises(UsageError, match=r"an axis must be a whole number.* 1\.5"):
+        trace(lambda x: np.sum(x, axis=1.5), SIDE34)

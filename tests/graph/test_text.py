@@ -13,6 +13,7 @@ from foreplan.graph.op import parse_op
 from foreplan.graph.text import parse_init
 from foreplan.graph.types import tensor_type
 from foreplan.ops.join import Pad
+from foreplan.ops.map import Map
 
 INTEGERS = """graph %integers
 constant %c: int64[3] = {init}
@@ -98,3 +99,23 @@ def test_attributes_have_the_types_that_the_op_states(text: str) -> None:
 def test_first_contents_have_numbers(text: str) -> None:
     with pytest.raises(ModelError, match="does not describe content"):
         parse_init(text, tensor_type("float32[3]"), "here")
+
+
+NAMES = [
+    "two\nlines", "a\r\nb", "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029", "\x00", "\x1b[31m", "\\n", "\\u000a", 'a"b\\"',
+    "x: float32[2] = relu() [%x] as %y", '"] as %z', ", %y: float32[2]", " lead ", "#", "caf\u00e9 \U0001f600",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_is_read_back(name: str) -> None:
+    """Of the graph, an input, a stored value, a node and what it gives, and a result."""
+    b = Builder(name)
+    x = b.input(f"{name}x", tensor_type("float32[2]"))
+    w = b.store(f"{name}w", tensor_type("float32[2]"), Kind.PARAMETER, Fill(0.5))
+    (y,) = b.node(Map(("(a0 + a1)",)), x, w, name=name, outputs=[name])
+    graph = b.finish({name: y}, {w: y})
+    again = parse_graph(graph.as_text())
+    assert again.as_text() == graph.as_text()
+    assert (again.name, list(again.outputs), again.nodes[0].name) == (name, [name], name)
+    assert [value.name for value in (*again.inputs, *again.stored)] == [f"{name}x", f"{name}w"]

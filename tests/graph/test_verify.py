@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from foreplan.errors import ModelError
-from foreplan.graph import Builder, Graph, Kind, Node, Value
+from foreplan.graph import Builder, Fill, Graph, Kind, Node, Value
 from foreplan.graph.types import TensorType, tensor_type
 from foreplan.ops.map import Map
 from foreplan.ops.matmul import MatMul
@@ -60,3 +60,15 @@ def test_a_copy_that_reads_what_its_op_cannot_take_is_refused_by_name() -> None:
 
     with pytest.raises(ModelError, match="node 'product' of graph"):
         rewrite(graph, replace)
+
+
+@pytest.mark.parametrize("which", ["input", "stored", "node", "output"])
+def test_a_name_that_no_file_can_hold_is_refused(which: str) -> None:
+    """As Python reads the name of a file that is not UTF-8."""
+    names = {each: each for each in ("input", "stored", "node", "output")} | {which: "caf\udce9"}
+    b = Builder()
+    x = b.input(names["input"], TWO)
+    w = b.store(names["stored"], TWO, Kind.PARAMETER, Fill(0.0))
+    y = b.apply(Map(("(a0 + a1)",)), x, w, name=names["node"])
+    with pytest.raises(ModelError, match=r"the name 'caf\\udce9' .* cannot be written as UTF-8"):
+        b.finish({names["output"]: y})

@@ -127,6 +127,39 @@ def test_a_model_may_use_the_optimizers_names(tmp_path: Path) -> None:
     assert trained.step(inputs).loss == resumed.step(inputs).loss
 
 
+@pytest.mark.parametrize("name", ["__metadata__", "__metadata__.", "__metadata__.."])
+def test_a_parameter_may_have_the_name_that_the_format_keeps(tmp_path: Path, name: str) -> None:
+    def network(x: fp.frontend.Tensor) -> fp.frontend.Tensor:
+        other = fp.nn.parameter(f"{name}.", (3, 1), 2.0)
+        return x @ fp.nn.parameter(name, (6, 3), fp.frontend.nn.uniform_fan_in(6)) @ other @ other.T
+
+    graph = fp.trace(network, fp.spec((4, 6)))
+    compiled = fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=fp.optim.Adam())
+    trained = compiled.bind()
+    trained.step(batch())
+    trained.save(tmp_path / "c.safetensors")
+    again = compiled.bind(seed=1)
+    again.load(tmp_path / "c.safetensors")
+    for kept in trained.stored:
+        np.testing.assert_array_equal(again.stored[kept], trained.stored[kept])
+    assert again.step(batch()).loss == trained.step(batch()).loss
+
+
+def test_what_has_no_elements_is_kept(tmp_path: Path) -> None:
+    def network(x: fp.frontend.Tensor) -> fp.frontend.Tensor:
+        return fp.nn.linear(fp.nn.linear(x, 0, name="none"), 3, name="head")
+
+    graph = fp.trace(network, fp.spec((4, 6)))
+    compiled = fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=fp.optim.Adam())
+    trained = compiled.bind()
+    trained.step(batch())
+    trained.save(tmp_path / "c.safetensors")
+    assert load_file(tmp_path / "c.safetensors")["none.weight"].shape == (0, 6)
+    again = compiled.bind(seed=1)
+    again.load(tmp_path / "c.safetensors")
+    assert again.step(batch()).loss == trained.step(batch()).loss
+
+
 def test_parameters_alone_do_not_mend_a_session(tmp_path: Path) -> None:
     damaged = session(fp.optim.Nesterov(0.1))
     damaged.save(tmp_path / "c.safetensors")

@@ -11,7 +11,7 @@ from foreplan.frontend.onnx.tensors import Constant, filled, from_array
 from foreplan.graph import TensorType, Value, as_dtype
 from foreplan.graph.types import INT64, Shape
 from foreplan.ops.expr import Expr, cast, where
-from foreplan.ops.index import ScatterAdd, gather, gather_nd, one_hot, positions
+from foreplan.ops.index import ScatterAdd, check_known, gather, gather_nd, one_hot, positions
 from foreplan.ops.index_elements import ScatterElementsAdd, gather_elements
 from foreplan.ops.join import unslice
 from foreplan.ops.map import convert, elementwise
@@ -64,6 +64,7 @@ def _scatter_elements(n: OnnxNode) -> Operand:
     axis = n.axis(n.integer("axis", 0), len(data.shape))
     if updates.type.size == 0:
         return data
+    check_known(indices, data.shape[axis])
     inner = (*indices.shape[:axis], data.shape[axis], *indices.shape[axis + 1 :])
 
     def place(what: Value) -> Value:
@@ -92,6 +93,8 @@ def _scatter_nd(n: OnnxNode) -> Operand:
         raise n.misshapen(f"updates {n.type(2)} at indices {n.type(1)} do not fit {n.type(0)}")
     if updates.type.size == 0:
         return data
+    for j, extent in enumerate(indexed):
+        check_known(indices, extent, (..., j))
     columns = [slice_axis(n.b, indices, len(indices.shape) - 1, j, 1) for j in range(depth)]
 
     def flat(*parts: Expr) -> Expr:

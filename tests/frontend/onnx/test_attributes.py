@@ -308,3 +308,34 @@ def test_a_mask_of_no_axes_or_too_many_is_refused(mask: np.ndarray) -> None:
 def test_equations_that_do_not_fit_are_named(equation: str, shape: tuple[int, ...], told: str) -> None:
     with pytest.raises(ForeplanError, match=told):
         from_onnx(model([node("Einsum", "x", "y", equation=equation)], {"x": shape}, ["y"]))
+
+
+@pytest.mark.parametrize(
+    ("op", "index", "attributes"),
+    [
+        ("Gather", [0, 3], {"axis": 0}),
+        ("Gather", [[1], [-5]], {"axis": 1}),
+        ("GatherND", [[0, 4]], {}),
+        ("GatherND", [[-4, 0], [0, 0]], {}),
+        ("ScatterND", [[0, 4]], {}),
+        ("ScatterElements", [[3]], {"axis": 0}),
+    ],
+)
+def test_indices_that_a_file_holds_are_held_against_their_axis(
+    op: str, index: list[Any], attributes: dict[str, Any]
+) -> None:
+    """They were taken modulo the axis, and ONNX Runtime ends with an error."""
+    weights = {"i": np.array(index), "u": np.ones((1, 1) if op == "ScatterElements" else 1, np.float32)}
+    proto = model(
+        [node(op, "x i u" if op.startswith("S") else "x i", "y", "at", **attributes)], {"x": (3, 4)}, ["y"], weights
+    )
+    with pytest.raises(Exception, match=r"out of data bounds|invalid ind"):
+        by_onnxruntime(proto, x=random(3, 4))
+    with pytest.raises(ForeplanError, match=r"node 'at' .*the index -?\d is outside an axis of \d elements"):
+        from_onnx(proto)
+
+
+def test_places_among_known_extents_are_held_against_them() -> None:
+    steps = [node("Shape", "x", "s"), node("Gather", "s i", "g", "at"), node("Reshape", "x g", "y")]
+    with pytest.raises(ForeplanError, match=r"node 'at' .*the index 3 is outside an axis of 2 elements"):
+        from_onnx(model(steps, {"x": (3, 4)}, ["y"], {"i": np.array([0, 3])}))
