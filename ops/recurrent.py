@@ -204,7 +204,7 @@ def _ways(b: Builder, layer: _Layer) -> list[_Way]:
                 r,
                 None if bias is None else slice_axis(b, bias, 0, 0, rows),
                 None if bias is None else slice_axis(b, bias, 0, rows, rows),
-                b.node(Unstack(), sums),
+                b.node(Unstack(), sums) if steps else (),
                 states,
                 [_pick(b, value, way) for value in layer.extra],
                 layer.activations[way * count : (way + 1) * count],
@@ -237,7 +237,11 @@ def _unroll(b: Builder, layer: _Layer, step: Step) -> list[Value]:
             shown.append(reshape(b, y, (1, 1, items, hidden)))
         outputs.append(shown[::-1] if way.backward else shown)
         finals.append([reshape(b, state, (1, items, hidden)) for state in states])
-    y = concat(b, [one for at in zip(*outputs) for one in at], 0)
+    if steps:
+        y = concat(b, [one for at in zip(*outputs) for one in at], 0)
+    else:
+        nothing = layer.x.type.with_shape((0, len(outputs), items, hidden))
+        y = b.store("nothing", nothing, Kind.CONSTANT, Fill(0.0))
     return [reshape(b, y, (steps, len(outputs), items, hidden)), *(concat(b, list(s), 0) for s in zip(*finals))]
 
 

@@ -193,7 +193,8 @@ def concat(tensors: Sequence[Any], axis: int = 1) -> Tensor:
 
 def flatten(x: Tensor, start: int = 1) -> Tensor:
     """Axes from `start` on as one: [N, C, H, W] → [N, C·H·W]."""
-    return x.reshape(*x.shape[:start], math.prod(x.shape[start:]))
+    first = as_axis(start, x.ndim)
+    return x.reshape(*x.shape[:first], math.prod(x.shape[first:]))
 
 
 # Attention

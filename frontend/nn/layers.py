@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from foreplan.arguments import number_in
 from foreplan.errors import ShapeError
 from foreplan.frontend.nn.functions import attention, join_heads, split_heads
 from foreplan.frontend.nn.parameters import (
@@ -198,7 +199,8 @@ def batch_norm(x: Tensor, momentum: float = 0.9, epsilon: float = 1e-5, name: st
         mean = buffer("running_mean", channels, 0.0, dtype)
         var = buffer("running_var", channels, 1.0, dtype)
         b = current().at()
-        op = norm.BatchNorm(epsilon=epsilon, momentum=momentum)
+        kept = number_in("batch_norm's momentum", momentum, 0.0, math.nextafter(1.0, 2.0))
+        op = norm.BatchNorm(epsilon=_epsilon(epsilon), momentum=kept)
         return current().wrap(b.apply(op, x.value, scale.value, bias.value, mean.value, var.value))
 
 
@@ -208,7 +210,7 @@ def layer_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-5, name: str = "")
     with layer(name, "layer_norm"):
         scale = parameter("weight", x.shape[first:], 1.0, dtype)
         bias = parameter("bias", x.shape[first:], 0.0, dtype)
-        y = norm.layer_norm(current().at(), x.value, scale.value, bias.value, axis=first, epsilon=epsilon)
+        y = norm.layer_norm(current().at(), x.value, scale.value, bias.value, axis=first, epsilon=_epsilon(epsilon))
         return current().wrap(y)
 
 
@@ -217,7 +219,7 @@ def rms_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-6, name: str = "") -
     first, dtype = as_axis(axis, x.ndim), float_dtype(x)
     with layer(name, "rms_norm"):
         scale = parameter("weight", x.shape[first:], 1.0, dtype)
-        return current().wrap(norm.rms_norm(current().at(), x.value, scale.value, axis=first, epsilon=epsilon))
+        return current().wrap(norm.rms_norm(current().at(), x.value, scale.value, axis=first, epsilon=_epsilon(epsilon)))
 
 
 def group_norm(x: Tensor, groups: int, epsilon: float = 1e-5, name: str = "") -> Tensor:
@@ -232,8 +234,12 @@ def group_norm(x: Tensor, groups: int, epsilon: float = 1e-5, name: str = "") ->
     with layer(name, "group_norm"):
         scale = parameter("weight", channels, 1.0, dtype)
         bias = parameter("bias", channels, 0.0, dtype)
-        y = norm.group_norm(current().at(), x.value, groups, scale.value, bias.value, epsilon=epsilon)
+        y = norm.group_norm(current().at(), x.value, groups, scale.value, bias.value, epsilon=_epsilon(epsilon))
         return current().wrap(y)
+
+
+def _epsilon(given: float) -> float:
+    return number_in("epsilon", given, 0.0, math.inf)
 
 
 def _channels(x: Tensor) -> int:

@@ -326,3 +326,15 @@ def test_extents_that_are_no_whole_numbers():
             trace(partial(nn.linear, features=extent), spec((2, 3)))
     with pytest.raises(UsageError, match="upsample's scale must be a whole number"):
         trace(lambda x: nn.upsample(x, 1.5), spec((1, 2, 3, 3)))
+
+
+def test_numbers_that_no_layer_can_mean():
+    for epsilon in (-1.0, float("nan"), float("inf"), "1"):
+        for layer in (nn.batch_norm, nn.layer_norm, nn.rms_norm, partial(nn.group_norm, groups=1)):
+            with pytest.raises(UsageError, match="epsilon must be in"):
+                trace(partial(layer, epsilon=epsilon), spec((2, 3, 4)))
+    for momentum in (-0.1, 1.1, float("nan")):
+        with pytest.raises(UsageError, match="batch_norm's momentum must be in"):
+            trace(partial(nn.batch_norm, momentum=momentum), spec((2, 3)))
+    trace(partial(nn.batch_norm, momentum=1.0), spec((2, 3)))
+    assert "distinct axes" in refused(lambda x: nn.flatten(x, 3), spec((2, 3)), error=ShapeError)

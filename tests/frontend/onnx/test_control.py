@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import foreplan as fp
 from foreplan.errors import ModelError, UnsupportedError
 from foreplan.frontend import from_onnx
 from foreplan.graph.ir import Kind
@@ -150,6 +151,18 @@ def test_functions_that_call_others_twice_come_to_an_end(steps: int) -> None:
     proto.opset_import.append(opsets[1])
     with pytest.raises(UnsupportedError, match="come to more than 32768"):
         from_onnx(proto)
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_a_recurrent_layer_of_no_steps_gives_its_first_state(op: str, direction: str) -> None:
+    ways, gates = 1 + (direction == "bidirectional"), {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
+    weights = {"w": random(ways, 2 * gates, 3), "r": random(ways, 2 * gates, 2), "s": random(ways, 4, 2)}
+    layer = node(op, "x w r - - s", "y last", hidden_size=2, direction=direction)
+    graph = from_onnx(model([layer], {"x": (0, 4, 3)}, ["y", "last"], weights))
+    found = fp.compile(graph).bind().step({"x": np.zeros((0, 4, 3), np.float32)}).outputs
+    assert found["y"].shape == (0, ways, 4, 2)
+    np.testing.assert_array_equal(found["last"], weights["s"])
 
 
 def test_recurrent_layers_in_loops_come_to_an_end() -> None:
