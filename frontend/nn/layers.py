@@ -219,7 +219,8 @@ def rms_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-6, name: str = "") -
     first, dtype = as_axis(axis, x.ndim), float_dtype(x)
     with layer(name, "rms_norm"):
         scale = parameter("weight", x.shape[first:], 1.0, dtype)
-        return current().wrap(norm.rms_norm(current().at(), x.value, scale.value, axis=first, epsilon=_epsilon(epsilon)))
+        y = norm.rms_norm(current().at(), x.value, scale.value, axis=first, epsilon=_epsilon(epsilon))
+        return current().wrap(y)
 
 
 def group_norm(x: Tensor, groups: int, epsilon: float = 1e-5, name: str = "") -> Tensor:
