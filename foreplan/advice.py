@@ -11,10 +11,18 @@ from foreplan.planner import Problem
 
 def explained(error: DoesNotFitError, problem: Problem) -> DoesNotFitError:
     """What the planner says, with where the bytes are, and with what else can be tried where it is known what runs."""
+    *first, budget = error.advice
+    return _told(error, problem, (*first, *(advice_for(problem) if isinstance(problem, Program) else ()), budget))
+
+
+def with_update(body: DoesNotFitError, update: DoesNotFitError, program: Program) -> DoesNotFitError:
+    """Of two halves that both do not fit, the second needing more: its peak and budget, and what helps either half."""
+    return _told(update, program, tuple(dict.fromkeys((*body.advice[:-1], *update.advice))))
+
+
+def _told(error: DoesNotFitError, problem: Problem, advice: tuple[str, ...]) -> DoesNotFitError:
     from foreplan.views.memory import Memory, does_not_fit
 
-    *first, budget = error.advice
-    advice = (*first, *(advice_for(problem) if isinstance(problem, Program) else ()), budget)
     return DoesNotFitError(
         does_not_fit(Memory(problem, error.plan), error.capacity, advice),
         needed=error.needed,

@@ -243,11 +243,13 @@ def compile(
 
 
 def _of_halves(error: DoesNotFitError, update: Program) -> DoesNotFitError:
-    """What to say where the first half of a step does not fit: the error of the half that needs more."""
+    """What to say where the first half of a step does not fit: perhaps the second needs even more."""
+    from foreplan.advice import with_update
+
     try:
         plan(update, error.capacity, "auto")
     except DoesNotFitError as other:
-        return max(error, other, key=lambda each: each.needed)
+        return with_update(error, other, update) if other.needed > error.needed else error
     return error
 
 
