@@ -118,10 +118,10 @@ def test_updates_overwrite_their_stored_value_in_place() -> None:
         """input %g: float32[4]
 parameter %w: float32[4] = fill(1.0)
 state %v: float32[4] = fill(0.0)
-~%wn: float32[4], ~%vn: float32[4] = map(exprs=('(a0 - a1)', '(a2 + a1)')) [%w, %g, %v] as %update
+~%wn: float32[4], %vn: float32[4] = map(exprs=('(a0 - a1)', '(a2 + a1)')) [%w, %g, %v] as %update
 update %w = %wn
 update %v = %vn
-""".replace("~%vn", "%vn")
+"""
     )
     assert actions(program) == ["map: w g v -> wn vn wn!w vn!v effect"]
     assert [program.values[v].home for v in program.actions[0].writes] == [1, 2]

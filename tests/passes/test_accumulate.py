@@ -108,7 +108,7 @@ input %m: float64[4]
 input %d: float64[4]
 parameter %w: float64[3] = fill(0.5)
 ~%a: float64[4,3] = map(exprs=('tanh(a0)',)) [%x] as %a
-~%dx: float64[4,3], ~%dw: float64[3], ~%db: float64[3] = layer_norm_grad(axis=1, scaled=True) [%x, %w, %m, %d, %x] as %n
+~%dx: float64[4,3], %dw: float64[3], %db: float64[3] = layer_norm_grad(axis=1, scaled=True) [%x, %w, %m, %d, %x] as %n
 ~%s: float64[4,3] = map(exprs=('(a0 + a1)',)) [%a, %dx] as %s
 ~%b: float64[3] = scatter_add(axis=0, shape=(3,)) [%i, %u] as %b
 ~%t: float64[3] = map(exprs=('(a0 + a1)',)) [%dw, %b] as %t
