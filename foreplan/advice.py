@@ -6,18 +6,32 @@ from foreplan.errors import DoesNotFitError
 from foreplan.graph import Kind
 from foreplan.lower import Program
 from foreplan.lower.program import HOST
-from foreplan.planner import Problem
+from foreplan.planner import Problem, plan
 
 
 def explained(error: DoesNotFitError, problem: Problem) -> DoesNotFitError:
-    """What the planner says, with where the bytes are, and with what else can be tried where it is known what runs."""
+    """What the planner says, with where the bytes are, and with what else can be tried where it is known what runs; as
+    it is where there is no plan to look at.
+    """
+    if error.plan is None:
+        return error
     *first, budget = error.advice
     return _told(error, problem, (*first, *(advice_for(problem) if isinstance(problem, Program) else ()), budget))
 
 
-def with_update(body: DoesNotFitError, update: DoesNotFitError, program: Program) -> DoesNotFitError:
-    """Of two halves that both do not fit, the second needing more: its peak and budget, and what helps either half."""
-    return _told(update, program, tuple(dict.fromkeys((*body.advice[:-1], *update.advice))))
+def of_halves(body: DoesNotFitError, update: Program | None) -> DoesNotFitError:
+    """What to say where the first half of a step does not fit, or all of it; where the second needs even more, its peak
+    and budget, and what helps either half.
+    """
+    if update is None:
+        return body
+    try:
+        plan(update, body.capacity, "auto")
+    except DoesNotFitError as other:
+        own = explained(other, update)
+        if other.needed > body.needed and other.plan is not None:
+            return _told(other, update, tuple(dict.fromkeys((*body.advice[:-1], *own.advice))))
+    return body
 
 
 def _told(error: DoesNotFitError, problem: Problem, advice: tuple[str, ...]) -> DoesNotFitError:

@@ -145,8 +145,6 @@ def plan(
     try:
         return search(problem, budget, remat)
     except DoesNotFitError as error:
-        if error.plan is None:
-            raise
         from foreplan.advice import explained
 
         raise explained(error, problem) from None
@@ -235,29 +233,16 @@ def compile(
         try:
             planned = plan(program, budget=budget, remat=remat, checkpoint=entries)
         except DoesNotFitError as error:
-            if after is None:
-                raise
-            raise _of_halves(error, after) from None
-        update = None if after is None else _plan_update(after, planned, accumulate)
+            from foreplan.advice import of_halves
+
+            raise of_halves(error, after) from None
+        update = None
+        if after is not None:  # within the budget of the first half; there is little in it to recompute
+            from foreplan.runtime.update import Update
+
+            found = plan(after, planned.budget, "off" if planned.budget is None else "auto")
+            update = Update(accumulate, after, found)
         return Compiled(program, planned, step, time.perf_counter() - started, update)
-
-
-def _of_halves(error: DoesNotFitError, update: Program) -> DoesNotFitError:
-    """What to say where the first half of a step does not fit: perhaps the second needs even more."""
-    from foreplan.advice import with_update
-
-    try:
-        plan(update, error.capacity, "auto")
-    except DoesNotFitError as other:
-        return with_update(error, other, update) if other.needed > error.needed else error
-    return error
-
-
-def _plan_update(program: Program, body: Plan, count: int) -> Update:
-    """The second half of a step, within the budget of the first; there is little in it to recompute."""
-    from foreplan.runtime.update import Update
-
-    return Update(count, program, plan(program, body.budget, "off" if body.budget is None else "auto"))
 
 
 @dataclass(frozen=True)
