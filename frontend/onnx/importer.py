@@ -97,19 +97,21 @@ class Importer:
         path: the model's file, if it is one.
         shapes: the shape of every tensor by its full name, for a later import with another batch.
         written: nodes of the bodies of loops, branches and functions that have been written out.
+        most_written: how many of them a file of this size may come to.
     """
 
     def __init__(self, model: Model, batch: Rebatch | None = None) -> None:
         self.model = model
         self.batch = batch
         self.path = model.path
+        held = len(model.proto.graph.node) + sum(len(body.node) for body in model.proto.functions)
         self.b: Builder = _OnnxBuilder(
             model.proto.graph.name or model.label,
             lambda name: self._taken.claim(self._free(name)),
-            self._most(_MOST_MADE),
+            max(_MOST_MADE, _MOST_TIMES * held),
         )
         self.shapes: dict[str, Shape] = {}
-        self.written = 0
+        self.written, self.most_written = 0, max(_MOST_WRITTEN, _MOST_TIMES * held)
         self.updates: dict[Value, Value] = {}
         self.functions = {(f.domain, f.name): f for f in model.proto.functions}
         self._reserved = {name for node in model.proto.graph.node for name in node.output}
@@ -314,17 +316,12 @@ class Importer:
         Raises:
             UnsupportedError: with them it is more than any file should mean.
         """
-        most = self._most(_MOST_WRITTEN)
         self.written += 1 + nodes
-        if self.written > most:
+        if self.written > self.most_written:
             raise n.unsupported(
                 "each step of a loop and each call of a function becomes nodes of its own, and with this one the "
-                f"model's come to more than {most}"
+                f"model's come to more than {self.most_written}"
             )
-
-    def _most(self, least: int) -> int:
-        held = len(self.model.proto.graph.node) + sum(len(body.node) for body in self.model.proto.functions)
-        return max(least, _MOST_TIMES * held)
 
     def _expand(self, n: OnnxNode, body: onnx.FunctionProto, scope: Scope, name: str) -> None:
         """Walk a function's body in place of the node."""
