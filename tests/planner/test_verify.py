@@ -60,11 +60,15 @@ def test_a_right_plan_passes() -> None:
     verify(good, problem)
 
 
+def with_step(plan: Plan, number: int, **fields: object) -> Plan:
+    """The plan with other fields in one of its steps."""
+    steps = list(plan.steps)
+    steps[number] = replace(steps[number], **fields)
+    return replace(plan, steps=tuple(steps))
+
+
 def changed(step: int, **fields: object) -> Plan:
-    _, good = chain()
-    steps = list(good.steps)
-    steps[step] = replace(steps[step], **fields)
-    return replace(good, steps=tuple(steps))
+    return with_step(chain()[1], step, **fields)
 
 
 @pytest.mark.parametrize(

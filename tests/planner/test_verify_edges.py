@@ -10,7 +10,7 @@ from foreplan.errors import VerificationError
 from foreplan.planner import Overwrite, Part, Plan, Problem, Region, Role, Step, verify
 from foreplan.planner.bound import live_bytes
 from tests.planner.problems import Maker
-from tests.planner.test_verify import hand_plan
+from tests.planner.test_verify import hand_plan, with_step
 
 
 def two_homes() -> tuple[Problem, Plan]:
@@ -35,11 +35,8 @@ def test_the_plan_is_right() -> None:
     verify(good, problem)
 
 
-def with_step(number: int, **fields: object) -> Plan:
-    _, good = two_homes()
-    steps = list(good.steps)
-    steps[number] = replace(steps[number], **fields)
-    return replace(good, steps=tuple(steps))
+def changed(step: int, **fields: object) -> Plan:
+    return with_step(two_homes()[1], step, **fields)
 
 
 def with_fields(**fields: object) -> Plan:
@@ -81,33 +78,33 @@ REFUSED = [
     (with_fields(ends=((4, 256), (5, 128), (6, 128))), r"\"v'\" must be at home, offset 64, not at 128"),
     (with_fields(ends=((4, 256), (5, 64), (6, 64))), r"\"w'\" must be at home, offset 128, not at 64"),
     (with_fields(ends=((4, 192), (5, 64), (6, 128))), r"'y' at \[192, 256\) is needed, but 'a', its bytes \[64, 128\)"),
-    (with_step(0, action=3), "step 0 runs action 3, which is not there"),
-    (with_step(0, action=-1), "step 0 runs action -1, which is not there"),
-    (with_step(0, reads=(64, 64)), "has 2 read and 2 write offsets for 3 reads"),
-    (with_step(0, reads=(64, 64, 128, 0)), "has 4 read and 2 write offsets for 3 reads"),
-    (with_step(0, writes=(128,)), "has 3 read and 1 write offsets for 3 reads and 2 writes"),
-    (with_step(0, writes=(128, 256, 0)), "has 3 read and 3 write offsets for 3 reads and 2 writes"),
-    (with_step(0, workspace=-64), r"workspace \[-64, 0\) is not aligned"),
-    (with_step(0, workspace=320), r"workspace \[320, 384\) is not aligned to 64 or not within region 'arena' of 320"),
-    (with_step(0, workspace=64), r"the workspace \[64, 128\) is written over 'x' at \[64, 128\), which it reads"),
+    (changed(0, action=3), "step 0 runs action 3, which is not there"),
+    (changed(0, action=-1), "step 0 runs action -1, which is not there"),
+    (changed(0, reads=(64, 64)), "has 2 read and 2 write offsets for 3 reads"),
+    (changed(0, reads=(64, 64, 128, 0)), "has 4 read and 2 write offsets for 3 reads"),
+    (changed(0, writes=(128,)), "has 3 read and 1 write offsets for 3 reads and 2 writes"),
+    (changed(0, writes=(128, 256, 0)), "has 3 read and 3 write offsets for 3 reads and 2 writes"),
+    (changed(0, workspace=-64), r"workspace \[-64, 0\) is not aligned"),
+    (changed(0, workspace=320), r"workspace \[320, 384\) is not aligned to 64 or not within region 'arena' of 320"),
+    (changed(0, workspace=64), r"the workspace \[64, 128\) is written over 'x' at \[64, 128\), which it reads"),
     (
-        with_step(0, workspace=192),
+        changed(0, workspace=192),
         r"'a' at \[128, 256\) is written over the workspace \[192, 256\)|workspace .* over 'a'",
     ),
-    (with_step(0, writes=(128, 192)), r"'a' at \[128, 256\) is written over 'y' at \[192, 256\)"),
-    (with_step(1, writes=(128,)), r"\"v'\" at \[128, 192\) is written over stored 'w' at \[128, 192\)"),
-    (with_step(1, writes=(0,)), r"\"v'\" must be written at home, offset 64, not at 0"),
-    (with_step(2, writes=(64,)), r"\"w'\" at \[64, 128\) must take the bytes of 'w' at \[128, 192\)"),
-    (with_step(1, reads=(192,)), r"'a' at \[192, 320\) is needed, but 'a', its bytes \[64, 128\), in \[192, 256\)"),
-    (with_step(1, reads=(64,)), r"'a' at \[64, 192\) is needed, but 'x', its bytes \[0, 64\), in \[64, 128\)"),
+    (changed(0, writes=(128, 192)), r"'a' at \[128, 256\) is written over 'y' at \[192, 256\)"),
+    (changed(1, writes=(128,)), r"\"v'\" at \[128, 192\) is written over stored 'w' at \[128, 192\)"),
+    (changed(1, writes=(0,)), r"\"v'\" must be written at home, offset 64, not at 0"),
+    (changed(2, writes=(64,)), r"\"w'\" at \[64, 128\) must take the bytes of 'w' at \[128, 192\)"),
+    (changed(1, reads=(192,)), r"'a' at \[192, 320\) is needed, but 'a', its bytes \[64, 128\), in \[192, 256\)"),
+    (changed(1, reads=(64,)), r"'a' at \[64, 192\) is needed, but 'x', its bytes \[0, 64\), in \[64, 128\)"),
     (
-        with_step(1, reads=(0,)),
+        changed(1, reads=(0,)),
         r"'a' at \[0, 128\) is needed, but rubbish that the workspace of step 0 left in \[0, 64\)",
     ),
 ]
 
 
-HIGHER = replace(with_step(1, writes=(192,)), heights=(256, 320), arena_bytes=576)
+HIGHER = replace(changed(1, writes=(192,)), heights=(256, 320), arena_bytes=576)
 REFUSED.append((HIGHER, r"\"v'\" must be written at home, offset 64, not at 192"))
 EARLY = replace(GOOD, steps=(GOOD.steps[1], GOOD.steps[0], GOOD.steps[2]))
 REFUSED.append((EARLY, r"step 0 \('set v'\): 'a' at \[128, 256\) is needed, but nothing, in \[128, 256\), is there"))
@@ -241,7 +238,7 @@ def test_starts_and_ends_come_in_any_order() -> None:
 
 
 def test_a_place_for_no_workspace_means_nothing() -> None:
-    verify(with_step(1, workspace=32), two_homes()[0])
+    verify(changed(1, workspace=32), two_homes()[0])
 
 
 def test_nothing_is_planned_in_no_bytes() -> None:
