@@ -97,10 +97,22 @@ def run(
         behind: elements by which inputs, and then outputs, begin behind an aligned address; by default none.
     """
     kernel, wanted, layouts = made(op, [type_of(x) for x in inputs], windows, name)
-    shifts, found = [*behind, *[0] * (len(wanted) + len(layouts) - len(behind))], []
+    return run_kernel(kernel, wanted, layouts, inputs, over, behind)
+
+
+def run_kernel(
+    kernel: LaunchKernel,
+    reads: Sequence[Window],
+    writes: Sequence[Window],
+    inputs: Sequence[np.ndarray],
+    over: tuple[int, int] | None = None,
+    behind: Sequence[int] = (),
+) -> list[np.ndarray]:
+    """As `run`, of a kernel for inputs and outputs that lie so."""
+    shifts, found = [*behind, *[0] * (len(reads) + len(writes) - len(behind))], []
     for reverse, fill in ((False, 0xFF), (True, 0x7F)):
-        places = [laid_out(window, x, shift) for window, x, shift in zip(wanted, inputs, shifts)]
-        results = [laid_out(window, None, shift) for window, shift in zip(layouts, shifts[len(wanted) :])]
+        places = [laid_out(window, x, shift) for window, x, shift in zip(reads, inputs, shifts)]
+        results = [laid_out(window, None, shift) for window, shift in zip(writes, shifts[len(reads) :])]
         if over is not None:
             assert over in kernel.overwrites
             results[over[0]] = places[over[1]]

@@ -28,6 +28,9 @@ from tests.gpu import check
 from tests.gpu.on_card import CardBound, opened_or_skipped
 from tests.kernels import attention_operands
 from tests.ops.check import type_of
+from tests.sweep.draws import drawn
+from tests.sweep.judges import JUDGES, step
+from tests.sweep.table import ENTRIES
 
 opened_or_skipped()
 pytestmark = pytest.mark.cuda
@@ -48,6 +51,25 @@ def on_the_card() -> Iterator[None]:
             if hasattr(module, "Bound"):
                 patch.setattr(module, "Bound", CardBound)
         yield
+
+
+@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if JUDGES["card"].serves(entry, name)])
+def test_drawn_cases(name: str) -> None:
+    """As `python -m tests.sweep --op NAME --judge card --draws 20`."""
+    judged = 0
+    for number in range(20):
+        case = JUDGES["card"].draw(ENTRIES[name], drawn(name, 0, number))
+        try:
+            judged += JUDGES["card"].judge(case)
+        except Exception as error:
+            error.add_note(f"draw {number}; the case, for tests/sweep/found:\n{case}")
+            raise
+    assert judged, "no draw has a kernel: nothing was judged"
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_drawn_steps(number: int) -> None:
+    step.judge(f"card 0 {number}", ("cuda",))
 
 
 # A target and a precision, and how far results may be from NumPy's, beside their norm.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from tests.sweep.case import Case
-from tests.sweep.judges import cpu, cuda, declaration, decomposition, gradient, numpy, options, step, types
+from tests.sweep.judges import card, cpu, cuda, declaration, decomposition, gradient, numpy, options, step, types
 from tests.sweep.table import Entry
 
 
@@ -54,6 +54,7 @@ JUDGES = {
     "gradient": Judge(gradient.judge, gradient.draw, gradient.serves),
     "cpu": Judge(cpu.judge, cpu.draw, serves=cpu.serves, require=cpu.require),
     "cuda": Judge(cuda.judge, cuda.draw, serves=cuda.serves, require=cuda.require, prepare=cuda.prepare),
+    "card": Judge(card.judge, card.draw, serves=cuda.serves, require=card.require),
 }
 
 # Of drawn steps, by their text.

@@ -17,7 +17,7 @@ from foreplan.gpu import linear_cross_entropy, lt
 from foreplan.gpu.launch import Launch, LaunchKernel
 from foreplan.gpu.table import FAMILIES, OWN, family_of, kernel_for
 from foreplan.graph import Window
-from tests.gpu.check import DEVICE, run
+from tests.gpu.check import DEVICE, run_kernel
 from tests.gpu.compiled import compile_all
 from tests.sweep.bounds import Expected, Rule, Smooth, complaint, expectation
 from tests.sweep.case import Case
@@ -43,32 +43,41 @@ def draw(entry: Entry, rng: Random) -> Case:
 
 def prepare(cases: Iterable[Case]) -> None:
     """Compile the kernels of many cases, which takes a fraction of what it takes one by one."""
-    launched = {each for case in cases for _, _, _, kernel in _kernels(case) for each in kernel.instructions}
+    launched = {each for case in cases for *_, kernel in _kernels(case) for each in kernel.instructions}
     compile_all(sorted((each.source for each in launched if isinstance(each, Launch)), key=repr))
 
 
 def judge(case: Case) -> int:
     """Raise AssertionError where a kernel's result is further off than it may be; give how many kernels there are."""
+    return judged(case, _kernels(case))
+
+
+Lying = tuple[Sequence[Window], Sequence[Window], str, LaunchKernel]  # how inputs and outputs lie, and a kernel by name
+
+
+def judged(case: Case, kernels: Iterable[Lying]) -> int:
+    """As `judge`, by some kernels."""
     arrays = case.arrays()
     given = list(_with_bits_in_order(case, arrays))
     if case.op.name == "masked_batch_norm_grad":
         given[4] = _in_order(arrays[4], case.types[0].shape)
     wanted: dict[Rule, list[Expected]] = {}
-    judged = 0
-    for windows, reads, name, kernel in _kernels(case):
+    count = 0
+    for reads, writes, name, kernel in kernels:
         entry = ENTRIES[case.op.name]
         rule = entry.rule if name == OWN or not isinstance(entry.rule, Smooth) else replace(entry.rule, narrow=True)
         if rule not in wanted:
             wanted[rule] = expectation(case.op, entry.oracle, rule, arrays, "cuda")
             _put_bits_in_order(case, wanted[rule])
         for over in (None, *kernel.overwrites):
+            behind = _behind(case, kernel, reads) if over is None else ()
             with np.errstate(all="ignore"):
-                found = run(case.op, given, windows, over, name, _behind(case, kernel, reads) if over is None else ())
+                found = run_kernel(kernel, reads, writes, given, over, behind)
             for i, (y, each) in enumerate(zip(found, wanted[rule], strict=True)):
                 wrong = complaint(y, each)
                 assert wrong is None, f"output {i} by {name}, {reads}, {over}: {wrong}"
-        judged += 1
-    return judged
+        count += 1
+    return count
 
 
 def _behind(case: Case, kernel: LaunchKernel, reads: Sequence[Window]) -> list[int]:
@@ -77,16 +86,21 @@ def _behind(case: Case, kernel: LaunchKernel, reads: Sequence[Window]) -> list[i
     return [n if n * x.type.dtype.itemsize % kernel.alignment == 0 else 0 for n, x in zip(drawn, reads)]
 
 
-def _kernels(case: Case) -> Iterator[tuple[list[Window], list[Window], str, LaunchKernel]]:
-    """Ways in which the inputs lie, as they are and as they are read; and for each all kernels but cuDNN's, by name."""
+def lying(case: Case) -> Iterator[tuple[list[Window], list[Window]]]:
+    """Ways in which inputs, as they are read, and outputs lie."""
     results, family = case.op.infer(case.types), family_of(case.op)
     assert family is not None
     for windows in _layouts(case):
         reads = [family.reads(case.op, i, window) for i, window in enumerate(windows)]
-        writes = list(family.layout(case.op, reads, results))
+        yield reads, list(family.layout(case.op, reads, results))
+
+
+def _kernels(case: Case) -> Iterator[Lying]:
+    """All kernels but cuDNN's."""
+    for reads, writes in lying(case):
         own = kernel_for(case.op, reads, writes, DEVICE)
         found = {} if own is None else {OWN: own}
         for kernels in (lt.lt_kernels, linear_cross_entropy.lt_kernels):
             found |= kernels(case.op, reads, writes, DEVICE, tf32=False)
         for name, kernel in found.items():
-            yield windows, reads, name, kernel
+            yield reads, writes, name, kernel
