@@ -191,7 +191,8 @@ class _Multiplying:
         operands = [each for pair in zip(places, (x.pointer for x in layouts)) for each in pair]
         self.arguments = (
             *(library.handle, operation.pointer, byref(one), *operands[:4], byref(beta), *operands[4:]),
-            *(byref(found.algo), workspace, product.nbytes, stream),
+            # Some algorithms look at the address, which must be a multiple of 256, even where there are no bytes.
+            *(byref(found.algo), workspace if product.nbytes else None, product.nbytes, stream),
         )
 
     def __call__(self) -> None:

@@ -22,6 +22,7 @@ from foreplan.gpu.launch import (
 )
 from foreplan.gpu.map import broadcast, copies, map_launches
 from foreplan.graph import Op, Window
+from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.ops.expr import parse_expr
 from foreplan.units import align_up
@@ -45,7 +46,13 @@ def cudnn_kernels(
         return {}
     made, adds = _as_cudnn_makes_it(inputs, outputs), _adds(inputs, outputs)
     plans = convolution_plans(
-        op, [inputs[0], _without_gaps(op, inputs)], [made], device, adds=adds, tf32=tf32, deterministic=deterministic
+        op,
+        [inputs[0], _as_cudnn_reads_it(op, inputs)],
+        [made],
+        device,
+        adds=adds,
+        tf32=tf32,
+        deterministic=deterministic,
     )
     found = {}
     for rank, plan in enumerate(plans):
@@ -92,10 +99,14 @@ def _as_cudnn_makes_it(inputs: Windows, outputs: Windows) -> Window:
     return Window(y.type.with_dtype(dtype), strides)
 
 
-def _without_gaps(op: Op, inputs: Windows) -> Window:
-    """The second input as cuDNN reads it: weights that are a range of others' channels are copied first."""
+def _as_cudnn_reads_it(op: Op, inputs: Windows) -> Window:
+    """The second input: weights that are a range of others' channels, or whose taps lie in another order, are copied
+    first. cuDNN has no engine for gaps; and an engine that takes any order reads it as if it were C order.
+    """
     second = inputs[1]
-    return second if isinstance(op, ConvWeightGrad) or second.is_compact else Window.dense(second.type)
+    orders = Window.dense(second.type), channels_last(second.type)
+    known = isinstance(op, ConvWeightGrad) or any(lie_alike(second, each) for each in orders)
+    return second if known else Window.dense(second.type)
 
 
 def _adds(inputs: Windows, outputs: Windows) -> bool:
@@ -115,7 +126,7 @@ def _kernel(op: Op, payload: bytes, inputs: Windows, outputs: Windows) -> Launch
     at, made, added = scratch.take(nbytes), _as_cudnn_makes_it(inputs, outputs), inputs[2:]
     adds = _adds(inputs, outputs)
     here = scratch.take(made.type.nbytes) if made != y else output_at(0)
-    second = _without_gaps(op, inputs)
+    second = _as_cudnn_reads_it(op, inputs)
     there = input_at(1) if second == inputs[1] else scratch.take(second.type.nbytes)
     run: tuple[Instruction, ...] = (Execute(blob, tuple(zip(UIDS, (input_at(0), there, here))), at, nbytes),)
     if second != inputs[1]:

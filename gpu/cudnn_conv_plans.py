@@ -14,9 +14,9 @@ from foreplan.gpu.cudnn import (
     NO_COMPILER,
     TYPES,
     UIDS,
-    WORKSPACE_ALIGNMENT,
     CudnnPlan,
     CudnnTensor,
+    bounded,
     check_refusal,
     falling,
     library,
@@ -28,7 +28,6 @@ from foreplan.gpu.cudnn import (
 from foreplan.gpu.device import Device
 from foreplan.graph import Op, Window
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
-from foreplan.units import align_up
 
 
 @dataclass(frozen=True)
@@ -166,8 +165,8 @@ def _ranked(question: _Question, device: Device) -> Iterator[CudnnPlan]:
     for index in range(graph.get_execution_plan_count()):
         if not _builds(graph, index):
             continue  # left out by a note, or does not run such tensors after all
-        nbytes = align_up(int(graph.get_workspace_size()), WORKSPACE_ALIGNMENT)
         blob = uncounted(bytes(graph.serialize()))
+        nbytes = bounded(int(graph.get_workspace_size()), blob, device)
         if question.adds:
             # The frontend has no word for beta, which every convolution of cuDNN's has (cuDNN API,
             # CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA): what is read back from the text is a plan anew.

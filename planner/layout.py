@@ -114,7 +114,7 @@ def lay_out(problem: Problem, plan: Schedule, *, quick: bool = False) -> Layout:
         buffers = [c for c, at in enumerate(chains.region) if at == region and chains.stored[c] < 0]
         actions = [problem.actions[index] for index in plan.order]
         scratch = [s for s, a in enumerate(actions) if a.workspace and a.workspace_region == region]
-        alignment = [chains.alignment[c] for c in buffers] + [ALIGNMENT] * len(scratch)
+        alignment = [chains.alignment[c] for c in buffers] + [problem.unit] * len(scratch)
         bottom = align_up(bottom, max(alignment, default=1))
         placement = place(
             [chains.lower[c] for c in buffers] + scratch,
@@ -129,7 +129,7 @@ def lay_out(problem: Problem, plan: Schedule, *, quick: bool = False) -> Layout:
             layout.chains[chain] = offset
         for step, offset in zip(scratch, offsets[len(buffers) :]):
             layout.workspaces[step] = offset
-        layout.heights.append(align_up(bottom + placement.height, height_unit(problem)))
+        layout.heights.append(align_up(bottom + placement.height, problem.unit))
         if placement.height > largest and problem.regions[region].on_device:
             largest = placement.height
             layout = Layout(layout.chains, layout.workspaces, layout.heights, placement.heuristic)
@@ -144,11 +144,6 @@ def stack_stored(chains: Chains, region: int, offsets: list[int]) -> int:
             offsets[chain] = align_up(top, max(ALIGNMENT, chains.alignment[chain]))
             top = offsets[chain] + chains.nbytes[chain]
     return top
-
-
-def height_unit(problem: Problem) -> int:
-    """What every height is a multiple of, so that regions put one above another stay aligned."""
-    return max([ALIGNMENT, *(value.alignment for value in problem.values)])
 
 
 def assemble(

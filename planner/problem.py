@@ -20,7 +20,7 @@ import numpy as np
 
 from foreplan.units import format_bytes
 
-ALIGNMENT = 64  # of every workspace and stored value, and at least that of the height of a region
+ALIGNMENT = 64  # at least, of every workspace, every stored value and the height of a region
 
 
 class Role(IntEnum):
@@ -156,6 +156,13 @@ class Problem:
     values: tuple[Value, ...]
     actions: tuple[Action, ...]
     regions: tuple[Region, ...] = (Region("arena"),)
+
+    @cached_property
+    def unit(self) -> int:
+        """Bytes of which every workspace's offset and every height is a multiple: the largest alignment of any value,
+        so that regions put one above another stay aligned, and what is true of values is true of workspaces.
+        """
+        return max([ALIGNMENT, *(value.alignment for value in self.values)])
 
     @cached_property
     def producers(self) -> tuple[tuple[int, ...], ...]:

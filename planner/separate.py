@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from foreplan.planner.alias import Chains
-from foreplan.planner.layout import Layout, assemble, height_unit, schedule, stack_stored
+from foreplan.planner.layout import Layout, assemble, schedule, stack_stored
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import ALIGNMENT, Problem
 from foreplan.planner.verify import verify
@@ -24,7 +24,7 @@ def separate(plan: Plan, problem: Problem) -> Plan:
     tops = [stack_stored(twin.chains, region, offsets) for region in range(len(problem.regions))]
     _stack_others(twin.chains, offsets, tops)
     workspaces = _workspaces(problem, order, tops)
-    heights = [align_up(top, height_unit(problem)) for top in tops]
+    heights = [align_up(top, problem.unit) for top in tops]
     layout = Layout(offsets, workspaces, heights, "apart")
     apart = assemble(problem, twin, layout, plan.order_lower_bound_bytes)
     apart = replace(apart, certificate=replace(apart.certificate, stages=(("apart", apart.arena_bytes),)))
@@ -41,7 +41,7 @@ def _stack_others(chains: Chains, offsets: list[int], tops: list[int]) -> None:
 
 def _workspaces(problem: Problem, order: list[int], tops: list[int]) -> list[int]:
     """Offset of each step's workspace: the top of its region, which is raised above them all."""
-    starts = [align_up(top, ALIGNMENT) for top in tops]
+    starts = [align_up(top, problem.unit) for top in tops]
     offsets = []
     for index in order:
         action = problem.actions[index]

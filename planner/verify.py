@@ -44,7 +44,7 @@ def _check_form(plan: Plan, problem: Problem) -> None:
         raise VerificationError(
             f"the plan answers problem {plan.problem_digest[:12]}, not this one, {problem.digest[:12]}; plan again"
         )
-    unit = max([ALIGNMENT, *(value.alignment for value in problem.values)])
+    unit = _unit(problem)
     if len(plan.heights) != len(problem.regions) or any(h < 0 or h % unit for h in plan.heights):
         raise VerificationError(
             f"heights {list(plan.heights)}: a multiple of {unit} is needed for each of {len(problem.regions)} regions"
@@ -58,6 +58,11 @@ def _check_form(plan: Plan, problem: Problem) -> None:
                 f"step {number} ({action.name!r}) has {len(step.reads)} read and {len(step.writes)} write offsets for "
                 f"{len(action.reads)} reads and {len(action.writes)} writes"
             )
+
+
+def _unit(problem: Problem) -> int:
+    """Bytes of which heights and workspaces' offsets are multiples: the largest alignment that anything has."""
+    return max([ALIGNMENT, *(value.alignment for value in problem.values)])
 
 
 def _check_effects(plan: Plan, problem: Problem) -> None:
@@ -173,6 +178,7 @@ class _Replay:
         self.problem = problem
         self.memory = [Memory() for _ in problem.regions]
         self.where = "at the start"
+        self.unit = _unit(problem)
         self.home: dict[int, int] = {}  # offsets of stored values
         self.made: set[int] = set()  # values that were there or have been written, for those of no bytes
         self.guarded: list[list[tuple[int, int, int]]] = [[] for _ in problem.regions]
@@ -264,9 +270,9 @@ class _Replay:
                 taken[values[action.writes[i]].region].append((low, high, i))
         if action.workspace:
             low, high, region = step.workspace, step.workspace + action.workspace, action.workspace_region
-            if low % ALIGNMENT or low < 0 or high > self.plan.heights[region]:
+            if low % self.unit or low < 0 or high > self.plan.heights[region]:
                 self._fail(
-                    f"workspace [{low}, {high}) is not aligned to {ALIGNMENT} or not within {self._region(region)}"
+                    f"workspace [{low}, {high}) is not aligned to {self.unit} or not within {self._region(region)}"
                 )
             taken[region].append((low, high, -1))
         for region, ranges in enumerate(taken):

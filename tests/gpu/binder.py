@@ -126,6 +126,7 @@ def convolved(op: Op, a: np.ndarray, b: np.ndarray, there: np.ndarray | None) ->
 
 def multiply(product: Multiply, places: tuple[int, ...], workspace: int) -> None:
     """What cuBLASLt does, on host memory, with float64 sums; its workspace is left poisoned."""
+    assert not product.nbytes or workspace % 256 == 0, "cuBLASLt wants its workspace so aligned"
     ctypes.memset(workspace, 0xFF, product.nbytes)
     for i in range(product.batch):
         a, b, c, d = (

@@ -11,7 +11,7 @@ import foreplan as fp
 from foreplan.errors import PlanError
 from foreplan.gpu import driver, table
 from foreplan.gpu.cudnn import ADDING
-from foreplan.gpu.cudnn_conv import WORD, _as_cudnn_makes_it, _without_gaps
+from foreplan.gpu.cudnn_conv import WORD, _as_cudnn_makes_it, _as_cudnn_reads_it
 from foreplan.graph import Window
 from foreplan.lower.program import Call, Program
 from foreplan.ops.attention_blocks import AttentionOp
@@ -61,7 +61,7 @@ def stand_in(card: FakeCard, program: Program) -> int:
 
     def plan_of(call: Call, needed: int) -> None:
         inputs, outputs = ([operand.window for operand in found] for found in (call.inputs[:2], call.outputs))
-        inputs = [inputs[0], _without_gaps(call.op, inputs)]
+        inputs = [inputs[0], _as_cudnn_reads_it(call.op, inputs)]
         windows = [*inputs, _as_cudnn_makes_it(inputs, outputs)]
 
         def run(tensors: Mapping[int, int], workspace: int) -> None:

@@ -116,12 +116,37 @@ def test_every_convolution_of_resnet50_has_a_plan_under_any_cap(dtype: str, tf32
         assert workspace_of(first.blob, H100) == first.workspace
 
 
+@pytest.mark.parametrize(
+    ("tile", "told", "needed"),
+    [
+        (0, 4718592, 11010511),
+        (0, 294912, 8815327),
+        (1, 294912, 4555487),
+        (3, 4718592, 21496239),
+        (3, 0, 17039839),
+        (4, 294912, 8553127),
+        (5, 294912, 2359975),
+        (6, 0, 16777823),
+        (7, 294912, 4555487),
+        (7, 0, 4194463),
+        (9, 1474560, 7963303),
+    ],
+)
+def test_what_an_h100_was_seen_to_need_is_planned(tile: int, told: int, needed: int) -> None:
+    """Of engines that split sums as the card has multiprocessors: what cuDNN 9.19 told without the card, and with it."""
+    knobs = '{"engine":{"engineId":65,"knobChoices":{"CUDNN_KNOB_TYPE_TILE_SIZE":%d,"CUDNN_KNOB_TYPE_WORKSPACE":%d}}}'
+    most = cudnn.bounded(told, (knobs % (tile, 0)).encode(), H100)
+    assert needed <= most <= told + 132 * (1 << 17) + 1280 and most % 256 == 0
+    assert cudnn.bounded(told, (knobs % (tile, 1)).encode(), H100) == -(-told // 256) * 256
+    assert cudnn.bounded(told, b'{"engine":{"engineId":0}}', H100) == -(-told // 256) * 256
+
+
 @with_cudnn
 def test_the_first_plan_under_a_cap_is_the_one_that_cudnn_would_choose() -> None:
     x, w, y = "float32[32,256,14,14]", "float32[256,256,3,3]", "float32[32,256,14,14]"
     module = library().module
     for op, a, b in triple(x, w, y, 3, 14):
-        for cap in (1 << 40, 16 * MIB, MIB, 0):
+        for cap in (1 << 40, 16 * MIB):
             types = [tensor_type(a), tensor_type(b)]
             windows = [channels_last(type) for type in (*types, *op.infer(types))]
             question = cudnn_conv_plans._question(op, windows[:2], windows[2:], False, True, True)
@@ -138,7 +163,7 @@ def test_the_first_plan_under_a_cap_is_the_one_that_cudnn_would_choose() -> None
             graph.build_plans(module.build_plan_policy.HEURISTICS_CHOICE)
             ours = convolution_plans(op, windows[:2], windows[2:], H100, tf32=True, cap=cap)[0]
             assert ours.blob == cudnn.uncounted(bytes(graph.serialize()))
-            assert graph.get_workspace_size() <= ours.workspace < graph.get_workspace_size() + 256
+            assert ours.workspace == cudnn.bounded(int(graph.get_workspace_size()), ours.blob, H100)
 
 
 @with_cudnn

@@ -198,12 +198,14 @@ def test_other_precisions_train_alike(name: str, target: str, precision: str) ->
     others = [("numpy", "float32"), ("numpy", "bf16"), (target, precision)]
     steps = [fp.compile(graph, optimizer=fp.optim.Nesterov(0.01), target=of, precision=how) for of, how in others]
     sessions, data = [step.bind(seed=1) for step in steps], data_for(steps[0])
+    moved = 0.0  # most that rounding to bfloat16 has done to the loss, with NumPy: what it does may cross zero
     for number in range(3):
         wanted, rounded, found = (session.step(data).loss for session in sessions)
         assert wanted is not None and rounded is not None and found is not None
-        # What rounding to bfloat16 does to the loss grows from step to step (a tenth of it in some models): as little
-        # at first, and then no more than a few times what it does with NumPy.
-        assert abs(found - wanted) <= 3e-2 * abs(wanted) + (3 * abs(rounded - wanted) if number else 0)
+        # It grows from step to step (to a tenth of it in some models): as little at first, and then no more than a few
+        # times that.
+        moved = max(moved, abs(rounded - wanted)) if number else 0.0
+        assert abs(found - wanted) <= 3e-2 * abs(wanted) + 3 * moved
 
 
 def test_machine_code_from_a_plan_file_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

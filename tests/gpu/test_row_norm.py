@@ -42,12 +42,15 @@ def gradient_case(op: type[Op], shape: tuple[int, ...], axis: int, scaled: bool)
 @pytest.mark.parametrize("op", [LayerNormGrad, RMSNormGrad])
 def test_gradients(op: type[Op], scaled: bool, shape: tuple[int, ...], axis: int) -> None:
     given = gradient_case(op, shape, axis, scaled)
-    check(op(axis, scaled), *given, rtol=1e-4, atol=2e-5)
+    # What products and their mean differ by is multiplied by the reciprocal deviation: 316 where a row has one number.
+    largest = np.prod([np.abs(x).max() for x in (*given[1 : 1 + scaled], *given[-2:])])
+    atol = max(2e-5, 2 * float(np.finfo(np.float32).eps * largest))
+    check(op(axis, scaled), *given, rtol=1e-4, atol=atol)
     for over in ((0, 0), (0, len(given) - 1)):
-        check(op(axis, scaled), *given, over=over, rtol=1e-4, atol=2e-5)
+        check(op(axis, scaled), *given, over=over, rtol=1e-4, atol=atol)
     given.append(f32(*shape))
     for added in (None, (0, 0), (0, len(given) - 2), (0, len(given) - 1)):
-        check(op(axis, scaled), *given, over=added, rtol=1e-4, atol=2e-5)
+        check(op(axis, scaled), *given, over=added, rtol=1e-4, atol=atol)
 
 
 def test_sums_over_many_rows_are_taken_in_parts() -> None:

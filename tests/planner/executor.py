@@ -125,7 +125,7 @@ class Machine:
 
     def _spoil(self, action: Action, step: Step) -> None:
         if action.workspace:
-            if step.workspace % ALIGNMENT:
+            if step.workspace % max([ALIGNMENT, *(v.alignment for v in self.problem.values)]):
                 raise Harm("workspace misaligned")
             self._bytes(action.workspace_region, step.workspace, action.workspace)[:] = b"\x33" * action.workspace
 

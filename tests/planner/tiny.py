@@ -256,7 +256,7 @@ class Cells:
     ) -> Iterator[tuple[tuple[int, Sequence[int], Sequence[int], int], Memory]]:
         """Every way to run an action, in cells, and memory after it; what is not needed any more is forgotten."""
         action, values = self.problem.actions[index], self.problem.values
-        unit, scratch = ALIGNMENT // self.cell, -(-action.workspace // self.cell)
+        unit, scratch = self.unit // self.cell, -(-action.workspace // self.cell)
         room = range(0, heights[action.workspace_region] - scratch + 1, unit) if scratch else range(1)
         pairs = {(p.write, p.read): (0, p.required) for p in action.overwrites}
         pairs |= {(p.write, p.read): (p.offset, False) for p in action.parts}

@@ -65,6 +65,7 @@ DIFFERENCES = (
     Difference(
         "cuda", "losses by cuBLASLt, narrow", "logits and their gradient round to the tensors' type", "one unit"
     ),
+    Difference("cuda", "sums by cuDNN, narrow", "the sum is rounded before it is widened or added", "one unit of it"),
     Difference("cpu", "attention, losses, bfloat16", "probabilities round before products", f"{HALF_STEPS:g} of them"),
 )
 
@@ -86,11 +87,13 @@ class Sums:
 
     Attributes:
         narrow: every addition may be rounded to the tensors' own narrow type.
+        rounded: a sum is rounded to the inputs' narrow type before it is widened, or anything is added to it.
         reach: of what is made on the way to each result, logarithms to the base 2 of the smallest and the largest size.
     """
 
     terms: Terms
     narrow: bool = False
+    rounded: bool = False
     reach: Callable[[Any, Sequence[Array]], tuple[Any, Any]] = lambda op, wide: (0.0, 0.0)
 
 
@@ -238,6 +241,9 @@ def _sum_bounds(
             size = np.asarray(size, np.float64)
             u = unit(each.type.dtype) if rule.narrow else _wide_unit(types, each.type)
             most = _most(each.type.dtype if rule.narrow else each.type.dtype.wide)
+            if rule.rounded:
+                between = min((x.dtype for x in types[:2]), key=_most)
+                each.allowed, most = each.allowed + unit(between) * size, min(most, _most(between))
             each.allowed = each.allowed + 1.1 * (terms + 4) * u * size + terms * _least(each.type.dtype.wide)
             if engine == "cpu":
                 each.allowed = each.allowed + terms * LEAST * _scale(wide)
