@@ -52,7 +52,7 @@ __device__ inline const Four& four(const float* from) { return *reinterpret_cast
 // `TALL` rows of a tensor, with zeros where there are none.
 template <int TALL, int WIDTH>
 __device__ inline void load_tile(float* tile, const Heads& from, i64 b, i64 h, i64 first, i64 count, float factor) {
-    constexpr int FULL = (WIDTH + 3) / 4 * 4;
+    constexpr int FULL = larger(WIDTH + 3, 4) / 4 * 4;  // of nothing, a row has zeros too
     for (int i = threadIdx.x; i < TALL * FULL; i += THREADS) {
         const int row = i / FULL, column = i % FULL;
         const bool inside = first + row < count && column < WIDTH;
@@ -90,7 +90,7 @@ template <int WIDTH> __device__ inline void dots(const float* a, const float* b,
 // A thread's results that are WIDTH wide: VECTOR neighbouring columns, and those as many threads further.
 template <int WIDTH> struct Sums {
     static constexpr int VECTOR = WIDTH >= 4 * SIDE ? 4 : WIDTH >= 2 * SIDE ? 2 : 1;
-    static constexpr int EACH = (WIDTH + VECTOR * SIDE - 1) / (VECTOR * SIDE);
+    static constexpr int EACH = larger((WIDTH + VECTOR * SIDE - 1) / (VECTOR * SIDE), 1);
     static constexpr int FEWER = EACH > 2 ? TURNS : 2;
     float at[DOWN][EACH][VECTOR];
 

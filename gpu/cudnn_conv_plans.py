@@ -117,12 +117,26 @@ def _tensor(window: Window) -> CudnnTensor | None:
     if any(steps[axis] <= 0 or steps[axis] % item for axis in real):
         return None
     own = tuple(step // item for step in steps)
-    for order in ((0, *range(2, len(shape)), 1), range(len(shape))):
+    orders = [order for order in ((0, *range(2, len(shape)), 1), range(len(shape))) if _lies(shape, own, order)]
+    if not orders:
+        return None  # on a card, engines that take any strides were seen to give other bits from run to run
+    for order in orders:
         dense = _dense(shape, order)
         if all(dense[axis] == own[axis] for axis in real):
             return CudnnTensor(shape, dense, window.type.dtype.name)
     filled = tuple(own[axis] if axis in real else max(own[axis], 1) for axis in range(len(shape)))
     return CudnnTensor(shape, filled, window.type.dtype.name)
+
+
+def _lies(shape: Sequence[int], steps: Sequence[int], order: Sequence[int]) -> bool:
+    """Whether the axes lie in this order, the outermost first, perhaps with gaps, but none between elements."""
+    least = 1
+    for axis in reversed(order):
+        if shape[axis] > 1:
+            if steps[axis] < least or (axis == order[-1] and steps[axis] > 1):
+                return False
+            least = steps[axis] * shape[axis]
+    return True
 
 
 def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:

@@ -133,7 +133,7 @@ def test_every_convolution_of_resnet50_has_a_plan_under_any_cap(dtype: str, tf32
     ],
 )
 def test_what_an_h100_was_seen_to_need_is_planned(tile: int, told: int, needed: int) -> None:
-    """Of engines that split sums as the card has multiprocessors: what cuDNN 9.19 told without the card, and with it."""
+    """Of engines that split sums among multiprocessors: what cuDNN 9.19 told without the card, and with it."""
     knobs = '{"engine":{"engineId":65,"knobChoices":{"CUDNN_KNOB_TYPE_TILE_SIZE":%d,"CUDNN_KNOB_TYPE_WORKSPACE":%d}}}'
     most = cudnn.bounded(told, (knobs % (tile, 0)).encode(), H100)
     assert needed <= most <= told + 132 * (1 << 17) + 1280 and most % 256 == 0
@@ -231,6 +231,13 @@ def test_what_cudnn_has_no_plan_for() -> None:
     x, w = tensor_type("float32[8,16,28,28]"), channels_last(tensor_type("float32[16,16,3,3]"))
     for strides in ((0, *x.strides[1:]), (4, 4, 16, 4)):  # broadcast, overlapping
         assert not convolution_plans(Conv(*SAME), [Window(x, strides), w], [channels_last(x)], H100)
+    item = tensor_type("float32[8,16,14,28]")
+    for strides in (
+        (4, 32, 512, 14336),
+        (25088, 1568, 4, 56),
+        tuple(3 * step for step in item.strides),
+    ):
+        assert not convolution_plans(Conv(*SAME), [Window(item, strides), w], [channels_last(item)], H100)
 
 
 @with_cudnn

@@ -19,13 +19,16 @@ from foreplan.gpu import launch, nvrtc
 from foreplan.gpu.device import device_named
 from foreplan.gpu.launch import FOLDER, Launch, Source
 from foreplan.gpu.nvrtc import CompilationError, Figures, Nvcc, Nvrtc, architecture_of, compiler, cubin, figures
-from foreplan.gpu.table import kernel_for
+from foreplan.gpu.table import FAMILIES, kernel_for
 from foreplan.graph import TensorType
 from foreplan.graph.types import DTYPES
 from foreplan.ops.map import Map
 from tests.gpu.card import OwnTarget
 from tests.gpu.check import made
 from tests.gpu.samples import launches
+from tests.sweep.draws import drawn, emptied
+from tests.sweep.judges import cuda
+from tests.sweep.table import ENTRIES
 
 
 def missing() -> str:
@@ -159,6 +162,20 @@ def test_cards_without_bfloat16_round_to_it_all_the_same() -> None:
     (only,) = made(Map(("(a0 * 2)",)), [type])[0].instructions
     assert isinstance(only, Launch)
     assert figures(cubin(only.source, "sm_75"))["map"].stack == 0
+
+
+def test_kernels_of_nothing_compile() -> None:
+    """Of every op, some drawn cases with nothing along an axis: g++, which runs them elsewhere, takes more."""
+    for name, entry in ENTRIES.items():
+        sources: set[Source] = set()
+        for number in range(30 if name in FAMILIES else 0):
+            rng = drawn(name, 1, number)
+            for *_, kernel in cuda.kernels(emptied(entry.draw(rng), rng)):
+                sources |= {each.source for each in kernel.instructions if isinstance(each, Launch)}
+            if len(sources) > 2:
+                break
+        for source in sorted(sources, key=repr)[:4]:
+            assert cubin(source, "sm_90")
 
 
 def test_samples_are_of_every_file() -> None:

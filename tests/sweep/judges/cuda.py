@@ -39,32 +39,32 @@ def require() -> None:
 
 def draw(entry: Entry, rng: Random) -> Case:
     """A case for which the engine has a kernel, if it has one for any of a few draws."""
-    return entry.served(rng, lambda case: any(True for _ in _kernels(case)))
+    return entry.served(rng, lambda case: any(True for _ in kernels(case)))
 
 
 def prepare(cases: Iterable[Case]) -> None:
     """Compile the kernels of many cases, which takes a fraction of what it takes one by one."""
-    launched = {each for case in cases for *_, kernel in _kernels(case) for each in kernel.instructions}
+    launched = {each for case in cases for *_, kernel in kernels(case) for each in kernel.instructions}
     compile_all(sorted((each.source for each in launched if isinstance(each, Launch)), key=repr))
 
 
 def judge(case: Case) -> int:
     """Raise AssertionError where a kernel's result is further off than it may be; give how many kernels there are."""
-    return judged(case, _kernels(case))
+    return judged(case, kernels(case))
 
 
 Lying = tuple[Sequence[Window], Sequence[Window], str, LaunchKernel]  # how inputs and outputs lie, and a kernel by name
 
 
-def judged(case: Case, kernels: Iterable[Lying]) -> int:
-    """As `judge`, by some kernels."""
+def judged(case: Case, chosen: Iterable[Lying]) -> int:
+    """As `judge`, by the chosen kernels."""
     arrays = case.arrays()
     given = list(_with_bits_in_order(case, arrays))
     if case.op.name == "masked_batch_norm_grad":
         given[4] = _in_order(arrays[4], case.types[0].shape)
     wanted: dict[Rule, list[Expected]] = {}
     count = 0
-    for reads, writes, name, kernel in kernels:
+    for reads, writes, name, kernel in chosen:
         entry = ENTRIES[case.op.name]
         rule = entry.rule
         if name != OWN and isinstance(rule, Smooth):
@@ -100,12 +100,12 @@ def lying(case: Case) -> Iterator[tuple[list[Window], list[Window]]]:
         yield reads, list(family.layout(case.op, reads, results))
 
 
-def _kernels(case: Case) -> Iterator[Lying]:
+def kernels(case: Case) -> Iterator[Lying]:
     """All kernels but cuDNN's."""
     for reads, writes in lying(case):
         own = kernel_for(case.op, reads, writes, DEVICE)
         found = {} if own is None else {OWN: own}
-        for kernels in (lt.lt_kernels, linear_cross_entropy.lt_kernels):
-            found |= kernels(case.op, reads, writes, DEVICE, tf32=False)
+        for by_cublaslt in (lt.lt_kernels, linear_cross_entropy.lt_kernels):
+            found |= by_cublaslt(case.op, reads, writes, DEVICE, tf32=False)
         for name, kernel in found.items():
             yield reads, writes, name, kernel
