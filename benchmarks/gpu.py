@@ -1,12 +1,13 @@
 """Training steps on the card in this machine beside PyTorch and JAX: time, and memory as nvidia-smi has it.
 
-    python benchmarks/gpu.py [--peer PYTHON] [--only TEXT] [--contenders TEXT,TEXT] [--limit SECONDS]
+    python benchmarks/gpu.py [--peer PYTHON] [--only TEXT] [--contenders TEXT,TEXT] [--limit SECONDS] [--plans FOLDER]
 
 Each contender is a process of its own, with the card to itself; `--peer` is the Python that has PyTorch and JAX, by
 default this one. What is not installed, fails, or takes longer than the limit to be ready is said and left out. Inputs
 lie on the card already, as they do for peers; what a step of ours takes with its inputs copied there and its loss
-copied back stands beside. Memory is what the process added to the card's. Writes `results/gpu-CARD.json` and a table,
-`results/gpu-CARD.md`, in which cases that were not run again stay.
+copied back stands beside. Memory is what the process added to the card's. `--plans` names a folder of plans that
+`--make` has made, which needs no card, so that nothing is planned beside it. Writes `results/gpu-CARD.json` and a
+table, `results/gpu-CARD.md`, in which cases that were not run again stay.
 """
 
 from __future__ import annotations
@@ -51,18 +52,46 @@ HEAD = (
 )
 
 
-def ours(model: str, precision: str) -> tuple[Callable[[int], None], dict[str, Any]]:
+def compiled(model: str, precision: str, target: str) -> Any:
+    """A training step as all contenders run it."""
+    import foreplan as fp
+    from foreplan.frontend.losses import attach_loss
+
+    graph = attach_loss(fp.models.build(model), fp.models.default_loss(model), [])
+    optimizer = fp.optim.Nesterov(1e-4, momentum=0.9)
+    return fp.compile(graph, optimizer=optimizer, target=target, precision=PRECISIONS[precision][1])
+
+
+def plan_file(folder: str, model: str, precision: str) -> Path:
+    """Where the plan of a case lies."""
+    return Path(folder) / f"{re.sub('[^a-z0-9]+', '-', f'{model}-{precision}')}.plan"
+
+
+def make(folder: str, device: str, only: str) -> None:
+    """Plans of the cases, with machine code."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for model in MODELS:
+        for precision, (target, _, _) in PRECISIONS.items():
+            if only in f"{model}, {precision}":
+                options = target.partition(",")[2]
+                step = compiled(model, precision, f"cuda:{device}" + f",{options}" * bool(options))
+                step.save(plan_file(folder, model, precision), kernels=True)
+                print(f"{model}, {precision}: {step.arena_bytes / 2**20:,.0f} MiB", flush=True)
+
+
+def ours(model: str, precision: str, plans: str) -> tuple[Callable[[int], None], dict[str, Any]]:
     """Runs so many steps; and what else is known of them."""
     import foreplan as fp
     from foreplan.cli_data import made_up
-    from foreplan.frontend.losses import attach_loss
     from foreplan.gpu.capture import captured
     from foreplan.gpu.driver import card
     from foreplan.lower.cuda import outside
 
-    target, narrow, peak = PRECISIONS[precision]
-    graph = attach_loss(fp.models.build(model), fp.models.default_loss(model), [])
-    step = fp.compile(graph, optimizer=fp.optim.Nesterov(1e-4, momentum=0.9), target=target, precision=narrow)
+    target, _, peak = PRECISIONS[precision]
+    if plans:
+        step = fp.load_plan(plan_file(plans, model, precision), trust_code=True)
+    else:
+        step = compiled(model, precision, target)
     session, data = step.bind(), made_up(step.program)
     for _ in range(3):
         session.step(data)
@@ -83,10 +112,10 @@ def ours(model: str, precision: str) -> tuple[Callable[[int], None], dict[str, A
     return steps, known | {"peak_flops_per_second": captured().peak(peak)}
 
 
-def stepper(contender: str, model: str, precision: str) -> tuple[Callable[[int], None], dict[str, Any]]:
+def stepper(contender: str, model: str, precision: str, plans: str) -> tuple[Callable[[int], None], dict[str, Any]]:
     """A contender's steps."""
     if contender == "foreplan":
-        return ours(model, precision)
+        return ours(model, precision, plans)
     if contender == "jax":
         import jax_gpu
 
@@ -96,11 +125,11 @@ def stepper(contender: str, model: str, precision: str) -> tuple[Callable[[int],
     return torch_gpu.stepper(model, contender.removeprefix("pytorch "), precision), {}
 
 
-def worker(contender: str, model: str, precision: str) -> None:
+def worker(contender: str, model: str, precision: str, plans: str) -> None:
     """Measures a contender, says what it found, and stays until its memory has been looked at."""
     started = time.perf_counter()
     try:
-        steps, known = stepper(contender, model, precision)
+        steps, known = stepper(contender, model, precision, plans)
         steps(3)
         known["ready"] = time.perf_counter() - started
         before = time.perf_counter()
@@ -127,10 +156,10 @@ def asked(figure: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def contend(python: str, contender: str, model: str, precision: str, limit: float) -> dict[str, Any]:
+def contend(python: str, contender: str, model: str, precision: str, limit: float, plans: str) -> dict[str, Any]:
     """A contender's figures, from a process of its own; or why it has none."""
     before = int(asked("memory.used"))
-    command = [python, str(FOLDER / "gpu.py"), "--worker", contender, model, precision]
+    command = [python, str(FOLDER / "gpu.py"), "--worker", contender, model, precision, plans]
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=FOLDER,
@@ -207,14 +236,21 @@ def write(path: Path, about: dict[str, str], rows: dict[str, dict[str, dict[str,
 
 def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
-        worker(*sys.argv[2:5])
+        worker(*sys.argv[2:6])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", metavar="PYTHON", default=sys.executable)
     parser.add_argument("--only", default="", help="cases whose name has this in it, such as 'resnet50:batch=32, bf16'")
     parser.add_argument("--contenders", default="", help="those whose name begins with one of these")
     parser.add_argument("--limit", type=float, default=300, help="seconds for each to be ready and measured")
+    parser.add_argument("--plans", metavar="FOLDER", default="", help="plans of ours that --make has made")
+    parser.add_argument("--make", metavar="FOLDER", help="make plans there, and measure nothing")
+    parser.add_argument("--device", default="h100", help="that --make plans for")
     arguments = parser.parse_args()
+    if arguments.make:
+        make(arguments.make, arguments.device, arguments.only)
+        return
+    plans = str(Path(arguments.plans).resolve()) if arguments.plans else ""
     try:
         about = {"card": asked("name"), "driver": asked("driver_version")}
     except (OSError, subprocess.CalledProcessError) as error:
@@ -230,7 +266,7 @@ def main() -> None:
                 continue
             for contender in (name for name in CONTENDERS if name.startswith(begin)):
                 python = sys.executable if contender == "foreplan" else arguments.peer
-                found = contend(python, contender, model, precision, arguments.limit)
+                found = contend(python, contender, model, precision, arguments.limit, plans)
                 rows.setdefault(case, {})[contender] = found
                 text = f"{found['seconds'] * 1e3:.2f} ms, {found['mib']} MiB" if "seconds" in found else found["failed"]
                 print(f"{case}: {contender}: {text}", flush=True)

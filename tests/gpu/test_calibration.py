@@ -25,11 +25,12 @@ from tests.gpu.card import FakeBlock, FakeCard
 from tests.gpu.check import with_cudnn
 from tests.gpu.compiled import needs_gcc
 
-H100 = device_named("h100")
+CARD = device_named("h200")  # of which no calibration comes with foreplan
+SHIPPED = read_entries((Path(calibration.__file__).parent / "gpu" / CARDS.file).read_text(), CARDS.file, CARDS)
 VERSIONS = {"driver": "580.105.08", "cuda": "13.0", "cupy": "14.2.0"}
 FOUND = Calibration(
     CARDS,
-    H100.title,
+    CARD.title,
     VERSIONS,
     {"context_bytes": 500 << 20, "code_bytes": 7, "graph_bytes_per_launch": 11, "cudnn_bytes": 3},
 )
@@ -42,7 +43,7 @@ class CountedCard(FakeCard):
         taken: bytes that are not given back.
     """
 
-    title = H100.title
+    title = CARD.title
     CONTEXT, CODE, CUDNN, CUBLASLT, NODE = 533 << 20, 2 << 20, 70 << 20, 36 << 20, 9_000
 
     def __init__(self) -> None:
@@ -106,7 +107,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(calibrating, "MODEL", "mlp:batch=4,width=40,layers=2")
     monkeypatch.setattr(calibrating, "NODES", 1000)
     monkeypatch.setattr(calibrating, "STEPS", 3)
-    monkeypatch.setattr(capture, "captured", lambda: H100)
+    monkeypatch.setattr(capture, "captured", lambda: CARD)
     return Machine()
 
 
@@ -120,7 +121,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @needs_gcc
 def test_every_figure_is_what_the_card_took(machine: Machine) -> None:
     found = calibrate(machine, machine.open, VERSIONS)
-    assert found.name == H100.title and found.versions == VERSIONS
+    assert found.name == CARD.title and found.versions == VERSIONS
     per_launch = found.figures["graph_bytes_per_launch"]
     assert dict(found.figures) == {
         "context_bytes": CountedCard.CONTEXT,
@@ -169,17 +170,17 @@ def test_a_card_that_this_process_has_opened_cannot_be_calibrated(machine: Machi
 
 
 def test_what_is_recorded_is_read_back(settings: Path) -> None:
-    assert calibrations().calibrated == ()
+    assert calibrations().calibrated == SHIPPED
     other = Calibration(CARDS, 'A "card" \\ of one’s own', {}, dict.fromkeys(CARDS.always, 1))
     newer = Calibration(CARDS, FOUND.name, VERSIONS | {"driver": "590.1"}, FOUND.figures)
     for each in (FOUND, other, newer, FOUND):  # the last takes the place of the first
         assert record(each) == own_file(CARDS) == settings / "foreplan" / "calibration.toml"
-    assert calibrations().calibrated == (other, newer, FOUND)
+    assert calibrations().calibrated == (*SHIPPED, other, newer, FOUND)
     assert read_entries(FOUND.as_toml(), "here", CARDS) == (FOUND,)
 
 
 def test_estimates_go_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = fp.compile(fp.models.build("mlp:batch=4,width=40,layers=2"), target=CudaTarget("h100"))
+    step = fp.compile(fp.models.build("mlp:batch=4,width=40,layers=2"), target=CudaTarget("h200"))
 
     def told() -> dict[str, tuple[int, str]]:
         return {part.name: (part.nbytes, part.basis) for part in outside(step.program, step.plan)[1:]}
@@ -223,7 +224,7 @@ def test_a_broken_file_is_told_and_left_as_it_is(text: str | bytes, told: str) -
 
 
 def _estimate() -> None:
-    fp.compile(fp.models.build("mlp:batch=4,width=40,layers=2"), target="cuda:h100").estimate()
+    fp.compile(fp.models.build("mlp:batch=4,width=40,layers=2"), target="cuda:h200").estimate()
 
 
 @pytest.mark.parametrize("home", ["~", "", "here"])
@@ -232,7 +233,7 @@ def test_a_user_without_a_home_has_no_calibrations(home: str, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", "here")
     monkeypatch.setenv("HOME", home)
-    assert own_file(CARDS) is None and calibrations().calibrated == ()
+    assert own_file(CARDS) is None and calibrations().calibrated == SHIPPED
     _estimate()
     with pytest.raises(UsageError, match="let XDG_CONFIG_HOME name a folder"):
         record(FOUND)

@@ -28,6 +28,7 @@ from tests.gpu import check
 from tests.gpu.on_card import CardBound, opened_or_skipped
 from tests.kernels import attention_operands
 from tests.ops.check import type_of
+from tests.sweep.case import parse_case
 from tests.sweep.draws import drawn
 from tests.sweep.judges import JUDGES, step
 from tests.sweep.table import ENTRIES
@@ -65,6 +66,14 @@ def test_drawn_cases(name: str) -> None:
             error.add_note(f"draw {number}; the case, for tests/sweep/found:\n{case}")
             raise
     assert judged, "no draw has a kernel: nothing was judged"
+
+
+FOUND = sorted((Path(__file__).parents[1] / "sweep" / "found").glob("card-*.txt"))
+
+
+@pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
+def test_what_once_failed(path: Path) -> None:
+    JUDGES["card"].judge(parse_case(path.read_text()))
 
 
 @pytest.mark.parametrize("number", range(20))

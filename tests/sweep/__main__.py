@@ -33,7 +33,7 @@ def sweep(name: str, judge: str, draws: int, seed: int, minutes: float, show: in
         try:
             empty += (WHOLE[judge](case) if isinstance(case, str) else JUDGES[judge].judge(case)) == 0
         except Exception as error:
-            kind = "".join(traceback.format_exception_only(error)).strip().splitlines()[0][:160]
+            kind = "".join(traceback.format_exception_only(error)).strip().splitlines()[0][:600]
             place = traceback.extract_tb(error.__traceback__)[-1]
             kinds[f"{place.filename.rsplit('/', 2)[-2:]}:{place.lineno}"] += 1
             if kinds.total() <= show:
