@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -190,11 +191,27 @@ def bounded(told: int, blob: bytes, device: Device) -> int:
     Args:
         told: what cuDNN tells without the card.
     """
-    knobs = _KNOBS.search(blob)
-    chosen = {name.removeprefix("CUDNN_KNOB_TYPE_"): n for name, n in json.loads(knobs[0]).items()} if knobs else {}
-    if chosen.get("WORKSPACE") == 0:
-        told += device.multiprocessors * _TILES.get(chosen.get("TILE_SIZE", -1), _LARGEST_TILE) + _COUNTERS
+    knobs = _knobs(blob)
+    if knobs.get("WORKSPACE") == 0:
+        told += device.multiprocessors * _TILES.get(knobs.get("TILE_SIZE", -1), _LARGEST_TILE) + _COUNTERS
     return align_up(told, WORKSPACE_ALIGNMENT)
+
+
+def busy(blob: bytes, results: int, device: Device) -> float:
+    """Which share of a card's multiprocessors works at so many results: less than 1 where one of them makes all sums of
+    a tile, and there are fewer tiles than multiprocessors.
+    """
+    knobs = _knobs(blob)
+    tile = _TILES.get(knobs.get("TILE_SIZE", -1))
+    if knobs.get("WORKSPACE") != 1 or tile is None:
+        return 1.0
+    return min(1.0, ceil(4 * results / tile) / device.multiprocessors)
+
+
+def _knobs(blob: bytes) -> dict[str, int]:
+    """What the engine of a serialised plan is set to, by the names of cuDNN's knobs."""
+    found = _KNOBS.search(blob)
+    return {name.removeprefix("CUDNN_KNOB_TYPE_"): n for name, n in json.loads(found[0]).items()} if found else {}
 
 
 def on_card(blob: bytes, described: str) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from foreplan.gpu.cudnn import ADDING, ADDRESS_ALIGNMENT, UIDS, CudnnPlan, missing
+from foreplan.gpu.cudnn import ADDING, ADDRESS_ALIGNMENT, UIDS, CudnnPlan, busy, missing
 from foreplan.gpu.cudnn_conv_plans import convolution_plans
 from foreplan.gpu.device import Device
 from foreplan.gpu.launch import (
@@ -85,6 +85,7 @@ def _nanoseconds(op: ConvOp, plan: CudnnPlan, inputs: Windows, outputs: Windows,
     precision = "tensorfloat32" if dtype.name == "float32" else dtype.name
     w, together = (outputs[0] if isinstance(op, ConvWeightGrad) else inputs[1]).shape, TOGETHER // dtype.itemsize
     share = prod(n / align_up(n, together) for n in (w[0] // op.groups, w[1]))
+    share *= busy(plan.blob, outputs[0].type.size, device)
     return roofline(op, inputs, outputs, device, precision, REACHED * share) + moved
 
 
