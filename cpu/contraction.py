@@ -121,7 +121,7 @@ def _by_panels(plan: Stages, a: Window, b: Window, y: Window, add: bool) -> None
 
 def _flattened(a: Window, b: Window, y: Window) -> tuple[Window, Window, Window]:
     """Leading axes made rows of one product, where b is one matrix."""
-    if len(a.shape) <= 2 or (len(b.shape) > 2 and math.prod(b.shape[:-2]) > 1):
+    if len(a.shape) <= 2 or (len(b.shape) > 2 and math.prod(b.shape[:-2]) != 1):
         return a, b, y
     rows, step = merged(a.shape[:-1], a.strides[:-1], a.strides[-2])
     if len(a.shape) != len(y.shape) or step < 0 or not y.is_dense:

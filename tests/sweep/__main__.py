@@ -18,7 +18,7 @@ from tests.sweep.table import ENTRIES
 AT_ONCE = 128  # cases that are prepared together
 
 
-def sweep(name: str, judge: str, draws: int, seed: int, minutes: float, show: int) -> int:
+def sweep(name: str, judge: str, draws: int, seed: int, minutes: float, show: int, one: bool) -> int:
     """Draw cases of an op, or whole steps, and judge each; returns how many failed, and prints some."""
     kinds: Counter[str] = Counter()
     started, done, empty = time.monotonic(), 0, 0
@@ -27,11 +27,11 @@ def sweep(name: str, judge: str, draws: int, seed: int, minutes: float, show: in
         if time.monotonic() - started > 60 * minutes:
             break
         if i == len(cases):
-            cases += _prepared(name, judge, range(i, min(i + AT_ONCE, draws)), seed)
+            cases += _prepared(name, judge, range(i, min(i + AT_ONCE, draws)), seed, one)
         case = cases[i]
         done += 1
         try:
-            empty += (WHOLE[judge](case) if isinstance(case, str) else JUDGES[judge].judge(case)) == 0
+            empty += _judged(judge, case, one) == 0
         except Exception as error:
             kind = "".join(traceback.format_exception_only(error)).strip().splitlines()[0][:600]
             place = traceback.extract_tb(error.__traceback__)[-1]
@@ -44,13 +44,20 @@ def sweep(name: str, judge: str, draws: int, seed: int, minutes: float, show: in
     return kinds.total()
 
 
-def _prepared(name: str, judge: str, numbers: range, seed: int) -> list[Case | str]:
+def _judged(judge: str, case: Case | str, one: bool) -> int:
+    if isinstance(case, str):
+        return WHOLE[judge](case)
+    chosen = JUDGES[judge]
+    return (chosen.judge_one if one and chosen.judge_one else chosen.judge)(case)
+
+
+def _prepared(name: str, judge: str, numbers: range, seed: int, one: bool) -> list[Case | str]:
     """Some draws, and all that they need."""
     if judge in WHOLE:
         return [f"{name} {seed} {i}" for i in numbers]
     cases = [JUDGES[judge].draw(ENTRIES[name], drawn(name, seed, i)) for i in numbers]
     with contextlib.suppress(Exception):  # which comes again when the case is judged
-        JUDGES[judge].prepare(cases)
+        JUDGES[judge].prepare(cases, one)
     return list(cases)
 
 
@@ -63,6 +70,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=60.0, help="for one op and judge, at most")
     parser.add_argument("--show", type=int, default=3, help="failing cases that are printed")
+    parser.add_argument(
+        "--one", action="store_true", help="each case by one of its kernels: more cases in the same time"
+    )
     given = parser.parse_args()
     faulthandler.enable()
     failed = 0
@@ -70,10 +80,10 @@ def main() -> None:
     for name in given.op or ENTRIES:
         for judge in judges:
             if judge in JUDGES and JUDGES[judge].serves(ENTRIES[name], name):
-                failed += sweep(name, judge, given.draws, given.seed, given.minutes, given.show)
+                failed += sweep(name, judge, given.draws, given.seed, given.minutes, given.show, given.one)
     for judge in judges:
         if judge in WHOLE:
-            failed += sweep("step", judge, given.draws, given.seed, given.minutes, given.show)
+            failed += sweep("step", judge, given.draws, given.seed, given.minutes, given.show, given.one)
     sys.exit(bool(failed))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.op import op_text, parse_op
 from foreplan.graph.types import tensor_type
 from tests.sweep.values import fill
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,11 @@ class Case:
     def number(self) -> int:
         """As good as drawn, and of the case alone: for what else a judge has to choose."""
         return sum(given.seed for given in self.inputs)
+
+    def one_of(self, found: Iterable[T]) -> list[T]:
+        """One of some things, as good as drawn; none of none."""
+        listed = list(found)
+        return [listed[self.number // 64 % len(listed)]] if listed else []
 
     def arrays(self) -> list[np.ndarray]:
         """The inputs, in C order."""

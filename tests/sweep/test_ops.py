@@ -32,7 +32,7 @@ def test_drawn_cases(judge: str, name: str) -> None:
     chosen = JUDGES[judge]
     chosen.require()
     cases = [chosen.draw(ENTRIES[name], drawn(name, 0, number)) for number in range(DRAWS)]
-    chosen.prepare(cases)
+    chosen.prepare(cases, False)
     judged = 0
     for number, case in enumerate(cases):
         try:

@@ -23,7 +23,7 @@ def _nothing_more() -> None:
     """NumPy is there."""
 
 
-def _one_by_one(cases: Iterable[Case]) -> None:
+def _one_by_one(cases: Iterable[Case], one: bool = False) -> None:
     """What a case needs is not made faster for many."""
 
 
@@ -36,14 +36,18 @@ class Judge:
         draw: a case for it.
         serves: whether it judges an op of this name at all.
         require: skips the test where the engine's library is not installed.
-        prepare: makes what many cases need at once; what it was not given is made when it is judged.
+        prepare: makes what many cases need at once, or one kernel of each; what it was not given is made when it is
+            judged.
+        judge_one: as `judge`, by one of a case's kernels, which the case says, so that more cases can be drawn; None:
+            there is but one.
     """
 
     judge: Callable[[Case], int]
     draw: Callable[[Entry, Random], Case] = _drawn
     serves: Callable[[Entry, str], bool] = _every
     require: Callable[[], None] = _nothing_more
-    prepare: Callable[[Iterable[Case]], None] = _one_by_one
+    prepare: Callable[[Iterable[Case], bool], None] = _one_by_one
+    judge_one: Callable[[Case], int] | None = None
 
 
 JUDGES = {
@@ -52,9 +56,16 @@ JUDGES = {
     "decomposition": Judge(decomposition.judge, serves=decomposition.serves),
     "types": Judge(types.judge),
     "gradient": Judge(gradient.judge, gradient.draw, gradient.serves),
-    "cpu": Judge(cpu.judge, cpu.draw, serves=cpu.serves, require=cpu.require),
-    "cuda": Judge(cuda.judge, cuda.draw, serves=cuda.serves, require=cuda.require, prepare=cuda.prepare),
-    "card": Judge(card.judge, card.draw, serves=cuda.serves, require=card.require),
+    "cpu": Judge(cpu.judge, cpu.draw, serves=cpu.serves, require=cpu.require, judge_one=cpu.judge_one),
+    "cuda": Judge(
+        cuda.judge,
+        cuda.draw,
+        serves=cuda.serves,
+        require=cuda.require,
+        prepare=cuda.prepare,
+        judge_one=cuda.judge_one,
+    ),
+    "card": Judge(card.judge, card.draw, serves=cuda.serves, require=card.require, judge_one=card.judge_one),
 }
 
 # Of drawn steps, by their text.

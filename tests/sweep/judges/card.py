@@ -35,6 +35,13 @@ def judge(case: Case) -> int:
         return cuda.judged(case, _kernels(case))
 
 
+def judge_one(case: Case) -> int:
+    """As `judge`, by one kernel."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(check, "Bound", CardBound)
+        return cuda.judged(case, case.one_of(_kernels(case)))
+
+
 def _kernels(case: Case) -> Iterator[cuda.Lying]:
     for reads, writes in cuda.lying(case):
         for name, kernel in kernels_for(case.op, reads, writes, captured()).items():

@@ -5,7 +5,7 @@ watched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from random import Random
 
@@ -73,17 +73,29 @@ def draw(entry: Entry, rng: Random) -> Case:
 
 def judge(case: Case) -> int:
     """Raise AssertionError where a kernel's result is further off than it may be; give how many kernels there are."""
+    return _judged(case, _kernels(case))
+
+
+def judge_one(case: Case) -> int:
+    """As `judge`, by one kernel."""
+    return _judged(case, case.one_of(_kernels(case)))
+
+
+Lying = tuple[int, list[Window], Sequence[Window], str, Kernel]  # threads, how inputs and outputs lie, a kernel by name
+
+
+def _judged(case: Case, kernels: Iterable[Lying]) -> int:
     arrays = case.arrays()
     wanted: dict[str, list[Expected]] = {}
     judged = 0
     given = _with_bits_in_order(case, arrays)
-    for threads, reads, writes, way, kernel in _kernels(case):
+    for threads, reads, writes, way, kernel in kernels:
         if not wanted:
             entry = ENTRIES[case.op.name]
             wanted[""] = expectation(case.op, entry.oracle, entry.rule, arrays, "cpu")
             _put_bits_in_order(case, wanted[""])
         if way not in wanted:
-            wanted[way] = of_kernel(wanted[""], arrays, way)
+            wanted[way] = of_kernel(case.op, wanted[""], arrays, way)
         for over in (None, *kernel.overwrites):
             where = f"{way}, {threads} threads" + (f", {over[0]} in place of {over[1]}" if over else "")
             behind = case.number // len(SEVERAL) % 4 if over is None else 0  # only whole values are overwritten
@@ -92,8 +104,8 @@ def judge(case: Case) -> int:
     return judged
 
 
-def _kernels(case: Case) -> Iterator[tuple[int, list[Window], Sequence[Window], str, Kernel]]:
-    """All kernels: for how many threads, of inputs and outputs that lie how, its name."""
+def _kernels(case: Case) -> Iterator[Lying]:
+    """All kernels."""
     results = case.op.infer(case.types)
     for threads in (1, SEVERAL[case.number % len(SEVERAL)]):
         family = family_of(case.op, case.types, results, threads)

@@ -42,15 +42,21 @@ def draw(entry: Entry, rng: Random) -> Case:
     return entry.served(rng, lambda case: any(True for _ in kernels(case)))
 
 
-def prepare(cases: Iterable[Case]) -> None:
-    """Compile the kernels of many cases, which takes a fraction of what it takes one by one."""
-    launched = {each for case in cases for *_, kernel in kernels(case) for each in kernel.instructions}
+def prepare(cases: Iterable[Case], one: bool = False) -> None:
+    """Compile the kernels of many cases, or one of each, which takes a fraction of what it takes one by one."""
+    chosen = [case.one_of(kernels(case)) if one else kernels(case) for case in cases]
+    launched = {each for found in chosen for *_, kernel in found for each in kernel.instructions}
     compile_all(sorted((each.source for each in launched if isinstance(each, Launch)), key=repr))
 
 
 def judge(case: Case) -> int:
     """Raise AssertionError where a kernel's result is further off than it may be; give how many kernels there are."""
     return judged(case, kernels(case))
+
+
+def judge_one(case: Case) -> int:
+    """As `judge`, by one kernel."""
+    return judged(case, case.one_of(kernels(case)))
 
 
 Lying = tuple[Sequence[Window], Sequence[Window], str, LaunchKernel]  # how inputs and outputs lie, and a kernel by name
