@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +137,10 @@ def _tensor(window: Window) -> CudnnTensor | None:
 def _lies(shape: Sequence[int], steps: Sequence[int], order: Sequence[int]) -> bool:
     """Whether the axes lie in this order, the outermost first, perhaps with gaps, but none between elements."""
     real = [axis for axis in reversed(order) if shape[axis] > 1]
-    ends = [1, *(steps[axis] * shape[axis] for axis in real)]
-    return all(steps[axis] >= end for axis, end in zip(real, ends)) and not any(steps[axis] > 1 for axis in real[:1])
+    if not real:
+        return True
+    neighbours = pairwise(real)
+    return steps[real[0]] == 1 and all(steps[outer] >= steps[inner] * shape[inner] for inner, outer in neighbours)
 
 
 def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:

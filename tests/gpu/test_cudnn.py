@@ -146,7 +146,7 @@ def test_the_first_plan_under_a_cap_is_the_one_that_cudnn_would_choose() -> None
     x, w, y = "float32[32,256,14,14]", "float32[256,256,3,3]", "float32[32,256,14,14]"
     module = library().module
     for op, a, b in triple(x, w, y, 3, 14):
-        for cap in (1 << 40, 16 * MIB):
+        for cap in (1 << 40, 16 * MIB, MIB, 0):
             types = [tensor_type(a), tensor_type(b)]
             windows = [channels_last(type) for type in (*types, *op.infer(types))]
             question = cudnn_conv_plans._question(op, windows[:2], windows[2:], False, True, True)
@@ -162,8 +162,11 @@ def test_the_first_plan_under_a_cap_is_the_one_that_cudnn_would_choose() -> None
             graph.check_support()
             graph.build_plans(module.build_plan_policy.HEURISTICS_CHOICE)
             ours = convolution_plans(op, windows[:2], windows[2:], H100, tf32=True, cap=cap)[0]
-            assert ours.blob == cudnn.uncounted(bytes(graph.serialize()))
-            assert ours.workspace == cudnn.bounded(int(graph.get_workspace_size()), ours.blob, H100)
+            blob = cudnn.uncounted(bytes(graph.serialize()))
+            most = cudnn.bounded(int(graph.get_workspace_size()), blob, H100)
+            assert ours.workspace <= cap
+            if most <= cap:  # else cuDNN's own takes more on a card than it tells
+                assert (ours.blob, ours.workspace) == (blob, most)
 
 
 @with_cudnn

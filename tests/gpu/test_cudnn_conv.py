@@ -61,8 +61,9 @@ def convolutions(step: fp.Compiled) -> list[tuple[str, int]]:
 def test_convolutions_run_by_cudnn_within_the_cap() -> None:
     free, capped, least = (convolutions(compiled(workspace=size)) for size in ("unlimited", "8MiB", 0))
     assert len(free) == 5 and all(name.startswith("cudnn ") for name, _ in free)
-    for found in (capped, least):  # kernels of ours are taken where cuDNN has nothing but engine 0
-        assert any(name.startswith("cudnn ") for name, _ in found)
+    for found, theirs in ((capped, 4), (least, 5)):  # ours are taken where cuDNN has nothing but engine 0
+        assert sum(name.startswith("cudnn ") for name, _ in found) == theirs and len(found) == 6
+        assert all(name.startswith("cudnn ") or name == table.OWN for name, _ in found)
     assert max(nbytes for _, nbytes in capped) <= 8 << 20 < max(nbytes for _, nbytes in free)
     assert max(nbytes for _, nbytes in least) == 0
 

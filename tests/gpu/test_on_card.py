@@ -29,8 +29,7 @@ from tests.gpu.on_card import CardBound, opened_or_skipped
 from tests.kernels import attention_operands
 from tests.ops.check import type_of
 from tests.sweep.case import parse_case
-from tests.sweep.draws import drawn
-from tests.sweep.judges import JUDGES, step
+from tests.sweep.judges import JUDGES, judge_draws, step
 from tests.sweep.table import ENTRIES
 
 opened_or_skipped()
@@ -56,16 +55,7 @@ def on_the_card() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if JUDGES["card"].serves(entry, name)])
 def test_drawn_cases(name: str) -> None:
-    """As `python -m tests.sweep --op NAME --judge card --draws 20`."""
-    judged = 0
-    for number in range(20):
-        case = JUDGES["card"].draw(ENTRIES[name], drawn(name, 0, number))
-        try:
-            judged += JUDGES["card"].judge(case)
-        except Exception as error:
-            error.add_note(f"draw {number}; the case, for tests/sweep/found:\n{case}")
-            raise
-    assert judged, "no draw has a kernel: nothing was judged"
+    judge_draws("card", name, 20)
 
 
 FOUND = sorted((Path(__file__).parents[1] / "sweep" / "found").glob("card-*.txt"))

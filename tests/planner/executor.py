@@ -52,6 +52,7 @@ class Machine:
     def __init__(self, plan: Plan, problem: Problem, right: list[bytes] | None = None) -> None:
         self.plan, self.problem = plan, problem
         self.right = contents(problem) if right is None else right
+        self.unit = max([ALIGNMENT, *(v.alignment for v in problem.values)])
         device = sum(h for h, region in zip(plan.heights, problem.regions) if region.on_device)
         if device > plan.arena_bytes:
             raise Harm("the regions do not fit the arena")
@@ -125,7 +126,7 @@ class Machine:
 
     def _spoil(self, action: Action, step: Step) -> None:
         if action.workspace:
-            if step.workspace % max([ALIGNMENT, *(v.alignment for v in self.problem.values)]):
+            if step.workspace % self.unit:
                 raise Harm("workspace misaligned")
             self._bytes(action.workspace_region, step.workspace, action.workspace)[:] = b"\x33" * action.workspace
 

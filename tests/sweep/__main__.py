@@ -45,10 +45,7 @@ def sweep(name: str, judge: str, draws: int, seed: int, minutes: float, show: in
 
 
 def _judged(judge: str, case: Case | str, one: bool) -> int:
-    if isinstance(case, str):
-        return WHOLE[judge](case)
-    chosen = JUDGES[judge]
-    return (chosen.judge_one if one and chosen.judge_one else chosen.judge)(case)
+    return WHOLE[judge](case) if isinstance(case, str) else JUDGES[judge].judge(case, one)
 
 
 def _prepared(name: str, judge: str, numbers: range, seed: int, one: bool) -> list[Case | str]:

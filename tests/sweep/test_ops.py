@@ -10,8 +10,7 @@ import pytest
 from foreplan.graph.op import registered_ops
 from tests.sweep.bounds import DIFFERENCES
 from tests.sweep.case import parse_case
-from tests.sweep.draws import drawn
-from tests.sweep.judges import JUDGES
+from tests.sweep.judges import JUDGES, judge_draws
 from tests.sweep.table import ENTRIES
 
 ROOT = Path(__file__).parents[2]
@@ -28,19 +27,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("judge", "name"), PAIRS)
 def test_drawn_cases(judge: str, name: str) -> None:
-    """As `python -m tests.sweep --op NAME --judge JUDGE --draws 20`: the same cases in every run."""
-    chosen = JUDGES[judge]
-    chosen.require()
-    cases = [chosen.draw(ENTRIES[name], drawn(name, 0, number)) for number in range(DRAWS)]
-    chosen.prepare(cases, False)
-    judged = 0
-    for number, case in enumerate(cases):
-        try:
-            judged += chosen.judge(case)
-        except Exception as error:
-            error.add_note(f"draw {number}; the case, for tests/sweep/found:\n{case}")
-            raise
-    assert judged, "no draw has a kernel: nothing was judged"
+    judge_draws(judge, name, DRAWS)
 
 
 def test_every_op_has_an_entry() -> None:

@@ -4,8 +4,7 @@ rules as where they run on this processor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from random import Random
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -15,7 +14,6 @@ from tests.gpu import check
 from tests.gpu.on_card import CardBound, opened_or_skipped
 from tests.sweep.case import Case
 from tests.sweep.judges import cuda
-from tests.sweep.table import Entry
 
 
 def require() -> None:
@@ -23,26 +21,15 @@ def require() -> None:
     opened_or_skipped()
 
 
-def draw(entry: Entry, rng: Random) -> Case:
-    """A case for which the engine has a kernel, if it has one for any of a few draws."""
-    return entry.served(rng, lambda case: any(True for _ in _kernels(case)))
-
-
-def judge(case: Case) -> int:
-    """Raise AssertionError where a kernel's result is further off than it may be; give how many kernels there are."""
+def judge(case: Case, chosen: Iterable[cuda.Lying]) -> int:
+    """As where they run on this processor."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(check, "Bound", CardBound)
-        return cuda.judged(case, _kernels(case))
+        return cuda.judge(case, chosen)
 
 
-def judge_one(case: Case) -> int:
-    """As `judge`, by one kernel."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(check, "Bound", CardBound)
-        return cuda.judged(case, case.one_of(_kernels(case)))
-
-
-def _kernels(case: Case) -> Iterator[cuda.Lying]:
+def kernels(case: Case) -> Iterator[cuda.Lying]:
+    """All kernels, those of libraries too."""
     for reads, writes in cuda.lying(case):
         for name, kernel in kernels_for(case.op, reads, writes, captured()).items():
             yield reads, writes, name, kernel

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from random import Random
 
 import numpy as np
 import pytest
@@ -66,30 +65,16 @@ class Placed:
         assert (self.raw[~self.own] == WATCH).all(), f"{what}: wrote outside its elements"
 
 
-def draw(entry: Entry, rng: Random) -> Case:
-    """A case for which the engine has a kernel, if it has one for any of a few draws."""
-    return entry.served(rng, lambda case: any(True for _ in _kernels(case)))
-
-
-def judge(case: Case) -> int:
-    """Raise AssertionError where a kernel's result is further off than it may be; give how many kernels there are."""
-    return _judged(case, _kernels(case))
-
-
-def judge_one(case: Case) -> int:
-    """As `judge`, by one kernel."""
-    return _judged(case, case.one_of(_kernels(case)))
-
-
 Lying = tuple[int, list[Window], Sequence[Window], str, Kernel]  # threads, how inputs and outputs lie, a kernel by name
 
 
-def _judged(case: Case, kernels: Iterable[Lying]) -> int:
+def judge(case: Case, chosen: Iterable[Lying]) -> int:
+    """Raise AssertionError where a kernel's result is further off than it may be; give how many kernels there are."""
     arrays = case.arrays()
     wanted: dict[str, list[Expected]] = {}
     judged = 0
     given = _with_bits_in_order(case, arrays)
-    for threads, reads, writes, way, kernel in kernels:
+    for threads, reads, writes, way, kernel in chosen:
         if not wanted:
             entry = ENTRIES[case.op.name]
             wanted[""] = expectation(case.op, entry.oracle, entry.rule, arrays, "cpu")
@@ -104,7 +89,7 @@ def _judged(case: Case, kernels: Iterable[Lying]) -> int:
     return judged
 
 
-def _kernels(case: Case) -> Iterator[Lying]:
+def kernels(case: Case) -> Iterator[Lying]:
     """All kernels."""
     results = case.op.infer(case.types)
     for threads in (1, SEVERAL[case.number % len(SEVERAL)]):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from random import Random
 
 import numpy as np
 import pytest
@@ -37,33 +36,17 @@ def require() -> None:
         pytest.skip("kernels are run on the CPU through g++: install it")
 
 
-def draw(entry: Entry, rng: Random) -> Case:
-    """A case for which the engine has a kernel, if it has one for any of a few draws."""
-    return entry.served(rng, lambda case: any(True for _ in kernels(case)))
-
-
-def prepare(cases: Iterable[Case], one: bool = False) -> None:
-    """Compile the kernels of many cases, or one of each, which takes a fraction of what it takes one by one."""
-    chosen = [case.one_of(kernels(case)) if one else kernels(case) for case in cases]
-    launched = {each for found in chosen for *_, kernel in found for each in kernel.instructions}
-    compile_all(sorted((each.source for each in launched if isinstance(each, Launch)), key=repr))
-
-
-def judge(case: Case) -> int:
-    """Raise AssertionError where a kernel's result is further off than it may be; give how many kernels there are."""
-    return judged(case, kernels(case))
-
-
-def judge_one(case: Case) -> int:
-    """As `judge`, by one kernel."""
-    return judged(case, case.one_of(kernels(case)))
-
-
 Lying = tuple[Sequence[Window], Sequence[Window], str, LaunchKernel]  # how inputs and outputs lie, and a kernel by name
 
 
-def judged(case: Case, chosen: Iterable[Lying]) -> int:
-    """As `judge`, by the chosen kernels."""
+def compile_kernels(chosen: Iterable[Lying]) -> None:
+    """Compile many kernels, which takes a fraction of what it takes one by one."""
+    launched = {each for *_, kernel in chosen for each in kernel.instructions}
+    compile_all(sorted((each.source for each in launched if isinstance(each, Launch)), key=repr))
+
+
+def judge(case: Case, chosen: Iterable[Lying]) -> int:
+    """Raise AssertionError where a kernel's result is further off than it may be; give how many kernels there are."""
     arrays = case.arrays()
     given = list(_with_bits_in_order(case, arrays))
     if case.op.name == "masked_batch_norm_grad":
