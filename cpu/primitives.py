@@ -183,8 +183,7 @@ class Primitive:
         """A call that runs it on these addresses, by argument; the caller keeps the memory alive."""
         found = library()
         if not self._made:
-            # oneDNN keeps what it made, and tells alike by the number of threads now, not by that of the description:
-            # it would give what needs more scratch memory than this one said.
+            # For as many threads as it was described for, on whom its scratch memory depends.
             with so_many_threads(self._threads):
                 found.functions.dnnl_primitive_create(byref(self._made), self.handle)
         memories = _Memories(self, addresses)

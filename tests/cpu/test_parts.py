@@ -7,12 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from foreplan.cpu import library as c
-from foreplan.cpu import primitives, threads
+from foreplan.cpu import threads
 from foreplan.cpu.native import together
-from foreplan.graph import Op, TensorType, Window
+from foreplan.graph import Op
 from foreplan.graph.layouts import channels_last
-from foreplan.graph.types import FLOAT32
 from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad, ChannelMoments
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
@@ -84,24 +82,3 @@ def test_results_do_not_depend_on_the_number_of_threads(
         found.append([y.tobytes() for y in outputs])
     assert found[0] == found[1] == found[2]
     assert 2 in parts and max(parts) > 2
-
-
-@pytest.mark.parametrize("sizes", [(1, 17, 17), (8, 1, 5), (5, 13, 8)])
-def test_a_product_described_for_one_thread_stays_within_its_scratch_memory(sizes: tuple[int, int, int]) -> None:
-    """Though another of the same description was made for two threads before: oneDNN keeps what it made."""
-    m, k, n = sizes
-    dense = [Window.dense(TensorType(FLOAT32, shape)) for shape in ((m, k), (n, k), (m, n))]
-    right = Window(TensorType(FLOAT32, (k, n)), (4, 4 * k))
-    threads.set_threads(2)
-    made = primitives.matmul(dense[0], right, dense[2], ())
-    with threads.one_thread():
-        small = primitives.matmul(dense[0], right, dense[2], ())
-    for product in (made, small):
-        arrays = [np.ones(window.shape, np.float32) for window in dense]
-        memory = scratch(product.scratchpad + (1 << 20))
-        memory[...] = 0xA5
-        places = zip((c.SRC, c.WEIGHTS, c.DST), arrays)
-        addresses = {place: array.ctypes.data for place, array in places} | {c.SCRATCHPAD: memory.ctypes.data}
-        product.bind(addresses)()
-        assert (memory[product.scratchpad :] == 0xA5).all()
-        assert (arrays[2] == k).all()

@@ -1,0 +1,69 @@
+"""What is described and made stays what it was, whatever else was described and made before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from foreplan.cpu import library as c
+from foreplan.cpu import primitives, threads
+from foreplan.cpu.primitives import OLD, After, Primitive
+from foreplan.cpu.products import matrix
+from foreplan.graph import TensorType, Window
+from foreplan.graph.types import FLOAT32
+from tests.cpu.check import needs_onednn, scratch
+
+pytestmark = needs_onednn()
+MANY = 1100  # more than oneDNN keeps
+
+
+@pytest.fixture(autouse=True)
+def one_thread_again() -> Iterator[None]:
+    yield
+    threads.set_threads(1)
+
+
+def product_added_to(m: int, k: int, n: int) -> Primitive:
+    return primitives.matmul(matrix(m, k), matrix(k, n), matrix(m, n), [After(OLD)])
+
+
+def result(made: Primitive, m: int, k: int, n: int) -> np.ndarray:
+    """Of ones, added to ones."""
+    arrays = [np.ones(shape, np.float32) for shape in ((m, k), (k, n), (m, n))]
+    memory = scratch(made.scratchpad)
+    addresses = {place: array.ctypes.data for place, array in zip((c.SRC, c.WEIGHTS, c.DST), arrays)}
+    made.bind(addresses | {c.SCRATCHPAD: memory.ctypes.data})()
+    return arrays[2]
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 16), (1, 3, 3), (40, 3, 3)])
+def test_a_product_that_was_described_before_is_added_to(sizes: tuple[int, int, int]) -> None:
+    """oneDNN's cache gives a description that it has seen, which points to attributes that are gone."""
+    assert (result(product_added_to(*sizes), *sizes) == 1 + sizes[1]).all()
+    described = product_added_to(*sizes)
+    for n in range(1, MANY):
+        assert (result(product_added_to(2, 2, n), 2, 2, n) == 3).all()
+    assert (result(described, *sizes) == 1 + sizes[1]).all()
+
+
+@pytest.mark.parametrize("sizes", [(1, 17, 17), (8, 1, 5), (5, 13, 8)])
+def test_a_product_described_for_one_thread_stays_within_its_scratch_memory(sizes: tuple[int, int, int]) -> None:
+    """Though another of the same description was made for two threads before."""
+    m, k, n = sizes
+    dense = [Window.dense(TensorType(FLOAT32, shape)) for shape in ((m, k), (n, k), (m, n))]
+    right = Window(TensorType(FLOAT32, (k, n)), (4, 4 * k))
+    threads.set_threads(2)
+    made = primitives.matmul(dense[0], right, dense[2], ())
+    with threads.one_thread():
+        small = primitives.matmul(dense[0], right, dense[2], ())
+    for product in (made, small):
+        arrays = [np.ones(window.shape, np.float32) for window in dense]
+        memory = scratch(product.scratchpad + (1 << 20))
+        memory[...] = 0xA5
+        places = zip((c.SRC, c.WEIGHTS, c.DST), arrays)
+        addresses = {place: array.ctypes.data for place, array in places} | {c.SCRATCHPAD: memory.ctypes.data}
+        product.bind(addresses)()
+        assert (memory[product.scratchpad :] == 0xA5).all()
+        assert (arrays[2] == k).all()
