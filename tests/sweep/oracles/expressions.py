@@ -249,7 +249,7 @@ def _integers(function: str, arrays: list[Array], result: DType, unsure: Array |
 def _moved(
     y: Array, dtype: DType, units: float, unsure: Array | bool, tiny: Array | bool, rng: np.random.Generator
 ) -> Numbers:
-    """Samples with a step's rounding, past the largest number infinite."""
+    """Samples with a step's rounding: past the largest number infinite, below half of the smallest zero."""
     kind = ml_dtypes.finfo(dtype.numpy)
     eps, most, least = float(kind.eps), float(kind.max), float(kind.smallest_subnormal)
     y = np.broadcast_to(y, (SAMPLES, *y.shape[1:])).copy() if len(y) == 1 else y.copy()
@@ -259,7 +259,7 @@ def _moved(
         signs[0], signs[1] = 1.0, -1.0  # what rounding turns is seen for certain, after one step
         y[1:] += signs * (units * eps * rng.uniform(0.5, 1.5, shape) * np.abs(y[1:]) + least * (y[1:] != 0))
     large = np.isfinite(y) & (np.abs(y) >= most * (1 + eps / 2))
-    y = np.where(large, np.copysign(np.inf, y), y)
+    y = np.where(large, np.copysign(np.inf, y), np.where(np.abs(y) < least / 2, np.copysign(0.0, y), y))
     return Numbers(y, unsure, tiny | _is_tiny(y[:1], dtype))
 
 
