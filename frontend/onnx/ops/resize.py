@@ -42,7 +42,7 @@ def _resize(n: OnnxNode) -> Operand:
     axes = n.axes(n.integers("axes", list(range(len(shape)))), len(shape))
     scales, wanted = [1.0] * len(shape), list(shape)
     if n.has(3) and n.type(3).size:
-        given, found = _by_sizes(n, [shape[axis] for axis in axes], n.known_ints(3))
+        given, found = _by_sizes(n, [shape[axis] for axis in axes], _sizes(n, axes))
     elif n.has(2) and n.type(2).size:
         found = [float(s) for s in n.known(2).reshape(-1)]
         given = [math.floor(shape[axis] * scale) for axis, scale in zip(axes, found)]
@@ -52,10 +52,6 @@ def _resize(n: OnnxNode) -> Operand:
         raise n.misshapen(f"its scales or sizes do not fit the axes {list(axes)} of {n.type(0)}")
     for axis, extent, scale in zip(axes, given, found):
         wanted[axis], scales[axis] = extent, scale
-    if n.batch is not None:
-        for axis, extent in enumerate(shape):
-            if n.batch.carries(n, 0, axis) and wanted[axis] == n.batch.before(n, 0)[axis]:
-                wanted[axis], scales[axis] = extent, 1.0
     return resize(
         n.b,
         n.value(0),
@@ -68,6 +64,25 @@ def _resize(n: OnnxNode) -> Operand:
         exclude_outside=bool(n.integer("exclude_outside", 0)),
         antialias=bool(n.integer("antialias", 0)),
     )
+
+
+def _sizes(n: OnnxNode, axes: Sequence[int]) -> list[int]:
+    """The sizes asked for; where the batch of the export is written there, the new one."""
+    written = n.known_ints(3)
+    sizes = list(written)
+    if n.batch is None:
+        return sizes
+    exported, before, now = n.batch.shapes.get(n.output_names[0]), n.batch.before(n, 0), n.shape(0)
+    for i, axis in enumerate(axes[: len(sizes)]):
+        if before[axis] == now[axis]:
+            continue
+        if sizes[i] == before[axis]:
+            sizes[i] = now[axis]
+        elif exported is not None and sizes[i] == exported[axis]:
+            raise n.batch.fixed(n, f"it resizes the batch from {before[axis]} to {sizes[i]}")
+    if sizes != list(written):
+        n.batch.note_rewritten(n, written, sizes)
+    return sizes
 
 
 def _by_sizes(n: OnnxNode, extents: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], list[float]]:

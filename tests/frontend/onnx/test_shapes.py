@@ -201,8 +201,14 @@ def upsampled(batch: int) -> onnx.ModelProto:
     return model(nodes, {"x": (batch, 2, 3, 4)}, ["y"], constants)
 
 
+def within(batch: int) -> onnx.ModelProto:
+    """One scale for all sizes, by that which needs the smallest: the batch's, which is 1."""
+    resize = node("Resize", "x - - sizes", "y", mode="linear", axes=[0, 3], keep_aspect_ratio_policy="not_larger")
+    return model([resize], {"x": (batch, 2, 3, 4)}, ["y"], {"sizes": np.array([batch, 7])})
+
+
 @pytest.mark.parametrize("exported", [1, 2])
-@pytest.mark.parametrize("make", [attention_block, class_token, image_classifier, recurrent, upsampled])
+@pytest.mark.parametrize("make", [attention_block, class_token, image_classifier, recurrent, upsampled, within])
 @pytest.mark.parametrize("batch", [4, 6])
 def test_a_fixed_batch_is_replaced(make: Any, exported: int, batch: int) -> None:
     proto = make(exported)
@@ -228,6 +234,7 @@ def test_the_exported_batch_needs_no_change() -> None:
         ([node("Gather", "x one", "y", "pick", axis=0)], {"one": np.array(1)}, "pick"),
         ([node("Split", "x s", "y z", "halves", axis=0)], {"s": np.array([1, 1])}, "halves"),
         ([node("Concat", "x c", "y", "more", axis=0)], {"c": random(1, 3)}, "more"),
+        ([node("Resize", "x - - s", "y", "twice")], {"s": np.array([4, 3])}, "twice"),
         ([node("Squeeze", "x", "y", "drop")], {}, ""),
         ([node("Reshape", "x s", "y", "odd")], {"s": np.array([3, 2])}, "odd"),
     ],
