@@ -6,6 +6,7 @@ Halves (float16, bfloat16) are computed with as float32 and rounded after each o
 from __future__ import annotations
 
 import llvmlite.ir as ir
+import numpy as np
 
 from foreplan.cpu.lanes import BIT, DOUBLE, FLOAT, HALF, INT8, INT16, INT32, INT64, Lanes
 from foreplan.graph import DType
@@ -101,14 +102,19 @@ def _to_odd(e: Lanes, x: ir.Value) -> ir.Value:
 
 
 def _float_to_integer(e: Lanes, x: ir.Value, old: DType, new: DType) -> ir.Value:
-    """Toward zero, by way of the integer that the processor gives."""
-    b = e.builder
-    if new.name == "uint64":
-        return b.fptoui(x, e.type(INT64))
-    wide = INT64 if new.itemsize == 8 or new.name == "uint32" else INT32
-    whole = b.fptosi(x, e.type(wide))
-    element = register_type(new)
-    return whole if element == wide else b.trunc(whole, e.type(element))
+    """Toward zero, by way of an integer of 32 or 64 bits; what that does not hold is the nearest number that it holds,
+    NaN the least: LLVM leaves it open, and lanes would differ.
+    """
+    signed = new.name != "uint64"
+    bits = 64 if new.itemsize == 8 or new.name == "uint32" else 32
+    b, element, wide = e.builder, register_type(old), e.type(ir.IntType(bits))
+    low, beyond = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if signed else (0, 2**bits)
+    high = float(np.nextafter(beyond, 0, dtype=np.float64 if element == DOUBLE else np.float32))
+    for test, limit in ((">", low), ("<", high)):
+        bound = e.constant(element, limit)
+        x = e.select(b.fcmp_ordered(test, x, bound), x, bound)
+    whole = b.fptosi(x, wide) if signed else b.fptoui(x, wide)
+    return whole if new.itemsize * 8 == bits else b.trunc(whole, e.type(register_type(new)))
 
 
 def _to_width(e: Lanes, x: ir.Value, old: DType, element: ir.IntType) -> ir.Value:
