@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "foreplan"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = sorted(PROJECT["tool"]["setuptools"]["packages"])
 PARTS = [name.removeprefix("foreplan.") for name in PACKAGES if name.count(".") == 1]
+AT_THE_ROOT = {"cuda", "models", "planner", "runtime"}  # what a visitor must see; linked into the package
 # What each part may import, besides the base and itself. `planner` knows integers only.
 ALLOWED = {
     "graph": set(),
@@ -42,8 +44,10 @@ ONLY_IN = {
 }
 
 
-def python_files() -> list[Path]:
-    return [file for part in (*PARTS, "foreplan") for file in sorted((ROOT / part).glob("**/*.py"))]
+def python_files(part: str = "") -> list[Path]:
+    """Of a part, or of the package and all its parts, by their paths in the package."""
+    folders = [part] if part else [*PARTS, ""]
+    return [file for folder in folders for file in sorted((PACKAGE / folder).glob("**/*.py" if folder else "*.py"))]
 
 
 def imports(file: Path) -> set[str]:
@@ -60,32 +64,33 @@ def imports(file: Path) -> set[str]:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_imports_point_one_way(part: str) -> None:
-    for file in sorted((ROOT / part).glob("**/*.py")):
+    for file in python_files(part):
         for name in imports(file):
             if name.startswith("foreplan.") and name != "foreplan.__version__":
                 other = name.split(".")[1]
-                assert other in ALLOWED[part] | BASE | {part}, f"{file.relative_to(ROOT)} imports {name}"
+                assert other in ALLOWED[part] | BASE | {part}, f"{file.relative_to(PACKAGE)} imports {name}"
 
 
 def test_base_imports_no_part() -> None:
     for name in BASE:
-        found = {module for module in imports(ROOT / "foreplan" / f"{name}.py") if module.startswith("foreplan.")}
+        found = {module for module in imports(PACKAGE / f"{name}.py") if module.startswith("foreplan.")}
         assert found <= {f"foreplan.{base}" for base in BASE}
 
 
 def test_outside_libraries_stay_where_they_belong() -> None:
     for file in python_files():
-        part = file.relative_to(ROOT).parts[0]
+        place = file.relative_to(PACKAGE)
+        part = place.parts[0] if len(place.parts) > 1 else "foreplan"
         for name in imports(file):
             top = name.split(".")[0]
-            assert part in ONLY_IN.get(top, (part,)), f"{file.relative_to(ROOT)} imports {top}"
-            assert top not in PARTS, f"{file.relative_to(ROOT)} imports {top} by its bare name"
+            assert part in ONLY_IN.get(top, (part,)), f"{place} imports {top}"
+            assert top not in PARTS, f"{place} imports {top} by its bare name"
 
 
 def test_numba_compiles_in_one_way() -> None:
     """With a cache of our own, which takes no damaged file."""
     for file in python_files():
-        if file != ROOT / "foreplan" / "jit.py":
+        if file != PACKAGE / "jit.py":
             assert not re.search(r"\b(n?jit|vectorize|cfunc|generated_jit)\(.*cache|numba\.n?jit", file.read_text()), (
                 file
             )
@@ -93,20 +98,19 @@ def test_numba_compiles_in_one_way() -> None:
 
 def test_a_users_folders_are_found_in_one_way() -> None:
     for file in python_files():
-        if file != ROOT / "foreplan" / "home.py":
+        if file != PACKAGE / "home.py":
             assert not re.search(r"expanduser|Path\.home\(|environ.*\b(XDG_|HOME\b)", file.read_text()), file
 
 
 def test_every_part_is_packaged_and_linked() -> None:
-    for part in PARTS:
-        assert (ROOT / "foreplan" / part).resolve() == ROOT / part
-    for package, directory in PROJECT["tool"]["setuptools"]["package-dir"].items():
-        assert directory == package.removeprefix("foreplan.").replace(".", "/")
-        assert (ROOT / directory).is_dir()
-    assert set(PROJECT["tool"]["setuptools"]["package-dir"]) == set(PACKAGES)
-    folders = {file.parent.relative_to(ROOT) for part in PARTS for file in (ROOT / part).glob("**/*.py")}
-    assert {f"foreplan.{'.'.join(folder.parts)}" for folder in folders} <= set(PACKAGES)
+    for part in AT_THE_ROOT:
+        assert (PACKAGE / part).is_symlink() and (PACKAGE / part).resolve() == ROOT / part
+    mapped = {"foreplan": "foreplan"} | {f"foreplan.{part}": part for part in AT_THE_ROOT}
+    assert PROJECT["tool"]["setuptools"]["package-dir"] == mapped
+    folders = {file.parent.relative_to(ROOT) for file in python_files()}
+    assert {".".join(folder.parts) for folder in folders} <= set(PACKAGES)
     assert all((ROOT / folder / "__init__.py").is_file() for folder in folders)
+    assert {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] != "_"} == set(PARTS)
 
 
 def test_cuda_folder_holds_no_python() -> None:
@@ -115,7 +119,7 @@ def test_cuda_folder_holds_no_python() -> None:
 
 def test_banned_bare_names_cover_every_part() -> None:
     banned = PROJECT["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
-    assert set(banned) == set(PARTS)
+    assert set(banned) == AT_THE_ROOT
 
 
 def test_pythons_that_are_claimed_are_asked() -> None:
