@@ -51,7 +51,7 @@ $(VENV)/.lint: $(VENV)/.test pyproject.toml
 $(VENV)/.cuda$(CUDA): $(VENV)/.demo pyproject.toml
 	@$(BIN)/python -m pip install --quiet --editable '.[demo,cuda$(CUDA)]' || { \
 	    echo 'the libraries of the extra cuda$(CUDA) could not be installed: see the message of pip above'; exit 1; }
-	@$(BIN)/python -c 'from foreplan.gpu.cudnn import library; library()' || { \
+	@$(BIN)/python -c 'from foreplan.runtime.cuda.libraries.cudnn import library; library()' || { \
 	    echo 'cuDNN was installed and cannot be used: see the last line above'; exit 1; }
 	@touch $@
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from foreplan.errors import DoesNotFitError
 from foreplan.graph import Kind
-from foreplan.lower import Program
+from foreplan.lower import Program, engine_info
 from foreplan.lower.program import HOST
 from foreplan.planner import Problem, plan
 
@@ -56,7 +56,7 @@ def advice_for(program: Program) -> tuple[str, ...]:
         advice.append(f"a smaller batch{parts} or shorter sequences")
     if _has_optimizer_state(program):
         advice.append("an optimizer with less state")
-    if trains and program.target.startswith("cuda") and len(program.regions) <= HOST:
+    if trains and engine_info(program.target).on_card and len(program.regions) <= HOST:
         advice.append("copying activations to host memory (offload=True)")
     return tuple(advice)
 

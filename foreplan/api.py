@@ -14,8 +14,7 @@ from foreplan.collection import without_collection
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.graph import Graph
 from foreplan.graph.types import FLOAT32
-from foreplan.lower import WORKSPACE, Program, Target
-from foreplan.lower import lower as lower
+from foreplan.lower import WORKSPACE, Program, Target, lower
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.lower.program import HOST
 from foreplan.passes.optimizer import Optimizer
@@ -376,7 +375,7 @@ class Compiled:
 
         program, update = self.program, self.update
         if flag("kernels", kernels):
-            from foreplan.lower.cuda import with_code
+            from foreplan.runtime.cuda.code import with_code
 
             program = with_code(program, self.plan)
             update = update and replace(update, program=with_code(update.program, update.plan))

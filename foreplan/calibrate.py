@@ -13,15 +13,15 @@ from foreplan import api, models
 from foreplan.calibration import Calibration
 from foreplan.errors import TargetError
 from foreplan.frontend import losses
-from foreplan.gpu.calibration import CARDS, LIBRARIES
-from foreplan.gpu.driver import Card
-from foreplan.gpu.outside import PAGE
 from foreplan.graph import Op, Window
-from foreplan.lower.cuda import CudaTarget
 from foreplan.lower.program import HOST
 from foreplan.lower.target import Kernel
 from foreplan.passes.optimizer import Nesterov
-from foreplan.runtime.cuda import CudaBound, CudaEngine
+from foreplan.runtime.cuda.calibration import CARDS, LIBRARIES
+from foreplan.runtime.cuda.engine import CudaBound, CudaEngine
+from foreplan.runtime.cuda.libraries.driver import Card
+from foreplan.runtime.cuda.outside import PAGE
+from foreplan.runtime.cuda.target import CudaTarget
 from foreplan.units import align_up
 
 MODEL = "resnet18:batch=4,size=64"  # whose training step is measured
@@ -30,7 +30,7 @@ STEPS = 100  # within which nothing may change
 
 
 class Watched(Protocol):
-    """What the driver says of all cards of a machine; `foreplan.gpu.nvml.Nvml` does."""
+    """What the driver says of all cards of a machine; `foreplan.runtime.cuda.libraries.nvml.Nvml` does."""
 
     def used(self) -> Sequence[int]:
         """Bytes of each card's memory that are taken, by all processes."""

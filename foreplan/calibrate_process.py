@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from foreplan.calibration import Calibration
 from foreplan.errors import TargetError
-from foreplan.lower.outside import PROCESSES, machine, versions_here
+from foreplan.runtime.processes import PROCESSES, machine, versions_here
 
 SMALL, LARGE = "conv_chain:size=16", "resnet18:batch=2,size=32"  # whose training steps are run
 STEPS = 3

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from foreplan.calibration import Calibration
-    from foreplan.gpu.device import Device
+    from foreplan.runtime.cuda.device import Device
 
 
 @click.command(short_help="List the cards that plans can be made for.")
@@ -53,7 +53,7 @@ def devices(capture: bool, path: str | None, calibrate: bool, as_json: bool) -> 
 
 def _list(as_json: bool) -> None:
     """Every card that is described, and the processor."""
-    from foreplan.gpu.device import devices as known
+    from foreplan.runtime.cuda.device import devices as known
 
     if as_json:
         print_json({"cards": [device.as_json() for device in known().values()], "cpu": _processor()})
@@ -66,8 +66,8 @@ def _calibrate(as_json: bool) -> None:
     """What was measured of processes on this machine, and on its card if it has one, written into the user's files."""
     from foreplan.calibrate_process import calibrate_process
     from foreplan.calibration import record, writable_file
-    from foreplan.gpu.calibration import CARDS, LIBRARIES, calibrations
-    from foreplan.lower.outside import PROCESSES, processes
+    from foreplan.runtime.cuda.calibration import CARDS, LIBRARIES, calibrations
+    from foreplan.runtime.processes import PROCESSES, processes
 
     for kind, read in ((PROCESSES, processes), (CARDS, calibrations)):  # before it takes long
         read()
@@ -99,8 +99,8 @@ def _recorded(found: Calibration, path: Path, libraries: Iterable[str]) -> dict[
 def _calibrated_card() -> tuple[Calibration | None, str]:
     """What was measured on the card in this machine; or None, and why there is none."""
     from foreplan.calibrate import calibrate
-    from foreplan.gpu import driver
-    from foreplan.gpu.nvml import Nvml
+    from foreplan.runtime.cuda.libraries import driver
+    from foreplan.runtime.cuda.libraries.nvml import Nvml
 
     try:
         watched = Nvml()
@@ -112,7 +112,7 @@ def _calibrated_card() -> tuple[Calibration | None, str]:
 
 def _capture(path: str | None, as_json: bool) -> None:
     """The profile of the card in this machine."""
-    from foreplan.gpu.capture import captured
+    from foreplan.runtime.cuda.libraries.capture import captured
 
     if path is not None:
         if not path.endswith(".toml"):
@@ -130,8 +130,8 @@ def _capture(path: str | None, as_json: bool) -> None:
 
 def _processor() -> dict[str, Any] | None:
     """What the target cpu is here; None where oneDNN is missing."""
-    from foreplan.cpu.machine import this_machine
-    from foreplan.cpu.tune import prices
+    from foreplan.runtime.cpu.machine import this_machine
+    from foreplan.runtime.cpu.tune import prices
 
     try:
         machine = this_machine()

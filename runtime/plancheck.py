@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from foreplan.errors import PlanError
-from foreplan.lower import Call, Operand, Program, Slot, Target, target_named
+from foreplan.lower import Call, Operand, Program, Slot, Target, engine_info, target_named
 from foreplan.lower.program import REGIONS, WITH_HOST
 from foreplan.planner import Action, Plan, check_problem
 from foreplan.runtime.slotcheck import check_slots
@@ -64,7 +64,7 @@ def _check_call(program: Program, index: int, target: Target, used: bool) -> Non
         if not whole or not window.is_compact:
             raise PlanError(f"{where}: an output must be a whole value")
     kernel = target.kernel(call.op, call.kernel, call.payload, [x.window for x in call.inputs], windows)
-    if kernel is None and not used and not call.payload and target.name.startswith("cuda"):
+    if kernel is None and not used and not call.payload and engine_info(target.name).on_card:
         return
     if kernel is None:
         raise PlanError(f"{where}: target {target.name} has no kernel {call.kernel!r} for {call.op.name}")

@@ -173,7 +173,7 @@ def _program(data: Mapping[str, Any], about: Program, folder: str, kept: Mapping
 
 
 def _code(record: Sequence[Any]) -> tuple[str, bytes]:
-    from foreplan.gpu.nvrtc import figures
+    from foreplan.runtime.cuda.libraries.nvrtc import figures
 
     code = base64.b64decode(_text(record[1]), validate=True)
     if not figures(code):

@@ -16,13 +16,13 @@ from foreplan.errors import InputError, SessionError
 from foreplan.graph import Kind
 from foreplan.graph.init import generator_for
 from foreplan.lower.program import ARENA, HOST, PARAMETERS, Program, Slot
+from foreplan.lower.targets import engine_info
 from foreplan.planner import verify
 from foreplan.planner.plan import Plan
 from foreplan.runtime.check import Timing, Trace
 from foreplan.runtime.engine import Engine, Memory, Run, Watch
 from foreplan.runtime.half import Half
 from foreplan.runtime.inputs import check_inputs
-from foreplan.runtime.numpy import NumpyEngine
 from foreplan.runtime.room import check_room
 from foreplan.runtime.stored import Stored
 from foreplan.runtime.turn import Turn
@@ -33,20 +33,6 @@ Arrays = dict[str, np.ndarray]
 
 _WAY_OUT = "load the last checkpoint, or bind again"
 _CARD = Turn()  # of all sessions on a card: they queue their work in one stream
-
-
-def _engine(target: str, capture: bool) -> Engine:
-    kind = target.partition(":")[0]
-    if kind == "cpu":
-        from foreplan.runtime.cpu import CpuEngine
-
-        return CpuEngine()
-    if kind == "cuda":
-        from foreplan.gpu import driver
-        from foreplan.runtime.cuda import CudaEngine
-
-        return CudaEngine(target, driver.card(), capture)
-    return NumpyEngine()
 
 
 @dataclass(frozen=True)
@@ -141,11 +127,12 @@ class Session:
         if update is not None:
             update.verify(program, plan)
         self.program, self.plan, self.update = program, plan, update
-        engine = _engine(program.target, capture)
+        self._info = engine_info(program.target)
+        engine: Engine = self._info.module("engine").engine(program, capture)
         engine.use_threads(program, threads)
         if share is not None:
             _check_sharing(program, plan, share)
-        self._turn: Turn = share._turn if share is not None else _CARD if engine.name == "cuda" else Turn()
+        self._turn: Turn = share._turn if share is not None else _CARD if self._info.on_card else Turn()
         with self._turn.lock:
             self._bind(engine, share, seed, poison)
 
@@ -156,7 +143,7 @@ class Session:
         self.host_bytes = sum(heights[HOST:])
         taken, wanted = _wanted(heights[:HOST], share)
         self.allocated_bytes = sum(wanted)
-        check_room(self.host_bytes + (0 if engine.name == "cuda" else self.allocated_bytes), plan)
+        check_room(self.host_bytes + (0 if self._info.on_card else self.allocated_bytes), plan)
         fresh = _allocate(engine.allocate, wanted, "an arena")
         self.regions = [taken.get(i, memory) for i, memory in enumerate(fresh)]
         self.regions += _allocate(engine.allocate_host, heights[HOST:], "host memory")
@@ -429,7 +416,7 @@ def _check_sharing(program: Program, plan: Plan, share: Session) -> None:
             if program.values[slot.operand.value].region == PARAMETERS
         }
 
-    on_card = [each.target.partition(":")[0] == "cuda" for each in (program, share.program)]
+    on_card = [engine_info(each.target).on_card for each in (program, share.program)]
     if on_card[0] != on_card[1]:
         raise SessionError(
             f"a session on {program.target} and one on {share.program.target} cannot share parameters: they lie on the "

@@ -24,10 +24,8 @@ ALLOWED = {
     "ops": {"graph"},
     "frontend": {"graph", "ops"},
     "passes": {"graph", "ops"},
-    "cpu": {"graph", "ops"},
-    "gpu": {"graph", "ops"},
-    "lower": {"graph", "ops", "passes", "planner", "cpu", "gpu"},
-    "runtime": {"graph", "ops", "lower", "planner", "cpu", "gpu"},
+    "lower": {"graph", "ops", "passes", "planner"},
+    "runtime": {"graph", "ops", "lower", "planner"},
     "models": {"graph", "ops", "frontend"},
     "views": {"graph", "ops", "lower", "planner"},
     "cuda": set(),
@@ -37,10 +35,10 @@ ONLY_IN = {
     "onnx": ("frontend",),
     "click": ("foreplan",),
     "safetensors": ("runtime",),
-    "numba": ("foreplan", "cpu"),
+    "numba": ("foreplan", "runtime"),
     "scipy": ("ops",),
-    "cupy": ("gpu", "runtime"),
-    "cudnn": ("gpu",),
+    "cupy": ("runtime",),
+    "cudnn": ("runtime",),
 }
 
 

@@ -7,20 +7,23 @@ import sys
 from types import ModuleType
 
 from foreplan.graph import Graph
-from foreplan.lower.lower import TARGETS, WORKSPACE, lower, target_named
+from foreplan.lower.lower import WORKSPACE, lower
 from foreplan.lower.program import Call, Operand, Program, Slot
 from foreplan.lower.target import DeviceProfile, Kernel, Target
+from foreplan.lower.targets import ENGINES, EngineInfo, engine_info, target_named
 
 __all__ = [
-    "TARGETS",
     "WORKSPACE",
     "Call",
+    "ENGINES",
     "DeviceProfile",
+    "EngineInfo",
     "Kernel",
     "Operand",
     "Program",
     "Slot",
     "Target",
+    "engine_info",
     "lower",
     "target_named",
 ]

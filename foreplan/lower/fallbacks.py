@@ -1,10 +1,11 @@
-"""Which nodes of a program for the target `cpu` run NumPy's kernels, for want of one of its own."""
+"""Which nodes of a program run NumPy's kernels, for want of one of its own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from foreplan.lower.program import Program
+from foreplan.lower.targets import engine_info
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +24,11 @@ class Fallback:
 
 
 def fallbacks(program: Program) -> tuple[Fallback, ...]:
-    """The ops of a program that run NumPy's kernels, the most frequent first; none for another target than `cpu`.
+    """The ops of a program that run NumPy's kernels, the most frequent first; none where these are the engine's own.
 
     Copies to host memory and back are no ops of the model and do not count.
     """
-    if program.target.partition(":")[0] != "cpu":
+    if not engine_info(program.target).falls_back:
         return ()
     found: dict[str, list[str]] = {}
     for i, call in enumerate(program.calls):

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from foreplan.arguments import choice, flag, instance, shown, whole
-from foreplan.errors import ShapeError, UnsupportedError, UsageError
+from foreplan.arguments import flag, instance, whole
+from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Builder, Cost, Graph, Kind, Node, Op, Value, Window
 from foreplan.graph.names import Names
-from foreplan.lower.cpu import CpuTarget
 from foreplan.lower.fallbacks import fallbacks, note_of
-from foreplan.lower.numpy import NumpyTarget
 from foreplan.lower.offload import COPY, with_host
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.lower.program import ARENA, CATEGORIES, REGIONS, Call, Operand, Program, Slot, region_of
 from foreplan.lower.target import Kernel, Target
+from foreplan.lower.targets import target_named
 from foreplan.lower.valid import with_valid
 from foreplan.passes.fuse_conv_maps import fuse_conv_maps
 from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
@@ -27,34 +26,8 @@ from foreplan.passes.simplify import fuse_maps
 from foreplan.planner import problem as p
 from foreplan.units import parse_bytes
 
-TARGETS = ("numpy", "cpu", "cuda")
 WORKSPACE = "auto"  # see `lower`
 ENOUGH, FASTER = 64 << 20, 1.5  # bytes of workspace for most kernels; what needs more must be so many times as fast
-
-
-def target_named(text: str, *, tune: bool = False) -> Target:
-    """The target of that name, perhaps with options: `numpy`, `cpu`, `cpu:threads=2`, `cuda:h100`.
-
-    Args:
-        tune: whether it measures its kernels on this machine.
-
-    Raises:
-        UsageError: there is none, or it has no such option, or none that measures.
-    """
-    if not isinstance(text, str):
-        raise UsageError(f"a target is one of {', '.join(TARGETS)}, such as 'cpu:threads=2', and is {shown(text)}")
-    name, _, options = text.partition(":")
-    choice("target", name, TARGETS)
-    if tune and name != "cpu":
-        raise UsageError(f"the target {name} has no kernels to choose from by measuring; only cpu has")
-    if name == "cuda":
-        from foreplan.lower.cuda import CudaTarget
-
-        return CudaTarget(options)
-    key, _, value = options.partition("=")
-    if options and (name != "cpu" or key != "threads" or not value.isascii() or not value.isdigit()):
-        raise UsageError(f"the target {name} has no option {options!r}; `cpu:threads=2` is one")
-    return NumpyTarget() if name == "numpy" else CpuTarget(int(value) if options else None, tune=tune)
 
 
 def lower(

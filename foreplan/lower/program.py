@@ -117,8 +117,8 @@ class Program(Problem):
         ahead: second slots of inputs, by the input's name, in region STATE: the next batch is copied there while a step
             runs. No action reads or writes them.
         notes: what import and passes changed, for people.
-        code: machine code of kernels of ours for a card, by what it was made from (`foreplan.gpu.nvrtc.key_of`), in
-            that order; what is not here is made when a session is bound.
+        code: machine code of kernels of ours for a card, by what it was made from (`key_of` in nvrtc.py), in that
+            order; what is not here is made when a session is bound.
         trusted: whether machine code of the program, in `code` and in the payloads of calls, may run; else engines make
             their own.
     """

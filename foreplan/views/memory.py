@@ -300,7 +300,9 @@ def as_table(memory: Memory, largest: int = 10) -> str:
 
 
 def _on_card(memory: Memory) -> bool:
-    return getattr(memory.problem, "target", "").startswith("cuda")
+    from foreplan.lower.targets import engine_info
+
+    return engine_info(getattr(memory.problem, "target", "")).on_card
 
 
 def _gap_text(gap: int) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from foreplan.cpu.kernel import Kernel
-from foreplan.cpu.table import FAMILIES, kernels_for, reads_of
-from foreplan.cpu.threads import set_threads
 from foreplan.errors import TargetError
 from foreplan.graph import Op, Window, as_dtype
+from foreplan.runtime.cpu.kernel import Kernel
+from foreplan.runtime.cpu.table import FAMILIES, kernels_for, reads_of
+from foreplan.runtime.cpu.threads import set_threads
 from tests.kernels import assert_near, expected, scratch
 from tests.ops.check import type_of
 
@@ -21,7 +21,7 @@ MARGIN = 64
 
 def needs_onednn() -> pytest.MarkDecorator:
     """Skip where oneDNN is not installed."""
-    from foreplan.cpu.library import library
+    from foreplan.runtime.cpu.onednn.library import library
 
     try:
         library()

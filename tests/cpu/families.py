@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.cpu.kernel import Run
-from foreplan.cpu.library import library
-from foreplan.cpu.primitives import Primitive
 from foreplan.frontend.losses import attach_loss
 from foreplan.lower.fallbacks import fallbacks
+from foreplan.runtime.cpu.kernel import Run
+from foreplan.runtime.cpu.onednn.library import library
+from foreplan.runtime.cpu.onednn.primitives import Primitive
 from tests.cpu.test_engine import data_for
 
 NETS = {  # and whether their training is looked at: of those that train alike, one

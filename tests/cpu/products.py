@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foreplan.cpu import library as c
-from foreplan.cpu.made import FURTHER, MADE, Made
-from foreplan.cpu.threads import set_threads
-from foreplan.cpu.tiles import Tiles
-from foreplan.cpu.vectors import Vectors
 from foreplan.graph import Window
+from foreplan.runtime.cpu.codegen.made import FURTHER, MADE, Made
+from foreplan.runtime.cpu.gemm.tiles import Tiles
+from foreplan.runtime.cpu.gemm.vectors import Vectors
+from foreplan.runtime.cpu.onednn import library as c
+from foreplan.runtime.cpu.threads import set_threads
 from tests.cpu.check import laid_out, scratch, type_of
 
 EPSILON = float(np.finfo(np.float32).eps)

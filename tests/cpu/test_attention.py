@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from foreplan.cpu import attention, attention_cut, attention_grad
 from foreplan.graph import Window
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
 from foreplan.ops.packed_attention import PackedAttentionGrad
+from foreplan.runtime.cpu.kernels import attention, attention_cut, attention_grad
 from tests.cpu.check import check, expected, needs_onednn, run, type_of
 from tests.kernels import attention_operands
 
@@ -54,7 +54,7 @@ def test_attention_and_its_gradient(sizes: tuple[int, ...], causal: bool, heads_
 @pytest.mark.parametrize("causal", [False, True])
 def test_blocks_of_few_queries(monkeypatch: pytest.MonkeyPatch, causal: bool) -> None:
     """Many blocks, as long sequences have."""
-    from foreplan.cpu.table import _make
+    from foreplan.runtime.cpu.table import _make
 
     for name in ("QUERIES", "CAUSAL_QUERIES"):
         monkeypatch.setattr(attention_cut, name, 16)

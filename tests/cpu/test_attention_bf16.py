@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.cpu.linear_cross_entropy import CLASSES
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.packed_attention import PackedAttentionGrad
+from foreplan.runtime.cpu.kernels.linear_cross_entropy import CLASSES
 from tests.cpu import test_attention
 from tests.cpu.check import expected, needs_onednn, run, type_of
 from tests.cpu.narrow import ULP, check_narrow, narrow, widened

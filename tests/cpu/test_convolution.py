@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foreplan as fp
-from foreplan.cpu.table import family_of
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.conv_map import ConvMap
+from foreplan.runtime.cpu.table import family_of
 from tests.cpu.check import check, needs_onednn, type_of
 
 pytestmark = needs_onednn()

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.cpu.table import family_of
-from foreplan.cpu.threads import set_threads
-from foreplan.cpu.transpose import Transposition
 from foreplan.graph import Window
 from foreplan.graph.layouts import channels_last
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.map import Map
+from foreplan.runtime.cpu.codegen.transpose import Transposition
+from foreplan.runtime.cpu.table import family_of
+from foreplan.runtime.cpu.threads import set_threads
 from tests.cpu.check import check, kernel_for, laid_out, needs_onednn, run, type_of
 from tests.kernels import NORMAL, UPDATE, as_images, drawn_windows, packed
 

@@ -134,7 +134,8 @@ def test_a_saved_plan_runs_again_and_its_parameters_are_plain(tmp_path: Path) ->
 
 
 def test_without_onednn_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from foreplan.cpu import library, table
+    from foreplan.runtime.cpu import table
+    from foreplan.runtime.cpu.onednn import library
 
     table._make.cache_clear()
     library.library.cache_clear()

@@ -114,7 +114,7 @@ def test_pools_of_processes(method: str) -> None:
 
 
 def test_a_watched_step_and_an_error_in_a_child() -> None:
-    from foreplan.cpu import threads
+    from foreplan.runtime.cpu import threads
 
     step = compiled()
     anew(step)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import scipy.special
 
-from foreplan.cpu import functions
 from foreplan.graph import Window
 from foreplan.ops.map import Map
+from foreplan.runtime.cpu.codegen import functions
 from tests.cpu.check import needs_onednn, run, type_of
 
 pytestmark = needs_onednn()

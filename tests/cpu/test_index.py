@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.cpu.table import family_of
 from foreplan.graph import Window
 from foreplan.ops.index import Gather, ScatterAdd
+from foreplan.runtime.cpu.table import family_of
 from tests.cpu.check import check, needs_onednn, run, type_of
 
 pytestmark = needs_onednn()

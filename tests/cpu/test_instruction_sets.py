@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from foreplan.cpu import primitives
-from foreplan.cpu.kernel import Refused
-from foreplan.cpu.primitives import REFERENCE, After, Geometry
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
+from foreplan.runtime.cpu.kernel import Refused
+from foreplan.runtime.cpu.onednn import primitives
+from foreplan.runtime.cpu.onednn.primitives import REFERENCE, After, Geometry
 from tests.cpu.check import needs_onednn
 
 pytestmark = needs_onednn()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.cpu.join import concat
-from foreplan.cpu.table import family_of
 from foreplan.graph import Window
 from foreplan.graph.layouts import channels_last
 from foreplan.ops.join import Concat, Pad, Unslice
+from foreplan.runtime.cpu.kernels.join import concat
+from foreplan.runtime.cpu.table import family_of
 from tests.cpu.check import check, laid_out, needs_onednn, scratch, type_of
 from tests.kernels import as_images
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.cpu import linear_cross_entropy
-from foreplan.cpu.linear_cross_entropy import CLASSES
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
+from foreplan.runtime.cpu.kernels import linear_cross_entropy
+from foreplan.runtime.cpu.kernels.linear_cross_entropy import CLASSES
 from tests.cpu.check import check, needs_onednn, run, type_of
 from tests.kernels import expected
 

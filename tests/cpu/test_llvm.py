@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from foreplan import kept
-from foreplan.cpu import llvm
-from foreplan.cpu.codegen import Loop, _Elementwise
-from foreplan.cpu.loops import operand_kind
 from foreplan.graph.types import FLOAT32
+from foreplan.runtime.cpu.codegen import llvm
+from foreplan.runtime.cpu.codegen.codegen import Loop, _Elementwise
+from foreplan.runtime.cpu.codegen.loops import operand_kind
 
 
 def doubled() -> list[float]:

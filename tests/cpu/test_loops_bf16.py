@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.cpu.elements import as_in, number
 from foreplan.graph import Window
 from foreplan.graph.layouts import channels_last
 from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad, ChannelMoments
@@ -18,6 +17,7 @@ from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, RowOp, Softmax, SoftmaxGrad
+from foreplan.runtime.cpu.codegen.elements import as_in, number
 from tests.cpu import test_norm, test_pool, test_row_norm, test_softmax
 from tests.cpu.check import needs_onednn, run, type_of
 from tests.cpu.narrow import BF16, check_narrow, narrow, widened

@@ -9,14 +9,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from foreplan.cpu import library as c
-from foreplan.cpu import primitives
-from foreplan.cpu.codegen import Loop, compiled_loop
-from foreplan.cpu.kernel import Refused, Run, one_after_another
-from foreplan.cpu.loops import operand_kind
-from foreplan.cpu.native import joined
-from foreplan.cpu.products import matrix
 from foreplan.graph.types import FLOAT32
+from foreplan.runtime.cpu.codegen.codegen import Loop, compiled_loop
+from foreplan.runtime.cpu.codegen.loops import operand_kind
+from foreplan.runtime.cpu.codegen.native import joined
+from foreplan.runtime.cpu.gemm.products import matrix
+from foreplan.runtime.cpu.kernel import Refused, Run, one_after_another
+from foreplan.runtime.cpu.onednn import library as c
+from foreplan.runtime.cpu.onednn import primitives
 from tests.cpu.check import needs_onednn
 
 pytestmark = needs_onednn()

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from foreplan.cpu import threads
-from foreplan.cpu.native import together
 from foreplan.graph import Op
 from foreplan.graph.layouts import channels_last
 from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad, ChannelMoments
@@ -17,6 +15,8 @@ from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.row_norm import LayerNorm, LayerNormGrad
 from foreplan.ops.softmax import LogSoftmaxGrad, Softmax
+from foreplan.runtime.cpu import threads
+from foreplan.runtime.cpu.codegen.native import together
 from tests.cpu.check import kernel_for, laid_out, needs_onednn, scratch, type_of
 
 pytestmark = needs_onednn()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.cpu.table import family_of
 from foreplan.graph import Builder, Graph, Op, TensorType, Window, as_dtype
 from foreplan.graph.types import FLOAT32
 from foreplan.lower import lower
 from foreplan.lower.fallbacks import fallbacks
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, lrn
 from foreplan.ops.window import Pads, count_positions
+from foreplan.runtime.cpu.table import family_of
 from tests.cpu.check import check, needs_onednn, type_of
 from tests.cpu.narrow import check_narrow, narrow
 

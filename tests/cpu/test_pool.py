@@ -99,7 +99,7 @@ def test_nan_wins_and_infinities_are_numbers() -> None:
 
 
 def test_an_index_of_two_bytes_has_no_kernel() -> None:
-    from foreplan.cpu.table import family_of
+    from foreplan.runtime.cpu.table import family_of
 
     op = MaxPool((17, 17), (1, 1), ((0, 0), (0, 0)), (1, 1), True)
     x = type_of(images((1, 4, 17, 17), 8))

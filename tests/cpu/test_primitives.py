@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from foreplan.cpu import library as c
-from foreplan.cpu import primitives, threads
-from foreplan.cpu.primitives import OLD, After, Primitive
-from foreplan.cpu.products import matrix
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
+from foreplan.runtime.cpu import threads
+from foreplan.runtime.cpu.gemm.products import matrix
+from foreplan.runtime.cpu.onednn import library as c
+from foreplan.runtime.cpu.onednn import primitives
+from foreplan.runtime.cpu.onednn.primitives import OLD, After, Primitive
 from tests.cpu.check import needs_onednn, scratch
 
 pytestmark = needs_onednn()

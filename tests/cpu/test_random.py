@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.cpu.table import family_of
 from foreplan.graph.types import DTYPES
 from foreplan.ops.random import STATE, Random
+from foreplan.runtime.cpu.table import family_of
 from tests.cpu.check import check, needs_onednn
 
 pytestmark = needs_onednn()

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.cpu.threads import set_threads
 from foreplan.graph import Window
 from foreplan.graph.layouts import channels_last
 from foreplan.ops.reduce import Reduce
+from foreplan.runtime.cpu.threads import set_threads
 from tests.cpu.check import check, kernel_for, needs_onednn, run, type_of
 
 pytestmark = needs_onednn()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.cpu.table import family_of
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, RowOp, Softmax, SoftmaxGrad
+from foreplan.runtime.cpu.table import family_of
 from tests.cpu.check import check, expected, needs_onednn, run, type_of
 
 pytestmark = needs_onednn()

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from foreplan.cpu import library as c
-from foreplan.cpu.kernel import Refused
-from foreplan.cpu.made import FURTHER, MADE, Made
-from foreplan.cpu.threads import set_threads
-from foreplan.cpu.tiles import GRAIN, Tiles, available
 from foreplan.graph import TensorType, Window, as_dtype
 from foreplan.graph.types import FLOAT32
+from foreplan.runtime.cpu.codegen.made import FURTHER, MADE, Made
+from foreplan.runtime.cpu.gemm.tiles import GRAIN, Tiles, available
+from foreplan.runtime.cpu.kernel import Refused
+from foreplan.runtime.cpu.onednn import library as c
+from foreplan.runtime.cpu.threads import set_threads
 from tests.cpu.check import laid_out, needs_onednn, scratch, type_of
 from tests.cpu.products import EPSILON, made_of, normal, turned, updated, window
 

@@ -12,11 +12,12 @@ import pytest
 
 import foreplan as fp
 from foreplan import kept
-from foreplan.cpu import tune, winograd
-from foreplan.cpu.kernel import Kernel
 from foreplan.frontend import nn
 from foreplan.graph import Graph, Op
-from foreplan.lower.cpu import CpuTarget
+from foreplan.runtime.cpu import tune
+from foreplan.runtime.cpu.kernel import Kernel
+from foreplan.runtime.cpu.kernels import winograd
+from foreplan.runtime.cpu.target import CpuTarget
 from tests.cpu.check import needs_onednn
 
 pytestmark = needs_onednn()

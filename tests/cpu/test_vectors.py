@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.cpu import library as c
-from foreplan.cpu.kernel import Refused
-from foreplan.cpu.vectors import SMALL, Vectors
 from foreplan.graph import TensorType, Window, as_dtype
 from foreplan.graph.types import FLOAT32
+from foreplan.runtime.cpu.gemm.vectors import SMALL, Vectors
+from foreplan.runtime.cpu.kernel import Refused
+from foreplan.runtime.cpu.onednn import library as c
 from tests.cpu.check import laid_out, needs_onednn, type_of
 from tests.cpu.products import EPSILON, made_of, normal, turned, updated, window
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.cpu import winograd
-from foreplan.cpu.kernel import Kernel
-from foreplan.cpu.threads import set_threads
 from foreplan.graph import TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.runtime.cpu.kernel import Kernel
+from foreplan.runtime.cpu.kernels import winograd
+from foreplan.runtime.cpu.threads import set_threads
 from tests.cpu.check import check, laid_out, needs_onednn, scratch, type_of, ways
 
 pytestmark = needs_onednn()

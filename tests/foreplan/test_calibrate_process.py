@@ -13,7 +13,7 @@ from foreplan import calibrate_process as module
 from foreplan.calibrate_process import Seen, calibrate_process, held_at_most
 from foreplan.calibration import read_entries, record
 from foreplan.errors import TargetError
-from foreplan.lower.outside import PROCESSES
+from foreplan.runtime.processes import PROCESSES
 from tests.cpu.check import needs_onednn
 
 MIB = 1 << 20

@@ -8,12 +8,12 @@ import pytest
 
 from foreplan import calibrate, calibrate_process, kept
 from foreplan.calibration import Calibration
-from foreplan.cpu import tune
 from foreplan.errors import TargetError
-from foreplan.gpu import capture, driver, nvml
-from foreplan.gpu.calibration import CARDS
-from foreplan.gpu.device import device_named, devices
-from foreplan.lower.outside import PROCESSES, machine, versions_here
+from foreplan.runtime.cpu import tune
+from foreplan.runtime.cuda.calibration import CARDS
+from foreplan.runtime.cuda.device import device_named, devices
+from foreplan.runtime.cuda.libraries import capture, driver, nvml
+from foreplan.runtime.processes import PROCESSES, machine, versions_here
 from tests.cpu.check import needs_onednn
 from tests.foreplan.shell import MODEL, answer, foreplan
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import foreplan as fp
 from foreplan import calibration
-from foreplan.gpu import device
-from foreplan.gpu.calibration import CARDS
-from foreplan.lower.outside import PROCESSES
+from foreplan.runtime.cuda import device
+from foreplan.runtime.cuda.calibration import CARDS
+from foreplan.runtime.processes import PROCESSES
 from tests.fuzz.mutate import damaged
 from tests.fuzz.target import Target
 

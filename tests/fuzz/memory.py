@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from foreplan.runtime import numpy as engine
+from foreplan.runtime.numpy import engine
 from foreplan.units import align_up
 
 PAGE = mmap.PAGESIZE

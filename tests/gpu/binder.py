@@ -8,8 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foreplan.gpu.cudnn import ADDING, UIDS
-from foreplan.gpu.launch import (
+from foreplan.graph import Op, TensorType
+from foreplan.graph.types import as_dtype
+from foreplan.ops.attention_blocks import AttentionOp
+from foreplan.ops.packed_attention import PackedAttentionGrad
+from foreplan.runtime.cuda.launch import (
     Address,
     Clear,
     Copy,
@@ -20,10 +23,7 @@ from foreplan.gpu.launch import (
     Matrix,
     Multiply,
 )
-from foreplan.graph import Op, TensorType
-from foreplan.graph.types import as_dtype
-from foreplan.ops.attention_blocks import AttentionOp
-from foreplan.ops.packed_attention import PackedAttentionGrad
+from foreplan.runtime.cuda.libraries.cudnn import ADDING, UIDS
 from tests.gpu.compiled import function
 from tests.gpu.cudnn_graph import execute, memory_at
 

@@ -14,12 +14,12 @@ from functools import partial
 import numpy as np
 
 from foreplan.errors import PlanError
-from foreplan.gpu.driver import Run
-from foreplan.gpu.launch import Launch, Multiply
-from foreplan.gpu.table import OWN
 from foreplan.graph import Op, Window
-from foreplan.lower.cuda import CudaTarget
 from foreplan.lower.target import Kernel
+from foreplan.runtime.cuda.launch import Launch, Multiply
+from foreplan.runtime.cuda.libraries.driver import Run
+from foreplan.runtime.cuda.table import OWN
+from foreplan.runtime.cuda.target import CudaTarget
 from tests.gpu.binder import multiply
 from tests.gpu.compiled import function
 
@@ -87,7 +87,7 @@ class Hold:
 
 
 class FakeCard:
-    """What `foreplan.gpu.driver.Card` says.
+    """What `foreplan.runtime.cuda.libraries.driver.Card` says.
 
     Attributes:
         plans: stand-ins for cuDNN's, by blob, with the workspace that they need.

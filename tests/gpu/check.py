@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from foreplan.gpu.cudnn import missing
-from foreplan.gpu.device import device_named
-from foreplan.gpu.launch import LaunchKernel
-from foreplan.gpu.table import OWN, family_of, kernel_named
 from foreplan.graph import Op, TensorType, Window
+from foreplan.runtime.cuda.device import device_named
+from foreplan.runtime.cuda.launch import LaunchKernel
+from foreplan.runtime.cuda.libraries.cudnn import missing
+from foreplan.runtime.cuda.table import OWN, family_of, kernel_named
 from tests.gpu.binder import Bound
 from tests.kernels import assert_near, expected
 from tests.ops.check import type_of

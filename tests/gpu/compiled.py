@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from foreplan.gpu.launch import FOLDER, Source
+from foreplan.runtime.cuda.launch import FOLDER, Source
 
 HEADER = Path(__file__).parent / "shim" / "cuda.h"
 OPTIONS = ("-std=c++17", "-O0", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-shared", "-w")

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from foreplan.gpu import resize, table
+from foreplan.runtime.cuda import table
+from foreplan.runtime.cuda.kernels import resize
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from foreplan.errors import TargetError
-from foreplan.gpu import driver
-from foreplan.gpu.cublaslt import opened
-from foreplan.gpu.cudnn import missing
-from foreplan.gpu.driver import Card, CupyCard
-from foreplan.gpu.launch import Address, LaunchKernel
-from foreplan.gpu.nvml import Nvml
-from foreplan.runtime.cuda import ready
+from foreplan.runtime.cuda.engine import ready
+from foreplan.runtime.cuda.launch import Address, LaunchKernel
+from foreplan.runtime.cuda.libraries import driver
+from foreplan.runtime.cuda.libraries.cublaslt import opened
+from foreplan.runtime.cuda.libraries.cudnn import missing
+from foreplan.runtime.cuda.libraries.driver import Card, CupyCard
+from foreplan.runtime.cuda.libraries.nvml import Nvml
 
 
 def opened_or_skipped() -> Card:

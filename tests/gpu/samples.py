@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from foreplan.gpu.launch import Launch, LaunchKernel
-from foreplan.gpu.table import kernel_for
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
@@ -32,6 +30,8 @@ from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNormGrad
 from foreplan.ops.scan import CumSum
 from foreplan.ops.softmax import LogSoftmaxGrad, Softmax
 from foreplan.ops.sort import ArgReduce, TopK
+from foreplan.runtime.cuda.launch import Launch, LaunchKernel
+from foreplan.runtime.cuda.table import kernel_for
 from tests.gpu.check import DEVICE, made
 
 Sample = tuple[Op, list[TensorType]]

@@ -7,13 +7,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from foreplan.gpu.attention import attention
-from foreplan.gpu.launch import Refused
 from foreplan.graph import Window
 from foreplan.graph.types import DTYPES
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
 from foreplan.ops.packed_attention import PackedAttentionGrad
+from foreplan.runtime.cuda.kernels.attention import attention
+from foreplan.runtime.cuda.launch import Refused
 from tests.gpu.check import DEVICE, check, expected, type_of
 from tests.gpu.compiled import needs_gcc
 from tests.kernels import attention_operands

@@ -6,11 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from foreplan.gpu.launch import Launch, LaunchKernel, Multiply, workspace_at
-from foreplan.gpu.table import OWN, kernel_named, kernels_for
 from foreplan.graph import Window
-from foreplan.lower.cuda import CudaTarget
 from foreplan.ops.matmul_map import MatMulMap
+from foreplan.runtime.cuda.launch import Launch, LaunchKernel, Multiply, workspace_at
+from foreplan.runtime.cuda.table import OWN, kernel_named, kernels_for
+from foreplan.runtime.cuda.target import CudaTarget
 from tests.gpu.check import DEVICE, check, run, type_of
 from tests.gpu.compiled import needs_gcc
 

@@ -13,13 +13,13 @@ from foreplan import calibration
 from foreplan.calibrate import calibrate
 from foreplan.calibration import Calibration, own_file, read_entries, record
 from foreplan.errors import TargetError, UsageError
-from foreplan.gpu import capture, driver
-from foreplan.gpu.calibration import CARDS, calibrations
-from foreplan.gpu.device import device_named
-from foreplan.gpu.driver import Run
-from foreplan.gpu.launch import Launch, Multiply
-from foreplan.gpu.outside import PAGE
-from foreplan.lower.cuda import CudaTarget, outside
+from foreplan.runtime.cuda.calibration import CARDS, calibrations
+from foreplan.runtime.cuda.device import device_named
+from foreplan.runtime.cuda.launch import Launch, Multiply
+from foreplan.runtime.cuda.libraries import capture, driver
+from foreplan.runtime.cuda.libraries.driver import Run
+from foreplan.runtime.cuda.outside import PAGE
+from foreplan.runtime.cuda.target import CudaTarget, outside
 from foreplan.units import align_up
 from tests.gpu.card import FakeBlock, FakeCard
 from tests.gpu.check import with_cudnn

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.gpu.copies import transposition
-from foreplan.gpu.launch import LaunchKernel, input_at, output_at
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import DTYPES
+from foreplan.runtime.cuda.kernels.copies import transposition
+from foreplan.runtime.cuda.launch import LaunchKernel, input_at, output_at
 from tests.gpu.binder import Bound
 from tests.gpu.check import laid_out
 from tests.gpu.compiled import needs_gcc

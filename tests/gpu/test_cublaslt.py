@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 
 from foreplan.errors import PlanError, TargetError
-from foreplan.gpu import cublaslt, driver, libraries
-from foreplan.gpu.cublaslt import SIGNATURES, Cublaslt, Descriptor, Found, opened
-from foreplan.gpu.launch import LaunchKernel, Multiply
-from foreplan.gpu.lt import lt_kernels
 from foreplan.graph import Window
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.matmul_map import MatMulMap
-from foreplan.runtime.cuda import ready
+from foreplan.runtime.cuda.engine import ready
+from foreplan.runtime.cuda.kernels.lt import lt_kernels
+from foreplan.runtime.cuda.launch import LaunchKernel, Multiply
+from foreplan.runtime.cuda.libraries import cublaslt, driver, libraries
+from foreplan.runtime.cuda.libraries.cublaslt import SIGNATURES, Cublaslt, Descriptor, Found, opened
 from tests.gpu.binder import Bound
 from tests.gpu.check import DEVICE, Memory, expected, laid_out, type_of
 from tests.gpu.compiled import needs_gcc

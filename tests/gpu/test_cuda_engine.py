@@ -10,9 +10,9 @@ import pytest
 
 import foreplan as fp
 from foreplan.errors import PlanError, TargetError
-from foreplan.gpu import driver
-from foreplan.gpu.device import device_named
-from foreplan.gpu.launch import Multiply
+from foreplan.runtime.cuda.device import device_named
+from foreplan.runtime.cuda.launch import Multiply
+from foreplan.runtime.cuda.libraries import driver
 from foreplan.runtime.session import Session
 from tests.gpu.card import FakeCard
 from tests.gpu.compiled import needs_gcc

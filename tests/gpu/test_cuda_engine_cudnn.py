@@ -9,14 +9,15 @@ import pytest
 
 import foreplan as fp
 from foreplan.errors import PlanError
-from foreplan.gpu import driver, table
-from foreplan.gpu.cudnn import ADDING
-from foreplan.gpu.cudnn_conv import WORD, _as_cudnn_makes_it, _as_cudnn_reads_it
 from foreplan.graph import Window
 from foreplan.lower.program import Call, Program
 from foreplan.ops.attention_blocks import AttentionOp
 from foreplan.ops.packed_attention import PackedAttentionGrad
-from foreplan.runtime.device import span_of
+from foreplan.runtime.cuda import table
+from foreplan.runtime.cuda.kernels.cudnn_conv import WORD, _as_cudnn_makes_it, _as_cudnn_reads_it
+from foreplan.runtime.cuda.libraries import driver
+from foreplan.runtime.cuda.libraries.cudnn import ADDING
+from foreplan.runtime.cuda.memory import span_of
 from tests.gpu.binder import convolved
 from tests.gpu.card import FakeCard
 from tests.gpu.check import needs_cudnn

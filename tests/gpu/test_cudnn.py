@@ -18,14 +18,14 @@ import pytest
 import foreplan as fp
 from foreplan import kept
 from foreplan.errors import TargetError
-from foreplan.gpu import cudnn, cudnn_conv_plans
-from foreplan.gpu.cudnn import CudnnPlan, library, missing, workspace_of
-from foreplan.gpu.cudnn_conv_plans import convolution_plans
-from foreplan.gpu.device import device_named, devices
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import tensor_type
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
+from foreplan.runtime.cuda.device import device_named, devices
+from foreplan.runtime.cuda.libraries import cudnn, cudnn_conv_plans
+from foreplan.runtime.cuda.libraries.cudnn import CudnnPlan, library, missing, workspace_of
+from foreplan.runtime.cuda.libraries.cudnn_conv_plans import convolution_plans
 from tests.gpu.check import with_cudnn
 
 MIB = 1 << 20

@@ -12,17 +12,19 @@ import pytest
 
 import foreplan as fp
 from foreplan.frontend import nn
-from foreplan.gpu import cudnn_attention, cudnn_sdpa, table
-from foreplan.gpu.cudnn import CudnnPlan
-from foreplan.gpu.cudnn_conv import WORD
-from foreplan.gpu.device import device_named
-from foreplan.gpu.launch import Execute, Refused, input_at, output_at, workspace_at
 from foreplan.graph import Graph, Op, Window
 from foreplan.graph.types import DTYPES, tensor_type
-from foreplan.lower.cuda import CudaTarget
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
 from foreplan.ops.packed_attention import PackedAttentionGrad
+from foreplan.runtime.cuda import table
+from foreplan.runtime.cuda.device import device_named
+from foreplan.runtime.cuda.kernels import cudnn_attention
+from foreplan.runtime.cuda.kernels.cudnn_conv import WORD
+from foreplan.runtime.cuda.launch import Execute, Refused, input_at, output_at, workspace_at
+from foreplan.runtime.cuda.libraries import cudnn_sdpa
+from foreplan.runtime.cuda.libraries.cudnn import CudnnPlan
+from foreplan.runtime.cuda.target import CudaTarget
 from tests.gpu.binder import Bound
 from tests.gpu.check import Memory, expected, laid_out, type_of, with_cudnn
 from tests.gpu.compiled import needs_gcc

@@ -14,18 +14,18 @@ import pytest
 import foreplan as fp
 from foreplan.errors import PlanError
 from foreplan.frontend import nn
-from foreplan.gpu import cudnn_conv, table
-from foreplan.gpu.cudnn import ADDING, BETA, CudnnPlan, workspace_of
-from foreplan.gpu.cudnn_conv_plans import convolution_plans
-from foreplan.gpu.driver import Run
-from foreplan.gpu.launch import Execute, Refused
 from foreplan.graph import Graph, Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
-from foreplan.lower.cuda import CudaTarget
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
-from foreplan.runtime.cuda import CudaEngine
-from foreplan.runtime.device import DeviceMemory
+from foreplan.runtime.cuda.engine import CudaEngine, table
+from foreplan.runtime.cuda.kernels import cudnn_conv
+from foreplan.runtime.cuda.launch import Execute, Refused
+from foreplan.runtime.cuda.libraries.cudnn import ADDING, BETA, CudnnPlan, workspace_of
+from foreplan.runtime.cuda.libraries.cudnn_conv_plans import convolution_plans
+from foreplan.runtime.cuda.libraries.driver import Run
+from foreplan.runtime.cuda.memory import DeviceMemory
+from foreplan.runtime.cuda.target import CudaTarget
 from foreplan.runtime.planfile import save_plan
 from tests.gpu.binder import Bound
 from tests.gpu.card import FakeCard

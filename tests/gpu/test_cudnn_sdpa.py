@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from foreplan import kept
-from foreplan.gpu import cudnn_sdpa, stand_in
-from foreplan.gpu.cudnn import CudnnPlan
-from foreplan.gpu.cudnn_sdpa import attention_plans
-from foreplan.gpu.device import device_named
 from foreplan.graph import Op, Window
 from foreplan.graph.types import DTYPES, tensor_type
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.runtime.cuda.device import device_named
+from foreplan.runtime.cuda.libraries import cudnn_sdpa, stand_in
+from foreplan.runtime.cuda.libraries.cudnn import CudnnPlan
+from foreplan.runtime.cuda.libraries.cudnn_sdpa import attention_plans
 from tests.gpu.check import expected, type_of, with_cudnn
 from tests.gpu.cudnn_graph import execute, written_by_cudnn
 from tests.kernels import attention_operands
@@ -170,9 +170,9 @@ def test_what_a_plan_needs_is_asked_of_it_anew() -> None:
         plan = plans(op, packed(1, 2, 2, 128, 64))[0]
         code = (
             "import base64, dataclasses, json, sys\n"
-            "from foreplan.gpu import stand_in\n"
-            "from foreplan.gpu.cudnn import description, library, workspace_of\n"
-            "from foreplan.gpu.device import device_named\n"
+            "from foreplan.runtime.cuda.libraries import stand_in\n"
+            "from foreplan.runtime.cuda.libraries.cudnn import description, library, workspace_of\n"
+            "from foreplan.runtime.cuda.device import device_named\n"
             "stand_in.load()\n"
             "blob, device = base64.b64decode(sys.stdin.read()), device_named('h100')\n"
             "properties = library().module.create_device_properties(description(device))\n"
@@ -263,7 +263,9 @@ def test_a_compiler_that_fails_is_no_answer(monkeypatch: pytest.MonkeyPatch, tmp
 
     def without_nvrtc(command: list[str], **options: Any) -> Any:
         """NVRTC does not find what it compiles by, in the process that asks."""
-        broken = "from foreplan.gpu import cudnn_sdpa\nimport ctypes\ncudnn_sdpa.Nvrtc = ctypes.CDLL\n"
+        broken = (
+            "from foreplan.runtime.cuda.libraries import cudnn_sdpa\nimport ctypes\ncudnn_sdpa.Nvrtc = ctypes.CDLL\n"
+        )
         return real([*command[:-1], broken + command[-1]], **options)
 
     (tmp_path / "lib").mkdir()
@@ -287,7 +289,7 @@ def test_the_stand_in_is_found_by_the_name_of_the_drivers_library() -> None:
     """Whatever the process does with it, in one of its own: handles where they are asked for, else an error."""
     code = (
         "import ctypes\n"
-        "from foreplan.gpu import stand_in\n"
+        "from foreplan.runtime.cuda.libraries import stand_in\n"
         "stand_in.load()\n"
         "found = ctypes.CDLL('libcuda.so.1')\n"
         "made, text = ctypes.c_void_p(), ctypes.c_char_p()\n"

@@ -9,8 +9,8 @@ from importlib.resources import files
 import pytest
 
 from foreplan.errors import TargetError, UsageError
-from foreplan.gpu.capture import captured, device_from, peaks_of
-from foreplan.gpu.device import PRECISIONS, Device, device_named, devices, read_device
+from foreplan.runtime.cuda.device import PRECISIONS, Device, device_named, devices, read_device
+from foreplan.runtime.cuda.libraries.capture import captured, device_from, peaks_of
 
 # CUDA C++ Programming Guide, technical specifications: threads, blocks, KiB of shared memory, KiB of a block's.
 LIMITS = {
@@ -105,7 +105,7 @@ def test_a_profile_of_ones_own(tmp_path) -> None:
     ],
 )
 def test_a_broken_profile_is_refused(old: str, new: str, told: str) -> None:
-    text = (files("foreplan.gpu") / "devices" / "h100.toml").read_text()
+    text = (files("foreplan.runtime.cuda") / "devices" / "h100.toml").read_text()
     assert text.count(old)
     with pytest.raises(TargetError, match=told):
         read_device(text.replace(old, new, 1), "card.toml")

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from foreplan.errors import PlanError, TargetError
-from foreplan.gpu import driver
-from foreplan.gpu.driver import CupyCard
-from foreplan.gpu.launch import Launch, Source
+from foreplan.runtime.cuda.launch import Launch, Source
+from foreplan.runtime.cuda.libraries import driver
+from foreplan.runtime.cuda.libraries.driver import CupyCard
 from tests.gpu import compiled
 from tests.gpu.compiled import needs_gcc
 

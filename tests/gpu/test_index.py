@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.gpu.index import scatter_add
-from foreplan.gpu.launch import Launch, Refused
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import DTYPES
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
+from foreplan.runtime.cuda.kernels.index import scatter_add
+from foreplan.runtime.cuda.launch import Launch, Refused
 from tests.gpu.check import DEVICE, check, check_unaligned, made, run, type_of
 from tests.gpu.compiled import needs_gcc
 

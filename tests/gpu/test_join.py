@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.gpu.launch import Copy
 from foreplan.graph import Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.join import Concat, Pad, Unslice
+from foreplan.runtime.cuda.launch import Copy
 from tests.gpu.binder import Bound
 from tests.gpu.check import check, laid_out, made, type_of
 from tests.gpu.compiled import needs_gcc

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.gpu.launch import LaunchKernel, Multiply
-from foreplan.gpu.linear_cross_entropy import lt_kernels
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import DTYPES
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
+from foreplan.runtime.cuda.kernels.linear_cross_entropy import lt_kernels
+from foreplan.runtime.cuda.launch import LaunchKernel, Multiply
 from tests.gpu.check import DEVICE, check, run, type_of
 from tests.gpu.compiled import needs_gcc
 

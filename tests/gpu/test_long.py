@@ -7,8 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from foreplan.gpu import conv, index, join, lines, map, norm, pool, product, reduce, resize, rows, table
-from foreplan.gpu.launch import Launch
 from foreplan.graph import Op, TensorType
 from foreplan.graph.types import DTYPES
 from foreplan.ops.batch_norm import ChannelMoments
@@ -24,6 +22,9 @@ from foreplan.ops.resize import Resize, ResizeGrad
 from foreplan.ops.row_norm import LayerNorm
 from foreplan.ops.scan import CumSum
 from foreplan.ops.softmax import Softmax
+from foreplan.runtime.cuda import table
+from foreplan.runtime.cuda.kernels import conv, index, join, lines, map, norm, pool, product, reduce, resize, rows
+from foreplan.runtime.cuda.launch import Launch
 from tests.gpu.check import check, made, type_of
 from tests.gpu.compiled import needs_gcc
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.gpu.launch import Copy, Launch
 from foreplan.graph import Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.map import Map
+from foreplan.runtime.cuda.launch import Copy, Launch
 from tests.gpu.check import check, made, run, type_of
 from tests.gpu.compiled import needs_gcc
 from tests.kernels import NORMAL, UPDATE, as_images, drawn_windows, packed

@@ -63,8 +63,8 @@ def test_the_whole_card_is_as_estimated_once_it_is_calibrated(tmp_path: Path) ->
     assert found["card"] == CARD.title and found["figures"]["context_bytes"] > PAGE
     code = (
         "import json\n"
-        "from foreplan.gpu import driver\n"
-        "from foreplan.gpu.nvml import Nvml\n"
+        "from foreplan.runtime.cuda.libraries import driver\n"
+        "from foreplan.runtime.cuda.libraries.nvml import Nvml\n"
         "from tests.cpu.test_engine import compiled, data_for\n"
         "nvml = Nvml()\n"
         "before = nvml.used()\n"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from foreplan.gpu.launch import Launch
-from foreplan.gpu.table import kernel_for
 from foreplan.graph import Window
 from foreplan.ops.multi_map import MultiMap
+from foreplan.runtime.cuda.launch import Launch
+from foreplan.runtime.cuda.table import kernel_for
 from tests.gpu.check import DEVICE, check, made, type_of
 from tests.gpu.compiled import needs_gcc
 

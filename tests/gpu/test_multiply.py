@@ -8,14 +8,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from foreplan.gpu.device import device_named
-from foreplan.gpu.launch import LaunchKernel, Multiply
-from foreplan.gpu.lt import lt_kernels
-from foreplan.gpu.table import OWN, kernel_named, kernels_for
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.types import DTYPES
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.reduce import Reduce
+from foreplan.runtime.cuda.device import device_named
+from foreplan.runtime.cuda.kernels.lt import lt_kernels
+from foreplan.runtime.cuda.launch import LaunchKernel, Multiply
+from foreplan.runtime.cuda.table import OWN, kernel_named, kernels_for
 from tests.gpu.binder import Bound
 from tests.gpu.check import DEVICE, Memory, expected, laid_out, type_of
 

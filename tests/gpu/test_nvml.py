@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from foreplan.errors import TargetError
-from foreplan.gpu import driver, nvml
-from foreplan.gpu.nvml import Nvml
+from foreplan.runtime.cuda.libraries import driver, nvml
+from foreplan.runtime.cuda.libraries.nvml import Nvml
 from tests.gpu.compiled import needs_gcc
 
 SOURCE = Path(__file__).parent / "shim" / "nvml.cpp"

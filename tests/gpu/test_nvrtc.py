@@ -15,14 +15,24 @@ import pytest
 import foreplan as fp
 from foreplan.errors import TargetError
 from foreplan.frontend.losses import attach_loss
-from foreplan.gpu import launch, nvrtc
-from foreplan.gpu.device import device_named
-from foreplan.gpu.launch import FOLDER, Launch, Source
-from foreplan.gpu.nvrtc import CompilationError, Figures, Nvcc, Nvrtc, architecture_of, compiler, cubin, figures
-from foreplan.gpu.table import FAMILIES, kernel_for
 from foreplan.graph import TensorType
 from foreplan.graph.types import DTYPES
 from foreplan.ops.map import Map
+from foreplan.runtime.cuda import launch
+from foreplan.runtime.cuda.device import device_named
+from foreplan.runtime.cuda.launch import FOLDER, Launch, Source
+from foreplan.runtime.cuda.libraries import nvrtc
+from foreplan.runtime.cuda.libraries.nvrtc import (
+    CompilationError,
+    Figures,
+    Nvcc,
+    Nvrtc,
+    architecture_of,
+    compiler,
+    cubin,
+    figures,
+)
+from foreplan.runtime.cuda.table import FAMILIES, kernel_for
 from tests.gpu.card import OwnTarget
 from tests.gpu.check import made
 from tests.gpu.samples import launches
@@ -91,8 +101,8 @@ def without_a_path(tmp_path: Path) -> Path:
 def compiled_alone(folder: Path, path: str = "") -> str:
     """What a process gives that has that NVRTC, and programs on a path."""
     code = (
-        "from foreplan.gpu import nvrtc\n"
-        "from foreplan.gpu.launch import Source\n"
+        "from foreplan.runtime.cuda.libraries import nvrtc\n"
+        "from foreplan.runtime.cuda.launch import Source\n"
         f"nvrtc.library_files = lambda name: {[str(file) for file in folder.glob('libnvrtc.so*')]}\n"
         "nvrtc.kept, nvrtc.keep = (lambda name: None), (lambda name, code: None)\n"
         "one = Source('transpose.cu', (('ELEMENT', 'u32'), ('TILE', 32), ('ROWS', 8), ('RANK', 1)))\n"

@@ -13,16 +13,16 @@ import pytest
 
 import foreplan as fp
 from foreplan.frontend.losses import attach_loss
-from foreplan.gpu import driver, nvrtc
-from foreplan.gpu.capture import captured
-from foreplan.gpu.cudnn_sdpa import LEAST_COMPUTE
-from foreplan.gpu.launch import LaunchKernel, Windows
-from foreplan.gpu.table import kernel_named, kernels_for
 from foreplan.graph import Window
 from foreplan.graph.types import DTYPES
 from foreplan.lower.program import Call
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.runtime.cuda.launch import LaunchKernel, Windows
+from foreplan.runtime.cuda.libraries import driver, nvrtc
+from foreplan.runtime.cuda.libraries.capture import captured
+from foreplan.runtime.cuda.libraries.cudnn_sdpa import LEAST_COMPUTE
+from foreplan.runtime.cuda.table import kernel_named, kernels_for
 from tests.cpu.test_engine import MODELS, compiled, data_for, farthest, is_near
 from tests.gpu import check
 from tests.gpu.on_card import CardBound, opened_or_skipped
@@ -231,8 +231,8 @@ def test_a_failure_in_a_step_breaks_the_session() -> None:
     """In a process of its own, whose card is lost to it."""
     code = (
         "import foreplan as fp\n"
-        "from foreplan.gpu import driver\n"
-        "from foreplan.gpu.launch import Launch, Source\n"
+        "from foreplan.runtime.cuda.libraries import driver\n"
+        "from foreplan.runtime.cuda.launch import Launch, Source\n"
         "from tests.cpu.test_engine import MODELS, compiled, data_for\n"
         "session = compiled(MODELS[0], 'cuda', True).bind(capture=False)\n"
         "data = data_for(session)\n"

@@ -9,11 +9,11 @@ import pytest
 import foreplan as fp
 from foreplan.calibration import read_table
 from foreplan.errors import TargetError
-from foreplan.gpu.calibration import CARDS, LIBRARIES, calibrations
-from foreplan.gpu.device import Device, device_named
-from foreplan.gpu.outside import PAGE, outside_arena
-from foreplan.lower.cuda import CudaTarget, outside
 from foreplan.outside import Part
+from foreplan.runtime.cuda.calibration import CARDS, LIBRARIES, calibrations
+from foreplan.runtime.cuda.device import Device, device_named
+from foreplan.runtime.cuda.outside import PAGE, outside_arena
+from foreplan.runtime.cuda.target import CudaTarget, outside
 from tests.gpu.card import OwnTarget
 
 H100 = device_named("h100")

@@ -12,10 +12,10 @@ import pytest
 
 import foreplan as fp
 from foreplan.errors import PlanError, TargetError, UsageError
-from foreplan.gpu import driver, nvrtc
-from foreplan.gpu.driver import Run
-from foreplan.gpu.launch import Launch
-from foreplan.gpu.nvrtc import Compiler, cubin, figures
+from foreplan.runtime.cuda.launch import Launch
+from foreplan.runtime.cuda.libraries import driver, nvrtc
+from foreplan.runtime.cuda.libraries.driver import Run
+from foreplan.runtime.cuda.libraries.nvrtc import Compiler, cubin, figures
 from tests.foreplan.shell import MODEL, foreplan
 from tests.gpu.card import FakeCard, OwnTarget
 from tests.gpu.compiled import needs_gcc

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.gpu import driver
 from foreplan.lower.program import STATE
+from foreplan.runtime.cuda.libraries import driver
 from foreplan.runtime.session import Session
 from tests.gpu.card import FakeCard, FakeEvent
 from tests.gpu.compiled import needs_gcc

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.gpu.launch import Refused
-from foreplan.gpu.reduce import reduce
 from foreplan.graph import TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.reduce import Reduce
+from foreplan.runtime.cuda.kernels.reduce import reduce
+from foreplan.runtime.cuda.launch import Refused
 from tests.gpu.check import DEVICE, check, made, run, type_of
 from tests.gpu.compiled import needs_gcc
 

@@ -8,13 +8,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from foreplan.gpu.launch import Copy
-from foreplan.gpu.table import kernel_for
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.interpolation import COORDINATES, MODES, ROUNDINGS
 from foreplan.ops.resize import Resize, ResizeGrad
+from foreplan.runtime.cuda.launch import Copy
+from foreplan.runtime.cuda.table import kernel_for
 from tests.gpu.check import DEVICE, check, made, run
 from tests.gpu.compiled import needs_gcc
 from tests.kernels import expected

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foreplan.gpu.launch import Clear, Copy, Launch, LaunchKernel, Source, input_at, output_at, workspace_at
+from foreplan.runtime.cuda.launch import Clear, Copy, Launch, LaunchKernel, Source, input_at, output_at, workspace_at
 from tests.gpu import compiled
 from tests.gpu.binder import Bound
 from tests.gpu.compiled import needs_gcc

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from foreplan.errors import UnsupportedError, UsageError
 from foreplan.graph import Cost, Graph, Op, Window, parse_graph
 from foreplan.lower import DeviceProfile, Kernel, Program, lower, target_named
-from foreplan.lower.numpy import NumpyTarget
 from foreplan.lower.program import ARENA, PARAMETERS, STATE
 from foreplan.lower.target import named
 from foreplan.lower.valid import with_valid
 from foreplan.planner import Category, Role, check_problem
+from foreplan.runtime.numpy.target import NumpyTarget
 
 
 def lowered(text: str) -> Program:

@@ -14,9 +14,10 @@ import pytest
 import foreplan as fp
 from foreplan.calibration import Calibration, Table, own_file, record
 from foreplan.errors import TargetError
-from foreplan.lower import outside as module
-from foreplan.lower.outside import PROCESSES, Use, machine, outside, outside_on_host, processes, versions_here
+from foreplan.lower.outside import Use, outside
 from foreplan.outside import Part
+from foreplan.runtime import processes as module
+from foreplan.runtime.processes import PROCESSES, machine, outside_on_host, processes, versions_here
 from tests.cpu.check import needs_onednn
 from tests.views.small import small
 
@@ -49,13 +50,13 @@ def test_a_process_that_loads_a_plan_holds_less(tmp_path: Path) -> None:
 def test_parts_follow_the_step() -> None:
     made = step()
     count, actions = len(made.plan.steps), len(made.program.actions)
-    found = sizes(outside_on_host(made.program, made.plan, Use(), TABLE))
+    found = sizes(outside_on_host(made.program, made.plan, Use(), table=TABLE))
     assert found["rest of the arena's last page"] == -made.arena_bytes % mmap.PAGESIZE
     assert found["interpreter, NumPy, foreplan"] == FIGURES["interpreter_bytes"]
     assert found["instructions"] == count * FIGURES["numpy_bytes_per_instruction"]
     assert found["graph and actions"] == actions * FIGURES["planner_bytes_per_action"]
     assert outside(made.program, made.plan) == outside(made.program, made.plan, Use())
-    more = sizes(outside_on_host(made.program, made.plan, Use(instructions=3, actions=2), TABLE))
+    more = sizes(outside_on_host(made.program, made.plan, Use(instructions=3, actions=2), table=TABLE))
     assert more["instructions"] - found["instructions"] == 3 * FIGURES["numpy_bytes_per_instruction"]
     assert more["graph and actions"] - found["graph and actions"] == 2 * FIGURES["planner_bytes_per_action"]
 
@@ -64,7 +65,7 @@ def test_parts_follow_the_step() -> None:
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_target_cpu_holds_its_libraries_and_threads(threads: int) -> None:
     made = step(f"cpu:threads={threads}")
-    found = sizes(outside_on_host(made.program, made.plan, Use(compiles=False), TABLE))
+    found = sizes(outside_on_host(made.program, made.plan, Use(compiles=False), threads, TABLE))
     assert set(found) == ALWAYS | {"Numba and LLVM", "oneDNN and compiled loops", "further threads"}
     assert found["further threads"] == (threads - 1) * FIGURES["thread_bytes"]
     assert found["instructions"] == len(made.plan.steps) * FIGURES["cpu_bytes_per_instruction"]
@@ -158,7 +159,7 @@ def test_the_text_tells_the_whole_process() -> None:
 def test_asking_loads_nothing_that_the_process_would_not_hold() -> None:
     code = (
         "import sys, foreplan as fp\n"
-        "from foreplan.lower.outside import processes, versions_here\n"
+        "from foreplan.runtime.processes import processes, versions_here\n"
         "processes(), versions_here()\n"
         "print([m for m in ('numba', 'llvmlite', 'onnx') if m in sys.modules])"
     )

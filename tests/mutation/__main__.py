@@ -117,7 +117,7 @@ class Judge:
             os._exit(2)
         for cache in gc.get_objects():
             made = str(getattr(cache, "__module__", "")) if isinstance(cache, functools._lru_cache_wrapper) else ""
-            if made.startswith(("foreplan", "tests")) and not made.startswith(("foreplan.cpu", "foreplan.jit")):
+            if made.startswith(("foreplan", "tests")) and not made.startswith(("foreplan.runtime.cpu", "foreplan.jit")):
                 cache.cache_clear()  # but what was compiled stays
         for item, following in zip(tests, [*tests[1:], None]):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)

@@ -179,7 +179,7 @@ def test_what_differs_from_a_plan_without_copies() -> None:
 
 
 def test_no_memory_for_the_host_region(monkeypatch: pytest.MonkeyPatch) -> None:
-    from foreplan.runtime.numpy import NumpyEngine
+    from foreplan.runtime.numpy.engine import NumpyEngine
 
     def refuse(self: NumpyEngine, heights: object) -> list[np.ndarray]:
         raise MemoryError

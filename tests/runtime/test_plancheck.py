@@ -12,9 +12,9 @@ import foreplan as fp
 from foreplan.errors import PlanError
 from foreplan.graph import Op, Window, parse_graph
 from foreplan.lower import Kernel, Operand, Program, lower
-from foreplan.lower.numpy import NumpyTarget
 from foreplan.planner import Overwrite, Plan
 from foreplan.runtime import plancheck
+from foreplan.runtime.numpy.target import NumpyTarget
 from foreplan.runtime.plancheck import check_program
 from tests.runtime.test_session import compiled
 

@@ -116,7 +116,7 @@ def test_sessions_side_by_side_disturb_nobody(targets: tuple[str, ...]) -> None:
 
 
 def test_every_thread_runs_a_plan_with_the_threads_that_it_was_made_for() -> None:
-    from foreplan.cpu.threads import current_threads
+    from foreplan.runtime.cpu.threads import current_threads
 
     counts = (3, 1, 2)
     sessions = [compiled(perceptron(8), target=f"cpu:threads={count}").bind() for count in counts]

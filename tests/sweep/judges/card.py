@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from foreplan.gpu.capture import captured
-from foreplan.gpu.table import kernels_for
+from foreplan.runtime.cuda.libraries.capture import captured
+from foreplan.runtime.cuda.table import kernels_for
 from tests.gpu import check
 from tests.gpu.on_card import CardBound, opened_or_skipped
 from tests.sweep.case import Case

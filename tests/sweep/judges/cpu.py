@@ -11,13 +11,13 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from foreplan.cpu.kernel import Kernel
-from foreplan.cpu.library import library
-from foreplan.cpu.table import FAMILIES, family_of, kernels_for
-from foreplan.cpu.threads import set_threads
 from foreplan.errors import TargetError
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
+from foreplan.runtime.cpu.kernel import Kernel
+from foreplan.runtime.cpu.onednn.library import library
+from foreplan.runtime.cpu.table import FAMILIES, family_of, kernels_for
+from foreplan.runtime.cpu.threads import set_threads
 from foreplan.units import align_up
 from tests.kernels import scratch
 from tests.sweep.bounds import Expected, complaint, expectation, of_kernel

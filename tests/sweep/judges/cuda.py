@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foreplan.gpu import linear_cross_entropy, lt
-from foreplan.gpu.cudnn_conv import CUDNN
-from foreplan.gpu.launch import Launch, LaunchKernel
-from foreplan.gpu.table import FAMILIES, OWN, family_of, kernel_for
 from foreplan.graph import Window
+from foreplan.runtime.cuda.kernels import linear_cross_entropy, lt
+from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN
+from foreplan.runtime.cuda.launch import Launch, LaunchKernel
+from foreplan.runtime.cuda.table import FAMILIES, OWN, family_of, kernel_for
 from tests.gpu.check import DEVICE, run_kernel
 from tests.gpu.compiled import compile_all
 from tests.sweep.bounds import Expected, Rule, Smooth, Sums, complaint, expectation

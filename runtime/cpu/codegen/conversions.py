@@ -1,0 +1,126 @@
+"""Element types on the CPU: what holds their values while one computes, in memory, and how one becomes another.
+
+Halves (float16, bfloat16) are computed with as float32 and rounded after each operation, as NumPy does.
+"""
+
+from __future__ import annotations
+
+import llvmlite.ir as ir
+import numpy as np
+
+from foreplan.graph import DType
+from foreplan.graph.types import FLOAT32, FLOAT64
+from foreplan.runtime.cpu.codegen.lanes import BIT, DOUBLE, FLOAT, HALF, INT8, INT16, INT32, INT64, Lanes
+
+_INTEGERS = {1: INT8, 2: INT16, 4: INT32, 8: INT64}
+
+
+def register_type(dtype: DType) -> ir.Type:
+    """The type of values while one computes with them."""
+    if dtype.is_float:
+        return DOUBLE if dtype.itemsize == 8 else FLOAT
+    return BIT if dtype.category == "bool" else _INTEGERS[dtype.itemsize]
+
+
+def memory_type(dtype: DType) -> ir.Type:
+    """The type of values in memory; halves as integers, and truth values as bytes."""
+    return register_type(dtype) if dtype.is_float and dtype.itemsize > 2 else _INTEGERS[dtype.itemsize]
+
+
+def loaded(e: Lanes, x: ir.Value, dtype: DType) -> ir.Value:
+    """What was in memory, to compute with."""
+    b = e.builder
+    if dtype.category == "bool":
+        return b.icmp_unsigned("!=", x, e.constant(INT8, 0))
+    if dtype.name == "bfloat16":
+        return e.floats(b.shl(b.zext(x, e.type(INT32)), e.constant(INT32, 16)))
+    return b.fpext(e.floats(x, HALF), e.type(FLOAT)) if dtype.name == "float16" else x
+
+
+def stored(e: Lanes, x: ir.Value, dtype: DType) -> ir.Value:
+    """What goes to memory."""
+    b = e.builder
+    if dtype.category == "bool":
+        return b.zext(x, e.type(INT8))
+    if dtype.name == "bfloat16":
+        return b.trunc(b.lshr(e.bits(x), e.constant(INT32, 16)), e.type(INT16))
+    return e.bits(b.fptrunc(x, e.type(HALF))) if dtype.name == "float16" else x
+
+
+def rounded(e: Lanes, x: ir.Value, dtype: DType) -> ir.Value:
+    """A float32 value as the nearest one of a half; others as they are."""
+    b = e.builder
+    if dtype.name == "float16":
+        return b.fpext(b.fptrunc(x, e.type(HALF)), e.type(FLOAT))
+    if dtype.name != "bfloat16":
+        return x
+    bits, high = e.bits(x), e.constant(INT32, 0xFFFF0000)
+    odd = b.and_(b.lshr(bits, e.constant(INT32, 16)), e.constant(INT32, 1))
+    near = b.and_(b.add(b.add(bits, odd), e.constant(INT32, 0x7FFF)), high)
+    nan = b.and_(b.or_(bits, e.constant(INT32, 0x400000)), high)
+    return e.floats(e.select(b.fcmp_unordered("uno", x, x), nan, near))
+
+
+def convert(e: Lanes, x: ir.Value, old: DType, new: DType) -> ir.Value:
+    """A value as another element type's, as C converts."""
+    if old == new:
+        return x
+    if new.category == "bool":
+        return truth(e, x, old)
+    if new.is_float:
+        return _to_float(e, x, old, new)
+    return _float_to_integer(e, x, old, new) if old.is_float else _to_width(e, x, old, register_type(new))
+
+
+def truth(e: Lanes, x: ir.Value, dtype: DType) -> ir.Value:
+    """Whether a value is not zero; NaN is not."""
+    element = register_type(dtype)
+    if dtype.is_float:
+        return e.builder.fcmp_unordered("!=", x, e.constant(element, 0.0))
+    return x if dtype.category == "bool" else e.builder.icmp_unsigned("!=", x, e.constant(element, 0))
+
+
+def _to_float(e: Lanes, x: ir.Value, old: DType, new: DType) -> ir.Value:
+    b, type = e.builder, e.type(register_type(new))
+    if old.is_float:
+        if old == FLOAT64:
+            x = b.fptrunc(x, type) if new == FLOAT32 else _to_odd(e, x)
+        return b.fpext(x, type) if new == FLOAT64 else rounded(e, x, new)
+    return rounded(e, b.sitofp(x, type) if old.category == "int" else b.uitofp(x, type), new)
+
+
+def _to_odd(e: Lanes, x: ir.Value) -> ir.Value:
+    """A float64 value as float32, toward an odd last bit where it is inexact: it can then be rounded again."""
+    b = e.builder
+    near = b.fptrunc(x, e.type(FLOAT))
+    back, bits = b.fpext(near, e.type(DOUBLE)), e.bits(near)
+    even = b.icmp_unsigned("==", b.and_(bits, e.constant(INT32, 1)), e.constant(INT32, 0))
+    wrong = b.and_(even, b.fcmp_ordered("!=", back, x))
+    below = b.fcmp_ordered("<", e.intrinsic("fabs", back), e.intrinsic("fabs", x))
+    step = e.select(below, e.constant(INT32, 1), e.constant(INT32, -1))
+    return e.floats(e.select(wrong, b.add(bits, step), bits))
+
+
+def _float_to_integer(e: Lanes, x: ir.Value, old: DType, new: DType) -> ir.Value:
+    """Toward zero, by way of an integer of 32 or 64 bits; what that does not hold is the nearest number that it holds,
+    NaN the least: LLVM leaves it open, and lanes would differ.
+    """
+    signed = new.name != "uint64"
+    bits = 64 if new.itemsize == 8 or new.name == "uint32" else 32
+    b, element, wide = e.builder, register_type(old), e.type(ir.IntType(bits))
+    low, beyond = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if signed else (0, 2**bits)
+    high = float(np.nextafter(beyond, 0, dtype=np.float64 if element == DOUBLE else np.float32))
+    for test, limit in ((">", low), ("<", high)):
+        bound = e.constant(element, limit)
+        x = e.select(b.fcmp_ordered(test, x, bound), x, bound)
+    whole = b.fptosi(x, wide) if signed else b.fptoui(x, wide)
+    return whole if new.itemsize * 8 == bits else b.trunc(whole, e.type(register_type(new)))
+
+
+def _to_width(e: Lanes, x: ir.Value, old: DType, element: ir.IntType) -> ir.Value:
+    width = register_type(old).width
+    if width == element.width:
+        return x
+    if width > element.width:
+        return e.builder.trunc(x, e.type(element))
+    return e.builder.sext(x, e.type(element)) if old.category == "int" else e.builder.zext(x, e.type(element))

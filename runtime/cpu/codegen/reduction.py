@@ -1,0 +1,233 @@
+"""Loops that reduce tensors, as machine code: along the innermost axis, or along those before it, column by column.
+
+Sums of float32 and of halves are taken in float64. Those of float64 keep what each addition rounds off (Neumaier,
+"Rundungsfehleranalyse einiger Verfahren zur Summation endlicher Summen", ZAMM 1974, with the branch-free sum of two
+numbers by Knuth). Every result is made by one part, in an order that only the tensor's extents decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import llvmlite.ir as ir
+import numpy as np
+
+from foreplan.graph import DType
+from foreplan.graph.types import BOOL, FLOAT64
+from foreplan.runtime.cpu.codegen.conversions import convert, register_type, stored
+from foreplan.runtime.cpu.codegen.expressions import EMIT
+from foreplan.runtime.cpu.codegen.lanes import DOUBLE, INT32, Lanes, shuffled
+from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
+from foreplan.runtime.cpu.codegen.loops import WIDTH, Memory, Operand, Place, Writer
+
+COLUMNS = 512  # that are summed together: a part of a row that is worth fetching, with totals that stay in cache
+_FUNCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "max": "max", "min": "min"}
+State = tuple[ir.Value, ...]  # a total, and what additions to it rounded off
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What a loop is made for.
+
+    Attributes:
+        how: as the op's.
+        columns: whether the innermost axis is kept.
+        kept: axes that are kept, with those merged that can be; of columns without the innermost.
+        reduced: axes that are reduced, likewise without the innermost.
+    """
+
+    how: str
+    input: Operand
+    output: Operand
+    columns: bool
+    kept: int
+    reduced: int
+
+
+@cache
+def compiled_reduction(reduction: Reduction) -> Callable[[int, int, bytes], None]:
+    """A call of (start, stop, table) for places of the kept axes in C order; of columns, `COLUMNS` of them each.
+
+    The table is int64: extents of kept and reduced axes and of the innermost, the bits of the float64 that a mean is
+    multiplied by; the input's address and strides in bytes along kept and reduced axes and the innermost; the output's
+    address and strides along kept axes, and, of columns, the innermost.
+    """
+    return compiled_as(reduction, lambda: _Writer(reduction).written())
+
+
+class _Folding:
+    """How elements are brought together.
+
+    Attributes:
+        type: in which.
+        exact: whether what additions round off is kept.
+    """
+
+    def __init__(self, how: str, dtype: DType, output: DType) -> None:
+        self.how, self.dtype, self.output = how, dtype, output
+        adds = how in ("sum", "mean")
+        self.type = FLOAT64 if dtype.is_float and (adds or how == "prod") else dtype
+        self.exact = adds and dtype == FLOAT64
+
+    def start(self, e: Lanes) -> State:
+        """What changes nothing."""
+        element = register_type(self.type)
+        if self.how in ("max", "min"):
+            sign = -1 if self.how == "max" else 1
+            number: float | int = sign * np.inf
+            if self.type == BOOL:
+                number = int(self.how == "min")
+            elif not self.type.is_float:
+                info = np.iinfo(self.type.numpy)
+                number = int(info.min if self.how == "max" else info.max)
+            return (e.constant(element, number),)
+        one = e.constant(element, float(self.how == "prod") if self.type.is_float else int(self.how == "prod"))
+        return (one, e.constant(element, 0.0)) if self.exact else (one,)
+
+    def joined(self, e: Lanes, old: State, new: State) -> State:
+        """Two in one."""
+        if not self.exact:
+            return (EMIT[_FUNCTIONS[self.how]](e, self.type, old[0], new[0]),)
+        b, (x, lost), (y, other) = e.builder, old, new
+        total = b.fadd(x, y)
+        part = b.fsub(total, x)
+        error = b.fadd(b.fsub(x, b.fsub(total, part)), b.fsub(y, part))
+        return total, b.fadd(b.fadd(lost, other), error)
+
+    def element(self, e: Lanes, x: ir.Value, mask: ir.Value | None) -> State:
+        """Elements as they come from memory; nothing in lanes where there is none."""
+        start = self.start(e)
+        x = convert(e, x, self.dtype, self.type)
+        return (x if mask is None else e.select(mask, x, start[0]), *start[1:])
+
+    def result(self, e: Lanes, state: State, factor: ir.Value) -> ir.Value:
+        """The element of the output."""
+        b, x = e.builder, state[0]
+        if self.exact:
+            lost = b.fadd(x, state[1])  # of no use where the total is infinite
+            x = e.select(b.fcmp_unordered("uno", lost, lost), x, lost)
+        if self.how == "mean":
+            x = b.fmul(x, e.splat(factor))
+        return convert(e, x, self.type, self.output)
+
+    def across(self, e: Lanes, state: State) -> State:
+        """The lanes of a state in one, as a scalar."""
+        b, width = e.builder, e.width
+        while width > 1:
+            width //= 2
+            half = replace(e, width=width)
+            low, high = (_picked(b, state, first, width) for first in (0, width))
+            state = self.joined(half, low, high)
+        return tuple(b.extract_element(x, ir.Constant(INT32, 0)) for x in state)
+
+
+def _picked(b: ir.IRBuilder, state: State, first: int, width: int) -> State:
+    return tuple(shuffled(b, (x, ir.Constant(x.type, ir.Undefined)), range(first, first + width)) for x in state)
+
+
+class _Writer(Writer):
+    """Writes such a loop."""
+
+    def __init__(self, reduction: Reduction) -> None:
+        super().__init__()
+        self.reduction = reduction
+        self.folding = _Folding(reduction.how, reduction.input.dtype, reduction.output.dtype)
+        kept, reduced = reduction.kept, reduction.reduced
+        axes = kept + reduced + 1
+        extents = [self.entry(i) for i in range(axes)]
+        self.kept, self.reduced, self.inner = extents[:kept], extents[kept:-1], extents[-1]
+        self.factor = self.b.bitcast(self.entry(axes), DOUBLE)
+        self.source = self.b.inttoptr(self.entry(axes + 1), POINTER)
+        steps = [self.entry(axes + 2 + i) for i in range(axes)]
+        self.kept_steps, self.reduced_steps, self.step = steps[:kept], steps[kept:-1], steps[-1]
+        self.target = self.b.inttoptr(self.entry(2 * axes + 2), POINTER)
+        self.target_steps = [self.entry(2 * axes + 3 + i) for i in range(kept + reduction.columns)]
+        self.rows = self.number(1)
+        for extent in self.reduced:
+            self.rows = self.b.mul(self.rows, extent)
+
+    def write(self) -> None:
+        """All of it."""
+        e = Lanes(self.b, WIDTH)
+        self.totals = [self.b.alloca(x.type, COLUMNS // WIDTH) for x in self.folding.start(e)]
+        with self.counted(self.start, self.stop, 1) as part:
+            if self.reduction.columns:
+                self.columns(part)
+            else:
+                at = self.unravelled(part, self.kept) if self.kept else []
+                source = self.place(self.reduction.input, self.source, self.kept_steps, at)
+                target = self.place(self.reduction.output, self.target, self.target_steps, at)
+                self.total(source, target)
+        self.b.ret_void()
+
+    def row(self, source: Place, row: ir.Value) -> Place:
+        """A place of the reduced axes before the innermost."""
+        at = self.unravelled(row, self.reduced) if self.reduced else []
+        return self.place(self.reduction.input, source.address, self.reduced_steps, at)
+
+    def total(self, source: Place, target: Place) -> None:
+        """One result."""
+        e = Lanes(self.b, WIDTH)
+        for place, x in zip(self.totals, self.folding.start(e)):
+            self.b.store(x, place)
+        with self.counted(self.number(0), self.rows, 1) as row:
+            begins = self.row(source, row)
+            self.in_steps(self.number(0), self.inner, lambda at, left: self.add([begins], at, left, self.number(0)))
+        one = replace(e, width=0)
+        state = self.folding.across(e, tuple(self.b.load(place, typ=e.type(self.element)) for place in self.totals))
+        dtype = self.reduction.output.dtype
+        self.b.store(stored(one, self.folding.result(one, state, self.factor), dtype), target.address)
+
+    @property
+    def element(self) -> ir.Type:
+        """The type of totals."""
+        return register_type(self.folding.type)
+
+    def add(self, rows: Sequence[Place], at: ir.Value, left: ir.Value | None, slot: ir.Value) -> None:
+        """Elements from `at` of some rows, to the totals of a slot."""
+        e = Lanes(self.b, WIDTH)
+        memory = Memory(e, at, left)
+        type = e.type(self.element)
+        places = [self.b.gep(total, [slot], source_etype=type) for total in self.totals]
+        state = tuple(self.b.load(place, typ=type) for place in places)
+        for row in rows:
+            x = memory.read(self.reduction.input, row, self.step)
+            state = self.folding.joined(e, state, self.folding.element(e, x, None if left is None else memory.mask))
+        for place, x in zip(places, state):
+            self.b.store(x, place)
+
+    def columns(self, part: ir.Value) -> None:
+        """Results side by side."""
+        b, zero = self.b, self.number(0)
+        blocks = b.udiv(b.add(self.inner, self.number(COLUMNS - 1)), self.number(COLUMNS))
+        *at, block = self.unravelled(part, [*self.kept, blocks])
+        low = b.mul(block, self.number(COLUMNS))
+        high = b.add(low, self.number(COLUMNS))
+        high = b.select(b.icmp_signed("<", high, self.inner), high, self.inner)
+        source = self.place(self.reduction.input, self.source, self.kept_steps, at)
+        target = self.place(self.reduction.output, self.target, self.target_steps[:-1], at)
+
+        def slot(at: ir.Value) -> ir.Value:
+            return b.udiv(b.sub(at, low), self.number(WIDTH))
+
+        def clear(at: ir.Value, left: ir.Value | None) -> None:
+            e = Lanes(b, WIDTH)
+            for total, x in zip(self.totals, self.folding.start(e)):
+                b.store(x, b.gep(total, [slot(at)], source_etype=x.type))
+
+        def finish(at: ir.Value, left: ir.Value | None) -> None:
+            e = Lanes(b, WIDTH)
+            type = e.type(self.element)
+            state = tuple(b.load(b.gep(total, [slot(at)], source_etype=type), typ=type) for total in self.totals)
+            result = self.folding.result(e, state, self.factor)
+            Memory(e, at, left).write(self.reduction.output, target, self.target_steps[-1], result)
+
+        self.in_steps(low, high, clear)
+        together = b.and_(self.rows, self.number(-4))
+        for first, last, count in ((zero, together, 4), (together, self.rows, 1)):
+            with self.counted(first, last, count) as row:
+                begins = [self.row(source, b.add(row, self.number(i))) for i in range(count)]
+                self.in_steps(low, high, lambda at, left: self.add(begins, at, left, slot(at)))  # noqa: B023
+        self.in_steps(low, high, finish)

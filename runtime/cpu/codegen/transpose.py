@@ -1,0 +1,154 @@
+"""Copies from one order of the axes to another, sixteen by sixteen elements at a time, as machine code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import llvmlite.ir as ir
+import numpy as np
+
+from foreplan.graph import DType
+from foreplan.runtime.cpu.codegen.conversions import memory_type
+from foreplan.runtime.cpu.codegen.lanes import BIT, Lanes, exchanged, shuffled
+from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
+from foreplan.runtime.cpu.codegen.loops import CONTIGUOUS, WIDTH, Memory, Operand, Place, Writer
+from foreplan.runtime.cpu.kernel import Run
+from foreplan.runtime.cpu.threads import current_threads, ranged
+
+LEAST = 8  # elements along either axis that are worth a tile
+AHEAD = 4  # tiles between one that is brought to the cache and one that is copied
+PART = 32 * 1024  # elements that are worth a thread
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis, and how many bytes lie from one element to the next in the source and in the copy."""
+
+    extent: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Transposition:
+    """A copy.
+
+    Attributes:
+        outer: axes along which tiles are repeated.
+        near: the axis along which elements lie side by side in the source.
+        far: the axis along which they do in the copy.
+    """
+
+    dtype: DType
+    outer: tuple[Axis, ...]
+    near: Axis
+    far: Axis
+    overwrites: tuple[tuple[int, int], ...] = ()
+    workspace: int = 0
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """The loop, compiled when it is first asked for."""
+        axes = (*self.outer, self.near, self.far)
+        table = [axis.extent for axis in axes]
+        table += [inputs[0].ctypes.data, *(axis.source for axis in axes)]
+        table += [outputs[0].ctypes.data, *(axis.target for axis in axes)]
+        parts = math.prod(axis.extent for axis in self.outer) * -(-self.near.extent // WIDTH)
+        packed = np.array(table, np.int64).tobytes()
+        grain = -(-PART // (WIDTH * self.far.extent))
+        return ranged(_compiled(self.dtype, len(self.outer)), parts, grain, current_threads(), packed)
+
+
+def transposition(dtype: DType, axes: Sequence[Axis]) -> Transposition | None:
+    """The copy, if both sides have an axis along which elements lie side by side, and not the same one."""
+    item = dtype.itemsize
+    near = next((axis for axis in axes if axis.source == item), None)
+    far = next((axis for axis in axes if axis.target == item), None)
+    if near is None or far is None or near is far or min(near.extent, far.extent) < LEAST:
+        return None
+    return Transposition(dtype, tuple(axis for axis in axes if axis not in (near, far)), near, far)
+
+
+@cache
+def _compiled(dtype: DType, outer: int) -> Callable[[int, int, bytes], None]:
+    """A call of (start, stop, table) for sixteens along the near axis, within places of the outer axes in C order.
+
+    The table is int64: extents of outer axes, near and far; the source's address and strides along these; the copy's.
+    """
+    return compiled_as(("transpose", dtype, outer), lambda: _Writer(Operand(dtype, CONTIGUOUS), outer).written())
+
+
+class _Writer(Writer):
+    """Writes such a loop."""
+
+    def __init__(self, operand: Operand, outer: int) -> None:
+        super().__init__()
+        self.operand = operand
+        axes = outer + 2
+        self.extents = [self.entry(i) for i in range(axes)]
+        self.addresses = [self.b.inttoptr(self.entry(at), POINTER) for at in (axes, 2 * axes + 1)]
+        self.steps = [[self.entry(at + 1 + i) for i in range(axes)] for at in (axes, 2 * axes + 1)]
+
+    def write(self) -> None:
+        """All of it."""
+        b, width = self.b, self.number(WIDTH)
+        *outer, near, far = self.extents
+        strips = b.udiv(b.add(near, self.number(WIDTH - 1)), width)
+        with self.counted(self.start, self.stop, 1) as part:
+            *at, strip = self.unravelled(part, [*outer, strips])
+            places = [
+                self.place(self.operand, address, steps[:-2], at) for address, steps in zip(self.addresses, self.steps)
+            ]
+            first = b.mul(strip, width)
+            blocks = b.udiv(b.add(far, self.number(WIDTH - 1)), width)
+            with self.counted(self.number(0), blocks, 1) as block:
+                self.fetch(places[0], first, b.add(block, self.number(AHEAD)), blocks)
+                self.tile(places, first, b.mul(block, width))
+        self.b.ret_void()
+
+    def tile(self, places: Sequence[Place], near: ir.Value, far: ir.Value) -> None:
+        """Elements from `near` and `far` of their axes, as many as there are."""
+        b, (source, target) = self.b, places
+        e = Lanes(b, WIDTH)
+        element = memory_type(self.operand.dtype)
+        left = [b.sub(extent, at) for extent, at in zip(self.extents[-2:], (near, far))]
+        reads, writes = Memory(e, near, left[0]), Memory(e, far, left[1])
+        rows = []
+        for i in range(WIDTH):
+            row = self.place(self.operand, source.address, [self.steps[0][-1]], [b.add(far, self.number(i))])
+            address = b.gep(row.address, [near], source_etype=element)
+            rows.append(reads.load(e, address, element, self.within(e, reads.mask, i, left[1])))
+        for i, column in enumerate(_transposed(b, rows)):
+            row = self.place(self.operand, target.address, [self.steps[1][-2]], [b.add(near, self.number(i))])
+            address = b.gep(row.address, [far], source_etype=element)
+            writes.store(e, address, element, column, self.within(e, writes.mask, i, left[0]))
+
+    def fetch(self, source: Place, near: ir.Value, block: ir.Value, blocks: ir.Value) -> None:
+        """Have a tile brought to the cache: of this strip or of the next, where no hardware foresees so many rows."""
+        b, width = self.b, self.number(WIDTH)
+        over = b.icmp_signed(">=", block, blocks)
+        near = b.select(over, b.add(near, width), near)
+        far = b.mul(b.select(over, b.sub(block, blocks), block), width)
+        for i in range(WIDTH):
+            row = self.place(self.operand, source.address, [self.steps[0][-1]], [b.add(far, self.number(i))])
+            address = b.gep(row.address, [near], source_etype=memory_type(self.operand.dtype))
+            Lanes(b).prefetch(address)
+
+    def within(self, e: Lanes, mask: ir.Value, index: int, count: ir.Value) -> ir.Value:
+        """The lanes of a mask if there are more than `index` rows, else none."""
+        return self.b.select(self.b.icmp_signed("<", self.number(index), count), mask, e.constant(BIT, 0))
+
+
+def _transposed(b: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
+    """The columns of a square matrix: blocks that change places, of half its rows, of a quarter, and so on."""
+    half = len(rows) // 2
+    while half:
+        orders, changed = exchanged(len(rows), half), list(rows)
+        for i in range(len(rows)):
+            if not i & half:
+                pair = rows[i], rows[i + half]
+                changed[i], changed[i + half] = (shuffled(b, pair, order) for order in orders)
+        rows, half = changed, half // 2
+    return rows

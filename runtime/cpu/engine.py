@@ -1,0 +1,99 @@
+"""The CPU engine: a plan becomes a flat list of ready calls of oneDNN's primitives and compiled loops on one arena."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cached_property, partial
+
+import numpy as np
+
+from foreplan.errors import PlanError, UsageError
+from foreplan.lower.program import Call, Program
+from foreplan.lower.targets import options_of
+from foreplan.planner.plan import Plan
+from foreplan.runtime.cpu.codegen.native import Joined, joined
+from foreplan.runtime.cpu.kernel import Run, one_after_another
+from foreplan.runtime.cpu.table import kernels_for
+from foreplan.runtime.cpu.target import target
+from foreplan.runtime.cpu.threads import set_threads, threads_set, with_team
+from foreplan.runtime.engine import Memory, Watch
+from foreplan.runtime.numpy.engine import NumpyBound, NumpyEngine
+
+
+class CpuBound(NumpyBound):
+    """A plan on the CPU engine.
+
+    Attributes:
+        threads: that work on each kernel, whichever of Python's threads runs the plan: OpenMP keeps their number for
+            each of those, and begins with its own for a new one.
+        joined: the calls, those of compiled functions made by one.
+    """
+
+    def __init__(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> None:
+        self.threads = _threads(program)
+        super().__init__(program, plan, regions)
+        self.joined = joined([threads_set(self.threads), *self.calls])
+        self._native = all(isinstance(call, Joined) for call in self.joined)
+
+    def run(self) -> None:
+        """Execute the plan once."""
+        with_team(self._run, self.threads)
+
+    def _run(self) -> None:
+        with nullcontext() if self._native else np.errstate(all="ignore"):  # which takes a few microseconds
+            for call in self.joined:
+                call()
+
+    def run_watched(self, watch: Watch) -> None:
+        """Execute the plan once, with `watch` called around every step."""
+        set_threads(self.threads)
+        with_team(partial(super().run_watched, watch), self.threads)
+
+    @cached_property
+    def apart(self) -> Sequence[Run]:
+        """The calls one by one, each made in the way that all are: what is denormal is zero meanwhile."""
+        return [one_after_another(*joined([call])) for call in self.calls]
+
+    def bind(self, call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray], scratch: np.ndarray) -> Run:
+        """A call of one kernel on these arrays."""
+        if call.kernel == "reference":
+            return super().bind(call, inputs, outputs, scratch)
+        reads, writes = ([operand.window for operand in found] for found in (call.inputs, call.outputs))
+        kernel = kernels_for(call.op, reads, writes, self.threads).get(call.kernel)
+        if kernel is None or kernel.workspace != scratch.size:
+            raise PlanError(f"node {call.node!r}: this machine's {call.kernel} needs another workspace; plan again")
+        return kernel.bind(inputs, outputs, scratch)
+
+
+def _threads(program: Program) -> int:
+    """How many a program was planned for."""
+    return target(options_of(program.target)).threads
+
+
+class CpuEngine(NumpyEngine):
+    """Runs programs lowered for the target `cpu`."""
+
+    name = "cpu"
+
+    def use_threads(self, program: Program, threads: int | None) -> None:
+        """Those that it was planned for; kernels that fall to NumPy use as many."""
+        from threadpoolctl import threadpool_limits
+
+        planned = _threads(program)
+        if threads is not None and threads != planned:
+            raise UsageError(
+                f"the step was planned for {planned} threads and cannot run with {threads}: scratch memory depends on "
+                f"them; compile it for the target cpu:threads={threads}"
+            )
+        threadpool_limits(planned)
+        set_threads(planned)
+
+    def bind(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> CpuBound:
+        """Every step as a ready call."""
+        return CpuBound(program, plan, regions)
+
+
+def engine(program: Program, capture: bool) -> CpuEngine:
+    """The engine for a program; nothing is captured."""
+    return CpuEngine()

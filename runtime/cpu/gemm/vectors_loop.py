@@ -1,0 +1,172 @@
+"""Small products of float32 matrices by vector instructions, nothing packed, as machine code.
+
+Where rows of b lie side by side across the sum, sums of 8 x 48 results are kept in registers, and each step adds the
+product of a column of a and a row of b. Where rows of a and columns of b lie along the sum, those of 4 x 4 results,
+sixteen steps at a time, each a register of its own that is added up at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import llvmlite.ir as ir
+
+from foreplan.runtime.cpu.codegen.lanes import FLOAT, INT32, INT64, Lanes, exchanged, shuffled
+from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
+from foreplan.runtime.cpu.codegen.loops import WIDTH, Memory, Writer
+from foreplan.runtime.cpu.codegen.made import Making, Then
+
+ROWS, VECTORS = 8, 3  # of a block of results, across the sum
+SIDE = 4  # rows and columns of one, along it
+# Numbers of the table, in order; `b_other` is the way from a step of b to the next across the sum, and from a column to
+# the next along it. Operands of what is made follow.
+ENTRIES = ("a", "a_row", "a_step", "b", "b_other", "rows", "columns", "depth")
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a loop is made for.
+
+    Attributes:
+        along: whether rows of a and columns of b lie along the sum; else rows of b lie across it.
+        then: what is made of each result.
+    """
+
+    along: bool
+    then: Then
+
+
+@cache
+def compiled_product(product: Product) -> Callable[[int, int, bytes], None]:
+    """A call of (start, stop, table) for blocks [start, stop) of results: columns across the sum, or rows along it."""
+    return compiled_as(product, lambda: (_Along if product.along else _Across)(product).written())
+
+
+class _Product(Writer):
+    """What both have."""
+
+    def __init__(self, product: Product) -> None:
+        super().__init__()
+        self.e, self.making = Lanes(self.b, WIDTH), Making(self, product.then, len(ENTRIES))
+        self.table_of = {name: self.entry(i) for i, name in enumerate(ENTRIES)}
+
+    def summed(
+        self, steps: ir.Value, each: int, count: int, add: Callable[[ir.Value, list[ir.Value]], list[ir.Value]]
+    ) -> list[ir.Value]:
+        """So many sums, from 0 on, added to at steps 0, each, … below `steps`."""
+        b, zero = self.b, ir.Constant(self.e.type(FLOAT), None)
+        before = b.block
+        check, body, after = (b.function.append_basic_block() for _ in range(3))
+        b.branch(check)
+        b.position_at_end(check)
+        index, sums = b.phi(INT64), [b.phi(self.e.type(FLOAT)) for _ in range(count)]
+        b.cbranch(b.icmp_signed("<", index, steps), body, after)
+        b.position_at_end(body)
+        new = [b.add(index, self.number(each)), *add(index, sums)]
+        for phi, first, following in zip((index, *sums), (self.number(0), *[zero] * count), new):
+            phi.add_incoming(first, before)
+            phi.add_incoming(following, b.block)
+        b.branch(check)
+        b.position_at_end(after)
+        return sums
+
+    def rows_from(self, name: str, step: str, first: ir.Value, extent: str, count: int) -> list[ir.Value]:
+        """Where some rows of a, or columns of b, begin; where there are no more, the last once more."""
+        b, t = self.b, self.table_of
+        base, last = b.inttoptr(t[name], POINTER), b.sub(t[extent], self.number(1))
+        found = []
+        for i in range(count):
+            row = b.add(first, self.number(i))
+            row = b.select(b.icmp_signed("<", row, last), row, last)
+            found.append(self.e.behind(base, b.mul(row, t[step])))
+        return found
+
+    def some(self, left: ir.Value, first: int = 0) -> Memory:
+        """Sixteen elements from one on, or as many as are left."""
+        return Memory(self.e, self.number(first), self.b.sub(left, self.number(first)))
+
+    def make(self, row: ir.Value, column: ir.Value, results: Sequence[tuple[ir.Value, Memory]]) -> None:
+        """What is made of some results of a row, if there is such a row."""
+        with self.b.if_then(self.b.icmp_signed("<", row, self.table_of["rows"])):
+            places = self.making.at(row, column)
+            for x, some in results:
+                self.making.make(x, places, some)
+
+    def read(self, some: Memory, address: ir.Value) -> ir.Value:
+        """Those elements, the others zero."""
+        return self.e.floats(some.load(self.e, address, INT32, some.mask))
+
+    def multiplied(self, a: ir.Value, b: ir.Value, onto: ir.Value) -> ir.Value:
+        """A product, added."""
+        return self.e.intrinsic("fma", a, b, onto)
+
+
+class _Across(_Product):
+    """Writes the loop for rows of b that lie across the sum."""
+
+    def write(self) -> None:
+        b, t, columns = self.b, self.table_of, VECTORS * WIDTH
+        base = b.inttoptr(t["b"], POINTER)
+        with self.counted(self.start, self.stop, 1) as block:
+            column = b.mul(block, self.number(columns))
+            some = [self.some(b.sub(t["columns"], column), WIDTH * i) for i in range(VECTORS)]
+            here = self.e.behind(base, b.mul(column, self.number(4)))
+            blocks = b.sdiv(b.add(t["rows"], self.number(ROWS - 1)), self.number(ROWS))
+            with self.counted(self.number(0), blocks, 1) as number:
+                row = b.mul(number, self.number(ROWS))
+                a = self.rows_from("a", "a_row", row, "rows", ROWS)
+
+                def add(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+                    line = self.e.behind(here, b.mul(step, t["b_other"]))
+                    line_of = [
+                        self.read(x, self.e.behind(line, self.number(4 * WIDTH * i))) for i, x in enumerate(some)
+                    ]
+                    offset = b.mul(step, t["a_step"])
+                    numbers = [self.e.splat(b.load(self.e.behind(start, offset), align=4, typ=FLOAT)) for start in a]
+                    pairs = [(x, y) for x in numbers for y in line_of]
+                    return [self.multiplied(*pair, onto) for pair, onto in zip(pairs, sums)]
+
+                sums = self.summed(t["depth"], 1, ROWS * VECTORS, add)
+                for i in range(ROWS):
+                    results = list(zip(sums[VECTORS * i : VECTORS * (i + 1)], some))
+                    self.make(b.add(row, self.number(i)), column, results)
+        b.ret_void()
+
+
+class _Along(_Product):
+    """Writes the loop for rows of a and columns of b that lie along the sum."""
+
+    def write(self) -> None:
+        b, t = self.b, self.table_of
+        with self.counted(self.start, self.stop, 1) as block:
+            row = b.mul(block, self.number(SIDE))
+            a = self.rows_from("a", "a_row", row, "rows", SIDE)
+            blocks = b.sdiv(b.add(t["columns"], self.number(SIDE - 1)), self.number(SIDE))
+            with self.counted(self.number(0), blocks, 1) as number:
+                column = b.mul(number, self.number(SIDE))
+                columns = self.rows_from("b", "b_other", column, "columns", SIDE)
+
+                def add(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+                    some, offset = self.some(b.sub(t["depth"], step)), b.mul(step, self.number(4))
+                    lines = [
+                        [self.read(some, self.e.behind(start, offset)) for start in found] for found in (a, columns)
+                    ]
+                    pairs = [(x, y) for x in lines[0] for y in lines[1]]
+                    return [self.multiplied(*pair, onto) for pair, onto in zip(pairs, sums)]
+
+                total = self.totals(self.summed(t["depth"], WIDTH, SIDE * SIDE, add))
+                left = b.sub(t["columns"], column)
+                there = self.some(b.select(b.icmp_signed("<", left, self.number(SIDE)), left, self.number(SIDE)))
+                for i in range(SIDE):
+                    x = shuffled(b, (total, total), [(SIDE * i + lane) % WIDTH for lane in range(WIDTH)])
+                    self.make(b.add(row, self.number(i)), column, [(x, there)])
+        b.ret_void()
+
+    def totals(self, sums: Sequence[ir.Value]) -> ir.Value:
+        """The lanes of each of sixteen added up, one a lane."""
+        for apart in (1, 2, 4, 8):
+            pairs, orders = zip(sums[::2], sums[1::2]), exchanged(WIDTH, apart)
+            sums = [self.b.fadd(*(shuffled(self.b, pair, order) for order in orders)) for pair in pairs]
+        return sums[0]

@@ -1,0 +1,120 @@
+"""Attention in blocks of queries: oneDNN's products, and the softmax of a block of scores between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from foreplan import jit
+from foreplan.graph import Op
+from foreplan.ops.attention import Attention
+from foreplan.ops.blocks import Piece, carve, carve_bytes
+from foreplan.runtime.cpu.codegen.elements import bits, check_elements, check_float, settled
+from foreplan.runtime.cpu.codegen.jit import SUMS
+from foreplan.runtime.cpu.gemm.products import Products
+from foreplan.runtime.cpu.kernel import Run, Windows, one_after_another
+from foreplan.runtime.cpu.kernels.attention_cut import GRAIN, Cut, MaskPart, cut_of, matrices, turned
+from foreplan.runtime.cpu.kernels.rows import flat, flat_input
+from foreplan.runtime.cpu.kernels.scores import ZERO, largest, probability, scale_and_mask
+from foreplan.runtime.cpu.threads import current_threads, ranged
+
+_ONE = np.float32(1)
+
+
+def attention(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
+    """The kernel of `attention`."""
+    assert isinstance(op, Attention)
+    check_elements(*inputs)
+    check_float(outputs[1])
+    cut, (q, k, v, out) = cut_of(op, inputs, outputs[0])
+    products = Products()
+    for rows, seen in cut.blocks():
+        count = rows.stop - rows.start
+        products.describe(cut.some(q, count), turned(cut.some(k, seen)), cut.dense(count, seen))
+        products.describe(cut.dense(count, seen, cut.e.dtype), cut.some(v, seen), cut.some(out, count))
+    return Kernel(op, cut, products, ((0, 0),) if inputs[0] == outputs[0] else ())
+
+
+class Kernel:
+    """Attention on tensors that lie in a certain way.
+
+    Attributes:
+        workspace: a block of scores, and of narrow probabilities.
+        overwrites: the output may take the queries' bytes, block by block.
+    """
+
+    def __init__(self, op: Attention, cut: Cut, products: Products, overwrites: tuple[tuple[int, int], ...]) -> None:
+        self.op, self.cut, self.products, self.overwrites = op, cut, products, overwrites
+        self.workspace = carve_bytes(*self._pieces())
+
+    def _pieces(self) -> list[Piece]:
+        scratch = (self.products.scratchpad,), np.dtype(np.uint8)
+        return [((self.cut.scores,), np.dtype(np.float32)), self.cut.narrow, scratch]
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """Block after block."""
+        q, k, v, out = map(self.op.heads_first, (*inputs[:3], outputs[0]))
+        mask = inputs[3] if len(inputs) == 4 else None
+        pieces = carve(workspace, *self._pieces())
+        runs: list[Run] = []
+        for n, kv, head_blocks in self.cut.units():
+            for heads in head_blocks:
+                for rows, seen in self.cut.blocks():
+                    block, part = (n, heads, rows), MaskPart.of(mask, n, heads, rows, seen)
+                    tensors = (q[block], k[n, kv, :seen], v[n, kv, :seen], out[block], outputs[1][block])
+                    runs += self._block(tensors, part, self.cut.first_ahead(rows), pieces)
+        return one_after_another(*runs)
+
+    def _block(
+        self, tensors: Sequence[np.ndarray], mask: MaskPart, first: int, pieces: Sequence[np.ndarray]
+    ) -> Iterator[Run]:
+        """The calls of one block, its tensors [heads, positions, depth]."""
+        q, k, v, out, log_sums = tensors
+        heads, count, seen = len(q), q.shape[1], k.shape[1]
+        *scores, scratch = pieces
+        s, narrow = (x[: heads * count * seen] for x in scores)
+        p = narrow if narrow.size else s
+        s, p = (x.reshape(heads, count, seen) for x in (s, p))
+        multiply = self.products.bind
+        yield multiply(matrices(q), matrices(k.swapaxes(1, 2)), matrices(s), scratch)
+        numbers = (np.float32(self.op.scale), count, first, flat_input(mask.elements), *mask.steps, flat(log_sums))
+        rows = heads * count
+        both = (s.reshape(rows, seen), bits(p.reshape(rows, seen)))
+        yield ranged(_softmax, rows, GRAIN // seen, current_threads(), *both, *numbers)
+        yield multiply(matrices(p), matrices(v), matrices(out), scratch)
+
+
+@jit.compiled(nogil=True, fastmath=SUMS, error_model="numpy")
+def _softmax(
+    start: int, stop: int, s: np.ndarray, p: np.ndarray, scale: np.float32, count: int, first: int,
+    mask: np.ndarray, mask_head: int, mask_row: int, mask_key: int, log_sums: np.ndarray,
+) -> None:  # fmt: skip
+    """Turn products into probabilities, and write log-sum-exps.
+
+    Args:
+        start, stop: rows of s [heads · count, keys].
+        p: where probabilities go, of s's shape; of float32 they stay in s.
+        first: keys that the first row of a head reads; each row reads one more, while there are more.
+        mask: its elements; key j of row i of a head h has the one at h · mask_head + i · mask_row + j · mask_key.
+        log_sums: of each row.
+    """
+    n = s.shape[1]
+    for i in range(start, stop):
+        row, head, at = s[i], i // count, i % count
+        width = min(n, first + at)
+        scale_and_mask(row, width, scale, mask, head * mask_head + at * mask_row, mask_key)
+        high = largest(row, width)
+        total = ZERO
+        for k in range(width):
+            e = probability(row[k] - high)
+            row[k] = e
+            total += e
+        total = _ONE if total < _ONE else total
+        share = _ONE / total
+        for k in range(width):
+            row[k] *= share
+        for k in range(width, n):
+            row[k] = ZERO
+        settled(p[i], row)
+        log_sums[i] = high + np.log(total)

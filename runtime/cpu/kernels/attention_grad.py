@@ -1,0 +1,248 @@
+"""The gradient of attention in blocks of queries: five products a block, and between them the probabilities again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from foreplan import jit
+from foreplan.graph import Op, TensorType, Window
+from foreplan.graph.types import FLOAT32
+from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.blocks import Piece, carve, carve_bytes
+from foreplan.ops.packed_attention import PackedAttentionGrad
+from foreplan.runtime.cpu.codegen.elements import as_in, bits, check_elements, check_float, number, settled
+from foreplan.runtime.cpu.codegen.jit import FLOAT, SUMS
+from foreplan.runtime.cpu.gemm.products import Products
+from foreplan.runtime.cpu.kernel import Run, Windows, one_after_another
+from foreplan.runtime.cpu.kernels.attention_cut import GRAIN, MaskPart, cut_of, matrices, turned
+from foreplan.runtime.cpu.kernels.rows import flat, flat_input
+from foreplan.runtime.cpu.kernels.scores import ZERO, probability, scale_and_mask
+from foreplan.runtime.cpu.threads import current_threads, ranged
+
+_FLOAT, _BYTE = np.dtype(np.float32), np.dtype(np.uint8)
+
+
+def attention_grad(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
+    """The kernel of `attention_grad`."""
+    assert isinstance(op, AttentionGrad)
+    return Kernel(op, inputs, op.overwrites([x.type for x in inputs], [x.type for x in outputs]))
+
+
+def packed_attention_grad(op: Op, inputs: Windows, outputs: Windows) -> Packed:
+    """The kernel of `packed_attention_grad`."""
+    assert isinstance(op, PackedAttentionGrad)
+    x, *others = inputs
+    types = op.unpacked_types([window.type for window in inputs])[:3]
+    parts = [window for _, window in op.unpacked_windows(x, types)]
+    return Packed(op, Kernel(op.unpacked, [*parts, *others], ()))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The gradient of attention on queries, keys and values that are windows onto one tensor, as are their gradients.
+
+    Attributes:
+        overwrites: the gradient takes the tensor's bytes, each part where it has been read for the last time.
+    """
+
+    op: PackedAttentionGrad
+    unpacked: Kernel
+    overwrites = ((0, 0),)
+
+    @property
+    def workspace(self) -> int:
+        """What the separate tensors need."""
+        return self.unpacked.workspace
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """On windows onto both tensors."""
+        parts = self.op.unpacked_arrays
+        return self.unpacked.bind([*parts(inputs[0]), *inputs[1:]], parts(outputs[0]), workspace)
+
+
+class Kernel:
+    """The gradient of attention on tensors that lie in a certain way.
+
+    Attributes:
+        workspace: two blocks of scores, the gradient of a block's queries, and those of a unit's keys and values; of
+            narrow operands the blocks once more, as they are multiplied.
+        overwrites: gradients of queries are written when their block has been read; the others when their unit has.
+    """
+
+    def __init__(self, op: AttentionGrad, inputs: Windows, overwrites: tuple[tuple[int, int], ...]) -> None:
+        self.op, self.overwrites, self.products = op, overwrites, Products()
+        self.cut, (q, k, v, g) = cut_of(op, inputs, inputs[5])
+        check_elements(inputs[3], *inputs[6:])
+        check_float(inputs[4])
+        cut, describe = self.cut, self.products.describe
+        extents = [(1, cut.together, cut.e.keys, depth) for depth in (cut.e.depth, cut.e.value_depth)]
+        sums = [Window.dense(TensorType(FLOAT32, shape)) for shape in extents]
+        for rows, seen in cut.blocks():
+            count = rows.stop - rows.start
+            scores, queries, cotangents = cut.dense(count, seen), cut.some(q, count), cut.some(g, count)
+            describe(queries, turned(cut.some(k, seen)), scores)
+            describe(cotangents, turned(cut.some(v, seen)), scores)
+            scores = cut.dense(count, seen, cut.e.dtype)
+            describe(scores, cut.some(k, seen), cut.dense(count, cut.e.depth))
+            for add in (False, True):
+                describe(turned(scores), queries, cut.some(sums[0], seen), add)
+                describe(turned(scores), cotangents, cut.some(sums[1], seen), add)
+        self.workspace = carve_bytes(*self._pieces())
+
+    def _pieces(self) -> list[Piece]:
+        e, together, scores = self.cut.e, self.cut.together, ((self.cut.scores,), _FLOAT)
+        sums: list[Piece] = [((together * e.keys * depth,), _FLOAT) for depth in (e.depth, e.value_depth)]
+        queries: Piece = ((together * self.cut.block * e.depth,), _FLOAT)
+        scratch: Piece = (self.products.scratchpad,), _BYTE
+        return [scores, scores, queries, *sums, scratch, self.cut.narrow, self.cut.narrow]
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """Unit after unit; the last queries first, because they read all keys and so begin every sum."""
+        q, k, v, o, g = (self.op.heads_first(inputs[i]) for i in (0, 1, 2, 3, 5))
+        dq, dk, dv = map(self.op.heads_first, outputs[:3])
+        mask, dmask = (inputs[6] if len(inputs) == 7 else None), (outputs[3] if self.op.mask_gradient else None)
+        cut, pieces = self.cut, carve(workspace, *self._pieces())
+        runs: list[Run] = [] if dmask is None else [partial(dmask.fill, 0)]
+        for n, kv, head_blocks in cut.units():
+            sum_k, sum_v = (_rows_of(x, cut.together, cut.e.keys) for x in pieces[3:5])
+            begins = True
+            for heads in head_blocks:
+                for rows, seen in reversed(cut.blocks()):
+                    at = (n, heads, rows)
+                    block = _Block(
+                        *(q[at], o[at], inputs[4][at], g[at], dq[at]),
+                        *(k[n, kv, :seen], v[n, kv, :seen], sum_k[:, :seen], sum_v[:, :seen]),
+                        MaskPart.of(mask, n, heads, rows, seen),
+                        MaskPart.of(dmask, n, heads, rows, seen),
+                    )
+                    if begins and seen < cut.e.keys:
+                        runs += [partial(x[:, seen:].fill, 0) for x in (sum_k, sum_v)]
+                    runs += self._block(block, cut.first_ahead(rows), pieces, not begins)
+                    begins = False
+            runs.append(_scaled(sum_k, self.op.scale, dk[n, kv]))
+            runs.append(_scaled(sum_v, 1, dv[n, kv]))
+        return one_after_another(*runs)
+
+    def _block(self, x: _Block, first: int, pieces: Sequence[np.ndarray], adds: bool) -> Iterator[Run]:
+        """The calls of one block."""
+        heads, count, depth = x.q.shape
+        seen, scratch, multiply = x.k.shape[1], pieces[5], self.products.bind
+        p, ds, *narrow = (
+            _rows_of(y[: heads * count * seen], heads, count) for y in (*pieces[:2], *pieces[6:]) if y.size
+        )
+        factors = narrow or [p, ds]
+        queries = _rows_of(pieces[2][: heads * count * depth], heads, count)
+        yield multiply(matrices(x.q), matrices(x.k.swapaxes(1, 2)), matrices(p), scratch)
+        yield multiply(matrices(x.g), matrices(x.v.swapaxes(1, 2)), matrices(ds), scratch)
+        rows = heads * count
+        numbers = (np.float32(self.op.scale), count, first, flat_input(x.mask.elements), *x.mask.steps)
+        outputs = [flat_input(x.log_sums), flat_input(x.o), *_steps(x.o), flat_input(x.g), *_steps(x.g), x.g.shape[2]]
+        scores = [bits(y.reshape(rows, seen)) for y in (p, ds, *factors)]
+        yield ranged(_score_gradients, rows, GRAIN // seen, current_threads(), *scores, *numbers, *outputs)
+        if x.dmask.elements.size:
+            yield partial(_add_to_mask, ds, x.dmask.elements, *x.dmask.steps)
+        p, ds = factors
+        yield multiply(matrices(p.swapaxes(1, 2)), matrices(x.g), matrices(x.sum_v), scratch, adds)
+        yield multiply(matrices(ds.swapaxes(1, 2)), matrices(x.q), matrices(x.sum_k), scratch, adds)
+        yield multiply(matrices(ds), matrices(x.k), matrices(queries), scratch)
+        yield _scaled(queries, self.op.scale, x.dq)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Tensors of a block of queries of some heads [heads, positions, depth], log_sums and mask excepted."""
+
+    q: np.ndarray
+    o: np.ndarray
+    log_sums: np.ndarray
+    g: np.ndarray
+    dq: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    sum_k: np.ndarray
+    sum_v: np.ndarray
+    mask: MaskPart
+    dmask: MaskPart
+
+
+def _rows_of(elements: np.ndarray, heads: int, rows: int) -> np.ndarray:
+    return elements.reshape(heads, rows, -1)
+
+
+def _steps(x: np.ndarray) -> tuple[int, int]:
+    """Elements to the next head and row."""
+    return x.strides[0] // x.itemsize, x.strides[1] // x.itemsize
+
+
+def _scaled(source: np.ndarray, scale: float, target: np.ndarray) -> Run:
+    """A call that copies dense [heads, rows, depth], times a number."""
+    heads, rows, depth = source.shape
+    numbers = (np.float32(scale), rows, flat(target), *_steps(target))
+    return ranged(_copy, heads * rows, GRAIN // depth, current_threads(), source.reshape(heads * rows, depth), *numbers)
+
+
+@jit.compiled(nogil=True, fastmath=FLOAT)
+def _copy(
+    start: int, stop: int, source: np.ndarray, scale: np.float32, rows: int, target: np.ndarray, head: int, step: int
+) -> None:
+    for i in range(start, stop):
+        row = source[i]
+        to = target[i // rows * head + i % rows * step :][: row.size]
+        for k in range(row.size):
+            to[k] = as_in(to, row[k] * scale)
+
+
+@jit.compiled(nogil=True, fastmath=SUMS, error_model="numpy")
+def _score_gradients(
+    start: int, stop: int, p: np.ndarray, ds: np.ndarray, p_out: np.ndarray, ds_out: np.ndarray,
+    scale: np.float32, count: int, first: int,
+    mask: np.ndarray, mask_head: int, mask_row: int, mask_key: int, log_sums: np.ndarray,
+    o: np.ndarray, o_head: int, o_row: int, g: np.ndarray, g_head: int, g_row: int, depth: int,
+) -> None:  # fmt: skip
+    """Turn products q·k into probabilities, and g·v into gradients of scaled products.
+
+    Args:
+        start, stop: rows of p and ds [heads · count, keys].
+        p_out, ds_out: where the results go, of their shape; of float32 they stay in p and ds.
+        first, mask, mask_*: as in the forward direction.
+        log_sums: of each row.
+        o, g: outputs and their cotangents, with elements to the next head and row.
+    """
+    n = p.shape[1]
+    for i in range(start, stop):
+        row, gradient, head, at = p[i], ds[i], i // count, i % count
+        width = min(n, first + at)
+        ours, theirs = o[head * o_head + at * o_row :][:depth], g[head * g_head + at * g_row :][:depth]
+        dot = ZERO
+        for k in range(depth):
+            dot += number(ours[k]) * number(theirs[k])
+        scale_and_mask(row, width, scale, mask, head * mask_head + at * mask_row, mask_key)
+        high = log_sums[i]
+        for k in range(width):
+            e = probability(row[k] - high)
+            row[k] = e
+            gradient[k] = e * (gradient[k] - dot)
+        for k in range(width, n):
+            row[k] = gradient[k] = ZERO
+        settled(p_out[i], row)
+        settled(ds_out[i], gradient)
+
+
+@jit.compiled(nogil=True)
+def _add_to_mask(ds: np.ndarray, target: np.ndarray, head: int, step: int, key: int) -> None:
+    """Add gradients [heads, rows, keys] to a mask's, with elements to the next head, row and key; 0 where they sum."""
+    for h in range(ds.shape[0]):
+        for i in range(ds.shape[1]):
+            row, base = ds[h, i], h * head + i * step
+            if key == 0:
+                total = 0.0
+                for k in range(row.size):
+                    total += row[k]
+                target[base] += np.float32(total)
+            else:
+                for k in range(row.size):
+                    target[base + k * key] += row[k]

@@ -1,0 +1,131 @@
+"""Matrix products, by oneDNN and on tile registers."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+
+from foreplan.graph import Op, TensorType, Window
+from foreplan.graph.types import FLOAT32
+from foreplan.ops.matmul import MatMul
+from foreplan.ops.matmul_map import MatMulMap
+from foreplan.runtime.cpu import prices
+from foreplan.runtime.cpu.codegen.made import Made
+from foreplan.runtime.cpu.gemm.tiles import Tiles
+from foreplan.runtime.cpu.gemm.vectors import Vectors
+from foreplan.runtime.cpu.kernel import Refused, Windows
+from foreplan.runtime.cpu.kernels.rows import merged
+from foreplan.runtime.cpu.kernels.stages import INPUT, OUTPUT, WEIGHTS, Staged, Stages, beside, check
+from foreplan.runtime.cpu.onednn import library as c
+from foreplan.runtime.cpu.onednn import primitives
+from foreplan.runtime.cpu.onednn.layouts import swapped
+from foreplan.runtime.cpu.onednn.primitives import Description, onto
+from foreplan.runtime.cpu.threads import one_thread
+
+PANEL = 384  # columns of a matrix that are copied where they would thrash a cache
+SMALL = 2**21  # multiplications that do not repay waking other threads
+FEW_ROWS = 64  # products of matrices of fewer do not repay the copy
+
+
+def matmul(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """A product, batched or not, perhaps added to a third input."""
+    a, b, y = _operands(op, inputs, outputs)
+    plan, base = Stages(), len(inputs) - 1 if len(inputs) > 2 else -1
+    if _thrashes(b) and len(y.shape) == 2 and min(y.shape[0], b.shape[0]) >= FEW_ROWS:
+        _by_panels(plan, a, b, y, base >= 0)
+        return plan.finish(base)
+    small = y.type.size * b.shape[-2] < SMALL
+    with one_thread() if small else nullcontext():
+        product = primitives.matmul(a, b, y, onto(base >= 0))
+    plan.run(product, {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
+    return plan.finish(base, nanoseconds=prices.product(a, b, y))
+
+
+def matmul_on_tiles(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """Likewise, of float32, on a processor that has tile registers."""
+    a, b, y = _operands(op, inputs, outputs)
+    plan, base = Stages(), len(inputs) - 1 if len(inputs) > 2 else -1
+    product = Tiles(a, b, y, add=base >= 0)
+    plan.run(product, {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
+    return plan.finish(base, nanoseconds=product.nanoseconds)
+
+
+def matmul_by_vectors(op: Op, inputs: Windows, outputs: Windows) -> Staged:
+    """Likewise, if it is small, and added to nothing."""
+    a, b, y = _operands(op, inputs, outputs)
+    if len(inputs) > 2:
+        raise Refused("what is added to something")
+    plan, product = Stages(), Vectors(a, b, y)
+    plan.run(product, {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
+    return plan.finish(nanoseconds=product.nanoseconds)
+
+
+def matmul_map(op: Op, inputs: Windows, outputs: Windows, way: type[Tiles] | type[Vectors]) -> Staged:
+    """A product of float32 and a map of it, where they are faster so than one after the other."""
+    assert isinstance(op, MatMulMap)
+    if len(outputs[0].shape) != 2:
+        raise Refused("several products")
+    y = Window.dense(TensorType(FLOAT32, outputs[0].shape))
+    a, b, y = _operands(op.matmul, inputs[:2], [y])
+    made = Made(op.exprs, tuple(x.broadcast(y.shape) for x in inputs[2:]), tuple(outputs))
+    plan, product = Stages(), way(a, b, y, made=made)
+    moved = 2 * y.type.nbytes + sum(x.type.nbytes for x in (*inputs[2:], *outputs))
+    if product.nanoseconds > prices.product(a, b, y) + prices.mapped(moved):
+        raise Refused("one after the other is faster, the product by oneDNN")
+    arguments = {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **beside(2, len(inputs), len(outputs))}
+    plan.run(product, arguments)
+    return plan.finish(nanoseconds=product.nanoseconds, mapped=made.overwrites(2))
+
+
+def _operands(op: Op, inputs: Windows, outputs: Windows) -> tuple[Window, Window, Window]:
+    """Both matrices and their product, or several, all of one rank."""
+    assert isinstance(op, MatMul)
+    a, b = (swapped(x) if flag else x for x, flag in zip(inputs, (op.transpose_a, op.transpose_b)))
+    y = outputs[0]
+    a, b, y = _flattened(a, b, y)
+    rank = len(y.shape)
+    a, b = (x.viewed((1,) * (rank - len(x.shape)) + x.shape, (0,) * (rank - len(x.shape)) + x.strides) for x in (a, b))
+    check(a, b, y)
+    return a, b, y
+
+
+def _thrashes(b: Window) -> bool:
+    """Whether the rows of a matrix lie so that too few sets of a cache hold a column, and oneDNN does not know.
+
+    It copies matrices whose rows are a power of two apart; a multiple of 2 KiB is as bad. Those of bfloat16 it copies
+    in any case.
+    """
+    row, column = b.strides[-2:]
+    return (
+        b.type.dtype == FLOAT32
+        and column == FLOAT32.itemsize
+        and row > 4096
+        and row % 2048 == 0
+        and row & (row - 1) != 0
+    )
+
+
+def _by_panels(plan: Stages, a: Window, b: Window, y: Window, add: bool) -> None:
+    """A product by some columns of b at a time, which are copied first."""
+    item, products = y.type.dtype.itemsize, {}
+    here = plan.keep(b.shape[0] * min(PANEL, b.shape[1]) * item)
+    for start in range(0, b.shape[1], PANEL):
+        width = min(PANEL, b.shape[1] - start)
+        given, part = b.viewed((b.shape[0], width), b.strides), y.viewed((y.shape[0], width), y.strides)
+        panel = Window.dense(given.type)
+        if width not in products:
+            products[width] = primitives.matmul(a, panel, part, onto(add))
+        copied = primitives.reorder(Description.of(given), Description.of(panel))
+        plan.run(copied, {c.SRC: ("in", 1, start * item), c.DST: here})
+        plan.run(products[width], {c.SRC: INPUT, c.WEIGHTS: here, c.DST: ("out", 0, start * item)})
+
+
+def _flattened(a: Window, b: Window, y: Window) -> tuple[Window, Window, Window]:
+    """Leading axes made rows of one product, where b is one matrix."""
+    if len(a.shape) <= 2 or (len(b.shape) > 2 and math.prod(b.shape[:-2]) != 1):
+        return a, b, y
+    rows, step = merged(a.shape[:-1], a.strides[:-1], a.strides[-2])
+    if len(a.shape) != len(y.shape) or step < 0 or not y.is_dense:
+        return a, b, y
+    flat = a.viewed((rows, a.shape[-1]), (step, a.strides[-1]))
+    return flat, b.viewed(b.shape[-2:], b.strides[-2:]), Window.dense(y.type.with_shape((rows, y.shape[-1])))

@@ -1,0 +1,152 @@
+"""Gathering slices, and adding slices where indices say, by compiled loops.
+
+Slices are added in the order of the indices; parts of the work are ranges of the places within a slice, so that no
+result depends on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from foreplan import jit
+from foreplan.graph import Op, Window
+from foreplan.graph.layouts import lie_alike
+from foreplan.ops.blocks import Folded, folded_shape
+from foreplan.ops.index import Gather, ScatterAdd
+from foreplan.runtime.cpu.kernel import Refused, Run, Windows, one_after_another
+from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_from, same_place
+from foreplan.runtime.cpu.threads import current_threads, ranged
+
+GROUP = 16  # elements of a slice that are never parted: a line of the cache
+GRAIN = 1 << 15  # elements that are worth a thread of their own
+
+_compiled = jit.compiled(nogil=True)
+
+
+@jit.compiled(inline="always")
+def _within(index, extent):  # type: ignore[no-untyped-def]
+    """An index modulo the axis: a division only where it needs one."""
+    wide = np.int64(index)
+    return wide if 0 <= wide < extent else wide % extent
+
+
+@_compiled
+def _gather(start, stop, data, extent, indices, width, y):  # type: ignore[no-untyped-def]
+    """Slices [start, stop) of all that are read, `width` elements each."""
+    outer, at = start // len(indices), start % len(indices)
+    for i in range(start, stop):
+        place = outer * extent + _within(indices[at], extent)
+        if width == 1:
+            y[i] = data[place]
+        else:
+            row, out = data[place * width : (place + 1) * width], y[i * width : (i + 1) * width]
+            for k in range(len(out)):
+                out[k] = row[k]
+        at += 1
+        if at == len(indices):
+            outer, at = outer + 1, 0
+
+
+@_compiled
+def _scatter(start, stop, y, extent, width, indices, updates, count, step):  # type: ignore[no-untyped-def]
+    """All updates, within the groups of elements [start, stop) of their slices."""
+    low, high = start * GROUP, min(stop * GROUP, width)
+    outer, at = 0, 0
+    for i in range(count):
+        place = outer * extent + _within(indices[at], extent)
+        if width == 1:
+            y[place] += updates[i * step]
+        else:
+            row, out = updates[i * step + low : i * step + high], y[place * width + low : place * width + high]
+            for k in range(len(out)):
+                out[k] += row[k]
+        at += 1
+        if at == len(indices):
+            outer, at = outer + 1, 0
+
+
+@dataclass(frozen=True)
+class Slices:
+    """`Gather`: elements of any type, moved by their size."""
+
+    data: Folded
+    count: int  # slices that are read
+
+    workspace = 0
+    overwrites = ()
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """By ranges of slices."""
+        bits = np.dtype(f"u{inputs[0].itemsize}")
+        _, extent, width = self.data
+        data, indices, y = flat_input(inputs[0]).view(bits), flat_input(inputs[1]), flat(outputs[0]).view(bits)
+        grain = max(1, GRAIN // width)
+        return ranged(_gather, self.count, grain, current_threads(), data, extent, indices, width, y)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """`ScatterAdd` of float32.
+
+    Attributes:
+        y: what is added to, as [before the axis, along it, behind it].
+        updates: a row a slice.
+        based: whether there is something that is added to.
+        overwrites: it, if it lies as the output does.
+    """
+
+    y: Folded
+    updates: Rows
+    based: bool
+    overwrites: tuple[tuple[int, int], ...]
+
+    workspace = 0
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """A copy or zeros first, then all additions, by ranges of the elements of a slice."""
+        y, (_, extent, width) = outputs[0], self.y
+        runs: list[Run] = []
+        if not self.based:
+            runs.append(partial(y.fill, 0))
+        elif not same_place(y, inputs[2]):
+            runs.append(partial(np.copyto, y, inputs[2]))
+        count, indices, updates = self.updates.count, flat_input(inputs[0]), flat_input(inputs[1])
+        given = (flat(y), extent, width, indices, updates, count, self.updates.step)
+        groups, grain = -(-width // GROUP), max(1, GRAIN // (count * GROUP))
+        return one_after_another(*runs, ranged(_scatter, groups, grain, current_threads(), *given))
+
+
+def gather(op: Op, inputs: Windows, outputs: Windows) -> Slices:
+    """The kernel of `Gather`."""
+    assert isinstance(op, Gather)
+    folded = folded_shape(inputs[0].shape, op.axis)
+    if inputs[0].type.dtype.itemsize not in (1, 2, 4, 8) or not outputs[0].type.size:
+        raise Refused(f"{inputs[0].type}")
+    return Slices(folded, outputs[0].type.size // folded[2])
+
+
+def scatter_add(op: Op, inputs: Windows, outputs: Windows) -> Sums:
+    """The kernel of `ScatterAdd`."""
+    assert isinstance(op, ScatterAdd)
+    rows = _slices(op, inputs[1])
+    if rows is None or inputs[1].type.dtype.name != "float32":
+        raise Refused(f"{inputs[1].type} with the strides {inputs[1].strides}")
+    pairs = ((0, 2),) if len(inputs) == 3 and lie_alike(inputs[2], outputs[0]) else ()
+    return Sums(folded_shape(op.shape, op.axis), rows, len(inputs) == 3, pairs)
+
+
+def _slices(op: ScatterAdd, updates: Window) -> Rows | None:
+    """Updates as slices evenly apart."""
+    behind = len(op.shape) - op.axis - 1
+    return rows_from(updates, len(updates.shape) - behind)
+
+
+def scatter_reads(op: Op, index: int, window: Window) -> Window:
+    """Updates as slices evenly apart, what is added to anyhow; anything else in C order."""
+    assert isinstance(op, ScatterAdd)
+    as_it_lies = index == 2 or (index == 1 and _slices(op, window) is not None)
+    return window if as_it_lies else Window.dense(window.type)

@@ -1,0 +1,157 @@
+"""Cross-entropy and its gradient by compiled loops over rows of logits that lie side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreplan.graph import Op, Window
+from foreplan.graph.layouts import lie_alike
+from foreplan.graph.op import Types
+from foreplan.ops.blocks import Piece, carve, carve_bytes
+from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
+from foreplan.runtime.cpu.codegen.elements import check_float, lines, number, room, settled
+from foreplan.runtime.cpu.codegen.functions import exp32
+from foreplan.runtime.cpu.codegen.jit import compiled
+from foreplan.runtime.cpu.kernel import Refused, Run, Windows
+from foreplan.runtime.cpu.kernels.rows import Rows, even_step, flat, flat_input, rows_along, same_place
+from foreplan.runtime.cpu.kernels.scores import FLUSH, ZERO
+from foreplan.runtime.cpu.kernels.softmax import BLOCK, best, class_rows, exponentials, highest
+from foreplan.runtime.cpu.threads import current_threads, ranged
+
+GRAIN = 1 << 13  # logits that are worth a thread of their own
+
+
+@compiled
+def _losses(start, stop, x, step, width, target, ignored, loss, lse):  # type: ignore[no-untyped-def]
+    for i in range(start, stop):
+        row, label = x[i * step : i * step + width], target[i]
+        high = highest(row)
+        total = np.log(exponentials(row, high))
+        lse[i] = high + total
+        if label == ignored:
+            loss[i] = 0
+        elif 0 <= label < width:
+            # Close to 0 without cancellation where the target is the maximum.
+            loss[i] = np.float64(high - number(row[label])) + total
+        else:
+            loss[i] = np.nan
+
+
+@compiled
+def _gradients(  # type: ignore[no-untyped-def]
+    start, stop, x, step, out, over, width, target, ignored, lse, g, g_step, line
+):
+    """With `over`, the logits lie in `out`, and x is not looked at.
+
+    Differences of a few logits are written before their exponentials are: a loop that does little an element
+    streams through memory, one that does much waits for it.
+    """
+    for i in range(start, stop):
+        label, less, factor = target[i], lse[i], g[i * g_step]
+        if label == ignored:
+            out[i * width : (i + 1) * width] = 0
+            continue
+        known = 0 <= label < width
+        if not known:
+            factor = np.float32(np.nan)
+        for first in range(0, width, BLOCK):
+            last = min(first + BLOCK, width)
+            row = out[i * width + first : i * width + last]
+            there = room(row, line)
+            if over:
+                for k in range(len(there)):
+                    there[k] = number(row[k]) - less
+            else:
+                part = x[i * step + first : i * step + last]
+                for k in range(len(there)):
+                    there[k] = number(part[k]) - less
+            for k in range(len(there)):
+                p = exp32(there[k])
+                there[k] = (ZERO if p < FLUSH else p) * factor
+            if known and first <= label < last:
+                there[label - first] -= factor
+            settled(row, there)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """`CrossEntropy`: a row's maximum, then the sum of its exponentials."""
+
+    op: CrossEntropy
+    x: Rows
+
+    workspace = 0
+    overwrites = ()
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """By ranges of rows."""
+        x, target = map(flat_input, inputs)
+        given = (x, self.x.step, self.x.width, target, self.op.ignore_index, *map(flat, outputs))
+        return ranged(_losses, self.x.count, max(1, GRAIN // self.x.width), current_threads(), *given)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """`CrossEntropyGrad`.
+
+    Attributes:
+        g_step: elements from one item's cotangent to the next.
+        lines: scratch memory.
+    """
+
+    op: CrossEntropyGrad
+    x: Rows
+    g_step: int
+    overwrites: tuple[tuple[int, int], ...]
+    lines: Piece
+
+    @property
+    def workspace(self) -> int:
+        """A block of a row a thread, of halves."""
+        return carve_bytes(self.lines)
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """By ranges of rows."""
+        (own,) = carve(workspace, self.lines)
+        x, target, lse, g = map(flat_input, inputs)
+        over, width = same_place(inputs[0], outputs[0]), self.x.width
+        given = (x, self.x.step, flat(outputs[0]), over, width, target, self.op.ignore_index, lse, g, self.g_step)
+        return ranged(_gradients, self.x.count, max(1, GRAIN // width), current_threads(), *given, own=own)
+
+
+def losses(op: Op, inputs: Windows, outputs: Windows) -> Losses:
+    """The kernel of `CrossEntropy`."""
+    assert isinstance(op, CrossEntropy)
+    check_float(*outputs)
+    return Losses(op, class_rows(inputs[0], op.axis))
+
+
+def gradients(op: Op, inputs: Windows, outputs: Windows) -> Gradients:
+    """The kernel of `CrossEntropyGrad`."""
+    assert isinstance(op, CrossEntropyGrad)
+    check_float(*inputs[2:])
+    step = even_step(inputs[3])
+    if step is None:
+        raise Refused("a cotangent whose elements are not evenly apart")
+    pairs = ((0, 0),) if lie_alike(inputs[0], outputs[0]) else ()
+    own = lines(outputs[0], BLOCK, current_threads())
+    return Gradients(op, class_rows(inputs[0], op.axis), step, pairs, own)
+
+
+def layout(op: Op, inputs: Windows, outputs: Types) -> list[Window]:
+    """The logits' gradient as rows best lie; numbers of items in C order."""
+    assert isinstance(op, CrossEntropy | CrossEntropyGrad)
+    gradient = isinstance(op, CrossEntropyGrad)
+    return [best(type, op.axis) if gradient else Window.dense(type) for type in outputs]
+
+
+def reads(op: Op, index: int, window: Window) -> Window:
+    """Logits as rows evenly apart, or as they best lie; a cotangent that may be one number for all."""
+    assert isinstance(op, CrossEntropy | CrossEntropyGrad)
+    if index == 0:
+        return window if rows_along(window, op.axis) is not None else best(window.type, op.axis)
+    as_it_lies = index == 3 and even_step(window) is not None
+    return window if as_it_lies else Window.dense(window.type)

@@ -1,0 +1,319 @@
+"""Pooling by compiled loops over the channels of images that lie with their channels last.
+
+Parts of the work are rows of what is written: gradients are gathered, not scattered, so that no two parts write one
+place and each place is added to in the order of the taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreplan.graph import Op, Window
+from foreplan.graph.types import Shape
+from foreplan.ops.blocks import Piece, carve, carve_bytes
+from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
+from foreplan.runtime.cpu.codegen.elements import as_in, lines, number, room, settled
+from foreplan.runtime.cpu.codegen.jit import compiled, inlined
+from foreplan.runtime.cpu.kernel import Refused, Run, Windows
+from foreplan.runtime.cpu.kernels import planes
+from foreplan.runtime.cpu.kernels.rows import Rows, channel_rows, flat, flat_input, image_rows
+from foreplan.runtime.cpu.threads import current_threads, ranged
+
+GRAIN = 1 << 15  # taps times elements that are worth a thread of their own
+LOWEST = np.float32(-np.inf)
+
+
+@dataclass(frozen=True)
+class Places:
+    """How windows lie over images; the fields that loops take, in their order.
+
+    Attributes:
+        image: height and width of what is pooled.
+        pooled: positions of windows down and across.
+        kernel, strides, low, dilations: of the windows; `low` is the padding above and to the left.
+    """
+
+    image: Shape
+    pooled: Shape
+    kernel: Shape
+    strides: Shape
+    low: Shape
+    dilations: Shape
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All of it, as compiled loops take it."""
+        return (*self.image, *self.pooled, *self.kernel, *self.strides, *self.low, *self.dilations)
+
+    @property
+    def taps(self) -> int:
+        """Of a window."""
+        return self.kernel[0] * self.kernel[1]
+
+
+def _places(op: MaxPool | MaxPoolGrad | AvgPool | AvgPoolGrad, image: Shape, pooled: Shape) -> Places:
+    low = tuple(pads[0] for pads in op.pads)
+    return Places(image[2:], pooled[2:], op.kernel, op.strides, low, op.dilations)
+
+
+def _grain(places: Places, columns: int, channels: int) -> int:
+    """Rows of `columns` positions that are worth a thread."""
+    return max(1, GRAIN // max(1, columns * channels * places.taps))
+
+
+@inlined
+def _take(row, best):  # type: ignore[no-untyped-def]
+    for c in range(len(best)):
+        value, old = number(row[c]), number(best[c])
+        best[c] = row[c] if value > old or value != value else best[c]
+
+
+@inlined
+def _take_at(row, best, at, tap):  # type: ignore[no-untyped-def]
+    for c in range(len(best)):
+        value, old = number(row[c]), number(best[c])
+        wins = value > old or (value != value and old == old)
+        best[c] = row[c] if wins else best[c]
+        at[c] = tap if wins else at[c]
+
+
+@inlined
+def _add(row, total):  # type: ignore[no-untyped-def]
+    for c in range(len(total)):
+        total[c] += number(row[c])
+
+
+@inlined
+def _add_where(at, tap, row, total):  # type: ignore[no-untyped-def]
+    for c in range(len(total)):
+        total[c] += number(row[c]) if at[c] == tap else np.float32(0)
+
+
+@inlined
+def _add_share(row, share, total):  # type: ignore[no-untyped-def]
+    for c in range(len(total)):
+        total[c] += number(row[c]) * share
+
+
+@compiled
+def _largest(start, stop, x, step, y, channels, places):  # type: ignore[no-untyped-def]
+    height, width, down, across, kh, kw, sh, sw, top, left, dh, dw = places
+    for o in range(start, stop):
+        n, first = o // down, (o % down) * sh - top
+        for p in range(across):
+            best = y[(o * across + p) * channels : (o * across + p + 1) * channels]
+            best[:] = as_in(best, LOWEST)
+            for r in range(kh):
+                h = first + r * dh
+                for s in range(kw):
+                    w = p * sw - left + s * dw
+                    if 0 <= h < height and 0 <= w < width:
+                        place = ((n * height + h) * width + w) * step
+                        _take(x[place : place + channels], best)
+
+
+@compiled
+def _largest_at(start, stop, x, step, y, index, channels, places):  # type: ignore[no-untyped-def]
+    height, width, down, across, kh, kw, sh, sw, top, left, dh, dw = places
+    for o in range(start, stop):
+        n, first = o // down, (o % down) * sh - top
+        for p in range(across):
+            best = y[(o * across + p) * channels : (o * across + p + 1) * channels]
+            at = index[(o * across + p) * channels : (o * across + p + 1) * channels]
+            best[:] = as_in(best, LOWEST)
+            at[:] = 0
+            for r in range(kh):
+                h = first + r * dh
+                for s in range(kw):
+                    w = p * sw - left + s * dw
+                    if 0 <= h < height and 0 <= w < width:
+                        place = ((n * height + h) * width + w) * step
+                        _take_at(x[place : place + channels], best, at, np.uint8(r * kw + s))
+
+
+@compiled
+def _largest_gradient(  # type: ignore[no-untyped-def]
+    start, stop, index, index_step, g, g_step, dx, channels, places, line
+):
+    height, width, down, across, kh, kw, sh, sw, top, left, dh, dw = places
+    for i in range(start, stop):
+        n, h = i // height, i % height
+        row = dx[i * width * channels : (i + 1) * width * channels]
+        made = room(row, line)
+        made[:] = 0
+        for r in range(kh):
+            o = (h + top - r * dh) // sh
+            if o < 0 or o >= down or o * sh != h + top - r * dh:
+                continue
+            for s in range(kw):
+                tap = np.uint8(r * kw + s)
+                for p in range(across):
+                    w = p * sw - left + s * dw
+                    if 0 <= w < width:
+                        q = (n * down + o) * across + p
+                        at = index[q * index_step : q * index_step + channels]
+                        grad = g[q * g_step : q * g_step + channels]
+                        _add_where(at, tap, grad, made[w * channels : (w + 1) * channels])
+        settled(row, made)
+
+
+@compiled
+def _mean(start, stop, x, step, y, shares, channels, places, line):  # type: ignore[no-untyped-def]
+    height, width, down, across, kh, kw, sh, sw, top, left, dh, dw = places
+    for o in range(start, stop):
+        n, first = o // down, (o % down) * sh - top
+        for p in range(across):
+            row = y[(o * across + p) * channels : (o * across + p + 1) * channels]
+            total = room(row, line)
+            total[:] = 0
+            for r in range(kh):
+                h = first + r * dh
+                for s in range(kw):
+                    w = p * sw - left + s * dw
+                    if 0 <= h < height and 0 <= w < width:
+                        place = ((n * height + h) * width + w) * step
+                        _add(x[place : place + channels], total)
+            share = shares[o % down, p]
+            for c in range(channels):
+                total[c] *= share
+            settled(row, total)
+
+
+@compiled
+def _mean_gradient(start, stop, g, step, dx, shares, channels, places, line):  # type: ignore[no-untyped-def]
+    height, width, down, across, kh, kw, sh, sw, top, left, dh, dw = places
+    for i in range(start, stop):
+        n, h = i // height, i % height
+        row = dx[i * width * channels : (i + 1) * width * channels]
+        made = room(row, line)
+        made[:] = 0
+        for r in range(kh):
+            o = (h + top - r * dh) // sh
+            if o < 0 or o >= down or o * sh != h + top - r * dh:
+                continue
+            for s in range(kw):
+                for p in range(across):
+                    w = p * sw - left + s * dw
+                    if 0 <= w < width:
+                        place = ((n * down + o) * across + p) * step
+                        grad = g[place : place + channels]
+                        _add_share(grad, shares[o, p], made[w * channels : (w + 1) * channels])
+        settled(row, made)
+
+
+@dataclass(frozen=True)
+class Largest:
+    """`MaxPool`, with the index of one byte or without."""
+
+    x: Rows
+    places: Places
+    count: int  # rows of windows
+
+    workspace = 0
+    overwrites = ()
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """By ranges of rows of windows."""
+        function = _largest if len(outputs) == 1 else _largest_at
+        grain = _grain(self.places, self.places.pooled[1], self.x.width)
+        given = (flat_input(inputs[0]), self.x.step, *map(flat, outputs), self.x.width, self.places.numbers)
+        return ranged(function, self.count, grain, current_threads(), *given)
+
+
+@dataclass(frozen=True)
+class LargestGradient:
+    """`MaxPoolGrad`."""
+
+    index: Rows
+    g: Rows
+    places: Places
+    count: int  # rows of the images
+    lines: Piece
+
+    overwrites = ()
+
+    @property
+    def workspace(self) -> int:
+        """A row of an image a thread, of halves."""
+        return carve_bytes(self.lines)
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """By ranges of rows of the images."""
+        index, g = map(flat_input, inputs)
+        given = (index, self.index.step, g, self.g.step, flat(outputs[0]), self.g.width, self.places.numbers)
+        grain = _grain(self.places, self.places.pooled[1], self.g.width)
+        (own,) = carve(workspace, self.lines)
+        return ranged(_largest_gradient, self.count, grain, current_threads(), *given, own=own)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """`AvgPool` or its gradient."""
+
+    op: AvgPool | AvgPoolGrad
+    given: Rows
+    places: Places
+    count: int  # rows of what is written
+    lines: Piece
+
+    overwrites = ()
+
+    @property
+    def workspace(self) -> int:
+        """A row of what is written a thread, of halves."""
+        return carve_bytes(self.lines)
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """By ranges of rows of what is written."""
+        places = self.places
+        shares = np.ones(places.pooled)
+        self.op.divide(shares, self.op.windows(places.image), (0, 0), places.pooled)
+        given = (flat_input(inputs[0]), self.given.step, flat(outputs[0]), shares.astype(np.float32))
+        function = _mean if isinstance(self.op, AvgPool) else _mean_gradient
+        grain = _grain(places, places.pooled[1], self.given.width)
+        numbers, (own,) = (self.given.width, places.numbers), carve(workspace, self.lines)
+        return ranged(function, self.count, grain, current_threads(), *given, *numbers, own=own)
+
+
+def _image(window: Window) -> Rows:
+    if window.type.rank != 4 or window.shape[1] == 1:
+        raise Refused(f"{window.type} is no image of channels side by side")
+    return image_rows(window)
+
+
+def _lines(y: Window) -> Piece:
+    return lines(y, y.shape[1] * y.shape[3], current_threads())
+
+
+def largest(op: Op, inputs: Windows, outputs: Windows) -> Largest:
+    """The kernel of `MaxPool`."""
+    assert isinstance(op, MaxPool)
+    if op.index_dtype.itemsize != 1:
+        raise Refused("an index of more than a byte")
+    x, shape = _image(inputs[0]), outputs[0].shape
+    return Largest(x, _places(op, inputs[0].shape, shape), shape[0] * shape[2])
+
+
+def largest_gradient(op: Op, inputs: Windows, outputs: Windows) -> LargestGradient:
+    """The kernel of `MaxPoolGrad`."""
+    assert isinstance(op, MaxPoolGrad)
+    index, g, shape = channel_rows(inputs[0]), _image(inputs[1]), outputs[0].shape
+    if index is None or inputs[0].type.dtype.name != "uint8":
+        raise Refused(f"an index that is {inputs[0].type}")
+    places = _places(op, shape, inputs[1].shape)
+    return LargestGradient(index, g, places, shape[0] * shape[2], _lines(outputs[0]))
+
+
+def mean(op: Op, inputs: Windows, outputs: Windows) -> Mean | planes.PlaneMean:
+    """The kernel of `AvgPool` and `AvgPoolGrad`."""
+    assert isinstance(op, AvgPool | AvgPoolGrad)
+    if planes.is_plane(inputs[0].type):
+        return planes.mean(op, inputs, outputs)
+    image, pooled = inputs[0].shape, outputs[0].shape
+    if isinstance(op, AvgPoolGrad):
+        image, pooled = pooled, image
+    places, rows = _places(op, image, pooled), outputs[0].shape[0] * outputs[0].shape[2]
+    return Mean(op, _image(inputs[0]), places, rows, _lines(outputs[0]))

@@ -1,0 +1,151 @@
+"""`random` as compiled loops: the numbers of `ops.random`, bit for bit, sixteen counters at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import llvmlite.ir as ir
+import numpy as np
+
+from foreplan.graph import DType, Op
+from foreplan.graph.types import BOOL, FLOAT32
+from foreplan.ops.random import Random
+from foreplan.runtime.cpu.codegen.conversions import convert
+from foreplan.runtime.cpu.codegen.lanes import FLOAT, INT32, INT64, Lanes, shuffled
+from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
+from foreplan.runtime.cpu.codegen.loops import CONTIGUOUS, WIDTH, Memory, Operand, Place, Writer
+from foreplan.runtime.cpu.kernel import Refused, Run, Windows
+from foreplan.runtime.cpu.threads import current_threads, ranged
+
+UNIT = 1024  # elements that are one of a loop's parts
+PART = 16 * 1024  # elements that are worth a thread
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_MASK = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Random numbers in C order.
+
+    Attributes:
+        constants: what the numbers depend on beside the state, as `compiled_numbers` has it in its table.
+    """
+
+    distribution: str
+    dtype: DType
+    size: int
+    constants: tuple[int, ...]
+    workspace: int = 0
+    overwrites: tuple[tuple[int, int], ...] = ()
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """The loop, compiled when it is first asked for."""
+        table = [self.size, inputs[0].ctypes.data, outputs[0].ctypes.data, *self.constants]
+        loop = compiled_numbers(self.distribution, self.dtype)
+        packed = np.array(table, np.int64).tobytes()
+        return ranged(loop, -(-self.size // UNIT), PART // UNIT, current_threads(), packed)
+
+
+def random(op: Op, inputs: Windows, outputs: Windows) -> Numbers:
+    """The loop of random numbers."""
+    assert isinstance(op, Random)
+    if op.distribution == "normal" or (op.distribution == "uniform" and op.dtype.itemsize == 8):
+        raise Refused(f"{op.distribution} numbers of {op.dtype}")
+    if op.distribution == "bernoulli":
+        constants = [round(op.p * 2**32)]
+    else:
+        low, high = np.float32(op.low), np.float32(op.high)
+        numbers = (high - low, low, np.nextafter(high, low)) if (low, high) != (0, 1) else (1, 0, 1)
+        constants = [int(np.float32(number).view(np.int32)) for number in numbers]
+    return Numbers(op.distribution, op.dtype, outputs[0].type.size, (op.stream, *constants))
+
+
+@cache
+def compiled_numbers(distribution: str, dtype: DType) -> Callable[[int, int, bytes], None]:
+    """A call of (start, stop, table) for units of `UNIT` elements.
+
+    The table is int64: the number of elements, the addresses of the state and of the output, the stream; then for
+    bernoulli the number of words that give 1, for uniform the bits of high - low, low, and the largest below high.
+    """
+    return compiled_as(("random", distribution, dtype), lambda: _Writer(distribution, dtype).written())
+
+
+class _Writer(Writer):
+    """Writes such a loop."""
+
+    def __init__(self, distribution: str, dtype: DType) -> None:
+        super().__init__()
+        self.distribution, self.output = distribution, Operand(dtype, CONTIGUOUS)
+        b = self.b
+        self.size = self.entry(0)
+        state = b.inttoptr(self.entry(1), POINTER)
+        seed, step = (b.load(b.gep(state, [self.number(i)], source_etype=INT64), align=8, typ=INT64) for i in range(2))
+        self.target = Place(b.inttoptr(self.entry(2), POINTER), None)
+        self.key, self.step = self.halves(seed), self.halves(step)
+        self.stream = b.trunc(self.entry(3), INT32)
+        self.constants = [self.entry(4 + i) for i in range(1 if distribution == "bernoulli" else 3)]
+
+    def halves(self, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """The lower and the upper 32 bits."""
+        return self.b.trunc(x, INT32), self.b.trunc(self.b.lshr(x, self.number(32)), INT32)
+
+    def write(self) -> None:
+        """All of it."""
+        b, unit = self.b, self.number(UNIT)
+        low, high = b.mul(self.start, unit), b.mul(self.stop, unit)
+        high = b.select(b.icmp_signed("<", high, self.size), high, self.size)
+        end = b.and_(b.add(high, self.number(4 * WIDTH - 1)), self.number(-4 * WIDTH))
+        with self.counted(low, end, 4 * WIDTH) as at:
+            for i, words in enumerate(self.words(b.lshr(at, self.number(2)))):
+                first = b.add(at, self.number(i * WIDTH))
+                self.put(words, first, b.sub(high, first))
+        b.ret_void()
+
+    def put(self, words: ir.Value, at: ir.Value, left: ir.Value) -> None:
+        """Numbers of so many words, as many as there are left."""
+        zero = self.number(0)
+        left = self.b.select(self.b.icmp_signed("<", left, zero), zero, left)
+        e = Lanes(self.b, WIDTH)
+        number = self.bernoulli(e, words) if self.distribution == "bernoulli" else self.uniform(e, words)
+        Memory(e, at, left).write(self.output, self.target, self.number(0), number)
+
+    def bernoulli(self, e: Lanes, words: ir.Value) -> ir.Value:
+        """1 where the word is below the threshold."""
+        wide = e.builder.zext(words, e.type(INT64))
+        return convert(e, e.builder.icmp_signed("<", wide, e.splat(self.constants[0])), BOOL, self.output.dtype)
+
+    def uniform(self, e: Lanes, words: ir.Value) -> ir.Value:
+        """24 bits of the word as a fraction of the interval."""
+        b = e.builder
+        x = b.uitofp(b.lshr(words, e.constant(INT32, 8)), e.type(FLOAT))
+        x = b.fmul(x, e.constant(FLOAT, 2.0**-24))
+        scale, low, most = (e.splat(b.bitcast(b.trunc(number, INT32), FLOAT)) for number in self.constants)
+        x = b.fadd(b.fmul(x, scale), low)
+        return convert(e, e.select(b.fcmp_ordered("<", most, x), most, x), FLOAT32, self.output.dtype)
+
+    def words(self, counter: ir.Value) -> list[ir.Value]:
+        """The words of sixteen counters from this one, sixteen words at a time."""
+        e, b = Lanes(self.b, WIDTH), self.b
+        first = e.splat(b.trunc(counter, INT32))
+        c0, c2 = b.add(first, e.constant(INT32, list(range(WIDTH)))), e.splat(self.step[0])
+        c1, c3 = e.splat(self.stream), e.splat(self.step[1])
+        for turn in range(_ROUNDS):
+            high0, low0 = self.product(e, c0, _MULTIPLIERS[0])
+            high1, low1 = self.product(e, c2, _MULTIPLIERS[1])
+            k0, k1 = (e.splat(b.add(key, ir.Constant(INT32, turn * w & _MASK))) for key, w in zip(self.key, _WEYL))
+            c0, c2 = b.xor(b.xor(high1, c1), k0), b.xor(b.xor(high0, c3), k1)
+            c1, c3 = low1, low0
+        halves = [shuffled(b, pair, list(range(2 * WIDTH))) for pair in ((c0, c1), (c2, c3))]
+        order = [k * WIDTH + lane for lane in range(WIDTH) for k in range(4)]
+        return [shuffled(b, halves, order[i : i + WIDTH]) for i in range(0, 4 * WIDTH, WIDTH)]
+
+    def product(self, e: Lanes, x: ir.Value, factor: int) -> tuple[ir.Value, ir.Value]:
+        """The upper and the lower 32 bits of a product."""
+        b = e.builder
+        whole = b.mul(b.zext(x, e.type(INT64)), e.constant(INT64, factor))
+        high = b.lshr(whole, e.constant(INT64, 32))
+        return b.trunc(high, e.type(INT32)), b.trunc(whole, e.type(INT32))

@@ -1,0 +1,191 @@
+"""Softmax, its logarithm and their gradients by compiled loops over rows that lie side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreplan import jit
+from foreplan.graph import Op, TensorType, Window
+from foreplan.graph.layouts import channels_last, lie_alike
+from foreplan.graph.op import Types
+from foreplan.ops.blocks import Piece, carve, carve_bytes
+from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, RowOp, Softmax, SoftmaxGrad
+from foreplan.runtime.cpu.codegen.elements import check_elements, number, written
+from foreplan.runtime.cpu.codegen.functions import exp32
+from foreplan.runtime.cpu.codegen.jit import FLOAT, compiled, summing
+from foreplan.runtime.cpu.kernel import Refused, Run, Windows
+from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_along
+from foreplan.runtime.cpu.kernels.scores import BLOCK, LOWEST, largest, row_sum
+from foreplan.runtime.cpu.threads import current_threads, ranged
+
+SEGMENTS = 16  # of rows, at most, each worked on by one thread
+GRAIN = 1 << 13  # elements of a segment, at least, unless there are fewer
+
+
+@summing
+def exponentials(row, high):  # type: ignore[no-untyped-def]
+    """Σ exp(x − high) in float64."""
+    total = 0.0
+    for first in range(0, len(row), BLOCK):
+        part, block = row[first : first + BLOCK], np.float32(0)
+        for k in range(len(part)):
+            block += exp32(number(part[k]) - high)
+        total += block
+    return total
+
+
+@summing
+def _products(row, other):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for first in range(0, len(row), BLOCK):
+        part, there, block = row[first : first + BLOCK], other[first : first + BLOCK], np.float32(0)
+        for k in range(len(part)):
+            block += number(part[k]) * number(there[k])
+        total += block
+    return total
+
+
+@jit.compiled(nogil=True, fastmath=FLOAT)
+def highest(row):  # type: ignore[no-untyped-def]
+    """The maximum of a row; NaN, or any of its numbers, where there is NaN."""
+    high = largest(row, len(row))
+    if high <= LOWEST:
+        high = number(row[0])
+        for k in range(1, len(row)):
+            high = max(high, number(row[k]))
+    return high
+
+
+@summing
+def _exponentials_to(row, high, line):  # type: ignore[no-untyped-def]
+    """exp(x − high), and their sum in float64.
+
+    Added up behind: a loop that writes one array and reads another takes a sum's elements in lanes or one by one, as
+    the two lie to each other.
+    """
+    total = 0.0
+    for first in range(0, len(row), BLOCK):
+        part, there, block = row[first : first + BLOCK], line[first : first + BLOCK], np.float32(0)
+        for k in range(len(part)):
+            there[k] = exp32(number(part[k]) - high)
+        for k in range(len(there)):
+            block += there[k]
+        total += block
+    return total
+
+
+@compiled
+def _softmax(row, line):  # type: ignore[no-untyped-def]
+    share = np.float32(1.0 / _exponentials_to(row, highest(row), line))
+    for k in range(len(line)):
+        line[k] *= share
+
+
+@compiled
+def _log_softmax(row, line):  # type: ignore[no-untyped-def]
+    high = highest(row)
+    total = np.float32(np.log(exponentials(row, high)))
+    for k in range(len(line)):
+        line[k] = (number(row[k]) - high) - total
+
+
+@compiled
+def _softmax_gradient(y, g, line):  # type: ignore[no-untyped-def]
+    total = np.float32(_products(y, g))
+    for k in range(len(line)):
+        line[k] = number(y[k]) * (number(g[k]) - total)
+
+
+@compiled
+def _log_softmax_gradient(y, g, line):  # type: ignore[no-untyped-def]
+    total = np.float32(row_sum(g))
+    for k in range(len(line)):
+        line[k] = number(g[k]) - exp32(number(y[k])) * total
+
+
+@compiled
+def _segments(start, stop, kind, rows, a, a_step, b, b_step, out, lines):  # type: ignore[no-untyped-def]
+    """The segments [start, stop) of the rows, each by way of a line of scratch memory: outputs may lie over inputs."""
+    count, width = lines.shape
+    for segment in range(start, stop):
+        line = lines[segment]
+        for i in range(rows * segment // count, rows * (segment + 1) // count):
+            row, other = a[i * a_step : i * a_step + width], b[i * b_step : i * b_step + width]
+            if kind == 0:
+                _softmax(row, line)
+            elif kind == 1:
+                _log_softmax(row, line)
+            elif kind == 2:
+                _softmax_gradient(row, other, line)
+            else:
+                _log_softmax_gradient(row, other, line)
+            written(line, out[i * width : (i + 1) * width])
+
+
+KINDS = (Softmax, LogSoftmax, SoftmaxGrad, LogSoftmaxGrad)  # as `_segments` numbers them
+
+
+@dataclass(frozen=True)
+class RowKernel:
+    """One of them; the second input of softmax itself is its first."""
+
+    kind: int
+    inputs: tuple[Rows, ...]
+    overwrites: tuple[tuple[int, int], ...]
+
+    @property
+    def workspace(self) -> int:
+        """A row a segment."""
+        return carve_bytes(self._lines())
+
+    def _lines(self) -> Piece:
+        rows = self.inputs[0]
+        segments = max(1, min(SEGMENTS, rows.count, rows.count * rows.width // GRAIN))
+        return (segments, rows.width), np.dtype(np.float32)
+
+    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+        """By segments of rows."""
+        (lines,) = carve(workspace, self._lines())
+        given = [(flat_input(x), rows.step) for x, rows in zip(inputs, self.inputs)]
+        arguments = (self.kind, self.inputs[0].count, *given[0], *given[-1], flat(outputs[0]), lines)
+        return ranged(_segments, len(lines), 1, current_threads(), *arguments)
+
+
+def row_kernel(op: Op, inputs: Windows, outputs: Windows) -> RowKernel:
+    """The kernel of an op on rows."""
+    assert isinstance(op, RowOp)
+    pairs = tuple((0, i) for i, x in enumerate(inputs) if lie_alike(x, outputs[0]))
+    return RowKernel(KINDS.index(type(op)), tuple(class_rows(x, op.axis) for x in inputs), pairs)
+
+
+def class_rows(window: Window, axis: int) -> Rows:
+    """Rows of float32 or bfloat16 along an axis.
+
+    Raises:
+        Refused: it is something else, or lies otherwise.
+    """
+    check_elements(window)
+    rows = rows_along(window, axis)
+    if rows is None:
+        raise Refused(f"{window.type} with the strides {window.strides} along axis {axis}")
+    return rows
+
+
+def best(type: TensorType, axis: int) -> Window:
+    """How rows along an axis best lie: in C order, images along their channels with these last."""
+    return channels_last(type) if axis == 1 else Window.dense(type)
+
+
+def layout(op: Op, inputs: Windows, outputs: Types) -> list[Window]:
+    """As rows best lie."""
+    assert isinstance(op, RowOp)
+    return [best(type, op.axis) for type in outputs]
+
+
+def reads(op: Op, index: int, window: Window) -> Window:
+    """Rows evenly apart, or as they best lie."""
+    assert isinstance(op, RowOp)
+    return window if rows_along(window, op.axis) is not None else best(window.type, op.axis)

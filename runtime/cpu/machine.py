@@ -1,0 +1,109 @@
+"""What this machine's processor is, and what it was measured to do."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from foreplan.graph import TensorType, Window
+from foreplan.graph.types import FLOAT32
+from foreplan.runtime.cpu.onednn import library as c
+from foreplan.runtime.cpu.onednn import primitives
+from foreplan.runtime.cpu.onednn.library import library
+from foreplan.runtime.cpu.threads import set_threads, with_team
+
+SIDE, STREAM = 2048, 2**26  # of the product; bytes of the copy, far more than a core's own caches
+TIMES = 5
+LINE = 64  # bytes
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A processor and the library on it.
+
+    Attributes:
+        model: what it calls itself.
+        instruction_set: that oneDNN makes code for.
+        onednn: the library's version.
+        cores: that this process may use.
+        cache_bytes: of one core's second-level cache, and of the last level, which cores share; 0 where not known.
+    """
+
+    model: str
+    instruction_set: str
+    onednn: str
+    cores: int
+    cache_bytes: tuple[int, int]
+
+
+@lru_cache(maxsize=1)
+def this_machine() -> Machine:
+    """The machine that this process runs on."""
+    model = "unknown"
+    for line in _text("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    found = library()
+    return Machine(model, found.isa, found.version, len(os.sched_getaffinity(0)), (_cache(2), _cache(3)))
+
+
+def _cache(level: int) -> int:
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        if _text(folder / "level").strip() == str(level):
+            size = _text(folder / "size").strip()
+            return int(size.removesuffix("K")) * 1024 if size.endswith("K") else int(size or 0)
+    return 0
+
+
+def _text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def measured(threads: int) -> tuple[int, int]:
+    """Operations and bytes a second: of a large product of float32, and of a copy that no cache holds."""
+    set_threads(threads)
+    a, b, y = (np.ones((SIDE, SIDE), np.float32) for _ in range(3))
+    matrix = Window.dense(TensorType(FLOAT32, (SIDE, SIDE)))
+    product = primitives.matmul(matrix, matrix, matrix)
+    scratch = aligned(product.scratchpad)  # the run holds its address alone
+    places = {c.SRC: a.ctypes.data, c.WEIGHTS: b.ctypes.data, c.DST: y.ctypes.data}
+    if product.scratchpad:
+        places[c.SCRATCHPAD] = scratch.ctypes.data
+    run = product.bind(places)
+    source, target = np.ones(STREAM // 4, np.float32), np.zeros(STREAM // 4, np.float32)
+    stream = least_seconds(lambda: np.copyto(target, source), threads)
+    return int(2 * SIDE**3 / least_seconds(run, threads)), int(2 * STREAM / stream)
+
+
+def least_seconds(call: Callable[[], object], threads: int, times: int = TIMES) -> float:
+    """The least time of some calls, after one that is not counted: of the processor where one thread works, which what
+    else the machine does moves less, else wall time.
+    """
+    clock = time.thread_time if threads == 1 else time.perf_counter
+
+    def least() -> float:
+        call()
+        found = []
+        for _ in range(times):
+            started = clock()
+            call()
+            found.append(clock() - started)
+        return min(found)
+
+    return with_team(least, threads)
+
+
+def aligned(nbytes: int) -> np.ndarray:
+    """So many bytes as kernels want them: uint8, from the beginning of a cache line on, content undefined."""
+    raw = np.empty(nbytes + LINE, np.uint8)
+    return raw[-raw.ctypes.data % LINE :][:nbytes]

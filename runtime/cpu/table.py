@@ -1,0 +1,222 @@
+"""Which kernel runs an op on the CPU, how its outputs lie, and what it reads as it lies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from foreplan.graph import Op, Window
+from foreplan.graph.layouts import channels_last, lie_alike, like_most_inputs, like_whole_input
+from foreplan.graph.op import Types
+from foreplan.runtime.cpu.gemm.tiles import Tiles
+from foreplan.runtime.cpu.gemm.vectors import Vectors
+from foreplan.runtime.cpu.kernel import Kernel, Make, Refused, Windows
+from foreplan.runtime.cpu.kernels import (
+    attention,
+    attention_grad,
+    contraction,
+    convolution,
+    elementwise,
+    index,
+    join,
+    linear_cross_entropy,
+    loss,
+    norm,
+    planes,
+    pool,
+    random,
+    reduce,
+    row_norm,
+    softmax,
+)
+from foreplan.runtime.cpu.kernels.rows import channel_rows
+from foreplan.runtime.cpu.threads import set_threads
+
+Layout = Callable[[Op, Windows, Types], Sequence[Window]]
+Reads = Callable[[Op, int, Window], Window]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Kernels of one op.
+
+    Attributes:
+        ways: kernels by the names that plans know them by, each for tensors that lie in a certain way.
+        layout: how outputs lie, given how inputs do.
+        reads: how input `index` is taken: as it lies, or as a copy that lies so.
+        images: whether tensors of four axes may best lie with their channels last.
+    """
+
+    ways: Mapping[str, Make]
+    layout: Layout
+    reads: Reads
+    images: bool = False
+
+
+def _images(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
+    return [channels_last(type) for type in outputs]
+
+
+def _rows(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
+    return [Window.dense(type) for type in outputs]
+
+
+def _as_reference(op: Op, index: int, window: Window) -> Window:
+    return op.reads(index, window)
+
+
+def _product_reads(op: Op, index: int, window: Window) -> Window:
+    """Factors as the reference kernel takes them; what else the map reads with its rows side by side."""
+    item = window.type.dtype.itemsize
+    rows = index > 1 and (window.type.rank == 0 or window.shape[-1] == 1 or window.strides[-1] == item)
+    return window if rows else _as_reference(op, index, window) if index < 2 else Window.dense(window.type)
+
+
+def _conv_reads(op: Op, index: int, window: Window) -> Window:
+    """Images with their channels last; weights, and what is added, with any strides; vectors in C order."""
+    image = index == 0 or (index == 1 and op.name == "conv_weight_grad")
+    last = channels_last(window.type)
+    if not image:
+        vector = index > 1 and math.prod(window.shape) == max(window.shape)
+        return window if not vector or lie_alike(window, last) else last
+    steps = zip(window.shape, window.strides, last.strides)
+    in_order = all(extent == 1 or step >= least > 0 for extent, step, least in steps)
+    together = window.shape[1] == 1 or window.strides[1] == window.type.dtype.itemsize
+    return window if (in_order and together and window.type.rank == 4) or window == last else last
+
+
+def _channel_reads(op: Op, index: int, window: Window) -> Window:
+    """Images with their channels side by side, positions at equal distances; anything else in C order."""
+    return window if channel_rows(window) is not None else channels_last(window.type)
+
+
+def _means(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
+    return planes.layout(inputs, outputs) if planes.is_plane(inputs[0].type) else _images(op, inputs, outputs)
+
+
+def _mean_reads(op: Op, index: int, window: Window) -> Window:
+    """Images of one channel along either axis."""
+    return planes.reads(window) if planes.is_plane(window.type) else _channel_reads(op, index, window)
+
+
+def _depth_together(op: Op, index: int, window: Window) -> Window:
+    """As the reference kernel takes it, the last axis without gaps."""
+    window = _as_reference(op, index, window)
+    whole = index == 6 or window.strides[-1] == window.type.dtype.itemsize  # a mask lies anyhow
+    return window if whole else Window.dense(window.type)
+
+
+_PRODUCT: Mapping[str, Make] = {
+    "tiles": contraction.matmul_on_tiles,
+    "vectors": contraction.matmul_by_vectors,
+    "onednn": contraction.matmul,
+}
+_MAPPED_PRODUCT: Mapping[str, Make] = {
+    "tiles": partial(contraction.matmul_map, way=Tiles),
+    "vectors": partial(contraction.matmul_map, way=Vectors),
+}
+_CONVOLUTION: Mapping[str, Make] = {
+    "winograd": convolution.conv_by_winograd,
+    "products": convolution.conv_by_products,
+    "tiles": convolution.conv_on_tiles,
+    "columns": convolution.conv_by_columns,
+    "onednn": convolution.conv,
+}
+_DATA_GRADIENT: Mapping[str, Make] = {
+    "winograd": convolution.data_gradient_by_winograd,
+    "products": convolution.data_gradient_by_products,
+    "tiles": partial(convolution.data_gradient_by_products, tiles=True),
+    "onednn": convolution.conv_data_gradient,
+}
+_WEIGHT_GRADIENT: Mapping[str, Make] = {
+    "winograd": convolution.weight_gradient_by_winograd,
+    "products": convolution.weight_gradient_by_products,
+    "tiles": partial(convolution.weight_gradient_by_products, tiles=True),
+    "onednn": convolution.conv_weight_gradient,
+}
+FAMILIES = {
+    "map": Family({"lanes": elementwise.elementwise}, like_whole_input, elementwise.reads, True),
+    "masked_map": Family({"lanes": elementwise.masked}, like_whole_input, elementwise.reads, True),
+    "pack_bits": Family({"lanes": elementwise.pack}, elementwise.pack_layout, elementwise.pack_reads, True),
+    "random": Family({"lanes": random.random}, _rows, _as_reference),
+    "reduce": Family({"lanes": reduce.reduce}, _rows, elementwise.reads),
+    "matmul": Family(_PRODUCT, _rows, _as_reference),
+    "matmul_map": Family(_MAPPED_PRODUCT, _rows, _product_reads),
+    "conv": Family(_CONVOLUTION, _images, _conv_reads, True),
+    "conv_map": Family(_CONVOLUTION, _images, _conv_reads, True),
+    "conv_data_grad": Family(_DATA_GRADIENT, _images, _conv_reads, True),
+    "conv_weight_grad": Family(_WEIGHT_GRADIENT, _rows, _conv_reads, True),
+    "layer_norm": Family({"loops": row_norm.normal}, _rows, row_norm.reads),
+    "layer_norm_grad": Family({"loops": row_norm.gradient}, _rows, row_norm.reads),
+    "rms_norm": Family({"loops": row_norm.normal}, _rows, row_norm.reads),
+    "rms_norm_grad": Family({"loops": row_norm.gradient}, _rows, row_norm.reads),
+    "softmax": Family({"loops": softmax.row_kernel}, softmax.layout, softmax.reads, True),
+    "softmax_grad": Family({"loops": softmax.row_kernel}, softmax.layout, softmax.reads, True),
+    "log_softmax": Family({"loops": softmax.row_kernel}, softmax.layout, softmax.reads, True),
+    "log_softmax_grad": Family({"loops": softmax.row_kernel}, softmax.layout, softmax.reads, True),
+    "cross_entropy": Family({"loops": loss.losses}, loss.layout, loss.reads, True),
+    "cross_entropy_grad": Family({"loops": loss.gradients}, loss.layout, loss.reads, True),
+    "gather": Family({"loops": index.gather}, _rows, _as_reference),
+    "scatter_add": Family({"loops": index.scatter_add}, _rows, index.scatter_reads),
+    "concat": Family({"copies": join.concat}, like_most_inputs, join.reads),
+    "pad": Family({"copies": join.padded}, like_most_inputs, join.reads),
+    "unslice": Family({"copies": join.padded}, like_most_inputs, join.reads),
+    "max_pool": Family({"loops": pool.largest}, _images, _channel_reads, True),
+    "max_pool_grad": Family({"loops": pool.largest_gradient}, _images, _channel_reads, True),
+    "avg_pool": Family({"loops": pool.mean}, _means, _mean_reads, True),
+    "avg_pool_grad": Family({"loops": pool.mean}, _means, _mean_reads, True),
+    "channel_moments": Family({"loops": norm.moments}, _images, _channel_reads, True),
+    "batch_norm": Family({"loops": norm.normal}, _images, _channel_reads, True),
+    "batch_norm_grad": Family({"loops": norm.gradient}, _images, _channel_reads, True),
+    "attention": Family({"onednn": attention.attention}, _rows, _as_reference),
+    "attention_grad": Family({"onednn": attention_grad.attention_grad}, _rows, _depth_together),
+    "packed_attention_grad": Family({"onednn": attention_grad.packed_attention_grad}, _rows, _depth_together),
+    "linear_cross_entropy": Family({"onednn": linear_cross_entropy.linear_cross_entropy}, _rows, _as_reference),
+}
+
+
+@lru_cache(maxsize=8192)
+def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], threads: int) -> Mapping[str, Kernel]:
+    set_threads(threads)  # scratch memory depends on how many there are
+    found = {}
+    for name, make in FAMILIES[op.name].ways.items():
+        with suppress(Refused):
+            found[name] = make(op, inputs, outputs)
+    return found
+
+
+def kernels_for(op: Op, inputs: Windows, outputs: Windows, threads: int) -> Mapping[str, Kernel]:
+    """The kernels for an op on tensors that lie so, by name; none where only the op's own NumPy kernel runs it."""
+    return _make(op, tuple(inputs), tuple(outputs), threads) if op.name in FAMILIES else {}
+
+
+def family_of(op: Op, inputs: Types, outputs: Types, threads: int) -> Family | None:
+    """The family of an op if it has a kernel for these types, tensors lying as it likes best."""
+    return None if _liked(op, inputs, outputs, threads) is None else FAMILIES[op.name]
+
+
+def reads_of(op: Op, inputs: Windows, outputs: Types, threads: int) -> Windows | None:
+    """How the inputs of an op are taken: each as it lies or as a copy that lies so, or all as the family likes best;
+    None where it has no kernel.
+    """
+    liked = _liked(op, [x.type for x in inputs], outputs, threads)
+    if liked is None:
+        return None
+    family = FAMILIES[op.name]
+    found = [family.reads(op, i, x) for i, x in enumerate(inputs)]
+    return found if kernels_for(op, found, family.layout(op, found, outputs), threads) else liked
+
+
+def _liked(op: Op, inputs: Types, outputs: Types, threads: int) -> Windows | None:
+    """Inputs that lie as the family of an op likes best, if it has a kernel for them."""
+    family = FAMILIES.get(op.name)
+    if family is None:
+        return None
+    for lie in (channels_last, Window.dense) if family.images else (Window.dense,):
+        windows = [lie(type) for type in inputs]
+        if kernels_for(op, windows, family.layout(op, windows, outputs), threads):
+            return windows
+    return None

@@ -1,0 +1,108 @@
+"""The target `cpu`: oneDNN and compiled loops, and the NumPy kernel for what has neither."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+
+from foreplan.arguments import whole
+from foreplan.errors import UsageError
+from foreplan.graph import Op, Window
+from foreplan.graph.op import Types
+from foreplan.lower.target import DeviceProfile, Kernel, named, predicted
+from foreplan.runtime.numpy.target import reference, reference_reads
+
+MOST_THREADS = 1024  # of one program; more than a system lets a process have end it
+
+
+class CpuTarget:
+    """The processor of this machine, or so many of its threads.
+
+    Attributes:
+        name: `cpu`, with the number of threads where it was given: plans depend on it.
+        threads: that work on each kernel.
+        tune: whether kernels are measured on this machine, each once, and the machine itself; else all is predicted.
+    """
+
+    alignment = 64
+
+    def __init__(self, threads: int | None = None, *, tune: bool = False) -> None:
+        here = len(os.sched_getaffinity(0))
+        self.threads, self.tune = here if threads is None else whole("threads", threads, 1, MOST_THREADS), tune
+        self.name = f"cpu:threads={self.threads}"
+
+    @cached_property
+    def profile(self) -> DeviceProfile:
+        """What the machine does: as one with AVX-512 was measured, or this one itself."""
+        from foreplan.runtime.cpu.machine import this_machine
+
+        # A large product and a stream copy; threads share the memory.
+        flops, stream = 220_000_000_000 * self.threads, 12_000_000_000 * min(self.threads, 4)
+        if self.tune:
+            from foreplan.runtime.cpu.tune import prices
+
+            flops, stream = prices().machine_rates(self.threads)
+        machine = this_machine()
+        needs = (("instruction set", machine.instruction_set), ("oneDNN", machine.onednn))
+        return DeviceProfile(self.name, flops, stream, stream // 2, needs)
+
+    def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
+        """Where there is a kernel."""
+        from foreplan.runtime.cpu.table import family_of
+
+        return family_of(op, inputs, outputs, self.threads) is not None
+
+    def reads(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
+        """As the kernel says."""
+        from foreplan.runtime.cpu.table import reads_of
+
+        found = reads_of(op, inputs, outputs, self.threads)
+        return reference_reads(op, inputs) if found is None else found
+
+    def layouts(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
+        """Images with their channels last where the kernel has them so; else in C order."""
+        from foreplan.runtime.cpu.table import family_of
+
+        family = family_of(op, [x.type for x in inputs], outputs, self.threads)
+        return family.layout(op, inputs, outputs) if family else [Window.dense(type) for type in outputs]
+
+    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+        """The kernels of the op's family, the one predicted to be the fastest first; or the reference kernel."""
+        from foreplan.runtime.cpu.table import kernels_for
+
+        found = kernels_for(op, inputs, outputs, self.threads)
+        made = [
+            Kernel(name, k.workspace, k.overwrites, getattr(k, "parts", ()), getattr(k, "nanoseconds", None))
+            for name, k in found.items()
+        ]
+        return sorted(made, key=lambda kernel: kernel.nanoseconds or 0) or reference(op, inputs, outputs)
+
+    def kernel(
+        self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
+    ) -> Kernel | None:
+        """One of the kernels that there are."""
+        return named(self.kernels(op, inputs, outputs), name, payload)
+
+    def price(self, op: Op, kernel: Kernel, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
+        """Measured, or predicted; what NumPy runs is predicted."""
+        from foreplan.runtime.cpu.table import kernels_for
+
+        found = kernels_for(op, inputs, outputs, self.threads).get(kernel.name) if self.tune else None
+        if found is None:
+            return predicted(self.profile, op, kernel, inputs, outputs)
+        from foreplan.runtime.cpu.tune import prices
+
+        return prices().kernel(op, kernel.name, found, inputs, outputs, self.threads)
+
+
+def target(options: str = "", tune: bool = False) -> CpuTarget:
+    """The target, on as many threads as `threads=2` says, or as there are processors.
+
+    Raises:
+        UsageError: there is no such option.
+    """
+    key, _, value = options.partition("=")
+    if options and (key != "threads" or not value.isascii() or not value.isdigit()):
+        raise UsageError(f"the target cpu has no option {options!r}; `cpu:threads=2` is one")
+    return CpuTarget(int(value) if options else None, tune=tune)

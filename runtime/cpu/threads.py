@@ -1,0 +1,115 @@
+"""How many threads work on a kernel: oneDNN's, through the OpenMP runtime that it uses, and those of compiled loops."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+
+from foreplan.runtime.cpu.codegen.native import together
+from foreplan.runtime.cpu.kernel import Run
+from foreplan.runtime.cpu.onednn.library import library
+
+T = TypeVar("T")
+_forked: set[int] = set()  # the thread of which this process, a forked one, has a copy
+
+
+def _note_fork() -> None:
+    _forked.clear()
+    _forked.add(threading.get_ident())
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def with_team(call: Callable[[], T], threads: int) -> T:
+    """What a call gives whose kernels use so many threads.
+
+    GCC's OpenMP keeps a team of threads for each thread that begins a parallel part. A forked process has a copy of
+    the thread that forked it and none of its team, for which the copy would wait without end. So the copy leaves the
+    call to a new thread, which gets a team of its own and ends with it; that takes some hundred microseconds.
+    """
+    if threads == 1 or threading.get_ident() not in _forked:
+        return call()
+    done: Future[T] = Future()
+
+    def work() -> None:
+        set_threads(threads)  # each thread has its own number
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+
+    worker = threading.Thread(target=work, name="foreplan step")
+    worker.start()
+    try:
+        worker.join()
+    except BaseException:  # Ctrl-C: what runs ends before anybody looks at its memory
+        worker.join()
+        raise
+    return done.result()
+
+
+def set_threads(count: int) -> None:
+    """Let oneDNN use so many threads in every primitive that is described, made or run from now on."""
+    threads_set(count)()
+
+
+def threads_set(count: int) -> Run:
+    """A call of the compiled function that does what `set_threads` says, for the thread that makes it."""
+    return partial(library().openmp.omp_set_num_threads, count)
+
+
+def current_threads() -> int:
+    """How many `set_threads` allows."""
+    count: int = library().openmp.omp_get_max_threads()
+    return count
+
+
+@contextmanager
+def so_many_threads(count: int) -> Iterator[None]:
+    """Within, primitives are described or made for so many threads."""
+    threads = current_threads()
+    set_threads(count)
+    try:
+        yield
+    finally:
+        set_threads(threads)
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """Within, primitives are described for one thread: they are small, or a team's member runs them by itself."""
+    return so_many_threads(1)
+
+
+def ranged(
+    function: Callable[..., object],
+    count: int,
+    grain: int,
+    threads: int,
+    *arguments: object,
+    first: int = 0,
+    own: np.ndarray | None = None,
+) -> Run:
+    """A call that runs a compiled loop over so many numbers, in parts by several threads where they are enough.
+
+    Args:
+        function: compiled, and called as function(start, stop, *arguments); its parts must not depend on one another,
+            so that results do not depend on how many there are.
+        grain: the least that is worth a part of its own.
+        threads: the most parts.
+        first: of the numbers.
+        own: a row for each thread, which its part takes as one more argument.
+    """
+    parts = max(1, min(threads, count // max(grain, 1)))
+    bounds = [first + count * i // parts for i in range(parts + 1)]
+    rows = [(row,) for row in own] if own is not None else [()] * parts
+    calls = [partial(function, low, high, *arguments, *row) for (low, high), row in zip(pairwise(bounds), rows)]
+    return calls[0] if parts == 1 else together(calls)

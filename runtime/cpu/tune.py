@@ -1,0 +1,104 @@
+"""What kernels take on this machine: each measured once, by what it does and how its tensors lie, and kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+
+import numpy as np
+
+from foreplan import __version__
+from foreplan.graph import Op, Window
+from foreplan.kept import keep, kept
+from foreplan.runtime.cpu.kernel import Kernel, Windows
+from foreplan.runtime.cpu.machine import Machine, aligned, least_seconds, measured, this_machine
+
+ENOUGH = 0.05  # seconds of runs after which no more are made,
+LEAST, MOST = 3, 20  # but at least and at most so many
+
+
+class Prices:
+    """Nanoseconds of kernels, measured where they are not known yet.
+
+    Attributes:
+        machine: that they are of.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        digest = hashlib.sha256(f"{__version__} {machine}".encode()).hexdigest()[:16]
+        self._file = f"prices-{digest}.json"
+        data = json.loads(kept(self._file) or b"{}")
+        self._known: dict[str, list[int]] = data.get("prices", {})
+
+    def kernel(self, op: Op, name: str, kernel: Kernel, inputs: Windows, outputs: Windows, threads: int) -> int:
+        """What one run of a kernel takes."""
+        lie = " ".join(f"{w.type}/{','.join(map(str, w.strides))}" for w in (*inputs, *outputs))
+        key = f"{op} {name} threads={threads} {lie}"
+        return self._of(key, lambda: [round(_seconds(op, kernel, inputs, outputs, threads) * 1e9)])[0]
+
+    def machine_rates(self, threads: int) -> tuple[int, int]:
+        """Operations and bytes a second of so many threads."""
+        flops, nbytes = self._of(_machine(threads), lambda: list(measured(threads)))
+        return flops, nbytes
+
+    def known_rates(self, threads: int) -> tuple[int, int] | None:
+        """These, if they were measured before."""
+        found = self._known.get(_machine(threads))
+        return None if found is None else (found[0], found[1])
+
+    def _of(self, key: str, measure: Callable[[], list[int]]) -> list[int]:
+        if key not in self._known:
+            self._known[key] = measure()
+            data = {"machine": asdict(self.machine), "prices": dict(sorted(self._known.items()))}
+            keep(self._file, json.dumps(data, indent=0).encode())
+        return self._known[key]
+
+
+def _machine(threads: int) -> str:
+    return f"machine threads={threads}"
+
+
+@lru_cache(maxsize=1)
+def prices() -> Prices:
+    """Those of this machine."""
+    return Prices(this_machine())
+
+
+def _seconds(op: Op, kernel: Kernel, inputs: Windows, outputs: Windows, threads: int) -> float:
+    """The least time of some runs on made-up numbers, results written over what they may take."""
+    rng = np.random.default_rng(0)
+    types = [window.type for window in inputs]
+    given = [_array(window, op.valid_range(i, types), rng) for i, window in enumerate(inputs)]
+    results = [_array(window, None, None) for window in outputs]
+    taken: set[tuple[str, int]] = set()
+    for output, index in kernel.overwrites:
+        if inputs[index] == outputs[output] and not {("out", output), ("in", index)} & taken:
+            results[output] = given[index]
+            taken |= {("out", output), ("in", index)}
+    scratch = aligned(kernel.workspace)  # calls hold addresses alone
+    run = kernel.bind(given, results, scratch)
+    with np.errstate(all="ignore"):
+        first = least_seconds(run, threads, 1)
+        return min(first, least_seconds(run, threads, max(LEAST, min(MOST, int(ENOUGH / max(first, 1e-9))))))
+
+
+def _array(window: Window, valid: Sequence[int] | None, rng: np.random.Generator | None) -> np.ndarray:
+    """Memory that lies as a window says, with numbers that its op takes."""
+    type, item = window.type, window.type.dtype.itemsize
+    span = sum((extent - 1) * step for extent, step in zip(type.shape, window.strides)) + item if type.size else 0
+    raw = aligned(span)
+    array = np.ndarray(type.shape, type.dtype.numpy, raw, 0, window.strides)
+    if rng is None:
+        return array
+    flat = np.ndarray((span // item,), type.dtype.numpy, raw)
+    if type.dtype.is_float:
+        flat[:] = rng.standard_normal(min(flat.size, 65_537)).repeat(1 + flat.size // 65_537)[: flat.size]
+    elif valid is not None:
+        flat[:] = rng.integers(valid[0], valid[1], flat.size, endpoint=True)
+    else:
+        flat[:] = rng.integers(0, 2, flat.size)
+    return array

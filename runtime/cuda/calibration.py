@@ -1,0 +1,28 @@
+"""What is measured of cards outside the arena, and the table of that which comes with foreplan."""
+
+from __future__ import annotations
+
+from foreplan.calibration import Kind, Table, known
+
+LIBRARIES = ("cudnn", "cublaslt")
+_ALWAYS = ("context_bytes", "code_bytes", "graph_bytes_per_launch")
+_OF_LIBRARIES = tuple(f"{name}_bytes" for name in LIBRARIES)  # of those with which it was made
+CARDS = Kind(
+    file="calibration.toml",
+    package="foreplan.runtime.cuda",
+    key="card",
+    always=_ALWAYS,
+    perhaps=_OF_LIBRARIES,
+    assumed=("context_bytes_per_thread", *_ALWAYS[1:], *_OF_LIBRARIES),
+    where="on cards",
+    page="docs/cuda.md",
+)
+
+
+def calibrations() -> Table:
+    """What comes with foreplan and what the user has measured, of cards.
+
+    Raises:
+        TargetError: the user's file cannot be read or is broken.
+    """
+    return known(CARDS)

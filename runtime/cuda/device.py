@@ -1,0 +1,167 @@
+"""Cards that plans are made for, whether there is one in this machine or not."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.resources
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from foreplan.calibration import MOST, read_toml
+from foreplan.errors import TargetError, UsageError
+
+PRECISIONS = ("float32", "tensorfloat32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Device:
+    """What planning needs to know of a card. Two are equal if every figure is.
+
+    Attributes:
+        name: in targets, such as `h100`.
+        title: as the driver calls it, such as `NVIDIA H100 80GB HBM3`.
+        capability: compute capability, such as "9.0".
+        multiprocessors: how many.
+        memory_bytes: that programs can have, as the driver reports it.
+        bytes_per_second: of streaming reads and writes of device memory together, at most.
+        bus_bytes_per_second: copied between device and host memory in one direction, at most.
+        l2_bytes: of the second-level cache.
+        shared_bytes_per_multiprocessor: of shared memory.
+        shared_bytes_per_block: of shared memory, at most, for a block that asks for so much.
+        threads_per_multiprocessor, blocks_per_multiprocessor: resident at a time, at most.
+        clock_hz, memory_clock_hz: of multiprocessors and memory, at most.
+        peaks: floating-point operations per second of dense products, a multiply-add being two, by precision: an
+            entry for each of PRECISIONS that the card has. `float32` is IEEE arithmetic, without tensor cores.
+        sources: where the figures come from.
+    """
+
+    name: str
+    title: str
+    capability: str
+    multiprocessors: int
+    memory_bytes: int
+    bytes_per_second: int
+    bus_bytes_per_second: int
+    l2_bytes: int
+    shared_bytes_per_multiprocessor: int
+    shared_bytes_per_block: int
+    threads_per_multiprocessor: int
+    blocks_per_multiprocessor: int
+    clock_hz: int
+    memory_clock_hz: int
+    peaks: tuple[tuple[str, int], ...]
+    sources: tuple[str, ...] = ()
+
+    @property
+    def flops_per_second(self) -> int:
+        """Of dense float32 products in IEEE arithmetic."""
+        return self.peak("float32")
+
+    @property
+    def compute(self) -> int:
+        """The compute capability as compilers write it: 90 for "9.0"."""
+        major, minor = self.capability.split(".")
+        return 10 * int(major) + int(minor)
+
+    def peak(self, precision: str) -> int:
+        """Floating-point operations per second of dense products; what a card lacks, it does in float32."""
+        peaks = dict(self.peaks)
+        return peaks.get(precision, peaks["float32"])
+
+    def as_json(self) -> dict[str, Any]:
+        """Every figure by its name, exact."""
+        figures = dataclasses.asdict(self) | {"flops_per_second": dict(self.peaks), "sources": list(self.sources)}
+        del figures["peaks"]
+        return figures
+
+    def as_toml(self) -> str:
+        """The text of a profile that `read_device` reads back."""
+        figures = self.as_json()
+        peaks = figures.pop("flops_per_second")
+        lines = [f"{key} = {_toml(value)}" for key, value in figures.items()]
+        rates = [f"{key} = {value:_}" for key, value in peaks.items()]
+        return "\n".join([*lines, "", "[flops_per_second]  # of dense products; sums in float32", *rates, ""])
+
+
+def _toml(value: str | int | list[str]) -> str:
+    if isinstance(value, list):
+        return "".join(["[\n", *(f"    {_toml(each)},\n" for each in value), "]"])
+    return f"{value:_}" if isinstance(value, int) else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+_FIGURES = [field for field in dataclasses.fields(Device) if field.name not in ("peaks", "sources")]
+
+
+def read_device(text: str, origin: str) -> Device:
+    """The card that a profile describes: the fields of `Device` as TOML, and a table `flops_per_second`.
+
+    Raises:
+        TargetError: the text is no profile; names its origin and the key that is missing or wrong.
+    """
+    found = read_toml(text, f"{origin} is no device profile")
+    if unknown := sorted(set(found) - {field.name for field in _FIGURES} - {"flops_per_second", "sources"}):
+        raise TargetError(f"{origin} has an unknown key {unknown[0]!r}")
+    figures: dict[str, Any] = {}
+    for field in _FIGURES:
+        value = found.get(field.name)
+        good = isinstance(value, str) if field.type == "str" else _is_figure(value)
+        if not good:
+            wanted = "a text" if field.type == "str" else "a whole number above 0, and below 2^62"
+            raise TargetError(f"{origin} needs {field.name} as {wanted}, and has {repr(value)[:80]}")
+        figures[field.name] = value
+    major, dot, minor = figures["capability"].partition(".")
+    if not (dot and major.isdecimal() and minor.isdecimal() and len(major) <= 3 and len(minor) == 1):
+        raise TargetError(f"{origin} has the compute capability {figures['capability'][:40]!r}; write one such as 9.0")
+    peaks, sources = found.get("flops_per_second"), found.get("sources", [])
+    if not isinstance(peaks, dict) or "float32" not in peaks or not set(peaks) <= set(PRECISIONS):
+        raise TargetError(
+            f"{origin} needs a table flops_per_second with float32 and any of {', '.join(PRECISIONS[1:])}"
+        )
+    if not all(map(_is_figure, peaks.values())):
+        told = repr(peaks)[:200]
+        raise TargetError(f"{origin} has flops_per_second that are no whole numbers above 0, and below 2^62: {told}")
+    if not isinstance(sources, list) or not all(isinstance(source, str) for source in sources):
+        raise TargetError(f"{origin} has sources that are no list of texts")
+    return Device(**figures, peaks=tuple(peaks.items()), sources=tuple(sources))
+
+
+def _is_figure(value: Any) -> bool:
+    return type(value) is int and 0 < value < MOST
+
+
+@lru_cache(maxsize=1)
+def devices() -> Mapping[str, Device]:
+    """Every card with a profile of its own, by name."""
+    folder = importlib.resources.files("foreplan.runtime.cuda") / "devices"
+    files = [file for file in folder.iterdir() if file.name.endswith(".toml")]
+    found = [read_device(file.read_text(encoding="utf-8"), file.name) for file in files]
+    return MappingProxyType({device.name: device for device in sorted(found, key=lambda device: device.name)})
+
+
+def device_named(name: str) -> Device:
+    """The card of this name, or the one that a profile describes (a path that ends in `.toml`).
+
+    Raises:
+        UsageError: there is no such card; lists those that there are.
+        TargetError: the file is no profile.
+    """
+    if name.endswith(".toml"):
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:  # a name with a zero byte, or what is no text
+            raise UsageError(f"cannot read the device profile {name!r}: {error}") from None
+        return read_device(text, name)
+    known = devices()
+    if name.lower() in known:
+        return known[name.lower()]
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    raise UsageError(
+        f"there is no device {name!r}{meant}; choose one of {', '.join(known)}, or write a profile of the card in this "
+        f"machine with `foreplan devices --capture -o FILE.toml` and give that file"
+    )

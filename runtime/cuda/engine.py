@@ -1,0 +1,274 @@
+"""The CUDA engine: a plan becomes launches, copies and calls of libraries in one arena, replayed as one graph."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
+from typing import cast
+
+from foreplan.errors import PlanError, SessionError, TargetError, UsageError
+from foreplan.lower.program import Call, Operand, Program, Slot
+from foreplan.lower.targets import options_of
+from foreplan.planner.plan import Plan, Step
+from foreplan.runtime.cuda.launch import (
+    ALIGNMENT,
+    Address,
+    Clear,
+    Copy,
+    Execute,
+    Instruction,
+    Launch,
+    LaunchKernel,
+    Multiply,
+)
+from foreplan.runtime.cuda.libraries import driver
+from foreplan.runtime.cuda.libraries.driver import Card
+from foreplan.runtime.cuda.libraries.nvrtc import architecture_of, figures, key_of
+from foreplan.runtime.cuda.memory import DeviceAhead, DeviceMemory, DevicePlace, span_of, told
+from foreplan.runtime.cuda.table import kernel_named, kernels_for
+from foreplan.runtime.cuda.target import CudaTarget
+from foreplan.runtime.engine import At, Memory, Run, Watch
+from foreplan.units import align_up, format_bytes
+
+Where = Callable[[Address], int]
+
+
+class CudaBound:
+    """A plan on a card.
+
+    Attributes:
+        of_step: the calls of each step.
+        calls: all of them, in order.
+        replay: the graph that was captured of them; None where none has been.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        plan: Plan,
+        regions: Sequence[DeviceMemory],
+        card: Card,
+        target: CudaTarget,
+        capture: bool,
+    ) -> None:
+        self.program, self.regions, self.card, self.target = program, regions, card, target
+        self.capture = capture
+        self.code = dict(program.code) if program.trusted else {}
+        self.of_step = [self._ready(step) for step in plan.steps]
+        self.calls = [call for calls in self.of_step for call in calls]
+        self.replay: Run | None = None
+        self._crossing = self._staged(plan)
+
+    def run(self) -> None:
+        """Execute the plan once: at first call by call, which is when the driver loads kernels, then as one graph."""
+        with told("in the middle of a step"), self.card.allocating_nothing():
+            if self.replay is not None:
+                self.replay()
+                return
+            for call in self.calls:
+                call()
+        if self.capture and self.calls:
+            with told("while a step was captured, which bind(capture=False) leaves out"):
+                self.replay = self.card.captured(self.calls)
+
+    def run_watched(self, watch: Watch) -> None:
+        """Execute the plan once, call by call, with `watch` called around every step."""
+        start, end = self.card.event(), self.card.event()
+        for i, calls in enumerate(self.of_step):
+            watch.before(i)
+            with told("in the middle of a step"), self.card.allocating_nothing():
+                start.record()
+                for call in calls:
+                    call()
+                end.record()
+                end.wait()
+                seconds = end.seconds_since(start)
+            watch.after(i, seconds)
+
+    def place(self, operand: Operand, offset: int) -> DevicePlace:
+        """The tensor whose value lies at `offset` of its region."""
+        found = self._crossing.get((operand, offset))
+        return found or DevicePlace(self.card, operand.window, self._address(operand, offset))
+
+    def ahead(self, second: At, first: At) -> DeviceAhead:
+        """The second slot of an input, and the input."""
+        return DeviceAhead(self.card, self.place(*first), self._address(*second))
+
+    def _staged(self, plan: Plan) -> dict[tuple[Operand, int], DevicePlace]:
+        """Inputs and results, with the pinned memory that they cross through: one allocation."""
+        program, starts, ends = self.program, dict(plan.starts), dict(plan.ends)
+        results: list[Slot] = [*program.outputs, *program.gradients, *([program.loss] if program.loss else [])]
+        crossing = [(slot.operand, starts[slot.operand.value]) for slot in program.inputs]
+        crossing += [(slot.operand, ends[slot.operand.value]) for slot in results]
+        sizes = [align_up(span_of(operand.window)[0], ALIGNMENT) for operand, _ in crossing]
+        with told("while pinned memory was allocated", harmless=True):
+            pinned = self.card.allocate_host(sum(sizes))
+        found, at = {}, 0
+        for (operand, offset), size in zip(crossing, sizes):
+            first = self._address(operand, offset)
+            found[operand, offset] = DevicePlace(self.card, operand.window, first, pinned[at : at + size])
+            at += size
+        return found
+
+    def _address(self, operand: Operand, offset: int) -> int:
+        """Of a tensor's first element, whose value lies at `offset` of its region."""
+        return self.regions[self.program.values[operand.value].region].address + offset + operand.offset
+
+    def _ready(self, step: Step) -> list[Run]:
+        """A step's calls."""
+        action, call = self.program.actions[step.action], self.program.calls[step.action]
+        reads, writes = dict(zip(action.reads, step.reads)), dict(zip(action.writes, step.writes))
+        starts = {
+            "input": [self._address(x, reads[x.value]) for x in call.inputs],
+            "output": [self._address(y, writes[y.value]) for y in call.outputs],
+            "workspace": [self.regions[action.workspace_region].address + step.workspace],
+        }
+        kernel = self._kernel(call, action.workspace)
+        try:
+            with told(f"while node {call.node!r} was bound", harmless=True):
+                made = [
+                    ready(self.card, each, lambda place: starts[place.of][place.index] + place.offset, self._code(each))
+                    for each in kernel.instructions
+                ]
+        except PlanError as error:
+            raise PlanError(f"node {call.node!r}: {error}") from None
+        return [run for run in made if run is not None]
+
+    def _code(self, instruction: Instruction) -> bytes | None:
+        """The machine code of a launch, where the program has it."""
+        if not self.code or not isinstance(instruction, Launch):
+            return None
+        code = self.code.get(key_of(instruction.source, architecture_of(self.target.device)))
+        if code is not None and instruction.entry not in _entries(code):
+            raise PlanError(f"the machine code in the plan has no kernel {instruction.entry!r}; plan the model again")
+        return code
+
+    def _kernel(self, call: Call, workspace: int) -> LaunchKernel:
+        reads, writes = ([operand.window for operand in found] for found in (call.inputs, call.outputs))
+        device, tf32, deterministic = self.target.device, self.target.tf32, self.target.deterministic
+        if call.payload and not self.program.trusted:
+            made = kernels_for(call.op, reads, writes, device, tf32=tf32, deterministic=deterministic)
+            kernel = made.get(call.kernel)
+            if kernel is None or kernel.workspace != workspace:
+                raise PlanError(
+                    f"node {call.node!r}: the plan file has machine code for {call.kernel!r}, which runs if you trust "
+                    "the file alone (trust_code=True, --trust-code), and cuDNN makes none such: plan the model again"
+                )
+            return kernel
+        kernel = kernel_named(call.op, call.kernel, call.payload, reads, writes, device)
+        if kernel is None or kernel.workspace != workspace:
+            raise PlanError(f"node {call.node!r}: the kernel {call.kernel!r} needs another workspace; compile again")
+        return kernel
+
+
+@lru_cache(maxsize=4096)
+def _entries(code: bytes) -> Collection[str]:
+    """Names of the kernels in machine code."""
+    try:
+        return figures(code).keys()
+    except ValueError:
+        return ()
+
+
+def ready(card: Card, instruction: Instruction, where: Where, code: bytes | None = None) -> Run | None:
+    """One instruction as a call on a card; None where there is nothing to do.
+
+    Args:
+        where: the address that a place has.
+        code: machine code of a launch; None: it is made.
+    """
+    if isinstance(instruction, Launch):
+        return card.launching(instruction, packed(instruction, where), code)
+    if isinstance(instruction, Execute):
+        tensors = {uid: where(place) for uid, place in instruction.operands}
+        return card.executing(instruction.blob, tensors, where(instruction.workspace), instruction.nbytes)
+    if isinstance(instruction, Multiply):
+        return card.multiplying(instruction, tuple(map(where, instruction.places)), where(instruction.workspace))
+    target, nbytes = where(instruction.target), instruction.nbytes
+    if isinstance(instruction, Clear):
+        return card.filling(target, 0, nbytes) if nbytes else None
+    assert isinstance(instruction, Copy)
+    source = where(instruction.source)
+    return card.copying(target, source, nbytes) if source != target and nbytes else None
+
+
+def packed(launch: Launch, where: Where) -> bytes:
+    """The structure that a kernel takes: eight bytes each of addresses, int64 and double."""
+    words = [where(word) if isinstance(word, Address) else word for word in launch.arguments]
+    return b"".join(struct.pack("<d" if isinstance(word, float) else "<q", word) for word in words)
+
+
+class CudaEngine:
+    """Runs programs lowered for the target `cuda`."""
+
+    name = "cuda"
+
+    def __init__(self, target: str, card: Card, capture: bool = True) -> None:
+        """An engine on a card.
+
+        Args:
+            target: that programs were lowered for.
+            card: that there is.
+            capture: whether steps are replayed as one graph; if not, call by call.
+
+        Raises:
+            TargetError: the target has another compute capability than the card.
+        """
+        self.card, self.capture = card, capture
+        self.target = CudaTarget(options_of(target))
+        device = self.target.device
+        if device.capability != card.capability:
+            raise TargetError(
+                f"the step was planned for {device.title}, of compute capability {device.capability}, and the card "
+                f"here is {card.title}, of {card.capability}: compile it for the target cuda, which is the one here"
+            )
+
+    def allocate(self, heights: Sequence[int]) -> list[DeviceMemory]:
+        """One arena on the card for all regions, each aligned to 256 bytes."""
+        starts, total = _stacked(heights)
+        free, there = self.card.memory()
+        if total > free:
+            raise SessionError(
+                f"the arena takes {format_bytes(total)}, and of the {format_bytes(there)} of {self.card.title} "
+                f"{format_bytes(free)} are free: nvidia-smi shows what holds the rest; or compile with a lower budget"
+            )
+        with told("when the arena was allocated", harmless=True):
+            block = self.card.allocate(total)
+        return [DeviceMemory(self.card, block, block.ptr + start, nbytes) for start, nbytes in zip(starts, heights)]
+
+    def allocate_host(self, heights: Sequence[int]) -> list[DeviceMemory]:
+        """Pinned memory, which kernels and copies address as they do the card's own."""
+        starts, total = _stacked(heights)
+        with told("when pinned memory was allocated", harmless=True):
+            block = self.card.allocate_host(total)
+        first = block.ctypes.data
+        return [DeviceMemory(self.card, block, first + start, nbytes) for start, nbytes in zip(starts, heights)]
+
+    def use_threads(self, program: Program, threads: int | None) -> None:
+        """A card decides on its own."""
+        if threads is not None:
+            raise UsageError(f"threads are the CPU's, and the step runs on {self.card.title}: leave them out")
+
+    def bind(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> CudaBound:
+        """Every step as ready calls."""
+        memory = cast(Sequence[DeviceMemory], regions)
+        return CudaBound(program, plan, memory, self.card, self.target, self.capture)
+
+
+def engine(program: Program, capture: bool) -> CudaEngine:
+    """The engine on the card in this machine.
+
+    Raises:
+        TargetError: there is none, or none that the program was lowered for.
+    """
+    return CudaEngine(program.target, driver.card(), capture)
+
+
+def _stacked(heights: Sequence[int]) -> tuple[list[int], int]:
+    """Where regions begin, one behind the other and aligned, and how high they are together."""
+    starts, total = [], 0
+    for height in heights:
+        starts.append(align_up(total, ALIGNMENT))
+        total = starts[-1] + height
+    return starts, total

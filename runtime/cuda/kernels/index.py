@@ -1,0 +1,167 @@
+"""Slices read at, and added at, the places that indices name; sums are taken in the order of the indices."""
+
+from __future__ import annotations
+
+import math
+
+from foreplan.graph import Op, Window
+from foreplan.ops.index import Gather, ScatterAdd
+from foreplan.ops.map import merged_axes
+from foreplan.runtime.cuda.device import Device
+from foreplan.runtime.cuda.kernels.expressions import stored
+from foreplan.runtime.cuda.kernels.map import copies, index_type
+from foreplan.runtime.cuda.launch import (
+    Clear,
+    Defines,
+    Instruction,
+    Launch,
+    LaunchKernel,
+    Refused,
+    Scratch,
+    Source,
+    Windows,
+    Word,
+    added_in_place,
+    ceil_div,
+    input_at,
+    launch,
+    output_at,
+    side_by_side,
+)
+
+THREADS = 256
+BYTES = 16  # that a thread reads at a time
+SORTING, TILE = 512, 4096  # threads of a block that sorts, and its positions
+ADDING = 128  # threads of a block that adds
+MOST_BITS = 9  # of a digit that is sorted by
+MANY, FEW_BYTES = 16, 4  # slices of each place, from which on fewer bytes of more slices are read at a time
+_BYTES = {"u32": 4, "u64": 8}
+
+
+def gather(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """One launch."""
+    assert isinstance(op, Gather)
+    data, indices = inputs
+    (y,), behind = outputs, len(data.shape) - op.axis - 1
+    if not y.type.size:
+        return LaunchKernel(())
+    outer, inner = math.prod(data.shape[: op.axis]), math.prod(data.shape[op.axis + 1 :])
+    vector = BYTES // y.type.dtype.itemsize
+    while vector > inner:
+        vector //= 2
+    words: list[Word] = [outer, indices.type.size, inner, data.shape[op.axis], input_at(1)]
+    words += [input_at(0), *_folded(data, op.axis, behind), output_at(0), *_folded(y, op.axis, behind)]
+    units = outer * indices.type.size * ceil_div(inner, vector)
+    defines: Defines = (
+        ("ELEMENT", stored(y.type.dtype)),
+        ("PLACE", stored(indices.type.dtype)),
+        ("VECTOR", vector),
+        ("INDEX", index_type(units)),
+    )
+    source = Source("index.cu", defines)
+    return LaunchKernel((launch(source, "gather", ceil_div(units, THREADS), THREADS, words),))
+
+
+def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+    """Zeros, or what is added to; positions sorted by place, in the workspace; and one launch that adds."""
+    assert isinstance(op, ScatterAdd)
+    indices, updates, *base = inputs
+    (y,), behind = outputs, len(op.shape) - op.axis - 1
+    if not y.type.dtype.is_float:
+        raise Refused(f"sums of {y.type}")
+    found: list[Instruction] = []
+    if base:
+        found += copies(input_at(2), base[0], output_at(0), y)
+    elif y.type.size:
+        found.append(Clear(output_at(0), y.type.nbytes))
+    overwrites = added_in_place(inputs, y)
+    if not updates.type.size:
+        return LaunchKernel(tuple(found), overwrites=overwrites)
+    outer, extent, inner = math.prod(op.shape[: op.axis]), op.shape[op.axis], math.prod(op.shape[op.axis + 1 :])
+    count = indices.type.size
+    many = count >= MANY * extent
+    item, folded = y.type.dtype.itemsize, [_folded(x, op.axis, behind) for x in (y, updates)]
+    lying = [(item, inside, others) for *others, inside in folded]
+    vector = side_by_side(max(1, (FEW_BYTES if many else BYTES) // item), inner, lying)
+    units = outer * count * (inner // vector)
+    passes = max(1, ceil_div((extent - 1).bit_length(), MOST_BITS))
+    bits = max(1, ceil_div((extent - 1).bit_length(), passes))
+    index = index_type(max(units, extent))
+    defines: Defines = (
+        ("ELEMENT", stored(y.type.dtype)),
+        ("PLACE", stored(indices.type.dtype)),
+        ("VECTOR", vector),
+        ("INDEX", index),
+        ("BITS", bits),
+        ("AHEAD", 32 if many else 8),
+        ("ADDS", int(bool(base))),
+    )
+    order = _Order(Source("scatter_add.cu", defines), count, extent, passes, bits, index)
+    found += order.launches()
+    words: list[Word] = [outer, count, inner, order.positions, order.places]
+    words += [output_at(0), *folded[0], input_at(1), *folded[1]]
+    found.append(launch(order.source, "scatter_add", ceil_div(units, ADDING), ADDING, words))
+    return LaunchKernel(tuple(found), order.scratch.nbytes, overwrites)
+
+
+class _Order:
+    """Positions of indices, sorted by the places that these name: where they lie in the workspace, and what sorts them.
+
+    Attributes:
+        positions, places: sorted positions, and the place of each.
+    """
+
+    def __init__(self, source: Source, count: int, extent: int, passes: int, bits: int, index: str) -> None:
+        """By so many bits of the places in each pass."""
+        self.source, self.count, self.extent, self.passes, self.bits = source, count, extent, passes, bits
+        self.scratch, self.tiles = Scratch(), ceil_div(count, TILE)
+        nbytes = _BYTES[index]
+        self.positions, self.places = (self.scratch.take(nbytes * count) for _ in range(2))
+        self.others = self.scratch.take(nbytes * count) if passes > 1 else self.positions
+        self.digits = self.scratch.take(nbytes * (self.tiles << bits)) if self.tiles > 1 else 0
+
+    def launches(self) -> list[Launch]:
+        """A pass for each digit, of which the last one writes `positions`."""
+        found: list[Launch] = []
+        given: Word = 0
+        for i in range(self.passes):
+            target = self.others if (self.passes - 1 - i) % 2 else self.positions
+            words: list[Word] = [self.count, self.extent, i * self.bits, self.tiles, input_at(0), given]
+            words += [self.digits, target, self.places]
+            if self.tiles > 1:
+                found.append(launch(self.source, "count_digits", self.tiles, SORTING, words))
+            found.append(launch(self.source, "sort_by_digit", self.tiles, SORTING, words))
+            given = target
+        return found
+
+
+def _folded(x: Window, axis: int, behind: int) -> tuple[int, int, int]:
+    """Its steps as [outer, n, inner]: the axes before `axis`, those that are one with it, and so many behind."""
+    steps = _steps(x, axis, behind)
+    assert steps is not None
+    return steps
+
+
+def _steps(x: Window, axis: int, behind: int) -> tuple[int, int, int] | None:
+    """Bytes from one to the next along the three, if each is one axis."""
+    rank = len(x.shape)
+    ranges = (range(axis), range(axis, rank - behind), range(rank - behind, rank))
+    found = [merged_axes(x.shape, [x.strides], axes) for axes in ranges]
+    if any(len(axes) > 1 for axes in found):
+        return None
+    outer, along, inner = (axes[0][1][0] for axes in found)
+    return outer, along, inner
+
+
+def gather_reads(op: Op, index: int, window: Window) -> Window:
+    """Data as it lies, where its axes fold into three; indices in C order."""
+    assert isinstance(op, Gather)
+    folds = index == 0 and _steps(window, op.axis, len(window.shape) - op.axis - 1) is not None
+    return window if folds else Window.dense(window.type)
+
+
+def scatter_reads(op: Op, index: int, window: Window) -> Window:
+    """Updates as they lie, where their axes fold into three; what is added to anyhow; indices in C order."""
+    assert isinstance(op, ScatterAdd)
+    folds = index == 1 and _steps(window, op.axis, len(op.shape) - op.axis - 1) is not None
+    return window if folds or index == 2 else Window.dense(window.type)

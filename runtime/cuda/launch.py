@@ -1,0 +1,329 @@
+"""What a kernel on a card comes to: launches and copies as plain data, with no pointer and no array in them.
+
+A session binds them to addresses; tests run the same ones on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal, Protocol
+
+from foreplan.graph import DType, Op, Window
+from foreplan.graph.layouts import lie_alike
+from foreplan.runtime.cuda.device import Device
+from foreplan.units import align_up
+
+FOLDER = Path(__file__).parents[1] / "cuda"
+ALIGNMENT = 256  # bytes; of every value and workspace
+STANDARD = "-std=c++17"
+MAPS = ("map.cu", "multi_map.cu", "pack_bits.cu")  # which compute expressions of a graph
+
+Grid = tuple[int, int, int]
+Defines = tuple[tuple[str, str | int], ...]
+Windows = Sequence[Window]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A translation unit: a file of cuda/ with what it is made for.
+
+    Attributes:
+        file: its name in cuda/.
+        defines: macros and what they stand for.
+        generated: text that comes behind the file, such as a function that it declares.
+    """
+
+    file: str
+    defines: Defines = ()
+    generated: str = ""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Of a compiler. Maps round each product and each sum, as NumPy does: an expression has the same bits wherever
+        it is computed, fused with others or not, and a mask agrees with what it masks.
+        """
+        return (STANDARD, *(["-fmad=false"] if self.file in MAPS else []))
+
+    @property
+    def text(self) -> str:
+        """What a compiler is given; it finds included files in `FOLDER`."""
+        macros = [f"#define {name} {value}\n" for name, value in self.defines]
+        return f'{"".join(macros)}#include "{self.file}"\n{self.generated}'
+
+
+@lru_cache(maxsize=1)
+def sources_digest() -> str:
+    """Changes with any file of cuda/: a part of what compiled code is known by."""
+    files = sorted(file for file in FOLDER.iterdir() if file.suffix in (".cu", ".cuh"))
+    return sha256(b"".join(file.name.encode() + b"\n" + file.read_bytes() for file in files)).hexdigest()
+
+
+@dataclass(frozen=True)
+class Address:
+    """A place in what a kernel is bound to.
+
+    Attributes:
+        of: what it lies in.
+        index: which input or output.
+        offset: bytes from the first element.
+    """
+
+    of: Literal["input", "output", "workspace"]
+    index: int = 0
+    offset: int = 0
+
+    def behind(self, nbytes: int) -> Address:
+        """So many bytes further."""
+        return Address(self.of, self.index, self.offset + nbytes)
+
+
+def input_at(index: int, offset: int = 0) -> Address:
+    """So many bytes behind the first element of an input."""
+    return Address("input", index, offset)
+
+
+def output_at(index: int, offset: int = 0) -> Address:
+    """So many bytes behind the first element of an output."""
+    return Address("output", index, offset)
+
+
+def workspace_at(offset: int = 0) -> Address:
+    """So many bytes behind the beginning of the workspace."""
+    return Address("workspace", 0, offset)
+
+
+Word = Address | int | float
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel function run on a grid of blocks.
+
+    Attributes:
+        source: where it is.
+        entry: its name.
+        grid: blocks.
+        block: threads of each.
+        arguments: the members of the one structure that it takes, eight bytes each: an address, an int64 or a double.
+    """
+
+    source: Source
+    entry: str
+    grid: Grid
+    block: Grid
+    arguments: tuple[Word, ...]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Bytes copied; nothing where they are the same bytes already."""
+
+    target: Address
+    source: Address
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Clear:
+    """Bytes set to zero."""
+
+    target: Address
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Execute:
+    """A plan of cuDNN's run.
+
+    Attributes:
+        blob: the plan, serialised.
+        operands: its tensors' numbers, and where they lie.
+        workspace: where its own scratch memory lies, so many bytes of it.
+    """
+
+    blob: bytes = field(repr=False)
+    operands: tuple[tuple[int, Address], ...]
+    workspace: Address
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix whose columns lie one behind the other, as BLAS has them, and those behind it in a batch.
+
+    Attributes:
+        start: where its first element lies.
+        dtype: of its elements.
+        rows, columns: as it lies, before it is transposed.
+        leading: elements from one column to the next; at least `rows`.
+        stride: elements from one matrix of the batch to the next; 0: the same one for all.
+    """
+
+    start: Address
+    dtype: DType
+    rows: int
+    columns: int
+    leading: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """Products of matrices by cuBLASLt, one call: d = op(a) op(b), with c added, and with a number for each row of d.
+
+    Attributes:
+        a, b, c, d: what is multiplied, what is added, and the result, which may be c. Where nothing is added, c is d.
+        transpose_a, transpose_b: whether op turns the matrix around.
+        adds: whether c is added.
+        batch: how many products.
+        tf32: whether float32 may be rounded to TensorFloat-32 first. Sums are float32 in any case.
+        workspace: where its scratch memory lies, at most so many bytes of it.
+        bias: where the numbers lie that are added to all columns, side by side and of d's type; None: there are none.
+    """
+
+    a: Matrix
+    b: Matrix
+    c: Matrix
+    d: Matrix
+    transpose_a: bool
+    transpose_b: bool
+    adds: bool
+    batch: int
+    tf32: bool
+    workspace: Address
+    nbytes: int
+    bias: Address | None = None
+
+    @property
+    def places(self) -> tuple[Address, ...]:
+        """Where a, b, c and d lie, and the bias, if there is one."""
+        matrices = (self.a.start, self.b.start, self.c.start, self.d.start)
+        return matrices if self.bias is None else (*matrices, self.bias)
+
+    @property
+    def terms(self) -> int:
+        """That are summed for an element."""
+        return self.a.rows if self.transpose_a else self.a.columns
+
+    def __str__(self) -> str:
+        """For people, in the words of BLAS: m, n and k, and the rest."""
+        types = f"{self.a.dtype} to {self.d.dtype}"
+        many = f", {self.batch} times" if self.batch > 1 else ""
+        return f"{self.d.rows} x {self.d.columns} x {self.terms}, {types}{many}"
+
+
+Instruction = Launch | Copy | Clear | Execute | Multiply
+
+
+@dataclass(frozen=True)
+class LaunchKernel:
+    """One op on tensors that lie in a certain way.
+
+    Attributes:
+        instructions: one after the other.
+        workspace: bytes of scratch memory, exact.
+        overwrites: pairs (output, input): that output may take exactly that input's bytes.
+        parts: triples (output, input, byte): that input may lie within that output already, from that byte on.
+        nanoseconds: predicted, where there are several for an op; None: as the card's profile has the op's cost.
+        payload: what goes into a plan of it, beside its name, so that it can be made again: a plan of cuDNN.
+        alignment: bytes of which every operand's address must be a multiple.
+    """
+
+    instructions: tuple[Instruction, ...]
+    workspace: int = 0
+    overwrites: tuple[tuple[int, int], ...] = ()
+    parts: tuple[tuple[int, int, int], ...] = ()
+    nanoseconds: int | None = None
+    payload: bytes = field(default=b"", repr=False)
+    alignment: int = 1
+
+
+class Make(Protocol):
+    """Makes the kernel of an op on tensors that lie in a certain way."""
+
+    def __call__(self, op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
+        """The kernel.
+
+        Raises:
+            Refused: there is none for such tensors.
+        """
+
+
+class Refused(Exception):
+    """A kernel cannot be made for an op on such tensors."""
+
+
+def relocated(each: Instruction, moved: Callable[[Address], Address]) -> Instruction:
+    """An instruction with every place that it reads or writes replaced by another."""
+    if isinstance(each, Launch):
+        words = (moved(word) if isinstance(word, Address) else word for word in each.arguments)
+        return replace(each, arguments=tuple(words))
+    if isinstance(each, Copy):
+        return replace(each, target=moved(each.target), source=moved(each.source))
+    if isinstance(each, Clear):
+        return replace(each, target=moved(each.target))
+    if isinstance(each, Execute):
+        operands = tuple((uid, moved(place)) for uid, place in each.operands)
+        return replace(each, operands=operands, workspace=moved(each.workspace))
+    a, b, c, d = (replace(x, start=moved(x.start)) for x in (each.a, each.b, each.c, each.d))
+    bias = None if each.bias is None else moved(each.bias)
+    return replace(each, a=a, b=b, c=c, d=d, workspace=moved(each.workspace), bias=bias)
+
+
+def added_in_place(inputs: Windows, y: Window) -> tuple[tuple[int, int], ...]:
+    """The pair of a result and of the third input, which is added to it, where that lies as the result does."""
+    return ((0, 2),) if len(inputs) == 3 and lie_alike(inputs[2], y) else ()
+
+
+def side_by_side(most: int, extent: int, tensors: Iterable[tuple[int, int, Iterable[int]]]) -> int:
+    """Elements along an axis that a thread can take together: a divisor of `most` and of the axis' extent.
+
+    Args:
+        tensors: of each, the bytes of an element, the step from one to the next along the axis, and other steps, after
+            which as many lie side by side.
+    """
+    numbers = [extent]
+    for item, step, others in tensors:
+        if extent > 1 and step != item:
+            return 1
+        numbers += [other // item for other in others]
+    return math.gcd(most, *numbers)
+
+
+class Scratch:
+    """Workspace given out piece by piece.
+
+    Attributes:
+        nbytes: given out so far.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def take(self, nbytes: int) -> Address:
+        """So many bytes more, aligned."""
+        start = align_up(self.nbytes, ALIGNMENT)
+        self.nbytes = start + nbytes
+        return workspace_at(start)
+
+
+def launch(source: Source, entry: str, blocks: int | Grid, threads: int, arguments: Iterable[Word]) -> Launch:
+    """A launch of blocks of so many threads along one axis.
+
+    Raises:
+        Refused: a grid has no room for so many blocks.
+    """
+    grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
+    if not (0 < grid[0] < 1 << 31 and 0 < grid[1] < 1 << 16 and 0 < grid[2] < 1 << 16):
+        raise Refused(f"a grid of {grid} blocks")
+    return Launch(source, entry, grid, (threads, 1, 1), tuple(arguments))
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)

@@ -1,0 +1,341 @@
+"""The card in this machine: all that a session asks of it; no other file runs CuPy, cuDNN or cuBLASLt on it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, lru_cache, partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from foreplan.errors import PlanError, TargetError
+from foreplan.runtime.cuda.launch import Launch, Multiply, Source
+from foreplan.runtime.cuda.libraries.cublaslt import Cublaslt, opened
+from foreplan.runtime.cuda.libraries.cudnn import library, missing, on_card
+from foreplan.runtime.cuda.libraries.nvml import Nvml
+from foreplan.runtime.cuda.libraries.nvrtc import cubin
+
+Run = Callable[[], object]  # queued on the card when called
+_ADVICE = "`pip install 'foreplan[cuda13]'`, or 'foreplan[cuda12]' for a driver older than 580"
+
+
+class Block(Protocol):
+    """Device memory, freed with the last reference to it.
+
+    Attributes:
+        ptr: its address.
+    """
+
+    ptr: int
+
+
+class Event(Protocol):
+    """A point in what is queued on the card."""
+
+    def record(self) -> None:
+        """It is now behind all that has been queued."""
+
+    def wait(self) -> None:
+        """Until the card has come there; at once where it was never recorded."""
+
+    def seconds_since(self, earlier: Any) -> float:
+        """What the card took from another event to this one, both reached."""
+
+
+class Card(Protocol):
+    """A card, with a queue, and one beside it for copies. Whatever fails raises a RuntimeError with the driver's words.
+
+    Attributes:
+        title: its name.
+        capability: compute capability, such as "9.0".
+        bus: its address on the PCI bus, such as "0000:3b:00.0".
+    """
+
+    title: str
+    capability: str
+    bus: str
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes that are free, and all that there are."""
+
+    def allocate(self, nbytes: int) -> Block:
+        """Device memory, aligned to 256 bytes."""
+
+    def allocate_host(self, nbytes: int) -> np.ndarray:
+        """Bytes of host memory that the card copies from and to by itself, and can address."""
+
+    def launching(self, launch: Launch, arguments: bytes, code: bytes | None = None) -> Run:
+        """A kernel, loaded, with its structure of arguments; its machine code is given, or else made."""
+
+    def copying(self, target: int, source: int, nbytes: int, beside: bool = False) -> Run:
+        """A copy between addresses on the card or in host memory; perhaps in the queue beside."""
+
+    def filling(self, target: int, byte: int, nbytes: int) -> Run:
+        """Bytes of device memory set."""
+
+    def executing(self, blob: bytes, tensors: Mapping[int, int], workspace: int, nbytes: int) -> Run:
+        """A plan of cuDNN's with the addresses of its tensors, by number, and of so many bytes of workspace.
+
+        Raises:
+            TargetError, PlanError: there is no cuDNN, or it does not take the plan, or needs more workspace for it.
+        """
+
+    def multiplying(self, product: Multiply, places: tuple[int, ...], workspace: int) -> Run:
+        """Products by cuBLASLt with the addresses of a, b, c, d and perhaps a bias, and of its workspace.
+
+        Raises:
+            TargetError, PlanError: there is no cuBLASLt, or it has no algorithm that does with the workspace.
+        """
+
+    def captured(self, calls: Iterable[Run]) -> Run:
+        """Calls as one graph, which replays what they queue without running them."""
+
+    def event(self, beside: bool = False) -> Event:
+        """A new one, of the queue or of that beside it."""
+
+    def synchronize(self) -> None:
+        """Wait for all that is queued, but for what is beside."""
+
+    def hold(self, event: Any, beside: bool = False) -> None:
+        """Let what is queued from now on, perhaps beside, wait for an event; not at all if it was never recorded."""
+
+    def allocating_nothing(self) -> contextlib.AbstractContextManager[object]:
+        """While it is entered, CuPy raises an error rather than allocate device memory."""
+
+
+class _Event:
+    """An event by CuPy."""
+
+    def __init__(self, cuda: Any, stream: Any) -> None:
+        self.cuda, self.stream, self.event = cuda, stream, cuda.Event()
+
+    def record(self) -> None:
+        """On its stream."""
+        self.event.record(self.stream)
+
+    def wait(self) -> None:
+        """Block until it is reached."""
+        self.event.synchronize()
+
+    def seconds_since(self, earlier: _Event) -> float:
+        """By the clock of the card."""
+        return float(self.cuda.get_elapsed_time(earlier.event, self.event)) / 1000
+
+
+class CupyCard:
+    """The first card of this machine, by CuPy; plans of cuDNN's by its own package, and cuBLASLt by ctypes."""
+
+    def __init__(self) -> None:
+        self.cuda = _cuda()
+        with _no_card(self.cuda.runtime):
+            attribute = partial(self.cuda.runtime.deviceGetAttribute, device=0)
+            self.title = self.cuda.runtime.getDeviceProperties(0)["name"].decode()
+            self.bus = self.cuda.runtime.deviceGetPCIBusId(0)
+            self.compute = 10 * attribute(75) + attribute(76)  # cudaDevAttrComputeCapabilityMajor, …Minor
+            self.stream = self.cuda.Stream(non_blocking=True)
+        self.capability = f"{self.compute // 10}.{self.compute % 10}"
+        self._module = lru_cache(maxsize=None)(self._load)
+        self._plan = lru_cache(maxsize=None)(self._read)
+        self._handle: Any = None
+
+    def memory(self) -> tuple[int, int]:
+        """As `cudaMemGetInfo` has it."""
+        free, total = self.cuda.runtime.memGetInfo()
+        return free, total
+
+    def allocate(self, nbytes: int) -> Block:
+        """One `cudaMalloc`."""
+        block: Block = self.cuda.Memory(nbytes)
+        return block
+
+    def allocate_host(self, nbytes: int) -> np.ndarray:
+        """Pinned memory."""
+        if not nbytes:
+            return np.empty(0, np.uint8)
+        memory = self.cuda.PinnedMemory(nbytes, self.cuda.runtime.hostAllocPortable)
+        return np.frombuffer(self.cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
+
+    def launching(self, launch: Launch, arguments: bytes, code: bytes | None = None) -> Run:
+        """A launch; a source is loaded once."""
+        function = self._module(launch.source, code).get_function(launch.entry)
+        words = (ctypes.c_uint64 * (len(arguments) // 8)).from_buffer_copy(arguments)
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(words))
+        extents = (*launch.grid, *launch.block)
+        ready = partial(self.cuda.driver.launchKernel, function.ptr, *extents, 0, self.stream.ptr)
+        return _Launching(partial(ready, ctypes.addressof(parameters), 0), (function, words, parameters))
+
+    def _load(self, source: Source, code: bytes | None) -> Any:
+        """A module with all kernels of a source."""
+        module = self.cuda.Module()
+        module.load(cubin(source, f"sm_{self.compute}") if code is None else code)
+        return module
+
+    @cached_property
+    def beside(self) -> Any:
+        """The stream for copies of the next batch, made when there is one."""
+        return self.cuda.Stream(non_blocking=True)
+
+    def copying(self, target: int, source: int, nbytes: int, beside: bool = False) -> Run:
+        """An asynchronous copy, in the direction that the addresses say."""
+        runtime, stream = self.cuda.runtime, self.beside if beside else self.stream
+        return partial(runtime.memcpyAsync, target, source, nbytes, runtime.memcpyDefault, stream.ptr)
+
+    def filling(self, target: int, byte: int, nbytes: int) -> Run:
+        """An asynchronous `memset`."""
+        return partial(self.cuda.runtime.memsetAsync, target, byte, nbytes, self.stream.ptr)
+
+    def executing(self, blob: bytes, tensors: Mapping[int, int], workspace: int, nbytes: int) -> Run:
+        """A plan read back; each is read once."""
+        plan, needed = self._plan(blob)
+        if needed > nbytes:
+            raise PlanError(
+                f"cuDNN {library().version} needs {needed} bytes of workspace where {nbytes} are planned; compile again"
+            )
+        return partial(plan.execute, dict(tensors), workspace, self._handle)
+
+    def _read(self, blob: bytes) -> tuple[Any, int]:
+        """A plan and the workspace that it needs."""
+        found = library()
+        if self._handle is None:
+            self._handle = found.module.create_handle()
+            found.module.set_stream(self._handle, self.stream.ptr)
+        plan = found.module.pygraph(handle=self._handle)
+        try:
+            plan.deserialize(self._handle, bytearray(on_card(blob, self._described)))
+            return plan, int(plan.get_workspace_size())
+        except Exception as error:  # the package's own errors have no common type
+            if self.stream.is_capturing():  # the package runs a plan within a capture, which an error does not end
+                with contextlib.suppress(RuntimeError):
+                    self.stream.end_capture()
+            raise PlanError(
+                f"cuDNN {found.version} does not take a plan of its own, which another version has made, or for "
+                f"another card: {error}; compile again"
+            ) from None
+
+    @cached_property
+    def _described(self) -> str:
+        """The card in cuDNN's words."""
+        return str(library().module.create_device_properties(0).serialize())
+
+    def multiplying(self, product: Multiply, places: tuple[int, ...], workspace: int) -> Run:
+        """A call of cuBLASLt, its algorithm chosen."""
+        return self._products.multiplying(product, places, workspace, self.stream.ptr)
+
+    @cached_property
+    def _products(self) -> Cublaslt:
+        """cuBLASLt for CuPy's CUDA."""
+        return opened(self.cuda.runtime.runtimeGetVersion() // 1000)
+
+    def captured(self, calls: Iterable[Run]) -> Run:
+        """A CUDA graph, made and uploaded."""
+        self.stream.begin_capture()
+        try:
+            for call in calls:
+                call()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):
+                self.stream.end_capture()
+            raise
+        graph = self.stream.end_capture()
+        graph.upload(self.stream)
+        return partial(graph.launch, self.stream)
+
+    def event(self, beside: bool = False) -> Event:
+        """An event with its time."""
+        return _Event(self.cuda, self.beside if beside else self.stream)
+
+    def synchronize(self) -> None:
+        """Wait for the stream."""
+        self.stream.synchronize()
+
+    def hold(self, event: Any, beside: bool = False) -> None:
+        """The stream waits, not the host."""
+        (self.beside if beside else self.stream).wait_event(event.event)
+
+    def allocating_nothing(self) -> contextlib.AbstractContextManager[object]:
+        """By an allocator that raises, for this thread."""
+        manager: contextlib.AbstractContextManager[object] = self.cuda.using_allocator(_refuse)
+        return manager
+
+
+class _Launching:
+    """A launch, with what lies at the addresses that it is given."""
+
+    def __init__(self, launch: Run, kept: tuple[object, ...]) -> None:
+        self.launch, self.kept = launch, kept
+
+    def __call__(self) -> None:
+        self.launch()
+
+
+def _refuse(nbytes: int) -> Any:
+    raise RuntimeError(f"CuPy was asked for {nbytes} bytes of device memory in the middle of a step")
+
+
+def _cuda() -> Any:
+    """CuPy's module of that name.
+
+    Raises:
+        TargetError: it is not installed, or for another CUDA than the driver's.
+    """
+    try:
+        from cupy import cuda
+    except Exception as error:  # missing libraries show in different ways
+        raise TargetError(
+            f"CuPy, through which steps run on a card, cannot be imported: {error}; install it with {_ADVICE}"
+        ) from None
+    driver, wanted = cuda.runtime.driverGetVersion() // 1000, cuda.runtime.runtimeGetVersion() // 1000
+    if not driver:
+        raise TargetError("there is no driver for an NVIDIA card in this machine, and so no card to run on")
+    if driver < wanted:
+        raise TargetError(
+            f"the driver of this machine goes up to CUDA {driver}, and the installed CuPy is for CUDA {wanted}: "
+            f"install the other one with `pip install 'foreplan[cuda{driver}]'`, or a newer driver"
+        )
+    return cuda
+
+
+@contextlib.contextmanager
+def _no_card(runtime: Any) -> Any:
+    try:
+        yield
+    except runtime.CUDARuntimeError as error:
+        raise TargetError(f"there is no card to run on in this machine, or it cannot be used: {error}") from None
+
+
+@lru_cache(maxsize=1)
+def card() -> Card:
+    """The card in this machine, opened once.
+
+    Raises:
+        TargetError: there is none, or no driver, or no CuPy that goes with it.
+    """
+    return CupyCard()
+
+
+def versions(nvml: Nvml) -> dict[str, str]:
+    """What calibrations are known by: the versions of the driver, of CuPy and its CUDA, and of cuDNN where it is.
+
+    Raises:
+        TargetError: there is no CuPy that goes with the driver.
+    """
+    number = _cuda().runtime.runtimeGetVersion()
+    found = {"driver": nvml.driver, "cuda": f"{number // 1000}.{number % 1000 // 10}", "cupy": _cupy_version()}
+    return found if missing() else found | {"cudnn": library().version}
+
+
+def versions_beside(title: str) -> dict[str, str]:
+    """Those of this machine, where a card of that name is in it; else none are known."""
+    try:
+        nvml = Nvml()
+        return versions(nvml) if title in nvml.titles else {}
+    except TargetError:
+        return {}
+
+
+def _cupy_version() -> str:
+    import cupy
+
+    return str(cupy.__version__)

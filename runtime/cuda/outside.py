@@ -1,0 +1,75 @@
+"""What a process holds on a card besides its arena: context, libraries, code, the captured graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from foreplan.calibration import Table
+from foreplan.lower.outside import Use
+from foreplan.lower.program import Program
+from foreplan.outside import Basis, Part
+from foreplan.planner.plan import Plan
+from foreplan.runtime.cuda.calibration import LIBRARIES, calibrations
+from foreplan.runtime.cuda.code import device_of, instructions
+from foreplan.runtime.cuda.device import Device
+from foreplan.runtime.cuda.libraries.driver import versions_beside
+from foreplan.units import align_up
+
+PAGE = 2 << 20  # bytes; in which a driver gives out device memory
+
+
+def outside(program: Program, plan: Plan, use: Use) -> tuple[Part, ...]:
+    """What a session of a planned step holds on its card besides the arena."""
+    device, table = device_of(program), calibrations()
+    nodes = sum(1 for _ in instructions(program, plan, device))
+    kernels = {program.calls[step.action].kernel.split(" ")[0] for step in plan.steps}
+    versions = versions_beside(device.title) if table.knows(device.title) else {}
+    return outside_arena(device, plan.arena_bytes, nodes, sorted(kernels & set(LIBRARIES)), versions, table)
+
+
+def outside_arena(
+    device: Device,
+    arena_bytes: int,
+    launches: int,
+    libraries: Sequence[str] = (),
+    versions: Mapping[str, str] | None = None,
+    table: Table | None = None,
+) -> tuple[Part, ...]:
+    """What a session holds on a card besides its arena, so that the sum is what nvidia-smi shows.
+
+    Args:
+        device: the card.
+        arena_bytes: of the arena, which takes whole pages.
+        launches: of the captured step; 0 where nothing is captured.
+        libraries: those of LIBRARIES that the step calls.
+        versions: those that are known, of `driver`, `cuda`, `cudnn` and `cupy`.
+        table: by default what comes with foreplan and what the user has measured.
+
+    Raises:
+        TargetError: what the user has measured cannot be read.
+    """
+    table = table or calibrations()
+    found, same = table.covers(device.title, versions or {})
+    threads = device.multiprocessors * device.threads_per_multiprocessor
+    assumed = dict(table.assumed)
+    assumed["context_bytes"] = align_up(assumed.pop("context_bytes_per_thread") * threads, PAGE)
+
+    def part(name: str, key: str, count: int | None = None) -> Part:
+        """Of figures that go by a count, in pages."""
+        basis: Basis = "assumed"
+        if found is not None and key in found.figures:
+            figure, basis = found.figures[key], "calibrated" if same else "assumed"
+            source = "measured with " + ", ".join(f"{name} {text}" for name, text in found.versions.items())
+        else:
+            figure = assumed[key]
+            source = "taken from other cards and programs: this was not calibrated"
+        return Part(name, figure if count is None else align_up(figure * count, PAGE), basis, source)
+
+    rest = align_up(arena_bytes, PAGE) - arena_bytes
+    return (
+        Part("rest of the arena's last page", rest, "exact", "device memory is given out in pages of 2 MiB"),
+        part("context", "context_bytes"),
+        part("code of kernels", "code_bytes"),
+        *(part(name, f"{name}_bytes") for name in LIBRARIES if name in libraries),
+        part("captured graph", "graph_bytes_per_launch", launches),
+    )

@@ -1,0 +1,207 @@
+"""Which kernel runs an op on a card, how its outputs lie, and what it reads as it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from foreplan.graph import Op, Window
+from foreplan.graph.layouts import channels_last, like_most_inputs, like_whole_input
+from foreplan.graph.op import Types
+from foreplan.ops.attention_blocks import AttentionOp
+from foreplan.ops.conv_op import ConvOp
+from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
+from foreplan.ops.matmul import MatMul
+from foreplan.ops.matmul_map import MatMulMap
+from foreplan.ops.packed_attention import PackedAttentionGrad
+from foreplan.runtime.cuda.device import Device
+from foreplan.runtime.cuda.kernels import (
+    attention,
+    biased,
+    conv,
+    index,
+    join,
+    linear_cross_entropy,
+    lines,
+    lt,
+    map,
+    matmul,
+    multi_map,
+    norm,
+    packed_attention,
+    pool,
+    random,
+    reduce,
+    resize,
+    row_norm,
+    rows,
+)
+from foreplan.runtime.cuda.kernels.cudnn_attention import attention_kernel, attention_kernels
+from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN, cudnn_kernel, cudnn_kernels, own_nanoseconds
+from foreplan.runtime.cuda.launch import LaunchKernel, Make, Refused, Windows
+
+OWN = "launches"  # the name of our own kernels in plans
+PRICED = (
+    MatMul,
+    MatMulMap,
+    ConvOp,
+    AttentionOp,
+    PackedAttentionGrad,
+    LinearCrossEntropy,
+)  # ops that libraries may run, by tensor cores: our own kernels have none
+Layout = Callable[[Op, Windows, Types], Sequence[Window]]
+Reads = Callable[[Op, int, Window], Window]
+
+
+def _rows(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
+    return [Window.dense(type) for type in outputs]
+
+
+def _images(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
+    return [channels_last(type) for type in outputs]
+
+
+def _as_it_lies(op: Op, index: int, window: Window) -> Window:
+    return window
+
+
+@dataclass(frozen=True)
+class Family:
+    """Kernels of one op.
+
+    Attributes:
+        make: the kernel for tensors that lie in a certain way.
+        layout: how outputs lie, given how inputs do.
+        reads: how input `index` is taken: as it lies, or as a copy that lies so.
+    """
+
+    make: Make
+    layout: Layout = _rows
+    reads: Reads = _as_it_lies
+
+
+FAMILIES = {
+    "map": Family(map.elementwise, like_whole_input),
+    "masked_map": Family(map.masked, like_whole_input),
+    "multi_map": Family(multi_map.multi_map, reads=multi_map.reads),
+    "pack_bits": Family(map.pack),
+    "random": Family(random.random),
+    "reduce": Family(reduce.reduce),
+    "matmul": Family(matmul.matmul),
+    "matmul_map": Family(biased.biased),
+    "softmax": Family(rows.softmax, rows.like_first),
+    "softmax_grad": Family(rows.softmax, rows.like_first),
+    "log_softmax": Family(rows.softmax, rows.like_first),
+    "log_softmax_grad": Family(rows.softmax, rows.like_first),
+    "cross_entropy": Family(rows.cross_entropy),
+    "cross_entropy_grad": Family(rows.cross_entropy_grad, rows.like_first),
+    "channel_moments": Family(norm.moments, norm.layout, norm.reads),
+    "batch_norm_grad": Family(norm.gradient, norm.layout, norm.reads),
+    "masked_batch_norm_grad": Family(norm.masked_gradient, norm.layout, norm.reads),
+    "max_pool": Family(pool.pool, _images),
+    "max_pool_grad": Family(pool.pool, _images),
+    "avg_pool": Family(pool.pool, _images),
+    "avg_pool_grad": Family(pool.pool, _images),
+    "resize": Family(resize.resize, like_most_inputs),
+    "resize_grad": Family(resize.resize, like_most_inputs),
+    "concat": Family(join.concat, like_most_inputs),
+    "pad": Family(join.pad, like_most_inputs),
+    "unslice": Family(join.unslice, like_most_inputs),
+    "gather": Family(index.gather, reads=index.gather_reads),
+    "scatter_add": Family(index.scatter_add, reads=index.scatter_reads),
+    "layer_norm": Family(row_norm.normal, reads=row_norm.reads),
+    "layer_norm_grad": Family(row_norm.gradient, reads=row_norm.reads),
+    "rms_norm": Family(row_norm.normal, reads=row_norm.reads),
+    "rms_norm_grad": Family(row_norm.gradient, reads=row_norm.reads),
+    "attention": Family(attention.attention, reads=attention.reads),
+    "attention_grad": Family(attention.gradient, reads=attention.reads),
+    "packed_attention_grad": Family(packed_attention.gradient, reads=packed_attention.reads),
+    "linear_cross_entropy": Family(linear_cross_entropy.linear_cross_entropy, reads=linear_cross_entropy.reads),
+    "cumsum": Family(lines.cumsum),
+    "arg_reduce": Family(lines.arg_reduce),
+    "top_k": Family(lines.top_k),
+    "gather_elements": Family(lines.gather_elements),
+    "scatter_elements_add": Family(lines.scatter_elements_add),
+    "unstack": Family(lines.unstack),
+    "conv": Family(conv.conv, _images),
+    "conv_data_grad": Family(conv.data_gradient, _images),
+    "conv_weight_grad": Family(conv.weight_gradient),
+}
+
+
+@lru_cache(maxsize=8192)
+def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], device: Device) -> LaunchKernel | None:
+    try:
+        return FAMILIES[op.name].make(op, inputs, outputs, device)
+    except Refused:
+        return None
+
+
+def kernel_for(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel | None:
+    """The kernel for an op on tensors that lie so; None where there is none."""
+    return _make(op, tuple(inputs), tuple(outputs), device) if op.name in FAMILIES else None
+
+
+@lru_cache(maxsize=8192)
+def _ways(
+    op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], device: Device, tf32: bool, deterministic: bool
+) -> Mapping[str, LaunchKernel]:
+    own = kernel_for(op, inputs, outputs, device)
+    theirs = {
+        **cudnn_kernels(op, inputs, outputs, device, tf32=tf32, deterministic=deterministic),
+        **attention_kernels(op, inputs, outputs, device, deterministic=deterministic),
+        **packed_attention.packed_kernels(op, inputs, outputs, device, deterministic=deterministic),
+    }
+    products = lt.lt_kernels(op, inputs, outputs, device, tf32=tf32)
+    of_products = linear_cross_entropy.lt_kernels(op, inputs, outputs, device, tf32=tf32)
+    if own is not None and isinstance(op, PRICED):
+        price = lt.own_nanoseconds if products else own_nanoseconds
+        own = replace(own, nanoseconds=price(op, inputs, outputs, device))
+    return {**theirs, **products, **of_products, **({} if own is None else {OWN: own})}
+
+
+def kernels_for(
+    op: Op, inputs: Windows, outputs: Windows, device: Device, *, tf32: bool = False, deterministic: bool = True
+) -> Mapping[str, LaunchKernel]:
+    """The kernels for an op on tensors that lie so, by name: launches of ours, calls of cuBLASLt, and cuDNN's plans
+    where it is installed.
+
+    Args:
+        tf32: whether cuDNN and cuBLASLt may round float32 to TensorFloat-32 on its way into products.
+        deterministic: whether cuDNN's results must be the same bits each time.
+    """
+    return _ways(op, tuple(inputs), tuple(outputs), device, tf32, deterministic)
+
+
+def takes_place(op: Op, inputs: Windows, outputs: Windows, device: Device, *, tf32: bool, deterministic: bool) -> bool:
+    """Whether an op that does what several do is better off than they are: of a product, by cuBLASLt alone."""
+    if isinstance(op, MatMulMap):
+        return lt.adds_bias(op, inputs, outputs, device)
+    return bool(kernels_for(op, inputs, outputs, device, tf32=tf32, deterministic=deterministic))
+
+
+def kernel_named(
+    op: Op, name: str, payload: bytes, inputs: Windows, outputs: Windows, device: Device
+) -> LaunchKernel | None:
+    """The kernel that a plan names, of cuDNN's from what the plan has of it; None where there is none such."""
+    if name == OWN and not payload:
+        return kernel_for(op, inputs, outputs, device)
+    library = name.split(" ")[0]
+    try:
+        if library == lt.CUBLASLT and not payload:
+            several = linear_cross_entropy.lt_kernels if isinstance(op, LinearCrossEntropy) else lt.lt_kernels
+            return several(op, inputs, outputs, device, tf32="tf32" in name.split(" ")).get(name)
+        if library != CUDNN:
+            return None
+        if isinstance(op, PackedAttentionGrad):
+            return packed_attention.packed_kernel(op, payload, inputs, outputs)
+        make = attention_kernel if isinstance(op, AttentionOp) else cudnn_kernel
+        return make(op, payload, inputs, outputs)
+    except Refused:
+        return None
+
+
+def family_of(op: Op) -> Family | None:
+    """The family of an op, if it has one."""
+    return FAMILIES.get(op.name)

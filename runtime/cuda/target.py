@@ -1,0 +1,125 @@
+"""The target `cuda`: launches on a card that is described, whether there is one or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from foreplan.errors import UsageError
+from foreplan.graph import Op, Window
+from foreplan.graph.op import Types
+from foreplan.lower.target import DeviceProfile, Kernel, predicted
+
+if TYPE_CHECKING:
+    from foreplan.runtime.cuda.launch import LaunchKernel
+
+
+# From the end of one node of a graph to the beginning of the next, in nanoseconds: assumed, none was measured.
+LAUNCH = 1000
+
+
+class CudaTarget:
+    """A card. What it has no kernel for is decomposed, or refused: nothing runs elsewhere.
+
+    Attributes:
+        name: `cuda:` and the card's name: plans depend on it.
+        device: its profile.
+        tf32: whether cuDNN and cuBLASLt may round float32 to TensorFloat-32 on its way into products.
+        deterministic: whether cuDNN's results must be the same bits each time.
+    """
+
+    alignment = 256
+
+    def __init__(self, options: str) -> None:
+        """A card by name, as `device_named` finds it, or the one in this machine; and how to compute.
+
+        Args:
+            options: `h100`, `h100,tf32`, `h100,tf32,nondeterministic`; empty: the card in this machine.
+
+        Raises:
+            UsageError: there is no such card, or no such choice.
+        """
+        from foreplan.runtime.cuda.device import device_named
+
+        name, *choices = options.split(",")
+        if unknown := sorted(set(choices) - {"tf32", "nondeterministic"}):
+            raise UsageError(
+                f"the target cuda has no choice {unknown[0]!r}; `cuda:h100,tf32,nondeterministic` has both"
+            )
+        if not name:
+            from foreplan.runtime.cuda.libraries.capture import captured
+
+            self.device = captured()
+        else:
+            self.device = device_named(name)
+        self.tf32, self.deterministic = "tf32" in choices, "nondeterministic" not in choices
+        self.name = f"cuda:{options}" if options else "cuda"
+        self.profile = DeviceProfile(
+            self.name,
+            flops_per_second=self.device.flops_per_second,
+            bytes_per_second=self.device.bytes_per_second,
+            bus_bytes_per_second=self.device.bus_bytes_per_second,
+            needs=(("compute capability", self.device.capability),),
+        )
+
+    def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
+        """Where that is better, of tensors in C order."""
+        from foreplan.runtime.cuda.table import takes_place
+
+        reads, writes = ([Window.dense(type) for type in types] for types in (inputs, outputs))
+        return takes_place(op, reads, writes, self.device, tf32=self.tf32, deterministic=self.deterministic)
+
+    def reads(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
+        """As the kernel says."""
+        from foreplan.runtime.cuda.table import family_of
+
+        family = family_of(op)
+        return [family.reads(op, i, x) for i, x in enumerate(inputs)] if family else list(inputs)
+
+    def layouts(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
+        """As the kernel says."""
+        from foreplan.runtime.cuda.table import family_of
+
+        family = family_of(op)
+        return family.layout(op, inputs, outputs) if family else [Window.dense(type) for type in outputs]
+
+    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+        """Launches of ours, where there are some for such tensors, and what libraries have; the fastest first."""
+        from foreplan.runtime.cuda.table import kernels_for
+
+        found = kernels_for(op, inputs, outputs, self.device, tf32=self.tf32, deterministic=self.deterministic)
+        made = [self._kernel(name, each, op, inputs, outputs) for name, each in found.items()]
+        return sorted(made, key=lambda kernel: kernel.nanoseconds or 0)
+
+    def kernel(
+        self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
+    ) -> Kernel | None:
+        """Launches of ours, or what a library runs, which need not be there to be told."""
+        from foreplan.runtime.cuda.table import kernel_named
+
+        found = kernel_named(op, name, payload, inputs, outputs, self.device)
+        return None if found is None else self._kernel(name, found, op, inputs, outputs)
+
+    def _kernel(
+        self, name: str, made: LaunchKernel, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]
+    ) -> Kernel:
+        work = made.nanoseconds
+        if work is None:
+            work = self.profile.nanoseconds(op.cost([x.type for x in inputs], [y.type for y in outputs]))
+        nanoseconds = work + LAUNCH * len(made.instructions)
+        return Kernel(name, made.workspace, made.overwrites, made.parts, nanoseconds, made.payload, made.alignment)
+
+    def price(self, op: Op, kernel: Kernel, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
+        """Predicted."""
+        return predicted(self.profile, op, kernel, inputs, outputs)
+
+
+def target(options: str = "", tune: bool = False) -> CudaTarget:
+    """The target: a card by name, or the one in this machine, and choices.
+
+    Raises:
+        UsageError: there is no such card, or no such choice.
+    """
+    if tune:
+        raise UsageError("the target cuda has no kernels to choose from by measuring; only cpu has")
+    return CudaTarget(options)

@@ -1,0 +1,111 @@
+"""What a process on the host holds besides the arena of a planned step that it runs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import mmap
+import platform
+from collections.abc import Mapping
+from functools import lru_cache
+
+from foreplan.calibration import Kind, Table, known
+from foreplan.lower.outside import Use, returned_bytes
+from foreplan.lower.program import HOST, Program
+from foreplan.outside import Basis, Part
+from foreplan.planner.plan import Plan
+from foreplan.units import align_up
+
+_ALWAYS = (
+    "interpreter_bytes",
+    "numba_bytes",
+    "planner_bytes",
+    "planner_bytes_per_action",
+    "numpy_bytes_per_instruction",
+)
+_OF_CPU = ("onednn_bytes", "cpu_bytes_per_instruction", "thread_bytes")  # where oneDNN is installed
+PROCESSES = Kind(
+    file="processes.toml",
+    package="foreplan.runtime",
+    key="machine",
+    always=_ALWAYS,
+    perhaps=_OF_CPU,
+    assumed=(*_ALWAYS, *_OF_CPU),
+    where="on the host",
+    page="docs/memory.md",
+)
+_LIBRARIES = {"numpy": "numpy", "numba": "numba", "llvmlite": "llvmlite", "onednn": "onednn-cpu-gomp"}  # as installed
+
+
+def outside_on_host(
+    program: Program, plan: Plan, use: Use, threads: int | None = None, table: Table | None = None
+) -> tuple[Part, ...]:
+    """What a process holds besides the arena and its user's own arrays, once it has run a few steps, so that the sum is
+    its resident memory. Compiled code is taken to be in the cache; a process that compiles it takes more, once.
+
+    Args:
+        threads: that compiled loops have; None: the step runs NumPy's kernels alone.
+        table: by default what comes with foreplan and what the user has measured.
+    """
+    table, versions = table or processes(), versions_here()
+    found, same = table.covers(machine(), versions)
+
+    def part(name: str, key: str, count: int = 1) -> Part:
+        basis: Basis = "assumed"
+        if found is not None and key in found.figures:
+            figure, basis = found.figures[key], "calibrated" if same else "assumed"
+            source = "measured with " + ", ".join(f"{name} {text}" for name, text in found.versions.items())
+        else:
+            figure, source = table.assumed[key], "taken from another machine: this one was not calibrated"
+        return Part(name, figure * count, basis, source)
+
+    returned = returned_bytes(program) if use.returned is None else use.returned
+    parts = [
+        Part(
+            "rest of the arena's last page",
+            align_up(plan.arena_bytes, mmap.PAGESIZE) - plan.arena_bytes,
+            "exact",
+            f"memory is given out in pages of {mmap.PAGESIZE:,} bytes",
+        ),
+        Part("what a step returns", returned, "exact", "copies, until they are dropped"),
+        part("interpreter, NumPy, foreplan", "interpreter_bytes"),
+    ]
+    if away := sum(plan.heights[HOST:]):
+        parts.append(Part("what is copied off the arena", away, "exact", "host memory, which this target's own is"))
+    if threads or use.compiles:
+        parts.append(part("Numba and LLVM", "numba_bytes"))
+    if threads:
+        parts.append(part("oneDNN and compiled loops", "onednn_bytes"))
+    instructions = len(plan.steps) + use.instructions
+    parts.append(part("instructions", f"{'cpu' if threads else 'numpy'}_bytes_per_instruction", instructions))
+    if threads:
+        parts.append(part("further threads", "thread_bytes", threads - 1))
+    if use.compiles:
+        parts.append(part("planner", "planner_bytes"))
+        parts.append(part("graph and actions", "planner_bytes_per_action", len(program.actions) + use.actions))
+    return tuple(parts)
+
+
+def machine() -> str:
+    """What calibrations of processes on this machine go by, such as `Linux x86_64`."""
+    return f"{platform.system()} {platform.machine()}"
+
+
+@lru_cache(maxsize=1)
+def versions_here() -> Mapping[str, str]:
+    """Of what a process holds, where it is installed."""
+    found = {"python": platform.python_version()}
+    for name, package in _LIBRARIES.items():
+        try:
+            found[name] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def processes() -> Table:
+    """What comes with foreplan and what the user has measured, of processes on the host.
+
+    Raises:
+        TargetError: the user's file cannot be read or is broken.
+    """
+    return known(PROCESSES)
