@@ -1,5 +1,5 @@
-"""Kernels of the CPU engine: oneDNN's primitives and compiled loops, each with its exact workspace.
+"""The CPU engine: oneDNN's primitives and compiled loops, each with its exact workspace.
 
-`library` declares oneDNN's C API, `primitives` wraps what is used of it; the other files hold the kernels of some ops
-each; `table` says which kernel runs an op.
+`target` says what lowering needs to know, `table` which kernel runs an op, `engine` binds a plan. The rooms: `onednn` is the
+library, `codegen` makes machine code of loops, `gemm` multiplies matrices, `kernels` has the kernels of some ops each.
 """

@@ -1,0 +1,1 @@
+"""Products of matrices, on tile registers, by vector instructions and by oneDNN."""

@@ -1,0 +1,1 @@
+"""NVIDIA's libraries and driver: no other file calls them."""
