@@ -15,7 +15,7 @@ from foreplan.errors import TargetError
 from foreplan.frontend import losses
 from foreplan.graph import Op, Window
 from foreplan.lower.program import HOST
-from foreplan.lower.target import Kernel
+from foreplan.lower.target import Candidate
 from foreplan.passes.optimizer import Nesterov
 from foreplan.runtime.cuda.calibration import CARDS, LIBRARIES
 from foreplan.runtime.cuda.engine import CudaBound, CudaEngine
@@ -46,7 +46,7 @@ class _Preferring(CudaTarget):
         super().__init__("")
         self.library = library
 
-    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:
         """See `CudaTarget`."""
         found = super().kernels(op, inputs, outputs)
         theirs = [kernel for kernel in found if _library_of(kernel.name) == self.library]

@@ -9,8 +9,8 @@ import numpy as np
 
 from foreplan.lower.program import Operand, Program
 from foreplan.planner.plan import Plan
+from foreplan.runtime.kernel import Run
 
-Run = Callable[[], object]  # a kernel bound to its arrays
 At = tuple[Operand, int]  # a tensor, and where its value lies in its region
 
 

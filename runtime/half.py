@@ -10,7 +10,8 @@ from foreplan.graph.init import generator_for
 from foreplan.lower.program import Program, Slot
 from foreplan.planner.plan import Plan
 from foreplan.runtime.check import Poison
-from foreplan.runtime.engine import At, Engine, Memory, Run, Watch
+from foreplan.runtime.engine import At, Engine, Memory, Watch
+from foreplan.runtime.kernel import Run
 
 
 class Half:

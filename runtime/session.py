@@ -20,9 +20,10 @@ from foreplan.lower.targets import engine_info
 from foreplan.planner import verify
 from foreplan.planner.plan import Plan
 from foreplan.runtime.check import Timing, Trace
-from foreplan.runtime.engine import Engine, Memory, Run, Watch
+from foreplan.runtime.engine import Engine, Memory, Watch
 from foreplan.runtime.half import Half
 from foreplan.runtime.inputs import check_inputs
+from foreplan.runtime.kernel import Run
 from foreplan.runtime.room import check_room
 from foreplan.runtime.stored import Stored
 from foreplan.runtime.turn import Turn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foreplan.graph.op import Op, Types
+from foreplan.graph.op import Op, Types, Windows
 from foreplan.graph.types import TensorType, Window
 
 
@@ -16,6 +16,16 @@ def channels_last(type: TensorType) -> Window:
     item = type.dtype.itemsize
     row = width * channels * item
     return Window(type, (height * row, item, row, channels * item))
+
+
+def in_c_order(op: Op, inputs: Windows, outputs: Types) -> list[Window]:
+    """Outputs without gaps, their last axis innermost."""
+    return [Window.dense(type) for type in outputs]
+
+
+def images(op: Op, inputs: Windows, outputs: Types) -> list[Window]:
+    """Outputs with their channels last."""
+    return [channels_last(type) for type in outputs]
 
 
 def lie_alike(a: Window, b: Window) -> bool:

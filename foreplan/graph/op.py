@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from foreplan.graph.build import Builder
 
 Types = Sequence[TensorType]
+Windows = Sequence[Window]
 Arrays = Sequence[np.ndarray]
 
 

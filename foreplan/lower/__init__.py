@@ -9,7 +9,7 @@ from types import ModuleType
 from foreplan.graph import Graph
 from foreplan.lower.lower import WORKSPACE, lower
 from foreplan.lower.program import Call, Operand, Program, Slot
-from foreplan.lower.target import DeviceProfile, Kernel, Target
+from foreplan.lower.target import Candidate, DeviceProfile, Target
 from foreplan.lower.targets import ENGINES, EngineInfo, engine_info, target_named
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "ENGINES",
     "DeviceProfile",
     "EngineInfo",
-    "Kernel",
+    "Candidate",
     "Operand",
     "Program",
     "Slot",

@@ -14,7 +14,7 @@ from foreplan.lower.fallbacks import fallbacks, note_of
 from foreplan.lower.offload import COPY, with_host
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.lower.program import ARENA, CATEGORIES, REGIONS, Call, Operand, Program, Slot, region_of
-from foreplan.lower.target import Kernel, Target
+from foreplan.lower.target import Candidate, Target
 from foreplan.lower.targets import target_named
 from foreplan.lower.valid import with_valid
 from foreplan.passes.fuse_conv_maps import fuse_conv_maps
@@ -192,7 +192,9 @@ class _Lowering:
         for kernel, price in self.candidates(node.op, operands, writes):
             self.act(node.op, kernel, price, operands, writes, node.name, node.source)
 
-    def candidates(self, op: Op, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> Sequence[tuple[Kernel, int]]:
+    def candidates(
+        self, op: Op, inputs: Sequence[Operand], outputs: Sequence[Operand]
+    ) -> Sequence[tuple[Candidate, int]]:
         """Kernels with their prices, the fastest first: those that no other beats in both time and workspace, and that
         take no more of it than is allowed, or than any needs. The fastest alone for what has an effect, since every
         such action runs.
@@ -208,7 +210,7 @@ class _Lowering:
             most = max(self.most, min(kernel.workspace for kernel in kernels))
             limit = min(price for price, kernel in priced if kernel.workspace <= most) * self.faster
             priced = [each for each in priced if each[1].workspace <= most or each[0] < limit]
-        found: list[tuple[Kernel, int]] = []
+        found: list[tuple[Candidate, int]] = []
         for price, kernel in sorted(priced, key=lambda pair: (pair[0], pair[1].workspace)):
             if all(kernel.workspace < other.workspace for other, _ in found):
                 found.append((kernel, price))
@@ -255,7 +257,7 @@ class _Lowering:
     def act(
         self,
         op: Op,
-        kernel: Kernel,
+        kernel: Candidate,
         price: int,
         inputs: Sequence[Operand],
         outputs: Sequence[Operand],

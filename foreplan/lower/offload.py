@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from foreplan.lower.program import ARENA, HOST, WITH_HOST, Call, Operand, Program
 from foreplan.lower.segments import backward_actions
-from foreplan.lower.target import Kernel, Target
+from foreplan.lower.target import Candidate, Target
 from foreplan.ops.map import Map
 from foreplan.planner.problem import Action, Role, Value
 
@@ -39,7 +39,7 @@ def with_host(program: Program, target: Target) -> Program:
     return replace(program, values=tuple(values), actions=tuple(actions), calls=tuple(calls), regions=WITH_HOST)
 
 
-def _copy(name: str, source: Operand, result: Operand, kernel: Kernel, target: Target) -> Action:
+def _copy(name: str, source: Operand, result: Operand, kernel: Candidate, target: Target) -> Action:
     nanoseconds = target.profile.bus_nanoseconds(source.type.nbytes)
     cost = COPY.cost([source.type], [result.type])
     return Action(

@@ -40,7 +40,7 @@ class DeviceProfile:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Candidate:
     """One way to run an op.
 
     Attributes:
@@ -81,25 +81,25 @@ class Target(Protocol):
     def layouts(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
         """How the outputs of an op lie, given how its inputs do: each without gaps, its axes in some order."""
 
-    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:
         """The candidates for an op on tensors that lie so, the preferred one first; none: lowering decomposes it."""
 
     def kernel(
         self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
-    ) -> Kernel | None:
+    ) -> Candidate | None:
         """The kernel that a plan names, with what else of it is there; None: there is no such kernel."""
 
-    def price(self, op: Op, kernel: Kernel, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
+    def price(self, op: Op, kernel: Candidate, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
         """What one run of a kernel takes, in nanoseconds, predicted or measured."""
 
 
-def named(kernels: Sequence[Kernel], name: str, payload: bytes) -> Kernel | None:
+def named(kernels: Sequence[Candidate], name: str, payload: bytes) -> Candidate | None:
     """The kernel of that name and nothing else to it, if it is among these."""
     return next((kernel for kernel in kernels if kernel.name == name and kernel.payload == payload), None)
 
 
 def predicted(
-    profile: DeviceProfile, op: Op, kernel: Kernel, inputs: Sequence[Window], outputs: Sequence[Window]
+    profile: DeviceProfile, op: Op, kernel: Candidate, inputs: Sequence[Window], outputs: Sequence[Window]
 ) -> int:
     """What a kernel takes by its own model, or else by the roofline of its op."""
     if kernel.nanoseconds is not None:

@@ -8,26 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
-from foreplan.graph import Op, Window
+from foreplan.graph import Op
+from foreplan.graph.op import Windows
+from foreplan.runtime.kernel import Kernel, Run
 
-Run = Callable[[], object]
-Windows = Sequence[Window]
 
-
-class Kernel(Protocol):
-    """One op on tensors that lie in a certain way.
-
-    One that joins tensors may also have `parts`, triples (output, input, byte): that input may lie within that output
-    already, from that byte on. One of several for an op has `nanoseconds`, what it is predicted to take.
-    """
-
-    @property
-    def workspace(self) -> int:
-        """Bytes of scratch memory that a run needs, exact."""
-
-    @property
-    def overwrites(self) -> tuple[tuple[int, int], ...]:
-        """Pairs (output, input): that output may take exactly that input's bytes."""
+class CpuKernel(Kernel, Protocol):
+    """A kernel of the CPU engine."""
 
     def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
         """A call that runs it on this memory, creating no Python object for any tensor.
@@ -38,11 +25,7 @@ class Kernel(Protocol):
         """
 
 
-Make = Callable[[Op, Windows, Windows], Kernel]  # may raise `Refused`
-
-
-class Refused(Exception):
-    """A kernel cannot be made for an op on such tensors."""
+Make = Callable[[Op, Windows, Windows], CpuKernel]  # may raise `Refused`
 
 
 @dataclass(frozen=True)

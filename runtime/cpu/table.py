@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from foreplan.graph import Op, Window
-from foreplan.graph.layouts import channels_last, lie_alike, like_most_inputs, like_whole_input
-from foreplan.graph.op import Types
+from foreplan.graph.layouts import channels_last, images, in_c_order, lie_alike, like_most_inputs, like_whole_input
+from foreplan.graph.op import Types, Windows
 from foreplan.runtime.cpu.gemm.tiles import Tiles
 from foreplan.runtime.cpu.gemm.vectors import Vectors
-from foreplan.runtime.cpu.kernel import Kernel, Make, Refused, Windows
+from foreplan.runtime.cpu.kernel import CpuKernel, Make
 from foreplan.runtime.cpu.kernels import (
     attention,
     attention_grad,
@@ -34,34 +33,7 @@ from foreplan.runtime.cpu.kernels import (
 )
 from foreplan.runtime.cpu.kernels.rows import channel_rows
 from foreplan.runtime.cpu.threads import set_threads
-
-Layout = Callable[[Op, Windows, Types], Sequence[Window]]
-Reads = Callable[[Op, int, Window], Window]
-
-
-@dataclass(frozen=True)
-class Family:
-    """Kernels of one op.
-
-    Attributes:
-        ways: kernels by the names that plans know them by, each for tensors that lie in a certain way.
-        layout: how outputs lie, given how inputs do.
-        reads: how input `index` is taken: as it lies, or as a copy that lies so.
-        images: whether tensors of four axes may best lie with their channels last.
-    """
-
-    ways: Mapping[str, Make]
-    layout: Layout
-    reads: Reads
-    images: bool = False
-
-
-def _images(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
-    return [channels_last(type) for type in outputs]
-
-
-def _rows(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
-    return [Window.dense(type) for type in outputs]
+from foreplan.runtime.kernel import Family, Refused
 
 
 def _as_reference(op: Op, index: int, window: Window) -> Window:
@@ -94,7 +66,7 @@ def _channel_reads(op: Op, index: int, window: Window) -> Window:
 
 
 def _means(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
-    return planes.layout(inputs, outputs) if planes.is_plane(inputs[0].type) else _images(op, inputs, outputs)
+    return planes.layout(inputs, outputs) if planes.is_plane(inputs[0].type) else images(op, inputs, outputs)
 
 
 def _mean_reads(op: Op, index: int, window: Window) -> Window:
@@ -137,49 +109,49 @@ _WEIGHT_GRADIENT: Mapping[str, Make] = {
     "tiles": partial(convolution.weight_gradient_by_products, tiles=True),
     "onednn": convolution.conv_weight_gradient,
 }
-FAMILIES = {
+FAMILIES: Mapping[str, Family[Make]] = {
     "map": Family({"lanes": elementwise.elementwise}, like_whole_input, elementwise.reads, True),
     "masked_map": Family({"lanes": elementwise.masked}, like_whole_input, elementwise.reads, True),
     "pack_bits": Family({"lanes": elementwise.pack}, elementwise.pack_layout, elementwise.pack_reads, True),
-    "random": Family({"lanes": random.random}, _rows, _as_reference),
-    "reduce": Family({"lanes": reduce.reduce}, _rows, elementwise.reads),
-    "matmul": Family(_PRODUCT, _rows, _as_reference),
-    "matmul_map": Family(_MAPPED_PRODUCT, _rows, _product_reads),
-    "conv": Family(_CONVOLUTION, _images, _conv_reads, True),
-    "conv_map": Family(_CONVOLUTION, _images, _conv_reads, True),
-    "conv_data_grad": Family(_DATA_GRADIENT, _images, _conv_reads, True),
-    "conv_weight_grad": Family(_WEIGHT_GRADIENT, _rows, _conv_reads, True),
-    "layer_norm": Family({"loops": row_norm.normal}, _rows, row_norm.reads),
-    "layer_norm_grad": Family({"loops": row_norm.gradient}, _rows, row_norm.reads),
-    "rms_norm": Family({"loops": row_norm.normal}, _rows, row_norm.reads),
-    "rms_norm_grad": Family({"loops": row_norm.gradient}, _rows, row_norm.reads),
+    "random": Family({"lanes": random.random}, in_c_order, _as_reference),
+    "reduce": Family({"lanes": reduce.reduce}, in_c_order, elementwise.reads),
+    "matmul": Family(_PRODUCT, in_c_order, _as_reference),
+    "matmul_map": Family(_MAPPED_PRODUCT, in_c_order, _product_reads),
+    "conv": Family(_CONVOLUTION, images, _conv_reads, True),
+    "conv_map": Family(_CONVOLUTION, images, _conv_reads, True),
+    "conv_data_grad": Family(_DATA_GRADIENT, images, _conv_reads, True),
+    "conv_weight_grad": Family(_WEIGHT_GRADIENT, in_c_order, _conv_reads, True),
+    "layer_norm": Family({"loops": row_norm.normal}, in_c_order, row_norm.reads),
+    "layer_norm_grad": Family({"loops": row_norm.gradient}, in_c_order, row_norm.reads),
+    "rms_norm": Family({"loops": row_norm.normal}, in_c_order, row_norm.reads),
+    "rms_norm_grad": Family({"loops": row_norm.gradient}, in_c_order, row_norm.reads),
     "softmax": Family({"loops": softmax.row_kernel}, softmax.layout, softmax.reads, True),
     "softmax_grad": Family({"loops": softmax.row_kernel}, softmax.layout, softmax.reads, True),
     "log_softmax": Family({"loops": softmax.row_kernel}, softmax.layout, softmax.reads, True),
     "log_softmax_grad": Family({"loops": softmax.row_kernel}, softmax.layout, softmax.reads, True),
     "cross_entropy": Family({"loops": loss.losses}, loss.layout, loss.reads, True),
     "cross_entropy_grad": Family({"loops": loss.gradients}, loss.layout, loss.reads, True),
-    "gather": Family({"loops": index.gather}, _rows, _as_reference),
-    "scatter_add": Family({"loops": index.scatter_add}, _rows, index.scatter_reads),
+    "gather": Family({"loops": index.gather}, in_c_order, _as_reference),
+    "scatter_add": Family({"loops": index.scatter_add}, in_c_order, index.scatter_reads),
     "concat": Family({"copies": join.concat}, like_most_inputs, join.reads),
     "pad": Family({"copies": join.padded}, like_most_inputs, join.reads),
     "unslice": Family({"copies": join.padded}, like_most_inputs, join.reads),
-    "max_pool": Family({"loops": pool.largest}, _images, _channel_reads, True),
-    "max_pool_grad": Family({"loops": pool.largest_gradient}, _images, _channel_reads, True),
+    "max_pool": Family({"loops": pool.largest}, images, _channel_reads, True),
+    "max_pool_grad": Family({"loops": pool.largest_gradient}, images, _channel_reads, True),
     "avg_pool": Family({"loops": pool.mean}, _means, _mean_reads, True),
     "avg_pool_grad": Family({"loops": pool.mean}, _means, _mean_reads, True),
-    "channel_moments": Family({"loops": norm.moments}, _images, _channel_reads, True),
-    "batch_norm": Family({"loops": norm.normal}, _images, _channel_reads, True),
-    "batch_norm_grad": Family({"loops": norm.gradient}, _images, _channel_reads, True),
-    "attention": Family({"onednn": attention.attention}, _rows, _as_reference),
-    "attention_grad": Family({"onednn": attention_grad.attention_grad}, _rows, _depth_together),
-    "packed_attention_grad": Family({"onednn": attention_grad.packed_attention_grad}, _rows, _depth_together),
-    "linear_cross_entropy": Family({"onednn": linear_cross_entropy.linear_cross_entropy}, _rows, _as_reference),
+    "channel_moments": Family({"loops": norm.moments}, images, _channel_reads, True),
+    "batch_norm": Family({"loops": norm.normal}, images, _channel_reads, True),
+    "batch_norm_grad": Family({"loops": norm.gradient}, images, _channel_reads, True),
+    "attention": Family({"onednn": attention.attention}, in_c_order, _as_reference),
+    "attention_grad": Family({"onednn": attention_grad.attention_grad}, in_c_order, _depth_together),
+    "packed_attention_grad": Family({"onednn": attention_grad.packed_attention_grad}, in_c_order, _depth_together),
+    "linear_cross_entropy": Family({"onednn": linear_cross_entropy.linear_cross_entropy}, in_c_order, _as_reference),
 }
 
 
 @lru_cache(maxsize=8192)
-def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], threads: int) -> Mapping[str, Kernel]:
+def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], threads: int) -> Mapping[str, CpuKernel]:
     set_threads(threads)  # scratch memory depends on how many there are
     found = {}
     for name, make in FAMILIES[op.name].ways.items():
@@ -188,12 +160,12 @@ def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], threa
     return found
 
 
-def kernels_for(op: Op, inputs: Windows, outputs: Windows, threads: int) -> Mapping[str, Kernel]:
+def kernels_for(op: Op, inputs: Windows, outputs: Windows, threads: int) -> Mapping[str, CpuKernel]:
     """The kernels for an op on tensors that lie so, by name; none where only the op's own NumPy kernel runs it."""
     return _make(op, tuple(inputs), tuple(outputs), threads) if op.name in FAMILIES else {}
 
 
-def family_of(op: Op, inputs: Types, outputs: Types, threads: int) -> Family | None:
+def family_of(op: Op, inputs: Types, outputs: Types, threads: int) -> Family[Make] | None:
     """The family of an op if it has a kernel for these types, tensors lying as it likes best."""
     return None if _liked(op, inputs, outputs, threads) is None else FAMILIES[op.name]
 

@@ -10,7 +10,7 @@ from foreplan.arguments import whole
 from foreplan.errors import UsageError
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Types
-from foreplan.lower.target import DeviceProfile, Kernel, named, predicted
+from foreplan.lower.target import Candidate, DeviceProfile, named, predicted
 from foreplan.runtime.numpy.target import reference, reference_reads
 
 MOST_THREADS = 1024  # of one program; more than a system lets a process have end it
@@ -67,24 +67,24 @@ class CpuTarget:
         family = family_of(op, [x.type for x in inputs], outputs, self.threads)
         return family.layout(op, inputs, outputs) if family else [Window.dense(type) for type in outputs]
 
-    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:
         """The kernels of the op's family, the one predicted to be the fastest first; or the reference kernel."""
         from foreplan.runtime.cpu.table import kernels_for
 
         found = kernels_for(op, inputs, outputs, self.threads)
         made = [
-            Kernel(name, k.workspace, k.overwrites, getattr(k, "parts", ()), getattr(k, "nanoseconds", None))
+            Candidate(name, k.workspace, k.overwrites, getattr(k, "parts", ()), getattr(k, "nanoseconds", None))
             for name, k in found.items()
         ]
         return sorted(made, key=lambda kernel: kernel.nanoseconds or 0) or reference(op, inputs, outputs)
 
     def kernel(
         self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
-    ) -> Kernel | None:
+    ) -> Candidate | None:
         """One of the kernels that there are."""
         return named(self.kernels(op, inputs, outputs), name, payload)
 
-    def price(self, op: Op, kernel: Kernel, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
+    def price(self, op: Op, kernel: Candidate, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
         """Measured, or predicted; what NumPy runs is predicted."""
         from foreplan.runtime.cpu.table import kernels_for
 

@@ -14,8 +14,8 @@ from typing import TypeVar
 import numpy as np
 
 from foreplan.runtime.cpu.codegen.native import together
-from foreplan.runtime.cpu.kernel import Run
 from foreplan.runtime.cpu.onednn.library import library
+from foreplan.runtime.kernel import Run
 
 T = TypeVar("T")
 _forked: set[int] = set()  # the thread of which this process, a forked one, has a copy

@@ -12,8 +12,9 @@ import numpy as np
 
 from foreplan import __version__
 from foreplan.graph import Op, Window
+from foreplan.graph.op import Windows
 from foreplan.kept import keep, kept
-from foreplan.runtime.cpu.kernel import Kernel, Windows
+from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.machine import Machine, aligned, least_seconds, measured, this_machine
 
 ENOUGH = 0.05  # seconds of runs after which no more are made,
@@ -34,7 +35,7 @@ class Prices:
         data = json.loads(kept(self._file) or b"{}")
         self._known: dict[str, list[int]] = data.get("prices", {})
 
-    def kernel(self, op: Op, name: str, kernel: Kernel, inputs: Windows, outputs: Windows, threads: int) -> int:
+    def kernel(self, op: Op, name: str, kernel: CpuKernel, inputs: Windows, outputs: Windows, threads: int) -> int:
         """What one run of a kernel takes."""
         lie = " ".join(f"{w.type}/{','.join(map(str, w.strides))}" for w in (*inputs, *outputs))
         key = f"{op} {name} threads={threads} {lie}"
@@ -68,7 +69,7 @@ def prices() -> Prices:
     return Prices(this_machine())
 
 
-def _seconds(op: Op, kernel: Kernel, inputs: Windows, outputs: Windows, threads: int) -> float:
+def _seconds(op: Op, kernel: CpuKernel, inputs: Windows, outputs: Windows, threads: int) -> float:
     """The least time of some runs on made-up numbers, results written over what they may take."""
     rng = np.random.default_rng(0)
     types = [window.type for window in inputs]

@@ -28,7 +28,8 @@ from foreplan.runtime.cuda.libraries.nvrtc import architecture_of, figures, key_
 from foreplan.runtime.cuda.memory import DeviceAhead, DeviceMemory, DevicePlace, span_of, told
 from foreplan.runtime.cuda.table import kernel_named, kernels_for
 from foreplan.runtime.cuda.target import CudaTarget
-from foreplan.runtime.engine import At, Memory, Run, Watch
+from foreplan.runtime.engine import At, Memory, Watch
+from foreplan.runtime.kernel import Run
 from foreplan.units import align_up, format_bytes
 
 Where = Callable[[Address], int]

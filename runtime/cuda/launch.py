@@ -6,7 +6,7 @@ A session binds them to addresses; tests run the same ones on the CPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -15,7 +15,9 @@ from typing import Literal, Protocol
 
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
+from foreplan.graph.op import Windows
 from foreplan.runtime.cuda.device import Device
+from foreplan.runtime.kernel import Refused
 from foreplan.units import align_up
 
 FOLDER = Path(__file__).parents[1] / "cuda"
@@ -25,7 +27,6 @@ MAPS = ("map.cu", "multi_map.cu", "pack_bits.cu")  # which compute expressions o
 
 Grid = tuple[int, int, int]
 Defines = tuple[tuple[str, str | int], ...]
-Windows = Sequence[Window]
 
 
 @dataclass(frozen=True)
@@ -252,10 +253,6 @@ class Make(Protocol):
         Raises:
             Refused: there is none for such tensors.
         """
-
-
-class Refused(Exception):
-    """A kernel cannot be made for an op on such tensors."""
 
 
 def relocated(each: Instruction, moved: Callable[[Address], Address]) -> Instruction:

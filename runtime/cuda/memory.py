@@ -11,7 +11,7 @@ import numpy as np
 from foreplan.errors import SessionError
 from foreplan.graph import Window
 from foreplan.runtime.cuda.libraries.driver import Card, Event
-from foreplan.runtime.engine import Run
+from foreplan.runtime.kernel import Run
 
 _HALF = (
     ". What it holds may be half updated: load the last checkpoint, in a new process if the card goes on failing in "

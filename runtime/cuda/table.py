@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 from foreplan.graph import Op, Window
-from foreplan.graph.layouts import channels_last, like_most_inputs, like_whole_input
-from foreplan.graph.op import Types
+from foreplan.graph.layouts import images, in_c_order, like_most_inputs, like_whole_input
+from foreplan.graph.op import Windows
 from foreplan.ops.attention_blocks import AttentionOp
 from foreplan.ops.conv_op import ConvOp
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
@@ -39,7 +39,8 @@ from foreplan.runtime.cuda.kernels import (
 )
 from foreplan.runtime.cuda.kernels.cudnn_attention import attention_kernel, attention_kernels
 from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN, cudnn_kernel, cudnn_kernels, own_nanoseconds
-from foreplan.runtime.cuda.launch import LaunchKernel, Make, Refused, Windows
+from foreplan.runtime.cuda.launch import LaunchKernel, Make
+from foreplan.runtime.kernel import Family, Layout, Reads, Refused, as_it_lies
 
 OWN = "launches"  # the name of our own kernels in plans
 PRICED = (
@@ -50,90 +51,66 @@ PRICED = (
     PackedAttentionGrad,
     LinearCrossEntropy,
 )  # ops that libraries may run, by tensor cores: our own kernels have none
-Layout = Callable[[Op, Windows, Types], Sequence[Window]]
-Reads = Callable[[Op, int, Window], Window]
 
 
-def _rows(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
-    return [Window.dense(type) for type in outputs]
+def _own(make: Make, layout: Layout = in_c_order, reads: Reads = as_it_lies) -> Family[Make]:
+    """Kernels of ours; what libraries have beside them depends on the card."""
+    return Family({OWN: make}, layout, reads)
 
 
-def _images(op: Op, inputs: Windows, outputs: Types) -> Sequence[Window]:
-    return [channels_last(type) for type in outputs]
-
-
-def _as_it_lies(op: Op, index: int, window: Window) -> Window:
-    return window
-
-
-@dataclass(frozen=True)
-class Family:
-    """Kernels of one op.
-
-    Attributes:
-        make: the kernel for tensors that lie in a certain way.
-        layout: how outputs lie, given how inputs do.
-        reads: how input `index` is taken: as it lies, or as a copy that lies so.
-    """
-
-    make: Make
-    layout: Layout = _rows
-    reads: Reads = _as_it_lies
-
-
-FAMILIES = {
-    "map": Family(map.elementwise, like_whole_input),
-    "masked_map": Family(map.masked, like_whole_input),
-    "multi_map": Family(multi_map.multi_map, reads=multi_map.reads),
-    "pack_bits": Family(map.pack),
-    "random": Family(random.random),
-    "reduce": Family(reduce.reduce),
-    "matmul": Family(matmul.matmul),
-    "matmul_map": Family(biased.biased),
-    "softmax": Family(rows.softmax, rows.like_first),
-    "softmax_grad": Family(rows.softmax, rows.like_first),
-    "log_softmax": Family(rows.softmax, rows.like_first),
-    "log_softmax_grad": Family(rows.softmax, rows.like_first),
-    "cross_entropy": Family(rows.cross_entropy),
-    "cross_entropy_grad": Family(rows.cross_entropy_grad, rows.like_first),
-    "channel_moments": Family(norm.moments, norm.layout, norm.reads),
-    "batch_norm_grad": Family(norm.gradient, norm.layout, norm.reads),
-    "masked_batch_norm_grad": Family(norm.masked_gradient, norm.layout, norm.reads),
-    "max_pool": Family(pool.pool, _images),
-    "max_pool_grad": Family(pool.pool, _images),
-    "avg_pool": Family(pool.pool, _images),
-    "avg_pool_grad": Family(pool.pool, _images),
-    "resize": Family(resize.resize, like_most_inputs),
-    "resize_grad": Family(resize.resize, like_most_inputs),
-    "concat": Family(join.concat, like_most_inputs),
-    "pad": Family(join.pad, like_most_inputs),
-    "unslice": Family(join.unslice, like_most_inputs),
-    "gather": Family(index.gather, reads=index.gather_reads),
-    "scatter_add": Family(index.scatter_add, reads=index.scatter_reads),
-    "layer_norm": Family(row_norm.normal, reads=row_norm.reads),
-    "layer_norm_grad": Family(row_norm.gradient, reads=row_norm.reads),
-    "rms_norm": Family(row_norm.normal, reads=row_norm.reads),
-    "rms_norm_grad": Family(row_norm.gradient, reads=row_norm.reads),
-    "attention": Family(attention.attention, reads=attention.reads),
-    "attention_grad": Family(attention.gradient, reads=attention.reads),
-    "packed_attention_grad": Family(packed_attention.gradient, reads=packed_attention.reads),
-    "linear_cross_entropy": Family(linear_cross_entropy.linear_cross_entropy, reads=linear_cross_entropy.reads),
-    "cumsum": Family(lines.cumsum),
-    "arg_reduce": Family(lines.arg_reduce),
-    "top_k": Family(lines.top_k),
-    "gather_elements": Family(lines.gather_elements),
-    "scatter_elements_add": Family(lines.scatter_elements_add),
-    "unstack": Family(lines.unstack),
-    "conv": Family(conv.conv, _images),
-    "conv_data_grad": Family(conv.data_gradient, _images),
-    "conv_weight_grad": Family(conv.weight_gradient),
+FAMILIES: Mapping[str, Family[Make]] = {
+    "map": _own(map.elementwise, like_whole_input),
+    "masked_map": _own(map.masked, like_whole_input),
+    "multi_map": _own(multi_map.multi_map, reads=multi_map.reads),
+    "pack_bits": _own(map.pack),
+    "random": _own(random.random),
+    "reduce": _own(reduce.reduce),
+    "matmul": _own(matmul.matmul),
+    "matmul_map": _own(biased.biased),
+    "softmax": _own(rows.softmax, rows.like_first),
+    "softmax_grad": _own(rows.softmax, rows.like_first),
+    "log_softmax": _own(rows.softmax, rows.like_first),
+    "log_softmax_grad": _own(rows.softmax, rows.like_first),
+    "cross_entropy": _own(rows.cross_entropy),
+    "cross_entropy_grad": _own(rows.cross_entropy_grad, rows.like_first),
+    "channel_moments": _own(norm.moments, norm.layout, norm.reads),
+    "batch_norm_grad": _own(norm.gradient, norm.layout, norm.reads),
+    "masked_batch_norm_grad": _own(norm.masked_gradient, norm.layout, norm.reads),
+    "max_pool": _own(pool.pool, images),
+    "max_pool_grad": _own(pool.pool, images),
+    "avg_pool": _own(pool.pool, images),
+    "avg_pool_grad": _own(pool.pool, images),
+    "resize": _own(resize.resize, like_most_inputs),
+    "resize_grad": _own(resize.resize, like_most_inputs),
+    "concat": _own(join.concat, like_most_inputs),
+    "pad": _own(join.pad, like_most_inputs),
+    "unslice": _own(join.unslice, like_most_inputs),
+    "gather": _own(index.gather, reads=index.gather_reads),
+    "scatter_add": _own(index.scatter_add, reads=index.scatter_reads),
+    "layer_norm": _own(row_norm.normal, reads=row_norm.reads),
+    "layer_norm_grad": _own(row_norm.gradient, reads=row_norm.reads),
+    "rms_norm": _own(row_norm.normal, reads=row_norm.reads),
+    "rms_norm_grad": _own(row_norm.gradient, reads=row_norm.reads),
+    "attention": _own(attention.attention, reads=attention.reads),
+    "attention_grad": _own(attention.gradient, reads=attention.reads),
+    "packed_attention_grad": _own(packed_attention.gradient, reads=packed_attention.reads),
+    "linear_cross_entropy": _own(linear_cross_entropy.linear_cross_entropy, reads=linear_cross_entropy.reads),
+    "cumsum": _own(lines.cumsum),
+    "arg_reduce": _own(lines.arg_reduce),
+    "top_k": _own(lines.top_k),
+    "gather_elements": _own(lines.gather_elements),
+    "scatter_elements_add": _own(lines.scatter_elements_add),
+    "unstack": _own(lines.unstack),
+    "conv": _own(conv.conv, images),
+    "conv_data_grad": _own(conv.data_gradient, images),
+    "conv_weight_grad": _own(conv.weight_gradient),
 }
 
 
 @lru_cache(maxsize=8192)
 def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], device: Device) -> LaunchKernel | None:
     try:
-        return FAMILIES[op.name].make(op, inputs, outputs, device)
+        return FAMILIES[op.name].ways[OWN](op, inputs, outputs, device)
     except Refused:
         return None
 
@@ -202,6 +179,6 @@ def kernel_named(
         return None
 
 
-def family_of(op: Op) -> Family | None:
+def family_of(op: Op) -> Family[Make] | None:
     """The family of an op, if it has one."""
     return FAMILIES.get(op.name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from foreplan.errors import UsageError
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Types
-from foreplan.lower.target import DeviceProfile, Kernel, predicted
+from foreplan.lower.target import Candidate, DeviceProfile, predicted
 
 if TYPE_CHECKING:
     from foreplan.runtime.cuda.launch import LaunchKernel
@@ -83,7 +83,7 @@ class CudaTarget:
         family = family_of(op)
         return family.layout(op, inputs, outputs) if family else [Window.dense(type) for type in outputs]
 
-    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:
         """Launches of ours, where there are some for such tensors, and what libraries have; the fastest first."""
         from foreplan.runtime.cuda.table import kernels_for
 
@@ -93,7 +93,7 @@ class CudaTarget:
 
     def kernel(
         self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
-    ) -> Kernel | None:
+    ) -> Candidate | None:
         """Launches of ours, or what a library runs, which need not be there to be told."""
         from foreplan.runtime.cuda.table import kernel_named
 
@@ -102,14 +102,14 @@ class CudaTarget:
 
     def _kernel(
         self, name: str, made: LaunchKernel, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]
-    ) -> Kernel:
+    ) -> Candidate:
         work = made.nanoseconds
         if work is None:
             work = self.profile.nanoseconds(op.cost([x.type for x in inputs], [y.type for y in outputs]))
         nanoseconds = work + LAUNCH * len(made.instructions)
-        return Kernel(name, made.workspace, made.overwrites, made.parts, nanoseconds, made.payload, made.alignment)
+        return Candidate(name, made.workspace, made.overwrites, made.parts, nanoseconds, made.payload, made.alignment)
 
-    def price(self, op: Op, kernel: Kernel, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
+    def price(self, op: Op, kernel: Candidate, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
         """Predicted."""
         return predicted(self.profile, op, kernel, inputs, outputs)
 

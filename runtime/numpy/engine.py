@@ -11,7 +11,8 @@ import numpy as np
 
 from foreplan.lower.program import Call, Operand, Program
 from foreplan.planner.plan import Plan, Step
-from foreplan.runtime.engine import At, Memory, Run, Watch
+from foreplan.runtime.engine import At, Memory, Watch
+from foreplan.runtime.kernel import Run
 from foreplan.units import align_up
 
 ALIGNMENT = 64

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from foreplan.errors import UsageError
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Types
-from foreplan.lower.target import DeviceProfile, Kernel, named, predicted
+from foreplan.lower.target import Candidate, DeviceProfile, named, predicted
 
 
 class NumpyTarget:
@@ -36,17 +36,17 @@ class NumpyTarget:
         """In C order."""
         return [Window.dense(type) for type in outputs]
 
-    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:
         """The reference kernel, if the op has one."""
         return reference(op, inputs, outputs)
 
     def kernel(
         self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
-    ) -> Kernel | None:
+    ) -> Candidate | None:
         """The reference kernel."""
         return named(self.kernels(op, inputs, outputs), name, payload)
 
-    def price(self, op: Op, kernel: Kernel, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
+    def price(self, op: Op, kernel: Candidate, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
         """By the profile."""
         return predicted(self.profile, op, kernel, inputs, outputs)
 
@@ -56,13 +56,13 @@ def reference_reads(op: Op, inputs: Sequence[Window]) -> Sequence[Window]:
     return [op.reads(index, window) for index, window in enumerate(inputs)]
 
 
-def reference(op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+def reference(op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:
     """The op's own NumPy kernel, if it has one."""
     if type(op).compute is Op.compute:
         return ()
     types, results = [x.type for x in inputs], [y.type for y in outputs]
     overwrites, parts = op.overwrites(types, results), op.parts(types, results)
-    return (Kernel("reference", op.workspace(types, results), overwrites, parts),)
+    return (Candidate("reference", op.workspace(types, results), overwrites, parts),)
 
 
 def target(options: str = "", tune: bool = False) -> NumpyTarget:

@@ -9,7 +9,7 @@ import pytest
 
 from foreplan.errors import TargetError
 from foreplan.graph import Op, Window, as_dtype
-from foreplan.runtime.cpu.kernel import Kernel
+from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.table import FAMILIES, kernels_for, reads_of
 from foreplan.runtime.cpu.threads import set_threads
 from tests.kernels import assert_near, expected, scratch
@@ -80,7 +80,7 @@ def run(
     return first
 
 
-def kernel_for(op: Op, inputs: Sequence[Window], outputs: Sequence[Window], threads: int) -> Kernel | None:
+def kernel_for(op: Op, inputs: Sequence[Window], outputs: Sequence[Window], threads: int) -> CpuKernel | None:
     """The first kernel for an op, if there is any."""
     return next(iter(kernels_for(op, inputs, outputs, threads).values()), None)
 

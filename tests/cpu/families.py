@@ -14,9 +14,9 @@ import pytest
 import foreplan as fp
 from foreplan.frontend.losses import attach_loss
 from foreplan.lower.fallbacks import fallbacks
-from foreplan.runtime.cpu.kernel import Run
 from foreplan.runtime.cpu.onednn.library import library
 from foreplan.runtime.cpu.onednn.primitives import Primitive
+from foreplan.runtime.kernel import Run
 from tests.cpu.test_engine import data_for
 
 NETS = {  # and whether their training is looked at: of those that train alike, one

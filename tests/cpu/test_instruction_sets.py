@@ -12,9 +12,9 @@ import pytest
 
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
-from foreplan.runtime.cpu.kernel import Refused
 from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.cpu.onednn.primitives import REFERENCE, After, Geometry
+from foreplan.runtime.kernel import Refused
 from tests.cpu.check import needs_onednn
 
 pytestmark = needs_onednn()

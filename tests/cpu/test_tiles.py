@@ -11,9 +11,9 @@ from foreplan.graph import TensorType, Window, as_dtype
 from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu.codegen.made import FURTHER, MADE, Made
 from foreplan.runtime.cpu.gemm.tiles import GRAIN, Tiles, available
-from foreplan.runtime.cpu.kernel import Refused
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.threads import set_threads
+from foreplan.runtime.kernel import Refused
 from tests.cpu.check import laid_out, needs_onednn, scratch, type_of
 from tests.cpu.products import EPSILON, made_of, normal, turned, updated, window
 

@@ -15,7 +15,7 @@ from foreplan import kept
 from foreplan.frontend import nn
 from foreplan.graph import Graph, Op
 from foreplan.runtime.cpu import tune
-from foreplan.runtime.cpu.kernel import Kernel
+from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.kernels import winograd
 from foreplan.runtime.cpu.target import CpuTarget
 from tests.cpu.check import needs_onednn
@@ -53,7 +53,7 @@ def ways(step: fp.Compiled) -> Counter[str]:
 @pytest.mark.parametrize("fast", ["winograd", "onednn"])
 def test_the_fastest_kernels_run(fast: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
-    def seconds(op: Op, kernel: Kernel, *others: object) -> float:
+    def seconds(op: Op, kernel: CpuKernel, *others: object) -> float:
         way = "winograd" if isinstance(kernel, winograd.Convolution | winograd.WeightGradient) else "onednn"
         return 1e-4 if way == fast else 1e-3
 

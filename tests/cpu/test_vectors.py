@@ -8,8 +8,8 @@ import pytest
 from foreplan.graph import TensorType, Window, as_dtype
 from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu.gemm.vectors import SMALL, Vectors
-from foreplan.runtime.cpu.kernel import Refused
 from foreplan.runtime.cpu.onednn import library as c
+from foreplan.runtime.kernel import Refused
 from tests.cpu.check import laid_out, needs_onednn, type_of
 from tests.cpu.products import EPSILON, made_of, normal, turned, updated, window
 

@@ -9,7 +9,7 @@ from foreplan.graph import TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
-from foreplan.runtime.cpu.kernel import Kernel
+from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.kernels import winograd
 from foreplan.runtime.cpu.threads import set_threads
 from tests.cpu.check import check, laid_out, needs_onednn, scratch, type_of, ways
@@ -51,7 +51,7 @@ def weight_gradient(x: np.ndarray, g: np.ndarray, pads: tuple[tuple[int, int], t
     return np.moveaxis(np.array(found), (0, 1), (2, 3))
 
 
-def run(kernel: Kernel, inputs: list[np.ndarray], windows: list[Window], out: Window, over: int = -1) -> np.ndarray:
+def run(kernel: CpuKernel, inputs: list[np.ndarray], windows: list[Window], out: Window, over: int = -1) -> np.ndarray:
     """What a kernel gives twice over, its memory poisoned."""
     arrays = [laid_out(x, window) for x, window in zip(inputs, windows)]
     y = arrays[over] if over >= 0 else laid_out(np.full(out.shape, 77, np.float32), out)

@@ -15,7 +15,7 @@ import numpy as np
 
 from foreplan.errors import PlanError
 from foreplan.graph import Op, Window
-from foreplan.lower.target import Kernel
+from foreplan.lower.target import Candidate
 from foreplan.runtime.cuda.launch import Launch, Multiply
 from foreplan.runtime.cuda.libraries.driver import Run
 from foreplan.runtime.cuda.table import OWN
@@ -29,7 +29,7 @@ Plan = Callable[[Mapping[int, int], int], None]  # runs on addresses of tensors,
 class OwnTarget(CudaTarget):
     """A card, with our own kernels alone."""
 
-    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+    def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:
         return [kernel for kernel in super().kernels(op, inputs, outputs) if kernel.name == OWN]
 
 

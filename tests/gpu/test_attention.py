@@ -13,7 +13,7 @@ from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
 from foreplan.ops.packed_attention import PackedAttentionGrad
 from foreplan.runtime.cuda.kernels.attention import attention
-from foreplan.runtime.cuda.launch import Refused
+from foreplan.runtime.kernel import Refused
 from tests.gpu.check import DEVICE, check, expected, type_of
 from tests.gpu.compiled import needs_gcc
 from tests.kernels import attention_operands

@@ -21,10 +21,11 @@ from foreplan.runtime.cuda import table
 from foreplan.runtime.cuda.device import device_named
 from foreplan.runtime.cuda.kernels import cudnn_attention
 from foreplan.runtime.cuda.kernels.cudnn_conv import WORD
-from foreplan.runtime.cuda.launch import Execute, Refused, input_at, output_at, workspace_at
+from foreplan.runtime.cuda.launch import Execute, input_at, output_at, workspace_at
 from foreplan.runtime.cuda.libraries import cudnn_sdpa
 from foreplan.runtime.cuda.libraries.cudnn import CudnnPlan
 from foreplan.runtime.cuda.target import CudaTarget
+from foreplan.runtime.kernel import Refused
 from tests.gpu.binder import Bound
 from tests.gpu.check import Memory, expected, laid_out, type_of, with_cudnn
 from tests.gpu.compiled import needs_gcc

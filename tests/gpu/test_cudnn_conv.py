@@ -20,12 +20,13 @@ from foreplan.graph.types import DTYPES
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.runtime.cuda.engine import CudaEngine, table
 from foreplan.runtime.cuda.kernels import cudnn_conv
-from foreplan.runtime.cuda.launch import Execute, Refused
+from foreplan.runtime.cuda.launch import Execute
 from foreplan.runtime.cuda.libraries.cudnn import ADDING, BETA, CudnnPlan, workspace_of
 from foreplan.runtime.cuda.libraries.cudnn_conv_plans import convolution_plans
 from foreplan.runtime.cuda.libraries.driver import Run
 from foreplan.runtime.cuda.memory import DeviceMemory
 from foreplan.runtime.cuda.target import CudaTarget
+from foreplan.runtime.kernel import Refused
 from foreplan.runtime.planfile import save_plan
 from tests.gpu.binder import Bound
 from tests.gpu.card import FakeCard

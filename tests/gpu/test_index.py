@@ -10,7 +10,8 @@ from foreplan.graph.types import DTYPES
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
 from foreplan.runtime.cuda.kernels.index import scatter_add
-from foreplan.runtime.cuda.launch import Launch, Refused
+from foreplan.runtime.cuda.launch import Launch
+from foreplan.runtime.kernel import Refused
 from tests.gpu.check import DEVICE, check, check_unaligned, made, run, type_of
 from tests.gpu.compiled import needs_gcc
 

@@ -14,11 +14,12 @@ import pytest
 import foreplan as fp
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Window
+from foreplan.graph.op import Windows
 from foreplan.graph.types import DTYPES
 from foreplan.lower.program import Call
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_grad import AttentionGrad
-from foreplan.runtime.cuda.launch import LaunchKernel, Windows
+from foreplan.runtime.cuda.launch import LaunchKernel
 from foreplan.runtime.cuda.libraries import driver, nvrtc
 from foreplan.runtime.cuda.libraries.capture import captured
 from foreplan.runtime.cuda.libraries.cudnn_sdpa import LEAST_COMPUTE

@@ -10,7 +10,7 @@ from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.reduce import Reduce
 from foreplan.runtime.cuda.kernels.reduce import reduce
-from foreplan.runtime.cuda.launch import Refused
+from foreplan.runtime.kernel import Refused
 from tests.gpu.check import DEVICE, check, made, run, type_of
 from tests.gpu.compiled import needs_gcc
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from foreplan.errors import UnsupportedError, UsageError
 from foreplan.graph import Cost, Graph, Op, Window, parse_graph
-from foreplan.lower import DeviceProfile, Kernel, Program, lower, target_named
+from foreplan.lower import Candidate, DeviceProfile, Program, lower, target_named
 from foreplan.lower.program import ARENA, PARAMETERS, STATE
 from foreplan.lower.target import named
 from foreplan.lower.valid import with_valid
@@ -344,7 +344,7 @@ gradient %v = %gv
 
 def test_an_op_without_kernel_is_decomposed() -> None:
     class Small(NumpyTarget):
-        def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+        def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:
             return super().kernels(op, inputs, outputs) if op.name in ("map", "reduce") else ()
 
     graph = parse_graph(
@@ -389,7 +389,7 @@ loss %y
 
 def test_operands_that_no_kernel_takes_as_they_lie_are_named() -> None:
     class Aligned(NumpyTarget):
-        def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
+        def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:
             return [replace(kernel, alignment=16) for kernel in super().kernels(op, inputs, outputs)]
 
     text = """graph %g
@@ -433,8 +433,8 @@ def test_much_workspace_is_taken_where_it_is_much_faster(workspace: str, kept: l
     kinds += (("large", 200 * mib, 59), ("huge", 3000 * mib, 10))
 
     class Several(NumpyTarget):
-        def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
-            return [Kernel(name, nbytes, (), nanoseconds=ns) for name, nbytes, ns in kinds]
+        def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:
+            return [Candidate(name, nbytes, (), nanoseconds=ns) for name, nbytes, ns in kinds]
 
     graph = parse_graph(
         "graph %g\ninput %x: float32[2]\n%y: float32[2] = map(exprs=('exp(a0)',)) [%x] as %y\noutput %y = %y\n"
@@ -446,8 +446,8 @@ def test_what_happens_once_has_one_kernel_the_fastest() -> None:
     """Rivals of an update would be two actions that both must run."""
 
     class Several(NumpyTarget):
-        def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Kernel]:
-            return [Kernel("slow", 0, ((0, 0),), nanoseconds=90), Kernel("fast", 64, ((0, 0),), nanoseconds=50)]
+        def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:
+            return [Candidate("slow", 0, ((0, 0),), nanoseconds=90), Candidate("fast", 64, ((0, 0),), nanoseconds=50)]
 
     graph = parse_graph(
         "graph %g\ninput %x: float32[2]\nparameter %w: float32[2] = fill(1.0)\n"
@@ -474,7 +474,7 @@ output %y = %y
 
 
 def test_a_kernel_is_found_by_its_name_and_by_what_else_a_plan_has_of_it() -> None:
-    kernels = [Kernel("a", 1, ()), Kernel("a", 2, (), payload=b"1"), Kernel("b", 3, (), payload=b"1")]
+    kernels = [Candidate("a", 1, ()), Candidate("a", 2, (), payload=b"1"), Candidate("b", 3, (), payload=b"1")]
     found = [named(kernels, name, payload) for name, payload in (("a", b""), ("a", b"1"), ("b", b"1"), ("b", b""))]
     assert found == [*kernels, None] and named(kernels, "c", b"1") is None
 

@@ -11,7 +11,7 @@ import pytest
 import foreplan as fp
 from foreplan.errors import PlanError
 from foreplan.graph import Op, Window, parse_graph
-from foreplan.lower import Kernel, Operand, Program, lower
+from foreplan.lower import Candidate, Operand, Program, lower
 from foreplan.planner import Overwrite, Plan
 from foreplan.runtime import plancheck
 from foreplan.runtime.numpy.target import NumpyTarget
@@ -43,7 +43,7 @@ def test_a_kernel_may_be_gone_that_does_not_run_on_a_card(
 
         def kernel(
             self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
-        ) -> Kernel | None:
+        ) -> Candidate | None:
             return None if op.name == "matmul" else super().kernel(op, name, b"", inputs, outputs)
 
     step = compiled()

@@ -21,7 +21,7 @@ from foreplan.graph.types import DTYPES, FLOAT32
 from foreplan.ops.blocks import Piece
 from foreplan.runtime.cpu.codegen.conversions import loaded, rounded, stored
 from foreplan.runtime.cpu.codegen.lanes import Lanes
-from foreplan.runtime.cpu.kernel import Refused
+from foreplan.runtime.kernel import Refused
 
 BFLOAT16 = DTYPES["bfloat16"]
 NAMES = ("float32", BFLOAT16.name)

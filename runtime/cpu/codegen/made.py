@@ -15,8 +15,8 @@ from foreplan.runtime.cpu.codegen.conversions import loaded, memory_type
 from foreplan.runtime.cpu.codegen.expressions import emit
 from foreplan.runtime.cpu.codegen.llvm import POINTER
 from foreplan.runtime.cpu.codegen.loops import CONTIGUOUS, FIXED, STRIDED, Memory, Operand, Place, Writer, operand_kind
-from foreplan.runtime.cpu.kernel import Refused
 from foreplan.runtime.cpu.onednn import library as c
+from foreplan.runtime.kernel import Refused
 
 FURTHER, MADE = 1 << 24, 1 << 25  # arguments of what is made: each of further inputs, and each output
 

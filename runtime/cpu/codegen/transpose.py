@@ -15,8 +15,8 @@ from foreplan.runtime.cpu.codegen.conversions import memory_type
 from foreplan.runtime.cpu.codegen.lanes import BIT, Lanes, exchanged, shuffled
 from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
 from foreplan.runtime.cpu.codegen.loops import CONTIGUOUS, WIDTH, Memory, Operand, Place, Writer
-from foreplan.runtime.cpu.kernel import Run
 from foreplan.runtime.cpu.threads import current_threads, ranged
+from foreplan.runtime.kernel import Run
 
 LEAST = 8  # elements along either axis that are worth a tile
 AHEAD = 4  # tiles between one that is brought to the cache and one that is copied

@@ -11,11 +11,11 @@ from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.gemm.tiles import Tiles
 from foreplan.runtime.cpu.gemm.vectors import Vectors
-from foreplan.runtime.cpu.kernel import Refused, Run
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.cpu.onednn.layouts import stepped
 from foreplan.runtime.cpu.onednn.primitives import Primitive, onto
+from foreplan.runtime.kernel import Refused, Run
 
 Product = Primitive | Tiles | Vectors
 _Key = tuple[Window, Window, Window, bool]

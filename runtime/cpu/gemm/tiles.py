@@ -27,10 +27,10 @@ from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.made import Made, entries_of
 from foreplan.runtime.cpu.codegen.native import together
 from foreplan.runtime.cpu.gemm.tiles_loop import CONFIGURATION, DEPTH, ENTRIES, SIDE, STEP, Product, compiled_product
-from foreplan.runtime.cpu.kernel import Refused, Run
 from foreplan.runtime.cpu.kernels.rows import merged
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.threads import current_threads
+from foreplan.runtime.kernel import Refused, Run
 from foreplan.units import align_up
 
 STEPS = 512  # along the sum that are packed at once, at most

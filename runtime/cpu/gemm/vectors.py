@@ -12,8 +12,8 @@ from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.made import Made, entries_of
 from foreplan.runtime.cpu.gemm.vectors_loop import ENTRIES, SIDE, VECTORS, WIDTH, Product, compiled_product
-from foreplan.runtime.cpu.kernel import Refused, Run
 from foreplan.runtime.cpu.onednn import library as c
+from foreplan.runtime.kernel import Refused, Run
 
 SMALL = 2**21  # multiplications, at most: on one thread, and of operands that a core's cache holds
 _ITEM = FLOAT32.itemsize

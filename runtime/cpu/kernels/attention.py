@@ -8,21 +8,23 @@ import numpy as np
 
 from foreplan import jit
 from foreplan.graph import Op
+from foreplan.graph.op import Windows
 from foreplan.ops.attention import Attention
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.runtime.cpu.codegen.elements import bits, check_elements, check_float, settled
 from foreplan.runtime.cpu.codegen.jit import SUMS
 from foreplan.runtime.cpu.gemm.products import Products
-from foreplan.runtime.cpu.kernel import Run, Windows, one_after_another
+from foreplan.runtime.cpu.kernel import one_after_another
 from foreplan.runtime.cpu.kernels.attention_cut import GRAIN, Cut, MaskPart, cut_of, matrices, turned
 from foreplan.runtime.cpu.kernels.rows import flat, flat_input
 from foreplan.runtime.cpu.kernels.scores import ZERO, largest, probability, scale_and_mask
 from foreplan.runtime.cpu.threads import current_threads, ranged
+from foreplan.runtime.kernel import Run
 
 _ONE = np.float32(1)
 
 
-def attention(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
+def attention(op: Op, inputs: Windows, outputs: Windows) -> AttentionKernel:
     """The kernel of `attention`."""
     assert isinstance(op, Attention)
     check_elements(*inputs)
@@ -33,10 +35,10 @@ def attention(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
         count = rows.stop - rows.start
         products.describe(cut.some(q, count), turned(cut.some(k, seen)), cut.dense(count, seen))
         products.describe(cut.dense(count, seen, cut.e.dtype), cut.some(v, seen), cut.some(out, count))
-    return Kernel(op, cut, products, ((0, 0),) if inputs[0] == outputs[0] else ())
+    return AttentionKernel(op, cut, products, ((0, 0),) if inputs[0] == outputs[0] else ())
 
 
-class Kernel:
+class AttentionKernel:
     """Attention on tensors that lie in a certain way.
 
     Attributes:

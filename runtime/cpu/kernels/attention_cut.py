@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreplan.graph import DType, TensorType, Window
+from foreplan.graph.op import Windows
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.attention_blocks import AttentionOp, Extents, mask_block
 from foreplan.ops.blocks import Piece
 from foreplan.runtime.cpu.codegen.elements import check_elements
-from foreplan.runtime.cpu.kernel import Refused, Windows
 from foreplan.runtime.cpu.kernels.rows import flat
+from foreplan.runtime.kernel import Refused
 
 QUERIES = 256  # a block, at most
 CAUSAL_QUERIES = 128  # likewise where a block reads the keys up to its end only

@@ -10,6 +10,7 @@ import numpy as np
 
 from foreplan import jit
 from foreplan.graph import Op, TensorType, Window
+from foreplan.graph.op import Windows
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.attention_grad import AttentionGrad
 from foreplan.ops.blocks import Piece, carve, carve_bytes
@@ -17,19 +18,20 @@ from foreplan.ops.packed_attention import PackedAttentionGrad
 from foreplan.runtime.cpu.codegen.elements import as_in, bits, check_elements, check_float, number, settled
 from foreplan.runtime.cpu.codegen.jit import FLOAT, SUMS
 from foreplan.runtime.cpu.gemm.products import Products
-from foreplan.runtime.cpu.kernel import Run, Windows, one_after_another
+from foreplan.runtime.cpu.kernel import one_after_another
 from foreplan.runtime.cpu.kernels.attention_cut import GRAIN, MaskPart, cut_of, matrices, turned
 from foreplan.runtime.cpu.kernels.rows import flat, flat_input
 from foreplan.runtime.cpu.kernels.scores import ZERO, probability, scale_and_mask
 from foreplan.runtime.cpu.threads import current_threads, ranged
+from foreplan.runtime.kernel import Run
 
 _FLOAT, _BYTE = np.dtype(np.float32), np.dtype(np.uint8)
 
 
-def attention_grad(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
+def attention_grad(op: Op, inputs: Windows, outputs: Windows) -> GradientKernel:
     """The kernel of `attention_grad`."""
     assert isinstance(op, AttentionGrad)
-    return Kernel(op, inputs, op.overwrites([x.type for x in inputs], [x.type for x in outputs]))
+    return GradientKernel(op, inputs, op.overwrites([x.type for x in inputs], [x.type for x in outputs]))
 
 
 def packed_attention_grad(op: Op, inputs: Windows, outputs: Windows) -> Packed:
@@ -38,7 +40,7 @@ def packed_attention_grad(op: Op, inputs: Windows, outputs: Windows) -> Packed:
     x, *others = inputs
     types = op.unpacked_types([window.type for window in inputs])[:3]
     parts = [window for _, window in op.unpacked_windows(x, types)]
-    return Packed(op, Kernel(op.unpacked, [*parts, *others], ()))
+    return Packed(op, GradientKernel(op.unpacked, [*parts, *others], ()))
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Packed:
     """
 
     op: PackedAttentionGrad
-    unpacked: Kernel
+    unpacked: GradientKernel
     overwrites = ((0, 0),)
 
     @property
@@ -64,7 +66,7 @@ class Packed:
         return self.unpacked.bind([*parts(inputs[0]), *inputs[1:]], parts(outputs[0]), workspace)
 
 
-class Kernel:
+class GradientKernel:
     """The gradient of attention on tensors that lie in a certain way.
 
     Attributes:

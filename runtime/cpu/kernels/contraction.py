@@ -6,6 +6,7 @@ import math
 from contextlib import nullcontext
 
 from foreplan.graph import Op, TensorType, Window
+from foreplan.graph.op import Windows
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.matmul_map import MatMulMap
@@ -13,7 +14,6 @@ from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.made import Made
 from foreplan.runtime.cpu.gemm.tiles import Tiles
 from foreplan.runtime.cpu.gemm.vectors import Vectors
-from foreplan.runtime.cpu.kernel import Refused, Windows
 from foreplan.runtime.cpu.kernels.rows import merged
 from foreplan.runtime.cpu.kernels.stages import INPUT, OUTPUT, WEIGHTS, Staged, Stages, beside, check
 from foreplan.runtime.cpu.onednn import library as c
@@ -21,6 +21,7 @@ from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.cpu.onednn.layouts import swapped
 from foreplan.runtime.cpu.onednn.primitives import Description, onto
 from foreplan.runtime.cpu.threads import one_thread
+from foreplan.runtime.kernel import Refused
 
 PANEL = 384  # columns of a matrix that are copied where they would thrash a cache
 SMALL = 2**21  # multiplications that do not repay waking other threads

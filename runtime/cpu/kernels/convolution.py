@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 from foreplan.graph import Op, TensorType, Window
+from foreplan.graph.op import Windows
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.ops.conv_map import ConvMap, steps_of
@@ -19,7 +20,6 @@ from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.made import Made
 from foreplan.runtime.cpu.gemm.products import Product
 from foreplan.runtime.cpu.gemm.tiles import Tiles
-from foreplan.runtime.cpu.kernel import Refused, Windows
 from foreplan.runtime.cpu.kernels import columns, winograd
 from foreplan.runtime.cpu.kernels.rows import image_rows, rows_along, rows_from
 from foreplan.runtime.cpu.kernels.stages import (
@@ -49,6 +49,7 @@ from foreplan.runtime.cpu.onednn.primitives import (
     base_of,
     onto,
 )
+from foreplan.runtime.kernel import Refused
 
 ADDED = 4 * 2**20  # bytes of a gradient that are made before they are added to another
 

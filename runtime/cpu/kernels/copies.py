@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from foreplan.runtime.cpu.codegen.elements import bits
-from foreplan.runtime.cpu.kernel import Run
+from foreplan.runtime.kernel import Run
 
 
 def copy(target: np.ndarray, source: np.ndarray) -> Run:

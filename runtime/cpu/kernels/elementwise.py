@@ -10,15 +10,16 @@ import numpy as np
 
 from foreplan.graph import DType, Op, TensorType, Window
 from foreplan.graph.layouts import channels_last, lie_alike
-from foreplan.graph.op import Types
+from foreplan.graph.op import Types, Windows
 from foreplan.graph.types import BOOL, Shape
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.map import Map, merged_axes
 from foreplan.runtime.cpu.codegen.codegen import UNIT, Loop, compiled_loop
 from foreplan.runtime.cpu.codegen.loops import BITS, Operand, bits_kind, operand_kind
 from foreplan.runtime.cpu.codegen.transpose import Axis, transposition
-from foreplan.runtime.cpu.kernel import Kernel, Run, Windows
+from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.threads import current_threads, ranged
+from foreplan.runtime.kernel import Run
 
 PART = 32 * 1024  # elements that are worth a thread
 
@@ -103,7 +104,7 @@ def _pairs(inputs: Windows, outputs: Windows, first: int = 0) -> tuple[tuple[int
     return _alike([(o, i) for o in range(len(outputs)) for i in range(first, len(inputs))], inputs, outputs)
 
 
-def elementwise(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
+def elementwise(op: Op, inputs: Windows, outputs: Windows) -> CpuKernel:
     """The loop of a map; of one that copies from one order of the axes to another, tiles."""
     assert isinstance(op, Map)
     shape = outputs[0].shape

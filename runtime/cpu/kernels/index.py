@@ -15,11 +15,13 @@ import numpy as np
 from foreplan import jit
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import lie_alike
+from foreplan.graph.op import Windows
 from foreplan.ops.blocks import Folded, folded_shape
 from foreplan.ops.index import Gather, ScatterAdd
-from foreplan.runtime.cpu.kernel import Refused, Run, Windows, one_after_another
+from foreplan.runtime.cpu.kernel import one_after_another
 from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_from, same_place
 from foreplan.runtime.cpu.threads import current_threads, ranged
+from foreplan.runtime.kernel import Refused, Run
 
 GROUP = 16  # elements of a slice that are never parted: a line of the cache
 GRAIN = 1 << 15  # elements that are worth a thread of their own

@@ -10,11 +10,13 @@ from functools import partial
 import numpy as np
 
 from foreplan.graph import Op, Window
+from foreplan.graph.op import Windows
 from foreplan.ops.join import Concat, Pad, Unslice
 from foreplan.ops.shape import slices
-from foreplan.runtime.cpu.kernel import Run, Windows, one_after_another
+from foreplan.runtime.cpu.kernel import one_after_another
 from foreplan.runtime.cpu.kernels.copies import clear, copy
 from foreplan.runtime.cpu.kernels.rows import same_place
+from foreplan.runtime.kernel import Run
 
 
 @dataclass(frozen=True)

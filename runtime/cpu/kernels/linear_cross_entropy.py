@@ -14,16 +14,18 @@ import numpy as np
 
 from foreplan import jit
 from foreplan.graph import Op, Window
+from foreplan.graph.op import Windows
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.runtime.cpu.codegen.elements import bits, check_elements, check_float, settled, written
 from foreplan.runtime.cpu.codegen.jit import FLOAT, SUMS
 from foreplan.runtime.cpu.gemm.products import Products, matrix
-from foreplan.runtime.cpu.kernel import Refused, Run, Windows, one_after_another
+from foreplan.runtime.cpu.kernel import one_after_another
 from foreplan.runtime.cpu.kernels.copies import copy
 from foreplan.runtime.cpu.kernels.scores import FLUSH, LOWEST, ZERO, largest, probability
 from foreplan.runtime.cpu.threads import current_threads, ranged
+from foreplan.runtime.kernel import Refused, Run
 
 CLASSES = 512  # a block: its logits stay in a core's cache
 GRAIN = 2**16  # logits that are worth a thread
@@ -31,7 +33,7 @@ GRAIN = 2**16  # logits that are worth a thread
 _FLOAT, _DOUBLE, _INT64, _BYTE = (np.dtype(x) for x in (np.float32, np.float64, np.int64, np.uint8))
 
 
-def linear_cross_entropy(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
+def linear_cross_entropy(op: Op, inputs: Windows, outputs: Windows) -> LossKernel:
     """The kernel of `linear_cross_entropy`."""
     assert isinstance(op, LinearCrossEntropy)
     h, w, _, *bias = inputs
@@ -39,10 +41,10 @@ def linear_cross_entropy(op: Op, inputs: Windows, outputs: Windows) -> Kernel:
     check_float(outputs[0], *outputs[2:], *bias)
     if not h.type.size or not w.type.size:
         raise Refused(f"hidden states {h.type}")
-    return Kernel(op, h.shape[0], w, len(inputs) > 3)
+    return LossKernel(op, h.shape[0], w, len(inputs) > 3)
 
 
-class Kernel:
+class LossKernel:
     """The loss and its gradients, the output matrix lying as it does.
 
     Attributes:

@@ -9,17 +9,17 @@ import numpy as np
 
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import lie_alike
-from foreplan.graph.op import Types
+from foreplan.graph.op import Types, Windows
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.runtime.cpu.codegen.elements import check_float, lines, number, room, settled
 from foreplan.runtime.cpu.codegen.functions import exp32
 from foreplan.runtime.cpu.codegen.jit import compiled
-from foreplan.runtime.cpu.kernel import Refused, Run, Windows
 from foreplan.runtime.cpu.kernels.rows import Rows, even_step, flat, flat_input, rows_along, same_place
 from foreplan.runtime.cpu.kernels.scores import FLUSH, ZERO
 from foreplan.runtime.cpu.kernels.softmax import BLOCK, best, class_rows, exponentials, highest
 from foreplan.runtime.cpu.threads import current_threads, ranged
+from foreplan.runtime.kernel import Refused, Run
 
 GRAIN = 1 << 13  # logits that are worth a thread of their own
 

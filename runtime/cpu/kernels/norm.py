@@ -14,13 +14,15 @@ import numpy as np
 
 from foreplan import jit
 from foreplan.graph import Op
+from foreplan.graph.op import Windows
 from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.runtime.cpu.codegen.elements import as_in, check_float, number
 from foreplan.runtime.cpu.codegen.jit import inlined
-from foreplan.runtime.cpu.kernel import Run, Windows, one_after_another
+from foreplan.runtime.cpu.kernel import one_after_another
 from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, image_rows, same_place
 from foreplan.runtime.cpu.threads import current_threads, ranged
+from foreplan.runtime.kernel import Run
 
 ROWS = 32  # of a block, summed in float32
 SEGMENTS = 8  # of rows, at most, each worked on by one thread

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreplan.graph import TensorType, Window
-from foreplan.graph.op import Types
+from foreplan.graph.op import Types, Windows
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.pool import AvgPool, AvgPoolGrad
 from foreplan.runtime.cpu.codegen.elements import check_elements, lines, number, room, settled
 from foreplan.runtime.cpu.codegen.jit import compiled, inlined
-from foreplan.runtime.cpu.kernel import Refused, Run, Windows
 from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_along
 from foreplan.runtime.cpu.threads import current_threads, ranged
+from foreplan.runtime.kernel import Refused, Run
 
 GRAIN = 1 << 15  # taps times elements that are worth a thread of their own
 DOWN, ACROSS = 2, 3

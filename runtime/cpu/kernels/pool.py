@@ -12,15 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreplan.graph import Op, Window
+from foreplan.graph.op import Windows
 from foreplan.graph.types import Shape
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.runtime.cpu.codegen.elements import as_in, lines, number, room, settled
 from foreplan.runtime.cpu.codegen.jit import compiled, inlined
-from foreplan.runtime.cpu.kernel import Refused, Run, Windows
 from foreplan.runtime.cpu.kernels import planes
 from foreplan.runtime.cpu.kernels.rows import Rows, channel_rows, flat, flat_input, image_rows
 from foreplan.runtime.cpu.threads import current_threads, ranged
+from foreplan.runtime.kernel import Refused, Run
 
 GRAIN = 1 << 15  # taps times elements that are worth a thread of their own
 LOWEST = np.float32(-np.inf)

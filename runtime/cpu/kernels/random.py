@@ -10,14 +10,15 @@ import llvmlite.ir as ir
 import numpy as np
 
 from foreplan.graph import DType, Op
+from foreplan.graph.op import Windows
 from foreplan.graph.types import BOOL, FLOAT32
 from foreplan.ops.random import Random
 from foreplan.runtime.cpu.codegen.conversions import convert
 from foreplan.runtime.cpu.codegen.lanes import FLOAT, INT32, INT64, Lanes, shuffled
 from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
 from foreplan.runtime.cpu.codegen.loops import CONTIGUOUS, WIDTH, Memory, Operand, Place, Writer
-from foreplan.runtime.cpu.kernel import Refused, Run, Windows
 from foreplan.runtime.cpu.threads import current_threads, ranged
+from foreplan.runtime.kernel import Refused, Run
 
 UNIT = 1024  # elements that are one of a loop's parts
 PART = 16 * 1024  # elements that are worth a thread

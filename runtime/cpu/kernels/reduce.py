@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreplan.graph import Op, Window
+from foreplan.graph.op import Windows
 from foreplan.ops.reduce import Reduce
 from foreplan.runtime.cpu.codegen.loops import CONTIGUOUS, STRIDED, Operand
 from foreplan.runtime.cpu.codegen.reduction import COLUMNS, Reduction, compiled_reduction
-from foreplan.runtime.cpu.kernel import Refused, Run, Windows
 from foreplan.runtime.cpu.threads import current_threads, ranged
+from foreplan.runtime.kernel import Refused, Run
 
 PART = 64 * 1024  # elements that are worth a thread
 

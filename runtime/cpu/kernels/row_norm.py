@@ -13,14 +13,16 @@ from functools import partial
 import numpy as np
 
 from foreplan.graph import Op, Window
+from foreplan.graph.op import Windows
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 from foreplan.runtime.cpu.codegen.elements import as_in, check_elements, check_float, number, written
 from foreplan.runtime.cpu.codegen.jit import compiled, inlined, summing
-from foreplan.runtime.cpu.kernel import Refused, Run, Windows, one_after_another
+from foreplan.runtime.cpu.kernel import one_after_another
 from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_from, same_place
 from foreplan.runtime.cpu.kernels.scores import BLOCK, row_sum
 from foreplan.runtime.cpu.threads import current_threads, ranged
+from foreplan.runtime.kernel import Refused, Run
 
 ROWS = 32  # summed in float32
 SEGMENTS = 16  # at most

@@ -10,7 +10,7 @@ import numpy as np
 
 from foreplan.graph import Window
 from foreplan.runtime.cpu.codegen.elements import bits, check_elements
-from foreplan.runtime.cpu.kernel import Refused
+from foreplan.runtime.kernel import Refused
 
 
 @dataclass(frozen=True)

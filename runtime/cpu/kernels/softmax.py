@@ -10,16 +10,16 @@ import numpy as np
 from foreplan import jit
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last, lie_alike
-from foreplan.graph.op import Types
+from foreplan.graph.op import Types, Windows
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, RowOp, Softmax, SoftmaxGrad
 from foreplan.runtime.cpu.codegen.elements import check_elements, number, written
 from foreplan.runtime.cpu.codegen.functions import exp32
 from foreplan.runtime.cpu.codegen.jit import FLOAT, compiled, summing
-from foreplan.runtime.cpu.kernel import Refused, Run, Windows
 from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_along
 from foreplan.runtime.cpu.kernels.scores import BLOCK, LOWEST, largest, row_sum
 from foreplan.runtime.cpu.threads import current_threads, ranged
+from foreplan.runtime.kernel import Refused, Run
 
 SEGMENTS = 16  # of rows, at most, each worked on by one thread
 GRAIN = 1 << 13  # elements of a segment, at least, unless there are fewer

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from foreplan.errors import TargetError
-from foreplan.runtime.cpu.kernel import Refused
+from foreplan.runtime.kernel import Refused
 
 WHEEL = "onednn-cpu-gomp"
 MAJOR = 3

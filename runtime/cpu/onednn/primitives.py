@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from foreplan.graph import TensorType, Window
-from foreplan.runtime.cpu.kernel import Run
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn.layouts import stepped, swapped
 from foreplan.runtime.cpu.onednn.library import Argument, Dims, library
 from foreplan.runtime.cpu.threads import current_threads, so_many_threads
+from foreplan.runtime.kernel import Run
 
 
 class Description:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
+from foreplan.graph.op import Windows
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.attention import Attention
 from foreplan.ops.attention_blocks import AttentionOp, Extents
@@ -20,16 +21,15 @@ from foreplan.runtime.cuda.launch import (
     Instruction,
     Launch,
     LaunchKernel,
-    Refused,
     Scratch,
     Source,
-    Windows,
     Word,
     ceil_div,
     input_at,
     launch,
     output_at,
 )
+from foreplan.runtime.kernel import Refused
 
 SIDE = 16  # of the square of threads that share out a tile's results, or as many as the tile has rows
 # Rows that a block has, and of the other side's that it takes at a time; the first that fit and are not mostly empty.

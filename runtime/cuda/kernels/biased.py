@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
+from foreplan.graph.op import Windows
 from foreplan.graph.types import DTYPES
 from foreplan.ops.expr import Arg, Call, Expr
 from foreplan.ops.matmul_map import MatMulMap
@@ -17,14 +18,13 @@ from foreplan.runtime.cuda.launch import (
     Address,
     Instruction,
     LaunchKernel,
-    Refused,
     Scratch,
-    Windows,
     input_at,
     output_at,
     relocated,
     workspace_at,
 )
+from foreplan.runtime.kernel import Refused
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 
 from foreplan.graph import Op, Window
+from foreplan.graph.op import Windows
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.ops.map import merged_axes
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.product import Batch, Images, Plain, Product, product_kernel
 from foreplan.runtime.cuda.kernels.reduce import Axis
-from foreplan.runtime.cuda.launch import LaunchKernel, Refused, Windows, added_in_place, input_at, output_at
+from foreplan.runtime.cuda.launch import LaunchKernel, added_in_place, input_at, output_at
+from foreplan.runtime.kernel import Refused
 
 MOST_AXES = 3
 

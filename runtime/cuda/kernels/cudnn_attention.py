@@ -6,25 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from foreplan.graph import Op
+from foreplan.graph.op import Windows
 from foreplan.ops.attention import LOWEST, Attention
 from foreplan.ops.attention_grad import AttentionGrad
 from foreplan.ops.expr import parse_expr
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN, RANK, WORD, roofline
 from foreplan.runtime.cuda.kernels.map import Tensor, broadcast, map_launches
-from foreplan.runtime.cuda.launch import (
-    Address,
-    Execute,
-    Launch,
-    LaunchKernel,
-    Refused,
-    Scratch,
-    Windows,
-    input_at,
-    output_at,
-)
+from foreplan.runtime.cuda.launch import Address, Execute, Launch, LaunchKernel, Scratch, input_at, output_at
 from foreplan.runtime.cuda.libraries.cudnn import ADDRESS_ALIGNMENT
 from foreplan.runtime.cuda.libraries.cudnn_sdpa import attention_plans, expanded_mask, unmasked
+from foreplan.runtime.kernel import Refused
 
 # Of a card's peak in the narrow type, reached by attention and by its gradient: GPT-2 small (batch 16, 1,024 tokens,
 # causal, bfloat16, deterministic) on an H100 with cuDNN 9.19.

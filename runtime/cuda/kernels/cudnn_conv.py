@@ -8,6 +8,7 @@ from math import prod
 
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last, lie_alike
+from foreplan.graph.op import Windows
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.ops.expr import parse_expr
 from foreplan.runtime.cuda.device import Device
@@ -16,15 +17,14 @@ from foreplan.runtime.cuda.launch import (
     Execute,
     Instruction,
     LaunchKernel,
-    Refused,
     Scratch,
-    Windows,
     added_in_place,
     input_at,
     output_at,
 )
 from foreplan.runtime.cuda.libraries.cudnn import ADDING, ADDRESS_ALIGNMENT, UIDS, CudnnPlan, busy, missing
 from foreplan.runtime.cuda.libraries.cudnn_conv_plans import convolution_plans
+from foreplan.runtime.kernel import Refused
 from foreplan.units import align_up
 
 # cuDNN ranks its engines by predicted time and does not say it: what a place further down is taken to cost.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from foreplan.graph import Op, Window
+from foreplan.graph.op import Windows
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.map import merged_axes
 from foreplan.runtime.cuda.device import Device
@@ -16,10 +17,8 @@ from foreplan.runtime.cuda.launch import (
     Instruction,
     Launch,
     LaunchKernel,
-    Refused,
     Scratch,
     Source,
-    Windows,
     Word,
     added_in_place,
     ceil_div,
@@ -28,6 +27,7 @@ from foreplan.runtime.cuda.launch import (
     output_at,
     side_by_side,
 )
+from foreplan.runtime.kernel import Refused
 
 THREADS = 256
 BYTES = 16  # that a thread reads at a time

@@ -6,21 +6,12 @@ from collections.abc import Sequence
 
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import lie_alike
+from foreplan.graph.op import Windows
 from foreplan.ops.join import MODES, Concat, Pad, Unslice
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.expressions import stored
 from foreplan.runtime.cuda.kernels.map import copies, index_type
-from foreplan.runtime.cuda.launch import (
-    Instruction,
-    LaunchKernel,
-    Source,
-    Windows,
-    Word,
-    ceil_div,
-    input_at,
-    launch,
-    output_at,
-)
+from foreplan.runtime.cuda.launch import Instruction, LaunchKernel, Source, Word, ceil_div, input_at, launch, output_at
 
 THREADS = 256
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
+from foreplan.graph.op import Windows
 from foreplan.ops.expr import Arg, parse_expr
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.runtime.cuda.device import Device
@@ -24,15 +25,14 @@ from foreplan.runtime.cuda.launch import (
     Launch,
     LaunchKernel,
     Multiply,
-    Refused,
     Scratch,
     Source,
-    Windows,
     Word,
     input_at,
     launch,
     output_at,
 )
+from foreplan.runtime.kernel import Refused
 from foreplan.units import align_up
 
 THREADS = 256

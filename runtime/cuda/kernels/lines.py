@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from foreplan.graph import DType, Op
+from foreplan.graph.op import Windows
 from foreplan.graph.types import DTYPES
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
 from foreplan.ops.recurrent import Unstack
@@ -18,7 +19,6 @@ from foreplan.runtime.cuda.launch import (
     Instruction,
     LaunchKernel,
     Source,
-    Windows,
     Word,
     ceil_div,
     input_at,

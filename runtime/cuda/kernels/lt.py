@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from foreplan.graph import Op
+from foreplan.graph.op import Windows
 from foreplan.ops.matmul_map import MatMulMap
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.biased import bias_of, map_behind, overwrites, product_of, terms_of
@@ -20,12 +21,11 @@ from foreplan.runtime.cuda.launch import (
     Instruction,
     LaunchKernel,
     Multiply,
-    Refused,
-    Windows,
     added_in_place,
     ceil_div,
     workspace_at,
 )
+from foreplan.runtime.kernel import Refused
 from foreplan.units import align_up
 
 CUBLASLT = "cublaslt"  # how its kernels' names begin

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from foreplan.graph import DType, Op, TensorType, Window
 from foreplan.graph.layouts import channels_last, lie_alike
+from foreplan.graph.op import Windows
 from foreplan.graph.types import BOOL, Shape
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.expr import Arg, Expr, parse_expr
@@ -21,7 +22,6 @@ from foreplan.runtime.cuda.launch import (
     Launch,
     LaunchKernel,
     Source,
-    Windows,
     Word,
     ceil_div,
     input_at,

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foreplan.graph import Op
+from foreplan.graph.op import Windows
 from foreplan.ops.map import merged_axes
 from foreplan.ops.matmul import MatMul
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.map import broadcast
 from foreplan.runtime.cuda.kernels.product import Batch, Plain, Product, product_kernel
 from foreplan.runtime.cuda.kernels.reduce import Axis
-from foreplan.runtime.cuda.launch import LaunchKernel, Refused, Windows, added_in_place, input_at, output_at
+from foreplan.runtime.cuda.launch import LaunchKernel, added_in_place, input_at, output_at
+from foreplan.runtime.kernel import Refused
 
 
 def matmul(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:

@@ -5,21 +5,13 @@ from __future__ import annotations
 from itertools import accumulate
 
 from foreplan.graph import Op, Window
+from foreplan.graph.op import Windows
 from foreplan.ops.multi_map import MultiMap
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.expressions import statements, stored
 from foreplan.runtime.cuda.kernels.map import function, pairs_alike
-from foreplan.runtime.cuda.launch import (
-    LaunchKernel,
-    Refused,
-    Source,
-    Windows,
-    Word,
-    ceil_div,
-    input_at,
-    launch,
-    output_at,
-)
+from foreplan.runtime.cuda.launch import LaunchKernel, Source, Word, ceil_div, input_at, launch, output_at
+from foreplan.runtime.kernel import Refused
 
 THREADS = 128
 MOST_BYTES = 4096  # of a kernel's arguments

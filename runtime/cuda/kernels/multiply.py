@@ -8,6 +8,7 @@ from itertools import product
 from math import prod
 
 from foreplan.graph import Op, Window
+from foreplan.graph.op import Windows
 from foreplan.graph.types import Shape
 from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.map import merged_axes
@@ -16,16 +17,8 @@ from foreplan.ops.matmul_map import MatMulMap
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.biased import terms_of
 from foreplan.runtime.cuda.kernels.map import Tensor, broadcast
-from foreplan.runtime.cuda.launch import (
-    Address,
-    Matrix,
-    Multiply,
-    Refused,
-    Windows,
-    input_at,
-    output_at,
-    workspace_at,
-)
+from foreplan.runtime.cuda.launch import Address, Matrix, Multiply, input_at, output_at, workspace_at
+from foreplan.runtime.kernel import Refused
 
 MOST_CALLS = 16  # of one op
 Axis = tuple[int, tuple[int, ...]]  # extent, and bytes from one to the next in a, b, c and d

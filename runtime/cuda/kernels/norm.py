@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import channels_last, lie_alike
-from foreplan.graph.op import Types
+from foreplan.graph.op import Types, Windows
 from foreplan.graph.types import Shape
 from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments
 from foreplan.ops.expr import Arg, Expr, cast, parse_expr, substitute
@@ -25,7 +25,6 @@ from foreplan.runtime.cuda.launch import (
     LaunchKernel,
     Scratch,
     Source,
-    Windows,
     Word,
     ceil_div,
     input_at,

@@ -6,19 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from foreplan.graph import Op, Window
+from foreplan.graph.op import Windows
 from foreplan.ops.packed_attention import PackedAttentionGrad
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels import attention
 from foreplan.runtime.cuda.kernels.cudnn_attention import attention_kernel, attention_kernels
-from foreplan.runtime.cuda.launch import (
-    Address,
-    LaunchKernel,
-    Refused,
-    Windows,
-    input_at,
-    output_at,
-    relocated,
-)
+from foreplan.runtime.cuda.launch import Address, LaunchKernel, input_at, output_at, relocated
+from foreplan.runtime.kernel import Refused
 
 PARTS = 3  # queries, keys and values
 

@@ -6,24 +6,15 @@ import math
 from collections.abc import Iterable
 
 from foreplan.graph import Op, Window
+from foreplan.graph.op import Windows
 from foreplan.graph.types import DTYPES, Shape
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.expressions import stored
 from foreplan.runtime.cuda.kernels.map import index_type
 from foreplan.runtime.cuda.kernels.reduce import neutral
-from foreplan.runtime.cuda.launch import (
-    LaunchKernel,
-    Refused,
-    Source,
-    Windows,
-    Word,
-    ceil_div,
-    input_at,
-    launch,
-    output_at,
-    side_by_side,
-)
+from foreplan.runtime.cuda.launch import LaunchKernel, Source, Word, ceil_div, input_at, launch, output_at, side_by_side
+from foreplan.runtime.kernel import Refused
 
 THREADS = 256
 MOST_AXES = 3

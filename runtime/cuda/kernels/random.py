@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from foreplan.graph import Op
+from foreplan.graph.op import Windows
 from foreplan.ops.random import Random
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.expressions import stored
-from foreplan.runtime.cuda.launch import LaunchKernel, Source, Windows, Word, ceil_div, input_at, launch, output_at
+from foreplan.runtime.cuda.launch import LaunchKernel, Source, Word, ceil_div, input_at, launch, output_at
 
 THREADS = 256
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from foreplan.graph import DType, Op
+from foreplan.graph.op import Windows
 from foreplan.graph.types import BOOL
 from foreplan.ops.map import merged_axes
 from foreplan.ops.reduce import Reduce
@@ -16,9 +17,7 @@ from foreplan.runtime.cuda.launch import (
     Address,
     Launch,
     LaunchKernel,
-    Refused,
     Source,
-    Windows,
     Word,
     ceil_div,
     input_at,
@@ -27,6 +26,7 @@ from foreplan.runtime.cuda.launch import (
     side_by_side,
     workspace_at,
 )
+from foreplan.runtime.kernel import Refused
 
 THREADS = 256
 WARP = 32

@@ -9,6 +9,7 @@ from itertools import groupby
 
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import like_most_inputs
+from foreplan.graph.op import Windows
 from foreplan.ops.interpolation import MODES, ROUNDINGS, Interpolation
 from foreplan.ops.map import merged_axes
 from foreplan.ops.resize import Resize, ResizeGrad
@@ -21,16 +22,15 @@ from foreplan.runtime.cuda.launch import (
     Instruction,
     Launch,
     LaunchKernel,
-    Refused,
     Scratch,
     Source,
-    Windows,
     Word,
     ceil_div,
     input_at,
     launch,
     output_at,
 )
+from foreplan.runtime.kernel import Refused
 
 THREADS = 256
 BYTES = 16  # a thread moves at a time

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
+from foreplan.graph.op import Windows
 from foreplan.ops.map import merged_axes
 from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 from foreplan.runtime.cuda.device import Device
@@ -20,7 +21,6 @@ from foreplan.runtime.cuda.launch import (
     LaunchKernel,
     Scratch,
     Source,
-    Windows,
     Word,
     ceil_div,
     input_at,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
-from foreplan.graph.op import Types
+from foreplan.graph.op import Types, Windows
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.map import merged_axes
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad
@@ -19,15 +19,14 @@ from foreplan.runtime.cuda.launch import (
     Address,
     Defines,
     LaunchKernel,
-    Refused,
     Source,
-    Windows,
     Word,
     ceil_div,
     input_at,
     launch,
     output_at,
 )
+from foreplan.runtime.kernel import Refused
 
 THREADS = 256
 EACH = 4  # times that a thread takes elements of a row, unless a block does not suffice

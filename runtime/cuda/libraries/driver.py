@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 
@@ -16,8 +16,8 @@ from foreplan.runtime.cuda.libraries.cublaslt import Cublaslt, opened
 from foreplan.runtime.cuda.libraries.cudnn import library, missing, on_card
 from foreplan.runtime.cuda.libraries.nvml import Nvml
 from foreplan.runtime.cuda.libraries.nvrtc import cubin
+from foreplan.runtime.kernel import Run
 
-Run = Callable[[], object]  # queued on the card when called
 _ADVICE = "`pip install 'foreplan[cuda13]'`, or 'foreplan[cuda12]' for a driver older than 580"
 
 

@@ -14,7 +14,7 @@ import pytest
 from foreplan.errors import TargetError
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
-from foreplan.runtime.cpu.kernel import Kernel
+from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.onednn.library import library
 from foreplan.runtime.cpu.table import FAMILIES, family_of, kernels_for
 from foreplan.runtime.cpu.threads import set_threads
@@ -65,7 +65,9 @@ class Placed:
         assert (self.raw[~self.own] == WATCH).all(), f"{what}: wrote outside its elements"
 
 
-Lying = tuple[int, list[Window], Sequence[Window], str, Kernel]  # threads, how inputs and outputs lie, a kernel by name
+Lying = tuple[
+    int, list[Window], Sequence[Window], str, CpuKernel
+]  # threads, how inputs and outputs lie, a kernel by name
 
 
 def judge(case: Case, chosen: Iterable[Lying]) -> int:
@@ -133,7 +135,7 @@ def _layouts(case: Case) -> Iterator[list[Window]]:
 
 def _run(
     op: Op,
-    kernel: Kernel,
+    kernel: CpuKernel,
     arrays: Sequence[np.ndarray],
     reads: Sequence[Window],
     writes: Sequence[Window],
@@ -177,7 +179,7 @@ def _run(
 
 
 def _side_by_side(
-    kernel: Kernel, arrays: Sequence[np.ndarray], reads: Sequence[Window], writes: Sequence[Window]
+    kernel: CpuKernel, arrays: Sequence[np.ndarray], reads: Sequence[Window], writes: Sequence[Window]
 ) -> list[np.ndarray]:
     """The outputs where operands and workspace begin in the line behind the one before, as a plan may place them."""
     spans = [_span(window) for window in (*reads, *writes)]

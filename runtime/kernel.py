@@ -1,0 +1,58 @@
+"""What the tables of all engines are made of: kernels, families of them by op, and how one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from foreplan.graph import Op, Window
+from foreplan.graph.layouts import in_c_order
+from foreplan.graph.op import Types, Windows
+
+Run = Callable[[], object]  # a kernel that is bound to memory
+Layout = Callable[[Op, Windows, Types], Sequence[Window]]
+Reads = Callable[[Op, int, Window], Window]
+Make = TypeVar("Make")
+
+
+class Refused(Exception):
+    """A kernel cannot be made for an op on such tensors."""
+
+
+class Kernel(Protocol):
+    """One op on tensors that lie in a certain way, as lowering has to know it.
+
+    One that joins tensors may also have `parts`, triples (output, input, byte): that input may lie within that output
+    already, from that byte on. One of several for an op has `nanoseconds`, what it is predicted to take.
+    """
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of scratch memory that a run needs, exact."""
+
+    @property
+    def overwrites(self) -> tuple[tuple[int, int], ...]:
+        """Pairs (output, input): that output may take exactly that input's bytes."""
+
+
+def as_it_lies(op: Op, index: int, window: Window) -> Window:
+    """An input that is read in place."""
+    return window
+
+
+@dataclass(frozen=True)
+class Family(Generic[Make]):
+    """Kernels of one op.
+
+    Attributes:
+        ways: what makes the kernels, by the names that plans know them by, each for tensors that lie in a certain way.
+        layout: how outputs lie, given how inputs do.
+        reads: how input `index` is taken: as it lies, or as a copy that lies so.
+        images: whether tensors of four axes may best lie with their channels last.
+    """
+
+    ways: Mapping[str, Make]
+    layout: Layout = in_c_order
+    reads: Reads = as_it_lies
+    images: bool = False
