@@ -269,7 +269,7 @@ def place(table: str, capacity: str | None, path: str | None, effort: float, as_
     """
     from foreplan.files import write_atomically
     from foreplan.planner import place_intervals, read_intervals
-    from foreplan.planner.intervals import intervals_text
+    from foreplan.planner.placement.intervals import intervals_text
 
     found = read_intervals(table)
     limit = None if capacity is None else parse_bytes(capacity)

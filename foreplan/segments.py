@@ -9,7 +9,7 @@ from foreplan.errors import UsageError
 from foreplan.lower.program import Program
 from foreplan.lower.segments import find_segments, forward_actions
 from foreplan.planner import Plan
-from foreplan.planner.segments import plan_segments
+from foreplan.planner.recompute.segments import plan_segments
 
 
 def plan_checkpoints(program: Program, entries: Sequence[str]) -> Plan:

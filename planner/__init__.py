@@ -1,10 +1,9 @@
 """The planner: numbers in (a Problem), a verified plan out; it knows no graph, op or engine."""
 
 from foreplan.planner.costs import Totals, totals
-from foreplan.planner.curve import Curve
 from foreplan.planner.driver import plan, plan_curve
-from foreplan.planner.intervals import Interval, place_intervals, read_intervals, write_intervals
-from foreplan.planner.offsets import Placement, place
+from foreplan.planner.placement.intervals import Interval, place_intervals, read_intervals, write_intervals
+from foreplan.planner.placement.offsets import Placement, place
 from foreplan.planner.plan import Buffer, Certificate, Plan, Step
 from foreplan.planner.problem import (
     ALIGNMENT,
@@ -17,11 +16,12 @@ from foreplan.planner.problem import (
     Role,
     Value,
 )
+from foreplan.planner.recompute.front import Curve
 from foreplan.planner.report import buffers, bytes_by_category, category_series, live_at
 from foreplan.planner.separate import separate
 from foreplan.planner.stages import Stage, Stages, explain
-from foreplan.planner.verify import verify
-from foreplan.planner.wellformed import check_problem
+from foreplan.planner.verify.verifier import verify
+from foreplan.planner.verify.wellformed import check_problem
 
 __all__ = [
     "ALIGNMENT",

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 
 from foreplan.errors import UsageError
-from foreplan.planner.dependences import dependences
+from foreplan.planner.candidates import without_rivals
+from foreplan.planner.order.dependences import dependences
 from foreplan.planner.problem import Problem
-from foreplan.planner.rivals import without_rivals
 
 COSTS = ("nanoseconds", "flops")
 

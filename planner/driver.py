@@ -8,18 +8,18 @@ from numbers import Integral, Real
 from typing import Any
 
 from foreplan.errors import DoesNotFitError, UsageError
+from foreplan.planner.candidates import without_rivals
 from foreplan.planner.costs import costs_of, totals
-from foreplan.planner.curve import Base, Curve, free_cost, free_curve, whole_curve
-from foreplan.planner.dependences import dependences
-from foreplan.planner.layout import Schedule, arena_bytes, lay_out, schedule
-from foreplan.planner.order import HEURISTICS
-from foreplan.planner.order_best import improve
+from foreplan.planner.order.best import improve
+from foreplan.planner.order.dependences import dependences
+from foreplan.planner.order.heuristics import HEURISTICS
+from foreplan.planner.placement.layout import Schedule, arena_bytes, lay_out, schedule
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Problem
+from foreplan.planner.recompute.candidate_front import with_rivals
+from foreplan.planner.recompute.front import Base, Curve, free_cost, free_curve, whole_curve
 from foreplan.planner.report import buffers
-from foreplan.planner.rival_curve import with_rivals
-from foreplan.planner.rivals import without_rivals
-from foreplan.planner.wellformed import MOST, check_problem
+from foreplan.planner.verify.wellformed import MOST, check_problem
 from foreplan.units import format_bytes, parse_bytes
 
 REMAT = ("off", "free", "auto")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foreplan.planner.bound import granularities
+from foreplan.planner.memory.bounds import granularities
 from foreplan.planner.plan import Buffer, Plan
 from foreplan.planner.problem import Category, Problem, Role
 from foreplan.units import align_up

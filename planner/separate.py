@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from foreplan.planner.alias import Chains
-from foreplan.planner.layout import Layout, assemble, schedule, stack_stored
+from foreplan.planner.memory.alias import Chains
+from foreplan.planner.placement.layout import Layout, assemble, schedule, stack_stored
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import ALIGNMENT, Problem
-from foreplan.planner.verify import verify
+from foreplan.planner.verify.verifier import verify
 from foreplan.units import align_up
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foreplan.planner.dependences import dependences
 from foreplan.planner.driver import find_base
-from foreplan.planner.lateness import as_late
-from foreplan.planner.layout import arena_bytes, lay_out, schedule
-from foreplan.planner.order import program_order, updates_first, updates_last
-from foreplan.planner.order_best import improve
+from foreplan.planner.order.best import improve
+from foreplan.planner.order.dependences import dependences
+from foreplan.planner.order.heuristics import program_order, updates_first, updates_last
+from foreplan.planner.placement.layout import arena_bytes, lay_out, schedule
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Problem
-from foreplan.planner.remat import late_updates
+from foreplan.planner.recompute.lateness import as_late
+from foreplan.planner.recompute.schedules import late_updates
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,19 +22,8 @@ from foreplan.graph.types import tensor_type
 from foreplan.lower import Call, DeviceProfile, Operand, Program, Slot
 from foreplan.lower.program import ARENA
 from foreplan.lower.valid import with_valid
-from foreplan.planner import (
-    Action,
-    Category,
-    Certificate,
-    Overwrite,
-    Part,
-    Plan,
-    Region,
-    Role,
-    Step,
-    Value,
-)
-from foreplan.planner.bound import order_bound
+from foreplan.planner import Action, Category, Certificate, Overwrite, Part, Plan, Region, Role, Step, Value
+from foreplan.planner.memory.bounds import order_bound
 from foreplan.runtime.plancheck import check_program
 from foreplan.runtime.planfile import FORMAT, digest_of, plan_text, weights_folder_of
 from foreplan.runtime.update import Update

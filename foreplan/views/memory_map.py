@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from foreplan.files import write_atomically
-from foreplan.planner.bound import granularities
+from foreplan.planner.memory.bounds import granularities
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Category, Problem
 from foreplan.units import align_up, format_bytes

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from foreplan.planner import Plan, Problem, plan, plan_curve, separate
-from foreplan.planner.liveness import LiveRanges, live_ranges
+from foreplan.planner.memory.liveness import LiveRanges, live_ranges
 from tests.planner.executor import contents
 from tests.planner.problems import joined_problem, priced, random_problem, with_round_trips
 from tests.planner.training_graphs import random_training

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from foreplan.errors import DoesNotFitError
 from foreplan.planner import Problem, plan, plan_curve
-from foreplan.planner.layout import arena_bytes, lay_out, schedule
-from foreplan.planner.remat import late_updates
+from foreplan.planner.placement.layout import arena_bytes, lay_out, schedule
+from foreplan.planner.recompute.schedules import late_updates
 from tests.planner.exact_remat import Exact, Formulation
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)

@@ -4,8 +4,8 @@ import pytest
 
 from foreplan.errors import PlanError
 from foreplan.planner import Overwrite, Role
-from foreplan.planner.alias import Chains, merge
-from foreplan.planner.liveness import live_ranges
+from foreplan.planner.memory.alias import Chains, merge
+from foreplan.planner.memory.liveness import live_ranges
 from tests.planner.problems import Maker
 
 

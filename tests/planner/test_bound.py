@@ -6,9 +6,9 @@ import itertools
 import pytest
 
 from foreplan.planner import Overwrite, Part, Problem, Role, Step, buffers, bytes_by_category, plan, verify
-from foreplan.planner.bound import granularities, live_bytes, order_bound, reserved_bytes
-from foreplan.planner.dependences import dependences
-from foreplan.planner.layout import schedule
+from foreplan.planner.memory.bounds import granularities, live_bytes, order_bound, reserved_bytes
+from foreplan.planner.order.dependences import dependences
+from foreplan.planner.placement.layout import schedule
 from foreplan.units import align_up
 from tests.planner.problems import Maker, random_problem
 from tests.planner.test_verify import hand_plan

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.planner import offsets as placer
 from foreplan.planner import place
-from foreplan.planner.core import outside_core
+from foreplan.planner.placement import offsets as placer
+from foreplan.planner.placement.core import outside_core
 from tests.planner.problems import rectangles
 
 Buffer = tuple[int, int, int, int]  # lower, upper, size, alignment

@@ -5,10 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from foreplan.planner import offsets as placer
 from foreplan.planner import place
-from foreplan.planner.ejection import eject
-from foreplan.planner.sections import together
+from foreplan.planner.placement import offsets as placer
+from foreplan.planner.placement.ejection import eject
+from foreplan.planner.placement.sections import together
 from tests.planner.problems import rectangles
 
 

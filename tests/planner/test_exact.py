@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreplan.planner import place
-from foreplan.planner.exact import descend, fit
-from foreplan.planner.sections import sections_of
+from foreplan.planner.placement.exact import descend, fit
+from foreplan.planner.placement.sections import sections_of
 
 Piece = tuple[int, int, int, int]  # from and to in time, from and to in memory
 Buffer = tuple[int, int, int, int, int]  # lower, upper, size, alignment, fixed offset or -1

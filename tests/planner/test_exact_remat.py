@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from foreplan.planner import Action, Overwrite, Problem, Role, plan
-from foreplan.planner.layout import schedule
+from foreplan.planner.placement.layout import schedule
 from tests.planner.exact_remat import Formulation, device_bytes, may_take, runs_once
 from tests.planner.problems import REGIONS, Maker, priced, random_problem
 from tests.planner.training_graphs import nothing_in_place, random_training

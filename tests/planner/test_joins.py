@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from foreplan.planner import Overwrite, Part, Plan, Problem, Role, plan, verify
-from foreplan.planner.bound import reserved_bytes
-from foreplan.planner.layout import schedule
+from foreplan.planner.memory.bounds import reserved_bytes
+from foreplan.planner.placement.layout import schedule
 from tests.planner.problems import Maker
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from foreplan.planner import Action, Problem, Region, Role, Value, explain, plan
-from foreplan.planner.lateness import as_late
+from foreplan.planner.recompute.lateness import as_late
 from tests.planner.problems import training_net
 
 

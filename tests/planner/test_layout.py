@@ -7,7 +7,7 @@ import pytest
 import foreplan as fp
 from foreplan.planner import plan, verify
 from foreplan.planner.driver import find_base
-from foreplan.planner.layout import arena_bytes, assemble, lay_out, loosened, schedule, settle
+from foreplan.planner.placement.layout import arena_bytes, assemble, lay_out, loosened, schedule, settle
 from tests.planner.problems import training_net
 from tests.planner.training_graphs import random_training
 

@@ -4,7 +4,7 @@ import pytest
 
 from foreplan.errors import PlanError
 from foreplan.planner import Role
-from foreplan.planner.liveness import live_ranges
+from foreplan.planner.memory.liveness import live_ranges
 from tests.planner.problems import Maker
 
 

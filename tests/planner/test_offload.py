@@ -25,13 +25,13 @@ from foreplan.planner import (
     separate,
     verify,
 )
-from foreplan.planner.bound import order_bound, reserved_bytes
-from foreplan.planner.dependences import dependences
-from foreplan.planner.layout import schedule
-from foreplan.planner.order import HEURISTICS
-from foreplan.planner.remat import late_updates
-from foreplan.planner.remat_kernels import generate, make_scratch, measure
-from foreplan.planner.remat_tape import OFFLOAD, make_tape
+from foreplan.planner.memory.bounds import order_bound, reserved_bytes
+from foreplan.planner.order.dependences import dependences
+from foreplan.planner.order.heuristics import HEURISTICS
+from foreplan.planner.placement.layout import schedule
+from foreplan.planner.recompute.arrays import OFFLOAD, make_tape
+from foreplan.planner.recompute.kernels import generate, make_scratch, measure
+from foreplan.planner.recompute.schedules import late_updates
 from tests.planner.executor import Machine
 from tests.planner.problems import Maker, priced, random_problem, with_round_trips
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreplan.errors import PlanError
-from foreplan.planner import offsets as placer
 from foreplan.planner import place
-from foreplan.planner.instance import checked
+from foreplan.planner.placement import offsets as placer
+from foreplan.planner.placement.instance import checked
 
 Buffers = list[tuple[int, int, int]]  # lower, upper, size
 

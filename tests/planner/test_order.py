@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from foreplan.errors import PlanError
 from foreplan.planner import Overwrite, Problem, Role, plan
-from foreplan.planner.dependences import dependences
-from foreplan.planner.order import (
+from foreplan.planner.order.dependences import dependences
+from foreplan.planner.order.heuristics import (
     HEURISTICS,
     depth_first,
     frees_first,

@@ -9,12 +9,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from foreplan.planner import Overwrite, Problem, Role
-from foreplan.planner.dependences import Dependences, dependences
-from foreplan.planner.layout import schedule
-from foreplan.planner.order import HEURISTICS, program_order
-from foreplan.planner.order_best import improve
-from foreplan.planner.order_kernels import begin, make_state, measure, run, undo, weigh
-from foreplan.planner.order_tape import make_order_tape
+from foreplan.planner.order.arrays import make_order_tape
+from foreplan.planner.order.best import improve
+from foreplan.planner.order.dependences import Dependences, dependences
+from foreplan.planner.order.heuristics import HEURISTICS, program_order
+from foreplan.planner.order.kernels import begin, make_state, measure, run, undo, weigh
+from foreplan.planner.placement.layout import schedule
 from tests.planner.problems import Maker, random_problem, training_chain, training_net
 
 

@@ -23,11 +23,11 @@ from foreplan.planner import (
     separate,
     verify,
 )
-from foreplan.planner.bound import live_bytes
-from foreplan.planner.dependences import dependences
-from foreplan.planner.layout import arena_bytes, lay_out, schedule
-from foreplan.planner.order import program_order
-from foreplan.planner.rivals import without_rivals
+from foreplan.planner.candidates import without_rivals
+from foreplan.planner.memory.bounds import live_bytes
+from foreplan.planner.order.dependences import dependences
+from foreplan.planner.order.heuristics import program_order
+from foreplan.planner.placement.layout import arena_bytes, lay_out, schedule
 from foreplan.units import align_up
 from tests.planner.executor import Machine, contents
 from tests.planner.problems import joined_problem, random_problem, training_net

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.planner import Category, Overwrite, Plan, Problem, Role, plan, plan_curve, separate, verify
-from foreplan.planner.bound import reserved_bytes
-from foreplan.planner.dependences import dependences
-from foreplan.planner.layout import schedule
-from foreplan.planner.order import HEURISTICS
-from foreplan.planner.remat import late_updates
-from foreplan.planner.remat_kernels import generate, make_scratch, measure
-from foreplan.planner.remat_tape import make_tape
+from foreplan.planner.memory.bounds import reserved_bytes
+from foreplan.planner.order.dependences import dependences
+from foreplan.planner.order.heuristics import HEURISTICS
+from foreplan.planner.placement.layout import schedule
+from foreplan.planner.recompute.arrays import make_tape
+from foreplan.planner.recompute.kernels import generate, make_scratch, measure
+from foreplan.planner.recompute.schedules import late_updates
 from tests.planner.executor import Machine
 from tests.planner.problems import REGIONS, Maker, priced, random_problem, training_chain, training_net
 

@@ -9,10 +9,10 @@ import foreplan as fp
 from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.graph import Graph
 from foreplan.planner import Plan, plan_curve, separate, verify
-from foreplan.planner.layout import assemble, lay_out, schedule
-from foreplan.planner.remat import late_updates
-from foreplan.planner.remat_kernels import generate, make_scratch
-from foreplan.planner.remat_tape import DISCARD, KEEP, make_tape
+from foreplan.planner.placement.layout import assemble, lay_out, schedule
+from foreplan.planner.recompute.arrays import DISCARD, KEEP, make_tape
+from foreplan.planner.recompute.kernels import generate, make_scratch
+from foreplan.planner.recompute.schedules import late_updates
 from foreplan.runtime.session import Session
 
 STEPS = 2

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from foreplan.errors import PlanError
 from foreplan.planner import Problem, Role, plan_curve
-from foreplan.planner.dependences import dependences
-from foreplan.planner.layout import schedule
-from foreplan.planner.order import HEURISTICS
-from foreplan.planner.remat_anneal import Sequences, change, make_sequences, tidy, weigh
-from foreplan.planner.remat_kernels import Scratch, make_scratch
-from foreplan.planner.remat_runs import free_actions
-from foreplan.planner.remat_tape import Tape, make_tape
+from foreplan.planner.order.dependences import dependences
+from foreplan.planner.order.heuristics import HEURISTICS
+from foreplan.planner.placement.layout import schedule
+from foreplan.planner.recompute.anneal import Sequences, change, make_sequences, tidy, weigh
+from foreplan.planner.recompute.arrays import Tape, make_tape
+from foreplan.planner.recompute.kernels import Scratch, make_scratch
+from foreplan.planner.recompute.runs import free_actions
 from tests.planner.problems import REGIONS, Maker, priced, random_problem
 
 seeds = st.integers(0, 2**32)

@@ -10,9 +10,9 @@ import pytest
 
 from foreplan.errors import DoesNotFitError
 from foreplan.planner import Plan, Problem, Role, plan, plan_curve, verify
-from foreplan.planner.bound import order_bound
-from foreplan.planner.layout import schedule
-from foreplan.planner.rivals import without_rivals
+from foreplan.planner.candidates import without_rivals
+from foreplan.planner.memory.bounds import order_bound
+from foreplan.planner.placement.layout import schedule
 from tests.planner.problems import REGIONS, Maker, priced, random_problem, training_net
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreplan.planner import Action, Overwrite, Plan, Problem, Region, Role, Value, separate
-from foreplan.planner.segments import plan_segments
+from foreplan.planner.recompute.segments import plan_segments
 from tests.planner.executor import Machine
 from tests.planner.problems import random_problem
 

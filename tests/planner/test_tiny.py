@@ -10,7 +10,7 @@ import pytest
 
 from foreplan.errors import PlanError
 from foreplan.planner import Plan, Problem, check_problem, plan, verify
-from foreplan.planner.bound import live_bytes, order_bound
+from foreplan.planner.memory.bounds import live_bytes, order_bound
 from tests.planner.tiny import Cells, TooLarge, draw, orders
 
 

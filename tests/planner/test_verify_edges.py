@@ -8,7 +8,7 @@ import pytest
 
 from foreplan.errors import VerificationError
 from foreplan.planner import Overwrite, Part, Plan, Problem, Region, Role, Step, verify
-from foreplan.planner.bound import live_bytes
+from foreplan.planner.memory.bounds import live_bytes
 from tests.planner.problems import Maker
 from tests.planner.test_verify import hand_plan, with_step
 

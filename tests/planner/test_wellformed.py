@@ -28,8 +28,8 @@ from foreplan.planner import (
     plan,
     plan_curve,
 )
-from foreplan.planner.instance import MOST
-from foreplan.planner.wellformed import LARGEST_ALIGNMENT
+from foreplan.planner.placement.instance import MOST
+from foreplan.planner.verify.wellformed import LARGEST_ALIGNMENT
 from tests.planner.problems import joined_problem, random_problem
 from tests.planner.tiny import draw
 

@@ -8,7 +8,7 @@ import pytest
 
 from foreplan.outside import Part
 from foreplan.planner.problem import Category
-from foreplan.planner.verify import verify
+from foreplan.planner.verify.verifier import verify
 from foreplan.views.memory import Memory, does_not_fit
 from tests.views.small import KIB, small
 

@@ -1,0 +1,1 @@
+"""What is alive when, in which bytes, and what no plan can go below."""

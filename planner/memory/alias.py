@@ -1,0 +1,130 @@
+"""Alias: which writes take the bytes of a read that dies at the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from foreplan.errors import PlanError
+from foreplan.planner.memory.liveness import LiveRanges
+from foreplan.planner.problem import ALIGNMENT, Problem, Role
+from foreplan.units import align_up
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Instances that follow one another in the same bytes; a chain is one buffer to the placer.
+
+    Attributes:
+        of: the chain of each instance.
+        at: byte of the chain at which each instance begins.
+        over: the instance whose bytes each instance takes over, or -1 where it starts a chain or follows at home a
+            stored value that its action does not read.
+        wholes: instances that were made of others in their places.
+        region: of each chain.
+        nbytes: its largest instance's, which is its first but for what is made within it.
+        alignment: the largest of its instances'.
+        lower: its first instance's.
+        upper: its last instance's.
+        stored: the STORED value that it starts with, or -1.
+    """
+
+    of: list[int]
+    at: list[int]
+    over: list[int]
+    wholes: frozenset[int]
+    region: list[int]
+    nbytes: list[int]
+    alignment: list[int]
+    lower: list[int]
+    upper: list[int]
+    stored: list[int]
+
+    def within(self) -> set[int]:
+        """Instances whose bytes count with a whole of which they are parts, or were made over by one."""
+        last = {self.of[instance]: instance for instance in sorted(self.wholes)}
+        return {i for i, chain in enumerate(self.of) if i < last.get(chain, 0)} if last else set()
+
+
+def merge(
+    problem: Problem,
+    order: Sequence[int],
+    ranges: LiveRanges,
+    *,
+    optional: bool = True,
+    apart: Collection[int] = frozenset(),
+) -> Chains:
+    """Chains of one order: required overwrites always, optional ones (if `optional`) where they lower the live set.
+    Instances in `apart` take no bytes that they need not take.
+
+    An optional overwrite needs a read that dies at that very step. Where a read could serve several writes, the
+    largest gets it. A write much smaller than the read would hold the rest of its bytes for as long as it lives, so
+    it takes them only if those bytes times those steps come to less than what is saved.
+
+    Raises:
+        PlanError: a required overwrite of what is read again later: the order is wrong.
+    """
+    none = len(ranges.values)
+    chains = Chains([], [0] * none, [-1] * none, frozenset(), [], [], [], [], [], [])
+    at_home: dict[int, int] = {}
+    step = -1
+    pairs: dict[int, int] = {}
+    for instance, v in enumerate(ranges.values):
+        value = problem.values[v]
+        starts = value.role in (Role.INPUT, Role.STORED)
+        if not starts and ranges.lower[instance] != step:
+            step = ranges.lower[instance]
+            pairs = _pairs(problem, order[step], step, ranges, optional, apart)
+        over = -1 if starts else pairs.get(instance, -1)
+        chains.over[instance] = over
+        if value.home >= 0:
+            chain = at_home[value.home]
+        elif over >= 0:
+            chain = chains.of[over]
+        else:
+            chain = len(chains.region)
+            chains.region.append(value.region)
+            chains.nbytes.append(value.nbytes)
+            chains.alignment.append(value.alignment)
+            chains.lower.append(ranges.lower[instance])
+            chains.upper.append(ranges.upper[instance])
+            chains.stored.append(v if value.role is Role.STORED else -1)
+            if value.role is Role.STORED:
+                at_home[v] = chain
+        chains.of.append(chain)
+        chains.alignment[chain] = max(chains.alignment[chain], value.alignment)
+        chains.upper[chain] = max(chains.upper[chain], ranges.upper[instance])
+    return chains
+
+
+def _pairs(
+    problem: Problem, index: int, step: int, ranges: LiveRanges, optional: bool, apart: Collection[int]
+) -> dict[int, int]:
+    """By written instance of one step, the read instance whose bytes it takes."""
+    action = problem.actions[index]
+    reads, writes = ranges.reads[step], ranges.writes[step]
+    pairs: dict[int, int] = {}
+    candidates: list[tuple[int, int, int, int]] = []
+    for i, pair in enumerate(action.overwrites):
+        read, write = reads[pair.read], writes[pair.write]
+        old, new = problem.values[action.reads[pair.read]], problem.values[action.writes[pair.write]]
+        if new.home >= 0:
+            if new.home == action.reads[pair.read]:
+                pairs[write] = read
+        elif pair.required:
+            if ranges.kept[read] or ranges.upper[read] != step + 1:
+                raise PlanError(f"step {step} ({action.name!r}) must overwrite {old.name!r}, which is needed later")
+            if pairs.setdefault(write, read) != read or list(pairs.values()).count(read) > 1:
+                raise PlanError(f"action {action.name!r} must put two writes over {old.name!r}, or one over two reads")
+        elif not optional or write in apart or old.home >= 0 or ranges.kept[read]:
+            continue
+        elif ranges.upper[read] == step + 1:
+            wasted = align_up(old.nbytes, ALIGNMENT) - align_up(new.nbytes, ALIGNMENT)
+            if wasted * (ranges.upper[write] - step - 1) <= new.nbytes:
+                candidates.append((-new.nbytes, i, write, read))
+    taken = set(pairs.values())
+    for _, _, write, read in sorted(candidates):
+        if write not in pairs and read not in taken:
+            pairs[write] = read
+            taken.add(read)
+    return pairs

@@ -1,0 +1,1 @@
+"""The order of the actions: heuristics, and searches for a lower peak."""

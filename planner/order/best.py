@@ -1,0 +1,152 @@
+"""The best order found: named heuristics, then an exact search where it ends in time, then windows and moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreplan.planner.order.arrays import OrderTape, make_order_tape
+from foreplan.planner.order.dependences import Dependences
+from foreplan.planner.problem import Problem
+
+# Work is counted in nodes looked at, some tens of nanoseconds each.
+SEARCH_WORK = 1_000_000
+WINDOW_WORK = 200_000
+MOVE_WORK = 3_000_000
+TINY = 10  # nodes up to which orders are enumerated where no rule of dominance holds
+TINY_WORK = 50_000_000
+WINDOWS = (1024, 256, 64)  # nodes around the peak that are searched together
+WHOLE = 4096  # nodes up to which all are
+MEMORY = 1 << 25  # bytes for the sets that a search has been to
+WIDTH = 48  # nodes on each side of the peak that may be moved across it
+
+
+@dataclass(frozen=True)
+class BestOrder:
+    """An order and how good it is.
+
+    Attributes:
+        order: actions, each once.
+        nbytes: its highest live set.
+        least: no order that runs each of these actions once needs less; 0 where nothing was proved.
+    """
+
+    order: tuple[int, ...]
+    nbytes: int
+    least: int
+
+
+def improve(
+    problem: Problem, graph: Dependences, order: Sequence[int], *, search: bool = True, moves: bool = True
+) -> BestOrder | None:
+    """An order that needs no more than a given one; None where the search does not understand the problem.
+
+    Args:
+        search: whether to look for the optimum, of all nodes or of windows around the peak.
+        moves: whether to move single nodes across the peak.
+    """
+    tape = make_order_tape(problem, graph)
+    if tape is None or not order:
+        return None
+    node = {action: i for i, action in enumerate(graph.actions)}
+    best = _Best(tape, np.array([node[action] for action in order], np.int64))
+    if search:
+        best.search_whole()
+    if moves and best.nbytes > best.least:
+        best.move()
+    if search and best.nbytes > best.least:
+        best.search_windows()
+    joins = any(problem.actions[index].parts for index in graph.actions)  # of which the search knows nothing
+    return BestOrder(tuple(graph.actions[i] for i in best.order.tolist()), best.nbytes, 0 if joins else best.least)
+
+
+class _Best:
+    """The best order of a tape so far, its live bytes, and what no order goes below."""
+
+    def __init__(self, tape: OrderTape, order: np.ndarray) -> None:
+        from foreplan.planner.order import kernels as order_kernels
+        from foreplan.planner.order import moves as order_moves
+        from foreplan.planner.order import search as order_search
+
+        self.kernels, self.moves, self.searches = order_kernels, order_moves, order_search
+        self.tape, self.order = tape, order
+        self.state = order_kernels.make_state(tape)
+        self.live = np.zeros(len(order), np.int64)
+        self.nbytes = int(order_kernels.measure(tape, order, self.live))
+        self.least = int(order_kernels.unavoidable(tape, order, self.live))
+
+    def keep(self, order: np.ndarray) -> bool:
+        """Take an order if it is better."""
+        live = np.zeros(len(order), np.int64)
+        nbytes = int(self.kernels.measure(self.tape, order, live))
+        if nbytes >= self.nbytes:
+            return False
+        self.order, self.nbytes, self.live = order, nbytes, live
+        return True
+
+    def attempt(self, low: int, high: int, ceiling: int, most_work: int, exact: bool = False) -> tuple[int, int, int]:
+        """Search one window: what `order_search.search` says."""
+        rank = np.empty(len(self.order), np.int64)
+        rank[self.order] = np.arange(len(self.order))
+        order = self.order.copy()
+        nodes = high - low
+        visited = self.searches.make_visited(nodes, min(MEMORY // (nodes // 8 + 24), most_work // 4 + 1))
+        said, least, work = self.searches.search(
+            self.tape, self.state, visited, order, low, high, rank, ceiling, exact, most_work
+        )
+        if said == self.searches.FOUND and not self.keep(order):
+            said = self.searches.UNKNOWN
+        return int(said), int(least), int(work)
+
+    def search_whole(self) -> None:
+        """Close in on the optimum over all orders from both sides, until the work is spent.
+
+        A ceiling that cannot be decided counts as too low. The last one tried is right below the best, which proves it
+        optimal if there is no order within it.
+        """
+        n = len(self.order)
+        if n > WHOLE:
+            return
+        work, floor = 0, self.least
+        while work < SEARCH_WORK and self.nbytes > self.least:
+            ceiling = floor if self.nbytes - floor > 1 else self.nbytes - 1
+            said, least, more = self.attempt(0, n, ceiling, max((SEARCH_WORK - work) // 8, 1000))
+            work += more + n
+            if said == self.searches.NONE:
+                self.least = max(self.least, min(least, self.nbytes))
+            if said != self.searches.FOUND:
+                if ceiling == self.nbytes - 1:
+                    break
+                step = (self.nbytes - ceiling) // 2
+                floor = max(ceiling + step, self.least)
+                if floor >= self.nbytes - max(self.nbytes >> 12, 64):
+                    floor = self.nbytes - 1
+        if self.nbytes > self.least and work < SEARCH_WORK:
+            said, least, _ = self.attempt(0, n, self.nbytes - 1, SEARCH_WORK - work)
+            if said == self.searches.NONE:
+                self.least = max(self.least, min(least, self.nbytes))
+        if n <= TINY and self.nbytes > self.least:
+            while self.attempt(0, n, self.nbytes - 1, TINY_WORK, exact=True)[0] == self.searches.FOUND:
+                pass
+            self.least = self.nbytes
+
+    def search_windows(self) -> None:
+        """The same for some nodes on both sides of the peak, between the others as they are."""
+        n = len(self.order)
+        for nodes in WINDOWS:
+            work = 0
+            while nodes < n and work < WINDOW_WORK and self.nbytes > self.least:
+                peak = int(np.argmax(self.live))
+                low = max(min(peak - nodes // 2, n - nodes), 0)
+                said, _, more = self.attempt(low, low + nodes, self.nbytes - 1, WINDOW_WORK - work)
+                work += more + 1
+                if said != self.searches.FOUND:
+                    break
+
+    def move(self) -> None:
+        """Move single nodes across the peak."""
+        order = self.order.copy()
+        self.moves.move_across_peak(self.tape, self.state, order, WIDTH, MOVE_WORK)
+        self.keep(order)

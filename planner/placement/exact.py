@@ -1,0 +1,202 @@
+"""Exact offset search: does an instance fit into a capacity, and what is the least it fits into?
+
+Runs of one systematic search (`planner.search`) that differ in where they decide and what they try first, each given up
+after some failures, twice as many in every round: such searches have heavy tails, which restarts cut off (Gomes, Selman
+and Kautz, "Boosting combinatorial search through randomization", AAAI 1998). What runs prove dead, the others skip.
+Where some placement is known, many short runs are guided by it: they try the buffers in the order in which they lie
+there, so that each looks for a lower placement that is much like it (Beck, "Solution-guided multi-point constructive
+search for job shop scheduling", Journal of Artificial Intelligence Research 2007). All is bounded by counted work,
+never by a clock, so the same instance gives the same placement anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreplan.planner.placement.propagation import WORK, empty_state
+from foreplan.planner.placement.search import FEWEST, FOUND, LOWEST, NARROWEST, NONE, TIGHTEST, empty_path, search
+from foreplan.planner.placement.sections import Sections
+
+_RULES = (LOWEST, FEWEST, NARROWEST, TIGHTEST)
+_FAILURES = 64  # that end a run of the first round
+_NOISE = 300  # thousandths of choices changed in later rounds
+_MOST_FAILURES = 1 << 40
+_DEAD = 1 << 18  # no-goods kept
+
+# Of guided runs: the failures that end one, and the thousandths of choices changed, in turn.
+_GUIDED_FAILURES = (64, 128, 256)
+_GUIDED_NOISE = (100, 30, 10)
+
+_FIRST_SHARE = 1 << 24  # work of a try in the first round of `descend`
+_GUIDED = 16  # times as much as that may a guided try do
+_PARTS = (8, 16)  # of what remains above the bound, guided tries ask for one part in so many less
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a search for a placement within a capacity came to.
+
+    Attributes:
+        offsets: one a buffer, int64; None if none was found.
+        proved: whether there is none.
+        work: buffers and sections looked at.
+    """
+
+    offsets: np.ndarray | None
+    proved: bool
+    work: int
+
+
+def fit(sections: Sections, capacity: int, work: int, guide: np.ndarray | None = None, seed: int = 0) -> Verdict:
+    """Look for a placement within a capacity, until about so much work is done.
+
+    Args:
+        guide: offsets, int64, of a placement that is too high; what is found is likely to be much like it.
+        seed: of the random numbers.
+    """
+    state, path = empty_state(sections), empty_path(sections)
+    if (state.least + sections.need > capacity).any():
+        return Verdict(None, True, 0)
+    dead = np.zeros(_DEAD, np.uint64)
+    grain = int(sections.alignment.min())
+    roof = -(-capacity // grain) * grain
+    any_fixed = bool((sections.fixed >= 0).any())
+    for rule, rank, noise, failures in _runs(sections) if guide is None else _guided_runs(guide):
+        if state.scalars[WORK] >= work:
+            break
+        seed += 1
+        outcome = search(
+            sections, state, path, rank, rule, noise, seed, capacity, roof, any_fixed, dead, failures, work
+        )
+        if outcome == FOUND:
+            return Verdict(state.least.copy(), False, int(state.scalars[WORK]))
+        if outcome == NONE:
+            return Verdict(None, True, int(state.scalars[WORK]))
+    return Verdict(None, False, int(state.scalars[WORK]))
+
+
+Run = tuple[int, np.ndarray, int, int]  # rule, rank, noise and failures, as the arguments of `search`
+
+
+def _runs(sections: Sections) -> Iterator[Run]:
+    """Runs from nothing, without end."""
+    ranks = _ranks(sections)
+    failures, noise = _FAILURES, 0
+    while True:
+        yield from ((rule, rank, noise, failures) for rule in _RULES for rank in ranks)
+        failures, noise = min(2 * failures, _MOST_FAILURES), _NOISE
+
+
+def _guided_runs(guide: np.ndarray) -> Iterator[Run]:
+    """Short runs that follow a placement, without end."""
+    rank = np.argsort(np.argsort(guide, kind="stable"), kind="stable")
+    while True:
+        for noise in _GUIDED_NOISE:
+            for failures in _GUIDED_FAILURES:
+                yield from ((rule, rank, noise, failures) for rule in _RULES)
+
+
+def _ranks(sections: Sections) -> tuple[np.ndarray, ...]:
+    """Orders in which to try options, by size in the fullest sections first, by life, by area, and by size.
+
+    The first is what MiniMalloc calls contention, see `planner.inference`.
+    """
+    totals = sections.totals()
+    life = sections.upper - sections.lower
+    contention = np.array([totals[low:up].max() for low, up in zip(sections.lower, sections.upper)], np.int64)
+    size = sections.size
+    return tuple(
+        np.argsort(np.lexsort((np.arange(len(size)), *keys[::-1])))
+        for keys in ((-contention, -size), (-life,), (-life * size.astype(np.float64),), (-size,))
+    )
+
+
+@dataclass
+class Descent:
+    """A placement on its way down.
+
+    Attributes:
+        sections: what is placed.
+        offsets: of the lowest placement known, int64.
+        bound: what no placement goes below.
+        goal: a height that will do; not below `bound`.
+        work: how much is left to do.
+    """
+
+    sections: Sections
+    offsets: np.ndarray
+    bound: int
+    goal: int
+    work: int
+    _tries: int = 0
+
+    @property
+    def height(self) -> int:
+        """Of the placement."""
+        return int((self.offsets + self.sections.need).max())
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is low enough, or the work done."""
+        return self.work <= 0 or self.height <= self.goal
+
+    def ask(self, capacity: int, work: int, *, guided: bool) -> bool:
+        """Look for a placement within a capacity, and take it over."""
+        self._tries += 1
+        guide = self.offsets if guided else None
+        seed = self._tries << 20 if guided else 0
+        verdict = fit(self.sections, capacity, min(work, self.work), guide, seed)
+        self.work -= max(1, verdict.work)
+        if verdict.offsets is not None:
+            self.offsets = verdict.offsets
+        elif verdict.proved:
+            self.bound = capacity + 1
+            self.goal = max(self.goal, self.bound)
+        return verdict.offsets is not None
+
+    def halve(self, share: int) -> None:
+        """Ask for the goal, then for halves of what remains above it, until an eighth of that is left."""
+        enough = max(1, (self.height - self.bound) >> 3)
+        failed, capacity = self.bound - 1, self.goal
+        while not self.ended and self.height - failed > enough:
+            if not self.ask(capacity, share, guided=False):
+                failed = capacity
+            capacity = min(max(self.goal, failed + (self.height - failed) // 2), self.height - 1)
+
+    def follow(self, share: int) -> None:
+        """Ask for a little less than there is, guided by it, until that fails at the smaller of two steps."""
+        step = 0
+        while not self.ended and step < len(_PARTS):
+            height = self.height
+            capacity = max(self.goal, height - max(1, (height - self.bound) // _PARTS[step]))
+            step = 0 if self.ask(capacity, _GUIDED * share, guided=True) else step + 1
+
+
+def descend(
+    sections: Sections, offsets: np.ndarray, bound: int, goal: int, work: int, *, straight: bool = False
+) -> Descent:
+    """Lower a placement, in rounds that spend twice as much on a try as the one before.
+
+    What more work finds is never higher than what less work finds.
+
+    Args:
+        offsets: of a placement, int64.
+        bound: what no placement goes below.
+        goal: a height that will do, not below `bound`.
+        work: about how much to do in all.
+        straight: nothing but the goal will do, so spend a half on it at once, and stop where it is proved impossible.
+    """
+    descent = Descent(sections, offsets, bound, goal, work)
+    if straight:
+        descent.ask(goal, work // 2, guided=False)
+        if descent.bound > goal:
+            return descent
+    share = _FIRST_SHARE
+    while not descent.ended:
+        descent.halve(share)
+        descent.follow(share)
+        share *= 2
+    return descent

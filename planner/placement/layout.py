@@ -1,0 +1,197 @@
+"""Layout: from a schedule with its chains to a plan with offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foreplan.planner.memory.alias import Chains, merge
+from foreplan.planner.memory.bounds import granularities, live_bytes, reserved_bytes
+from foreplan.planner.memory.concatenations import join
+from foreplan.planner.memory.liveness import LiveRanges, live_ranges
+from foreplan.planner.placement.offsets import NO_LIMIT, place
+from foreplan.planner.plan import Certificate, Plan, Step
+from foreplan.planner.problem import ALIGNMENT, Problem, Role
+from foreplan.units import align_up
+
+LOOSE = (200, 1_000_000_000, 50)  # values of so small a share of the bound may be cut out of their chains, in turn
+PLACEMENT_WORK = 100_000  # of the systematic search where no heuristic reaches the bound: some tenths of a second
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An order of actions with what follows from it.
+
+    Attributes:
+        name: of the heuristic that found the order.
+        order: indices of actions, one a step.
+        ranges: when every instance lives.
+        chains: which share bytes.
+        bound: the most bytes that its chains and workspaces reserve at any step.
+    """
+
+    name: str
+    order: tuple[int, ...]
+    ranges: LiveRanges
+    chains: Chains
+    bound: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything of a schedule lies.
+
+    Attributes:
+        chains: offset of each chain.
+        workspaces: offset of each step's workspace, 0 where it has none.
+        heights: bytes of each region.
+        placement: the placer that found the offsets of the device's largest region.
+    """
+
+    chains: list[int]
+    workspaces: list[int]
+    heights: list[int]
+    placement: str
+
+
+def schedule(problem: Problem, name: str, order: Sequence[int], *, in_place: bool = True) -> Schedule:
+    """Live ranges, chains and bound of an order; without `in_place`, nothing takes bytes that it need not take."""
+    ranges = live_ranges(problem, order)
+    chains = merge(problem, order, ranges, optional=in_place)
+    if in_place:
+        chains = join(problem, order, ranges, chains)
+    return Schedule(name, tuple(order), ranges, chains, int(reserved_bytes(problem, order, ranges, chains).max()))
+
+
+def settle(problem: Problem, plan: Schedule, layout: Layout) -> tuple[Schedule, Layout]:
+    """A schedule and its layout; where that is above the bound, the lowest one of its loosened forms as well."""
+    best, height = plan, arena_bytes(problem, layout.heights)
+    for share in LOOSE:
+        loose = loosened(problem, plan, plan.bound // share) if height > plan.bound else None
+        if loose is not None:
+            trial = lay_out(problem, loose)
+            if (found := arena_bytes(problem, trial.heights)) < height:
+                best, layout, height = loose, trial, found
+    return best, layout
+
+
+def loosened(problem: Problem, plan: Schedule, least: int) -> Schedule | None:
+    """The same order with results of at least so many bytes beside what they could be written over, where that is free.
+
+    A value that goes on in the same bytes through many actions is one long buffer. Where so much less lives than at
+    the peak that both find room, such a chain may be cut: the next value then lies anywhere, which leaves placement
+    more freedom. None where nothing can be cut.
+    """
+    chains, ranges = plan.chains, plan.ranges
+    live = reserved_bytes(problem, plan.order, ranges, chains)
+    grain, within, apart = granularities(problem), chains.within(), set()
+    for instance, over in enumerate(chains.over):
+        value = problem.values[ranges.values[instance]]
+        if over < 0 or value.home >= 0 or value.nbytes < least or instance in within:
+            continue
+        step, nbytes = ranges.lower[instance], align_up(value.nbytes, grain[value.region])
+        if live[step] + nbytes <= plan.bound:
+            live[step] += nbytes
+            apart.add(instance)
+    loose = join(problem, plan.order, ranges, merge(problem, plan.order, ranges, apart=apart))
+    bound = int(reserved_bytes(problem, plan.order, ranges, loose).max())
+    return Schedule(plan.name, plan.order, ranges, loose, bound) if apart and bound <= plan.bound else None
+
+
+def lay_out(problem: Problem, plan: Schedule, *, quick: bool = False) -> Layout:
+    """Offsets for a schedule: in every region stored values from the bottom as listed, the rest above them, packed.
+
+    Stored values live throughout, so this costs nothing; and programs that list the same ones first agree on them.
+
+    Args:
+        quick: take what the first placer finds.
+    """
+    chains = plan.chains
+    layout = Layout([0] * len(chains.region), [0] * len(plan.order), [], "nothing to place")
+    largest = 0
+    for region in range(len(problem.regions)):
+        bottom = stack_stored(chains, region, layout.chains)
+        buffers = [c for c, at in enumerate(chains.region) if at == region and chains.stored[c] < 0]
+        actions = [problem.actions[index] for index in plan.order]
+        scratch = [s for s, a in enumerate(actions) if a.workspace and a.workspace_region == region]
+        alignment = [chains.alignment[c] for c in buffers] + [problem.unit] * len(scratch)
+        bottom = align_up(bottom, max(alignment, default=1))
+        placement = place(
+            [chains.lower[c] for c in buffers] + scratch,
+            [chains.upper[c] for c in buffers] + [s + 1 for s in scratch],
+            [chains.nbytes[c] for c in buffers] + [actions[s].workspace for s in scratch],
+            alignment,
+            capacity=NO_LIMIT if quick else None,
+            work=PLACEMENT_WORK,
+        )
+        offsets = [bottom + offset for offset in placement.offsets.tolist()]
+        for chain, offset in zip(buffers, offsets):
+            layout.chains[chain] = offset
+        for step, offset in zip(scratch, offsets[len(buffers) :]):
+            layout.workspaces[step] = offset
+        layout.heights.append(align_up(bottom + placement.height, problem.unit))
+        if placement.height > largest and problem.regions[region].on_device:
+            largest = placement.height
+            layout = Layout(layout.chains, layout.workspaces, layout.heights, placement.heuristic)
+    return layout
+
+
+def stack_stored(chains: Chains, region: int, offsets: list[int]) -> int:
+    """Put a region's stored values one above the other, as listed; returns the bytes they take."""
+    top = 0
+    for chain, stored in enumerate(chains.stored):
+        if stored >= 0 and chains.region[chain] == region:
+            offsets[chain] = align_up(top, max(ALIGNMENT, chains.alignment[chain]))
+            top = offsets[chain] + chains.nbytes[chain]
+    return top
+
+
+def assemble(
+    problem: Problem,
+    plan: Schedule,
+    layout: Layout,
+    order_lower_bound: int | None,
+    stages: tuple[tuple[str, int], ...] = (),
+    budget: int | None = None,
+) -> Plan:
+    """The plan that a schedule and its layout make."""
+    ranges, live = plan.ranges, live_bytes(problem, plan.order)
+    at = [layout.chains[chain] + inside for chain, inside in zip(plan.chains.of, plan.chains.at)]
+    last: dict[int, int] = {}
+    for instance, value in enumerate(ranges.values):
+        last[value] = instance
+    replaced = {value.home for value in problem.values if value.home >= 0}
+    roles = [value.role for value in problem.values]
+    return Plan(
+        problem_digest=problem.digest,
+        steps=tuple(
+            Step(
+                action,
+                tuple([at[i] for i in ranges.reads[step]]),
+                tuple([at[i] for i in ranges.writes[step]]),
+                layout.workspaces[step],
+            )
+            for step, action in enumerate(plan.order)
+        ),
+        starts=tuple((v, at[last_start]) for last_start, v in enumerate(ranges.values[: _starts(problem)])),
+        ends=tuple(
+            (v, at[last[v]])
+            for v, role in enumerate(roles)
+            if role is Role.OUTPUT or (role is Role.STORED and v not in replaced)
+        ),
+        heights=tuple(layout.heights),
+        arena_bytes=arena_bytes(problem, layout.heights),
+        lower_bound_bytes=int(live.max()),
+        order_lower_bound_bytes=order_lower_bound,
+        certificate=Certificate(int(live.argmax()), layout.placement, plan.name, stages),
+        budget=budget,
+    )
+
+
+def arena_bytes(problem: Problem, heights: Sequence[int]) -> int:
+    """Bytes of all regions on the device."""
+    return sum(height for height, region in zip(heights, problem.regions) if region.on_device)
+
+
+def _starts(problem: Problem) -> int:
+    return sum(value.role in (Role.INPUT, Role.STORED) for value in problem.values)

@@ -1,0 +1,419 @@
+"""Offsets: placing buffers, rectangles in time and memory, so that none that live together overlap.
+
+Finding the lowest height is NP-hard (dynamic storage allocation: Garey and Johnson, "Computers and Intractability",
+1979, SR2), but the highest live set, which no height can be below, is nearly always reached on programs: so try named
+heuristics until one does, and then search systematically (`planner.exact`), which may also prove a higher bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from foreplan.errors import UsageError
+from foreplan.planner.placement.instance import Instance, Integers, checked
+
+_Attempt = Callable[[int, np.ndarray], tuple[int, int]]  # (limit, offsets to write) -> (height or -1, work)
+
+# Largest instances, in buffers, for placers whose work is more than near-linear.
+QUADRATIC = 20_000
+SKYLINE = 5_000
+SEARCH = 600
+
+# How many of the largest buffers are placed by themselves: where all can be searched together, and where they cannot.
+FEWER = (20, 40, 60, 80, 100, 150, 200, 300)
+LARGEST = (450, 400, 350, 300, 250, 200, 150, 100, 500, 550, 600)
+
+# Pairs of buffers that live together, up to which even large instances are placed greedily: some seconds.
+PAIRS = 100_000_000
+
+# So few buffers are for the systematic search alone, which is the quickest to find their optimum, and proves it.
+FEW = 40
+
+# What shaken orders may do: buffers looked at, less than a tenth of a second; beside them a try counts as so many.
+SHAKING = 60_000_000
+TRY = 2_000
+
+# Ejection search: the largest instances in buffers; ends of buffers looked at in a run, and so many more for each pair
+# of buffers that live together; and in all runs at each capacity, of all buffers or the largest.
+EJECTED = 2_000
+EJECTION = 1_000_000
+EJECTION_PAIR = 5
+EJECTIONS = (20_000_000, 5_000_000, 5_000_000)
+EJECTIONS_OF_PARTS = (2_000_000,)
+RANDOM = 0x9E3779B97F4A7C15
+
+# What the search does by default, in buffers and sections looked at: some tenths of a second.
+WORK = 60_000_000
+WORK_OF_PARTS = 100_000  # where only the largest are placed
+NO_LIMIT = 1 << 62
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where buffers lie.
+
+    Attributes:
+        offsets: one a buffer, int64; 0 for one without bytes.
+        height: the highest end of any.
+        lower_bound: height below which no placement goes: the highest live set, each buffer rounded up to the smallest
+            alignment (all but the topmost, which need not fill its last unit), or more where the search proved it.
+        heuristic: what found it.
+    """
+
+    offsets: np.ndarray
+    height: int
+    lower_bound: int
+    heuristic: str
+
+
+def place(
+    lower: Integers,
+    upper: Integers,
+    size: Integers,
+    alignment: Integers | int = 1,
+    fixed: Integers | None = None,
+    capacity: int | None = None,
+    work: int = WORK,
+) -> Placement:
+    """Offsets for buffers, each alive in the half-open [lower, upper).
+
+    Args:
+        lower: when each buffer's bytes begin to be needed; any integers.
+        upper: when they end to be.
+        size: bytes; 0 takes no place.
+        alignment: powers of two that the offsets are multiples of, or one for all.
+        fixed: offsets given beforehand, -1 for the others.
+        capacity: a height that will do; without it, the search goes on toward the lower bound.
+        work: how long to search where heuristics reach neither: buffers and sections looked at, several hundred
+            millions a second. The result depends on it, and never on a clock.
+
+    Raises:
+        PlanError: arrays that are not of whole numbers or of unequal length, an empty life, a negative size, numbers
+            beyond 2**56, or fixed buffers that overlap.
+        UsageError: a capacity or work that is no whole number of at least 0.
+    """
+    for name, number in (("capacity", 0 if capacity is None else capacity), ("work", work)):
+        if not isinstance(number, Integral) or isinstance(number, bool) or number < 0:
+            raise UsageError(f"{name} must be a whole number of at least 0, got {number!r:.80}")
+    capacity, work = None if capacity is None else min(int(capacity), NO_LIMIT), min(int(work), NO_LIMIT)
+    return _place(checked(lower, upper, size, alignment, fixed), capacity, work)
+
+
+def _place(instance: Instance, capacity: int | None, work: int, *, by_parts: bool = True) -> Placement:
+    """As `place`; `by_parts`: the largest first where nothing else serves."""
+    bound, grain = _lower_bound(instance)
+    goal, ceiling = max(bound, capacity or 0), -(-bound // grain) * grain
+    nothing = Placement(np.maximum(instance.fixed, 0), NO_LIMIT, bound, "nothing to place")
+    if not instance.size.any():
+        return replace(nothing, height=0)
+    best = _by_heuristics(instance, nothing, goal, ceiling)
+    if best.height <= goal or len(instance.size) > SKYLINE:
+        return best
+    if (instance.fixed >= 0).any():
+        return _search(instance, best, capacity, work)
+    return _by_core(instance, best, capacity, max(goal, ceiling), work, by_parts)
+
+
+def _by_heuristics(instance: Instance, best: Placement, goal: int, ceiling: int) -> Placement:
+    """What is found until one of the named placers reaches the goal."""
+    trial = np.zeros_like(best.offsets)
+    for name, attempt in _attempts(instance, ceiling):
+        found, _ = attempt(best.height, trial)
+        if 0 <= found < best.height:
+            best = Placement(trial.copy(), int(found), best.lower_bound, name)
+            if best.height <= goal:
+                break
+    return best
+
+
+def _by_core(
+    instance: Instance, best: Placement, capacity: int | None, goal: int, work: int, by_parts: bool
+) -> Placement:
+    """Place the core at greater length, and then the others, which find a place above no more than its height."""
+    from foreplan.planner.placement.core import outside_core
+
+    others = outside_core(instance.lower, instance.upper, instance.size, instance.alignment, goal)
+    if not len(others):  # all are as good as tied to one another, and ejection seldom comes to an end
+        return _at_length(instance, best, capacity, goal, work, (), by_parts=False)
+    core = np.delete(np.arange(len(instance.size)), others)
+    inner = _some(instance, core)
+    if not len(core):
+        nothing = Placement(best.offsets[core], 0, best.lower_bound, "each where there is room")
+        return min(best, _around(instance, core, nothing, others), key=lambda one: one.height)
+    offsets = best.offsets[core]
+    height = int((offsets + inner.size).max(initial=0))
+    start = _by_heuristics(inner, Placement(offsets, height, best.lower_bound, best.heuristic), goal, goal)
+    shares = EJECTIONS if by_parts else EJECTIONS_OF_PARTS
+    placed = _at_length(inner, start, capacity, goal, work, shares, by_parts=by_parts)
+    found = _around(instance, core, placed, others)
+    return min(found, replace(best, lower_bound=found.lower_bound), key=lambda one: one.height)
+
+
+def _at_length(
+    instance: Instance,
+    best: Placement,
+    capacity: int | None,
+    goal: int,
+    work: int,
+    shares: Sequence[int],
+    *,
+    by_parts: bool,
+) -> Placement:
+    """What takes longer than the named placers, until something reaches the goal."""
+    if work and len(instance.size) <= FEW and best.height > goal:
+        return _search(instance, best, capacity, work)
+    few_stick_out = best.height - goal <= goal >> 3
+    searched = capacity is not None and len(instance.size) <= SEARCH  # to a capacity, the search is the quicker way
+    if best.height > goal and few_stick_out and not searched:
+        best = _shaken(instance, best, goal)
+    if best.height > goal and capacity is None and work:
+        best = _by_ejection(instance, best, goal, shares)
+        if best.height > goal and by_parts:
+            best = _largest_first(instance, best, goal)
+    return _search(instance, best, capacity, work) if best.height > goal else best
+
+
+def _around(instance: Instance, some: np.ndarray, placed: Placement, others: np.ndarray) -> Placement:
+    """Some buffers where they are placed, and others, in this order, in what these leave free."""
+    fixed = np.full(len(instance.size), -1)
+    fixed[some] = placed.offsets
+    offsets = np.zeros(len(fixed), np.int64)
+    height, _ = _greedy(replace(instance, fixed=fixed), np.concatenate([some, others]), False, NO_LIMIT, offsets)
+    return Placement(offsets, int(height), placed.lower_bound, placed.heuristic)
+
+
+def _some(instance: Instance, which: np.ndarray) -> Instance:
+    columns = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
+    return Instance(*(column[which] for column in columns))
+
+
+def _search(instance: Instance, best: Placement, capacity: int | None, work: int) -> Placement:
+    """The systematic search: for a capacity, if it is possible at all; without one, as low as it gets."""
+    from foreplan.planner.placement.exact import descend
+    from foreplan.planner.placement.sections import sections_of
+
+    if not work or len(instance.size) > SEARCH or (capacity is not None and capacity < best.lower_bound):
+        return best
+    given = np.flatnonzero(instance.size)
+    some = _some(instance, given)
+    sections = sections_of(some.lower, some.upper, some.size, some.alignment, some.fixed)
+    goal = best.lower_bound if capacity is None else capacity
+    descent = descend(sections, best.offsets[given], best.lower_bound, goal, work, straight=capacity is not None)
+    offsets = best.offsets.copy()
+    offsets[given] = descent.offsets
+    name = best.heuristic if descent.height == best.height else "systematic search"
+    return Placement(offsets, descent.height, descent.bound, name)
+
+
+def _by_ejection(instance: Instance, best: Placement, goal: int, shares: Sequence[int]) -> Placement:
+    """Runs of the ejection search, all of them from other starts: at the goal, and then between it and the best."""
+    from foreplan.planner.placement.ejection import eject
+    from foreplan.planner.placement.sections import together
+
+    if len(instance.size) > EJECTED:
+        return best
+    grain = int(instance.alignment.min())
+    size = -(-instance.size // grain) * grain
+    neighbours = together(instance.lower, instance.upper)
+    most = EJECTION + EJECTION_PAIR * len(neighbours[1])
+    ranks = [np.argsort(order) for order in (_by_size(instance), _by_area(instance), _by_lifetime(instance))]
+    failed, capacity, run = goal - grain, goal, 0
+    for share in shares:
+        done = 0
+        while done < share:
+            kept = run % 4 == 3  # what lies within the capacity in the best
+            offsets = np.where(best.offsets + size > capacity, -1, best.offsets) if kept else np.full_like(size, -1)
+            arrays = (*neighbours, size, instance.alignment)
+            random = np.uint64((run + 1) * RANDOM % 2**64)
+            left, work = eject(ranks[run % 3], run % 2 == 1, *arrays, capacity, most, random, offsets)
+            done += work
+            run += 1
+            if not left:
+                height = int((offsets + instance.size).max())
+                best = Placement(offsets, height, best.lower_bound, "ejection")
+                break
+        else:
+            failed = capacity
+        capacity = failed + (best.height - failed) // 2 // grain * grain
+        if best.height <= goal or capacity <= failed:
+            break
+    return best
+
+
+def _largest_first(instance: Instance, best: Placement, goal: int) -> Placement:
+    """The largest buffers, as many as can be searched, by themselves, and then the others in what these leave free."""
+    order = _by_size(instance)
+    for count in LARGEST if len(order) > SEARCH else FEWER:
+        if best.height <= goal or count >= len(order):
+            break
+        some = order[:count]
+        placed = _place(_some(instance, some), None, WORK_OF_PARTS, by_parts=False)
+        if placed.height >= best.height:
+            continue
+        fixed = np.full(len(order), -1)
+        fixed[some] = placed.offsets
+        found = _place(replace(instance, fixed=fixed), None, 0, by_parts=False)
+        if found.height < best.height:
+            name = f"{count} largest: {placed.heuristic}; others: {found.heuristic}"
+            best = Placement(found.offsets, found.height, best.lower_bound, name)
+    return best
+
+
+def _lower_bound(instance: Instance) -> tuple[int, int]:
+    """The bound of `Placement.lower_bound`, and the smallest alignment."""
+    some = instance.size > 0
+    if not some.any():
+        return 0, 1
+    grain = int(instance.alignment[some].min())
+    rounded = -(-instance.size // grain) * grain
+    times, where = np.unique(np.concatenate([instance.lower, instance.upper]), return_inverse=True)
+    change = np.zeros(len(times), np.int64)
+    np.add.at(change, where, np.concatenate([rounded, -rounded]))
+    slack = int((rounded - instance.size)[some].max())
+    fixed_top = int((np.maximum(instance.fixed, 0) + instance.size)[some & (instance.fixed >= 0)].max(initial=0))
+    return max(int(np.max(np.cumsum(change))) - slack, int(np.max(instance.size)), fixed_top), grain
+
+
+def _kernels() -> Any:
+    """The compiled loops; importing them imports Numba, so it is done when something is placed."""
+    from foreplan.planner.placement import placers
+
+    return placers
+
+
+def _attempts(instance: Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]:
+    """Placers by name, those with the best prospects for their time first."""
+    n = len(instance.size)
+    if not (instance.fixed >= 0).any():
+        yield from _online(instance, ceiling)
+    if n > QUADRATIC:
+        if (instance.fixed >= 0).any() or _pairs(instance) <= PAIRS:
+            yield "greedy by size, first fit", partial(_greedy, instance, _by_size(instance), False)
+        return
+    orders = {"size": _by_size(instance), "area": _by_area(instance), "lifetime": _by_lifetime(instance)}
+    for best_fit in (False, True):
+        for name, order in orders.items():
+            fit = "best" if best_fit else "first"
+            yield f"greedy by {name}, {fit} fit", partial(_greedy, instance, order, best_fit)
+    if n <= SKYLINE and not (instance.fixed >= 0).any():
+        yield from _skyline(instance, orders)
+
+
+def _pairs(instance: Instance) -> int:
+    """How many pairs of buffers live at the same time."""
+    born = np.searchsorted(np.sort(instance.lower), instance.upper)  # born before a buffer dies, itself among them
+    dead = np.searchsorted(np.sort(instance.upper), instance.lower, side="right")
+    return int((born - dead - 1).sum()) // 2
+
+
+def _by_size(instance: Instance) -> np.ndarray:
+    """Largest first: greedy by size of Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference",
+    arXiv 2001.03288."""
+    n = np.arange(len(instance.size))
+    return np.lexsort((n, instance.lower, instance.lower - instance.upper, -instance.size))
+
+
+def _by_area(instance: Instance) -> np.ndarray:
+    """Largest size times lifetime first."""
+    n = np.arange(len(instance.size))
+    area = instance.size.astype(np.float64) * (instance.upper - instance.lower)
+    return np.lexsort((n, instance.lower, -area))
+
+
+def _by_lifetime(instance: Instance) -> np.ndarray:
+    """Longest-lived first, as nested lifespans want it."""
+    n = np.arange(len(instance.size))
+    return np.lexsort((n, instance.lower, -instance.size, instance.lower - instance.upper))
+
+
+def _greedy(instance: Instance, order: np.ndarray, best_fit: bool, limit: int, offsets: np.ndarray) -> tuple[int, int]:
+    kernels = _kernels()
+    arrays = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
+    return kernels.greedy(order, *arrays, best_fit, limit, offsets)
+
+
+def _online(instance: Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]:
+    """A free list walked forward in time, and backward: what is born last going back is freed last, so nested lives
+    stack. Knuth, "The Art of Computer Programming" 1, section 2.5, has best fit and first fit and free lists."""
+    kernels = _kernels()
+    lives = np.sort(instance.upper - instance.lower)
+    short = int(lives[len(lives) // 2])
+    n = np.arange(len(instance.size))
+    backward = Instance(-instance.upper, -instance.lower, instance.size, instance.alignment, instance.fixed)
+    for best_fit, top, longest in ((True, 0, 0), (False, 0, 0), (True, ceiling, 2), (True, ceiling, short)):
+        for direction, view in (("forward", instance), ("backward", backward)):
+            births = np.lexsort((n, -view.size, view.lower))
+            deaths = np.lexsort((n, view.upper))
+            arrays = (view.lower, view.upper, view.size, view.alignment)
+            name = f"online {direction}, {'best' if best_fit else 'first'} fit"
+            name += f", lives up to {longest} from the top" if top else ""
+
+            def run(
+                limit: int,
+                offsets: np.ndarray,
+                arguments: tuple = (births, deaths, *arrays, best_fit, longest, top),
+            ) -> tuple[int, int]:
+                return kernels.online(*arguments, limit, offsets)
+
+            yield name, run
+
+
+def _shaken(instance: Instance, best: Placement, goal: int) -> Placement:
+    """The skyline by orders that are shaken a little, again and again, until one reaches the goal or the work is done.
+
+    Orders that differ by a few exchanges often differ in height where few buffers stick out. Every other try shakes an
+    order as it was at first; those between go on from the last that was no higher.
+    """
+    kernels = _kernels()
+    first = (_by_area(instance), _by_lifetime(instance))
+    orders = [*first, *(order.copy() for order in first)]
+    heights = [NO_LIMIT] * len(orders)
+    lower, upper, births = _ranked(instance)
+    rank = np.empty(len(births), np.int64)
+    offsets = np.zeros(len(births), np.int64)  # the skyline leaves those of empty buffers as they are
+    random, done, tries = np.uint64(1), 0, 0
+    while done < SHAKING and best.height > goal:
+        which, turn = tries % len(orders), tries // len(orders)
+        few = (1, 2, 3, 1 + len(births) // 16)[turn % 4]
+        goes_on = which >= len(first)
+        random = np.uint64(
+            kernels.shake(orders[which], few if goes_on else 1 + turn % 5 * len(births) // 16, random, rank)
+        )
+        arrays = (rank, births, lower, upper, instance.size, instance.alignment)
+        found, work = kernels.skyline(*arrays, heights[which] + 1 if goes_on else best.height, offsets)
+        if found >= 0 and goes_on:
+            heights[which] = int(found)
+            orders[which][rank] = np.arange(len(births))
+        if 0 <= found < best.height:
+            best = Placement(offsets.copy(), int(found), best.lower_bound, "skyline by a shaken order")
+        done += work + len(births) + TRY
+        tries += 1
+    return best
+
+
+def _ranked(instance: Instance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lives over ranks of time, and the buffers by birth, as `placers.skyline` takes them."""
+    times = np.unique(np.concatenate([instance.lower, instance.upper]))
+    lower, upper = np.searchsorted(times, instance.lower), np.searchsorted(times, instance.upper)
+    return lower, upper, np.argsort(lower, kind="stable")
+
+
+def _skyline(instance: Instance, orders: dict[str, np.ndarray]) -> Iterator[tuple[str, _Attempt]]:
+    """Best fit on the skyline: Burke, Kendall and Whitwell, "A new placement heuristic for the orthogonal
+    stock-cutting problem", Operations Research 2004; for memory Sekiyama et al., arXiv 1804.10001."""
+    kernels = _kernels()
+    lower, upper, births = _ranked(instance)
+    for name in ("lifetime", "area", "size"):
+        rank = np.empty(len(births), np.int64)
+        rank[orders[name]] = np.arange(len(births))
+
+        def run(limit: int, offsets: np.ndarray, rank: np.ndarray = rank) -> tuple[int, int]:
+            return kernels.skyline(rank, births, lower, upper, instance.size, instance.alignment, limit, offsets)
+
+        yield f"skyline by {name}", run

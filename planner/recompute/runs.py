@@ -1,0 +1,159 @@
+"""Recomputation in small problems: a search over sequences of runs, in any order, beyond what gaps can say.
+
+A state of gaps recomputes as late as possible, in one order of the actions, and each value at most once between two of
+its uses. Where there are tens of actions, all that is affordable to leave behind: `remat_anneal` changes sequences run
+by run, towards one ceiling of bytes after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foreplan.planner.memory.bounds import order_bound
+from foreplan.planner.placement.layout import schedule
+from foreplan.planner.problem import ALIGNMENT, Problem
+from foreplan.planner.recompute.arrays import NEVER, Tape, make_tape
+from foreplan.planner.recompute.schedules import Point, frontier
+
+if TYPE_CHECKING:
+    from foreplan.planner.recompute.anneal import Sequences
+    from foreplan.planner.recompute.kernels import Scratch
+    from foreplan.planner.recompute.search import Archive
+
+SLOTS = 2048  # of the bytes between no recomputation and what nothing goes below, each with its cheapest sequence
+CEILINGS = 24  # tried in every pass, evenly on a logarithmic scale
+ATTEMPTS = 12  # at going below the lowest sequence in every pass
+LOWER = 0.95  # the last one is this share of the lowest sequence so far
+PASSES = 4
+WORKERS = 2  # threads, which share what they found after each pass
+TRIALS = 100  # for a ceiling and an action,
+WORK = 20_000_000  # as long as no more runs than so many are looked at
+ROOM = 3  # a sequence may be so many times as long as the order
+HOT = 0.1  # the first temperature, as a share of the cost without recomputation
+PRICE = 0.5  # of as many bytes as a value has on average, at one step, in temperatures
+SEED = 2685821657736338717
+
+
+def annealed(
+    problem: Problem,
+    orders: Sequence[Sequence[int]],
+    points: Sequence[Point],
+    caps: Sequence[int],
+    bound: int,
+    cost: Sequence[int],
+    *,
+    again: bool = True,
+) -> list[Point]:
+    """Points and what the search finds from them, by ascending cost and descending live bytes.
+
+    Args:
+        orders: of the same actions, each once.
+        points: what else to begin with.
+        caps: costs for each of which the lowest sequence is wanted.
+        bound: highest live set of the first order, in bytes.
+        cost: of one more run of each action of the problem.
+        again: whether values may be computed again.
+    """
+    from foreplan.planner.recompute import search
+
+    if not orders[0]:
+        return list(points)
+    tape = make_tape(problem, orders[0], cost, 1, again=again)
+    room = ROOM * len(orders[0]) + 64
+    floor = order_bound(problem)
+    step = max((bound - floor) // SLOTS, ALIGNMENT)
+    archive = search.make_archive(range(bound, floor - step, -step), caps, room)
+    workers = [_Worker(tape, problem, room) for _ in range(WORKERS)]
+    for sequence in [*orders, *(point.order for point in points)]:
+        if len(sequence) <= room:
+            workers[0].note(archive, sequence)
+    if bound <= 0 or not np.any(archive.cost < NEVER):  # nothing to save, or the bound counts joins, unknown here
+        return list(points)
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for number in range(PASSES):
+            others = [search.copy_archive(archive) for _ in range(1, WORKERS)]
+            seeds = [SEED * (1 + number * WORKERS + i) % 2**64 for i in range(WORKERS)]
+            list(pool.map(_Worker.descend, workers, [archive, *others], seeds))
+            for other in others:
+                search.merge(archive, other)
+    found = _best(archive)
+    whole = workers[0].base
+    scored = [Point(order, schedule(problem, "", order).bound, sum(cost[i] for i in order) - whole) for order in found]
+    return frontier([*points, *scored], bound)
+
+
+def _best(archive: Archive) -> list[tuple[int, ...]]:
+    """The sequences that no other in the archive beats in both bytes and cost, and those for its caps."""
+    chosen, least = [], NEVER
+    for state, cost in zip(archive.states[::-1], archive.cost[::-1]):
+        if cost < least:
+            chosen.append(state)
+            least = cost
+    chosen += [state for state, cost in zip(archive.cap_states, archive.cap_cost) if cost < NEVER]
+    return list(dict.fromkeys(tuple(state[state >= 0].tolist()) for state in chosen))
+
+
+class _Worker:
+    """What one thread needs."""
+
+    def __init__(self, tape: Tape, problem: Problem, room: int) -> None:
+        from foreplan.planner.recompute import anneal as remat_anneal
+        from foreplan.planner.recompute import kernels as remat_kernels
+
+        self.kernels = remat_anneal
+        self.tape = tape
+        self.base = int(tape.cost[tape.order].sum())
+        self.scratch: Scratch = remat_kernels.make_scratch(tape)
+        self.sequences: Sequences = remat_anneal.make_sequences(free_actions(problem), len(problem.values), room)
+
+    def note(self, archive: Archive, sequence: Sequence[int]) -> None:
+        """Put a sequence into the archive."""
+        self._anneal(archive, np.array(sequence, np.int64), 0, 0, 1)
+
+    def descend(self, archive: Archive, seed: int) -> None:
+        """Go down from ceiling to ceiling, on each from the cheapest sequence within it, or the lowest of all; then
+        try to go below the lowest for each cap, and below the lowest of all.
+        """
+        lowest = int(archive.targets[np.flatnonzero(archive.cost < NEVER)[-1]])
+        actions, goals = len(self.tape.order), CEILINGS + len(archive.caps) + ATTEMPTS
+        trials = min(TRIALS * actions, WORK // (PASSES * WORKERS * goals * actions))
+        for number in range(1, CEILINGS + 1):
+            ceiling = int(archive.targets[0] * (LOWER * lowest / archive.targets[0]) ** (number / CEILINGS))
+            known = np.flatnonzero(archive.cost < NEVER)
+            within = known[archive.targets[known] <= ceiling]
+            chosen = within[np.argmin(archive.cost[within])] if len(within) else known[-1]
+            seed = self._anneal(archive, archive.states[chosen], ceiling, trials, seed)
+        for state, peak in zip(archive.cap_states, archive.peak):
+            if peak < NEVER:
+                seed = self._anneal(archive, state, int(peak) - 1, trials, seed)
+        for _ in range(ATTEMPTS):
+            lowest = np.flatnonzero(archive.cost < NEVER)[-1]
+            seed = self._anneal(archive, archive.states[lowest], int(archive.targets[lowest]) - ALIGNMENT, trials, seed)
+
+    def _anneal(self, archive: Archive, start: np.ndarray, ceiling: int, trials: int, seed: int) -> int:
+        length = int(np.count_nonzero(start >= 0))
+        self.sequences.now[:length] = start[:length]
+        hot = max(HOT * self.base, 1.0)
+        price = PRICE * hot / max(float(self.tape.size[self.tape.size > 0].mean()), 1.0)
+        return int(
+            self.kernels.anneal(
+                self.tape, self.scratch, self.sequences, length, ceiling, self.base, price, hot, trials,
+                archive, np.uint64(seed),
+            )
+        )  # fmt: skip
+
+
+def free_actions(problem: Problem) -> np.ndarray:
+    """For each action whether a sequence may have any number of its runs, and none."""
+    homes = [value.home for value in problem.values]
+    return np.array(
+        [
+            not (a.effect or a.parts or any(p.required for p in a.overwrites) or any(homes[v] >= 0 for v in a.writes))
+            for a in problem.actions
+        ],
+        np.int64,
+    )

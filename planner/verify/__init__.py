@@ -1,0 +1,1 @@
+"""What proves a plan, and what makes a problem one that can be planned."""
