@@ -2,7 +2,7 @@
 
 Rivals read and write the same in the same way, so which of them runs at a step changes the live bytes of that step and
 nothing else. So the search for orders and for what to recompute sees one of them, with the least workspace and the
-least cost that any has; `rival_curve` then chooses among them.
+least cost that any has; `recompute.candidate_front` then chooses among them.
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ ROUNDS = 2
 WORKERS = 2  # threads; what they find does not depend on how many processors there are
 SWEEPS = 200
 REORDERED = 4_000  # steps of schedules whose orders are searched, all but those that the caps allow,
-FEW = 8  # or so many schedules where `remat_runs` goes on from there
+FEW = 8  # or so many schedules where `recompute.runs` goes on from there
 STILL = 24  # sweeps in vain that end the search,
-SOON = 4  # or so many where `remat_runs` goes on from there
+SOON = 4  # or so many where `recompute.runs` goes on from there
 TRIES = 16
 SEED = 88172645463325252
 # Work is counted in actions of the schedules evaluated, some tens of nanoseconds each.
