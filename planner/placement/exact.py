@@ -1,6 +1,6 @@
 """Exact offset search: does an instance fit into a capacity, and what is the least it fits into?
 
-Runs of one systematic search (`planner.placement.search`) that differ in where they decide and what they try first, each given up
+Runs of one systematic search (search.py) that differ in where they decide and what they try first, each given up
 after some failures, twice as many in every round: such searches have heavy tails, which restarts cut off (Gomes, Selman
 and Kautz, "Boosting combinatorial search through randomization", AAAI 1998). What runs prove dead, the others skip.
 Where some placement is known, many short runs are guided by it: they try the buffers in the order in which they lie

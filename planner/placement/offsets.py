@@ -2,7 +2,7 @@
 
 Finding the lowest height is NP-hard (dynamic storage allocation: Garey and Johnson, "Computers and Intractability",
 1979, SR2), but the highest live set, which no height can be below, is nearly always reached on programs: so try named
-heuristics until one does, and then search systematically (`planner.placement.exact`), which may also prove a higher bound.
+heuristics until one does, and then search systematically (exact.py), which may also prove a higher bound.
 """
 
 from __future__ import annotations

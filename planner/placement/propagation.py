@@ -22,7 +22,7 @@ import numpy as np
 from foreplan import jit
 from foreplan.planner.placement.sections import Sections
 
-# Numba caches what `planner.placement.search` compiles by that file's date, so a change here asks for the cache to be cleared.
+# Numba caches what search.py compiles by that file's date, so a change here asks for the cache to be cleared.
 
 NOWHERE = 1 << 62
 TOP, MARK, WORK, FROM, TO = range(5)  # entries of State.scalars

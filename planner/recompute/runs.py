@@ -1,7 +1,7 @@
 """Recomputation in small problems: a search over sequences of runs, in any order, beyond what gaps can say.
 
 A state of gaps recomputes as late as possible, in one order of the actions, and each value at most once between two of
-its uses. Where there are tens of actions, all that is affordable to leave behind: `recompute.anneal` changes sequences run
+its uses. Where there are tens of actions, all that is affordable to leave behind: anneal.py changes sequences run
 by run, towards one ceiling of bytes after the other.
 """
 
