@@ -82,7 +82,7 @@ def make(folder: str, device: str, only: str) -> None:
 def ours(model: str, precision: str, plans: str) -> tuple[Callable[[int], None], dict[str, Any]]:
     """Runs so many steps; and what else is known of them."""
     import foreplan as fp
-    from foreplan.cli_data import made_up
+    from foreplan.cli.data import made_up
     from foreplan.runtime.cuda.libraries.capture import captured
     from foreplan.runtime.cuda.libraries.driver import card
     from foreplan.runtime.cuda.target import outside

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from foreplan import lower, models, passes
-from foreplan.cli_data import made_up
+from foreplan.cli.data import made_up
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph.init import generator_for
 from tests.oracle.jax_graph import run

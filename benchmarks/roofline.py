@@ -15,7 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import foreplan as fp
-from foreplan.cli_data import made_up
+from foreplan.cli.data import made_up
 from foreplan.frontend.losses import attach_loss
 from foreplan.runtime.cpu.machine import SIDE, measured
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from foreplan.cli import cli
 
-PROGRAM = [sys.executable, "-m", "foreplan.cli"]  # in a process of its own
+PROGRAM = [sys.executable, "-m", "foreplan"]  # in a process of its own
 MODEL = "mlp:batch=4,width=8,layers=2,inputs=6,classes=3"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foreplan.cli_options import LOSSES, OPTIMIZERS, parse_budget, parse_shapes, with_batch
+from foreplan.cli.options import LOSSES, OPTIMIZERS, parse_budget, parse_shapes, with_batch
 from foreplan.errors import UsageError
 
 

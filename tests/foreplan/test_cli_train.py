@@ -13,8 +13,8 @@ import time
 import numpy as np
 import pytest
 
-from foreplan.cli_options import Settings, compile_model
-from foreplan.cli_train import DivergedError, Saving
+from foreplan.cli.options import Settings, compile_model
+from foreplan.cli.train import DivergedError, Saving
 from tests.foreplan.shell import MODEL, PROGRAM, answer, foreplan
 
 

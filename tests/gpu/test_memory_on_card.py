@@ -58,7 +58,7 @@ def test_an_arena_larger_than_the_card_is_refused() -> None:
 def test_the_whole_card_is_as_estimated_once_it_is_calibrated(tmp_path: Path) -> None:
     """Within a page, of a step that was not what was measured; each in a process of its own."""
     settings = os.environ | {"XDG_CONFIG_HOME": str(tmp_path)}
-    calibrate = [sys.executable, "-m", "foreplan.cli", "devices", "--calibrate", "--json"]
+    calibrate = [sys.executable, "-m", "foreplan", "devices", "--calibrate", "--json"]
     _, found = json.loads(said_by(calibrate, settings))
     assert found["card"] == CARD.title and found["figures"]["context_bytes"] > PAGE
     code = (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foreplan.cli_options import (
+from foreplan.cli.options import (
     compile_model,
     echo,
     given,
@@ -23,7 +23,7 @@ from foreplan.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from foreplan.api import Compiled
-    from foreplan.cli_options import Settings
+    from foreplan.cli.options import Settings
     from foreplan.planner import Plan
 
 BAR = 40  # characters of the longest bar

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foreplan.cli_data import made_up, max_rss_bytes, read_arrays, samples_in, write_arrays
-from foreplan.cli_options import (
+from foreplan.cli.data import made_up, max_rss_bytes, read_arrays, samples_in, write_arrays
+from foreplan.cli.options import (
     echo,
     is_file,
     is_plan_file,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from foreplan.api import Compiled
-    from foreplan.cli_data import Arrays
+    from foreplan.cli.data import Arrays
     from foreplan.runtime.session import Session
 
 
@@ -74,7 +74,7 @@ def run(
       foreplan run model.onnx --data x.npz -o outputs.npz
       foreplan run resnet50 --batch 8 --data images.npz --weights weights.safetensors
     """
-    from foreplan.cli_options import Settings
+    from foreplan.cli.options import Settings
 
     arrays = read_arrays(data)
     if path is not None:

@@ -13,8 +13,9 @@ from typing import IO, Any
 
 import click
 
-from foreplan import __version__, cli_budget, cli_devices, cli_memory, cli_run, cli_train
-from foreplan.cli_options import echo, print_json
+from foreplan import __version__
+from foreplan.cli import budget, devices, memory, run, train
+from foreplan.cli.options import echo, print_json
 from foreplan.errors import DoesNotFitError, ForeplanError
 
 INTERRUPTED, PIPE_CLOSED, DOES_NOT_FIT = 130, 141, 3  # the first two as a shell reports SIGINT and SIGPIPE
@@ -135,7 +136,7 @@ def cli() -> None:
     """
 
 
-for module in (cli_memory, cli_budget, cli_run, cli_train, cli_devices):
+for module in (memory, budget, run, train, devices):
     for command in module.COMMANDS:
         cli.add_command(command)
 
@@ -144,7 +145,3 @@ def main() -> None:
     """The `foreplan` program."""
     _open_streams()
     cli(prog_name="foreplan")
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foreplan.cli_options import echo, json_option, print_json, say, working
+from foreplan.cli.options import echo, json_option, print_json, say, working
 from foreplan.errors import TargetError, UsageError
 from foreplan.files import check_writable, write_atomically
 from foreplan.units import format_bytes, format_count

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foreplan.cli_options import (
+from foreplan.cli.options import (
     compile_model,
     echo,
     is_plan_file,
@@ -230,7 +230,7 @@ def diff(
       foreplan diff old.plan new.plan
       foreplan diff resnet50:batch=16 resnet50:batch=32 --json
     """
-    from foreplan.cli_options import Settings
+    from foreplan.cli.options import Settings
     from foreplan.views.diff import diff as compare
 
     settings = Settings(budget=parse_budget(budget), remat="auto" if budget else "free")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foreplan.cli_data import epoch, interruptible, read_arrays, samples_in
-from foreplan.cli_options import (
+from foreplan.cli.data import epoch, interruptible, read_arrays, samples_in
+from foreplan.cli.options import (
     console,
     echo,
     given,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from foreplan.api import Compiled
-    from foreplan.cli_data import Arrays
+    from foreplan.cli.data import Arrays
     from foreplan.runtime.session import Session
 
 DIVERGED = "training has diverged; start from the last good checkpoint, or anew, with a lower --lr or with --clip-norm"
