@@ -13,7 +13,7 @@ from foreplan.graph import Array, Builder, Cost, Fill, Op, TensorType, Value, re
 from foreplan.graph.ir import Kind
 from foreplan.graph.op import Arrays, Types
 from foreplan.graph.types import types_of
-from foreplan.ops.attention_blocks import widened
+from foreplan.ops.attention.blocks import widened
 from foreplan.ops.blocks import Piece, carve, carve_bytes, flush
 from foreplan.ops.loss import BOOL, IGNORE, item_blocks, item_pieces
 from foreplan.ops.map import convert, elementwise

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreplan.graph import Builder, Graph, Node, Value
-from foreplan.ops.attention import Attention
+from foreplan.ops.attention.ops import Attention
 from foreplan.ops.evaluate import computed
 from foreplan.ops.expr import Arg, Call, Const, Expr, substitute, used_args, where
 from foreplan.ops.map import Map, elementwise

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from foreplan.graph import Builder, Graph, Node, Op, TensorType, Value
 from foreplan.graph.op import Types
-from foreplan.ops.batch_norm import BatchNorm
-from foreplan.ops.conv import Conv
-from foreplan.ops.conv_map import ConvMap, steps_of
+from foreplan.ops.conv.mapped import ConvMap, steps_of
+from foreplan.ops.conv.ops import Conv
 from foreplan.ops.expr import Arg, Call, Expr, subexpressions, substitute
 from foreplan.ops.map import Map
+from foreplan.ops.norm.batch import BatchNorm
 from foreplan.passes.rewrite import rewrite_groups
 
 RESULT = Arg(0)

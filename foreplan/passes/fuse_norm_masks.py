@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from foreplan.graph import Builder, Graph, Node, Op, Value
 from foreplan.graph.op import Types
-from foreplan.ops.batch_norm import BatchNormGrad
 from foreplan.ops.bits import MaskedMap
-from foreplan.ops.masked_norm import MaskedBatchNormGrad
+from foreplan.ops.norm.batch import BatchNormGrad
+from foreplan.ops.norm.masked import MaskedBatchNormGrad
 from foreplan.passes.rewrite import rewrite
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from foreplan.graph import Builder, Graph, Node, Op, Value
 from foreplan.graph.ir import Kind
 from foreplan.graph.types import Shape
-from foreplan.ops.attention import Attention
+from foreplan.ops.attention.ops import Attention
 from foreplan.ops.map import Map
 from foreplan.ops.matmul import MatMul
-from foreplan.ops.row_norm import LayerNorm, RMSNorm
+from foreplan.ops.norm.rows import LayerNorm, RMSNorm
 from foreplan.ops.shape import Reshape, Slice
 from foreplan.passes.rewrite import rewrite
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foreplan.graph import Builder, Graph, Node, Value
-from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.attention.gradient import AttentionGrad
+from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.ops.join import Concat
-from foreplan.ops.packed_attention import PackedAttentionGrad
 from foreplan.ops.shape import Reshape, Slice
 from foreplan.passes.rewrite import rewrite
 

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from foreplan.arguments import choice
 from foreplan.graph import Builder, DType, Graph, Node, Op, Value
 from foreplan.graph.types import DTYPES, FLOAT32
-from foreplan.ops.attention import Attention
-from foreplan.ops.batch_norm import BatchNorm, BatchNormTrain, ChannelMoments
-from foreplan.ops.conv import Conv, ConvDataGrad
+from foreplan.ops.attention.ops import Attention
+from foreplan.ops.conv.ops import Conv, ConvDataGrad
 from foreplan.ops.expr import Arg
 from foreplan.ops.index import Gather
 from foreplan.ops.index_elements import GatherElements
@@ -24,9 +23,10 @@ from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.loss import CrossEntropy
 from foreplan.ops.map import Map, elementwise, rounded
 from foreplan.ops.matmul import MatMul
+from foreplan.ops.norm.batch import BatchNorm, BatchNormTrain, ChannelMoments
+from foreplan.ops.norm.rows import LayerNorm, RMSNorm
 from foreplan.ops.pool import AvgPool, MaxPool
 from foreplan.ops.reduce import Reduce
-from foreplan.ops.row_norm import LayerNorm, RMSNorm
 from foreplan.ops.shape import Slice
 from foreplan.ops.softmax import LogSoftmax, Softmax
 from foreplan.passes.rewrite import replaced, rewrite

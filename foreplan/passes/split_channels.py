@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from foreplan.graph import Builder, Graph, Node, Value
-from foreplan.ops.conv import Conv
+from foreplan.ops.conv.ops import Conv
 from foreplan.ops.map import Map
 from foreplan.ops.shape import slice_axis
 from foreplan.passes.rewrite import rewrite_groups

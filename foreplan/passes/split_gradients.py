@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.graph.ir import Kind
-from foreplan.ops.conv import ConvDataGrad
+from foreplan.ops.conv.ops import ConvDataGrad
 from foreplan.ops.shape import Slice, slice_axis
 from foreplan.passes.rewrite import rewrite
 

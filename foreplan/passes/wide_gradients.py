@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from foreplan.graph import Builder, Graph, Kind, Node, Value
 from foreplan.graph.types import BOOL
 from foreplan.ops.bits import MaskedMap
-from foreplan.ops.conv import ConvWeightGrad
+from foreplan.ops.conv.ops import ConvWeightGrad
 from foreplan.ops.expr import Arg, cast
 from foreplan.ops.join import Concat, Unslice
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy

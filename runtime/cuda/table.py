@@ -9,12 +9,12 @@ from functools import lru_cache
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import images, in_c_order, like_most_inputs, like_whole_input
 from foreplan.graph.op import Windows
-from foreplan.ops.attention_blocks import AttentionOp
-from foreplan.ops.conv_op import ConvOp
+from foreplan.ops.attention.blocks import AttentionOp
+from foreplan.ops.attention.packed import PackedAttentionGrad
+from foreplan.ops.conv.common import ConvOp
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.matmul_map import MatMulMap
-from foreplan.ops.packed_attention import PackedAttentionGrad
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels import (
     attention,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from foreplan.graph import Window
-from foreplan.ops.attention import Attention
-from foreplan.ops.attention_grad import AttentionGrad
-from foreplan.ops.packed_attention import PackedAttentionGrad
+from foreplan.ops.attention.gradient import AttentionGrad
+from foreplan.ops.attention.ops import Attention
+from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.runtime.cpu.kernels import attention, attention_cut, attention_grad
 from tests.cpu.check import check, expected, needs_onednn, run, type_of
 from tests.kernels import attention_operands

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.ops.attention import Attention
-from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.attention.gradient import AttentionGrad
+from foreplan.ops.attention.ops import Attention
+from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
-from foreplan.ops.packed_attention import PackedAttentionGrad
 from foreplan.runtime.cpu.kernels.linear_cross_entropy import CLASSES
 from tests.cpu import test_attention
 from tests.cpu.check import expected, needs_onednn, run, type_of

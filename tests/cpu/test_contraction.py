@@ -11,8 +11,8 @@ import foreplan as fp
 from foreplan.graph import TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import FLOAT32
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
-from foreplan.ops.conv_map import ConvMap
+from foreplan.ops.conv.mapped import ConvMap
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.matmul import MatMul
 from foreplan.runtime.cpu.table import family_of
 from tests.cpu.check import THREADS, check, needs_onednn, run, type_of, ways

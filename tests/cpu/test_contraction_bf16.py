@@ -7,8 +7,8 @@ import pytest
 
 from foreplan.graph import Window
 from foreplan.graph.layouts import channels_last
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
-from foreplan.ops.conv_map import ConvMap
+from foreplan.ops.conv.mapped import ConvMap
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.matmul import MatMul
 from tests.cpu.check import needs_onednn, run, type_of
 from tests.cpu.narrow import check_narrow, narrow

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import foreplan as fp
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
-from foreplan.ops.conv_map import ConvMap
+from foreplan.ops.conv.mapped import ConvMap
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.runtime.cpu.table import family_of
 from tests.cpu.check import check, needs_onednn, type_of
 

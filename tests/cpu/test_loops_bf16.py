@@ -7,15 +7,15 @@ import pytest
 
 from foreplan.graph import Window
 from foreplan.graph.layouts import channels_last
-from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad, ChannelMoments
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.index import Gather
 from foreplan.ops.join import Concat, Pad
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.map import Map
+from foreplan.ops.norm.batch import BatchNorm, BatchNormGrad, ChannelMoments
+from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.reduce import Reduce
-from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, RowOp, Softmax, SoftmaxGrad
 from foreplan.runtime.cpu.codegen.elements import as_in, number
 from tests.cpu import test_norm, test_pool, test_row_norm, test_softmax

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foreplan.graph import Window
-from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad, ChannelMoments
+from foreplan.ops.norm.batch import BatchNorm, BatchNormGrad, ChannelMoments
 from tests.cpu.check import check, needs_onednn, run, type_of
 from tests.kernels import as_images
 

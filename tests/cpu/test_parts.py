@@ -9,11 +9,11 @@ import pytest
 
 from foreplan.graph import Op
 from foreplan.graph.layouts import channels_last
-from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad, ChannelMoments
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
+from foreplan.ops.norm.batch import BatchNorm, BatchNormGrad, ChannelMoments
+from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
-from foreplan.ops.row_norm import LayerNorm, LayerNormGrad
 from foreplan.ops.softmax import LogSoftmaxGrad, Softmax
 from foreplan.runtime.cpu import threads
 from foreplan.runtime.cpu.codegen.native import together

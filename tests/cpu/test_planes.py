@@ -78,7 +78,7 @@ def test_nan_stays_within_its_windows() -> None:
 
 def normalised(shape: tuple[int, ...]) -> Graph:
     """Local response normalisation behind a convolution, whose channels lie side by side."""
-    from foreplan.ops.conv import conv
+    from foreplan.ops.conv.ops import conv
 
     b = Builder("g")
     x = b.input("x", TensorType(FLOAT32, shape))

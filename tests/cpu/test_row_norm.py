@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foreplan.graph import Op, Window
-from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
+from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 from tests.cpu.check import check, expected, needs_onednn, run, type_of
 
 pytestmark = needs_onednn()

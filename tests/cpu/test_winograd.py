@@ -8,7 +8,7 @@ import pytest
 from foreplan.graph import TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import FLOAT32
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.kernels import winograd
 from foreplan.runtime.cpu.threads import set_threads

@@ -10,8 +10,8 @@ import numpy as np
 
 from foreplan.graph import Op, TensorType
 from foreplan.graph.types import as_dtype
-from foreplan.ops.attention_blocks import AttentionOp
-from foreplan.ops.packed_attention import PackedAttentionGrad
+from foreplan.ops.attention.blocks import AttentionOp
+from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.runtime.cuda.launch import (
     Address,
     Clear,

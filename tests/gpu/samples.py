@@ -7,26 +7,26 @@ from collections.abc import Iterator
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
-from foreplan.ops.attention import Attention
-from foreplan.ops.attention_grad import AttentionGrad
-from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments
+from foreplan.ops.attention.gradient import AttentionGrad
+from foreplan.ops.attention.ops import Attention
+from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.ops.bits import MaskedMap, PackBits
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
 from foreplan.ops.join import Pad
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.map import Map
-from foreplan.ops.masked_norm import MaskedBatchNormGrad
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.multi_map import MultiMap
-from foreplan.ops.packed_attention import PackedAttentionGrad
+from foreplan.ops.norm.batch import BatchNormGrad, ChannelMoments
+from foreplan.ops.norm.masked import MaskedBatchNormGrad
+from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNormGrad
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.random import Random
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.resize import Resize, ResizeGrad
-from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNormGrad
 from foreplan.ops.scan import CumSum
 from foreplan.ops.softmax import LogSoftmaxGrad, Softmax
 from foreplan.ops.sort import ArgReduce, TopK

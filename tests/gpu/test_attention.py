@@ -9,9 +9,9 @@ import pytest
 
 from foreplan.graph import Window
 from foreplan.graph.types import DTYPES
-from foreplan.ops.attention import Attention
-from foreplan.ops.attention_grad import AttentionGrad
-from foreplan.ops.packed_attention import PackedAttentionGrad
+from foreplan.ops.attention.gradient import AttentionGrad
+from foreplan.ops.attention.ops import Attention
+from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.runtime.cuda.kernels.attention import attention
 from foreplan.runtime.kernel import Refused
 from tests.gpu.check import DEVICE, check, expected, type_of

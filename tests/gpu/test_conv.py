@@ -8,7 +8,7 @@ import pytest
 from foreplan.graph import Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 from tests.gpu.check import check, made, type_of
 from tests.gpu.compiled import needs_gcc
 

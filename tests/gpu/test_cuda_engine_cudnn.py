@@ -11,8 +11,8 @@ import foreplan as fp
 from foreplan.errors import PlanError
 from foreplan.graph import Window
 from foreplan.lower.program import Call, Program
-from foreplan.ops.attention_blocks import AttentionOp
-from foreplan.ops.packed_attention import PackedAttentionGrad
+from foreplan.ops.attention.blocks import AttentionOp
+from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.runtime.cuda import table
 from foreplan.runtime.cuda.kernels.cudnn_conv import WORD, _as_cudnn_makes_it, _as_cudnn_reads_it
 from foreplan.runtime.cuda.libraries import driver

@@ -21,7 +21,7 @@ from foreplan.errors import TargetError
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import tensor_type
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.runtime.cuda.device import device_named, devices
 from foreplan.runtime.cuda.libraries import cudnn, cudnn_conv_plans
 from foreplan.runtime.cuda.libraries.cudnn import CudnnPlan, library, missing, workspace_of

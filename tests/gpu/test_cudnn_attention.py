@@ -14,9 +14,9 @@ import foreplan as fp
 from foreplan.frontend import nn
 from foreplan.graph import Graph, Op, Window
 from foreplan.graph.types import DTYPES, tensor_type
-from foreplan.ops.attention import Attention
-from foreplan.ops.attention_grad import AttentionGrad
-from foreplan.ops.packed_attention import PackedAttentionGrad
+from foreplan.ops.attention.gradient import AttentionGrad
+from foreplan.ops.attention.ops import Attention
+from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.runtime.cuda import table
 from foreplan.runtime.cuda.device import device_named
 from foreplan.runtime.cuda.kernels import cudnn_attention

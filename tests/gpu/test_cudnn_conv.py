@@ -17,7 +17,7 @@ from foreplan.frontend import nn
 from foreplan.graph import Graph, Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.runtime.cuda.engine import CudaEngine, table
 from foreplan.runtime.cuda.kernels import cudnn_conv
 from foreplan.runtime.cuda.launch import Execute

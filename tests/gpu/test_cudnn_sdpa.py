@@ -17,8 +17,8 @@ import pytest
 from foreplan import kept
 from foreplan.graph import Op, Window
 from foreplan.graph.types import DTYPES, tensor_type
-from foreplan.ops.attention import Attention
-from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.attention.gradient import AttentionGrad
+from foreplan.ops.attention.ops import Attention
 from foreplan.runtime.cuda.device import device_named
 from foreplan.runtime.cuda.libraries import cudnn_sdpa, stand_in
 from foreplan.runtime.cuda.libraries.cudnn import CudnnPlan

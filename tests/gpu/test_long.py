@@ -9,17 +9,17 @@ import pytest
 
 from foreplan.graph import Op, TensorType
 from foreplan.graph.types import DTYPES
-from foreplan.ops.batch_norm import ChannelMoments
 from foreplan.ops.bits import PackBits
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.join import Pad
 from foreplan.ops.map import Map
 from foreplan.ops.matmul import MatMul
+from foreplan.ops.norm.batch import ChannelMoments
+from foreplan.ops.norm.rows import LayerNorm
 from foreplan.ops.pool import MaxPool
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.resize import Resize, ResizeGrad
-from foreplan.ops.row_norm import LayerNorm
 from foreplan.ops.scan import CumSum
 from foreplan.ops.softmax import Softmax
 from foreplan.runtime.cuda import table

@@ -8,8 +8,8 @@ import pytest
 from foreplan.graph import Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
-from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments
-from foreplan.ops.masked_norm import MaskedBatchNormGrad
+from foreplan.ops.norm.batch import BatchNormGrad, ChannelMoments
+from foreplan.ops.norm.masked import MaskedBatchNormGrad
 from tests.gpu.check import check, made, run, type_of
 from tests.gpu.compiled import needs_gcc
 from tests.kernels import assert_near, expected, packed

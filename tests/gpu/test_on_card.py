@@ -17,8 +17,8 @@ from foreplan.graph import Window
 from foreplan.graph.op import Windows
 from foreplan.graph.types import DTYPES
 from foreplan.lower.program import Call
-from foreplan.ops.attention import Attention
-from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.attention.gradient import AttentionGrad
+from foreplan.ops.attention.ops import Attention
 from foreplan.runtime.cuda.launch import LaunchKernel
 from foreplan.runtime.cuda.libraries import driver, nvrtc
 from foreplan.runtime.cuda.libraries.capture import captured

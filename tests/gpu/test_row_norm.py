@@ -7,7 +7,7 @@ import pytest
 
 from foreplan.graph import Op, Window
 from foreplan.graph.types import DTYPES
-from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
+from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 from tests.gpu.check import check, made, run, type_of
 from tests.gpu.compiled import needs_gcc
 

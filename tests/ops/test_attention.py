@@ -11,9 +11,9 @@ import pytest
 
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Fill, Kind, TensorType, Value, as_dtype
-from foreplan.ops import attention_blocks
-from foreplan.ops.attention import Attention, attention
-from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.attention import blocks as attention_blocks
+from foreplan.ops.attention.gradient import AttentionGrad
+from foreplan.ops.attention.ops import Attention, attention
 from foreplan.ops.shape import reshape
 from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
 

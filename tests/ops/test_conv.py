@@ -13,7 +13,7 @@ import scipy.signal
 
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, TensorType, as_dtype
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad, conv, conv_transpose
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad, conv, conv_transpose
 from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
 
 # (x shape, w shape, strides, pads, dilations, groups)
@@ -70,7 +70,9 @@ def _case(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarra
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once with blocks as they are, once with blocks so small that every loop over them turns."""
     if request.param == "small blocks":
-        from foreplan.ops import conv_kernels, depthwise, window
+        from foreplan.ops import window
+        from foreplan.ops.conv import depthwise
+        from foreplan.ops.conv import kernels as conv_kernels
 
         monkeypatch.setattr(conv_kernels, "COLUMN_BYTES", 512)
         monkeypatch.setattr(conv_kernels, "PRODUCT_BYTES", 256)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from foreplan.errors import ShapeError
-from foreplan.ops.conv import Conv
-from foreplan.ops.conv_map import ConvMap, Step, steps_of
+from foreplan.ops.conv.mapped import ConvMap, Step, steps_of
+from foreplan.ops.conv.ops import Conv
 from foreplan.ops.expr import parse_expr
 from tests.ops.check import run_op, type_of
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from foreplan.graph import Builder, Kind, TensorType, as_dtype
 from foreplan.graph.init import Array
-from foreplan.ops.batch_norm import BatchNormTrain
 from foreplan.ops.evaluate import content, evaluate
 from foreplan.ops.expr import log
 from foreplan.ops.map import elementwise
+from foreplan.ops.norm.batch import BatchNormTrain
 from foreplan.ops.shape import broadcast_to
 
 

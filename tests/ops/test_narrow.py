@@ -15,14 +15,14 @@ from jax import lax
 
 from foreplan.errors import ShapeError
 from foreplan.graph import Op, TensorType, as_dtype
-from foreplan.ops.attention import Attention
-from foreplan.ops.attention_grad import AttentionGrad
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
-from foreplan.ops.conv_map import ConvMap
+from foreplan.ops.attention.gradient import AttentionGrad
+from foreplan.ops.attention.ops import Attention
+from foreplan.ops.conv.mapped import ConvMap
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.matmul import MatMul
-from foreplan.ops.norm import (
+from foreplan.ops.norm.forms import (
     BatchNorm,
     BatchNormGrad,
     BatchNormTrain,
@@ -107,9 +107,9 @@ def test_a_wide_weight_gradient_of_targets_that_have_narrow_ones_alone() -> None
 
 
 def test_convolution_of_images_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foreplan.ops.conv_kernels.COLUMN_BYTES", 1 << 12)
-    monkeypatch.setattr("foreplan.ops.conv_narrow.IMAGE_BYTES", 1 << 10)
-    from foreplan.ops.conv_kernels import blocking
+    monkeypatch.setattr("foreplan.ops.conv.kernels.COLUMN_BYTES", 1 << 12)
+    monkeypatch.setattr("foreplan.ops.conv.narrow.IMAGE_BYTES", 1 << 10)
+    from foreplan.ops.conv.kernels import blocking
 
     blocking.cache_clear()
     try:

@@ -14,9 +14,9 @@ import pytest
 
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Fill, Kind, Op, TensorType, Value, as_dtype
-from foreplan.ops import batch_norm as batch_norm_module
-from foreplan.ops import row_norm as row_norm_module
-from foreplan.ops.norm import (
+from foreplan.ops.norm import batch as batch_norm_module
+from foreplan.ops.norm import rows as row_norm_module
+from foreplan.ops.norm.forms import (
     BatchNorm,
     BatchNormGrad,
     BatchNormTrain,

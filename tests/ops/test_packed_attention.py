@@ -7,9 +7,9 @@ import pytest
 
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, TensorType, Window, as_dtype
-from foreplan.ops.attention import Attention
-from foreplan.ops.attention_grad import AttentionGrad
-from foreplan.ops.packed_attention import PackedAttentionGrad
+from foreplan.ops.attention.gradient import AttentionGrad
+from foreplan.ops.attention.ops import Attention
+from foreplan.ops.attention.packed import PackedAttentionGrad
 from tests.ops.check import allocated_bytes, evaluate, run_op, type_of
 
 RNG = np.random.default_rng(0)

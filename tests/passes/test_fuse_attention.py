@@ -9,7 +9,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.graph import Graph, Node, parse_graph
-from foreplan.ops.attention import Attention
+from foreplan.ops.attention.ops import Attention
 from foreplan.passes import differentiate, fuse_attention, simplified
 from tests.ops.check import evaluate
 

@@ -8,7 +8,7 @@ import pytest
 import foreplan as fp
 from foreplan.graph import Graph, parse_graph
 from foreplan.graph.types import DTYPES
-from foreplan.ops.conv_map import ConvMap
+from foreplan.ops.conv.mapped import ConvMap
 from foreplan.passes import fuse_conv_maps, with_precision
 from tests.ops.check import evaluate
 

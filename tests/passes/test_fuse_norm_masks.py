@@ -7,7 +7,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.graph import Graph, Node
-from foreplan.ops.masked_norm import MaskedBatchNormGrad
+from foreplan.ops.norm.masked import MaskedBatchNormGrad
 from foreplan.passes import fuse_norm_masks
 from tests.ops.check import evaluate
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foreplan.graph import Graph, parse_graph
-from foreplan.ops.conv import ConvDataGrad
+from foreplan.ops.conv.ops import ConvDataGrad
 from foreplan.passes import differentiate, fold_constants, share_common, split_gradients
 from tests.ops.check import allocated_bytes, evaluate
 

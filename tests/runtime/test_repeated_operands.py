@@ -8,7 +8,7 @@ import pytest
 import foreplan as fp
 from foreplan.graph import Builder, Op, TensorType
 from foreplan.graph.types import FLOAT32
-from foreplan.ops.attention import Attention
+from foreplan.ops.attention.ops import Attention
 from foreplan.ops.map import elementwise
 from foreplan.ops.matmul import MatMul
 from foreplan.runtime.session import Session

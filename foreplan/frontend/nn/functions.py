@@ -15,12 +15,12 @@ from foreplan.frontend.tracing.elementwise import apply, as_bool, convert, selec
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.graph import Value, as_dtype
-from foreplan.ops import attention as attending
 from foreplan.ops import expr as ex
 from foreplan.ops import index, pool, random, scan, sort
 from foreplan.ops import loss as losses
 from foreplan.ops import resize as resizing
 from foreplan.ops import softmax as normalising
+from foreplan.ops.attention import ops as attending
 from foreplan.ops.expr import Expr, call
 from foreplan.ops.reduce import reduce
 

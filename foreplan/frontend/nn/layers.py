@@ -25,9 +25,9 @@ from foreplan.frontend.tracing.dispatch import as_axis
 from foreplan.frontend.tracing.tensor import Tensor
 from foreplan.frontend.tracing.tracer import current
 from foreplan.graph import Normal
-from foreplan.ops import conv as convolution
-from foreplan.ops import norm
+from foreplan.ops.conv import ops as convolution
 from foreplan.ops.matmul import matmul
+from foreplan.ops.norm import forms as norm
 
 Padding = int | Sequence[int] | Sequence[tuple[int, int]] | str
 

@@ -9,7 +9,7 @@ import numpy as np
 from foreplan import jit
 from foreplan.graph import Op
 from foreplan.graph.op import Windows
-from foreplan.ops.attention import Attention
+from foreplan.ops.attention.ops import Attention
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.runtime.cpu.codegen.elements import bits, check_elements, check_float, settled
 from foreplan.runtime.cpu.codegen.jit import SUMS

@@ -10,7 +10,7 @@ import numpy as np
 from foreplan.graph import DType, TensorType, Window
 from foreplan.graph.op import Windows
 from foreplan.graph.types import FLOAT32
-from foreplan.ops.attention_blocks import AttentionOp, Extents, mask_block
+from foreplan.ops.attention.blocks import AttentionOp, Extents, mask_block
 from foreplan.ops.blocks import Piece
 from foreplan.runtime.cpu.codegen.elements import check_elements
 from foreplan.runtime.cpu.kernels.rows import flat

@@ -12,9 +12,9 @@ from foreplan import jit
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.op import Windows
 from foreplan.graph.types import FLOAT32
-from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.attention.gradient import AttentionGrad
+from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.ops.blocks import Piece, carve, carve_bytes
-from foreplan.ops.packed_attention import PackedAttentionGrad
 from foreplan.runtime.cpu.codegen.elements import as_in, bits, check_elements, check_float, number, settled
 from foreplan.runtime.cpu.codegen.jit import FLOAT, SUMS
 from foreplan.runtime.cpu.gemm.products import Products

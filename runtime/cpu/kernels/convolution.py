@@ -13,8 +13,8 @@ from itertools import pairwise
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.op import Windows
 from foreplan.graph.types import FLOAT32
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
-from foreplan.ops.conv_map import ConvMap, steps_of
+from foreplan.ops.conv.mapped import ConvMap, steps_of
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.ops.expr import parse_expr
 from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.made import Made

@@ -15,8 +15,8 @@ import numpy as np
 from foreplan import jit
 from foreplan.graph import Op
 from foreplan.graph.op import Windows
-from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad
 from foreplan.ops.blocks import Piece, carve, carve_bytes
+from foreplan.ops.norm.batch import BatchNorm, BatchNormGrad
 from foreplan.runtime.cpu.codegen.elements import as_in, check_float, number
 from foreplan.runtime.cpu.codegen.jit import inlined
 from foreplan.runtime.cpu.kernel import one_after_another

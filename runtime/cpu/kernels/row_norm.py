@@ -15,7 +15,7 @@ import numpy as np
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
 from foreplan.ops.blocks import Piece, carve, carve_bytes
-from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
+from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 from foreplan.runtime.cpu.codegen.elements import as_in, check_elements, check_float, number, written
 from foreplan.runtime.cpu.codegen.jit import compiled, inlined, summing
 from foreplan.runtime.cpu.kernel import one_after_another

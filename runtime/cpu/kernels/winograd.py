@@ -20,7 +20,7 @@ import numpy as np
 from foreplan.graph import TensorType, Window
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.blocks import Piece, carve, carve_bytes
-from foreplan.ops.conv import ConvOp
+from foreplan.ops.conv.ops import ConvOp
 from foreplan.runtime.cpu.codegen.native import together
 from foreplan.runtime.cpu.gemm.products import Product, product
 from foreplan.runtime.cpu.kernel import one_after_another

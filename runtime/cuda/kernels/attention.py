@@ -8,9 +8,9 @@ from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.graph.op import Windows
 from foreplan.graph.types import FLOAT32
-from foreplan.ops.attention import Attention
-from foreplan.ops.attention_blocks import AttentionOp, Extents
-from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.attention.blocks import AttentionOp, Extents
+from foreplan.ops.attention.gradient import AttentionGrad
+from foreplan.ops.attention.ops import Attention
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.expressions import stored
 from foreplan.runtime.cuda.kernels.reduce import Axis, Terms, reduction

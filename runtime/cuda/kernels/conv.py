@@ -6,7 +6,7 @@ import math
 
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.ops.map import merged_axes
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.product import Batch, Images, Plain, Product, product_kernel

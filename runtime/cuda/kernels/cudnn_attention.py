@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from foreplan.graph import Op
 from foreplan.graph.op import Windows
-from foreplan.ops.attention import LOWEST, Attention
-from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.attention.gradient import AttentionGrad
+from foreplan.ops.attention.ops import LOWEST, Attention
 from foreplan.ops.expr import parse_expr
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN, RANK, WORD, roofline

@@ -9,7 +9,7 @@ from math import prod
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Windows
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.ops.expr import parse_expr
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.map import broadcast, copies, map_launches

@@ -10,7 +10,7 @@ from math import prod
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
 from foreplan.graph.types import Shape
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.map import merged_axes
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.matmul_map import MatMulMap

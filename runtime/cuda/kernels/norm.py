@@ -10,10 +10,10 @@ from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Types, Windows
 from foreplan.graph.types import Shape
-from foreplan.ops.batch_norm import BatchNormGrad, ChannelMoments
 from foreplan.ops.expr import Arg, Expr, cast, parse_expr, substitute
 from foreplan.ops.map import merged_axes
-from foreplan.ops.masked_norm import MaskedBatchNormGrad
+from foreplan.ops.norm.batch import BatchNormGrad, ChannelMoments
+from foreplan.ops.norm.masked import MaskedBatchNormGrad
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.expressions import statements, stored
 from foreplan.runtime.cuda.kernels.map import Tensor, broadcast, function, index_type, map_launches, mask

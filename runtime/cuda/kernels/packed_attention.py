@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
-from foreplan.ops.packed_attention import PackedAttentionGrad
+from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels import attention
 from foreplan.runtime.cuda.kernels.cudnn_attention import attention_kernel, attention_kernels

@@ -9,7 +9,7 @@ from foreplan.graph import DType, Op, Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.graph.op import Windows
 from foreplan.ops.map import merged_axes
-from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
+from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.expressions import stored
 from foreplan.runtime.cuda.kernels.reduce import Axis, Terms, reduction

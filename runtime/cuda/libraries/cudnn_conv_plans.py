@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from foreplan.graph import Op, Window
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.libraries.cudnn import (
     ADDING,

@@ -19,8 +19,8 @@ from typing import Any
 from foreplan.errors import TargetError
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.types import FLOAT32
-from foreplan.ops.attention import Attention
-from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.attention.gradient import AttentionGrad
+from foreplan.ops.attention.ops import Attention
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.libraries import stand_in
 from foreplan.runtime.cuda.libraries.cudnn import (

@@ -6,11 +6,11 @@ from random import Random
 
 from foreplan.graph import DType, TensorType
 from foreplan.graph.types import Shape
-from foreplan.ops.attention import Attention
-from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.attention.gradient import AttentionGrad
+from foreplan.ops.attention.ops import Attention
+from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.matmul_map import MatMulMap
-from foreplan.ops.packed_attention import PackedAttentionGrad
 from tests.sweep.case import Case, Given
 from tests.sweep.draws import broadcastable, float_type, given, plain
 

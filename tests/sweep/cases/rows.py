@@ -8,13 +8,13 @@ from random import Random
 
 from foreplan.graph import TensorType, as_dtype
 from foreplan.graph.types import Shape
-from foreplan.ops.batch_norm import BatchNorm, BatchNormGrad, BatchNormTrain, ChannelMoments
 from foreplan.ops.bits import BYTE
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
-from foreplan.ops.masked_norm import MaskedBatchNormGrad
+from foreplan.ops.norm.batch import BatchNorm, BatchNormGrad, BatchNormTrain, ChannelMoments
+from foreplan.ops.norm.masked import MaskedBatchNormGrad
+from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 from foreplan.ops.reduce import Reduce
-from foreplan.ops.row_norm import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 from foreplan.ops.scan import CumSum
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad
 from foreplan.ops.sort import ArgReduce, TopK

@@ -7,8 +7,8 @@ from random import Random
 
 from foreplan.graph import TensorType, as_dtype
 from foreplan.graph.types import Shape
-from foreplan.ops.conv import Conv, ConvDataGrad, ConvWeightGrad
-from foreplan.ops.conv_map import ConvMap
+from foreplan.ops.conv.mapped import ConvMap
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.interpolation import COORDINATES, MODES, ROUNDINGS
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.resize import Resize, ResizeGrad

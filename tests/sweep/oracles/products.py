@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import scipy.special
 
-from foreplan.ops.attention import LOWEST
+from foreplan.ops.attention.ops import LOWEST
 from tests.sweep.oracles.expressions import values_of
 from tests.sweep.oracles.windows import conv
 

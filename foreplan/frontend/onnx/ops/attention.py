@@ -10,7 +10,7 @@ from foreplan.frontend.onnx.node import OnnxNode, Operand, Result, translates
 from foreplan.frontend.onnx.tensors import dtype_of
 from foreplan.graph import Value, as_dtype
 from foreplan.graph.types import Shape
-from foreplan.ops.attention import attention
+from foreplan.ops.attention.ops import attention
 from foreplan.ops.expr import Arg, Expr, call, cast, clip, where
 from foreplan.ops.loss import IGNORE, cross_entropy
 from foreplan.ops.map import elementwise

@@ -6,7 +6,7 @@ import math
 
 from foreplan.frontend.onnx.node import OnnxNode, Operand, translates
 from foreplan.graph import Value
-from foreplan.ops.conv import conv, conv_transpose
+from foreplan.ops.conv.ops import conv, conv_transpose
 from foreplan.ops.expr import Expr, call
 from foreplan.ops.map import elementwise
 from foreplan.ops.matmul import matmul

@@ -7,7 +7,7 @@ from foreplan.graph import Value
 from foreplan.graph.ir import Kind
 from foreplan.ops.expr import sqrt
 from foreplan.ops.map import elementwise
-from foreplan.ops.norm import (
+from foreplan.ops.norm.forms import (
     BatchNormTrain,
     LayerNorm,
     batch_norm,

@@ -10,7 +10,7 @@ import numpy as np
 from foreplan.errors import ShapeError
 from foreplan.graph import Cost, TensorType, as_dtype, register
 from foreplan.graph.op import Arrays, Types
-from foreplan.ops.attention_blocks import AttentionOp, Extents, fill_ahead, mask_block, widened
+from foreplan.ops.attention.blocks import AttentionOp, Extents, fill_ahead, mask_block, widened
 from foreplan.ops.blocks import Piece, carve, carve_bytes, flush
 
 

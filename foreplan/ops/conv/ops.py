@@ -14,7 +14,16 @@ from foreplan.graph import Builder, Cost, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.graph.types import Shape
 from foreplan.ops.blocks import carve_bytes
-from foreplan.ops.conv_kernels import (
+from foreplan.ops.conv.common import ConvOp
+from foreplan.ops.conv.depthwise import (
+    conv_bytes,
+    data_grad_bytes,
+    depthwise_conv,
+    depthwise_data_grad,
+    depthwise_weight_grad,
+    weight_grad_bytes,
+)
+from foreplan.ops.conv.kernels import (
     add_images,
     add_product,
     added_bytes,
@@ -26,22 +35,13 @@ from foreplan.ops.conv_kernels import (
     grouped_weights,
     product_bytes,
 )
-from foreplan.ops.conv_narrow import (
+from foreplan.ops.conv.narrow import (
     conv_pieces,
     data_grad_pieces,
     narrow_conv,
     narrow_data_grad,
     narrow_weight_grad,
     weight_grad_pieces,
-)
-from foreplan.ops.conv_op import ConvOp
-from foreplan.ops.depthwise import (
-    conv_bytes,
-    data_grad_bytes,
-    depthwise_conv,
-    depthwise_data_grad,
-    depthwise_weight_grad,
-    weight_grad_bytes,
 )
 from foreplan.ops.map import convert, elementwise
 from foreplan.ops.reduce import reduce

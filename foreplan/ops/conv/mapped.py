@@ -11,7 +11,7 @@ import numpy as np
 from foreplan.errors import ShapeError
 from foreplan.graph import Cost, TensorType, as_dtype, register
 from foreplan.graph.op import Arrays, Types
-from foreplan.ops.conv import Conv, ConvOp, added_part
+from foreplan.ops.conv.ops import Conv, ConvOp, added_part
 from foreplan.ops.expr import FUNCTIONS, Arg, Call, Expr, parse_expr, used_args
 from foreplan.ops.map import Map
 

@@ -12,7 +12,7 @@ import numpy as np
 from foreplan.graph import TensorType
 from foreplan.graph.types import types_of
 from foreplan.ops.blocks import Piece, carve
-from foreplan.ops.conv_kernels import (
+from foreplan.ops.conv.kernels import (
     Blocking,
     add_product,
     blocking,

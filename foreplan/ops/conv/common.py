@@ -9,7 +9,7 @@ import numpy as np
 from foreplan.errors import ShapeError
 from foreplan.graph import Op, TensorType
 from foreplan.graph.types import Shape
-from foreplan.ops.depthwise import is_depthwise
+from foreplan.ops.conv.depthwise import is_depthwise
 from foreplan.ops.window import Pads, Windows, count_positions, spatial_is_dense
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Cost, TensorType, Value, register
 from foreplan.graph.op import Arrays, Types
-from foreplan.ops.batch_norm import BatchNormGrad, ChannelNorm
 from foreplan.ops.bits import MaskedMap
 from foreplan.ops.blocks import carve, carve_bytes
+from foreplan.ops.norm.batch import BatchNormGrad, ChannelNorm
 
 
 @register

@@ -11,7 +11,7 @@ import numpy as np
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Cost, Op, TensorType, Value, Window, register
 from foreplan.graph.op import Arrays, Types
-from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.join import concat, split
 from foreplan.ops.shape import reshape
 

@@ -1,14 +1,14 @@
 """Normalisation: every form under one name. Statistics over a batch's channels, or over the rows of a tensor."""
 
-from foreplan.ops.batch_norm import (
+from foreplan.ops.norm.batch import (
     BatchNorm,
     BatchNormGrad,
     BatchNormTrain,
     ChannelMoments,
     batch_norm,
 )
-from foreplan.ops.masked_norm import MaskedBatchNormGrad
-from foreplan.ops.row_norm import (
+from foreplan.ops.norm.masked import MaskedBatchNormGrad
+from foreplan.ops.norm.rows import (
     LayerNorm,
     LayerNormGrad,
     RMSNorm,

@@ -16,8 +16,8 @@ from foreplan.errors import UnsupportedError
 from foreplan.graph import Array, Builder, Cost, TensorType, Value, as_dtype, register
 from foreplan.graph.ir import Kind
 from foreplan.graph.op import Arrays, Types
-from foreplan.ops.attention_blocks import AttentionOp, Extents, fill_ahead, mask_block, widened
-from foreplan.ops.attention_grad import AttentionGrad
+from foreplan.ops.attention.blocks import AttentionOp, Extents, fill_ahead, mask_block, widened
+from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.blocks import Piece, carve, carve_bytes, flush
 from foreplan.ops.expr import exp, log, maximum, where
 from foreplan.ops.index import positions

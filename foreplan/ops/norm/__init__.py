@@ -1,0 +1,5 @@
+"""Normalisation, over a batch's channels and over rows, with its gradients."""
+
+from foreplan.ops.norm import batch, masked, rows
+
+__all__ = ["batch", "masked", "rows"]
