@@ -27,7 +27,7 @@ from numba.core.compiler import CompileResult
 from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 
-from foreplan.kept import keep, kept
+from foreplan.disk_cache import keep, kept
 
 _PACKAGE = __name__.partition(".")[0]
 

@@ -2,6 +2,7 @@
 
 from foreplan.planner.costs import Totals, totals
 from foreplan.planner.driver import plan, plan_curve
+from foreplan.planner.no_reuse import separate
 from foreplan.planner.placement.intervals import Interval, place_intervals, read_intervals, write_intervals
 from foreplan.planner.placement.offsets import Placement, place
 from foreplan.planner.plan import Buffer, Certificate, Plan, Step
@@ -18,7 +19,6 @@ from foreplan.planner.problem import (
 )
 from foreplan.planner.recompute.front import Curve
 from foreplan.planner.report import buffers, bytes_by_category, category_series, live_at
-from foreplan.planner.separate import separate
 from foreplan.planner.stages import Stage, Stages, explain
 from foreplan.planner.verify.verifier import verify
 from foreplan.planner.verify.wellformed import check_problem

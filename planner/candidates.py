@@ -1,6 +1,6 @@
-"""Rivals: actions that differ in workspace and cost alone, such as kernels for one op; and a problem without them.
+"""Kernel candidates: actions that differ in workspace and cost alone, such as kernels for one op; and a problem without them.
 
-Rivals read and write the same in the same way, so which of them runs at a step changes the live bytes of that step and
+Candidates read and write the same in the same way, so which of them runs at a step changes the live bytes of that step and
 nothing else. So the search for orders and for what to recompute sees one of them, with the least workspace and the
 least cost that any has; `recompute.candidate_front` then chooses among them.
 """
@@ -15,11 +15,11 @@ from foreplan.planner.problem import Action, Problem
 
 @dataclass(frozen=True)
 class Lean:
-    """A problem without rivals.
+    """A problem with one candidate of each set.
 
     Attributes:
         whole: the problem with them; the same one where there are none.
-        problem: one action for each set of rivals.
+        problem: one action for each set of candidates.
         costs: of its actions.
         sets: by its actions, what may run in their places, the one of the least workspace first.
     """
@@ -30,10 +30,10 @@ class Lean:
     sets: tuple[tuple[int, ...], ...]
 
 
-def without_rivals(problem: Problem, costs: Sequence[int]) -> Lean:
-    """The problem with one action for each set of rivals.
+def merge_candidates(problem: Problem, costs: Sequence[int]) -> Lean:
+    """The problem with one action for each set of candidates.
 
-    Actions with an effect are no rivals: each must run.
+    Actions with an effect are no candidates: each must run.
 
     Args:
         costs: of one run of each action.
@@ -43,15 +43,17 @@ def without_rivals(problem: Problem, costs: Sequence[int]) -> Lean:
         alike.setdefault((index,) if action.effect else _likeness(action), []).append(index)
     if len(alike) == len(problem.actions):
         return Lean(problem, problem, tuple(costs), tuple((index,) for index in range(len(costs))))
-    sets = [sorted(rivals, key=lambda i: (problem.actions[i].workspace, costs[i], i)) for rivals in alike.values()]
+    sets = [
+        sorted(candidates, key=lambda i: (problem.actions[i].workspace, costs[i], i)) for candidates in alike.values()
+    ]
     actions = []
-    for rivals in sets:
-        cheapest = min(problem.actions[index].nanoseconds for index in rivals)
-        actions.append(replace(problem.actions[rivals[0]], nanoseconds=cheapest))
+    for candidates in sets:
+        cheapest = min(problem.actions[index].nanoseconds for index in candidates)
+        actions.append(replace(problem.actions[candidates[0]], nanoseconds=cheapest))
     lean = Problem(problem.values, tuple(actions), problem.regions)
-    return Lean(problem, lean, tuple(min(costs[i] for i in rivals) for rivals in sets), tuple(map(tuple, sets)))
+    return Lean(problem, lean, tuple(min(costs[i] for i in candidates) for candidates in sets), tuple(map(tuple, sets)))
 
 
 def _likeness(action: Action) -> tuple[object, ...]:
-    """What rivals have in common."""
+    """What candidates have in common."""
     return action.reads, action.writes, action.overwrites, action.parts, action.workspace_region

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 
 from foreplan.errors import UsageError
-from foreplan.planner.candidates import without_rivals
+from foreplan.planner.candidates import merge_candidates
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.problem import Problem
 
@@ -70,12 +70,12 @@ def costs_of(problem: Problem, cost: str) -> list[int]:
 
 
 def fastest(problem: Problem) -> tuple[int, ...]:
-    """The base: the actions that run, once each, when nothing is recomputed and each is the fastest of its rivals.
+    """The base: the actions that run, once each, when nothing is recomputed and each is the fastest of its candidates.
 
     It depends on the problem alone, whatever a plan of it chose.
     """
     costs = costs_of(problem, "nanoseconds")
-    lean = without_rivals(problem, costs)
+    lean = merge_candidates(problem, costs)
     return tuple(min(lean.sets[i], key=lambda action: costs[action]) for i in dependences(lean.problem).actions)
 
 

@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from foreplan.errors import DoesNotFitError, UsageError
-from foreplan.planner.candidates import without_rivals
+from foreplan.planner.candidates import merge_candidates
 from foreplan.planner.costs import costs_of, totals
 from foreplan.planner.order.best import improve
 from foreplan.planner.order.dependences import dependences
@@ -16,7 +16,7 @@ from foreplan.planner.order.heuristics import HEURISTICS
 from foreplan.planner.placement.layout import Schedule, arena_bytes, lay_out, schedule
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Problem
-from foreplan.planner.recompute.candidate_front import with_rivals
+from foreplan.planner.recompute.candidate_front import choose_candidates
 from foreplan.planner.recompute.front import Base, Curve, free_cost, free_curve, whole_curve
 from foreplan.planner.report import buffers
 from foreplan.planner.verify.wellformed import MOST, check_problem
@@ -33,7 +33,7 @@ def plan(problem: Problem, budget: int | float | str | None = None, remat: str =
             is needed without recomputation, by the fastest actions.
         remat: what may be recomputed to save memory. "off": nothing. "free" and "auto": without a budget, what adds
             at most 1 % to the predicted time; with one, as little as meets it, and nothing where it is met anyway.
-            Where actions are rivals, alike but for their workspace and time, slower ones that need less count as
+            Where actions are candidates, alike but for their workspace and time, slower ones that need less count as
             recomputation does, with "off" as well.
             Where the problem has actions that copy values off the device and back, these stand beside recomputation,
             and with "off" a budget is met by them alone.
@@ -49,18 +49,18 @@ def plan(problem: Problem, budget: int | float | str | None = None, remat: str =
     check_problem(problem)
     allowed = _allowed(budget, remat)
     costs = costs_of(problem, "nanoseconds")
-    lean = without_rivals(problem, costs)
+    lean = merge_candidates(problem, costs)
     base = find_base(lean.problem)
     once = Curve(lean.problem, base, ())
     if allowed is None:
         most = free_cost(base, lean.costs)
         found = once if remat == "off" else free_curve(lean.problem, base, lean.costs, most)
-        return with_rivals(lean, costs, found, most).lowest(most)
-    curve = with_rivals(lean, costs, once)
+        return choose_candidates(lean, costs, found, most).lowest(most)
+    curve = choose_candidates(lean, costs, once)
     if isinstance(allowed, float):
         allowed = min(int(Fraction(allowed) * curve.base.arena), MOST)
     if curve.base.arena > allowed and (remat != "off" or problem.copies):
-        curve = with_rivals(lean, costs, whole_curve(lean.problem, base, lean.costs, again=remat != "off"))
+        curve = choose_candidates(lean, costs, whole_curve(lean.problem, base, lean.costs, again=remat != "off"))
     try:
         return curve.within(allowed)
     except DoesNotFitError as error:
@@ -78,9 +78,9 @@ def plan_curve(problem: Problem, cost: str = "nanoseconds", *, thorough: bool = 
     """
     check_problem(problem)
     costs = costs_of(problem, cost)
-    lean = without_rivals(problem, costs)
+    lean = merge_candidates(problem, costs)
     curve = whole_curve(lean.problem, find_base(lean.problem), lean.costs, thorough=thorough)
-    return with_rivals(lean, costs, curve)
+    return choose_candidates(lean, costs, curve)
 
 
 def _allowed(budget: object, remat: str) -> int | float | None:

@@ -30,7 +30,7 @@ ALLOWED = {
     "views": {"graph", "ops", "lower", "planner"},
     "cuda": set(),
 }
-BASE = {"errors", "units", "files", "home", "kept", "jit", "arguments", "calibration", "outside"}
+BASE = {"errors", "units", "files", "home", "disk_cache", "jit", "arguments", "calibration", "outside"}
 ONLY_IN = {
     "onnx": ("frontend",),
     "click": ("cli",),

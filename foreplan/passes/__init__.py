@@ -9,10 +9,10 @@ from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
 from foreplan.passes.fuse_norm_masks import fuse_norm_masks
 from foreplan.passes.group_updates import group_updates
 from foreplan.passes.micro_batches import micro_batches
-from foreplan.passes.narrow import narrow
 from foreplan.passes.pack_attention import pack_attention
 from foreplan.passes.pack_masks import pack_masks
 from foreplan.passes.precision import PRECISIONS, narrow_type, with_precision
+from foreplan.passes.push_slices import narrow
 from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common, simplified
 from foreplan.passes.split_channels import split_channels

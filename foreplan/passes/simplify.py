@@ -10,9 +10,9 @@ from foreplan.ops.evaluate import computed, content
 from foreplan.ops.expr import Arg, Expr, subexpressions, substitute
 from foreplan.ops.map import Map
 from foreplan.passes.accumulate import accumulate
-from foreplan.passes.narrow import narrow
 from foreplan.passes.pack_attention import pack_attention
 from foreplan.passes.pack_masks import pack_masks
+from foreplan.passes.push_slices import narrow
 from foreplan.passes.rewrite import rewrite
 from foreplan.passes.split_gradients import split_gradients
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from foreplan.planner.candidates import without_rivals
-from foreplan.planner.memory.alias import Chains
+from foreplan.planner.candidates import merge_candidates
+from foreplan.planner.memory.alias_sets import AliasSets
 from foreplan.planner.memory.liveness import LiveRanges, live_ranges
 from foreplan.planner.problem import ALIGNMENT, Action, Problem, Role
 from foreplan.units import align_up
@@ -112,18 +112,18 @@ def _serve(
     return False
 
 
-def reserved_bytes(problem: Problem, order: Sequence[int], ranges: LiveRanges, chains: Chains) -> np.ndarray:
-    """Bytes on the device that the planner sets aside at each step for the chains of an order, int64[steps].
+def reserved_bytes(problem: Problem, order: Sequence[int], ranges: LiveRanges, alias_sets: AliasSets) -> np.ndarray:
+    """Bytes on the device that the planner sets aside at each step for the alias sets of an order, int64[steps].
 
     Stored values count throughout, inputs through step 0 at least, a write that takes a read's bytes from the step
     after, what is made of parts in place whole from the first of them, a workspace at its step.
     """
-    sizes, within = _DeviceBytes(problem), chains.within()
+    sizes, within = _DeviceBytes(problem), alias_sets.within()
     change = [0] * (ranges.steps + 1)
     for instance, v in enumerate(ranges.values):
         if instance not in within:
-            lower = ranges.lower[instance] + (chains.over[instance] >= 0)
-            change[chains.lower[chains.of[instance]] if instance in chains.wholes else lower] += sizes.of[v]
+            lower = ranges.lower[instance] + (alias_sets.over[instance] >= 0)
+            change[alias_sets.lower[alias_sets.of[instance]] if instance in alias_sets.wholes else lower] += sizes.of[v]
             change[ranges.upper[instance]] -= sizes.of[v]
     for step, index in enumerate(order):
         nbytes = sizes.workspace(problem.actions[index].workspace, problem.actions[index].workspace_region)
@@ -140,7 +140,7 @@ def order_bound(problem: Problem) -> int:
     it reads and writes (less what may lie in place), its workspace, and what is held meanwhile (`_held`). An action
     must run if it has an effect or is the only producer of a value that an output or such an action needs.
     """
-    problem = without_rivals(problem, [0] * len(problem.actions)).problem
+    problem = merge_candidates(problem, [0] * len(problem.actions)).problem
     sizes = _DeviceBytes(problem)
     everywhere = [v for v, value in enumerate(problem.values) if value.role is Role.STORED]
     persistent = sizes.total(everywhere)

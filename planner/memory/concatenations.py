@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from foreplan.planner.memory.alias import Chains
+from foreplan.planner.memory.alias_sets import AliasSets
 from foreplan.planner.memory.bounds import granularities, reserved_bytes
 from foreplan.planner.memory.liveness import LiveRanges
 from foreplan.planner.problem import Action, Part, Problem, Role
 from foreplan.units import align_up
 
 
-def join(problem: Problem, order: Sequence[int], ranges: LiveRanges, chains: Chains) -> Chains:
-    """The chains of an order with parts in their places, where that nowhere makes more bytes live.
+def join(problem: Problem, order: Sequence[int], ranges: LiveRanges, alias_sets: AliasSets) -> AliasSets:
+    """The alias sets of an order with parts in their places, where that nowhere makes more bytes live.
 
     The whole holds its bytes from the step on that writes the first part in its place. So of those parts that die in
     the step that joins them, the ones made last are placed, as many as can be without more bytes set aside than before
@@ -23,20 +23,20 @@ def join(problem: Problem, order: Sequence[int], ranges: LiveRanges, chains: Cha
     """
     steps = [step for step, index in enumerate(order) if problem.actions[index].parts]
     if not steps:
-        return chains
-    joins = _Joins(problem, ranges, chains, reserved_bytes(problem, order, ranges, chains))
+        return alias_sets
+    joins = _Joins(problem, ranges, alias_sets, reserved_bytes(problem, order, ranges, alias_sets))
     for step in steps:
         joins.run(step, problem.actions[order[step]])
-    return joins.chains() if joins.inside else chains
+    return joins.alias_sets() if joins.inside else alias_sets
 
 
 class _Joins:
-    """Chains that lie within others, and the bytes reserved at each step."""
+    """AliasSets that lie within others, and the bytes reserved at each step."""
 
-    def __init__(self, problem: Problem, ranges: LiveRanges, chains: Chains, live: np.ndarray) -> None:
-        self.problem, self.ranges, self.before, self.live = problem, ranges, chains, live
+    def __init__(self, problem: Problem, ranges: LiveRanges, alias_sets: AliasSets, live: np.ndarray) -> None:
+        self.problem, self.ranges, self.before, self.live = problem, ranges, alias_sets, live
         self.grain = granularities(problem)
-        self.lower, self.alignment = list(chains.lower), list(chains.alignment)
+        self.lower, self.alignment = list(alias_sets.lower), list(alias_sets.alignment)
         self.inside: dict[int, tuple[int, int]] = {}  # by chain, the chain in which it lies, and where
         self.wholes: set[int] = set()
 
@@ -91,8 +91,8 @@ class _Joins:
         counts = self.problem.regions[region].on_device
         return align_up(self.before.nbytes[chain], self.grain[region]) if counts else 0
 
-    def chains(self) -> Chains:
-        """What is left of the chains, numbered anew."""
+    def alias_sets(self) -> AliasSets:
+        """What is left of the alias sets, numbered anew."""
         old = self.before
         left = [chain for chain in range(len(old.region)) if chain not in self.inside]
         number = {chain: i for i, chain in enumerate(left)}

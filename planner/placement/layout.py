@@ -1,11 +1,11 @@
-"""Layout: from a schedule with its chains to a plan with offsets."""
+"""Layout: from a schedule with its alias sets to a plan with offsets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foreplan.planner.memory.alias import Chains, merge
+from foreplan.planner.memory.alias_sets import AliasSets, merge
 from foreplan.planner.memory.bounds import granularities, live_bytes, reserved_bytes
 from foreplan.planner.memory.concatenations import join
 from foreplan.planner.memory.liveness import LiveRanges, live_ranges
@@ -14,7 +14,7 @@ from foreplan.planner.plan import Certificate, Plan, Step
 from foreplan.planner.problem import ALIGNMENT, Problem, Role
 from foreplan.units import align_up
 
-LOOSE = (200, 1_000_000_000, 50)  # values of so small a share of the bound may be cut out of their chains, in turn
+LOOSE = (200, 1_000_000_000, 50)  # values of so small a share of the bound may be cut out of their alias sets, in turn
 PLACEMENT_WORK = 100_000  # of the systematic search where no heuristic reaches the bound: some tenths of a second
 
 
@@ -26,14 +26,14 @@ class Schedule:
         name: of the heuristic that found the order.
         order: indices of actions, one a step.
         ranges: when every instance lives.
-        chains: which share bytes.
-        bound: the most bytes that its chains and workspaces reserve at any step.
+        alias_sets: which share bytes.
+        bound: the most bytes that its alias sets and workspaces reserve at any step.
     """
 
     name: str
     order: tuple[int, ...]
     ranges: LiveRanges
-    chains: Chains
+    alias_sets: AliasSets
     bound: int
 
 
@@ -42,25 +42,27 @@ class Layout:
     """Where everything of a schedule lies.
 
     Attributes:
-        chains: offset of each chain.
+        alias_sets: offset of each chain.
         workspaces: offset of each step's workspace, 0 where it has none.
         heights: bytes of each region.
         placement: the placer that found the offsets of the device's largest region.
     """
 
-    chains: list[int]
+    alias_sets: list[int]
     workspaces: list[int]
     heights: list[int]
     placement: str
 
 
 def schedule(problem: Problem, name: str, order: Sequence[int], *, in_place: bool = True) -> Schedule:
-    """Live ranges, chains and bound of an order; without `in_place`, nothing takes bytes that it need not take."""
+    """Live ranges, alias sets and bound of an order; without `in_place`, nothing takes bytes that it need not take."""
     ranges = live_ranges(problem, order)
-    chains = merge(problem, order, ranges, optional=in_place)
+    alias_sets = merge(problem, order, ranges, optional=in_place)
     if in_place:
-        chains = join(problem, order, ranges, chains)
-    return Schedule(name, tuple(order), ranges, chains, int(reserved_bytes(problem, order, ranges, chains).max()))
+        alias_sets = join(problem, order, ranges, alias_sets)
+    return Schedule(
+        name, tuple(order), ranges, alias_sets, int(reserved_bytes(problem, order, ranges, alias_sets).max())
+    )
 
 
 def settle(problem: Problem, plan: Schedule, layout: Layout) -> tuple[Schedule, Layout]:
@@ -82,10 +84,10 @@ def loosened(problem: Problem, plan: Schedule, least: int) -> Schedule | None:
     the peak that both find room, such a chain may be cut: the next value then lies anywhere, which leaves placement
     more freedom. None where nothing can be cut.
     """
-    chains, ranges = plan.chains, plan.ranges
-    live = reserved_bytes(problem, plan.order, ranges, chains)
-    grain, within, apart = granularities(problem), chains.within(), set()
-    for instance, over in enumerate(chains.over):
+    alias_sets, ranges = plan.alias_sets, plan.ranges
+    live = reserved_bytes(problem, plan.order, ranges, alias_sets)
+    grain, within, apart = granularities(problem), alias_sets.within(), set()
+    for instance, over in enumerate(alias_sets.over):
         value = problem.values[ranges.values[instance]]
         if over < 0 or value.home >= 0 or value.nbytes < least or instance in within:
             continue
@@ -106,43 +108,43 @@ def lay_out(problem: Problem, plan: Schedule, *, quick: bool = False) -> Layout:
     Args:
         quick: take what the first placer finds.
     """
-    chains = plan.chains
-    layout = Layout([0] * len(chains.region), [0] * len(plan.order), [], "nothing to place")
+    alias_sets = plan.alias_sets
+    layout = Layout([0] * len(alias_sets.region), [0] * len(plan.order), [], "nothing to place")
     largest = 0
     for region in range(len(problem.regions)):
-        bottom = stack_stored(chains, region, layout.chains)
-        buffers = [c for c, at in enumerate(chains.region) if at == region and chains.stored[c] < 0]
+        bottom = stack_stored(alias_sets, region, layout.alias_sets)
+        buffers = [c for c, at in enumerate(alias_sets.region) if at == region and alias_sets.stored[c] < 0]
         actions = [problem.actions[index] for index in plan.order]
         scratch = [s for s, a in enumerate(actions) if a.workspace and a.workspace_region == region]
-        alignment = [chains.alignment[c] for c in buffers] + [problem.unit] * len(scratch)
+        alignment = [alias_sets.alignment[c] for c in buffers] + [problem.unit] * len(scratch)
         bottom = align_up(bottom, max(alignment, default=1))
         placement = place(
-            [chains.lower[c] for c in buffers] + scratch,
-            [chains.upper[c] for c in buffers] + [s + 1 for s in scratch],
-            [chains.nbytes[c] for c in buffers] + [actions[s].workspace for s in scratch],
+            [alias_sets.lower[c] for c in buffers] + scratch,
+            [alias_sets.upper[c] for c in buffers] + [s + 1 for s in scratch],
+            [alias_sets.nbytes[c] for c in buffers] + [actions[s].workspace for s in scratch],
             alignment,
             capacity=NO_LIMIT if quick else None,
             work=PLACEMENT_WORK,
         )
         offsets = [bottom + offset for offset in placement.offsets.tolist()]
         for chain, offset in zip(buffers, offsets):
-            layout.chains[chain] = offset
+            layout.alias_sets[chain] = offset
         for step, offset in zip(scratch, offsets[len(buffers) :]):
             layout.workspaces[step] = offset
         layout.heights.append(align_up(bottom + placement.height, problem.unit))
         if placement.height > largest and problem.regions[region].on_device:
             largest = placement.height
-            layout = Layout(layout.chains, layout.workspaces, layout.heights, placement.heuristic)
+            layout = Layout(layout.alias_sets, layout.workspaces, layout.heights, placement.heuristic)
     return layout
 
 
-def stack_stored(chains: Chains, region: int, offsets: list[int]) -> int:
+def stack_stored(alias_sets: AliasSets, region: int, offsets: list[int]) -> int:
     """Put a region's stored values one above the other, as listed; returns the bytes they take."""
     top = 0
-    for chain, stored in enumerate(chains.stored):
-        if stored >= 0 and chains.region[chain] == region:
-            offsets[chain] = align_up(top, max(ALIGNMENT, chains.alignment[chain]))
-            top = offsets[chain] + chains.nbytes[chain]
+    for chain, stored in enumerate(alias_sets.stored):
+        if stored >= 0 and alias_sets.region[chain] == region:
+            offsets[chain] = align_up(top, max(ALIGNMENT, alias_sets.alignment[chain]))
+            top = offsets[chain] + alias_sets.nbytes[chain]
     return top
 
 
@@ -156,7 +158,7 @@ def assemble(
 ) -> Plan:
     """The plan that a schedule and its layout make."""
     ranges, live = plan.ranges, live_bytes(problem, plan.order)
-    at = [layout.chains[chain] + inside for chain, inside in zip(plan.chains.of, plan.chains.at)]
+    at = [layout.alias_sets[chain] + inside for chain, inside in zip(plan.alias_sets.of, plan.alias_sets.at)]
     last: dict[int, int] = {}
     for instance, value in enumerate(ranges.values):
         last[value] = instance

@@ -1,6 +1,6 @@
-"""The choice among rivals: a curve of schedules without them becomes one with them.
+"""The choice among candidates: a curve of schedules without them becomes one with them.
 
-Every step of a schedule takes the fastest of its rivals that its room allows, for every height that the arena may have.
+Every step of a schedule takes the fastest of its candidates that its room allows, for every height that the arena may have.
 So a schedule of the search, which saw the least workspace, stands for many: from its own bytes up to those of the
 fastest.
 """
@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from foreplan.planner.candidates import Lean
-from foreplan.planner.memory.alias import merge
+from foreplan.planner.memory.alias_sets import merge
 from foreplan.planner.memory.bounds import granularities, reserved_bytes
 from foreplan.planner.memory.concatenations import join
 from foreplan.planner.memory.liveness import live_ranges
@@ -23,13 +23,13 @@ from foreplan.planner.recompute.front import Base, Curve
 from foreplan.planner.recompute.schedules import Point, frontier
 from foreplan.units import align_up
 
-MOST = 160  # schedules of a curve whose steps are given rivals
+MOST = 160  # schedules of a curve whose steps are given candidates
 NOTABLE = 20_000  # a step down of the cost by one part in so many makes a point
 
 
 @dataclass(frozen=True)
 class Option:
-    """One of several rivals.
+    """One of several candidates.
 
     Attributes:
         action: index into the actions of the whole problem.
@@ -42,7 +42,7 @@ class Option:
     cost: int
 
 
-def with_rivals(lean: Lean, costs: Sequence[int], curve: Curve, most: int | None = None) -> Curve:
+def choose_candidates(lean: Lean, costs: Sequence[int], curve: Curve, most: int | None = None) -> Curve:
     """A curve of a lean problem as one of the whole: point 0 has the fastest everywhere, and recomputes nothing.
 
     Costs are what a schedule takes beyond that.
@@ -89,9 +89,9 @@ def _options(lean: Lean, costs: Sequence[int]) -> list[tuple[Option, ...]]:
     """By action of the lean problem, those that no other beats in both workspace and cost; of equals the first."""
     grain = granularities(lean.whole)
     found = []
-    for rivals, cheapest in zip(lean.sets, lean.costs):
+    for candidates, cheapest in zip(lean.sets, lean.costs):
         kept: list[Option] = []
-        for index in rivals:
+        for index in candidates:
             action = lean.whole.actions[index]
             counts = lean.whole.regions[action.workspace_region].on_device
             nbytes = align_up(action.workspace, grain[action.workspace_region]) * counts
@@ -125,8 +125,8 @@ class _Steps:
     def of(cls, lean: Lean, found: Sequence[tuple[Option, ...]], point: Point) -> _Steps:
         """Of one point of a lean curve."""
         ranges = live_ranges(lean.problem, point.order)
-        chains = join(lean.problem, point.order, ranges, merge(lean.problem, point.order, ranges))
-        live = reserved_bytes(lean.problem, point.order, ranges, chains)
+        alias_sets = join(lean.problem, point.order, ranges, merge(lean.problem, point.order, ranges))
+        live = reserved_bytes(lean.problem, point.order, ranges, alias_sets)
         options = tuple(found[index] for index in point.order)
         slowest = point.cost + sum(own[0].cost for own in options)
         more = [

@@ -11,9 +11,9 @@ from functools import lru_cache
 import numpy as np
 
 from foreplan import __version__
+from foreplan.disk_cache import keep, kept
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
-from foreplan.kept import keep, kept
 from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.machine import Machine, aligned, least_seconds, measured, this_machine
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from foreplan.graph import Window
-from foreplan.runtime.cpu.codegen.made import FURTHER, MADE, Made
+from foreplan.runtime.cpu.codegen.epilogue import FURTHER, MADE, Made
 from foreplan.runtime.cpu.gemm.tiles import Tiles
 from foreplan.runtime.cpu.gemm.vectors import Vectors
 from foreplan.runtime.cpu.onednn import library as c

@@ -8,11 +8,11 @@ import llvmlite.ir as ir
 import numpy as np
 import pytest
 
-from foreplan import kept
+from foreplan import disk_cache as kept
 from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu.codegen import llvm
-from foreplan.runtime.cpu.codegen.codegen import Loop, _Elementwise
 from foreplan.runtime.cpu.codegen.loops import operand_kind
+from foreplan.runtime.cpu.codegen.maps import Loop, _Elementwise
 
 
 def doubled() -> list[float]:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from foreplan.graph.types import FLOAT32
-from foreplan.runtime.cpu.codegen.codegen import Loop, compiled_loop
 from foreplan.runtime.cpu.codegen.loops import operand_kind
+from foreplan.runtime.cpu.codegen.maps import Loop, compiled_loop
 from foreplan.runtime.cpu.codegen.native import joined
 from foreplan.runtime.cpu.gemm.products import matrix
 from foreplan.runtime.cpu.kernel import one_after_another

@@ -9,7 +9,7 @@ import pytest
 
 from foreplan.graph import TensorType, Window, as_dtype
 from foreplan.graph.types import FLOAT32
-from foreplan.runtime.cpu.codegen.made import FURTHER, MADE, Made
+from foreplan.runtime.cpu.codegen.epilogue import FURTHER, MADE, Made
 from foreplan.runtime.cpu.gemm.tiles import GRAIN, Tiles, available
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.threads import set_threads

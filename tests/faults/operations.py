@@ -16,7 +16,7 @@ import numpy as np
 from click.testing import CliRunner
 
 import foreplan as fp
-from foreplan import kept
+from foreplan import disk_cache as kept
 from foreplan.cli import cli
 from foreplan.runtime.session import Session
 

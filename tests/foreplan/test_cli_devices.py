@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from foreplan import calibrate, calibrate_process, kept
+from foreplan import calibrate, calibrate_process
+from foreplan import disk_cache as kept
 from foreplan.calibration import Calibration
 from foreplan.errors import TargetError
 from foreplan.runtime.cpu import tune

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from foreplan import kept
+from foreplan import disk_cache as kept
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ def test_folders_above_are_not_looked_at(folder: Path) -> None:
 
 READS = """
 import os
-from foreplan import kept
+from foreplan import disk_cache as kept
 os.setgroups([]), os.setgid(54321), os.setuid(54321)
 print(kept.kept("a"))
 kept.keep("b", b"mine")

@@ -154,7 +154,7 @@ def test_fit_command() -> None:
 
 
 def test_added_cost_is_beyond_the_fastest_kernels_whatever_a_plan_chose() -> None:
-    """Each action has a slow rival of less scratch memory, which a plan takes where memory is short."""
+    """Each action has a slow candidate of less scratch memory, which a plan takes where memory is short."""
     graph = fp.models.build("mlp:batch=64,width=32,layers=2,inputs=16,classes=5")
     program = fp.compile(graph, fp.losses.cross_entropy, fp.optim.SGD(0.1), remat="off").program
     fast = [replace(a, workspace=a.workspace if a.effect else a.workspace + (1 << 16)) for a in program.actions]

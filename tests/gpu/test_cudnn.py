@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import foreplan as fp
-from foreplan import kept
+from foreplan import disk_cache as kept
 from foreplan.errors import TargetError
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last

@@ -443,7 +443,7 @@ def test_much_workspace_is_taken_where_it_is_much_faster(workspace: str, kept: l
 
 
 def test_what_happens_once_has_one_kernel_the_fastest() -> None:
-    """Rivals of an update would be two actions that both must run."""
+    """Candidates of an update would be two actions that both must run."""
 
     class Several(NumpyTarget):
         def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:

@@ -9,7 +9,8 @@ import foreplan as fp
 from foreplan import passes
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph, parse_graph
-from foreplan.passes import differentiate, fold_constants, narrow, share_common
+from foreplan.passes import differentiate, fold_constants, share_common
+from foreplan.passes import push_slices as narrow
 from tests.ops.check import evaluate
 
 RNG = np.random.default_rng(0)

@@ -4,7 +4,7 @@ import pytest
 
 from foreplan.errors import PlanError
 from foreplan.planner import Overwrite, Role
-from foreplan.planner.memory.alias import Chains, merge
+from foreplan.planner.memory.alias_sets import Chains, merge
 from foreplan.planner.memory.liveness import live_ranges
 from tests.planner.problems import Maker
 

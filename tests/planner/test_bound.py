@@ -26,7 +26,7 @@ def test_live_bytes_by_hand() -> None:
     found = schedule(problem, "", [0, 1, 2, 3])
     live = [128 + 256 + 512 + 64, 128 + 512, 128 + 512 + 64, 128 + 64]
     assert live_bytes(problem, found.order).tolist() == live
-    assert reserved_bytes(problem, found.order, found.ranges, found.chains).tolist() == live
+    assert reserved_bytes(problem, found.order, found.ranges, found.alias_sets).tolist() == live
     assert found.bound == 960
 
 
@@ -36,7 +36,7 @@ def test_what_takes_the_bytes_of_the_first_value_counts_from_the_next_step_on() 
     make.action("f", [x], [a], Overwrite(0, 0))
     make.action("g", [a], [make.value("y", 64, role=Role.OUTPUT)])
     found = schedule(make.problem(), "", [0, 1])
-    assert reserved_bytes(make.problem(), found.order, found.ranges, found.chains).tolist() == [640, 704]
+    assert reserved_bytes(make.problem(), found.order, found.ranges, found.alias_sets).tolist() == [640, 704]
 
 
 def test_a_workspace_off_the_device_counts_nowhere() -> None:

@@ -113,9 +113,9 @@ def test_a_computation_that_runs_again_places_its_parts_again() -> None:
     make.action("z", [table], [second])
     problem = make.problem()
     twice = schedule(problem, "by hand", [0, 1, 2, 3, 0, 1, 2, 4])
-    assert sorted(twice.chains.wholes) == [3, 7]
-    assert twice.chains.within() == {1, 2, 5, 6}
+    assert sorted(twice.alias_sets.wholes) == [3, 7]
+    assert twice.alias_sets.within() == {1, 2, 5, 6}
     assert twice.bound == 2048 + 64 + 64  # the table, the first result, and x or the second
-    reserved = reserved_bytes(problem, twice.order, twice.ranges, twice.chains)
+    reserved = reserved_bytes(problem, twice.order, twice.ranges, twice.alias_sets)
     # x until it is read last, both tables whole from their first parts on, and each result from its step on.
     assert reserved.tolist() == [2112, 2112, 2112, 2176, 2176, 2176, 2112, 2176]

@@ -30,7 +30,7 @@ def test_cut_chains_hold_no_more_at_the_peak(seed: int) -> None:
             if loose is None:
                 continue
             assert loose.bound <= given.bound and loose.order == given.order
-            assert len(loose.chains.region) > len(given.chains.region)
+            assert len(loose.alias_sets.region) > len(given.alias_sets.region)
             found = assemble(problem, loose, lay_out(problem, loose), None)
             verify(found, problem)
         layout = lay_out(problem, given)

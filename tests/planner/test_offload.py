@@ -12,19 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreplan.errors import DoesNotFitError, VerificationError
-from foreplan.planner import (
-    Action,
-    Plan,
-    Problem,
-    Region,
-    Role,
-    Value,
-    check_problem,
-    plan,
-    plan_curve,
-    separate,
-    verify,
-)
+from foreplan.planner import Action, Plan, Problem, Region, Role, Value, check_problem, plan, plan_curve, verify
+from foreplan.planner import no_reuse as separate
 from foreplan.planner.memory.bounds import order_bound, reserved_bytes
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import HEURISTICS
@@ -235,7 +224,7 @@ def test_any_state_is_a_schedule_whose_bytes_are_those_that_the_planner_reserves
         return
     steps = scratch.steps[:length].tolist()
     found = schedule(problem, heuristic, steps)  # which refuses what reads a value that is not there
-    reserved = reserved_bytes(problem, steps, found.ranges, found.chains)
+    reserved = reserved_bytes(problem, steps, found.ranges, found.alias_sets)
     peak, at, above = measure(tape, scratch, length, found.bound - 1)
     assert (peak, at) == (reserved.max(), reserved.argmax()) and above >= 1
     assert extra_cost == sum(cost[i] for i in steps) - sum(cost[i] for i in order)

@@ -20,10 +20,10 @@ from foreplan.planner import (
     check_problem,
     plan,
     plan_curve,
-    separate,
     verify,
 )
-from foreplan.planner.candidates import without_rivals
+from foreplan.planner import no_reuse as separate
+from foreplan.planner.candidates import merge_candidates
 from foreplan.planner.memory.bounds import live_bytes
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import program_order
@@ -104,7 +104,7 @@ def test_plans_of_drawn_problems(problem: Problem) -> None:
     verify(found, problem)
     assert found.order_lower_bound_bytes is not None
     assert found.order_lower_bound_bytes <= found.lower_bound_bytes <= found.arena_bytes <= everything(problem)
-    lean = without_rivals(problem, [0] * len(problem.actions)).problem  # faster rivals may take more
+    lean = merge_candidates(problem, [0] * len(problem.actions)).problem  # faster candidates may take more
     usual = schedule(lean, "program order", program_order(lean, dependences(lean)))
     assert plan(lean, remat="off").arena_bytes <= arena_bytes(lean, lay_out(lean, usual).heights)
     outcome = Machine(found, problem).run()

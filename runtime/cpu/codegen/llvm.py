@@ -16,7 +16,7 @@ import llvmlite
 import llvmlite.binding as binding
 import llvmlite.ir as ir
 
-from foreplan.kept import keep, kept
+from foreplan.disk_cache import keep, kept
 
 INT64, POINTER = ir.IntType(64), ir.PointerType()
 NAME = "kernel"  # of the function in its module that is called

@@ -24,7 +24,7 @@ import numpy as np
 from foreplan.graph import Window
 from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu import prices
-from foreplan.runtime.cpu.codegen.made import Made, entries_of
+from foreplan.runtime.cpu.codegen.epilogue import Made, entries_of
 from foreplan.runtime.cpu.codegen.native import together
 from foreplan.runtime.cpu.gemm.tiles_loop import CONFIGURATION, DEPTH, ENTRIES, SIDE, STEP, Product, compiled_product
 from foreplan.runtime.cpu.kernels.rows import merged

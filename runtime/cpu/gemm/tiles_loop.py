@@ -18,10 +18,10 @@ from functools import cache
 
 import llvmlite.ir as ir
 
+from foreplan.runtime.cpu.codegen.epilogue import Making, Then
 from foreplan.runtime.cpu.codegen.lanes import BIT, FLOAT, INT8, INT32, INT64, Lanes
 from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
 from foreplan.runtime.cpu.codegen.loops import CONTIGUOUS, WIDTH, Memory, Writer
-from foreplan.runtime.cpu.codegen.made import Making, Then
 from foreplan.runtime.cpu.gemm.tiles_pack import DEPTH, LINE, PARTS, TILE, UNIT, Pack
 
 SIDE = 32  # results of a block of registers, along both axes

@@ -10,7 +10,7 @@ import numpy as np
 from foreplan.graph import Window
 from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu import prices
-from foreplan.runtime.cpu.codegen.made import Made, entries_of
+from foreplan.runtime.cpu.codegen.epilogue import Made, entries_of
 from foreplan.runtime.cpu.gemm.vectors_loop import ENTRIES, SIDE, VECTORS, WIDTH, Product, compiled_product
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.kernel import Refused, Run

@@ -13,10 +13,10 @@ from functools import cache
 
 import llvmlite.ir as ir
 
+from foreplan.runtime.cpu.codegen.epilogue import Making, Then
 from foreplan.runtime.cpu.codegen.lanes import FLOAT, INT32, INT64, Lanes, exchanged, shuffled
 from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
 from foreplan.runtime.cpu.codegen.loops import WIDTH, Memory, Writer
-from foreplan.runtime.cpu.codegen.made import Making, Then
 
 ROWS, VECTORS = 8, 3  # of a block of results, across the sum
 SIDE = 4  # rows and columns of one, along it

@@ -11,7 +11,7 @@ from foreplan.graph.types import FLOAT32
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.matmul_map import MatMulMap
 from foreplan.runtime.cpu import prices
-from foreplan.runtime.cpu.codegen.made import Made
+from foreplan.runtime.cpu.codegen.epilogue import Made
 from foreplan.runtime.cpu.gemm.tiles import Tiles
 from foreplan.runtime.cpu.gemm.vectors import Vectors
 from foreplan.runtime.cpu.kernels.rows import merged

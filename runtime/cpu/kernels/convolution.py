@@ -17,10 +17,11 @@ from foreplan.ops.conv.mapped import ConvMap, steps_of
 from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.ops.expr import parse_expr
 from foreplan.runtime.cpu import prices
-from foreplan.runtime.cpu.codegen.made import Made
+from foreplan.runtime.cpu.codegen.epilogue import Made
 from foreplan.runtime.cpu.gemm.products import Product
 from foreplan.runtime.cpu.gemm.tiles import Tiles
-from foreplan.runtime.cpu.kernels import columns, winograd
+from foreplan.runtime.cpu.kernels import im2col as columns
+from foreplan.runtime.cpu.kernels import winograd
 from foreplan.runtime.cpu.kernels.rows import image_rows, rows_along, rows_from
 from foreplan.runtime.cpu.kernels.stages import (
     INPUT,

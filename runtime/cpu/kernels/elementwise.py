@@ -14,8 +14,8 @@ from foreplan.graph.op import Types, Windows
 from foreplan.graph.types import BOOL, Shape
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.map import Map, merged_axes
-from foreplan.runtime.cpu.codegen.codegen import UNIT, Loop, compiled_loop
 from foreplan.runtime.cpu.codegen.loops import BITS, Operand, bits_kind, operand_kind
+from foreplan.runtime.cpu.codegen.maps import UNIT, Loop, compiled_loop
 from foreplan.runtime.cpu.codegen.transpose import Axis, transposition
 from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.threads import current_threads, ranged

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreplan.graph import DType, TensorType, Window
-from foreplan.runtime.cpu.codegen.made import FURTHER, MADE
+from foreplan.runtime.cpu.codegen.epilogue import FURTHER, MADE
 from foreplan.runtime.cpu.gemm.products import Product
 from foreplan.runtime.cpu.kernel import one_after_another
 from foreplan.runtime.cpu.kernels.copies import clear, copy

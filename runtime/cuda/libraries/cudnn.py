@@ -19,8 +19,8 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from foreplan.disk_cache import keep, kept
 from foreplan.errors import TargetError
-from foreplan.kept import keep, kept
 from foreplan.runtime.cuda.device import Device, device_named
 from foreplan.units import align_up
 

@@ -1,4 +1,4 @@
-"""Rivals: the choice among actions of more or less workspace, against all choices that there are."""
+"""Candidates: the choice among actions of more or less workspace, against all choices that there are."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from foreplan.errors import DoesNotFitError
 from foreplan.planner import Plan, Problem, Role, plan, plan_curve, verify
-from foreplan.planner.candidates import without_rivals
+from foreplan.planner.candidates import merge_candidates
 from foreplan.planner.memory.bounds import order_bound
 from foreplan.planner.placement.layout import schedule
 from tests.planner.problems import REGIONS, Maker, priced, random_problem, training_net
 
 
 def with_kernels(problem: Problem, seed: int, most: int = 3) -> Problem:
-    """Every action of a problem with up to so many rivals: workspaces and times at random, the first listed any."""
+    """Every action of a problem with up to so many candidates: workspaces and times at random, the first listed any."""
     rng = random.Random(seed)
     actions = []
     for action in problem.actions:
@@ -41,7 +41,7 @@ def bare_chain(length: int) -> Problem:
 
 
 def groups(problem: Problem) -> list[list[int]]:
-    """Rivals by what they write, in the order of a chain."""
+    """Candidates by what they write, in the order of a chain."""
     found: dict[tuple[int, ...], list[int]] = {}
     for index, action in enumerate(problem.actions):
         found.setdefault(action.writes, []).append(index)
@@ -114,7 +114,7 @@ def test_what_is_alike_but_for_workspace_and_time_is_rivals() -> None:
     fast = replace(first, name="fast", workspace=4096, nanoseconds=10)
     other = replace(first, name="two reads", reads=(*first.reads, *problem.actions[1].writes))
     both = replace(problem, actions=(fast, slow, other, *problem.actions[1:]))
-    lean = without_rivals(both, [a.nanoseconds for a in both.actions])
+    lean = merge_candidates(both, [a.nanoseconds for a in both.actions])
     assert [a.name for a in lean.problem.actions[:2]] == ["slow", "two reads"]
     assert (lean.sets[0], lean.costs[0], lean.problem.actions[0].nanoseconds) == ((1, 0), 10, 10)
-    assert without_rivals(problem, [1] * len(problem.actions)).problem is problem
+    assert merge_candidates(problem, [1] * len(problem.actions)).problem is problem

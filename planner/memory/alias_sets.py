@@ -12,7 +12,7 @@ from foreplan.units import align_up
 
 
 @dataclass(frozen=True)
-class Chains:
+class AliasSets:
     """Instances that follow one another in the same bytes; a chain is one buffer to the placer.
 
     Attributes:
@@ -53,8 +53,8 @@ def merge(
     *,
     optional: bool = True,
     apart: Collection[int] = frozenset(),
-) -> Chains:
-    """Chains of one order: required overwrites always, optional ones (if `optional`) where they lower the live set.
+) -> AliasSets:
+    """AliasSets of one order: required overwrites always, optional ones (if `optional`) where they lower the live set.
     Instances in `apart` take no bytes that they need not take.
 
     An optional overwrite needs a read that dies at that very step. Where a read could serve several writes, the
@@ -65,7 +65,7 @@ def merge(
         PlanError: a required overwrite of what is read again later: the order is wrong.
     """
     none = len(ranges.values)
-    chains = Chains([], [0] * none, [-1] * none, frozenset(), [], [], [], [], [], [])
+    alias_sets = AliasSets([], [0] * none, [-1] * none, frozenset(), [], [], [], [], [], [])
     at_home: dict[int, int] = {}
     step = -1
     pairs: dict[int, int] = {}
@@ -76,25 +76,25 @@ def merge(
             step = ranges.lower[instance]
             pairs = _pairs(problem, order[step], step, ranges, optional, apart)
         over = -1 if starts else pairs.get(instance, -1)
-        chains.over[instance] = over
+        alias_sets.over[instance] = over
         if value.home >= 0:
             chain = at_home[value.home]
         elif over >= 0:
-            chain = chains.of[over]
+            chain = alias_sets.of[over]
         else:
-            chain = len(chains.region)
-            chains.region.append(value.region)
-            chains.nbytes.append(value.nbytes)
-            chains.alignment.append(value.alignment)
-            chains.lower.append(ranges.lower[instance])
-            chains.upper.append(ranges.upper[instance])
-            chains.stored.append(v if value.role is Role.STORED else -1)
+            chain = len(alias_sets.region)
+            alias_sets.region.append(value.region)
+            alias_sets.nbytes.append(value.nbytes)
+            alias_sets.alignment.append(value.alignment)
+            alias_sets.lower.append(ranges.lower[instance])
+            alias_sets.upper.append(ranges.upper[instance])
+            alias_sets.stored.append(v if value.role is Role.STORED else -1)
             if value.role is Role.STORED:
                 at_home[v] = chain
-        chains.of.append(chain)
-        chains.alignment[chain] = max(chains.alignment[chain], value.alignment)
-        chains.upper[chain] = max(chains.upper[chain], ranges.upper[instance])
-    return chains
+        alias_sets.of.append(chain)
+        alias_sets.alignment[chain] = max(alias_sets.alignment[chain], value.alignment)
+        alias_sets.upper[chain] = max(alias_sets.upper[chain], ranges.upper[instance])
+    return alias_sets
 
 
 def _pairs(

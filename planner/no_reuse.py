@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from foreplan.planner.memory.alias import Chains
+from foreplan.planner.memory.alias_sets import AliasSets
 from foreplan.planner.placement.layout import Layout, assemble, schedule, stack_stored
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import ALIGNMENT, Problem
@@ -20,9 +20,9 @@ def separate(plan: Plan, problem: Problem) -> Plan:
     """
     order = [step.action for step in plan.steps]
     twin = schedule(problem, plan.certificate.order, order, in_place=False)
-    offsets = [0] * len(twin.chains.region)
-    tops = [stack_stored(twin.chains, region, offsets) for region in range(len(problem.regions))]
-    _stack_others(twin.chains, offsets, tops)
+    offsets = [0] * len(twin.alias_sets.region)
+    tops = [stack_stored(twin.alias_sets, region, offsets) for region in range(len(problem.regions))]
+    _stack_others(twin.alias_sets, offsets, tops)
     workspaces = _workspaces(problem, order, tops)
     heights = [align_up(top, problem.unit) for top in tops]
     layout = Layout(offsets, workspaces, heights, "apart")
@@ -32,11 +32,11 @@ def separate(plan: Plan, problem: Problem) -> Plan:
     return apart
 
 
-def _stack_others(chains: Chains, offsets: list[int], tops: list[int]) -> None:
-    for chain, region in enumerate(chains.region):
-        if chains.stored[chain] < 0:
-            offsets[chain] = align_up(tops[region], max(ALIGNMENT, chains.alignment[chain]))
-            tops[region] = offsets[chain] + chains.nbytes[chain]
+def _stack_others(alias_sets: AliasSets, offsets: list[int], tops: list[int]) -> None:
+    for chain, region in enumerate(alias_sets.region):
+        if alias_sets.stored[chain] < 0:
+            offsets[chain] = align_up(tops[region], max(ALIGNMENT, alias_sets.alignment[chain]))
+            tops[region] = offsets[chain] + alias_sets.nbytes[chain]
 
 
 def _workspaces(problem: Problem, order: list[int], tops: list[int]) -> list[int]:
