@@ -33,10 +33,10 @@ def separate(plan: Plan, problem: Problem) -> Plan:
 
 
 def _stack_others(alias_sets: AliasSets, offsets: list[int], tops: list[int]) -> None:
-    for chain, region in enumerate(alias_sets.region):
-        if alias_sets.stored[chain] < 0:
-            offsets[chain] = align_up(tops[region], max(ALIGNMENT, alias_sets.alignment[chain]))
-            tops[region] = offsets[chain] + alias_sets.nbytes[chain]
+    for alias_set, region in enumerate(alias_sets.region):
+        if alias_sets.stored[alias_set] < 0:
+            offsets[alias_set] = align_up(tops[region], max(ALIGNMENT, alias_sets.alignment[alias_set]))
+            tops[region] = offsets[alias_set] + alias_sets.nbytes[alias_set]
 
 
 def _workspaces(problem: Problem, order: list[int], tops: list[int]) -> list[int]:

@@ -13,15 +13,15 @@ from foreplan.units import align_up
 
 @dataclass(frozen=True)
 class AliasSets:
-    """Instances that follow one another in the same bytes; a chain is one buffer to the placer.
+    """Instances that follow one another in the same bytes; a alias set is one buffer to the placer.
 
     Attributes:
-        of: the chain of each instance.
-        at: byte of the chain at which each instance begins.
-        over: the instance whose bytes each instance takes over, or -1 where it starts a chain or follows at home a
+        of: the alias set of each instance.
+        at: byte of the alias set at which each instance begins.
+        over: the instance whose bytes each instance takes over, or -1 where it starts a alias set or follows at home a
             stored value that its action does not read.
         wholes: instances that were made of others in their places.
-        region: of each chain.
+        region: of each alias set.
         nbytes: its largest instance's, which is its first but for what is made within it.
         alignment: the largest of its instances'.
         lower: its first instance's.
@@ -43,7 +43,7 @@ class AliasSets:
     def within(self) -> set[int]:
         """Instances whose bytes count with a whole of which they are parts, or were made over by one."""
         last = {self.of[instance]: instance for instance in sorted(self.wholes)}
-        return {i for i, chain in enumerate(self.of) if i < last.get(chain, 0)} if last else set()
+        return {i for i, alias_set in enumerate(self.of) if i < last.get(alias_set, 0)} if last else set()
 
 
 def merge(
@@ -78,11 +78,11 @@ def merge(
         over = -1 if starts else pairs.get(instance, -1)
         alias_sets.over[instance] = over
         if value.home >= 0:
-            chain = at_home[value.home]
+            alias_set = at_home[value.home]
         elif over >= 0:
-            chain = alias_sets.of[over]
+            alias_set = alias_sets.of[over]
         else:
-            chain = len(alias_sets.region)
+            alias_set = len(alias_sets.region)
             alias_sets.region.append(value.region)
             alias_sets.nbytes.append(value.nbytes)
             alias_sets.alignment.append(value.alignment)
@@ -90,10 +90,10 @@ def merge(
             alias_sets.upper.append(ranges.upper[instance])
             alias_sets.stored.append(v if value.role is Role.STORED else -1)
             if value.role is Role.STORED:
-                at_home[v] = chain
-        alias_sets.of.append(chain)
-        alias_sets.alignment[chain] = max(alias_sets.alignment[chain], value.alignment)
-        alias_sets.upper[chain] = max(alias_sets.upper[chain], ranges.upper[instance])
+                at_home[v] = alias_set
+        alias_sets.of.append(alias_set)
+        alias_sets.alignment[alias_set] = max(alias_sets.alignment[alias_set], value.alignment)
+        alias_sets.upper[alias_set] = max(alias_sets.upper[alias_set], ranges.upper[instance])
     return alias_sets
 
 

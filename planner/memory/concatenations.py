@@ -37,7 +37,7 @@ class _Joins:
         self.problem, self.ranges, self.before, self.live = problem, ranges, alias_sets, live
         self.grain = granularities(problem)
         self.lower, self.alignment = list(alias_sets.lower), list(alias_sets.alignment)
-        self.inside: dict[int, tuple[int, int]] = {}  # by chain, the chain in which it lies, and where
+        self.inside: dict[int, tuple[int, int]] = {}  # by alias set, the alias set in which it lies, and where
         self.wholes: set[int] = set()
 
     def run(self, step: int, action: Action) -> None:
@@ -57,62 +57,62 @@ class _Joins:
 
     def _may_lie_within(self, piece: int, part: Part, step: int) -> bool:
         """Whether a part dies in the step, and nothing that had its bytes before it reaches beyond them."""
-        value, chain = self.problem.values[self.ranges.values[piece]], self.before.of[piece]
+        value, alias_set = self.problem.values[self.ranges.values[piece]], self.before.of[piece]
         return (
             value.role is Role.TRANSIENT
             and value.nbytes > 0
             and not self.ranges.kept[piece]
             and self.ranges.upper[piece] == step + 1
-            and self.before.stored[chain] < 0
-            and self.before.nbytes[chain] <= value.nbytes
-            and part.offset % self.alignment[chain] == 0
+            and self.before.stored[alias_set] < 0
+            and self.before.nbytes[alias_set] <= value.nbytes
+            and part.offset % self.alignment[alias_set] == 0
         )
 
     def _place(self, step: int, into: int, found: Sequence[tuple[int, Part]]) -> bool:
-        """Put parts into a chain, if no more bytes are live than before."""
+        """Put parts into a alias set, if no more bytes are live than before."""
         pieces = [(self.before.of[piece], part) for piece, part in found]
-        first = min(self.lower[chain] for chain, _ in pieces)
+        first = min(self.lower[alias_set] for alias_set, _ in pieces)
         more = np.zeros(step + 1 - first, np.int64)
         more[:-1] += self._bytes(into)
-        for chain, _ in pieces:
-            more[self.lower[chain] - first :] -= self._bytes(chain)
+        for alias_set, _ in pieces:
+            more[self.lower[alias_set] - first :] -= self._bytes(alias_set)
         now = self.live[first : step + 1]
         if np.max(now + more) > np.max(now):
             return False
         now += more
-        for chain, part in pieces:
-            self.inside[chain] = into, part.offset
-            self.alignment[into] = max(self.alignment[into], self.alignment[chain])
+        for alias_set, part in pieces:
+            self.inside[alias_set] = into, part.offset
+            self.alignment[into] = max(self.alignment[into], self.alignment[alias_set])
         self.lower[into] = first
         return True
 
-    def _bytes(self, chain: int) -> int:
-        region = self.before.region[chain]
+    def _bytes(self, alias_set: int) -> int:
+        region = self.before.region[alias_set]
         counts = self.problem.regions[region].on_device
-        return align_up(self.before.nbytes[chain], self.grain[region]) if counts else 0
+        return align_up(self.before.nbytes[alias_set], self.grain[region]) if counts else 0
 
     def alias_sets(self) -> AliasSets:
         """What is left of the alias sets, numbered anew."""
         old = self.before
-        left = [chain for chain in range(len(old.region)) if chain not in self.inside]
-        number = {chain: i for i, chain in enumerate(left)}
+        left = [alias_set for alias_set in range(len(old.region)) if alias_set not in self.inside]
+        number = {alias_set: i for i, alias_set in enumerate(left)}
         of, at = [], []
-        for chain in old.of:
+        for alias_set in old.of:
             offset = 0
-            while chain in self.inside:
-                chain, more = self.inside[chain]
+            while alias_set in self.inside:
+                alias_set, more = self.inside[alias_set]
                 offset += more
-            of.append(number[chain])
+            of.append(number[alias_set])
             at.append(offset)
         return replace(
             old,
             of=of,
             at=at,
             wholes=frozenset(self.wholes),
-            region=[old.region[chain] for chain in left],
-            nbytes=[old.nbytes[chain] for chain in left],
-            alignment=[self.alignment[chain] for chain in left],
-            lower=[self.lower[chain] for chain in left],
-            upper=[old.upper[chain] for chain in left],
-            stored=[old.stored[chain] for chain in left],
+            region=[old.region[alias_set] for alias_set in left],
+            nbytes=[old.nbytes[alias_set] for alias_set in left],
+            alignment=[self.alignment[alias_set] for alias_set in left],
+            lower=[self.lower[alias_set] for alias_set in left],
+            upper=[old.upper[alias_set] for alias_set in left],
+            stored=[old.stored[alias_set] for alias_set in left],
         )

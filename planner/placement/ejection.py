@@ -2,7 +2,7 @@
 
 Each buffer in turn goes where it throws out the least of what lies there, at best nothing, and what is thrown out waits
 for its own turn. The least is counted in penalties: one for every time that a buffer had to throw out others, so those
-that are hard to place come to stay (ejection alias_sets: Glover, "Ejection alias sets, reference structures and alternating
+that are hard to place come to stay (ejection chains: Glover, "Ejection chains, reference structures and alternating
 path methods for traveling salesman problems", Discrete Applied Mathematics 1996; the penalties: Nagata and Bräysy,
 "A powerful route minimization heuristic for the vehicle routing problem with time windows", Operations Research
 Letters 2009). Short runs from several starts succeed more often than long ones.

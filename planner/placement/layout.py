@@ -42,7 +42,7 @@ class Layout:
     """Where everything of a schedule lies.
 
     Attributes:
-        alias_sets: offset of each chain.
+        alias_sets: offset of each alias set.
         workspaces: offset of each step's workspace, 0 where it has none.
         heights: bytes of each region.
         placement: the placer that found the offsets of the device's largest region.
@@ -81,7 +81,7 @@ def loosened(problem: Problem, plan: Schedule, least: int) -> Schedule | None:
     """The same order with results of at least so many bytes beside what they could be written over, where that is free.
 
     A value that goes on in the same bytes through many actions is one long buffer. Where so much less lives than at
-    the peak that both find room, such a chain may be cut: the next value then lies anywhere, which leaves placement
+    the peak that both find room, such a alias set may be cut: the next value then lies anywhere, which leaves placement
     more freedom. None where nothing can be cut.
     """
     alias_sets, ranges = plan.alias_sets, plan.ranges
@@ -127,8 +127,8 @@ def lay_out(problem: Problem, plan: Schedule, *, quick: bool = False) -> Layout:
             work=PLACEMENT_WORK,
         )
         offsets = [bottom + offset for offset in placement.offsets.tolist()]
-        for chain, offset in zip(buffers, offsets):
-            layout.alias_sets[chain] = offset
+        for alias_set, offset in zip(buffers, offsets):
+            layout.alias_sets[alias_set] = offset
         for step, offset in zip(scratch, offsets[len(buffers) :]):
             layout.workspaces[step] = offset
         layout.heights.append(align_up(bottom + placement.height, problem.unit))
@@ -141,10 +141,10 @@ def lay_out(problem: Problem, plan: Schedule, *, quick: bool = False) -> Layout:
 def stack_stored(alias_sets: AliasSets, region: int, offsets: list[int]) -> int:
     """Put a region's stored values one above the other, as listed; returns the bytes they take."""
     top = 0
-    for chain, stored in enumerate(alias_sets.stored):
-        if stored >= 0 and alias_sets.region[chain] == region:
-            offsets[chain] = align_up(top, max(ALIGNMENT, alias_sets.alignment[chain]))
-            top = offsets[chain] + alias_sets.nbytes[chain]
+    for alias_set, stored in enumerate(alias_sets.stored):
+        if stored >= 0 and alias_sets.region[alias_set] == region:
+            offsets[alias_set] = align_up(top, max(ALIGNMENT, alias_sets.alignment[alias_set]))
+            top = offsets[alias_set] + alias_sets.nbytes[alias_set]
     return top
 
 
@@ -158,7 +158,7 @@ def assemble(
 ) -> Plan:
     """The plan that a schedule and its layout make."""
     ranges, live = plan.ranges, live_bytes(problem, plan.order)
-    at = [layout.alias_sets[chain] + inside for chain, inside in zip(plan.alias_sets.of, plan.alias_sets.at)]
+    at = [layout.alias_sets[alias_set] + inside for alias_set, inside in zip(plan.alias_sets.of, plan.alias_sets.at)]
     last: dict[int, int] = {}
     for instance, value in enumerate(ranges.values):
         last[value] = instance

@@ -1,7 +1,7 @@
 """The choice among candidates: a curve of schedules without them becomes one with them.
 
-Every step of a schedule takes the fastest of its candidates that its room allows, for every height that the arena may have.
-So a schedule of the search, which saw the least workspace, stands for many: from its own bytes up to those of the
+Every step of a schedule takes the fastest of its candidates that its room allows, for every height that the arena may
+have. So a schedule of the search, which saw the least workspace, stands for many: from its own bytes up to those of the
 fastest.
 """
 

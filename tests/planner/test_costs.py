@@ -1,4 +1,4 @@
-"""The one base of added flops and time: the fastest of all candidates, each value computed once, whatever a plan chose."""
+"""The one base of added flops and time: the fastest candidates, each value computed once, whatever a plan chose."""
 
 from __future__ import annotations
 
