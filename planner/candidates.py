@@ -1,7 +1,7 @@
 """Kernel candidates: actions that differ in workspace and cost alone, such as kernels for one op.
 
-Candidates read and write the same in the same way, so which of them runs at a step changes the live bytes of that
-step and nothing else. So the search for orders and for what to recompute sees one of them, with the least workspace and the
+Candidates read and write the same in the same way, so which of them runs at a step changes the live bytes of that step
+and nothing else. So the search for orders and for what to recompute sees one of them, with the least workspace and the
 least cost that any has; `recompute.candidate_front` then chooses among them.
 """
 
