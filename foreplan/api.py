@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ from foreplan.arguments import choice, flag, instance, names_in, path_of, whole
 from foreplan.collection import without_collection
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.graph import Graph
-from foreplan.graph.types import FLOAT32
 from foreplan.lower import WORKSPACE, Program, Target, lower
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.lower.program import HOST
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from foreplan.views.memory import Memory
 
 _MODEL = "make one with from_onnx(path), trace(function, *specs) or models.build(name)"
+_BEFORE_TARGET = (passes.Stage.FORWARD, passes.Stage.MEMORY, passes.Stage.TRAINING)
 _CHOOSES = "checkpoint says what is recomputed, and {} lets the planner choose: give one"
 
 
@@ -54,10 +55,9 @@ def differentiate(
         ModelError: nothing can be differentiated; names the node.
         UsageError: an output or a precision that does not exist.
     """
-    dtype = passes.narrow_type(precision)
+    settings = _training(graph, loss, optimizer, outputs, precision)
     with without_collection():
-        forward = _training_forward(graph, loss, optimizer, outputs)
-        return passes.simplified(passes.differentiate(forward, optimizer, dtype))
+        return passes.run_passes(graph, settings, _BEFORE_TARGET)
 
 
 def micro_batches(
@@ -82,22 +82,31 @@ def micro_batches(
         raise UsageError(
             "gradients are accumulated for an update: pass a loss and an optimizer, or leave accumulate out"
         )
-    dtype = passes.narrow_type(precision)
-    return passes.micro_batches(_training_forward(graph, loss, optimizer, outputs), optimizer, dtype)
+    settings, accumulation = _training(graph, loss, optimizer, outputs, precision), passes.Accumulation()
+    settings = replace(settings, consume=accumulation.consume, accumulation=accumulation)
+    body = passes.run_passes(graph, settings, _BEFORE_TARGET)
+    return passes.with_same_stored(body, passes.simplified(accumulation.update(body, optimizer)))
 
 
-def _training_forward(graph: Graph, loss: Any, optimizer: Optimizer | None, outputs: Iterable[str]) -> Graph:
-    """The forward pass with its loss in the form that is differentiated, after checking what was given."""
+def _training(
+    graph: Graph, loss: Any, optimizer: Optimizer | None, outputs: Iterable[str], precision: str
+) -> passes.Settings:
+    """What is asked of the passes, after checking what was given."""
     from foreplan.frontend.losses import attach_loss
 
+    dtype = passes.narrow_type(precision)
     instance("a model", graph, Graph, _MODEL)
     if optimizer is not None and (isinstance(optimizer, type) or not hasattr(optimizer, "learning_rate")):
         raise UsageError(f"the optimizer must be one such as optim.Nesterov(0.1), and is {optimizer!r}")
     names = names_in("outputs", outputs)
     passes.select_outputs(graph, names)  # a wrong name is told before anything else is done
-    if loss is not None:
-        graph = attach_loss(graph, loss)
-    return passes.simplified(passes.training_form(passes.select_outputs(graph, names)))
+    return passes.Settings(
+        outputs=tuple(names),
+        attach=None if loss is None else partial(attach_loss, loss=loss),
+        trains=True,
+        consume=None if optimizer is None else passes.updating(optimizer),
+        dtype=dtype,
+    )
 
 
 def inference(graph: Graph, outputs: Iterable[str] | None = None, precision: str = "float32") -> Graph:
@@ -111,9 +120,8 @@ def inference(graph: Graph, outputs: Iterable[str] | None = None, precision: str
     """
     dtype = passes.narrow_type(precision)
     instance("a model", graph, Graph, _MODEL)
-    chosen = graph if outputs is None else passes.select_outputs(graph, names_in("outputs", outputs))
-    forward = passes.simplified(passes.split_concats(passes.fuse_attention(passes.simplified(chosen))))
-    return forward if dtype == FLOAT32 else passes.simplified(passes.with_precision(forward, dtype))
+    names = None if outputs is None else tuple(names_in("outputs", outputs))
+    return passes.run_passes(graph, passes.Settings(names, dtype=dtype), _BEFORE_TARGET)
 
 
 def plan(

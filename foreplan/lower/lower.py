@@ -8,7 +8,7 @@ from typing import cast
 
 from foreplan.arguments import flag, instance, whole
 from foreplan.errors import ShapeError, UnsupportedError
-from foreplan.graph import Builder, Cost, Graph, Kind, Node, Op, Value, Window
+from foreplan.graph import Cost, Graph, Kind, Node, Op, Value, Window
 from foreplan.graph.names import Names
 from foreplan.lower.fallbacks import fallbacks, note_of
 from foreplan.lower.offload import COPY, with_host
@@ -17,12 +17,7 @@ from foreplan.lower.program import ARENA, CATEGORIES, REGIONS, Call, Operand, Pr
 from foreplan.lower.target import Candidate, Target
 from foreplan.lower.targets import target_named
 from foreplan.lower.valid import with_valid
-from foreplan.passes.fuse_conv_maps import fuse_conv_maps
-from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
-from foreplan.passes.fuse_norm_masks import fuse_norm_masks
-from foreplan.passes.group_updates import group_updates
-from foreplan.passes.rewrite import rewrite
-from foreplan.passes.simplify import fuse_maps
+from foreplan.passes.pipeline import Settings, Stage, run_passes
 from foreplan.planner import problem as p
 from foreplan.units import parse_bytes
 
@@ -60,33 +55,12 @@ def lower(
     offload, prefetch, tune = flag("offload", offload), flag("prefetch", prefetch), flag("tune", tune)
     workspace = workspace if isinstance(workspace, str) else whole("workspace", workspace, 0)
     chosen = cast(Target, target) if hasattr(target, "kernels") else target_named(target, tune=tune)
-    fused = _decompose(graph, chosen)
-    for fuse in (fuse_conv_maps, fuse_matmul_maps, fuse_norm_masks, group_updates):
-        fused = fuse(fused, chosen.fuses)
-    program = _Lowering(fused, chosen, workspace).run()
+    formed = run_passes(graph, Settings(machine=chosen), (Stage.TARGET,))
+    program = _Lowering(formed, chosen, workspace).run()
     note = note_of(fallbacks(program), program.target)
     program = replace(program, notes=(*program.notes, note)) if note else program
     program = with_host(program, chosen) if offload else program
     return with_prefetch(program) if prefetch else program
-
-
-def _decompose(graph: Graph, target: Target) -> Graph:
-    def expand(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
-        types, outputs = ([Window.dense(value.type) for value in values] for values in (inputs, node.outputs))
-        if node.op.is_view or target.kernels(node.op, types, outputs):
-            return None
-        b.scope = node.name + "/"
-        simpler = node.op.decompose(b, inputs)
-        if simpler is None:
-            where = f" ({node.source})" if node.source else ""
-            raise UnsupportedError(f"node {node.name!r}{where}: target {target.name} has no kernel for {node.op.name}")
-        return simpler
-
-    while True:  # a decomposition may use ops that need one themselves
-        smaller = rewrite(graph, expand)
-        if [node.op for node in smaller.nodes] == [node.op for node in graph.nodes]:
-            return graph
-        graph = fuse_maps(smaller)
 
 
 class _Lowering:

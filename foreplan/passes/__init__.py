@@ -1,20 +1,21 @@
 """Graph → graph: the passes between a model and the whole training step."""
 
 from foreplan.passes.accumulate import accumulate
-from foreplan.passes.autodiff import differentiate
+from foreplan.passes.autodiff import differentiate, updating
 from foreplan.passes.chunk_loss import chunk_losses
 from foreplan.passes.fuse_attention import fuse_attention
 from foreplan.passes.fuse_conv_maps import fuse_conv_maps
 from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
 from foreplan.passes.fuse_norm_masks import fuse_norm_masks
 from foreplan.passes.group_updates import group_updates
-from foreplan.passes.micro_batches import micro_batches
+from foreplan.passes.micro_batches import Accumulation, with_same_stored
 from foreplan.passes.pack_attention import pack_attention
 from foreplan.passes.pack_masks import pack_masks
+from foreplan.passes.pipeline import PASSES, Pass, Ran, Settings, Stage, run_passes, simplified
 from foreplan.passes.precision import PRECISIONS, narrow_type, with_precision
-from foreplan.passes.push_slices import narrow
+from foreplan.passes.push_slices import push_slices
 from foreplan.passes.select import select_outputs
-from foreplan.passes.simplify import fold_constants, fuse_maps, share_common, simplified
+from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
 from foreplan.passes.split_channels import split_channels
 from foreplan.passes.split_concats import split_concats
 from foreplan.passes.split_gradients import split_gradients
@@ -22,7 +23,13 @@ from foreplan.passes.training import training_form
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 
 __all__ = [
+    "PASSES",
     "PRECISIONS",
+    "Accumulation",
+    "Pass",
+    "Ran",
+    "Settings",
+    "Stage",
     "accumulate",
     "chunk_losses",
     "differentiate",
@@ -33,11 +40,11 @@ __all__ = [
     "fuse_matmul_maps",
     "fuse_norm_masks",
     "group_updates",
-    "micro_batches",
-    "narrow",
+    "push_slices",
     "narrow_type",
     "pack_attention",
     "pack_masks",
+    "run_passes",
     "select_outputs",
     "share_common",
     "simplified",
@@ -45,7 +52,9 @@ __all__ = [
     "split_concats",
     "split_gradients",
     "training_form",
+    "updating",
     "wide_gradients",
     "wide_maps",
     "with_precision",
+    "with_same_stored",
 ]

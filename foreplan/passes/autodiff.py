@@ -9,17 +9,11 @@ from typing import Protocol
 import numpy as np
 
 from foreplan.errors import ModelError
-from foreplan.graph import Array, Builder, DType, Graph, Kind, Node, Value
-from foreplan.graph.types import FLOAT32
+from foreplan.graph import Array, Builder, Graph, Kind, Node, Value
 from foreplan.ops.join import Unslice, sum_of_unslices
 from foreplan.ops.map import convert, elementwise
-from foreplan.passes.chunk_loss import chunk_losses
-from foreplan.passes.fuse_attention import fuse_attention
-from foreplan.passes.loss_scale import LossScale, is_scaled
+from foreplan.passes.loss_scale import LossScale
 from foreplan.passes.optimizer import Optimizer, Updater
-from foreplan.passes.precision import with_precision
-from foreplan.passes.split_channels import split_channels
-from foreplan.passes.split_concats import split_concats
 
 
 class Consumer(Protocol):
@@ -35,26 +29,16 @@ class Consumer(Protocol):
 Consume = Callable[[Builder, LossScale | None], Consumer]
 
 
-def differentiate(graph: Graph, optimizer: Optimizer | None = None, dtype: DType = FLOAT32) -> Graph:
-    """The whole training step: forward, loss, backward, and an update a parameter.
+def differentiate(graph: Graph, consume: Consume | None = None, scaled: bool = False) -> Graph:
+    """Forward, loss and backward in one graph.
 
-    Requires, raises: as `backward`. Ensures: as `backward`; every PARAMETER that the loss depends on is updated, right
-    behind its gradient; or, with no optimizer, has its gradient returned in `graph.gradients`. The learning rate is an
-    input with a default.
-    """
-    return backward(graph, None if optimizer is None else lambda b, scale: Updater(b, optimizer, scale=scale), dtype)
+    Requires: `graph.loss` is set; ops are in the form wanted (see `training_form`). Ensures: the gradient of every
+    PARAMETER that the loss depends on is consumed as soon as it is complete, right behind the last reader of its old
+    content; or, with no consumer, returned in `graph.gradients`. No gradient is computed that nobody reads.
 
-
-def backward(graph: Graph, consume: Consume | None = None, dtype: DType = FLOAT32) -> Graph:
-    """Forward, loss and backward in one graph, computing in `dtype` what may be narrow (see `with_precision`).
-
-    Requires: `graph.loss` is set; ops are in the form wanted (see `training_form`). Ensures: attention that is written
-    out is one op (see `fuse_attention`); a loss over a large vocabulary is made in chunks (see `chunk_losses`), and so
-    is a dominant activation between two convolutions (see `split_channels`); convolutions add up what they give of
-    concatenated channels (see `split_concats`); the gradient of every PARAMETER that the loss depends on is consumed as
-    soon as it is complete; or, with no consumer, returned in `graph.gradients`. No gradient is computed that nobody
-    reads. In float16 the gradients that are consumed are too large by a scale (see `LossScale`), and no loss is made in
-    chunks, which would round gradients without it.
+    Args:
+        consume: makes what uses the gradients, such as `updating(optimizer)`.
+        scaled: whether the gradients that are consumed are too large by a scale (see `LossScale`).
 
     Raises:
         ModelError: there is no loss, or the loss depends on no parameter.
@@ -62,10 +46,6 @@ def backward(graph: Graph, consume: Consume | None = None, dtype: DType = FLOAT3
     """
     if graph.loss is None:
         raise ModelError(f"graph {graph.name!r} has no loss to differentiate; attach one first")
-    graph = fuse_attention(graph)
-    chunked = graph if is_scaled(dtype) else chunk_losses(graph)
-    graph = with_precision(split_channels(split_concats(chunked)), dtype)
-    assert graph.loss is not None
     wanted = _depends_on_parameters(graph)
     if graph.loss not in wanted:
         raise ModelError(
@@ -73,7 +53,7 @@ def backward(graph: Graph, consume: Consume | None = None, dtype: DType = FLOAT3
         )
     b = Builder(base=graph)
     b.kind, b.wanted = Kind.GRADIENT, wanted
-    scale = LossScale.stored(b) if is_scaled(dtype) and consume is not None else None
+    scale = LossScale.stored(b) if scaled and consume is not None else None
     consumer = None if consume is None else consume(b, scale)
     walk = _Backward(b, graph, wanted, consumer, scale)
     walk.run()
@@ -87,6 +67,11 @@ def backward(graph: Graph, consume: Consume | None = None, dtype: DType = FLOAT3
         return b.finish(graph.outputs, updates, graph.loss)
     gradients = {value.name: walk.gradients[value] for value in graph.parameters if value in walk.gradients}
     return b.finish(graph.outputs, updates, graph.loss, gradients)
+
+
+def updating(optimizer: Optimizer) -> Consume:
+    """What updates every parameter. The learning rate is an input with a default."""
+    return lambda b, scale: Updater(b, optimizer, scale=scale)
 
 
 def _depends_on_parameters(graph: Graph) -> set[Value]:

@@ -20,7 +20,7 @@ SHARE = 2  # a slice is worth it if it leaves out at least all but one of so man
 Narrowed = tuple[Op, list[Slice | None]]  # what computes the slice, and the slice of each input (None: all of it)
 
 
-def narrow(graph: Graph) -> Graph:
+def push_slices(graph: Graph) -> Graph:
     """Compute only the slice of a forward result that is read, and of what that is computed from, and so on.
 
     A classifier that reads one token of many needs no other one behind the last attention; a language model asked for

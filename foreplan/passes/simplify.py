@@ -9,13 +9,7 @@ from foreplan.graph import Array, Builder, Graph, Kind, Node, Op, Value
 from foreplan.ops.evaluate import computed, content
 from foreplan.ops.expr import Arg, Expr, subexpressions, substitute
 from foreplan.ops.map import Map
-from foreplan.passes.accumulate import accumulate
-from foreplan.passes.pack_attention import pack_attention
-from foreplan.passes.pack_masks import pack_masks
-from foreplan.passes.push_slices import narrow
 from foreplan.passes.rewrite import rewrite
-from foreplan.passes.split_gradients import split_gradients
-from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 
 FOLD_BYTES = 1024  # a folded constant larger than this would cost more memory than recomputing it
 FUSED_PARTS = 48  # expressions with more parts than this spill their registers out of the cache
@@ -145,9 +139,3 @@ def _fuse(nodes: Sequence[Node], now: dict[Value, Value]) -> tuple[list[Expr], l
         exprs = [substitute(expr, args) for expr in node.op.parsed]
         inside.update(zip(node.outputs, exprs))
     return exprs, values
-
-
-def simplified(graph: Graph) -> Graph:
-    """The passes that help whatever the graph is for, in the order in which each helps the next."""
-    graph = wide_gradients(narrow(share_common(fold_constants(graph))))
-    return pack_masks(wide_maps(fuse_maps(accumulate(split_gradients(pack_attention(graph))))))

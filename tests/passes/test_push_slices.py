@@ -9,8 +9,7 @@ import foreplan as fp
 from foreplan import passes
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph, parse_graph
-from foreplan.passes import differentiate, fold_constants, share_common
-from foreplan.passes import push_slices as narrow
+from foreplan.passes import differentiate, fold_constants, push_slices, share_common
 from tests.ops.check import evaluate
 
 RNG = np.random.default_rng(0)
@@ -40,7 +39,7 @@ def same_results(before: Graph, after: Graph) -> None:
 
 def check(middle: str, last: str) -> Graph:
     before = parse_graph(HEAD + middle + CUT.format(last))
-    after = fold_constants(narrow(before))
+    after = fold_constants(push_slices(before))
     same_results(before, after)
     return after
 
@@ -85,7 +84,7 @@ def test_slices_with_steps_and_backward() -> None:
         "%y: float64[2,3,1] = slice(starts=(0, 5, 3), shape=(2, 3, 1), steps=(1, -2, 1)) [%s] as %y\noutput %y = %y\n"
     )
     before = parse_graph(text)
-    after = fold_constants(narrow(before))
+    after = fold_constants(push_slices(before))
     assert "map" in nodes(after)[-1]
     same_results(before, after)
 
@@ -118,7 +117,7 @@ def test_what_is_needed_whole_stays(middle: str, last: str) -> None:
     outputs = [line + "\n" for line in middle.splitlines() if line.startswith("output")]
     body = "".join(line + "\n" for line in middle.splitlines() if not line.startswith("output"))
     before = parse_graph(HEAD + body + CUT.format(last) + "".join(outputs))
-    assert narrow(before) is before
+    assert push_slices(before) is before
 
 
 def test_most_of_a_tensor_is_not_worth_a_slice() -> None:
@@ -127,14 +126,14 @@ def test_most_of_a_tensor_is_not_worth_a_slice() -> None:
         "%y: float64[2,5,4] = slice(starts=(0, 0, 0), shape=(2, 5, 4), steps=(1, 1, 1)) [%s] as %y\noutput %y = %y\n"
     )
     before = parse_graph(text)
-    assert narrow(before) is before
+    assert push_slices(before) is before
 
 
 def test_a_vision_transformer_keeps_its_loss_and_gradients() -> None:
     graph = fp.models.build("vit_b16:batch=2,size=32,layers=2,width=8,heads=2,classes=3")
     graph = parse_graph(graph.as_text().replace("float32", "float64"))
     forward = share_common(passes.training_form(passes.select_outputs(attach_loss(graph, "cross_entropy"), [])))
-    before, after = differentiate(forward), differentiate(narrow(forward))
+    before, after = differentiate(forward), differentiate(push_slices(forward))
     assert len([n for n in after.nodes if n.name.endswith("/part") and n.outputs[0].shape == (2, 1, 8)]) >= 5
     inputs = {
         v.name: RNG.normal(size=v.shape) if v.dtype.is_float else RNG.integers(0, 3, v.shape) for v in before.inputs

@@ -1,0 +1,49 @@
+"""Ops that a target has no kernel for, as simpler ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from foreplan.errors import UnsupportedError
+from foreplan.graph import Builder, Graph, Node, Op, Value, Window
+from foreplan.graph.op import Types, Windows
+from foreplan.passes.rewrite import rewrite
+from foreplan.passes.simplify import fuse_maps
+
+
+class Machine(Protocol):
+    """A target, as far as passes need to know it."""
+
+    name: str
+
+    def kernels(self, op: Op, inputs: Windows, outputs: Windows) -> Sequence[object]:
+        """The candidates for an op on tensors that lie so; none: it is decomposed."""
+
+    def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
+        """Whether an op that does what several do should take their place."""
+
+
+def decompose(graph: Graph, machine: Machine) -> Graph:
+    """The graph with ops alone for which the target has a kernel.
+
+    Raises:
+        UnsupportedError: it has none for an op, and the op no decomposition; names the node.
+    """
+
+    def expand(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        types, outputs = ([Window.dense(value.type) for value in values] for values in (inputs, node.outputs))
+        if node.op.is_view or machine.kernels(node.op, types, outputs):
+            return None
+        b.scope = node.name + "/"
+        simpler = node.op.decompose(b, inputs)
+        if simpler is None:
+            where = f" ({node.source})" if node.source else ""
+            raise UnsupportedError(f"node {node.name!r}{where}: target {machine.name} has no kernel for {node.op.name}")
+        return simpler
+
+    while True:  # a decomposition may use ops that need one themselves
+        smaller = rewrite(graph, expand)
+        if [node.op for node in smaller.nodes] == [node.op for node in graph.nodes]:
+            return graph
+        graph = fuse_maps(smaller)

@@ -1,0 +1,255 @@
+"""The passes between a model and what is lowered: one list, in the order in which they run.
+
+    for each in PASSES: graph = each.run(graph, settings), where each.applies(settings)
+
+What helps whatever a graph is for (`SIMPLIFY`) runs whenever a stage has left something to it, so that a pass
+may stand in several places of the list.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from foreplan.errors import ForeplanError, UsageError
+from foreplan.graph import DType, Graph
+from foreplan.graph.types import FLOAT32
+from foreplan.passes.accumulate import accumulate
+from foreplan.passes.autodiff import Consume, differentiate
+from foreplan.passes.chunk_loss import chunk_losses
+from foreplan.passes.decompose import Machine, decompose
+from foreplan.passes.fuse_attention import fuse_attention
+from foreplan.passes.fuse_conv_maps import fuse_conv_maps
+from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
+from foreplan.passes.fuse_norm_masks import fuse_norm_masks
+from foreplan.passes.group_updates import group_updates
+from foreplan.passes.loss_scale import is_scaled
+from foreplan.passes.micro_batches import Accumulation
+from foreplan.passes.pack_attention import pack_attention
+from foreplan.passes.pack_masks import pack_masks
+from foreplan.passes.precision import with_precision
+from foreplan.passes.properties import Property, complaint
+from foreplan.passes.push_slices import push_slices
+from foreplan.passes.select import select_outputs
+from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
+from foreplan.passes.split_channels import split_channels
+from foreplan.passes.split_concats import split_concats
+from foreplan.passes.split_gradients import split_gradients
+from foreplan.passes.training import training_form
+from foreplan.passes.wide_gradients import wide_gradients, wide_maps
+
+
+class Stage(StrEnum):
+    """What a pass is for."""
+
+    FORWARD = "forward"  # the model becomes the one that is asked for
+    MEMORY = "memory"  # less has to live at once
+    TRAINING = "training"  # backward and updates are added
+    TARGET = "target"  # ops take the form that an engine has kernels for
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is asked of the passes.
+
+    Attributes:
+        outputs: what a step returns beside the loss; None: all of the model's.
+        attach: adds the loss to the forward graph; None: it has one, or none is wanted.
+        trains: whether the graph becomes a training step.
+        consume: what becomes of the gradients; None: the step returns them.
+        accumulation: of micro-batches, for one of which the graph runs.
+        dtype: what is computed with where that may be narrow.
+        machine: the target, for passes of its stage.
+    """
+
+    outputs: tuple[str, ...] | None = None
+    attach: Callable[[Graph], Graph] | None = None
+    trains: bool = False
+    consume: Consume | None = None
+    accumulation: Accumulation | None = None
+    dtype: DType = FLOAT32
+    machine: Machine | None = None
+
+
+def _always(settings: Settings) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass.
+
+    Attributes:
+        name: for people, and for `--without`; a pass that stands in several places has one name.
+        stage: see this module.
+        run: graph → graph.
+        applies: whether it runs, given what is asked for.
+        requires, ensures: properties of the graph before and behind it, which `run_passes` checks when asked.
+        optional: whether a step is right without it.
+    """
+
+    name: str
+    stage: Stage
+    run: Callable[[Graph, Settings], Graph]
+    applies: Callable[[Settings], bool] = _always
+    requires: tuple[Property, ...] = ()
+    ensures: tuple[Property, ...] = ()
+    optional: bool = False
+
+
+def _plain(function: Callable[[Graph], Graph], stage: Stage, applies: Callable[[Settings], bool] = _always) -> Pass:
+    """A pass that needs to know nothing but the graph, and that a step is right without."""
+    return Pass(function.__name__, stage, lambda graph, settings: function(graph), applies, optional=True)
+
+
+def _trains(settings: Settings) -> bool:
+    return settings.trains
+
+
+def _infers(settings: Settings) -> bool:
+    return not settings.trains
+
+
+def _select(graph: Graph, settings: Settings) -> Graph:
+    return graph if settings.outputs is None else select_outputs(graph, settings.outputs)
+
+
+def _attach(graph: Graph, settings: Settings) -> Graph:
+    return graph if settings.attach is None else settings.attach(graph)
+
+
+def _mean_loss(graph: Graph, settings: Settings) -> Graph:
+    assert settings.accumulation is not None
+    return settings.accumulation.with_mean_loss(graph)
+
+
+def _decompose(graph: Graph, settings: Settings) -> Graph:
+    assert settings.machine is not None
+    return decompose(graph, settings.machine)
+
+
+def _fusing(fuse: Callable[[Graph, Callable[..., bool]], Graph]) -> Pass:
+    """A pass that makes one op of several where the target has a kernel for it."""
+
+    def run(graph: Graph, settings: Settings) -> Graph:
+        assert settings.machine is not None
+        return fuse(graph, settings.machine.fuses)
+
+    return Pass(fuse.__name__, Stage.TARGET, run, optional=True)
+
+
+# What helps whatever the graph is for, in the order in which each helps the next.
+SIMPLIFY: tuple[Callable[[Graph], Graph], ...] = (
+    fold_constants,
+    share_common,
+    push_slices,
+    wide_gradients,
+    pack_attention,
+    split_gradients,
+    accumulate,
+    fuse_maps,
+    wide_maps,
+    pack_masks,
+)
+
+
+def _simplify(stage: Stage, applies: Callable[[Settings], bool] = _always) -> tuple[Pass, ...]:
+    return tuple(_plain(function, stage, applies) for function in SIMPLIFY)
+
+
+PASSES: tuple[Pass, ...] = (
+    Pass("attach_loss", Stage.FORWARD, _attach, _trains, ensures=("loss",)),
+    Pass("select_outputs", Stage.FORWARD, _select),
+    Pass("training_form", Stage.FORWARD, lambda g, s: training_form(g), _trains, ensures=("training form",)),
+    *_simplify(Stage.FORWARD),
+    _plain(fuse_attention, Stage.MEMORY),
+    # In chunks gradients would be rounded without their scale.
+    _plain(chunk_losses, Stage.MEMORY, lambda s: s.trains and not is_scaled(s.dtype)),
+    _plain(split_concats, Stage.MEMORY),
+    _plain(split_channels, Stage.MEMORY, _trains),
+    *_simplify(Stage.MEMORY, _infers),
+    Pass("with_precision", Stage.MEMORY, lambda g, s: with_precision(g, s.dtype), lambda s: s.dtype != FLOAT32),
+    Pass(
+        "differentiate",
+        Stage.TRAINING,
+        lambda g, s: differentiate(g, s.consume, is_scaled(s.dtype)),
+        _trains,
+        requires=("loss", "training form"),
+        ensures=("backward",),
+    ),
+    Pass("mean_loss", Stage.TRAINING, _mean_loss, lambda s: s.accumulation is not None),
+    *_simplify(Stage.TRAINING, lambda s: s.trains or s.dtype != FLOAT32),
+    Pass("decompose", Stage.TARGET, _decompose, ensures=("kernels",)),
+    *(_fusing(fuse) for fuse in (fuse_conv_maps, fuse_matmul_maps, fuse_norm_masks, group_updates)),
+)
+NAMES = tuple(dict.fromkeys(each.name for each in PASSES))
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A pass that ran.
+
+    Attributes:
+        step: it, in the list.
+        graph: what it gave.
+        seconds: of processor time.
+        changed: whether that is another graph than before.
+    """
+
+    step: Pass
+    graph: Graph
+    seconds: float
+    changed: bool
+
+
+def run_passes(
+    graph: Graph,
+    settings: Settings,
+    stages: Collection[Stage],
+    *,
+    without: Iterable[str] = (),
+    check: bool = False,
+    watch: Callable[[Ran], None] | None = None,
+) -> Graph:
+    """A graph after the passes of some stages, in the list's order.
+
+    Args:
+        without: names of passes to leave out, for experiments.
+        check: whether to check what passes require and ensure.
+        watch: sees every pass that ran.
+
+    Raises:
+        UsageError: there is no such pass, or nothing works without it.
+        ForeplanError: what a pass requires or ensures does not hold; names both.
+    """
+    left_out = set(without)
+    if unknown := sorted(left_out - set(NAMES)):
+        raise UsageError(f"there is no pass {unknown[0]!r}; the passes are {', '.join(NAMES)}")
+    if needed := sorted(left_out & {each.name for each in PASSES if not each.optional}):
+        raise UsageError(f"nothing works without the pass {needed[0]!r}")
+    for each in PASSES:
+        if each.stage not in stages or each.name in left_out or not each.applies(settings):
+            continue
+        _hold(graph, settings, each.requires if check else (), f"{each.name} requires")
+        started, before = time.process_time(), graph
+        graph = each.run(graph, settings)
+        seconds = time.process_time() - started
+        _hold(graph, settings, each.ensures if check else (), f"{each.name} ensures")
+        if watch is not None:
+            watch(Ran(each, graph, seconds, graph.as_text() != before.as_text()))
+    return graph
+
+
+def _hold(graph: Graph, settings: Settings, wanted: Iterable[Property], who: str) -> None:
+    for each in wanted:
+        if reason := complaint(each, graph, settings.machine):
+            raise ForeplanError(f"the pass {who} that a graph has {each}: {reason}")
+
+
+def simplified(graph: Graph) -> Graph:
+    """A graph after the passes that help whatever it is for."""
+    for function in SIMPLIFY:
+        graph = function(graph)
+    return graph
