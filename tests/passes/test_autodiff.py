@@ -18,9 +18,10 @@ from foreplan.ops.join import split
 from foreplan.ops.map import Map, elementwise
 from foreplan.ops.matmul import matmul
 from foreplan.ops.reduce import Reduce, reduce
-from foreplan.passes import differentiate, simplified
+from foreplan.passes import differentiate, simplified, updating
 from foreplan.passes.optimizer import Nesterov
 from tests.ops.check import evaluate
+from tests.passes.steps import training_step
 
 F = FLOAT64
 
@@ -42,7 +43,7 @@ def test_gradients_equal_central_differences(tied: bool) -> None:
     rng = np.random.default_rng(1)
     inputs = {"x": rng.normal(size=(5, 4))}
     stored = {v.name: rng.normal(size=v.shape) for v in graph.parameters}
-    training = simplified(differentiate(graph))
+    training = training_step(graph)
     values = evaluate(training, inputs, stored)
     assert graph.loss is not None
     for name, gradient in training.gradients.items():
@@ -69,7 +70,7 @@ def test_no_gradient_is_computed_that_nobody_reads() -> None:
 
 
 def test_a_parameter_is_updated_right_behind_its_gradient_and_after_every_reader() -> None:
-    training = differentiate(two_layers(), Nesterov(0.1))
+    training = differentiate(two_layers(), updating(Nesterov(0.1)))
     order = {node: i for i, node in enumerate(training.nodes)}
     for old, new in training.updates.items():
         if old.kind is not Kind.PARAMETER:
@@ -84,7 +85,7 @@ def test_a_parameter_is_updated_right_behind_its_gradient_and_after_every_reader
 
 
 def test_the_weight_gradient_stands_before_the_data_gradient() -> None:
-    training = differentiate(two_layers(), Nesterov(0.1))
+    training = differentiate(two_layers(), updating(Nesterov(0.1)))
     names = [node.op for node in training.nodes if node.name.startswith("matmul.1/grad")]
     assert str(names[0]) == "matmul(transpose_a=True)"
     assert str(names[1]) == "matmul(transpose_b=True)"
@@ -96,7 +97,7 @@ def test_a_parameter_out_of_the_loss_s_reach_is_reported() -> None:
     w = b.store("w", TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0))
     b.store("unused", TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0))
     loss = reduce(b, "sum", elementwise(b, lambda a, c: a * c, x, w))
-    training = differentiate(b.finish({}, loss=loss), Nesterov(0.1))
+    training = differentiate(b.finish({}, loss=loss), updating(Nesterov(0.1)))
     assert any("unused" in note for note in training.notes)
     assert {value.name for value in training.updates} == {"step", "w", "w/velocity"}
 
@@ -206,7 +207,7 @@ def test_the_gradients_of_a_split_are_one_concat() -> None:
     first, second, third = split(b, w, [1, 2, 3], axis=1)
     y = elementwise(b, lambda a, c: a * c, first, second)
     loss = elementwise(b, lambda a, c: a + c, reduce(b, "sum", y), reduce(b, "sum", third))
-    training = simplified(differentiate(b.finish({}, loss=loss)))
+    training = training_step(b.finish({}, loss=loss))
     ops = [node.op.name for node in training.nodes if node.outputs[0].kind is Kind.GRADIENT]
     assert "concat" in ops and "unslice" not in ops
     x = np.random.default_rng(0).normal(size=(2, 6))

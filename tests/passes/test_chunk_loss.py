@@ -12,8 +12,9 @@ from foreplan import passes
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph, as_dtype, parse_graph
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
-from foreplan.passes import chunk_loss, chunk_losses, differentiate, simplified
+from foreplan.passes import chunk_loss, chunk_losses, simplified
 from tests.ops.check import evaluate
+from tests.passes.steps import training_step
 
 RNG = np.random.default_rng(0)
 
@@ -66,7 +67,7 @@ def check(graph: Graph, how: str, biased: bool = False, rows: tuple[slice, ...] 
     """Loss and gradients of the rewritten graph equal JAX's."""
     inputs = {"h": RNG.normal(size=(2, 3, 4)), "target": np.array([[1, -100, 6], [0, 3, -100]])}
     stored = {"w": RNG.normal(size=(7, 4)), "c": RNG.normal(size=7)}
-    training = simplified(differentiate(graph))
+    training = training_step(graph)
     found = evaluate(training, inputs, {name: x for name, x in stored.items() if name in graph_names(training)})
     h, target = inputs["h"][rows], inputs["target"][rows]
     value, gradients = by_jax(h, stored["w"], stored["c"] * biased, target, how)
@@ -125,7 +126,7 @@ loss %loss
 def test_a_matrix_that_is_not_transposed() -> None:
     text = HEAD.replace("%w: float64[7,4]", "%w: float64[4,7]").replace("matmul(transpose_b=True)", "matmul()")
     graph = parse_graph(text + ENTROPY.format("logits") + COUNTED)
-    training = simplified(differentiate(graph))
+    training = training_step(graph)
     assert fused(training)
     inputs = {"h": RNG.normal(size=(2, 3, 4)), "target": RNG.integers(0, 7, (2, 3))}
     w = RNG.normal(size=(4, 7))
@@ -181,9 +182,9 @@ def test_zoo_models_keep_loss_and_gradients(name: str, monkeypatch: pytest.Monke
     forward = simplified(passes.training_form(passes.select_outputs(attach_loss(graph, "cross_entropy"), [])))
     inputs = {v.name: RNG.integers(0, 2 if v.name == "segments" else 40, v.shape) for v in forward.inputs}
     stored = {v.name: RNG.normal(size=v.shape) for v in forward.parameters}
-    with_op = simplified(differentiate(forward))
+    with_op = training_step(forward)
     monkeypatch.setattr(chunk_loss, "SAVED_BYTES", 1 << 40)
-    without = simplified(differentiate(forward))
+    without = training_step(forward)
     assert fused(with_op) and not fused(without)
     got, expected = evaluate(with_op, inputs, stored), evaluate(without, inputs, stored)
     assert with_op.loss is not None and without.loss is not None
@@ -198,7 +199,7 @@ def test_zoo_models_keep_loss_and_gradients(name: str, monkeypatch: pytest.Monke
 def test_no_loss_is_made_in_chunks_where_gradients_need_a_scale(dtype: str, chunked: int) -> None:
     """In chunks the gradient is made, and rounded, with the loss: before it has the scale."""
     graph = parse_graph((HEAD + ENTROPY.format("logits") + COUNTED).replace("float64", "float32"))
-    assert len(fused(differentiate(graph, dtype=as_dtype(dtype)))) == chunked
+    assert len(fused(training_step(graph, dtype=as_dtype(dtype)))) == chunked
 
 
 SCALAR = """parameter %one: float64[] = fill(1.0)

@@ -10,8 +10,9 @@ import pytest
 import foreplan as fp
 from foreplan.graph import Graph, Node, parse_graph
 from foreplan.ops.attention.ops import Attention
-from foreplan.passes import differentiate, fuse_attention, simplified
+from foreplan.passes import fuse_attention
 from tests.ops.check import evaluate
+from tests.passes.steps import training_step
 
 RNG = np.random.default_rng(0)
 MODULE = sys.modules[fuse_attention.__module__]
@@ -81,10 +82,7 @@ def same(before: Graph, after: Graph) -> None:
 
 
 def differentiated(graph: Graph, fused: bool) -> Graph:
-    with pytest.MonkeyPatch.context() as patch:
-        if not fused:
-            patch.setattr("foreplan.passes.autodiff.fuse_attention", lambda graph: graph)
-        step = simplified(differentiate(graph))
+    step = training_step(graph, without=() if fused else ("fuse_attention",))
     assert bool(ops(step)) == fused
     return step
 

@@ -13,6 +13,7 @@ from foreplan.graph import Graph, Kind, parse_graph
 from foreplan.lower import lower
 from foreplan.lower.program import Program
 from tests.ops.check import evaluate
+from tests.passes.steps import halves
 
 
 def forward(name: str) -> Graph:
@@ -20,8 +21,8 @@ def forward(name: str) -> Graph:
 
 
 @pytest.fixture(scope="module")
-def halves() -> tuple[Graph, Graph]:
-    return passes.micro_batches(forward("mlp:batch=3,width=8,layers=2,inputs=6,classes=4"), fp.optim.Adam(0.1))
+def both() -> tuple[Graph, Graph]:
+    return halves(forward("mlp:batch=3,width=8,layers=2,inputs=6,classes=4"), fp.optim.Adam(0.1))
 
 
 def written_home(program: Program, name: str) -> list[tuple[str, bool]]:
@@ -36,8 +37,8 @@ def written_home(program: Program, name: str) -> list[tuple[str, bool]]:
     return found
 
 
-def test_the_halves_list_the_same_stored_values(halves: tuple[Graph, Graph]) -> None:
-    body, update = halves
+def test_the_halves_list_the_same_stored_values(both: tuple[Graph, Graph]) -> None:
+    body, update = both
     assert body.stored == update.stored
     changed = {value.kind for value in body.updates}
     assert changed == {Kind.ACCUMULATOR}
@@ -47,13 +48,13 @@ def test_the_halves_list_the_same_stored_values(halves: tuple[Graph, Graph]) -> 
     assert [value.name for value in update.inputs] == ["learning_rate"]
 
 
-def test_both_halves_are_text_that_reads_back(halves: tuple[Graph, Graph]) -> None:
-    for graph in halves:
+def test_both_halves_are_text_that_reads_back(both: tuple[Graph, Graph]) -> None:
+    for graph in both:
         assert parse_graph(graph.as_text()).as_text() == graph.as_text()
 
 
-def test_products_are_added_to_the_kept_gradients_in_place(halves: tuple[Graph, Graph]) -> None:
-    program = lower(halves[0])
+def test_products_are_added_to_the_kept_gradients_in_place(both: tuple[Graph, Graph]) -> None:
+    program = lower(both[0])
     for name in ("hidden0", "hidden1", "out"):
         assert written_home(program, f"{name}.weight/gradient") == [("matmul", True)]
         assert written_home(program, f"{name}.bias/gradient") == [("map", True)]
@@ -64,7 +65,7 @@ def test_rows_of_an_embedding_are_added_in_place() -> None:
         return fp.nn.linear(fp.nn.embedding(tokens, 50, 8, name="table"), 3, name="head")
 
     graph = attach_loss(fp.trace(model, fp.spec((6,), "int64")), fp.losses.cross_entropy)
-    body, _ = passes.micro_batches(passes.training_form(graph), fp.optim.SGD(0.1))
+    body, _ = halves(passes.training_form(graph), fp.optim.SGD(0.1))
     assert written_home(lower(body), "table.weight/gradient") == [("scatter_add", True)]
 
 
@@ -76,7 +77,7 @@ def test_gradients_of_convolutions_are_added_in_place_where_their_kernel_can() -
         return fp.nn.linear(fp.nn.flatten(x), 3, name="head")
 
     graph = attach_loss(fp.trace(model, fp.spec((2, 2, 5, 5))), fp.losses.cross_entropy)
-    body, _ = passes.micro_batches(passes.training_form(graph), fp.optim.SGD(0.1))
+    body, _ = halves(passes.training_form(graph), fp.optim.SGD(0.1))
     written = {
         name: written_home(lower(body), f"{name}.weight/gradient") for name in ("full", "depthwise", "pointwise")
     }
@@ -84,8 +85,8 @@ def test_gradients_of_convolutions_are_added_in_place_where_their_kernel_can() -
     assert written["depthwise"] == [("map", True)]
 
 
-def test_two_runs_add_up_and_the_update_clears(halves: tuple[Graph, Graph]) -> None:
-    body, update = halves
+def test_two_runs_add_up_and_the_update_clears(both: tuple[Graph, Graph]) -> None:
+    body, update = both
     whole = passes.differentiate(forward("mlp:batch=3,width=8,layers=2,inputs=6,classes=4"))
     rng = np.random.default_rng(0)
     stored = {v.name: rng.normal(size=v.shape).astype(np.float32) for v in body.parameters}
@@ -114,7 +115,7 @@ def test_what_has_no_gradient_gets_no_sum() -> None:
         return {"y": fp.nn.linear(x, 3, name="used"), "z": fp.nn.linear(x, 3, name="idle")}
 
     graph = attach_loss(fp.trace(model, fp.spec((4, 5))), fp.losses.cross_entropy, ["y"])
-    body, update = passes.micro_batches(passes.training_form(graph), fp.optim.SGD(0.1))
+    body, update = halves(passes.training_form(graph), fp.optim.SGD(0.1))
     assert {v.name for v in body.updates} == {"used.weight/gradient", "used.bias/gradient", "loss_sum", "micro_batches"}
     assert "idle.weight" not in {value.name for value in update.updates}
     assert any("does not depend on idle.weight, idle.bias" in note for note in body.notes)
@@ -123,7 +124,7 @@ def test_what_has_no_gradient_gets_no_sum() -> None:
 def test_a_loss_that_depends_on_no_parameter_is_refused() -> None:
     graph = attach_loss(fp.trace(lambda x: x * 2.0, fp.spec((4, 5))), fp.losses.cross_entropy)
     with pytest.raises(ModelError, match="depends on no parameter"):
-        passes.micro_batches(graph, fp.optim.SGD(0.1))
+        halves(graph, fp.optim.SGD(0.1))
 
 
 def test_what_is_needed_is_what_both_halves_need() -> None:

@@ -14,9 +14,10 @@ from foreplan.graph import Builder, Fill, Kind, TensorType
 from foreplan.graph.types import FLOAT64
 from foreplan.ops.map import elementwise
 from foreplan.ops.reduce import reduce
-from foreplan.passes import differentiate, simplified
+from foreplan.passes import differentiate, updating
 from foreplan.passes.optimizer import SGD, Adam, AdamW, Momentum, Nesterov, Optimizer
 from tests.ops.check import evaluate
+from tests.passes.steps import training_step
 
 Rule = Callable[[np.ndarray, np.ndarray, dict[str, np.ndarray], int], np.ndarray]
 RATE, DECAY = 0.05, 0.1
@@ -72,7 +73,7 @@ def test_gradients_are_clipped_by_their_common_norm(optimizer: Optimizer, rule: 
         terms.append(reduce(b, "sum", elementwise(b, lambda p: p * p, p)))
     loss = elementwise(b, lambda x, y, z: x + y + z, *terms)
     clipping = dataclasses.replace(optimizer, clip_norm=limit)  # type: ignore[type-var]
-    training = simplified(differentiate(b.finish({}, loss=loss), clipping))
+    training = training_step(b.finish({}, loss=loss), clipping)
     assert any("are alive until their norm is known" in note for note in training.notes)
     rng = np.random.default_rng(0)
     stored = {v.name: np.zeros(v.shape, v.dtype.numpy) for v in training.stored if v.kind is not Kind.CONSTANT}
@@ -118,7 +119,7 @@ def test_three_steps_follow_the_formula(optimizer: Optimizer, rule: Rule) -> Non
     x = b.input("x", TensorType(FLOAT64, (6,)))
     w = b.store("w", TensorType(FLOAT64, (6,)), Kind.PARAMETER, Fill(0.0))
     loss = reduce(b, "sum", elementwise(b, lambda w, x: (w - x) ** 4, w, x))
-    training = simplified(differentiate(b.finish({}, loss=loss), optimizer))
+    training = training_step(b.finish({}, loss=loss), optimizer)
     rng = np.random.default_rng(0)
     stored = {v.name: np.zeros(v.shape, v.dtype.numpy) for v in training.stored if v.kind is not Kind.CONSTANT}
     stored["w"] = expected = rng.normal(size=6)
@@ -137,7 +138,7 @@ def test_three_steps_follow_the_formula(optimizer: Optimizer, rule: Rule) -> Non
 def test_the_learning_rate_is_an_input_with_a_default() -> None:
     b = Builder("w")
     w = b.store("w", TensorType(FLOAT64, (2,)), Kind.PARAMETER, Fill(0.0))
-    training = differentiate(b.finish({}, loss=reduce(b, "sum", w)), SGD(0.25))
+    training = differentiate(b.finish({}, loss=reduce(b, "sum", w)), updating(SGD(0.25)))
     (rate,) = training.inputs
     assert (rate.name, str(rate.type), str(rate.init)) == ("learning_rate", "float32[]", "fill(0.25)")
 

@@ -14,8 +14,9 @@ from foreplan.ops.map import convert, rounded, without_rounding
 from foreplan.ops.matmul import MatMul, matmul
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
-from foreplan.passes import differentiate, narrow_type, simplified, wide_gradients, wide_maps, with_precision
+from foreplan.passes import narrow_type, simplified, wide_gradients, wide_maps, with_precision
 from tests.ops.check import evaluate
+from tests.passes.steps import training_step
 
 BF16 = DTYPES["bfloat16"]
 UNIT = 2.0**-8  # the most that one rounding to bfloat16 changes a number by, beside its size
@@ -77,7 +78,7 @@ def test_float32_is_the_graph_itself() -> None:
 
 
 def test_its_backward_pass_is_narrow_and_its_weights_gradients_are_wide() -> None:
-    step = simplified(differentiate(parse_graph(MODEL), None, BF16))
+    step = training_step(parse_graph(MODEL), dtype=BF16)
     found = types(step)
     assert {str(value.dtype) for value in step.gradients.values()} == {"float32"}
     assert found["c/grad/conv_weight_grad"] == "float32"
@@ -152,7 +153,7 @@ loss %loss
         "%n: bfloat16[4,8], %m: float32[4], %r: float32[4] = layer_norm(axis=1, epsilon=1e-05) [%x]",
         "%loss: float32[] = reduce(how='mean', axes=(0, 1), wide=True) [%n]",
     ]
-    step = simplified(differentiate(graph, None, BF16))
+    step = training_step(graph, dtype=BF16)
     assert types(step)["rows/grad/scatter_add"] == "float32"
 
 
@@ -198,7 +199,7 @@ loss %loss
 
 
 def test_a_parameter_with_two_readers_is_converted_once_and_its_gradients_are_added_in_float32() -> None:
-    step = simplified(differentiate(parse_graph(TIED), None, BF16))
+    step = training_step(parse_graph(TIED), dtype=BF16)
     lines = nodes(step)
     assert sum("('bfloat16(a0)',)) [%w]" in line for line in lines) == 1
     gradient = step.gradients["w"]
@@ -208,7 +209,7 @@ def test_a_parameter_with_two_readers_is_converted_once_and_its_gradients_are_ad
 
 
 def gradients(graph: Graph, dtype: DType, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    step = simplified(differentiate(graph, None, dtype))
+    step = training_step(graph, dtype=dtype)
     found = evaluate(step, inputs, hard=False)
     return {name: found[value] for name, value in step.gradients.items()}
 
@@ -243,7 +244,7 @@ def test_gradients_are_those_of_float32_but_for_roundings(text: str) -> None:
 
 def test_parts_of_a_weight_have_wide_gradients() -> None:
     """The two parts of a convolution over concatenated channels: their gradients are joined in float32."""
-    step = simplified(differentiate(simplified(parse_graph(CONCATENATED)), None, BF16))
+    step = training_step(simplified(parse_graph(CONCATENATED)), dtype=BF16)
     made = [node for node in step.nodes if node.op.name == "conv_weight_grad"]
     assert len(made) == 4
     assert {str(node.outputs[0].dtype) for node in made} == {"float32"}

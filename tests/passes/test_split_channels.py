@@ -7,8 +7,9 @@ import pytest
 
 import foreplan as fp
 from foreplan.graph import Graph, parse_graph
-from foreplan.passes import autodiff, differentiate, split_channels
+from foreplan.passes import split_channels
 from tests.ops.check import evaluate
+from tests.passes.steps import training_step
 
 RNG = np.random.default_rng(0)
 
@@ -32,15 +33,13 @@ def made(graph: Graph) -> set[tuple[int, ...]]:
     return {value.shape for node in graph.nodes if not node.op.is_view for value in node.outputs}
 
 
-def unsplit(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> Graph:
-    with monkeypatch.context() as patch:
-        patch.setattr(autodiff, "split_channels", lambda graph: graph)
-        return differentiate(graph)
+def unsplit(graph: Graph) -> Graph:
+    return training_step(graph, without=("split_channels",))
 
 
-def test_neither_the_activation_nor_its_gradient_is_ever_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_the_activation_nor_its_gradient_is_ever_whole() -> None:
     graph = parse_graph(TEXT)
-    after, before = differentiate(graph), unsplit(graph, monkeypatch)
+    after, before = training_step(graph), unsplit(graph)
     assert (2, 10, 6, 5) in made(before) and (2, 10, 6, 5) not in made(after)
     inputs = {"x": RNG.normal(size=(2, 1, 6, 5))}
     stored = {v.name: RNG.normal(size=v.shape) for v in graph.parameters}
