@@ -13,12 +13,12 @@ from foreplan.units import align_up
 
 @dataclass(frozen=True)
 class AliasSets:
-    """Instances that follow one another in the same bytes; a alias set is one buffer to the placer.
+    """Instances that follow one another in the same bytes; an alias set is one buffer to the placer.
 
     Attributes:
         of: the alias set of each instance.
         at: byte of the alias set at which each instance begins.
-        over: the instance whose bytes each instance takes over, or -1 where it starts a alias set or follows at home a
+        over: the instance whose bytes each instance takes over, or -1 where it starts an alias set or follows at home a
             stored value that its action does not read.
         wholes: instances that were made of others in their places.
         region: of each alias set.

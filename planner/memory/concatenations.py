@@ -69,7 +69,7 @@ class _Joins:
         )
 
     def _place(self, step: int, into: int, found: Sequence[tuple[int, Part]]) -> bool:
-        """Put parts into a alias set, if no more bytes are live than before."""
+        """Put parts into an alias set, if no more bytes are live than before."""
         pieces = [(self.before.of[piece], part) for piece, part in found]
         first = min(self.lower[alias_set] for alias_set, _ in pieces)
         more = np.zeros(step + 1 - first, np.int64)
