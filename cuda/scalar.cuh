@@ -43,14 +43,33 @@ OF_NUMBERS(rounded_to_zero, trunc)
 OF_NUMBERS(rounded_to_even, rint)
 
 // The sine of an angle and of so many quarters of a turn. Angles are taken modulo a turn in double, which needs no stack
-// as CUDA's own sine does on some cards: 1 / π in three parts, products with the first two being exact. Of angles beyond
-// 1e18 the last digits are lost.
-__device__ inline bool is_odd(double whole) { return rint(0.5 * whole) != 0.5 * whole; }
+// as CUDA's own sine does on some cards: 1 / π in parts of 29 bits, whose products with a float are exact, and a last one
+// of 53. Beyond 2^40 three parts would lose digits of the angle.
+struct HalfTurns {
+    double rest;  // beyond whole ones, at most half of one a part
+    bool odd;
+    __device__ inline void add(double halves) {
+        const double whole = rint(halves);
+        rest += halves - whole;
+        odd ^= rint(0.5 * whole) != 0.5 * whole;
+    }
+};
 __device__ inline float sine_of(float x, double quarters) {
-    const double first = x * 0x1.45f306d000000p-2, second = x * 0x1.9391054000000p-31, third = x * 0x1.4fe13abe8fa9ap-60;
-    const double rest = (first - rint(first)) + (second - rint(second)) + (third + 0.5 * quarters);
-    const float found = sinpif(static_cast<float>(rest - rint(rest)));
-    return is_odd(rint(first)) ^ is_odd(rint(second)) ^ is_odd(rint(rest)) ? -found : found;
+    HalfTurns angle = {0.5 * quarters, false};
+    angle.add(x * 0x1.45f306d000000p-2);
+    angle.add(x * 0x1.9391054000000p-31);
+    if (fabsf(x) < 0x1p40f) {
+        angle.rest += x * 0x1.4fe13abe8fa9ap-60;
+    } else {
+        angle.add(x * 0x1.4fe13ab000000p-60);
+        angle.add(x * 0x1.d1f534d000000p-89);
+        angle.add(x * 0x1.b81b6c5000000p-118);
+        angle.rest += x * 0x1.5993c439041fep-149;
+    }
+    HalfTurns last = {0.0, angle.odd};
+    last.add(angle.rest);
+    const float found = sinpif(static_cast<float>(last.rest));
+    return last.odd ? -found : found;
 }
 __device__ inline float sine(float x) { return sine_of(x, 0); }
 __device__ inline float cosine(float x) { return sine_of(x, 1); }

@@ -10,7 +10,7 @@ import pytest
 from foreplan.graph.types import BOOL, DTYPES, DType
 from foreplan.ops.expr import FUNCTIONS
 from foreplan.ops.map import Map
-from tests.gpu.check import check
+from tests.gpu.check import check, run
 from tests.gpu.compiled import needs_gcc
 from tests.kernels import RENAMED, is_function_of, numbers
 
@@ -101,3 +101,15 @@ def test_literals_and_mixed_types(dtype: str) -> None:
     whole, small = rng.integers(-9, 9, 1000), rng.integers(0, 200, 1000).astype(np.uint8)
     check(Map(TEXTS), a, b, whole, small, rtol=units(DTYPES[dtype], 2), atol=0)
     check(Map(("(float32(a0) ** -1)",)), a, rtol=units(DTYPES["float32"], 2), atol=0)
+
+
+@pytest.mark.parametrize("function", ["sin", "cos", "tan"])
+def test_angles_of_any_size(function: str) -> None:
+    """And those nearest to quarters of a turn, where all leading digits cancel."""
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 1 << 32, 20_000, dtype=np.uint32).view(np.float32)
+    quarters = (np.pi / 2 * rng.integers(1, 1 << 40, 5_000)).astype(np.float32)
+    x = np.concatenate([bits[np.isfinite(bits)], quarters, np.pi / 2 * np.arange(1, 2_000)]).astype(np.float32)
+    found = run(Map((f"{function}(a0)",)), [x])[0]
+    wanted = getattr(np, function)(x.astype(np.float64))
+    assert np.abs(found / wanted - 1)[np.abs(wanted) > np.finfo(np.float32).tiny].max() < 2.0**-21

@@ -72,6 +72,11 @@ def _mixed(rng: Generator, size: int, type: TensorType) -> np.ndarray:
     return np.where(rng.random(size) < 0.4, rng.choice(strange, size), rng.standard_normal(size) * 10)
 
 
+def _patterns(rng: Generator, size: int, type: TensorType) -> np.ndarray:
+    """All numbers of a type, and what is none, as often as one another's neighbours: drawn by their bits."""
+    return rng.integers(0, 256, (size, type.dtype.itemsize), np.uint8).view(type.dtype.numpy).reshape(size)
+
+
 FLOATS: dict[str, Callable[[Generator, int, TensorType], np.ndarray]] = {
     "normal": _normal,
     "ties": _ties,
@@ -84,6 +89,7 @@ FLOATS: dict[str, Callable[[Generator, int, TensorType], np.ndarray]] = {
     "infinite_below": _infinite_below,
     "logarithms": _logarithms,
     "mixed": _mixed,
+    "patterns": _patterns,
 }
 ORDINARY = ("normal", "ties", "positive", "apart", "offset")  # sums of products of these stay far from any limit
 

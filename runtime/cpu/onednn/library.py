@@ -146,9 +146,9 @@ class Library:
         self.engine, self.stream = c_void_p(), c_void_p()
         functions.dnnl_engine_create(self.engine, CPU, 0)
         functions.dnnl_stream_create(self.stream, self.engine, IN_ORDER)
-        # Its cache gives a description that it has seen as a copy which points to attributes of the first. Where they
-        # are gone, what is made from the copy does not add, or ends the process. Kernels are kept here, and once is
-        # enough.
+        # For a description that it has seen, oneDNN's cache gives a copy that points to the attributes of the first.
+        # Where these are gone, what is made from the copy does not add, or ends the process. foreplan keeps kernels
+        # itself, and needs no second cache.
         functions.dnnl_set_primitive_cache_capacity(0)
 
     @property
