@@ -9,7 +9,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.frontend.losses import attach_loss
-from foreplan.planner import no_reuse as separate
+from foreplan.planner import separate
 from foreplan.runtime.session import Session
 from tests.cpu.check import needs_onednn
 

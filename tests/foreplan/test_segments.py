@@ -10,7 +10,7 @@ import pytest
 import foreplan as fp
 from foreplan.errors import UsageError
 from foreplan.lower.segments import find_segments
-from foreplan.planner import no_reuse as separate
+from foreplan.planner import separate
 from foreplan.runtime.session import Session
 from tests.foreplan.shell import MODEL, answer, foreplan
 

@@ -25,8 +25,7 @@ import foreplan as fp
 from foreplan.errors import ForeplanError, SessionError
 from foreplan.graph import Graph
 from foreplan.lower.program import Program
-from foreplan.planner import no_reuse as separate
-from foreplan.planner import verify
+from foreplan.planner import separate, verify
 from foreplan.planner.memory.bounds import order_bound
 from foreplan.runtime import planread
 from foreplan.runtime.planfile import plan_text

@@ -10,7 +10,7 @@ import pytest
 import foreplan as fp
 from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.frontend.losses import attach_loss
-from foreplan.planner import no_reuse as separate
+from foreplan.planner import separate
 from foreplan.runtime.cuda.libraries import driver
 from foreplan.runtime.session import Session
 from tests.cpu.test_engine import data_for, farthest, shake

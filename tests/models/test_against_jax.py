@@ -9,7 +9,7 @@ import foreplan as fp
 from foreplan import passes
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph, parse_graph
-from foreplan.planner import no_reuse as separate
+from foreplan.planner import separate
 from foreplan.runtime.session import Session
 from tests.oracle.jax_graph import loss_and_gradients
 

@@ -17,7 +17,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.graph.init import generator_for
-from foreplan.planner import no_reuse as separate
+from foreplan.planner import separate
 from foreplan.runtime.session import Session
 
 UNIT = 2.0**-8  # the most that one rounding to bfloat16 changes a number by, beside its size

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from foreplan.planner import Plan, Problem, plan, plan_curve
-from foreplan.planner import no_reuse as separate
+from foreplan.planner import Plan, Problem, plan, plan_curve, separate
 from foreplan.planner.memory.liveness import LiveRanges, live_ranges
 from tests.planner.executor import contents
 from tests.planner.problems import joined_problem, priced, random_problem, with_round_trips

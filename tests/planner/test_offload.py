@@ -12,8 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreplan.errors import DoesNotFitError, VerificationError
-from foreplan.planner import Action, Plan, Problem, Region, Role, Value, check_problem, plan, plan_curve, verify
-from foreplan.planner import no_reuse as separate
+from foreplan.planner import (
+    Action,
+    Plan,
+    Problem,
+    Region,
+    Role,
+    Value,
+    check_problem,
+    plan,
+    plan_curve,
+    separate,
+    verify,
+)
 from foreplan.planner.memory.bounds import order_bound, reserved_bytes
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import HEURISTICS

@@ -20,9 +20,9 @@ from foreplan.planner import (
     check_problem,
     plan,
     plan_curve,
+    separate,
     verify,
 )
-from foreplan.planner import no_reuse as separate
 from foreplan.planner.candidates import merge_candidates
 from foreplan.planner.memory.bounds import live_bytes
 from foreplan.planner.order.dependences import dependences

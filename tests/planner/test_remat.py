@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreplan.errors import DoesNotFitError, UsageError
-from foreplan.planner import Category, Overwrite, Plan, Problem, Role, plan, plan_curve, verify
-from foreplan.planner import no_reuse as separate
+from foreplan.planner import Category, Overwrite, Plan, Problem, Role, plan, plan_curve, separate, verify
 from foreplan.planner.memory.bounds import reserved_bytes
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import HEURISTICS

@@ -8,8 +8,7 @@ import pytest
 import foreplan as fp
 from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.graph import Graph
-from foreplan.planner import Plan, plan_curve, verify
-from foreplan.planner import no_reuse as separate
+from foreplan.planner import Plan, plan_curve, separate, verify
 from foreplan.planner.placement.layout import assemble, lay_out, schedule
 from foreplan.planner.recompute.arrays import DISCARD, KEEP, make_tape
 from foreplan.planner.recompute.kernels import generate, make_scratch

@@ -2,8 +2,19 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from foreplan.planner import Buffer, Category, Overwrite, Region, Role, Step, buffers, bytes_by_category, live_at, plan
-from foreplan.planner import no_reuse as separate
+from foreplan.planner import (
+    Buffer,
+    Category,
+    Overwrite,
+    Region,
+    Role,
+    Step,
+    buffers,
+    bytes_by_category,
+    live_at,
+    plan,
+    separate,
+)
 from tests.planner.problems import Maker
 from tests.planner.test_verify import chain, joined
 

@@ -10,8 +10,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.planner import Action, Overwrite, Plan, Problem, Region, Role, Value
-from foreplan.planner import no_reuse as separate
+from foreplan.planner import Action, Overwrite, Plan, Problem, Region, Role, Value, separate
 from foreplan.planner.recompute.segments import plan_segments
 from tests.planner.executor import Machine
 from tests.planner.problems import random_problem

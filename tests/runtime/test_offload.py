@@ -14,8 +14,7 @@ from foreplan.errors import PlanError, SessionError, UsageError
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph
 from foreplan.lower.program import ARENA, HOST
-from foreplan.planner import Category, Plan
-from foreplan.planner import no_reuse as separate
+from foreplan.planner import Category, Plan, separate
 from foreplan.runtime.session import Session
 from foreplan.views.diff import diff
 from tests.foreplan.shell import foreplan

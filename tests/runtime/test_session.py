@@ -12,7 +12,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.graph import Graph
-from foreplan.planner import no_reuse as separate
+from foreplan.planner import separate
 from foreplan.runtime.session import Session
 
 
@@ -180,7 +180,7 @@ def test_poison_changes_no_result() -> None:
 
 
 def test_the_planned_run_equals_the_unplanned_run_bit_for_bit() -> None:
-    from foreplan.planner import no_reuse as separate
+    from foreplan.planner import separate
     from foreplan.runtime.session import Session
 
     step = compiled(classifier(dropout=0.2))

@@ -10,7 +10,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.graph import Kind
-from foreplan.planner import no_reuse as separate
+from foreplan.planner import separate
 from foreplan.runtime.planfile import plan_text
 from foreplan.runtime.session import Session
 from foreplan.runtime.update import Update

@@ -7,7 +7,7 @@ import numpy as np
 import foreplan as fp
 from foreplan.graph import Graph
 from foreplan.passes import differentiate
-from foreplan.planner import no_reuse as separate
+from foreplan.planner import separate
 from foreplan.runtime.session import Session
 from tests.sweep.steps import batch, drawn_step
 
