@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -64,8 +65,8 @@ class MatMul(Op):
         if b.wants(w):
             if len(w.shape) == 2 and len(x.shape) > 2 and not self.transpose_a:
                 # A shared right side: fold the batch into the rows, so that no gradient a batch item is made.
-                rows = reshape(b, x, (-1, x.shape[-1]))
-                grads = reshape(b, g, (-1, g.shape[-1]))
+                count = math.prod(x.shape[:-1])  # which cannot be told from the size where a row has no elements
+                rows, grads = reshape(b, x, (count, x.shape[-1])), reshape(b, g, (count, g.shape[-1]))
                 dw = matmul(b, grads, rows, True, False) if self.transpose_b else matmul(b, rows, grads, True, False)
             else:
                 full = (
