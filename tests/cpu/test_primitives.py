@@ -31,11 +31,13 @@ def product_added_to(m: int, k: int, n: int) -> Primitive:
 
 
 def result(made: Primitive, m: int, k: int, n: int) -> np.ndarray:
-    """Of ones, added to ones."""
+    """Of ones, of which it may be added to; what lies behind its scratch memory is watched."""
     arrays = [np.ones(shape, np.float32) for shape in ((m, k), (k, n), (m, n))]
-    memory = scratch(made.scratchpad)
+    memory = scratch(made.scratchpad + (1 << 20))
+    memory[...] = 0xA5
     addresses = {place: array.ctypes.data for place, array in zip((c.SRC, c.WEIGHTS, c.DST), arrays)}
     made.bind(addresses | {c.SCRATCHPAD: memory.ctypes.data})()
+    assert (memory[made.scratchpad :] == 0xA5).all()
     return arrays[2]
 
 
@@ -53,18 +55,10 @@ def test_a_product_that_was_described_before_is_added_to(sizes: tuple[int, int, 
 def test_a_product_described_for_one_thread_stays_within_its_scratch_memory(sizes: tuple[int, int, int]) -> None:
     """Though another of the same description was made for two threads before."""
     m, k, n = sizes
-    dense = [Window.dense(TensorType(FLOAT32, shape)) for shape in ((m, k), (n, k), (m, n))]
     right = Window(TensorType(FLOAT32, (k, n)), (4, 4 * k))
     threads.set_threads(2)
-    made = primitives.matmul(dense[0], right, dense[2], ())
+    made = primitives.matmul(matrix(m, k), right, matrix(m, n), ())
     with threads.one_thread():
-        small = primitives.matmul(dense[0], right, dense[2], ())
+        small = primitives.matmul(matrix(m, k), right, matrix(m, n), ())
     for product in (made, small):
-        arrays = [np.ones(window.shape, np.float32) for window in dense]
-        memory = scratch(product.scratchpad + (1 << 20))
-        memory[...] = 0xA5
-        places = zip((c.SRC, c.WEIGHTS, c.DST), arrays)
-        addresses = {place: array.ctypes.data for place, array in places} | {c.SCRATCHPAD: memory.ctypes.data}
-        product.bind(addresses)()
-        assert (memory[product.scratchpad :] == 0xA5).all()
-        assert (arrays[2] == k).all()
+        assert (result(product, m, k, n) == k).all()

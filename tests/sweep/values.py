@@ -73,7 +73,7 @@ def _mixed(rng: Generator, size: int, type: TensorType) -> np.ndarray:
 
 
 def _patterns(rng: Generator, size: int, type: TensorType) -> np.ndarray:
-    """All numbers of a type, and what is none, as often as one another's neighbours: drawn by their bits."""
+    """Any of a type's bits: all exponents alike, infinities and NaN among them."""
     return rng.integers(0, 256, (size, type.dtype.itemsize), np.uint8).view(type.dtype.numpy).reshape(size)
 
 

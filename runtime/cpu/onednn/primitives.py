@@ -183,7 +183,7 @@ class Primitive:
         """A call that runs it on these addresses, by argument; the caller keeps the memory alive."""
         found = library()
         if not self._made:
-            # For as many threads as it was described for, on whom its scratch memory depends.
+            # For as many threads as it was described for: its scratch memory depends on them.
             with so_many_threads(self._threads):
                 found.functions.dnnl_primitive_create(byref(self._made), self.handle)
         memories = _Memories(self, addresses)

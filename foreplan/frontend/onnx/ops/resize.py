@@ -74,7 +74,7 @@ def _sizes(n: OnnxNode, axes: Sequence[int]) -> list[int]:
         return sizes
     exported, before, now = n.batch.shapes.get(n.output_names[0]), n.batch.before(n, 0), n.shape(0)
     for i, axis in enumerate(axes[: len(sizes)]):
-        if before[axis] == now[axis]:
+        if not n.batch.carries(n, 0, axis):
             continue
         if sizes[i] == before[axis]:
             sizes[i] = now[axis]
