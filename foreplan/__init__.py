@@ -31,18 +31,19 @@ from foreplan.errors import (
 
 if TYPE_CHECKING:
     from foreplan import models
-    from foreplan.api import Compiled, compile, differentiate, inference, load_plan, lower, micro_batches, plan, verify
+    from foreplan.api import compile, differentiate, inference, lower, micro_batches, plan, verify
+    from foreplan.compiled import Compiled, load_plan
     from foreplan.frontend import from_onnx, losses, nn, spec, trace
     from foreplan.passes import optimizer as optim
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Compiled": "foreplan.api",
+    "Compiled": "foreplan.compiled",
     "compile": "foreplan.api",
     "differentiate": "foreplan.api",
     "inference": "foreplan.api",
-    "load_plan": "foreplan.api",
+    "load_plan": "foreplan.compiled",
     "micro_batches": "foreplan.api",
     "plan": "foreplan.api",
     "verify": "foreplan.api",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import operator
 import re
 from fractions import Fraction
-from typing import SupportsIndex
+from numbers import Integral, Real
+from typing import Any, SupportsIndex
 
 from foreplan.errors import UsageError
 
@@ -35,6 +38,26 @@ def parse_bytes(text: str | SupportsIndex) -> int:
         shown = f"{text:.40}..." if isinstance(text, str) else f"one of {nbytes.bit_length()} bits"
         raise UsageError(f"a size is at most 2**63 - 1 bytes, got {shown}")
     return nbytes
+
+
+def parse_budget(budget: Any) -> int | float:
+    """A budget: bytes, from a whole number or a text such as "2GiB"; or a share, from a float above 0 or a text such as
+    "0.5".
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if isinstance(budget, Integral) and not isinstance(budget, bool):
+        return parse_bytes(max(int(budget), -1))
+    if isinstance(budget, str):
+        with contextlib.suppress(ValueError):
+            if 0 < (ratio := float(budget)) < 1:
+                return ratio
+        return parse_bytes(budget)
+    share: Any = budget
+    if isinstance(budget, Real) and not isinstance(budget, bool) and 0 < share < math.inf:
+        return float(min(share, _MOST))
+    raise UsageError(f"a budget is bytes, text such as '2GiB', or a float above 0 as a share, got {budget!r:.80}")
 
 
 def _parsed(text: str) -> int:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
-from numbers import Integral, Real
-from typing import Any
 
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.planner.candidates import merge_candidates
@@ -20,7 +17,7 @@ from foreplan.planner.recompute.candidate_front import choose_candidates
 from foreplan.planner.recompute.front import Base, Curve, free_cost, free_curve, whole_curve
 from foreplan.planner.report import buffers
 from foreplan.planner.verify.wellformed import MOST, check_problem
-from foreplan.units import format_bytes, parse_bytes
+from foreplan.units import format_bytes, parse_budget
 
 REMAT = ("off", "free", "auto")
 
@@ -91,16 +88,7 @@ def _allowed(budget: object, remat: str) -> int | float | None:
     """
     if remat not in REMAT:
         raise UsageError(f"remat must be one of {', '.join(map(repr, REMAT))}, got {remat!r}")
-    if budget is None:
-        return None
-    if isinstance(budget, Integral) and not isinstance(budget, bool):
-        return min(parse_bytes(max(int(budget), -1)), MOST)  # no plan is as large
-    if isinstance(budget, str):
-        return min(parse_bytes(budget), MOST)
-    share: Any = budget
-    if isinstance(budget, Real) and not isinstance(budget, bool) and 0 < share < math.inf:
-        return float(min(share, MOST))
-    raise UsageError(f"a budget is bytes, text such as '2GiB', or a float above 0 as a share, got {budget!r:.80}")
+    return None if budget is None else min(parse_budget(budget), MOST)
 
 
 def find_base(problem: Problem) -> Base:

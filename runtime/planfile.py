@@ -17,24 +17,28 @@ from foreplan import __version__
 from foreplan.files import write_atomically
 from foreplan.graph import Array, Initializer, Stored
 from foreplan.lower import Call, Operand, Program, Slot
+from foreplan.options import USUAL, Options
 from foreplan.planner import Action, Plan, Value
 from foreplan.runtime.plancheck import slots_of
 from foreplan.runtime.update import Update
 
-FORMAT = "foreplan.plan.3"
+FORMAT = "foreplan.plan.4"
+DERIVED = ("accumulate", "offload")  # options that follow from the rest of the file
 
 
-def save_plan(path: str, program: Program, plan: Plan, update: Update | None = None) -> None:
+def save_plan(path: str, program: Program, plan: Plan, update: Update | None = None, options: Options = USUAL) -> None:
     """Write a program and its plan, and those of its update. Parameters are described, not stored; small constants are
     stored, and so is the machine code that a program has.
 
     Raises:
         UsageError, SessionError: the file cannot be written; an older one at the same place is as it was.
     """
-    write_atomically(path, plan_text(program, plan, update, os.path.dirname(os.path.realpath(path))))
+    write_atomically(path, plan_text(program, plan, update, options, os.path.dirname(os.path.realpath(path))))
 
 
-def plan_text(program: Program, plan: Plan, update: Update | None = None, folder: str = "") -> str:
+def plan_text(
+    program: Program, plan: Plan, update: Update | None = None, options: Options = USUAL, folder: str = ""
+) -> str:
     """The content of a plan file: JSON whose lists have one record a line.
 
     What follows from other records is left out, or held against them when the file is read: docs/trust.md has a table.
@@ -43,6 +47,7 @@ def plan_text(program: Program, plan: Plan, update: Update | None = None, folder
         program: what runs; the body, where there is an update.
         plan: its plan.
         update: the other half of a step that accumulates gradients.
+        options: what the step was compiled with.
         folder: where the file will be; that of the weights is named from there, so that both can move together.
     """
     header = {
@@ -50,6 +55,7 @@ def plan_text(program: Program, plan: Plan, update: Update | None = None, folder
         "model": program.model,
         "target": program.target,
         "device": None if program.profile is None else dataclasses.asdict(program.profile),
+        "options": {name: value for name, value in options.to_json().items() if name not in DERIVED},
     }
     root = weights_folder_of(program)
     if root is not None:

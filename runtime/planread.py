@@ -20,8 +20,10 @@ from foreplan.graph.op import parse_op
 from foreplan.graph.text import parse_init
 from foreplan.graph.types import tensor_type
 from foreplan.lower import Call, DeviceProfile, Operand, Program, Slot
-from foreplan.lower.program import ARENA
+from foreplan.lower.program import ARENA, HOST
+from foreplan.lower.targets import engine_info
 from foreplan.lower.valid import with_valid
+from foreplan.options import Options
 from foreplan.planner import Action, Category, Certificate, Overwrite, Part, Plan, Region, Role, Step, Value
 from foreplan.planner.memory.bounds import order_bound
 from foreplan.runtime.plancheck import check_program
@@ -40,7 +42,7 @@ _KINDS = {
 
 def read_plan(
     path: str, trust_code: bool = False, folder: str | Path | None = None
-) -> tuple[Program, Plan, Update | None]:
+) -> tuple[Program, Plan, Update | None, Options]:
     """Read a plan file and check all of it but the schedules themselves, which `verify` proves.
 
     Args:
@@ -57,13 +59,13 @@ def read_plan(
         raise PlanError(f"the plan {path!r} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise PlanError(f"{path!r} is not a plan file") from None
-    program, plan, update = _checked(text, path)
+    program, plan, update, options = _checked(text, path)
     program = replace(_with_weights(program, path, folder), trusted=trust_code)
     if update is not None:
         kept = {slot.name: slot.init for slot in program.stored}
         stored = tuple(replace(slot, init=kept[slot.name]) for slot in update.program.stored)
         update = replace(update, program=replace(update.program, stored=stored, trusted=trust_code))
-    return program, plan, update
+    return program, plan, update, options
 
 
 def _with_weights(program: Program, path: str, folder: str | Path | None) -> Program:
@@ -86,7 +88,7 @@ def _with_weights(program: Program, path: str, folder: str | Path | None) -> Pro
     return replace(program, inputs=tuple(map(placed, program.inputs)), stored=tuple(map(placed, program.stored)))
 
 
-def _checked(text: str, path: str) -> tuple[Program, Plan, Update | None]:
+def _checked(text: str, path: str) -> tuple[Program, Plan, Update | None, Options]:
     try:
         return _parse(text, os.path.dirname(os.path.realpath(path)))
     except PlanError as error:
@@ -97,7 +99,7 @@ def _checked(text: str, path: str) -> tuple[Program, Plan, Update | None]:
         raise PlanError(f"{path!r} is damaged ({type(error).__name__}: {error}); plan the model again") from None
 
 
-def _parse(text: str, folder: str) -> tuple[Program, Plan, Update | None]:
+def _parse(text: str, folder: str) -> tuple[Program, Plan, Update | None, Options]:
     try:
         data = json.loads(text)
     except ValueError:
@@ -119,9 +121,26 @@ def _parse(text: str, folder: str) -> tuple[Program, Plan, Update | None]:
         update = Update(_int(data["micro_batches"]), *_half(data["update"], about, weights, kept))
     elif any(slot.kind is Kind.ACCUMULATOR for slot in program.stored):
         raise PlanError("the file has the first half of a step, and not the second")
-    if plan_text(program, plan, update, folder) != text:
+    options = _options(header["options"], program, update)
+    if plan_text(program, plan, update, options, folder) != text:
         raise PlanError("the file holds something that foreplan would not have written, or has written otherwise")
-    return program, plan, update
+    return program, plan, update, options
+
+
+def _options(record: Mapping[str, Any], program: Program, update: Update | None) -> Options:
+    """What the step was compiled with, which has to fit what it is."""
+    derived = {
+        "accumulate": 1 if update is None else update.micro_batches,
+        "offload": len(program.regions) > HOST,
+    }
+    if not isinstance(record, dict) or set(record) & set(derived):
+        raise PlanError("its options are not as foreplan writes them")
+    options = Options.from_json(record | derived)
+    if engine_info(str(options.target)) is not engine_info(program.target):
+        raise PlanError(f"it was compiled for {options.target}, and its step is one for {program.target}")
+    if program.ahead and not options.prefetch:
+        raise PlanError("it was compiled without second slots for inputs, and has some")
+    return options
 
 
 def _half(data: Mapping[str, Any], about: Program, folder: str, kept: Mapping[str, Slot]) -> tuple[Program, Plan]:

@@ -22,8 +22,8 @@ from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from foreplan.api import Compiled
     from foreplan.cli.options import Settings
+    from foreplan.compiled import Compiled
     from foreplan.planner import Plan
 
 BAR = 40  # characters of the longest bar
@@ -52,7 +52,7 @@ def pareto(model: str, as_json: bool, **options: Any) -> None:
             "--checkpoint makes no sense here: it says what is recomputed, and along the curve the planner chooses; "
             "leave it out, or see the one plan that it gives with `estimate`"
         )
-    compiled = compile_model(model, replace(settings_from(options), remat="off"))
+    compiled = compile_model(model, _plain(settings_from(options)))
     with working(f"recomputing parts of {model}"):
         points = curve(compiled.program, _update_bytes(compiled))
     if as_json:
@@ -72,6 +72,11 @@ def pareto(model: str, as_json: bool, **options: Any) -> None:
             f"{format_bytes(point.arena_bytes):>12}  {host}{point.extra_flops_ratio:>+8.2%}  "
             f"{point.extra_seconds_ratio:>+8.2%}  {point.instructions:>12,}  {bar}"
         )
+
+
+def _plain(settings: Settings) -> Settings:
+    """The settings without recomputation, which the curve adds."""
+    return replace(settings, step=replace(settings.step, remat="off"))
 
 
 def _update_bytes(compiled: Compiled) -> int:
@@ -118,7 +123,7 @@ class _Trials:
     @property
     def _may_choose(self) -> bool:
         """Whether the planner may recompute what it likes, as against nothing or what the settings name."""
-        return self.share != 0 and not self.settings.checkpoint
+        return self.share != 0 and not self.settings.step.checkpoint
 
     def _compile(self, batch: int) -> Compiled:
         if batch not in self._compiled:
@@ -192,7 +197,7 @@ def fit(model: str, memory: str, most: str | None, as_json: bool, **options: Any
             "--checkpoint says what is recomputed, and --max-extra-flops limits what the planner chooses to: give one"
         )
     allowed = parse_bytes(memory)
-    trials = _Trials(model, replace(settings_from(options), remat="off"), allowed, _share(most))
+    trials = _Trials(model, _plain(settings_from(options)), allowed, _share(most))
     start, fixed = trials.start()
     batch = largest(trials.needed, allowed, start, fixed)
     if not batch:

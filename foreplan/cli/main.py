@@ -14,7 +14,7 @@ from typing import IO, Any
 import click
 
 from foreplan import __version__
-from foreplan.cli import budget, devices, memory, run, train
+from foreplan.cli import budget, devices, graph, memory, run, train
 from foreplan.cli.options import echo, print_json
 from foreplan.errors import DoesNotFitError, ForeplanError
 
@@ -136,7 +136,7 @@ def cli() -> None:
     """
 
 
-for module in (memory, budget, run, train, devices):
+for module in (memory, budget, graph, run, train, devices):
     for command in module.COMMANDS:
         cli.add_command(command)
 

@@ -15,7 +15,6 @@ from foreplan.cli.options import (
     json_option,
     model_options,
     open_compiled,
-    parse_budget,
     plan_file_options,
     print_json,
     say,
@@ -24,6 +23,7 @@ from foreplan.cli.options import (
 )
 from foreplan.errors import PlanError, UsageError
 from foreplan.files import check_writable
+from foreplan.options import Options
 from foreplan.units import format_bytes, format_count, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
@@ -161,10 +161,10 @@ def verify(file: str, trust_code: bool, weights_folder: str | None, as_json: boo
     Example:
       foreplan verify resnet50.plan
     """
-    from foreplan import api
+    from foreplan.compiled import load_plan
 
     try:
-        compiled = api.load_plan(file, trust_code=trust_code, weights_folder=weights_folder)
+        compiled = load_plan(file, trust_code=trust_code, weights_folder=weights_folder)
     except PlanError as error:
         if as_json:
             print_json({"file": file, "verified": False, "reason": str(error), "exit_code": error.exit_code})
@@ -233,7 +233,7 @@ def diff(
     from foreplan.cli.options import Settings
     from foreplan.views.diff import diff as compare
 
-    settings = Settings(budget=parse_budget(budget), remat="auto" if budget else "free")
+    settings = Settings(step=Options(budget=budget))
     in_files = replace(settings, trust_code=trust_code, weights_folder=weights_folder)
     a, b = (open_compiled(text, in_files if is_plan_file(text) else settings) for text in (before, after))
     difference = compare(*a.highest, *b.highest)

@@ -8,17 +8,19 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from foreplan.errors import UsageError
+from foreplan.options import USUAL, Options, Said, said_of
 
 if TYPE_CHECKING:
     import rich.console
 
-    from foreplan.api import Compiled
+    from foreplan.compiled import Compiled
+    from foreplan.graph import Graph
     from foreplan.passes.optimizer import Optimizer
 
 # Control characters but line ends and tabs, those that turn the direction of writing, and bytes of paths that are no
@@ -27,25 +29,8 @@ _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u
 OPTIMIZERS = {"sgd": "SGD", "momentum": "Momentum", "nesterov": "Nesterov", "adam": "Adam", "adamw": "AdamW"}
 LOSSES = ("cross_entropy", "binary_cross_entropy", "mse", "l1", "huber", "mean", "sum")
 # Parameters of commands that a plan file leaves no choice about; the learning rate is an input of the step.
-DECIDED = (
-    "batch",
-    "shapes",
-    "train",
-    "optimizer",
-    "clip_norm",
-    "loss",
-    "target",
-    "budget",
-    "remat",
-    "outputs",
-    "checkpoint",
-    "accumulate",
-    "offload",
-    "prefetch",
-    "precision",
-    "tune",
-    "workspace",
-)
+FLAGS = {each.name: said_of(each) for each in fields(Options) if said_of(each).flag}
+DECIDED = ("batch", "shapes", "train", "optimizer", "clip_norm", "loss", *FLAGS)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -74,16 +59,8 @@ class Settings:
         optimizer: a key of OPTIMIZERS.
         rate: learning rate.
         clip_norm: what the norm of all gradients together is limited to; None: nothing.
-        loss: one of LOSSES; empty: the model's own, cross-entropy for an ONNX file.
-        budget: bytes, a text such as 2GiB, or a ratio below 1; None: no budget.
-        outputs: names of what a step returns beside the loss.
-        checkpoint: segments of the model to recompute.
-        accumulate: how many micro-batches, each of the batch, a step adds the gradients of.
-        offload: whether activations may be copied to host memory and back.
-        prefetch: whether inputs have a second slot for the next batch.
-        precision: what is computed with, a key of `passes.PRECISIONS`.
-        tune: whether kernels are measured on this machine.
-        workspace: the most of it for one action.
+        loss: one of LOSSES; None: the model's own, cross-entropy for an ONNX file.
+        step: the other options of `compile`.
         trust_code: whether machine code in a plan file may run.
         weights_folder: where the weights that a plan file names are; None: beside it.
     """
@@ -94,18 +71,8 @@ class Settings:
     optimizer: str = "nesterov"
     rate: float = 0.01
     clip_norm: float | None = None
-    loss: str = ""
-    target: str = "numpy"
-    budget: str | float | None = None
-    remat: str = "free"
-    outputs: tuple[str, ...] = ()
-    checkpoint: tuple[str, ...] = ()
-    accumulate: int = 1
-    offload: bool = False
-    prefetch: bool = False
-    precision: str = "float32"
-    tune: bool = False
-    workspace: str = "auto"
+    loss: str | None = None
+    step: Options = USUAL
     trust_code: bool = False
     weights_folder: str | None = None
 
@@ -131,20 +98,6 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]] | None:
             raise UsageError(f"the shape of {name!r} is given twice")
         shapes[name] = tuple(int(n) for n in numbers)
     return shapes or None
-
-
-def parse_budget(text: str | None) -> str | float | None:
-    """A budget as `compile` takes it: a ratio such as 0.5 becomes a number, a size stays text."""
-    if text is None:
-        return None
-    with contextlib.suppress(ValueError):
-        ratio = float(text)
-        if 0 < ratio < 1:
-            return ratio
-    from foreplan.units import parse_bytes
-
-    parse_bytes(text)
-    return text
 
 
 def with_batch(name: str, batch: int | None) -> str:
@@ -179,65 +132,29 @@ def model_options(function: _Function) -> _Function:
                 type=click.Choice(LOSSES),
                 help="On the first output. By default a zoo model's own, and cross_entropy for an ONNX model.",
             ),
-            click.option("--target", default="numpy", show_default=True, help="The engine to plan for."),
-            click.option("--budget", metavar="SIZE", help="Stay within 2GiB, 512MiB, or a ratio such as 0.5."),
-            click.option(
-                "--remat",
-                type=click.Choice(["off", "free", "auto"]),
-                default="free",
-                show_default=True,
-                help="What may be recomputed to save memory.",
-            ),
-            click.option(
-                "--checkpoint",
-                multiple=True,
-                metavar="SCOPE",
-                help="Recompute this part of the model, and nothing else: layer1, or 'h.*' for h.0, h.1 and so on each "
-                "by itself, or conv2..conv5; may be given again.",
-            ),
-            click.option(
-                "--accumulate",
-                type=click.IntRange(min=1),
-                default=1,
-                show_default=True,
-                metavar="K",
-                help="Run K micro-batches, each of the batch, and update once with their mean gradients.",
-            ),
-            click.option(
-                "--offload",
-                is_flag=True,
-                help="Copy activations to host memory and back where that takes less time than to recompute them.",
-            ),
-            click.option(
-                "--prefetch",
-                is_flag=True,
-                help="Plan a second slot for inputs, into which a card copies the next batch while a step runs.",
-            ),
-            click.option(
-                "--tune",
-                is_flag=True,
-                help="Choose kernels by measuring each once on this machine, and keep what was measured.",
-            ),
-            click.option(
-                "--workspace",
-                metavar="SIZE",
-                default="auto",
-                show_default=True,
-                help="The most scratch memory of one action where a kernel with less exists; unlimited; or auto: "
-                "64MiB, or more where that is 1.5 times as fast.",
-            ),
-            click.option(
-                "--precision",
-                default="float32",
-                show_default=True,
-                metavar="float32|bf16|fp16",
-                help="Compute in bfloat16 or float16; parameters, optimizer state and sums stay float32.",
-            ),
-            click.option("--output", "outputs", multiple=True, help="Return this output of the model as well."),
+            *(_option(name, said) for name, said in FLAGS.items()),
         )
     ):
         function = decorator(function)
     return function
+
+
+def _option(name: str, said: Said) -> Callable[[_Function], _Function]:
+    """An option of `compile` as a flag."""
+    default = getattr(USUAL, name)
+    if isinstance(default, bool):
+        return click.option(said.flag, name, is_flag=True, help=said.help)
+    if name in ("outputs", "checkpoint"):
+        text = said.help.removesuffix(".") + "; may be given again."
+        return click.option(said.flag, name, multiple=True, metavar=said.value, help=text)
+    kind: Any = str
+    if said.choices:
+        kind = click.Choice(said.choices)
+    elif said.least is not None:
+        kind = click.IntRange(min=said.least)
+    return click.option(
+        said.flag, name, type=kind, default=default, show_default=True, metavar=said.value or None, help=said.help
+    )
 
 
 def settings_from(options: dict[str, Any]) -> Settings:
@@ -251,60 +168,44 @@ def settings_from(options: dict[str, Any]) -> Settings:
         optimizer=options.pop("optimizer"),
         rate=options.pop("rate"),
         clip_norm=options.pop("clip_norm"),
-        loss=options.pop("loss") or "",
-        target=options.pop("target"),
-        budget=parse_budget(options.pop("budget")),
-        remat=options.pop("remat"),
-        outputs=tuple(options.pop("outputs")),
-        checkpoint=tuple(options.pop("checkpoint")),
-        accumulate=options.pop("accumulate"),
-        offload=options.pop("offload"),
-        prefetch=options.pop("prefetch"),
-        precision=options.pop("precision"),
-        tune=options.pop("tune"),
-        workspace=options.pop("workspace"),
+        loss=options.pop("loss"),
+        step=Options(**{name: value for name in FLAGS if (value := options.pop(name)) != ()}),
     )
 
 
 def compile_model(model: str, settings: Settings) -> Compiled:
     """Import or build the model that MODEL names, and compile its step."""
+    from foreplan import api
+
+    with working(f"compiling {model}"):
+        return api.compile_with(*model_with_options(model, settings))
+
+
+def model_with_options(model: str, settings: Settings) -> tuple[Graph, Options]:
+    """The model that MODEL names, with its loss where it is trained, and what it is compiled with."""
     from foreplan import api, models
 
     if settings.trust_code or settings.weights_folder is not None:
         raise UsageError(f"{model!r} is no plan file, which --trust-code and --weights-folder are for: leave them out")
-    if settings.accumulate > 1 and not settings.train:
+    if settings.step.accumulate > 1 and not settings.train:
         raise UsageError("--accumulate adds up gradients, and there are none with --infer: leave one of them out")
-    if settings.offload and not settings.train:
+    if settings.step.offload and not settings.train:
         raise UsageError("--offload copies what the backward pass reads, and --infer has none: leave one of them out")
-    with working(f"compiling {model}"):
-        if is_file(model):
-            graph = api.from_onnx(model, shapes=settings.shapes, batch=settings.batch)
-            default = "cross_entropy"
-        else:
-            if settings.shapes:
-                base = model.partition(":")[0]
-                raise UsageError(f"--shapes is for ONNX files; a zoo model takes sizes in its name: {base}:batch=32")
-            name = with_batch(model, settings.batch)
-            graph, default = models.build(name), models.default_loss(name)
-        if settings.train:
-            from foreplan.frontend.losses import attach_loss
+    if is_file(model):
+        graph = api.from_onnx(model, shapes=settings.shapes, batch=settings.batch)
+        default = "cross_entropy"
+    else:
+        if settings.shapes:
+            base = model.partition(":")[0]
+            raise UsageError(f"--shapes is for ONNX files; a zoo model takes sizes in its name: {base}:batch=32")
+        name = with_batch(model, settings.batch)
+        graph, default = models.build(name), models.default_loss(name)
+    if not settings.train:
+        return graph, settings.step
+    from foreplan.frontend.losses import attach_loss
 
-            graph = attach_loss(graph, settings.loss or default, [next(iter(graph.outputs))])
-        return api.compile(
-            graph,
-            optimizer=make_optimizer(settings) if settings.train else None,
-            target=settings.target,
-            budget=settings.budget,
-            remat=settings.remat,
-            outputs=settings.outputs or None,
-            checkpoint=settings.checkpoint,
-            accumulate=settings.accumulate,
-            offload=settings.offload,
-            prefetch=settings.prefetch,
-            precision=settings.precision,
-            tune=settings.tune,
-            workspace=settings.workspace,
-        )
+    graph = attach_loss(graph, settings.loss or default, [next(iter(graph.outputs))])
+    return graph, replace(settings.step, optimizer=make_optimizer(settings))
 
 
 def make_optimizer(settings: Settings) -> Optimizer:
@@ -340,12 +241,12 @@ def is_plan_file(text: str) -> bool:
 def open_compiled(text: str, settings: Settings) -> Compiled:
     """The compiled step of a plan file, or of a model."""
     if is_plan_file(text):
-        from foreplan import api
+        from foreplan.compiled import load_plan
 
         if written := given(*DECIDED):
             option = f"--{written[0].replace('_', '-')}"
             raise UsageError(f"{text!r} is a plan, which has decided on {option} already: give the model instead")
-        return api.load_plan(text, trust_code=settings.trust_code, weights_folder=settings.weights_folder)
+        return load_plan(text, trust_code=settings.trust_code, weights_folder=settings.weights_folder)
     return compile_model(text, settings)
 
 

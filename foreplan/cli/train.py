@@ -34,8 +34,8 @@ from foreplan.units import format_seconds
 if TYPE_CHECKING:
     import numpy as np
 
-    from foreplan.api import Compiled
     from foreplan.cli.data import Arrays
+    from foreplan.compiled import Compiled
     from foreplan.runtime.session import Session
 
 DIVERGED = "training has diverged; start from the last good checkpoint, or anew, with a lower --lr or with --clip-norm"

@@ -11,7 +11,18 @@ from foreplan.passes.group_updates import group_updates
 from foreplan.passes.micro_batches import Accumulation, with_same_stored
 from foreplan.passes.pack_attention import pack_attention
 from foreplan.passes.pack_masks import pack_masks
-from foreplan.passes.pipeline import PASSES, Pass, Ran, Settings, Stage, run_passes, simplified
+from foreplan.passes.pipeline import (
+    NAMES,
+    PASSES,
+    Pass,
+    Ran,
+    Settings,
+    Stage,
+    check_names,
+    list_without,
+    run_passes,
+    simplified,
+)
 from foreplan.passes.precision import PRECISIONS, narrow_type, with_precision
 from foreplan.passes.push_slices import push_slices
 from foreplan.passes.select import select_outputs
@@ -23,6 +34,7 @@ from foreplan.passes.training import training_form
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 
 __all__ = [
+    "NAMES",
     "PASSES",
     "PRECISIONS",
     "Accumulation",
@@ -31,6 +43,7 @@ __all__ = [
     "Settings",
     "Stage",
     "accumulate",
+    "check_names",
     "chunk_losses",
     "differentiate",
     "fold_constants",
@@ -41,6 +54,7 @@ __all__ = [
     "fuse_norm_masks",
     "group_updates",
     "push_slices",
+    "list_without",
     "narrow_type",
     "pack_attention",
     "pack_masks",

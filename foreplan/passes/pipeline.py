@@ -209,28 +209,22 @@ def run_passes(
     settings: Settings,
     stages: Collection[Stage],
     *,
-    without: Iterable[str] = (),
+    passes: Iterable[Pass] = PASSES,
     check: bool = False,
     watch: Callable[[Ran], None] | None = None,
 ) -> Graph:
     """A graph after the passes of some stages, in the list's order.
 
     Args:
-        without: names of passes to leave out, for experiments.
+        passes: the list, another one for experiments.
         check: whether to check what passes require and ensure.
         watch: sees every pass that ran.
 
     Raises:
-        UsageError: there is no such pass, or nothing works without it.
         ForeplanError: what a pass requires or ensures does not hold; names both.
     """
-    left_out = set(without)
-    if unknown := sorted(left_out - set(NAMES)):
-        raise UsageError(f"there is no pass {unknown[0]!r}; the passes are {', '.join(NAMES)}")
-    if needed := sorted(left_out & {each.name for each in PASSES if not each.optional}):
-        raise UsageError(f"nothing works without the pass {needed[0]!r}")
-    for each in PASSES:
-        if each.stage not in stages or each.name in left_out or not each.applies(settings):
+    for each in passes:
+        if each.stage not in stages or not each.applies(settings):
             continue
         _hold(graph, settings, each.requires if check else (), f"{each.name} requires")
         started, before = time.process_time(), graph
@@ -240,6 +234,29 @@ def run_passes(
         if watch is not None:
             watch(Ran(each, graph, seconds, graph.as_text() != before.as_text()))
     return graph
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Check that there are such passes.
+
+    Raises:
+        UsageError: there is one that is not; lists those there are.
+    """
+    if unknown := [name for name in names if name not in NAMES]:
+        raise UsageError(f"there is no pass {unknown[0]!r}; the passes are {', '.join(NAMES)}")
+
+
+def list_without(names: Iterable[str]) -> tuple[Pass, ...]:
+    """The list without some passes.
+
+    Raises:
+        UsageError: there is no such pass, or nothing works without it.
+    """
+    left_out = tuple(names)
+    check_names(left_out)
+    if needed := [name for name in left_out if name in {each.name for each in PASSES if not each.optional}]:
+        raise UsageError(f"nothing works without the pass {needed[0]!r}")
+    return tuple(each for each in PASSES if each.name not in left_out)
 
 
 def _hold(graph: Graph, settings: Settings, wanted: Iterable[Property], who: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foreplan.cli.options import LOSSES, OPTIMIZERS, parse_budget, parse_shapes, with_batch
+from foreplan.cli.options import LOSSES, OPTIMIZERS, parse_shapes, with_batch
 from foreplan.errors import UsageError
 
 
@@ -21,15 +21,6 @@ def test_batch_in_a_zoo_name():
     assert with_batch("mlp", None) == "mlp"
     assert with_batch("mlp", 3) == "mlp:batch=3"
     assert with_batch("mlp:width=64,batch=16", 3) == "mlp:width=64,batch=3"
-
-
-def test_budget():
-    assert parse_budget(None) is None
-    assert parse_budget("0.5") == 0.5
-    assert parse_budget("2GiB") == "2GiB"
-    for bad in ("lots", "-1", "nan", "2 parsecs"):
-        with pytest.raises(UsageError):
-            parse_budget(bad)
 
 
 def test_choices_are_those_there_are():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import foreplan as fp
-from foreplan.api import Compiled
+from foreplan.compiled import Compiled
 from foreplan.pareto import largest, pareto
 from foreplan.planner import plan
 from foreplan.units import format_bytes

@@ -7,7 +7,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.errors import UsageError
-from foreplan.units import parse_bytes
+from foreplan.units import parse_budget, parse_bytes
 
 SMALL = "mlp:batch=4,width=8,layers=2"
 
@@ -52,3 +52,18 @@ def test_what_is_no_budget(budget: object) -> None:
 def test_numpys_numbers_and_large_shares_are_budgets(budget: object) -> None:
     step = fp.compile(fp.models.build(SMALL), fp.losses.mean, fp.optim.SGD(0.1), budget=budget)
     assert type(step.plan.budget) is int
+
+
+@pytest.mark.parametrize(
+    "budget, parsed", [("0.5", 0.5), ("2GiB", 2 << 30), (0.5, 0.5), (2.0, 2.0), (7, 7), (np.int64(7), 7), ("1", 1)]
+)
+def test_budgets(budget: object, parsed: float) -> None:
+    assert parse_budget(budget) == parsed and type(parse_budget(budget)) is type(parsed)
+
+
+@pytest.mark.parametrize(
+    "budget", ["lots", "-1", "nan", "inf", "2 parsecs", True, None, 0.0, -0.5, float("inf"), "-0.5"]
+)
+def test_what_parses_as_no_budget(budget: object) -> None:
+    with pytest.raises(UsageError):
+        parse_budget(budget)

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 import foreplan as fp
-from foreplan.api import Compiled
 from foreplan.cli.data import epoch, read_arrays, samples_in
+from foreplan.compiled import Compiled
 from foreplan.planner import place_intervals, read_intervals, write_intervals
 from tests.fuzz.mutate import damaged
 from tests.fuzz.target import Target

@@ -6,7 +6,16 @@ from collections.abc import Iterable
 
 from foreplan.graph import DType, Graph
 from foreplan.graph.types import FLOAT32
-from foreplan.passes import Accumulation, Settings, Stage, run_passes, simplified, updating, with_same_stored
+from foreplan.passes import (
+    Accumulation,
+    Settings,
+    Stage,
+    list_without,
+    run_passes,
+    simplified,
+    updating,
+    with_same_stored,
+)
 from foreplan.passes.optimizer import Optimizer
 
 
@@ -16,7 +25,7 @@ def training_step(
     """Of a forward graph with its loss, in training form."""
     consume = None if optimizer is None else updating(optimizer)
     settings = Settings(trains=True, consume=consume, dtype=dtype)
-    return run_passes(graph, settings, (Stage.MEMORY, Stage.TRAINING), without=without)
+    return run_passes(graph, settings, (Stage.MEMORY, Stage.TRAINING), passes=list_without(without))
 
 
 def halves(graph: Graph, optimizer: Optimizer) -> tuple[Graph, Graph]:

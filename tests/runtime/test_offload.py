@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan.api import load_plan
+from foreplan.compiled import load_plan
 from foreplan.errors import PlanError, SessionError, UsageError
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph

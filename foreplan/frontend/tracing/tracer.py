@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import foreplan.errors
-import foreplan.frontend
-import foreplan.graph
-import foreplan.ops
 from foreplan.errors import ShapeError, TraceError
 from foreplan.graph import Array, Builder, Graph, Initializer, TensorType, Value, as_dtype
 from foreplan.graph.ir import Kind
@@ -25,30 +22,29 @@ if TYPE_CHECKING:
 
 _CURRENT: ContextVar[Tracer | None] = ContextVar("foreplan_tracer", default=None)
 
-# Frames of these are foreplan's or NumPy's own, never the code that is traced.
-_INNER = (
-    *(
-        os.path.dirname(str(path)) + os.sep
-        for path in (foreplan.frontend.__file__, foreplan.graph.__file__, foreplan.ops.__file__, np.__file__)
-    ),
-    os.path.join(os.path.dirname(foreplan.errors.__file__), "api.py"),
-)
+_FOREPLAN, _NUMPY = (os.path.dirname(str(module.__file__)) + os.sep for module in (foreplan.errors, np))
+_MODELS = os.path.join(_FOREPLAN, "models") + os.sep
+
+
+def _is_traced(path: str) -> bool:
+    """Whether a file holds code that is traced: it is neither foreplan's nor NumPy's own, but for foreplan's models."""
+    return path.startswith(_MODELS) or not path.startswith((_FOREPLAN, _NUMPY))
 
 
 def caller() -> str:
-    """`file.py:line` of the innermost frame that is not foreplan's own tracing code."""
+    """`file.py:line` of the innermost frame that is traced."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INNER):
+    while frame.f_back is not None and not _is_traced(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def _raised_at(error: BaseException) -> str:
-    """`file.py:line` of the innermost frame that an error passed and that is not foreplan's own tracing code."""
+    """`file.py:line` of the innermost frame that an error passed and that is traced."""
     found, entry = "", error.__traceback__
     while entry is not None:
         path = entry.tb_frame.f_code.co_filename
-        if not path.startswith(_INNER):
+        if _is_traced(path):
             found = f"{os.path.basename(path)}:{entry.tb_lineno}"
         entry = entry.tb_next
     return found

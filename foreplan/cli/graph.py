@@ -1,0 +1,98 @@
+"""The command about graphs and passes: graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from foreplan.cli.options import (
+    echo,
+    is_plan_file,
+    json_option,
+    model_options,
+    model_with_options,
+    print_json,
+    settings_from,
+)
+from foreplan.errors import UsageError
+from foreplan.units import format_seconds
+
+if TYPE_CHECKING:
+    from foreplan.passes import Ran
+
+ALL = "all"
+
+
+@click.command(short_help="Print the graph of a step, and what each pass makes of it.")
+@model_options
+@click.option("--print-after", "after", multiple=True, metavar="PASS|all", help="Print what a pass gives, each time.")
+@click.option("--without", multiple=True, metavar="PASS", help="Leave a pass out; may be given again.")
+@click.option("--time", "timed", is_flag=True, help="List the passes with their processor time.")
+@json_option
+def graph(
+    model: str, after: tuple[str, ...], without: tuple[str, ...], timed: bool, as_json: bool, **options: Any
+) -> None:
+    """Print the graph of a step of MODEL, as it is lowered for the target: one node a line.
+
+    The passes and their order are the list in foreplan/passes/pipeline.py.
+
+    \b
+    Examples:
+      foreplan graph resnet50 --batch 32
+      foreplan graph model.onnx --infer --print-after fuse_maps
+      foreplan graph gpt2_small --time
+      foreplan graph gpt2_small --without fuse_attention --target cpu
+    """
+    from foreplan import api, passes
+
+    if is_plan_file(model):
+        raise UsageError(f"{model!r} is a plan, which holds no graph: give the model instead")
+    passes.check_names(name for name in after if name != ALL)
+    settings = settings_from(options)
+    settings = replace(settings, step=replace(settings.step, passes=passes.list_without(without)))
+    ran: list[Ran] = []
+    made, update = api.step_graphs(*model_with_options(model, settings), ran.append)
+    if as_json:
+        print_json({"passes": [_figures(each) for each in ran], "nodes": len(made.nodes)})
+        return
+    for each in ran:
+        if ALL in after or each.step.name in after:
+            echo(f"# after {each.step.name} ({_told(each)})\n{each.graph.as_text()}")
+    if timed:
+        echo(_table(ran))
+    if not after and not timed:
+        echo(made.as_text(), nl=False)
+        if update is not None:
+            echo(f"# the update after the micro-batches\n{update.as_text()}", nl=False)
+
+
+def _figures(ran: Ran) -> dict[str, Any]:
+    step = ran.step
+    return {
+        "name": step.name,
+        "stage": str(step.stage),
+        "seconds": ran.seconds,
+        "nodes": len(ran.graph.nodes),
+        "changed": ran.changed,
+    }
+
+
+def _told(ran: Ran) -> str:
+    change = "" if ran.changed else ", nothing changed"
+    return f"{ran.step.stage}, {format_seconds(ran.seconds)}, {len(ran.graph.nodes):,} nodes{change}"
+
+
+def _table(ran: Iterable[Ran]) -> str:
+    """A line a pass: its stage, processor time, and how many nodes the graph has behind it."""
+    lines = [f"{'pass':<20}{'stage':<10}{'time':>10}{'nodes':>9}"]
+    for each in ran:
+        nodes = f"{len(each.graph.nodes):,}" if each.changed else "same"
+        lines.append(f"{each.step.name:<20}{each.step.stage:<10}{format_seconds(each.seconds):>10}{nodes:>9}")
+    lines.append(f"{'all':<30}{format_seconds(sum(each.seconds for each in ran)):>10}")
+    return "\n".join(lines)
+
+
+COMMANDS = (graph,)

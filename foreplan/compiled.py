@@ -1,0 +1,221 @@
+"""A compiled step: its program and plan, to look at, to save, to read back and to bind."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foreplan.arguments import flag, path_of
+from foreplan.graph import Graph
+from foreplan.lower.program import HOST, Program
+from foreplan.options import USUAL, Options
+from foreplan.planner import Plan, Totals, totals, verify
+from foreplan.units import format_bytes
+
+if TYPE_CHECKING:
+    from foreplan.lower.outside import Use
+    from foreplan.runtime.session import Session
+    from foreplan.runtime.update import Update
+    from foreplan.views.memory import Memory
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled step: its program and plan, ready to look at, to save and to bind.
+
+    Attributes:
+        program: the planner's problem, with what each action runs.
+        plan: the answer, verified.
+        graph: the whole step as a graph; None where the plan came from a file.
+        plan_seconds: wall time from the model's graph to the verified plan.
+        update: what runs after the micro-batches of a step that accumulates gradients, for each of which the program
+            runs; None: the program is the whole step.
+        options: what it was compiled with; a plan file keeps all but loss and optimizer.
+    """
+
+    program: Program
+    plan: Plan
+    graph: Graph | None = None
+    plan_seconds: float = 0.0
+    update: Update | None = None
+    options: Options = USUAL
+
+    @property
+    def accumulate(self) -> int:
+        """How many micro-batches a step takes; 1: the program is the whole step."""
+        return 1 if self.update is None else self.update.micro_batches
+
+    @property
+    def arena_bytes(self) -> int:
+        """Height of the one arena in which the whole step runs."""
+        return self.highest[1].arena_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory for what the step copies there."""
+        heights = self.plan.heights if self.update is None else self.update.heights(self.plan)
+        return sum(heights[HOST:])
+
+    @property
+    def highest(self) -> tuple[Program, Plan]:
+        """What needs the most memory: the program and its plan, or those of the update where they need more."""
+        if self.update is None or self.update.plan.arena_bytes <= self.plan.arena_bytes:
+            return self.program, self.plan
+        return self.update.program, self.update.plan
+
+    @property
+    def memory(self) -> Memory:
+        """Where the bytes are, in the half of the step that needs more of them where it has two: peak, bounds,
+        categories, what is alive when, and what lies outside the arena.
+
+        Raises:
+            TargetError: what the user has measured outside arenas cannot be read.
+        """
+        from foreplan.views.memory import Memory
+
+        return Memory.of(*self.highest, self._part, self._use)
+
+    @property
+    def _use(self) -> Use:
+        """What a process does with the step, as it has done this far, besides its highest half."""
+        from foreplan.lower.outside import Use, returned_bytes
+
+        if self.update is None:
+            return Use(compiles=self.graph is not None)
+        program, plan = self.program, self.plan
+        if self.highest[1] is plan:
+            program, plan = self.update.program, self.update.plan
+        returned = returned_bytes(self.program, self.accumulate)
+        return Use(self.graph is not None, len(plan.steps), len(program.actions), returned)
+
+    @property
+    def _part(self) -> str:
+        """Which part of a step `highest` is, for people."""
+        if self.update is None:
+            return ""
+        body, update = format_bytes(self.plan.arena_bytes), format_bytes(self.update.plan.arena_bytes)
+        if self.highest[1] is self.plan:
+            return f"the body, run for each of {self.accumulate} micro-batches (the update after them needs {update})"
+        return f"the update after {self.accumulate} micro-batches (the body, run for each of them, needs {body})"
+
+    def bind(
+        self,
+        *,
+        seed: int = 0,
+        threads: int | None = None,
+        share: Session | None = None,
+        weights: str | Path | None = None,
+        poison: bool = False,
+        capture: bool = True,
+    ) -> Session:
+        """Allocate the one arena and make the plan ready to run.
+
+        Args:
+            seed: of the first parameters and of everything random.
+            threads: of the BLAS library, for the whole process; a plan for the target cpu has decided on them already.
+            share: a session of the same model whose parameters are used in place.
+            weights: a checkpoint whose parameters and running statistics to start from. Its optimizer state is left
+                out: `Session.load` goes on where a training stopped.
+            poison: check every step with poisoned memory; slow.
+            capture: whether a card runs its steps as one graph, captured in the first; if not, kernel by kernel.
+
+        Raises:
+            DoesNotFitError: it takes more host memory than is left.
+        """
+        from foreplan.runtime.session import Session
+
+        session = Session(
+            self.program,
+            self.plan,
+            update=self.update,
+            seed=seed,
+            threads=threads,
+            share=share,
+            poison=poison,
+            capture=capture,
+        )
+        if weights is not None:
+            session.load(weights, state=False)
+        return session
+
+    def save(self, path: str | Path, *, kernels: bool = False) -> None:
+        """Write the plan file: everything needed to verify, view and run it, but no weights.
+
+        Args:
+            kernels: with machine code of the kernels that a card runs, so that who trusts the file compiles nothing.
+
+        Raises:
+            UsageError, SessionError: the file cannot be written, or kernels are asked for and the plan is for no card.
+            TargetError: there is no CUDA compiler.
+        """
+        from foreplan.runtime.planfile import save_plan
+
+        program, update = self.program, self.update
+        if flag("kernels", kernels):
+            from foreplan.runtime.cuda.code import with_code
+
+            program = with_code(program, self.plan)
+            update = update and replace(update, program=with_code(update.program, update.plan))
+        save_plan(path_of("save", path), program, self.plan, update, self.options)
+
+    def view(self, path: str | Path) -> None:
+        """Write the memory map, of what `memory` shows: one HTML file that opens offline."""
+        from foreplan.views.memory_map import write_map
+
+        title = f"{self.program.model} on {self.program.target}"
+        write_map(path_of("view", path), *self.highest, title=f"{title}: {self._part}" if self._part else title)
+
+    def estimate(self) -> dict[str, Any]:
+        """What `foreplan estimate --json` prints; sizes in bytes."""
+        program, memory = self.program, self.memory
+        halves = [(program, self.plan, self.accumulate)]
+        halves += [] if self.update is None else [(self.update.program, self.update.plan, 1)]
+        costs = Totals(0, 0, 0, 0)
+        for half, plan, times in halves:
+            costs += totals(half, [[step.action for step in plan.steps]])[0] * times
+        return {
+            "model": program.model,
+            "target": program.target,
+            "mode": "inference" if program.loss is None else "training",
+            "accumulate": self.accumulate,
+            "peak_bytes": memory.peak,
+            "arena_bytes": memory.arena,
+            "host_bytes": self.host_bytes,
+            "lower_bound_bytes": memory.lower_bound,
+            "order_lower_bound_bytes": memory.order_lower_bound,
+            "persistent_bytes": memory.persistent,
+            "categories": {str(category): nbytes for category, nbytes in memory.categories.items()},
+            "outside": [asdict(part) for part in memory.outside],
+            "flops": costs.flops,
+            "extra_flops_ratio": costs.extra_flops_ratio,
+            "extra_seconds_ratio": costs.extra_seconds_ratio,
+            "predicted_seconds": costs.nanoseconds / 1e9,
+            "nodes": len(program.calls if self.graph is None else self.graph.nodes)
+            + sum(len(half.calls) for half, _, _ in halves[1:]),
+            "instructions": sum(len(plan.steps) for _, plan, _ in halves),
+            "plan_seconds": self.plan_seconds,
+            "budget_bytes": self.plan.budget,
+            "options": self.options.to_json(),
+            "notes": [note for half, _, _ in halves for note in half.notes],
+        }
+
+
+def load_plan(path: str | Path, *, trust_code: bool = False, weights_folder: str | Path | None = None) -> Compiled:
+    """The compiled step that `Compiled.save` wrote; checked and verified, whatever the file holds: see docs/trust.md.
+
+    Args:
+        trust_code: run machine code that the file has for a card, which is else made anew by `bind`.
+        weights_folder: where the files with weights are; None: beside the plan or below.
+
+    Raises:
+        PlanError: the file is damaged, edited or of another version, or leads to weights elsewhere.
+    """
+    from foreplan.runtime.planread import read_plan
+
+    folder = None if weights_folder is None else path_of("weights_folder", weights_folder)
+    program, planned, update, options = read_plan(path_of("load_plan", path), flag("trust_code", trust_code), folder)
+    verify(planned, program)
+    if update is not None:
+        update.verify(program, planned)
+    return Compiled(program, planned, update=update, options=options)

@@ -1,0 +1,302 @@
+"""What a step is compiled with: each option is said once, with its name, type, default and meaning.
+
+`compile` takes options as arguments, commands take them as flags, and a plan file keeps them as JSON.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, Field, dataclass, field, fields
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from foreplan.arguments import choice, flag, names_in, whole
+from foreplan.errors import UsageError
+from foreplan.units import parse_budget, parse_bytes
+
+if TYPE_CHECKING:
+    from foreplan.graph import Graph
+    from foreplan.lower.target import Target
+    from foreplan.passes.optimizer import Optimizer
+    from foreplan.passes.pipeline import Pass
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+Check = Callable[[str, Any], Any]
+REMAT = ("off", "free", "auto")
+PRECISIONS = ("float32", "bf16", "fp16")
+_WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Said:
+    """What is said of an option besides its name, type and default.
+
+    Attributes:
+        help: one sentence for people, of `--help` and of docstrings.
+        more: what else docstrings say.
+        check: from name and value to the value that is kept; raises UsageError.
+        flag: of the command line, such as "--budget"; empty: there is none.
+        value: what stands for its value in `--help`, such as SIZE.
+        choices: the only values, where there are some to choose from.
+        least: the smallest value of a whole number.
+    """
+
+    help: str
+    more: str = ""
+    check: Check | None = None
+    flag: str = ""
+    value: str = ""
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+
+
+def _says(help: str, **said: Any) -> dict[str, Said]:
+    return {"said": Said(help, **said)}
+
+
+def _budget(name: str, value: Any) -> Any:
+    bound = None if value is None else parse_budget(value)
+    return value if isinstance(value, str) else bound
+
+
+def _workspace(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return whole(name, value, 0)
+    if value not in ("auto", "unlimited"):
+        parse_bytes(value)
+    return value
+
+
+def _switch(name: str, value: Any) -> Any:
+    return flag(name, value)
+
+
+def _names(name: str, value: Any) -> Any:
+    return None if value is None else tuple(names_in(name, value))
+
+
+def said_of(option: Field[Any]) -> Said:
+    """What is said of a field of `Options`."""
+    said: Said = option.metadata["said"]
+    return said
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a step is compiled with. `describe` gives the meaning of each option, as does `help(foreplan.compile)`.
+
+    Raises:
+        UsageError: a value that an option does not take.
+    """
+
+    loss: Any = field(
+        default=None,
+        metadata=_says(
+            "What is minimised: one of `foreplan.losses`, or a traceable function of the model's outputs; None: "
+            "inference, or the loss that the graph has.",
+            more="See `differentiate`.",
+        ),
+    )
+    optimizer: Optimizer | None = field(
+        default=None,
+        metadata=_says(
+            "One of `foreplan.optim`; None: the step returns gradients and updates no parameter.",
+        ),
+    )
+    _: KW_ONLY
+    target: str | Target = field(
+        default="numpy",
+        metadata=_says(
+            "The engine to plan for: numpy, cpu (oneDNN and compiled loops), or a card such as cuda:h100.",
+            more='"cpu" takes all cores, "cpu:threads=2" two of them; "cuda" is the card in this machine.',
+            flag="--target",
+            value="TARGET",
+        ),
+    )
+    budget: int | float | str | None = field(
+        default=None,
+        metadata=_says(
+            "Bytes that the arena stays within, such as 2GiB or 512MiB, or a ratio such as 0.5 of the arena without a "
+            "budget.",
+            check=_budget,
+            flag="--budget",
+            value="SIZE",
+        ),
+    )
+    remat: str = field(
+        default="free",
+        metadata=_says(
+            "What may be recomputed to save memory: nothing (off), or what adds at most 1 % to the predicted time, and"
+            " with a budget as little as meets it (free, auto).",
+            flag="--remat",
+            choices=REMAT,
+        ),
+    )
+    outputs: Iterable[str] | None = field(
+        default=None,
+        metadata=_says(
+            "Return these outputs of the model as well.",
+            more="None: nothing beside the loss in training, all of the model's outputs in inference.",
+            check=_names,
+            flag="--output",
+            value="NAME",
+        ),
+    )
+    checkpoint: Iterable[str] = field(
+        default=(),
+        metadata=_says(
+            "Recompute these segments of the model, and nothing else: layer1, or 'h.*' for h.0, h.1 and so on each by "
+            "itself, or conv2..conv5.",
+            more="This is `torch.utils.checkpoint` by name, instead of `budget` and `remat`: what a segment computes "
+            "is dropped when the forward pass has left it, and computed once more for its backward pass. What it "
+            "reads, and what others read of it, stays.",
+            check=_names,
+            flag="--checkpoint",
+            value="SCOPE",
+        ),
+    )
+    accumulate: int = field(
+        default=1,
+        metadata=_says(
+            "Run this number of micro-batches, each of the batch, and update once with their mean gradients.",
+            more="That is a step on all samples at once, if the loss is a mean over as many samples in each, and if no"
+            " sample's loss depends on other samples (as batch norm makes it). With more than 1, `Session.step` "
+            "takes all micro-batches at once, along a further leading axis of every input without a default.",
+            flag="--accumulate",
+            value="K",
+            least=1,
+        ),
+    )
+    offload: bool = field(
+        default=False,
+        metadata=_says(
+            "Copy activations to host memory and back where that takes less time than to recompute them.",
+            more="The time is that of the target's bus. Copies count as recomputation does, but with `remat` off a "
+            "budget is met by copies alone.",
+            check=_switch,
+            flag="--offload",
+        ),
+    )
+    prefetch: bool = field(
+        default=False,
+        metadata=_says(
+            "Plan a second slot for inputs, into which a card copies the next batch while a step runs.",
+            more="It takes as many bytes as the inputs without a default. `Session.steps` uses it. Other targets run "
+            "the same, and no faster for it.",
+            check=_switch,
+            flag="--prefetch",
+        ),
+    )
+    precision: str = field(
+        default="float32",
+        metadata=_says(
+            "Compute in bfloat16 (bf16) or float16 (fp16); parameters, optimizer state and sums stay float32.",
+            more="Images, hidden states and their gradients take half the bytes. Parameters, optimizer state, "
+            "statistics, losses, inputs and what a step returns are float32. With fp16 an optimizer gets "
+            "gradients of a scaled loss; the scale is one with which no gradient overflows.",
+            flag="--precision",
+            choices=PRECISIONS,
+        ),
+    )
+    tune: bool = field(
+        default=False,
+        metadata=_says(
+            "Choose kernels by measuring each once on this machine, and keep what was measured.",
+            more="It takes seconds the first time. Plans then depend on what was measured.",
+            check=_switch,
+            flag="--tune",
+        ),
+    )
+    workspace: int | str = field(
+        default="auto",
+        metadata=_says(
+            "The most scratch memory of one action where a kernel with less exists: a size, unlimited, or auto, which "
+            "is 64MiB, or more where that is 1.5 times as fast.",
+            more="Kernels within it are chosen by time and by what room the peak leaves.",
+            check=_workspace,
+            flag="--workspace",
+            value="SIZE",
+        ),
+    )
+    passes: Sequence[Pass] | None = field(
+        default=None,
+        metadata=_says(
+            "The passes to run, for experiments; None: all of `foreplan.passes.PASSES`.",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            said, value = said_of(each), getattr(self, each.name)
+            if said.check is not None:
+                value = said.check(each.name, value)
+            elif said.choices:
+                value = choice(each.name, value, said.choices)
+            elif said.least is not None:
+                value = whole(each.name, value, said.least)
+            object.__setattr__(self, each.name, value)
+
+    def to_json(self) -> dict[str, Any]:
+        """All but loss, optimizer and passes, by name. A target is its name, sizes are as given."""
+        found = {each.name: getattr(self, each.name) for each in _WITH_FLAG}
+        found["target"] = getattr(self.target, "name", self.target)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> Options:
+        """The options that `to_json` gave.
+
+        Raises:
+            UsageError: there is no such option, or it has no such value.
+        """
+        known = [each.name for each in _WITH_FLAG]
+        if sorted(record) != sorted(known) or not isinstance(record["target"], str):
+            raise UsageError(f"options are {', '.join(known)}; a target is a name")
+        return Options(**record)
+
+    def __str__(self) -> str:
+        """Those that are not the defaults, as arguments of `compile`: `budget='2GiB', remat='auto'`."""
+        usual = USUAL.to_json()
+        return ", ".join(f"{name}={value!r}" for name, value in self.to_json().items() if value != usual[name])
+
+
+_WITH_FLAG = tuple(each for each in fields(Options) if said_of(each).flag)
+USUAL = Options()
+
+
+def describe() -> str:
+    """The arguments section of a docstring: each option with its meaning."""
+    lines = []
+    for each in fields(Options):
+        said = said_of(each)
+        text = f"{each.name}: {said.help}{' ' * bool(said.more)}{said.more}"
+        lines += textwrap.wrap(text, _WIDTH - 4, subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def taking_options(
+    options: Callable[P, Options],
+) -> Callable[[Callable[[Graph, Options], Result]], Callable[Concatenate[Graph, P], Result]]:
+    """Let a function of a graph and options take the options as arguments; its docstring describes them.
+
+    Args:
+        options: `Options`, whose arguments the function gets.
+    """
+
+    def decorate(function: Callable[[Graph, Options], Result]) -> Callable[Concatenate[Graph, P], Result]:
+        @wraps(function)
+        def taking(graph: Graph, *args: P.args, **kwargs: P.kwargs) -> Result:
+            return function(graph, options(*args, **kwargs))
+
+        first, *_ = inspect.signature(function).parameters.values()
+        rest = inspect.signature(options).parameters.values()
+        taking.__signature__ = inspect.signature(function).replace(parameters=[first, *rest])  # type: ignore[attr-defined]
+        taking.__doc__ = inspect.cleandoc(function.__doc__ or "").replace(
+            "{options}", textwrap.indent(describe(), "    ").lstrip()
+        )
+        return taking
+
+    return decorate
