@@ -25,7 +25,7 @@ ALLOWED = {
     "frontend": {"graph", "ops"},
     "passes": {"graph", "ops"},
     "lower": {"graph", "ops", "passes", "planner"},
-    "runtime": {"graph", "ops", "lower", "planner"},
+    "runtime": {"graph", "ops", "lower", "planner", "options"},
     "models": {"graph", "ops", "frontend"},
     "views": {"graph", "ops", "lower", "planner"},
     "cuda": set(),
