@@ -1,4 +1,4 @@
-"""An order tape: what the search for orders needs of a problem, as integer arrays for compiled loops."""
+"""What the search for orders needs of a problem, as integer arrays for compiled loops."""
 
 from __future__ import annotations
 
@@ -6,33 +6,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foreplan.planner.memory.bounds import granularities
+from foreplan.planner.memory.arrays import INPUT, STORED, Arrays, problem_arrays
 from foreplan.planner.order.dependences import Dependences
-from foreplan.planner.problem import ALIGNMENT, Action, Problem, Role
+from foreplan.planner.problem import ALIGNMENT, Action, Problem
 from foreplan.planner.rows import array, flat, slices
 from foreplan.units import align_up
 
-MOST = 64  # readers of what a node reads, for it to count as patient: keeps the tape near-linear
+MOST = 64  # readers of what a node reads, for it to count as patient: keeps this near-linear
+STAYS = 1 << 40  # readers of what nothing frees
 
 
-class OrderTape(NamedTuple):
+class OrderArrays(NamedTuple):
     """Arrays over nodes (positions in a dependence graph) and values; `_at` arrays have one entry more: slices.
 
     Attributes:
+        problem: its actions and values.
+        action: of each node.
         before_at, before: nodes that must run before each node, each once.
         after_at, after: nodes that must run after it, each once.
-        read_at, reads: values that each node reads and that die with their last reader.
-        write_at, writes: values that each node writes.
-        pair_at, pair_write, pair_read: writes that may take the bytes of a read, by value: the required ones first,
-            then in the order in which they get their chance.
-        pair_required: whether it must.
-        pair_wasted: bytes of the read that the write would hold and not use.
-        loose: whether a node has a pair that wastes bytes.
-        workspace: bytes on the device while a node runs.
-        size: bytes on the device of each value, rounded; 0 for next contents at home and on the host.
-        nbytes: plain size of each value.
-        readers: how many nodes read each value.
-        kept: whether a value stays to the end.
+        loose: whether a node has a write that would hold bytes of a read and not use them.
+        readers: how many nodes read each value; more than there can be of one that stays to the end.
         event_at, events: of each patient node, those that must follow it or read what it reads; none for the others.
             While it frees nothing, it may as well wait until one of them comes next: it then needs no more than that
             one does.
@@ -41,25 +34,14 @@ class OrderTape(NamedTuple):
         unread: bytes of inputs that none reads: they live through the first step.
     """
 
+    problem: Arrays
+    action: np.ndarray
     before_at: np.ndarray
     before: np.ndarray
     after_at: np.ndarray
     after: np.ndarray
-    read_at: np.ndarray
-    reads: np.ndarray
-    write_at: np.ndarray
-    writes: np.ndarray
-    pair_at: np.ndarray
-    pair_write: np.ndarray
-    pair_read: np.ndarray
-    pair_required: np.ndarray
-    pair_wasted: np.ndarray
     loose: np.ndarray
-    workspace: np.ndarray
-    size: np.ndarray
-    nbytes: np.ndarray
     readers: np.ndarray
-    kept: np.ndarray
     event_at: np.ndarray
     events: np.ndarray
     base: int
@@ -67,72 +49,49 @@ class OrderTape(NamedTuple):
     unread: int
 
 
-def make_order_tape(problem: Problem, graph: Dependences) -> OrderTape | None:
-    """The tape of a dependence graph; None where two nodes write the same value, so that what lives between depends
+def order_arrays(problem: Problem, graph: Dependences) -> OrderArrays | None:
+    """The arrays of a dependence graph; None where two nodes write the same value, so that what lives between depends
     on which of them ran last.
     """
-    grain = granularities(problem)
-    on_device = [region.on_device for region in problem.regions]
-    values = problem.values
     actions = [problem.actions[index] for index in graph.actions]
-    size = [align_up(v.nbytes, grain[v.region]) if v.home < 0 and on_device[v.region] else 0 for v in values]
-    mortal = [v.role in (Role.TRANSIENT, Role.INPUT) for v in values]
     written = [v for a in actions for v in a.writes]
     if len(set(written)) < len(written):
         return None
-    reads = [[v for v in a.reads if mortal[v]] for a in actions]
-    readers = np.bincount(np.array([v for row in reads for v in row], np.int64), minlength=len(values))
-    workspace = [align_up(a.workspace, grain[a.workspace_region]) * on_device[a.workspace_region] for a in actions]
-    pairs = [_pairs(problem, index) for index in graph.actions]
+    p = problem_arrays(problem)
+    stays = (p.there == STORED) | (p.output > 0)
+    read = np.array([v for a in actions for v in a.reads], np.int64)
+    readers = np.bincount(read, minlength=len(problem.values)).astype(np.int64)
     before = [sorted(set(nodes)) for nodes in graph.before]
     after = [sorted(set(nodes)) for nodes in graph.after]
-    events = _events(actions, reads, after, workspace, [r > 0 or not m for m, r in zip(mortal, readers)], size)
-    inputs = [v for v, value in enumerate(values) if value.role is Role.INPUT]
-    pair_write, pair_read, pair_required, pair_wasted = (array(p[i] for row in pairs for p in row) for i in range(4))
-    return OrderTape(
+    mortal = [[v for v in a.reads if not stays[v]] for a in actions]
+    lasting = [stays[v] or readers[v] > 0 for v in range(len(problem.values))]
+    workspace = [int(p.workspace[index]) for index in graph.actions]
+    events = _events(actions, mortal, after, workspace, lasting, p.size.tolist())
+    inputs = p.there == INPUT
+    return OrderArrays(
+        p,
+        array(graph.actions),
         slices(before),
         flat(before),
         slices(after),
         flat(after),
-        slices(reads),
-        flat(reads),
-        slices([a.writes for a in actions]),
-        array(written),
-        slices(pairs),
-        pair_write,
-        pair_read,
-        pair_required,
-        pair_wasted,
-        array(any(pair[3] for pair in row) for row in pairs),
-        array(workspace),
-        array(size),
-        array(v.nbytes for v in values),
-        readers.astype(np.int64),
-        array(v.role in (Role.OUTPUT, Role.STORED) for v in values),
+        array(_is_loose(problem, action, stays) for action in actions),
+        np.where(stays, STAYS, readers),
         slices(events),
         flat(events),
-        sum(size[v] for v, value in enumerate(values) if value.role is Role.STORED),
-        sum(size[v] for v in inputs if readers[v]),
-        sum(size[v] for v in inputs if not readers[v]),
+        int(p.size[p.there == STORED].sum()),
+        int(p.size[inputs & (readers > 0)].sum()),
+        int(p.size[inputs & (readers == 0)].sum()),
     )
 
 
-def _pairs(problem: Problem, index: int) -> list[tuple[int, int, int, int]]:
-    """Overwrites that concern the live bytes, by the rules of `alias.merge`: (write, read, required, wasted)."""
-    action, values = problem.actions[index], problem.values
-    required: list[tuple[int, int, int, int]] = []
-    optional: list[tuple[int, int, tuple[int, int, int, int]]] = []
-    for i, pair in enumerate(action.overwrites):
-        write, read = action.writes[pair.write], action.reads[pair.read]
-        new, old = values[write], values[read]
-        if new.home >= 0:
-            continue
-        wasted = align_up(old.nbytes, ALIGNMENT) - align_up(new.nbytes, ALIGNMENT)
-        if pair.required:
-            required.append((write, read, 1, 0))
-        elif old.home < 0 and old.role in (Role.TRANSIENT, Role.INPUT):
-            optional.append((-new.nbytes, i, (write, read, 0, wasted)))
-    return required + [pair for _, _, pair in sorted(optional)]
+def _is_loose(problem: Problem, action: Action, stays: np.ndarray) -> bool:
+    pairs = [
+        (problem.values[action.reads[pair.read]], problem.values[action.writes[pair.write]])
+        for pair in action.overwrites
+        if not pair.required and not stays[action.reads[pair.read]]
+    ]
+    return any(align_up(old.nbytes, ALIGNMENT) != align_up(new.nbytes, ALIGNMENT) for old, new in pairs if new.home < 0)
 
 
 def _events(

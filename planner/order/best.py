@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreplan.planner.order.arrays import OrderTape, make_order_tape
+from foreplan.planner.order.arrays import OrderArrays, order_arrays
 from foreplan.planner.order.dependences import Dependences
 from foreplan.planner.problem import Problem
 
@@ -47,11 +47,11 @@ def improve(
         search: whether to look for the optimum, of all nodes or of windows around the peak.
         moves: whether to move single nodes across the peak.
     """
-    tape = make_order_tape(problem, graph)
-    if tape is None or not order:
+    arrays = order_arrays(problem, graph)
+    if arrays is None or not order:
         return None
     node = {action: i for i, action in enumerate(graph.actions)}
-    best = _Best(tape, np.array([node[action] for action in order], np.int64))
+    best = _Best(arrays, np.array([node[action] for action in order], np.int64))
     if search:
         best.search_whole()
     if moves and best.nbytes > best.least:
@@ -63,24 +63,26 @@ def improve(
 
 
 class _Best:
-    """The best order of a tape so far, its live bytes, and what no order goes below."""
+    """The best order so far, its live bytes, and what no order goes below."""
 
-    def __init__(self, tape: OrderTape, order: np.ndarray) -> None:
+    def __init__(self, arrays: OrderArrays, order: np.ndarray) -> None:
+        from foreplan.planner.memory.kernels import make_count
         from foreplan.planner.order import kernels as order_kernels
         from foreplan.planner.order import moves as order_moves
         from foreplan.planner.order import search as order_search
 
         self.kernels, self.moves, self.searches = order_kernels, order_moves, order_search
-        self.tape, self.order = tape, order
-        self.state = order_kernels.make_state(tape)
+        self.arrays, self.order = arrays, order
+        self.state = order_kernels.make_state(arrays)
+        self.count = make_count(arrays.problem, len(order))
         self.live = np.zeros(len(order), np.int64)
-        self.nbytes = int(order_kernels.measure(tape, order, self.live))
-        self.least = int(order_kernels.unavoidable(tape, order, self.live))
+        self.nbytes = int(order_kernels.live_bytes(arrays, self.count, order, self.live))
+        self.least = int(order_kernels.unavoidable(arrays, order, self.live))
 
     def keep(self, order: np.ndarray) -> bool:
         """Take an order if it is better."""
         live = np.zeros(len(order), np.int64)
-        nbytes = int(self.kernels.measure(self.tape, order, live))
+        nbytes = int(self.kernels.live_bytes(self.arrays, self.count, order, live))
         if nbytes >= self.nbytes:
             return False
         self.order, self.nbytes, self.live = order, nbytes, live
@@ -94,7 +96,7 @@ class _Best:
         nodes = high - low
         visited = self.searches.make_visited(nodes, min(MEMORY // (nodes // 8 + 24), most_work // 4 + 1))
         said, least, work = self.searches.search(
-            self.tape, self.state, visited, order, low, high, rank, ceiling, exact, most_work
+            self.arrays, self.state, self.count, visited, order, low, high, rank, ceiling, exact, most_work
         )
         if said == self.searches.FOUND and not self.keep(order):
             said = self.searches.UNKNOWN
@@ -148,5 +150,5 @@ class _Best:
     def move(self) -> None:
         """Move single nodes across the peak."""
         order = self.order.copy()
-        self.moves.move_across_peak(self.tape, self.state, order, WIDTH, MOVE_WORK)
+        self.moves.move_across_peak(self.arrays, self.state, self.count, order, WIDTH, MOVE_WORK)
         self.keep(order)

@@ -1,7 +1,8 @@
 """Compiled inner loops of the search for orders; importing this module imports Numba.
 
 A set of nodes that holds, with each node, all that must precede it decides which values live after it has run, so the
-state of a search is that set. What a node needs while it runs is found by the rules of `alias` and `bound`.
+state of a search is that set. `weigh` finds what a node needs while it runs as `memory.kernels.measure` does, from what
+is known of the nodes behind it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from foreplan import jit
-from foreplan.planner.order.arrays import OrderTape
+from foreplan.planner.memory.arrays import STORED
+from foreplan.planner.memory.kernels import measure
+from foreplan.planner.order.arrays import STAYS, OrderArrays
 
 NEVER = np.int64(1) << np.int64(60)
 
@@ -42,9 +45,9 @@ class State(NamedTuple):
     taken: np.ndarray
 
 
-def make_state(tape: OrderTape) -> State:
+def make_state(t: OrderArrays) -> State:
     """Room for the state of a search."""
-    nodes, values = len(tape.workspace), len(tape.size)
+    nodes, values = len(t.action), len(t.problem.size)
     lengths = [values, nodes, nodes, nodes, nodes, 1, nodes, values, values]
     return State(*(np.zeros(length, np.int64) for length in lengths))
 
@@ -74,34 +77,37 @@ def weigh(t, s, node):  # type: ignore[no-untyped-def]
     Whether a write takes more bytes than it needs depends on how long it lives, which is not known yet: the figure of
     such a node is the least it can be.
     """
-    hill, growth = t.workspace[node], np.int64(0)
-    for k in range(t.write_at[node], t.write_at[node + 1]):
-        v = t.writes[k]
-        hill += t.size[v]
-        if t.readers[v] > 0 or t.kept[v]:
-            growth += t.size[v]
-    first, last = t.pair_at[node], t.pair_at[node + 1]
+    p, a = t.problem, t.action[node]
+    hill, growth = p.workspace[a], np.int64(0)
+    reads, writes = p.read_at[a], p.write_at[a]
+    for k in range(writes, p.write_at[a + 1]):
+        v = p.writes[k]
+        hill += p.size[v]
+        if t.readers[v] > 0:
+            growth += p.size[v]
+    first, last = p.pair_at[a], p.pair_at[a + 1]
     for k in range(first, last):
-        write, read = t.pair_write[k], t.pair_read[k]
+        write, read = p.writes[writes + p.pair_write[k]], p.reads[reads + p.pair_read[k]]
         free = t.loose[node] or not s.taken[read]
-        if t.pair_required[k] or (not s.over[write] and free and s.left[read] == 1):
-            hill -= t.size[write] * (1 - s.over[write])
+        if p.pair_required[k] or (not s.over[write] and free and s.left[read] == 1):
+            hill -= p.size[write] * (1 - s.over[write])
             s.over[write] = 1
             s.taken[read] = 1
     for k in range(first, last):
-        s.over[t.pair_write[k]] = 0
-        s.taken[t.pair_read[k]] = 0
-    for k in range(t.read_at[node], t.read_at[node + 1]):
-        if s.left[t.reads[k]] == 1:
-            growth -= t.size[t.reads[k]]
+        s.over[p.writes[writes + p.pair_write[k]]] = 0
+        s.taken[p.reads[reads + p.pair_read[k]]] = 0
+    for k in range(reads, p.read_at[a + 1]):
+        if s.left[p.reads[k]] == 1:
+            growth -= p.size[p.reads[k]]
     return hill, growth
 
 
 @jit.compiled
 def run(t, s, node):  # type: ignore[no-untyped-def]
     """Let a ready node have run."""
-    for k in range(t.read_at[node], t.read_at[node + 1]):
-        s.left[t.reads[k]] -= 1
+    p, a = t.problem, t.action[node]
+    for k in range(p.read_at[a], p.read_at[a + 1]):
+        s.left[p.reads[k]] -= 1
     s.ready_count[0] -= 1
     last = s.ready[s.ready_count[0]]
     s.ready[s.place[node]] = last
@@ -121,8 +127,9 @@ def run(t, s, node):  # type: ignore[no-untyped-def]
 @jit.compiled
 def undo(t, s, node, place):  # type: ignore[no-untyped-def]
     """Take back the latest `run`, of a node that was at this place among the ready ones."""
-    for k in range(t.read_at[node], t.read_at[node + 1]):
-        s.left[t.reads[k]] += 1
+    p, a = t.problem, t.action[node]
+    for k in range(p.read_at[a], p.read_at[a + 1]):
+        s.left[p.reads[k]] += 1
     eager = np.int64(t.event_at[node] == t.event_at[node + 1])
     s.done[node] = 0
     for k in range(t.after_at[node], t.after_at[node + 1]):
@@ -141,48 +148,12 @@ def undo(t, s, node, place):  # type: ignore[no-untyped-def]
 
 
 @jit.compiled
-def measure(t, order, live):  # type: ignore[no-untyped-def]
+def live_bytes(t, c, order, live):  # type: ignore[no-untyped-def]
     """Write the live bytes at each step of a whole order to `live`; returns the highest."""
-    n = order.size
-    last = np.zeros(t.size.size, np.int64)
-    for step in range(n):
-        for k in range(t.write_at[order[step]], t.write_at[order[step] + 1]):
-            last[t.writes[k]] = step
-    for step in range(n):
-        for k in range(t.read_at[order[step]], t.read_at[order[step] + 1]):
-            last[t.reads[k]] = step
-    level, highest = t.base + t.given, np.int64(0)
-    over = np.zeros(t.size.size, np.int8)
-    taken = np.zeros(t.size.size, np.int8)
-    for step in range(n):
-        node = order[step]
-        hill = t.workspace[node] + (t.unread if step == 0 else 0)
-        growth = np.int64(0)
-        for k in range(t.pair_at[node], t.pair_at[node + 1]):
-            write, read = t.pair_write[k], t.pair_read[k]
-            if not t.pair_required[k]:
-                if over[write] or taken[read] or last[read] != step:
-                    continue
-                lives = n - step - 1 if t.kept[write] else last[write] - step
-                if t.pair_wasted[k] * lives > t.nbytes[write]:
-                    continue
-            over[write] = 1
-            taken[read] = 1
-        for k in range(t.pair_at[node], t.pair_at[node + 1]):
-            taken[t.pair_read[k]] = 0
-        for k in range(t.write_at[node], t.write_at[node + 1]):
-            v = t.writes[k]
-            if not over[v]:
-                hill += t.size[v]
-            over[v] = 0
-            if t.readers[v] > 0 or t.kept[v]:
-                growth += t.size[v]
-        for k in range(t.read_at[node], t.read_at[node + 1]):
-            if last[t.reads[k]] == step:
-                growth -= t.size[t.reads[k]]
-        live[step] = level + hill
-        highest = max(highest, live[step])
-        level += growth
+    for step in range(order.size):
+        c.steps[step] = t.action[order[step]]
+    highest, _ = measure(t.problem, c, order.size)
+    live[:] = c.level[: order.size]
     return highest
 
 
@@ -198,16 +169,18 @@ def unavoidable(t, order, live):  # type: ignore[no-untyped-def]
         order: any; `live`: its live bytes.
     """
     n = order.size
-    writer = np.full(t.size.size, -1, np.int64)
+    p = t.problem
+    writer = np.full(p.size.size, -1, np.int64)
     for node in range(n):
-        for k in range(t.write_at[node], t.write_at[node + 1]):
-            writer[t.writes[k]] = node
+        a = t.action[node]
+        for k in range(p.write_at[a], p.write_at[a + 1]):
+            writer[p.writes[k]] = node
     step_of = np.zeros(n, np.int64)
     for step in range(n):
         step_of[order[step]] = step
     highest = np.int64(0)
     steps = np.argsort(-live, kind="mergesort")[:HARDEST]
-    needed = np.zeros(t.size.size, np.int8)
+    needed = np.zeros(p.size.size, np.int8)
     for at in steps:
         node = order[at]
         side = np.zeros(n, np.int8)
@@ -225,20 +198,27 @@ def unavoidable(t, order, live):  # type: ignore[no-untyped-def]
         needed[:] = 0
         for x in range(n):
             if side[x] == 2:
-                for k in range(t.read_at[x], t.read_at[x + 1]):
-                    needed[t.reads[k]] = 2 if x != node or needed[t.reads[k]] == 2 else 1
-        total = t.base + t.workspace[node]
-        for v in range(t.size.size):
+                a = t.action[x]
+                for k in range(p.read_at[a], p.read_at[a + 1]):
+                    needed[p.reads[k]] = 2 if x != node or needed[p.reads[k]] == 2 else 1
+        a = t.action[node]
+        total = t.base + p.workspace[a]
+        for v in range(p.size.size):
             w = writer[v]
-            if (needed[v] and w < 0) or (w >= 0 and side[w] == 1 and (needed[v] or (t.kept[v]))):
-                total += t.size[v]
-        for k in range(t.write_at[node], t.write_at[node + 1]):
-            v = t.writes[k]
+            if w >= 0:
+                total += p.size[v] if side[w] == 1 and (needed[v] or p.output[v]) else 0
+            elif needed[v] and p.there[v] != STORED:
+                total += p.size[v]
+        for k in range(p.write_at[a], p.write_at[a + 1]):
+            v = p.writes[k]
             fresh = True
-            for j in range(t.pair_at[node], t.pair_at[node + 1]):
-                if t.pair_write[j] == v and needed[t.pair_read[j]] != 2:
+            for j in range(p.pair_at[a], p.pair_at[a + 1]):
+                old = p.reads[p.read_at[a] + p.pair_read[j]]
+                if p.write_at[a] + p.pair_write[j] != k:
+                    continue
+                if p.pair_required[j] or (t.readers[old] < STAYS and needed[old] != 2):
                     fresh = False
             if fresh:
-                total += t.size[v]
+                total += p.size[v]
         highest = max(highest, total)
     return highest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from foreplan import jit
-from foreplan.planner.order.kernels import NEVER, begin, measure, run, undo, weigh
+from foreplan.planner.order.kernels import NEVER, begin, live_bytes, run, undo, weigh
 
 
 @jit.compiled
@@ -46,7 +46,7 @@ def shift(order, start, end):  # type: ignore[no-untyped-def]
 
 
 @jit.compiled
-def move_across_peak(t, s, order, width, most_work):  # type: ignore[no-untyped-def]
+def move_across_peak(t, s, c, order, width, most_work):  # type: ignore[no-untyped-def]
     """Lower the peak as long as moving one node from before it to behind it, or the other way, does; in place.
 
     First improvement, from the nodes next to the peak outwards, on what is highest near the peak and how often: hill
@@ -61,7 +61,7 @@ def move_across_peak(t, s, order, width, most_work):  # type: ignore[no-untyped-
     places = np.zeros(n, np.int64)
     work = np.int64(0)
     while work < most_work:
-        measure(t, order, live)
+        live_bytes(t, c, order, live)
         work += n
         peak = int(np.argmax(live))
         low, high = max(peak - width, 0), min(peak + width + 1, n)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foreplan import jit
-from foreplan.planner.order.kernels import NEVER, begin, measure, run, undo, weigh
+from foreplan.planner.order.kernels import NEVER, begin, live_bytes, run, undo, weigh
 
 FOUND, NONE, UNKNOWN = 1, 0, -1  # what a search says: an order within the ceiling, that there is none, neither
 _CHOICES = 1 << 20  # room for choices that wait on the way down
@@ -76,8 +76,9 @@ def due(t, s, node):  # type: ignore[no-untyped-def]
     """Whether a node need not wait: it is not patient, or frees something, or what it waits for may come next."""
     if t.event_at[node] == t.event_at[node + 1]:
         return True
-    for k in range(t.read_at[node], t.read_at[node + 1]):
-        if s.left[t.reads[k]] == 1:
+    p, a = t.problem, t.action[node]
+    for k in range(p.read_at[a], p.read_at[a + 1]):
+        if s.left[p.reads[k]] == 1:
             return True
     for k in range(t.event_at[node], t.event_at[node + 1]):
         if not s.done[t.events[k]] and s.eager[t.events[k]] == 0:
@@ -126,12 +127,12 @@ def choose(t, s, level, ceiling, local, rank, exact, extra, choices, top):  # ty
 
 
 @jit.compiled
-def search(t, s, visited, order, low, high, rank, ceiling, exact, most_work):  # type: ignore[no-untyped-def]
+def search(t, s, c, visited, order, low, high, rank, ceiling, exact, most_work):  # type: ignore[no-untyped-def]
     """Look for an order of the nodes at [low, high) of `order` that needs no more than a ceiling; write it there.
 
     Args:
         rank: of each node; the lowest is tried first.
-        exact: use no rule of dominance, and judge whole orders by `measure`.
+        exact: use no rule of dominance, and judge whole orders by `live_bytes`.
 
     Returns:
         FOUND, NONE or UNKNOWN; if NONE, bytes that every order needs; the work done.
@@ -163,7 +164,7 @@ def search(t, s, visited, order, low, high, rank, ceiling, exact, most_work):  #
                 highest = ceiling
                 if exact:
                     whole[low:high] = path
-                    highest = measure(t, whole, live)
+                    highest = live_bytes(t, c, whole, live)
                 if highest <= ceiling:
                     order[low:high] = path
                     return FOUND, NEVER, work

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foreplan import jit
-from foreplan.planner.recompute.kernels import measure
+from foreplan.planner.recompute.kernels import measure_above
 from foreplan.planner.recompute.search import below, draw, record
 
 NOTHING = -1  # what follows the last run of a sequence
@@ -55,37 +55,37 @@ def tidy(t, s, q, n):  # type: ignore[no-untyped-def]
         The length of the trial, or -1 where it cannot be.
     """
     live, kept = s.live, 0
-    for v in range(t.size.size):
-        live[v] = t.output[v]
+    for v in range(t.problem.size.size):
+        live[v] = t.problem.output[v]
     for step in range(n - 1, -1, -1):
         a = q.trial[step]
         useful = q.free[a] == 0
-        for k in range(t.write_at[a], t.write_at[a + 1]):
-            useful |= live[t.writes[k]] != 0
+        for k in range(t.problem.write_at[a], t.problem.write_at[a + 1]):
+            useful |= live[t.problem.writes[k]] != 0
         if not useful:
             continue
-        for k in range(t.write_at[a], t.write_at[a + 1]):
-            live[t.writes[k]] = 0
-        for k in range(t.read_at[a], t.read_at[a + 1]):
-            live[t.reads[k]] = 1
+        for k in range(t.problem.write_at[a], t.problem.write_at[a + 1]):
+            live[t.problem.writes[k]] = 0
+        for k in range(t.problem.read_at[a], t.problem.read_at[a + 1]):
+            live[t.problem.reads[k]] = 1
         q.spare[kept] = a
         kept += 1
-    for v in range(t.size.size):
-        if live[v] and not t.there[v]:
+    for v in range(t.problem.size.size):
+        if live[v] and not t.problem.there[v]:
             return -1
-        live[v] = t.there[v] > 0
+        live[v] = t.problem.there[v] > 0
     for step in range(kept):
         a = q.spare[kept - 1 - step]
         q.trial[step] = a
-        for k in range(t.read_at[a], t.read_at[a + 1]):
-            if not live[t.reads[k]]:
+        for k in range(t.problem.read_at[a], t.problem.read_at[a + 1]):
+            if not live[t.problem.reads[k]]:
                 return -1
-        for k in range(t.write_at[a], t.write_at[a + 1]):
-            live[t.writes[k]] = 1
+        for k in range(t.problem.write_at[a], t.problem.write_at[a + 1]):
+            live[t.problem.writes[k]] = 1
         for k in range(t.destroy_at[a], t.destroy_at[a + 1]):
             live[t.destroys[k]] = 0
-    for v in range(t.size.size):
-        if t.output[v] and not live[v]:
+    for v in range(t.problem.size.size):
+        if t.problem.output[v] and not live[v]:
             return -1
     return kept
 
@@ -98,7 +98,7 @@ def weigh(t, s, q, n, target):  # type: ignore[no-untyped-def]
         s.steps[step] = q.trial[step]
         s.places[step] = 0
         cost += t.cost[q.trial[step]]
-    highest, _, excess = measure(t, s, n, target)
+    highest, _, excess = measure_above(t, s, n, target)
     return highest, excess, cost
 
 
@@ -110,14 +110,14 @@ def provide(t, s, q, n, v, at, eager, seed):  # type: ignore[no-untyped-def]
     Returns:
         The length of the trial, and the next seed.
     """
-    for u in range(t.size.size):
-        q.needed[u] = t.there[u] == 2 or t.output[u] != 0
+    for u in range(t.problem.size.size):
+        q.needed[u] = t.problem.there[u] == 2 or t.problem.output[u] != 0
     for step in range(n - 1, at - 1, -1):
         a = q.trial[step]
-        for k in range(t.write_at[a], t.write_at[a + 1]):
-            q.needed[t.writes[k]] = 0
-        for k in range(t.read_at[a], t.read_at[a + 1]):
-            q.needed[t.reads[k]] = 1
+        for k in range(t.problem.write_at[a], t.problem.write_at[a + 1]):
+            q.needed[t.problem.writes[k]] = 0
+        for k in range(t.problem.read_at[a], t.problem.read_at[a + 1]):
+            q.needed[t.problem.reads[k]] = 1
     q.needed[v] = 1
     s.stack[0] = t.maker[v]
     depth = 1
@@ -128,8 +128,8 @@ def provide(t, s, q, n, v, at, eager, seed):  # type: ignore[no-untyped-def]
             q.trial[i] = q.trial[i - 1]
         q.trial[at] = a
         n += 1
-        for k in range(t.read_at[a], t.read_at[a + 1]):
-            u = t.reads[k]
+        for k in range(t.problem.read_at[a], t.problem.read_at[a + 1]):
+            u = t.problem.reads[k]
             if q.needed[u] or t.maker[u] < 0 or depth >= s.stack.size:
                 continue
             seed = draw(seed)
@@ -145,17 +145,17 @@ def blocked(t, first, second):  # type: ignore[no-untyped-def]
     """Whether one action cannot run before another that runs right before it, as it reads what that one writes, or
     one of them destroys what the other reads.
     """
-    for k in range(t.read_at[second], t.read_at[second + 1]):
-        v = t.reads[k]
-        for j in range(t.write_at[first], t.write_at[first + 1]):
-            if t.writes[j] == v:
+    for k in range(t.problem.read_at[second], t.problem.read_at[second + 1]):
+        v = t.problem.reads[k]
+        for j in range(t.problem.write_at[first], t.problem.write_at[first + 1]):
+            if t.problem.writes[j] == v:
                 return True
         for j in range(t.destroy_at[first], t.destroy_at[first + 1]):
             if t.destroys[j] == v:
                 return True
     for k in range(t.destroy_at[second], t.destroy_at[second + 1]):
-        for j in range(t.read_at[first], t.read_at[first + 1]):
-            if t.reads[j] == t.destroys[k]:
+        for j in range(t.problem.read_at[first], t.problem.read_at[first + 1]):
+            if t.problem.reads[j] == t.destroys[k]:
                 return True
     return False
 
@@ -214,20 +214,20 @@ def split(t, s, q, n, at, seed):  # type: ignore[no-untyped-def]
         seed = draw(seed)
         reader = at + 1 + below(seed, n - at - 1)
         a = q.trial[reader]
-        reads = t.read_at[a + 1] - t.read_at[a]
+        reads = t.problem.read_at[a + 1] - t.problem.read_at[a]
         if reads == 0:
             continue
-        v = t.reads[t.read_at[a] + below(seed >> np.uint64(9), reads)]
+        v = t.problem.reads[t.problem.read_at[a] + below(seed >> np.uint64(9), reads)]
         if t.maker[v] < 0:
             continue
         written = False
         for step in range(reader - 1, at - 1, -1):
             a = q.trial[step]
-            for k in range(t.read_at[a], t.read_at[a + 1]):
-                if t.reads[k] == v and step > at:
+            for k in range(t.problem.read_at[a], t.problem.read_at[a + 1]):
+                if t.problem.reads[k] == v and step > at:
                     reader = step
-            for k in range(t.write_at[a], t.write_at[a + 1]):
-                written |= t.writes[k] == v
+            for k in range(t.problem.write_at[a], t.problem.write_at[a + 1]):
+                written |= t.problem.writes[k] == v
         if written:
             continue
         seed = draw(seed)

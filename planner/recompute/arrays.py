@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foreplan.planner.memory.bounds import granularities
-from foreplan.planner.problem import ALIGNMENT, Problem, Role
+from foreplan.planner.memory.arrays import Arrays, problem_arrays
+from foreplan.planner.problem import Problem, Role
 from foreplan.planner.rows import array, flat, slices
-from foreplan.units import align_up
 
 # States of a gap. A value dropped may be recomputed early, because another is recomputed from it: then it stays until
 # its next use (DROP), or goes again (DISCARD). OFFLOAD is DROP of a value that was copied off the device before: from
@@ -28,20 +27,12 @@ class Tape(NamedTuple):
     """Arrays over actions (as the problem numbers them), values, gaps; `_at` arrays have one entry more: slices.
 
     Attributes:
+        problem: its actions and values.
         order: the actions in base order.
-        read_at, reads: values each action reads.
-        write_at, writes: values each action writes.
-        pair_at, pair_write, pair_read, pair_required: its overwrites that concern the live bytes, by slots.
         destroy_at, destroys: values that are gone once it has run: overwritten of necessity, or replaced at home.
-        workspace: bytes on the device while an action runs.
         cost: what another run of an action costs.
         deadline: the last position for which an action may run again.
         background: bytes that live at each position beside the values.
-        size: bytes on the device of each value, rounded; 0 for next contents at home and on the host.
-        nbytes: plain size of each value.
-        rounded: the same, rounded to the alignment of buffers.
-        there: whether a value is there from the start (1), and throughout (2).
-        output: whether it must be there at the end.
         maker: the cheapest action that may run again to write it, or -1.
         made: position in the order of the action that writes each value first.
         save, fetch: the actions that copy each value off the device and back, or -1.
@@ -53,26 +44,13 @@ class Tape(NamedTuple):
         own_at, own: the gaps of each value, in order.
     """
 
+    problem: Arrays
     order: np.ndarray
-    read_at: np.ndarray
-    reads: np.ndarray
-    write_at: np.ndarray
-    writes: np.ndarray
-    pair_at: np.ndarray
-    pair_write: np.ndarray
-    pair_read: np.ndarray
-    pair_required: np.ndarray
     destroy_at: np.ndarray
     destroys: np.ndarray
-    workspace: np.ndarray
     cost: np.ndarray
     deadline: np.ndarray
     background: np.ndarray
-    size: np.ndarray
-    nbytes: np.ndarray
-    rounded: np.ndarray
-    there: np.ndarray
-    output: np.ndarray
     maker: np.ndarray
     made: np.ndarray
     save: np.ndarray
@@ -95,45 +73,23 @@ def make_tape(
     Args:
         again: whether anything may be recomputed; else values can be copied off the device and back at most.
     """
-    grain = granularities(problem)
-    on_device = [region.on_device for region in problem.regions]
-    values, actions = problem.values, problem.actions
-    size = [align_up(v.nbytes, grain[v.region]) if v.home < 0 and on_device[v.region] else 0 for v in values]
-    workspace = [align_up(a.workspace, grain[a.workspace_region]) * on_device[a.workspace_region] for a in actions]
-    pairs: list[list[tuple[int, int, int]]] = []
-    destroys: list[list[int]] = []
-    for a in actions:
-        kept = [(p.write, p.read, int(p.required)) for p in a.overwrites if values[a.writes[p.write]].home < 0]
-        pairs.append([pair for pair in kept if pair[2] or values[a.reads[pair[1]]].home < 0])
-        destroys.append(sorted({a.reads[p.read] for p in a.overwrites if p.required} | _homes(problem, a.writes)))
+    p, values, actions = problem_arrays(problem), problem.values, problem.actions
+    destroys = [
+        sorted({a.reads[pair.read] for pair in a.overwrites if pair.required} | _homes(problem, a.writes))
+        for a in actions
+    ]
     maker, skippable = _makers(problem, order, cost, again)
     save, fetch = (array(problem.round_trips.get(v, (-1, -1))[i] for v in range(len(values))) for i in range(2))
-    reads, writes = [a.reads for a in actions], [a.writes for a in actions]
-    read_at, write_at = slices(reads), slices(writes)
-    big = [max(m, out) >= 0 and s >= max(smallest, 1) for m, out, s in zip(maker, save, size)]
-    read_gap, write_gap, (value, first, last) = _gaps(problem, order, big, read_at, write_at)
-    pair_write, pair_read, pair_required = (array(pair[i] for row in pairs for pair in row) for i in range(3))
+    big = [max(m, out) >= 0 and s >= max(smallest, 1) for m, out, s in zip(maker, save, p.size)]
+    read_gap, write_gap, (value, first, last) = _gaps(problem, order, big, p.read_at, p.write_at)
     return Tape(
+        p,
         array(order),
-        read_at,
-        flat(reads),
-        write_at,
-        flat(writes),
-        slices(pairs),
-        pair_write,
-        pair_read,
-        pair_required,
         slices(destroys),
         flat(destroys),
-        array(workspace),
         array(cost),
         np.full(len(actions), len(order), np.int64),
         np.zeros(len(order), np.int64),
-        array(size),
-        array(v.nbytes for v in values),
-        array(align_up(v.nbytes, ALIGNMENT) for v in values),
-        array({Role.INPUT: 1, Role.STORED: 2}.get(v.role, 0) for v in values),
-        array(v.role is Role.OUTPUT for v in values),
         array(maker),
         array(_made(problem, order)),
         save,

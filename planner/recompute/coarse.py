@@ -33,7 +33,7 @@ def drop_batch(t, s, state, place, wanted, trust, chosen):  # type: ignore[no-un
     for g in np.argsort(-score):
         if score[g] <= 0.0 or dropped >= wanted:
             break
-        dropped += t.size[t.gap_value[g]] if state[g] == KEEP else 0
+        dropped += t.problem.size[t.gap_value[g]] if state[g] == KEEP else 0
         state[g] = following(t, state, g, s.stack)
         chosen[count] = g
         count += 1

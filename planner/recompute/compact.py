@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from foreplan.planner.memory.arrays import Arrays
 from foreplan.planner.recompute.arrays import Tape
 from foreplan.planner.rows import array, flat, slices
 
@@ -21,7 +22,7 @@ def compact(tape: Tape, smallest: int) -> Tape:
     them ends there. So what `measure` says of it is close, not exact.
     """
     kept = _kept_values(tape, smallest)
-    reads, writes = _rows(tape.read_at, tape.reads), _rows(tape.write_at, tape.writes)
+    reads, writes = _rows(tape.problem.read_at, tape.problem.reads), _rows(tape.problem.write_at, tape.problem.writes)
     big = [any(kept[v] for v in (*r, *w)) for r, w in zip(reads, writes)]
     positions = [position for position, a in enumerate(tape.order.tolist()) if big[a]]
     order = [int(tape.order[position]) for position in positions]
@@ -48,34 +49,37 @@ def compact(tape: Tape, smallest: int) -> Tape:
     all_kept = [all(v in number for v in writes[a]) for a in actions]
     pair_write, pair_read, pair_required = (array(pair[i] for row in pairs for pair in row) for i in range(3))
     gap_value = array(number[v] for v in tape.gap_value.tolist())
+    p = Arrays(
+        slices(new_reads),
+        flat(new_reads),
+        slices(new_writes),
+        flat(new_writes),
+        slices(pairs),
+        pair_write,
+        pair_read,
+        pair_required,
+        tape.problem.workspace[actions],
+        tape.problem.size[values],
+        tape.problem.nbytes[values],
+        tape.problem.rounded[values],
+        tape.problem.there[values],
+        tape.problem.output[values],
+    )
     return Tape(
+        p,
         order=np.arange(len(order), dtype=np.int64),
-        read_at=slices(new_reads),
-        reads=flat(new_reads),
-        write_at=slices(new_writes),
-        writes=flat(new_writes),
-        pair_at=slices(pairs),
-        pair_write=pair_write,
-        pair_read=pair_read,
-        pair_required=pair_required,
         destroy_at=slices(destroys),
         destroys=flat(destroys),
-        workspace=tape.workspace[actions],
         cost=tape.cost[actions],
         deadline=_deadlines(tape, actions, reads, kept, place),
         background=_background(tape, kept, reads, writes)[positions],
-        size=tape.size[values],
-        nbytes=tape.nbytes[values],
-        rounded=tape.rounded[values],
-        there=tape.there[values],
-        output=tape.output[values],
         maker=maker,
         made=np.where(tape.made[values] < 0, -1, place[tape.made[values]]),
         save=save,
         fetch=fetch,
         skippable=array(tape.skippable[a] and whole for a, whole in zip(actions, all_kept)),
-        read_gap=of_kept(reads, tape.read_at, tape.read_gap),
-        write_gap=of_kept(writes, tape.write_at, tape.write_gap),
+        read_gap=of_kept(reads, tape.problem.read_at, tape.read_gap),
+        write_gap=of_kept(writes, tape.problem.write_at, tape.write_gap),
         gap_value=gap_value,
         gap_first=place[tape.gap_first],
         gap_last=place[tape.gap_last],
@@ -85,7 +89,7 @@ def compact(tape: Tape, smallest: int) -> Tape:
 
 
 def _kept_values(tape: Tape, smallest: int) -> np.ndarray:
-    kept = (tape.size >= max(smallest, 1)) & (tape.there < 2)
+    kept = (tape.problem.size >= max(smallest, 1)) & (tape.problem.there < 2)
     kept[tape.gap_value] = True
     return kept
 
@@ -100,10 +104,10 @@ def _pairs(tape: Tape, a: int, reads: list[int], writes: list[int], number: dict
     new_read = np.cumsum([0, *(v in number for v in reads)]).tolist()
     new_write = np.cumsum([0, *(v in number for v in writes)]).tolist()
     found = []
-    for k in range(int(tape.pair_at[a]), int(tape.pair_at[a + 1])):
-        write, read = int(tape.pair_write[k]), int(tape.pair_read[k])
+    for k in range(int(tape.problem.pair_at[a]), int(tape.problem.pair_at[a + 1])):
+        write, read = int(tape.problem.pair_write[k]), int(tape.problem.pair_read[k])
         if writes[write] in number and reads[read] in number:
-            found.append([new_write[write], new_read[read], int(tape.pair_required[k])])
+            found.append([new_write[write], new_read[read], int(tape.problem.pair_required[k])])
     return found
 
 
@@ -123,8 +127,8 @@ def _deadlines(tape: Tape, actions: Sequence[int], reads: _Rows, kept: np.ndarra
 def _background(tape: Tape, kept: np.ndarray, reads: _Rows, writes: _Rows) -> np.ndarray:
     """Bytes of what is left out that live at each position of the base order."""
     n = len(tape.order)
-    first = np.where(tape.there > 0, 0, n)
-    last = np.where((tape.there == 2) | (tape.output > 0), n - 1, -1)
+    first = np.where(tape.problem.there > 0, 0, n)
+    last = np.where((tape.problem.there == 2) | (tape.problem.output > 0), n - 1, -1)
     for position, a in enumerate(tape.order.tolist()):
         for v in writes[a]:
             first[v] = min(first[v], position)
@@ -133,6 +137,6 @@ def _background(tape: Tape, kept: np.ndarray, reads: _Rows, writes: _Rows) -> np
             last[v] = max(last[v], position)
     change = np.zeros(n + 1, np.int64)
     here = ~kept & (first < n) & (last >= first)
-    np.add.at(change, first[here], tape.size[here])
-    np.subtract.at(change, last[here] + 1, tape.size[here])
+    np.add.at(change, first[here], tape.problem.size[here])
+    np.subtract.at(change, last[here] + 1, tape.problem.size[here])
     return np.cumsum(change)[:n]

@@ -46,9 +46,9 @@ def price(t, state, g, stack):  # type: ignore[no-untyped-def]
         if m < 0:
             return NEVER
         total += t.cost[m]
-        for k in range(t.read_at[m], t.read_at[m + 1]):
-            if depth < stack.size and not available(t, state, t.reads[k], position):
-                stack[depth] = t.reads[k]
+        for k in range(t.problem.read_at[m], t.problem.read_at[m + 1]):
+            if depth < stack.size and not available(t, state, t.problem.reads[k], position):
+                stack[depth] = t.problem.reads[k]
                 depth += 1
     return total
 
@@ -73,7 +73,7 @@ def gain(t, state, g, stack):  # type: ignore[no-untyped-def]
     if state[g] == KEEP and t.save[v] >= 0:
         known = min(known, t.cost[t.save[v]] + t.cost[t.fetch[v]])
     share = 1.0 if state[g] == KEEP else _WAITING
-    return share * t.size[v], max(float(known), 1.0)
+    return share * t.problem.size[v], max(float(known), 1.0)
 
 
 @jit.compiled

@@ -138,7 +138,7 @@ class _Worker:
         length = int(np.count_nonzero(start >= 0))
         self.sequences.now[:length] = start[:length]
         hot = max(HOT * self.base, 1.0)
-        price = PRICE * hot / max(float(self.tape.size[self.tape.size > 0].mean()), 1.0)
+        price = PRICE * hot / max(float(self.tape.problem.size[self.tape.problem.size > 0].mean()), 1.0)
         return int(
             self.kernels.anneal(
                 self.tape, self.scratch, self.sequences, length, ceiling, self.base, price, hot, trials,

@@ -128,7 +128,7 @@ def recompute(
     for state in found:
         length, extra = kernels.generate(whole, scratch, state)
         if length >= 0:
-            peak, _, _ = kernels.measure(whole, scratch, length, 0)
+            peak, _, _ = kernels.measure_above(whole, scratch, length, 0)
             points.append(Point(tuple(scratch.steps[:length].tolist()), int(peak), int(extra)))
     return frontier(points, bound)
 

@@ -9,11 +9,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from foreplan.planner import Overwrite, Problem, Role
-from foreplan.planner.order.arrays import make_order_tape
+from foreplan.planner.memory.kernels import make_count
+from foreplan.planner.order.arrays import order_arrays
 from foreplan.planner.order.best import improve
 from foreplan.planner.order.dependences import Dependences, dependences
 from foreplan.planner.order.heuristics import HEURISTICS, program_order
-from foreplan.planner.order.kernels import begin, make_state, measure, run, undo, weigh
+from foreplan.planner.order.kernels import begin, live_bytes, make_state, run, undo, weigh
 from foreplan.planner.placement.layout import schedule
 from tests.planner.problems import Maker, random_problem, training_chain, training_net
 
@@ -74,14 +75,18 @@ def test_small_problems_with_many_orders(seed: int, actions: int) -> None:
 def test_the_search_counts_bytes_as_the_schedule_does(seed: int, actions: int) -> None:
     problem = random_problem(seed, actions)
     graph = dependences(problem)
-    tape = make_order_tape(problem, graph)
-    assert tape is not None
+    arrays = order_arrays(problem, graph)
+    assert arrays is not None
     for heuristic in HEURISTICS.values():
         order = heuristic(problem, graph)
         if order:
             nodes = np.array([graph.actions.index(index) for index in order])
             live = np.zeros(len(order), np.int64)
-            assert measure(tape, nodes, live) == max(live) == schedule(problem, "", order).bound
+            assert (
+                live_bytes(arrays, make_count(arrays.problem, len(order)), nodes, live)
+                == max(live)
+                == schedule(problem, "", order).bound
+            )
 
 
 @settings(max_examples=60, deadline=None)
@@ -104,20 +109,20 @@ def test_larger_problems_get_no_worse(seed: int, actions: int, search: bool, mov
 def test_what_has_run_can_be_taken_back() -> None:
     problem = random_problem(3, 40)
     graph = dependences(problem)
-    tape = make_order_tape(problem, graph)
-    assert tape is not None
-    state = make_state(tape)
-    begin(tape, state)
+    arrays = order_arrays(problem, graph)
+    assert arrays is not None
+    state = make_state(arrays)
+    begin(arrays, state)
     begun = [array.copy() for array in state]
     order = [graph.actions.index(index) for index in program_order(problem, graph)]
     places, grown = [], []
     for node in order:
-        grown.append(weigh(tape, state, node))
+        grown.append(weigh(arrays, state, node))
         places.append(int(state.place[node]))
-        run(tape, state, node)
+        run(arrays, state, node)
     for node, place, growth in zip(order[::-1], places[::-1], grown[::-1]):
-        undo(tape, state, node, place)
-        assert weigh(tape, state, node) == growth
+        undo(arrays, state, node, place)
+        assert weigh(arrays, state, node) == growth
     ready = int(state.ready_count[0])
     assert list(state.ready[:ready]) == list(begun[3][:ready])
     for i in (0, 1, 2, 5, 6, 7, 8):

@@ -17,7 +17,7 @@ from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import HEURISTICS
 from foreplan.planner.placement.layout import schedule
 from foreplan.planner.recompute.arrays import make_tape
-from foreplan.planner.recompute.kernels import generate, make_scratch, measure
+from foreplan.planner.recompute.kernels import generate, make_scratch, measure_above
 from foreplan.planner.recompute.schedules import late_updates
 from tests.planner.executor import Machine
 from tests.planner.problems import REGIONS, Maker, priced, random_problem, training_chain, training_net
@@ -65,7 +65,7 @@ def test_any_state_is_a_schedule_whose_bytes_are_those_that_the_planner_reserves
     steps = scratch.steps[:length].tolist()
     found = schedule(problem, heuristic, steps)
     reserved = reserved_bytes(problem, steps, found.ranges, found.alias_sets)
-    peak, at, above = measure(tape, scratch, length, found.bound - 1)
+    peak, at, above = measure_above(tape, scratch, length, found.bound - 1)
     assert (peak, at) == (reserved.max(), reserved.argmax()) and above >= 1
     assert cost == length - len(order)
     assert set(order) >= set(steps)
