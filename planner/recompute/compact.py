@@ -39,6 +39,7 @@ def compact(tape: Tape, smallest: int) -> Tape:
         return flat([slots[at[a] + k] for k, v in enumerate(rows[a]) if v in number] for a in actions)
 
     pairs = [_pairs(tape, a, reads[a], writes[a], number) for a in actions]
+    parts = [_parts(tape, a, reads[a], writes[a], number) for a in actions]
     new_reads, new_writes = renumbered(reads), renumbered(writes)
     destroys = renumbered(_rows(tape.destroy_at, tape.destroys))
     new_action = {a: i for i, a in enumerate(actions)}
@@ -48,6 +49,7 @@ def compact(tape: Tape, smallest: int) -> Tape:
     )
     all_kept = [all(v in number for v in writes[a]) for a in actions]
     pair_write, pair_read, pair_required = (array(pair[i] for row in pairs for pair in row) for i in range(3))
+    part_write, part_read, part_offset = (array(part[i] for row in parts for part in row) for i in range(3))
     gap_value = array(number[v] for v in tape.gap_value.tolist())
     p = Arrays(
         slices(new_reads),
@@ -58,10 +60,15 @@ def compact(tape: Tape, smallest: int) -> Tape:
         pair_write,
         pair_read,
         pair_required,
+        slices(parts),
+        part_write,
+        part_read,
+        part_offset,
         tape.problem.workspace[actions],
         tape.problem.size[values],
         tape.problem.nbytes[values],
         tape.problem.rounded[values],
+        tape.problem.alignment[values],
         tape.problem.there[values],
         tape.problem.output[values],
     )
@@ -101,14 +108,28 @@ def _rows(at: np.ndarray, items: np.ndarray) -> _Rows:
 
 def _pairs(tape: Tape, a: int, reads: list[int], writes: list[int], number: dict[int, int]) -> list[list[int]]:
     """Overwrites between values that stay: (write, read, required), by the slots that they have then."""
+    p = tape.problem
+    return _slots((p.pair_write, p.pair_read, p.pair_required), p.pair_at[a : a + 2], reads, writes, number)
+
+
+def _parts(tape: Tape, a: int, reads: list[int], writes: list[int], number: dict[int, int]) -> list[list[int]]:
+    """Parts that stay of wholes that stay: (write, read, offset), likewise."""
+    p = tape.problem
+    return _slots((p.part_write, p.part_read, p.part_offset), p.part_at[a : a + 2], reads, writes, number)
+
+
+def _slots(
+    columns: Sequence[np.ndarray], at: np.ndarray, reads: list[int], writes: list[int], number: dict[int, int]
+) -> list[list[int]]:
+    """Rows of (write, read, something) of an action, where both stay."""
     new_read = np.cumsum([0, *(v in number for v in reads)]).tolist()
     new_write = np.cumsum([0, *(v in number for v in writes)]).tolist()
-    found = []
-    for k in range(int(tape.problem.pair_at[a]), int(tape.problem.pair_at[a + 1])):
-        write, read = int(tape.problem.pair_write[k]), int(tape.problem.pair_read[k])
-        if writes[write] in number and reads[read] in number:
-            found.append([new_write[write], new_read[read], int(tape.problem.pair_required[k])])
-    return found
+    rows = zip(*(column[at[0] : at[1]].tolist() for column in columns))
+    return [
+        [new_write[write], new_read[read], more]
+        for write, read, more in rows
+        if writes[write] in number and reads[read] in number
+    ]
 
 
 def _deadlines(tape: Tape, actions: Sequence[int], reads: _Rows, kept: np.ndarray, place: np.ndarray) -> np.ndarray:

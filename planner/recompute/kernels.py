@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foreplan import jit
-from foreplan.planner.memory.kernels import measure
+from foreplan.planner.memory.kernels import Count, make_count, measure
 from foreplan.planner.recompute.arrays import DISCARD, KEEP, NEVER, OFFLOAD, Tape
 
 _RUNS = 4  # a schedule may be so many times as long as the order
@@ -21,28 +21,20 @@ class Scratch(NamedTuple):
     """Arrays that the kernels write, allocated once.
 
     Attributes:
-        steps, places: the generated actions, and for each the position in the order that it runs for.
-        live: of each value, whether it is there.
+        count: the generated actions, and what counting their live bytes needs; its `live` serves here as well.
+        places: of each generated action the position in the order that it runs for.
         host: of each value, whether there is a copy of it off the device; empty where nothing can be copied.
         gap: of each value, the gap that it is in.
         stack, batch: values being recomputed, and recomputed for the action at hand.
-        last: of each value, the step that reads it last before it is written again, as seen from the current one.
-        dying, over: marks of the reads and writes of a step.
-        level: live bytes of each step, as last measured.
         above: how many steps need more than a target, up to each position.
     """
 
-    steps: np.ndarray
+    count: Count
     places: np.ndarray
-    live: np.ndarray
     host: np.ndarray
     gap: np.ndarray
     stack: np.ndarray
     batch: np.ndarray
-    last: np.ndarray
-    dying: np.ndarray
-    over: np.ndarray
-    level: np.ndarray
     above: np.ndarray
 
 
@@ -50,10 +42,9 @@ def make_scratch(tape: Tape) -> Scratch:
     """Scratch for a tape: room for schedules of so many times its length."""
     values, steps = len(tape.problem.size), _RUNS * len(tape.order) + 64
     batch = values + _RUNS * int(tape.problem.write_at[-1]) + 64
-    reads, writes = (int(np.diff(at).max(initial=0)) + 1 for at in (tape.problem.read_at, tape.problem.write_at))
     hosts = values if np.any(tape.save >= 0) else 0
-    lengths = (steps, steps, values, hosts, values, values + 1, batch, values, reads, writes, steps)
-    return Scratch(*(np.zeros(length, np.int64) for length in (*lengths, len(tape.order) + 2)))
+    lengths = (steps, hosts, values, values + 1, batch, len(tape.order) + 2)
+    return Scratch(make_count(tape.problem, steps), *(np.zeros(length, np.int64) for length in lengths))
 
 
 @jit.compiled
@@ -65,13 +56,13 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
     Returns:
         Its length, or -1 where something needed cannot be recomputed any more; and the cost of its further runs.
     """
-    live, host, gap = s.live, s.host, s.gap
+    live, host, gap = s.count.live, s.host, s.gap
     host[:] = 0
     copies = host.size > 0
     for v in range(t.problem.size.size):
         live[v] = t.problem.there[v] > 0
         gap[v] = -1
-    room = s.steps.size
+    room = s.count.steps.size
     length, cost = 0, np.int64(0)
     for p in range(t.order.size):
         a = t.order[p]
@@ -113,7 +104,7 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
                         continue
                     if length == room or batch + t.problem.write_at[m + 1] - t.problem.write_at[m] > s.batch.size:
                         return -1, cost
-                    s.steps[length] = m
+                    s.count.steps[length] = m
                     s.places[length] = p
                     length += 1
                     cost += t.cost[m]
@@ -129,7 +120,7 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
                     if length == room:
                         return -1, cost
                     host[v] = 1
-                    s.steps[length] = t.save[v]
+                    s.count.steps[length] = t.save[v]
                     s.places[length] = p
                     length += 1
                     cost += t.cost[t.save[v]]
@@ -138,7 +129,7 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
         else:
             if length == room:
                 return -1, cost
-            s.steps[length] = a
+            s.count.steps[length] = a
             s.places[length] = p
             length += 1
         for k in range(t.problem.read_at[a], t.problem.read_at[a + 1]):
@@ -158,7 +149,7 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
                         if length == room:
                             return -1, cost
                         host[t.problem.writes[k]] = 1
-                        s.steps[length] = t.save[t.problem.writes[k]]
+                        s.count.steps[length] = t.save[t.problem.writes[k]]
                         s.places[length] = p
                         length += 1
                         cost += t.cost[t.save[t.problem.writes[k]]]
@@ -179,13 +170,13 @@ def measure_above(t, s, length, target):  # type: ignore[no-untyped-def]
     Returns:
         The highest live set, the first step of it, and the bytes above `target`, summed over the steps.
     """
-    highest, at = measure(t.problem, s, length)
+    highest, at = measure(t.problem, s.count, length)
     if length == 0:
         return highest, at, max(highest - target, 0)
     highest, excess = np.int64(-1), np.int64(0)
     for step in range(length):
-        s.level[step] += t.background[s.places[step]]
-        here = s.level[step]
+        s.count.level[step] += t.background[s.places[step]]
+        here = s.count.level[step]
         if here > highest:
             highest, at = here, step
         excess += max(here - target, 0)

@@ -71,7 +71,7 @@ def annealed(
     for sequence in [*orders, *(point.order for point in points)]:
         if len(sequence) <= room:
             workers[0].note(archive, sequence)
-    if bound <= 0 or not np.any(archive.cost < NEVER):  # nothing to save, or the bound counts joins, unknown here
+    if bound <= 0 or not np.any(archive.cost < NEVER):  # nothing to save
         return list(points)
     with ThreadPoolExecutor(WORKERS) as pool:
         for number in range(PASSES):

@@ -1,0 +1,73 @@
+"""One count of live bytes: compiled for the searches, in Python for one schedule, and by the verifier's replay."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreplan.planner import Problem
+from foreplan.planner.memory.arrays import problem_arrays
+from foreplan.planner.memory.bounds import live_bytes, reserved_bytes
+from foreplan.planner.memory.kernels import make_count, measure
+from foreplan.planner.order.dependences import dependences
+from foreplan.planner.order.heuristics import HEURISTICS
+from foreplan.planner.placement.layout import assemble, lay_out, schedule
+from foreplan.planner.recompute.arrays import make_tape
+from foreplan.planner.recompute.kernels import generate, make_scratch
+from foreplan.planner.verify.verifier import verify
+from tests.planner.problems import joined_problem, random_problem, training_net
+
+KINDS = {
+    "any": lambda seed: random_problem(seed, 1 + seed % 40),
+    "joined": joined_problem,
+    "training": lambda seed: training_net(1 + seed % 4, width=1 << 12, seed=seed),
+}
+
+
+def schedules(problem: Problem, seed: int) -> list[list[int]]:
+    """An order by each heuristic, and what some state of each recomputes."""
+    rng, graph, found = random.Random(seed), dependences(problem), []
+    for heuristic in HEURISTICS.values():
+        order = list(heuristic(problem, graph))
+        found.append(order)
+        tape = make_tape(problem, order, [1] * len(problem.actions), 1)
+        scratch = make_scratch(tape)
+        state = np.array([rng.choice([0, 0, 1, 2]) for _ in tape.gap_value], np.int64)
+        length, _ = generate(tape, scratch, state)
+        if length >= 0:
+            found.append(scratch.count.steps[:length].tolist())
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_the_compiled_count_is_what_is_reserved_and_no_less_than_what_lives(kind: str, seed: int) -> None:
+    problem = KINDS[kind](seed)
+    arrays = problem_arrays(problem)
+    for steps in schedules(problem, seed):
+        count = make_count(arrays, len(steps))
+        count.steps[:] = steps
+        highest, at = measure(arrays, count, len(steps))
+        found = schedule(problem, "", steps)
+        reserved = reserved_bytes(problem, steps, found.ranges, found.alias_sets)
+        assert count.level.tolist() == reserved.tolist()[: len(steps)]
+        assert (highest, at) == (reserved.max(), reserved.argmax()) and highest == found.bound
+        assert np.all(live_bytes(problem, steps) <= reserved)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_what_lives_is_what_the_verifier_sees(kind: str, seed: int) -> None:
+    """Its replay, which shares no code with the planner, refuses a plan whose lower bound is another."""
+    problem = KINDS[kind](seed)
+    for steps in schedules(problem, seed):
+        found = schedule(problem, "", steps)
+        made = assemble(problem, found, lay_out(problem, found, quick=True), None)
+        assert made.lower_bound_bytes == live_bytes(problem, steps).max()
+        verify(made, problem)
