@@ -14,6 +14,22 @@ from foreplan import jit
 from foreplan.planner.memory.arrays import STORED, Arrays
 
 
+class Parts(NamedTuple):
+    """What is needed besides where something is made of parts in their places.
+
+    Attributes:
+        taken, dies: `Count.over` and `Count.dying` of every step.
+        first, widest, aligned: of each value, of the alias set that it belongs to at the step: the first step, bytes,
+            and alignment; the last is 0 where the set may lie in no whole.
+    """
+
+    taken: np.ndarray
+    dies: np.ndarray
+    first: np.ndarray
+    widest: np.ndarray
+    aligned: np.ndarray
+
+
 class Count(NamedTuple):
     """What `measure` reads and writes, allocated once.
 
@@ -24,9 +40,7 @@ class Count(NamedTuple):
         dying: of each read of a step, whether nobody needs it later.
         over: of each write of a step, the read whose bytes it takes, counted from 1; 0 for none.
         level: live bytes of each step, as last measured.
-        taken, dies: `over` and `dying` of every step; empty where nothing is made of parts.
-        first, widest, aligned: of each value, of the alias set that it belongs to at the step: the first step, bytes,
-            and alignment; the last is 0 where the set may lie in no whole.
+        parts: None where nothing is made of parts: `measure` is then compiled without them.
     """
 
     steps: np.ndarray
@@ -35,30 +49,33 @@ class Count(NamedTuple):
     dying: np.ndarray
     over: np.ndarray
     level: np.ndarray
-    taken: np.ndarray
-    dies: np.ndarray
-    first: np.ndarray
-    widest: np.ndarray
-    aligned: np.ndarray
+    parts: Parts | None
 
 
 def make_count(p: Arrays, steps: int) -> Count:
     """Room for schedules of at most that many steps."""
     values = len(p.size)
     reads, writes = (int(np.diff(at).max(initial=0)) + 1 for at in (p.read_at, p.write_at))
-    parts = bool(len(p.part_write))
-    lengths = (steps, values, values, reads, writes, steps)
+    arrays = [np.zeros(length, np.int64) for length in (steps, values, values, reads, writes, steps)]
+    if not len(p.part_write):
+        return Count(*arrays, None)
     of_parts = (steps * writes, steps * reads, values, values, values)
-    return Count(*(np.zeros(length, np.int64) for length in (*lengths, *(parts * length for length in of_parts))))
+    return Count(*arrays, Parts(*(np.zeros(length, np.int64) for length in of_parts)))
 
 
 @jit.compiled
 def measure(p, s, length):  # type: ignore[no-untyped-def]
-    """The live bytes of the schedule in `steps`, gone through from its end: what is read and not live yet dies there.
+    """The live bytes of the schedule in `steps`.
 
     Returns:
         The highest live set, and the first step of it; the bytes of each step are in `level`.
     """
+    return go_back(p, s, s.parts, length)
+
+
+@jit.compiled
+def go_back(p, s, parts, length):  # type: ignore[no-untyped-def]
+    """What `measure` does, from the last step to the first: what is read and not live yet dies there."""
     live, last, dying = s.live, s.last, s.dying
     level, unread = np.int64(0), np.int64(0)
     for v in range(p.size.size):
@@ -82,16 +99,17 @@ def measure(p, s, length):  # type: ignore[no-untyped-def]
         for k in range(low, p.read_at[a + 1]):
             v = p.reads[k]
             dying[k - low] = live[v] == 0
-            if p.part_at[a] < p.part_at[a + 1]:
-                s.dies[step * dying.size + k - low] = live[v] == 0
             if live[v] == 0:
                 here += p.size[v]
                 level += p.size[v]
+        if parts is not None:
+            for k in range(p.read_at[a + 1] - low):
+                parts.dies[step * dying.size + k] = dying[k]
         if p.pair_at[a] < p.pair_at[a + 1]:
             here -= in_place(p, s, a, step, length)
-            if s.taken.size:
+            if parts is not None:
                 for k in range(p.write_at[a + 1] - p.write_at[a]):
-                    s.taken[step * s.over.size + k] = s.over[k]
+                    parts.taken[step * s.over.size + k] = s.over[k]
         for k in range(p.write_at[a], p.write_at[a + 1]):
             live[p.writes[k]] = 0
         for k in range(low, p.read_at[a + 1]):
@@ -107,8 +125,8 @@ def measure(p, s, length):  # type: ignore[no-untyped-def]
     if length == 0:
         return here + unread, 0
     s.level[0] += unread
-    if s.taken.size:
-        join(p, s, length)
+    if parts is not None:
+        join(p, s, parts, length)
         highest, at = np.int64(-1), 0
         for step in range(length):
             if s.level[step] > highest:
@@ -142,11 +160,11 @@ def in_place(p, s, a, step, length):  # type: ignore[no-untyped-def]
 
 
 @jit.compiled
-def join(p, s, length):  # type: ignore[no-untyped-def]
+def join(p, s, parts, length):  # type: ignore[no-untyped-def]
     """Let parts lie within their wholes from the start, step by step, by the rules of `concatenations.join`: as many as
     can without more bytes than before at the highest step of the stretch that they live through.
     """
-    first, widest, aligned = s.first, s.widest, s.aligned
+    first, widest, aligned = parts.first, parts.widest, parts.aligned
     for v in range(p.size.size):
         first[v], widest[v] = 0, p.nbytes[v]
         aligned[v] = p.alignment[v] if p.there[v] != STORED else 0
@@ -156,7 +174,7 @@ def join(p, s, length):  # type: ignore[no-untyped-def]
         paired = p.pair_at[a] < p.pair_at[a + 1]
         for k in range(p.write_at[a + 1] - writes):
             v = p.writes[writes + k]
-            old = s.taken[step * s.over.size + k] if paired else 0
+            old = parts.taken[step * s.over.size + k] if paired else 0
             if old:  # what lay there before tells where the alias set begins, unless it is gone from this step on
                 u = p.reads[reads + old - 1]
                 first[v], widest[v], aligned[v] = first[u], widest[u], aligned[u]
@@ -165,19 +183,19 @@ def join(p, s, length):  # type: ignore[no-untyped-def]
             else:
                 first[v], widest[v], aligned[v] = step, p.nbytes[v], p.alignment[v]
                 if p.part_at[a] < p.part_at[a + 1]:
-                    place(p, s, step, a, k)
+                    place(p, s, parts, step, a, k)
 
 
 @jit.compiled
-def place(p, s, step, a, write):  # type: ignore[no-untyped-def]
+def place(p, s, parts, step, a, write):  # type: ignore[no-untyped-def]
     """Put parts into one whole: those that begin last, if not all can be."""
     whole = p.writes[p.write_at[a] + write]
     earliest = np.int64(0)  # parts that begin before this step stay apart
     while True:
         begin, found = np.int64(step), 0
         for k in range(p.part_at[a], p.part_at[a + 1]):
-            if p.part_write[k] == write and lies_within(p, s, step, a, k, earliest):
-                begin = min(begin, s.first[p.reads[p.read_at[a] + p.part_read[k]]])
+            if p.part_write[k] == write and lies_within(p, s, parts, step, a, k, earliest):
+                begin = min(begin, parts.first[p.reads[p.read_at[a] + p.part_read[k]]])
                 found += 1
         if found == 0:
             return
@@ -186,9 +204,9 @@ def place(p, s, step, a, write):  # type: ignore[no-untyped-def]
             for at in range(begin, step + 1):
                 more = p.size[whole] if at < step else np.int64(0)
                 for k in range(p.part_at[a], p.part_at[a + 1]):
-                    if p.part_write[k] == write and lies_within(p, s, step, a, k, earliest):
+                    if p.part_write[k] == write and lies_within(p, s, parts, step, a, k, earliest):
                         piece = p.reads[p.read_at[a] + p.part_read[k]]
-                        if s.first[piece] <= at:
+                        if parts.first[piece] <= at:
                             more -= p.size[piece]
                 if turn == 0:
                     before, after = max(before, s.level[at]), max(after, s.level[at] + more)
@@ -198,26 +216,26 @@ def place(p, s, step, a, write):  # type: ignore[no-untyped-def]
                 break
         if after <= before:
             for k in range(p.part_at[a], p.part_at[a + 1]):
-                if p.part_write[k] == write and lies_within(p, s, step, a, k, earliest):
+                if p.part_write[k] == write and lies_within(p, s, parts, step, a, k, earliest):
                     piece = p.reads[p.read_at[a] + p.part_read[k]]
-                    s.aligned[whole] = max(s.aligned[whole], s.aligned[piece])
-            s.first[whole] = begin
+                    parts.aligned[whole] = max(parts.aligned[whole], parts.aligned[piece])
+            parts.first[whole] = begin
             return
         earliest = begin + 1
 
 
 @jit.compiled
-def lies_within(p, s, step, a, k, earliest):  # type: ignore[no-untyped-def]
+def lies_within(p, s, parts, step, a, k, earliest):  # type: ignore[no-untyped-def]
     """Whether a part dies in the step, began late enough, and nothing that had its bytes before it reaches beyond."""
     read = p.part_read[k]
     v = p.reads[p.read_at[a] + read]
     return (
-        s.dies[step * s.dying.size + read] != 0
+        parts.dies[step * s.dying.size + read] != 0
         and p.there[v] == 0
         and p.output[v] == 0
         and p.nbytes[v] > 0
-        and s.first[v] >= earliest
-        and s.widest[v] <= p.nbytes[v]
-        and s.aligned[v] > 0
-        and p.part_offset[k] % s.aligned[v] == 0
+        and parts.first[v] >= earliest
+        and parts.widest[v] <= p.nbytes[v]
+        and parts.aligned[v] > 0
+        and p.part_offset[k] % parts.aligned[v] == 0
     )
