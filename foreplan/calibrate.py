@@ -17,7 +17,7 @@ from foreplan.graph import Op, Window
 from foreplan.lower.program import HOST
 from foreplan.lower.target import Candidate
 from foreplan.passes.optimizer import Nesterov
-from foreplan.runtime.cuda.calibration import CARDS, LIBRARIES
+from foreplan.runtime.cuda.calibration import CARDS, LIBRARIES, libraries_of
 from foreplan.runtime.cuda.engine import CudaBound, CudaEngine
 from foreplan.runtime.cuda.libraries.driver import Card
 from foreplan.runtime.cuda.outside import PAGE
@@ -55,8 +55,7 @@ class _Preferring(CudaTarget):
 
 def _library_of(kernel: str) -> str:
     """Which has it; empty: it is one of ours."""
-    first = kernel.split(" ")[0]
-    return first if first in LIBRARIES else ""
+    return next(iter(libraries_of([kernel])), "")
 
 
 def calibrate(watched: Watched, opened: Callable[[], Card], versions: Mapping[str, str]) -> Calibration:

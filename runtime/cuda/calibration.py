@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from foreplan.calibration import Kind, Table, known
 
 LIBRARIES = ("cudnn", "cublaslt")
@@ -17,6 +19,17 @@ CARDS = Kind(
     where="on cards",
     page="docs/cuda.md",
 )
+
+
+def is_of(kernel: str, library: str) -> bool:
+    """Whether a kernel, by its name in plans, is one of a library's."""
+    return kernel == library or kernel.startswith(f"{library} ")
+
+
+def libraries_of(kernels: Iterable[str]) -> list[str]:
+    """The libraries that kernels are of, by name."""
+    named = set(kernels)
+    return sorted(library for library in LIBRARIES if any(is_of(kernel, library) for kernel in named))
 
 
 def calibrations() -> Table:

@@ -9,7 +9,7 @@ from foreplan.lower.outside import Use
 from foreplan.lower.program import Program
 from foreplan.outside import Basis, Part
 from foreplan.planner.plan import Plan
-from foreplan.runtime.cuda.calibration import LIBRARIES, calibrations
+from foreplan.runtime.cuda.calibration import LIBRARIES, calibrations, libraries_of
 from foreplan.runtime.cuda.code import device_of, instructions
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.libraries.driver import versions_beside
@@ -22,9 +22,9 @@ def outside(program: Program, plan: Plan, use: Use) -> tuple[Part, ...]:
     """What a session of a planned step holds on its card besides the arena."""
     device, table = device_of(program), calibrations()
     nodes = sum(1 for _ in instructions(program, plan, device))
-    kernels = {program.calls[step.action].kernel.split(" ")[0] for step in plan.steps}
+    libraries = libraries_of(program.calls[step.action].kernel for step in plan.steps)
     versions = versions_beside(device.title) if table.knows(device.title) else {}
-    return outside_arena(device, plan.arena_bytes, nodes, sorted(kernels & set(LIBRARIES)), versions, table)
+    return outside_arena(device, plan.arena_bytes, nodes, libraries, versions, table)
 
 
 def outside_arena(

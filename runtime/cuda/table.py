@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import images, in_c_order, like_most_inputs, like_whole_input
 from foreplan.graph.op import Windows
-from foreplan.ops.attention.blocks import AttentionOp
-from foreplan.ops.attention.packed import PackedAttentionGrad
-from foreplan.ops.conv.common import ConvOp
-from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
-from foreplan.ops.matmul import MatMul
-from foreplan.ops.matmul_map import MatMulMap
+from foreplan.runtime.cuda.calibration import is_of
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels import (
     attention,
@@ -43,30 +39,88 @@ from foreplan.runtime.cuda.launch import LaunchKernel, Make
 from foreplan.runtime.kernel import Family, Layout, Reads, Refused, as_it_lies
 
 OWN = "launches"  # the name of our own kernels in plans
-PRICED = (
-    MatMul,
-    MatMulMap,
-    ConvOp,
-    AttentionOp,
-    PackedAttentionGrad,
-    LinearCrossEntropy,
-)  # ops that libraries may run, by tensor cores: our own kernels have none
+Kernels = Mapping[str, LaunchKernel]
+Price = Callable[[Op, Windows, Windows, Device], int]
 
 
-def _own(make: Make, layout: Layout = in_c_order, reads: Reads = as_it_lies) -> Family[Make]:
-    """Kernels of ours; what libraries have beside them depends on the card."""
-    return Family({OWN: make}, layout, reads)
+@dataclass(frozen=True)
+class Library:
+    """What one of NVIDIA's libraries has for an op.
+
+    Attributes:
+        name: with which its kernels' names begin; a space follows.
+        kernels: by name, given the op, its windows, the card, and whether TensorFloat-32 is allowed and the same bits
+            are asked for each time; none where it has none.
+        named: the kernel of a name and payload in a plan, given the op, both, its windows, and the card.
+        own_price: what a kernel of ours takes beside its own: they have no tensor cores.
+    """
+
+    name: str
+    kernels: Callable[[Op, Windows, Windows, Device, bool, bool], Kernels]
+    named: Callable[[Op, str, bytes, Windows, Windows, Device], LaunchKernel | None]
+    own_price: Price = own_nanoseconds
 
 
-FAMILIES: Mapping[str, Family[Make]] = {
+@dataclass(frozen=True)
+class CudaFamily(Family[Make]):
+    """Kernels of ours, and those of a library.
+
+    Attributes:
+        library: what a library has besides.
+        fuses: whether the op is better than those that it does the work of; None: where there is a kernel for it.
+    """
+
+    library: Library | None = None
+    fuses: Callable[[Op, Windows, Windows, Device], bool] | None = None
+
+
+def _own(make: Make, layout: Layout = in_c_order, reads: Reads = as_it_lies, **more: Any) -> CudaFamily:
+    return CudaFamily({OWN: make}, layout, reads, **more)
+
+
+def _cudnn(several: Callable[..., Kernels], one: Callable[[Op, bytes, Windows, Windows], LaunchKernel]) -> Library:
+    """Plans of cuDNN's, of which a plan of ours has all that there is."""
+
+    def kernels(op: Op, inputs: Windows, outputs: Windows, device: Device, tf32: bool, deterministic: bool) -> Kernels:
+        return several(op, inputs, outputs, device, tf32=tf32, deterministic=deterministic)
+
+    def named(
+        op: Op, name: str, payload: bytes, inputs: Windows, outputs: Windows, device: Device
+    ) -> LaunchKernel | None:
+        return one(op, payload, inputs, outputs)
+
+    return Library(CUDNN, kernels, named)
+
+
+def _cublaslt(several: Callable[..., Kernels], own_price: Price = own_nanoseconds) -> Library:
+    """Calls of cuBLASLt, which follow from the op and the name."""
+
+    def kernels(op: Op, inputs: Windows, outputs: Windows, device: Device, tf32: bool, deterministic: bool) -> Kernels:
+        return several(op, inputs, outputs, device, tf32=tf32)
+
+    def named(
+        op: Op, name: str, payload: bytes, inputs: Windows, outputs: Windows, device: Device
+    ) -> LaunchKernel | None:
+        several = () if payload else (kernels(op, inputs, outputs, device, tf32, True) for tf32 in (False, True))
+        return next((found[name] for found in several if name in found), None)
+
+    return Library(lt.CUBLASLT, kernels, named, own_price)
+
+
+CONVOLUTIONS = _cudnn(cudnn_kernels, cudnn_kernel)
+ATTENTION = _cudnn(attention_kernels, attention_kernel)
+PACKED = _cudnn(packed_attention.packed_kernels, packed_attention.packed_kernel)
+PRODUCTS = _cublaslt(lt.lt_kernels, lt.own_nanoseconds)
+PRODUCTS_AND_LOSS = _cublaslt(linear_cross_entropy.lt_kernels)
+FAMILIES: Mapping[str, CudaFamily] = {
     "map": _own(map.elementwise, like_whole_input),
     "masked_map": _own(map.masked, like_whole_input),
     "multi_map": _own(multi_map.multi_map, reads=multi_map.reads),
     "pack_bits": _own(map.pack),
     "random": _own(random.random),
     "reduce": _own(reduce.reduce),
-    "matmul": _own(matmul.matmul),
-    "matmul_map": _own(biased.biased),
+    "matmul": _own(matmul.matmul, library=PRODUCTS),
+    "matmul_map": _own(biased.biased, library=PRODUCTS, fuses=lt.adds_bias),
     "softmax": _own(rows.softmax, rows.like_first),
     "softmax_grad": _own(rows.softmax, rows.like_first),
     "log_softmax": _own(rows.softmax, rows.like_first),
@@ -91,19 +145,21 @@ FAMILIES: Mapping[str, Family[Make]] = {
     "layer_norm_grad": _own(row_norm.gradient, reads=row_norm.reads),
     "rms_norm": _own(row_norm.normal, reads=row_norm.reads),
     "rms_norm_grad": _own(row_norm.gradient, reads=row_norm.reads),
-    "attention": _own(attention.attention, reads=attention.reads),
-    "attention_grad": _own(attention.gradient, reads=attention.reads),
-    "packed_attention_grad": _own(packed_attention.gradient, reads=packed_attention.reads),
-    "linear_cross_entropy": _own(linear_cross_entropy.linear_cross_entropy, reads=linear_cross_entropy.reads),
+    "attention": _own(attention.attention, reads=attention.reads, library=ATTENTION),
+    "attention_grad": _own(attention.gradient, reads=attention.reads, library=ATTENTION),
+    "packed_attention_grad": _own(packed_attention.gradient, reads=packed_attention.reads, library=PACKED),
+    "linear_cross_entropy": _own(
+        linear_cross_entropy.linear_cross_entropy, reads=linear_cross_entropy.reads, library=PRODUCTS_AND_LOSS
+    ),
     "cumsum": _own(lines.cumsum),
     "arg_reduce": _own(lines.arg_reduce),
     "top_k": _own(lines.top_k),
     "gather_elements": _own(lines.gather_elements),
     "scatter_elements_add": _own(lines.scatter_elements_add),
     "unstack": _own(lines.unstack),
-    "conv": _own(conv.conv, images),
-    "conv_data_grad": _own(conv.data_gradient, images),
-    "conv_weight_grad": _own(conv.weight_gradient),
+    "conv": _own(conv.conv, images, library=CONVOLUTIONS),
+    "conv_data_grad": _own(conv.data_gradient, images, library=CONVOLUTIONS),
+    "conv_weight_grad": _own(conv.weight_gradient, library=CONVOLUTIONS),
 }
 
 
@@ -124,18 +180,13 @@ def kernel_for(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Lau
 def _ways(
     op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], device: Device, tf32: bool, deterministic: bool
 ) -> Mapping[str, LaunchKernel]:
-    own = kernel_for(op, inputs, outputs, device)
-    theirs = {
-        **cudnn_kernels(op, inputs, outputs, device, tf32=tf32, deterministic=deterministic),
-        **attention_kernels(op, inputs, outputs, device, deterministic=deterministic),
-        **packed_attention.packed_kernels(op, inputs, outputs, device, deterministic=deterministic),
-    }
-    products = lt.lt_kernels(op, inputs, outputs, device, tf32=tf32)
-    of_products = linear_cross_entropy.lt_kernels(op, inputs, outputs, device, tf32=tf32)
-    if own is not None and isinstance(op, PRICED):
-        price = lt.own_nanoseconds if products else own_nanoseconds
+    family, own = FAMILIES.get(op.name), kernel_for(op, inputs, outputs, device)
+    library = family.library if family else None
+    theirs = library.kernels(op, inputs, outputs, device, tf32, deterministic) if library else {}
+    if own is not None and library:
+        price = library.own_price if theirs else own_nanoseconds
         own = replace(own, nanoseconds=price(op, inputs, outputs, device))
-    return {**theirs, **products, **of_products, **({} if own is None else {OWN: own})}
+    return {**theirs, **({} if own is None else {OWN: own})}
 
 
 def kernels_for(
@@ -152,9 +203,9 @@ def kernels_for(
 
 
 def takes_place(op: Op, inputs: Windows, outputs: Windows, device: Device, *, tf32: bool, deterministic: bool) -> bool:
-    """Whether an op that does what several do is better off than they are: of a product, by cuBLASLt alone."""
-    if isinstance(op, MatMulMap):
-        return lt.adds_bias(op, inputs, outputs, device)
+    """Whether an op that does what several do is better off than they are."""
+    if (family := FAMILIES.get(op.name)) and family.fuses:
+        return family.fuses(op, inputs, outputs, device)
     return bool(kernels_for(op, inputs, outputs, device, tf32=tf32, deterministic=deterministic))
 
 
@@ -164,21 +215,15 @@ def kernel_named(
     """The kernel that a plan names, of cuDNN's from what the plan has of it; None where there is none such."""
     if name == OWN and not payload:
         return kernel_for(op, inputs, outputs, device)
-    library = name.split(" ")[0]
+    library = FAMILIES[op.name].library if op.name in FAMILIES else None
+    if library is None or not is_of(name, library.name):
+        return None
     try:
-        if library == lt.CUBLASLT and not payload:
-            several = linear_cross_entropy.lt_kernels if isinstance(op, LinearCrossEntropy) else lt.lt_kernels
-            return several(op, inputs, outputs, device, tf32="tf32" in name.split(" ")).get(name)
-        if library != CUDNN:
-            return None
-        if isinstance(op, PackedAttentionGrad):
-            return packed_attention.packed_kernel(op, payload, inputs, outputs)
-        make = attention_kernel if isinstance(op, AttentionOp) else cudnn_kernel
-        return make(op, payload, inputs, outputs)
+        return library.named(op, name, payload, inputs, outputs, device)
     except Refused:
         return None
 
 
-def family_of(op: Op) -> Family[Make] | None:
+def family_of(op: Op) -> CudaFamily | None:
     """The family of an op, if it has one."""
     return FAMILIES.get(op.name)
