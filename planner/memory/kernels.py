@@ -56,11 +56,13 @@ def make_count(p: Arrays, steps: int) -> Count:
     """Room for schedules of at most that many steps."""
     values = len(p.size)
     reads, writes = (int(np.diff(at).max(initial=0)) + 1 for at in (p.read_at, p.write_at))
-    arrays = [np.zeros(length, np.int64) for length in (steps, values, values, reads, writes, steps)]
-    if not len(p.part_write):
-        return Count(*arrays, None)
-    of_parts = (steps * writes, steps * reads, values, values, values)
-    return Count(*arrays, Parts(*(np.zeros(length, np.int64) for length in of_parts)))
+    parts = None
+    if len(p.part_write):
+        parts = Parts(*(np.zeros(n, np.int64) for n in (steps * writes, steps * reads, values, values, values)))
+    made, live, last, dying, over, level = (
+        np.zeros(n, np.int64) for n in (steps, values, values, reads, writes, steps)
+    )
+    return Count(made, live, last, dying, over, level, parts)
 
 
 @jit.compiled

@@ -54,7 +54,7 @@ def tidy(t, s, q, n):  # type: ignore[no-untyped-def]
     Returns:
         The length of the trial, or -1 where it cannot be.
     """
-    live, kept = s.count.live, 0
+    live, kept = s.counting.live, 0
     for v in range(t.problem.size.size):
         live[v] = t.problem.output[v]
     for step in range(n - 1, -1, -1):
@@ -95,7 +95,7 @@ def weigh(t, s, q, n, target):  # type: ignore[no-untyped-def]
     """Peak, bytes above the target over all steps, and cost of the trial."""
     cost = np.int64(0)
     for step in range(n):
-        s.count.steps[step] = q.trial[step]
+        s.counting.steps[step] = q.trial[step]
         s.places[step] = 0
         cost += t.cost[q.trial[step]]
     highest, _, excess = measure_above(t, s, n, target)
@@ -300,7 +300,7 @@ def anneal(t, s, q, n, target, base, price, hot, trials, archive, seed):  # type
     q.trial[n:] = NOTHING
     record(archive, q.trial, peak, cost - base)
     q.now[:n] = q.trial[:n]
-    q.level[:n] = s.count.level[:n]
+    q.level[:n] = s.counting.level[:n]
     met, temperature = 0, hot
     for number in range(trials):
         if number % (trials // _STAGES + 1) == 0:
@@ -332,5 +332,5 @@ def anneal(t, s, q, n, target, base, price, hot, trials, archive, seed):  # type
                 continue
         n, excess, cost = size, new_excess, new_cost
         q.now[:n] = q.trial[:n]
-        q.level[:n] = s.count.level[:n]
+        q.level[:n] = s.counting.level[:n]
     return seed

@@ -21,7 +21,7 @@ class Scratch(NamedTuple):
     """Arrays that the kernels write, allocated once.
 
     Attributes:
-        count: the generated actions, and what counting their live bytes needs; its `live` serves here as well.
+        counting: the generated actions, and what counting their live bytes needs; its `live` serves here as well.
         places: of each generated action the position in the order that it runs for.
         host: of each value, whether there is a copy of it off the device; empty where nothing can be copied.
         gap: of each value, the gap that it is in.
@@ -29,7 +29,7 @@ class Scratch(NamedTuple):
         above: how many steps need more than a target, up to each position.
     """
 
-    count: Count
+    counting: Count
     places: np.ndarray
     host: np.ndarray
     gap: np.ndarray
@@ -56,13 +56,13 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
     Returns:
         Its length, or -1 where something needed cannot be recomputed any more; and the cost of its further runs.
     """
-    live, host, gap = s.count.live, s.host, s.gap
+    live, host, gap = s.counting.live, s.host, s.gap
     host[:] = 0
     copies = host.size > 0
     for v in range(t.problem.size.size):
         live[v] = t.problem.there[v] > 0
         gap[v] = -1
-    room = s.count.steps.size
+    room = s.counting.steps.size
     length, cost = 0, np.int64(0)
     for p in range(t.order.size):
         a = t.order[p]
@@ -104,7 +104,7 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
                         continue
                     if length == room or batch + t.problem.write_at[m + 1] - t.problem.write_at[m] > s.batch.size:
                         return -1, cost
-                    s.count.steps[length] = m
+                    s.counting.steps[length] = m
                     s.places[length] = p
                     length += 1
                     cost += t.cost[m]
@@ -120,7 +120,7 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
                     if length == room:
                         return -1, cost
                     host[v] = 1
-                    s.count.steps[length] = t.save[v]
+                    s.counting.steps[length] = t.save[v]
                     s.places[length] = p
                     length += 1
                     cost += t.cost[t.save[v]]
@@ -129,7 +129,7 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
         else:
             if length == room:
                 return -1, cost
-            s.count.steps[length] = a
+            s.counting.steps[length] = a
             s.places[length] = p
             length += 1
         for k in range(t.problem.read_at[a], t.problem.read_at[a + 1]):
@@ -149,7 +149,7 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
                         if length == room:
                             return -1, cost
                         host[t.problem.writes[k]] = 1
-                        s.count.steps[length] = t.save[t.problem.writes[k]]
+                        s.counting.steps[length] = t.save[t.problem.writes[k]]
                         s.places[length] = p
                         length += 1
                         cost += t.cost[t.save[t.problem.writes[k]]]
@@ -170,13 +170,13 @@ def measure_above(t, s, length, target):  # type: ignore[no-untyped-def]
     Returns:
         The highest live set, the first step of it, and the bytes above `target`, summed over the steps.
     """
-    highest, at = measure(t.problem, s.count, length)
+    highest, at = measure(t.problem, s.counting, length)
     if length == 0:
         return highest, at, max(highest - target, 0)
     highest, excess = np.int64(-1), np.int64(0)
     for step in range(length):
-        s.count.level[step] += t.background[s.places[step]]
-        here = s.count.level[step]
+        s.counting.level[step] += t.background[s.places[step]]
+        here = s.counting.level[step]
         if here > highest:
             highest, at = here, step
         excess += max(here - target, 0)

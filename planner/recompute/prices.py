@@ -81,7 +81,7 @@ def count_above(t, s, length, target):  # type: ignore[no-untyped-def]
     """Into `above`: how many of the steps measured last need more than the target, up to each position."""
     s.above[:] = 0
     for step in range(length):
-        if s.count.level[step] > target:
+        if s.counting.level[step] > target:
             s.above[s.places[step] + 1] += 1
     for position in range(t.order.size):
         s.above[position + 1] += s.above[position]

@@ -129,7 +129,7 @@ def recompute(
         length, extra = kernels.generate(whole, scratch, state)
         if length >= 0:
             peak, _, _ = kernels.measure_above(whole, scratch, length, 0)
-            points.append(Point(tuple(scratch.count.steps[:length].tolist()), int(peak), int(extra)))
+            points.append(Point(tuple(scratch.counting.steps[:length].tolist()), int(peak), int(extra)))
     return frontier(points, bound)
 
 

@@ -78,11 +78,18 @@ def _own(make: Make, layout: Layout = in_c_order, reads: Reads = as_it_lies, **m
     return CudaFamily({OWN: make}, layout, reads, **more)
 
 
-def _cudnn(several: Callable[..., Kernels], one: Callable[[Op, bytes, Windows, Windows], LaunchKernel]) -> Library:
-    """Plans of cuDNN's, of which a plan of ours has all that there is."""
+def _cudnn(
+    several: Callable[..., Kernels], one: Callable[[Op, bytes, Windows, Windows], LaunchKernel], *, rounds: bool = False
+) -> Library:
+    """Plans of cuDNN's, of which a plan of ours has all that there is.
+
+    Args:
+        rounds: whether there are some that round float32 to TensorFloat-32.
+    """
 
     def kernels(op: Op, inputs: Windows, outputs: Windows, device: Device, tf32: bool, deterministic: bool) -> Kernels:
-        return several(op, inputs, outputs, device, tf32=tf32, deterministic=deterministic)
+        more = {"tf32": tf32} if rounds else {}
+        return several(op, inputs, outputs, device, deterministic=deterministic, **more)
 
     def named(
         op: Op, name: str, payload: bytes, inputs: Windows, outputs: Windows, device: Device
@@ -107,7 +114,7 @@ def _cublaslt(several: Callable[..., Kernels], own_price: Price = own_nanosecond
     return Library(lt.CUBLASLT, kernels, named, own_price)
 
 
-CONVOLUTIONS = _cudnn(cudnn_kernels, cudnn_kernel)
+CONVOLUTIONS = _cudnn(cudnn_kernels, cudnn_kernel, rounds=True)
 ATTENTION = _cudnn(attention_kernels, attention_kernel)
 PACKED = _cudnn(packed_attention.packed_kernels, packed_attention.packed_kernel)
 PRODUCTS = _cublaslt(lt.lt_kernels, lt.own_nanoseconds)

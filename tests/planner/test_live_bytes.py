@@ -39,7 +39,7 @@ def schedules(problem: Problem, seed: int) -> list[list[int]]:
         state = np.array([rng.choice([0, 0, 1, 2]) for _ in tape.gap_value], np.int64)
         length, _ = generate(tape, scratch, state)
         if length >= 0:
-            found.append(scratch.count.steps[:length].tolist())
+            found.append(scratch.counting.steps[:length].tolist())
     return found
 
 

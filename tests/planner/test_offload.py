@@ -233,7 +233,7 @@ def test_any_state_is_a_schedule_whose_bytes_are_those_that_the_planner_reserves
     length, extra_cost = generate(tape, scratch, state)
     if length < 0:
         return
-    steps = scratch.count.steps[:length].tolist()
+    steps = scratch.counting.steps[:length].tolist()
     found = schedule(problem, heuristic, steps)  # which refuses what reads a value that is not there
     reserved = reserved_bytes(problem, steps, found.ranges, found.alias_sets)
     peak, at, above = measure_above(tape, scratch, length, found.bound - 1)

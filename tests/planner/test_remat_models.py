@@ -72,7 +72,7 @@ def dropping(step: fp.Compiled, seed: int) -> Plan:
             state[gap] = old
     length, _ = generate(tape, scratch, state)
     assert length > 1.1 * len(order)
-    chosen = schedule(program, "at random", scratch.count.steps[:length].tolist())
+    chosen = schedule(program, "at random", scratch.counting.steps[:length].tolist())
     found = assemble(program, chosen, lay_out(program, chosen), None)
     verify(found, program)
     return found
