@@ -56,7 +56,7 @@ def text() -> str:
             doc = (inspect.getdoc(inspect.getmodule(cls)) or "").split("\n\n")[0].replace("\n", " ")
             lines += [
                 "",
-                f"## {module.rsplit('.', 1)[-1]}",
+                f"## {module.removeprefix('foreplan.ops.').removesuffix('.ops').replace('.', '/')}",
                 "",
                 doc,
                 "",

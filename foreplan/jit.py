@@ -123,7 +123,12 @@ def _described(value: Any) -> str:
         return repr(value)
     name = f"{module.__name__}.{getattr(value, '__qualname__', '')}"
     own = module.__name__.partition(".")[0] == _PACKAGE
-    return f"{name} {_sources(Path(str(module.__file__)).parent)}" if own else name
+    return f"{name} {_sources(_part(module.__name__))}" if own else name
+
+
+def _part(module: str) -> str:
+    """The part of the package that a module is in: `foreplan.runtime` of `foreplan.runtime.cpu.gemm.tiles`."""
+    return ".".join(module.split(".")[:2])
 
 
 def _home(value: Any) -> str:
@@ -133,6 +138,8 @@ def _home(value: Any) -> str:
 
 
 @cache
-def _sources(folder: Path) -> str:
-    """Changes with any file of a folder: for what is no function that Numba compiles, and tells it what to compile."""
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(folder.glob("*.py")))).hexdigest()
+def _sources(part: str) -> str:
+    """Changes with any file of a part: for what is no function that Numba compiles, and tells it what to compile."""
+    path = Path(str(sys.modules[part].__file__))
+    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, Field, dataclass, field, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from foreplan.arguments import choice, flag, names_in, whole
+from foreplan.arguments import choice, flag, names_in, shown, whole
 from foreplan.errors import UsageError
 from foreplan.units import parse_budget, parse_bytes
 
@@ -75,7 +75,19 @@ def _switch(name: str, value: Any) -> Any:
 
 
 def _names(name: str, value: Any) -> Any:
-    return None if value is None else tuple(names_in(name, value))
+    return tuple(names_in(name, value))
+
+
+def _some_names(name: str, value: Any) -> Any:
+    return None if value is None else _names(name, value)
+
+
+def _passes(name: str, value: Any) -> Any:
+    from foreplan.passes.pipeline import Pass
+
+    if value is not None and not (isinstance(value, Sequence) and all(isinstance(each, Pass) for each in value)):
+        raise UsageError(f"{name} is a list of passes, such as foreplan.passes.PASSES, and is {shown(value)}")
+    return value
 
 
 def said_of(option: Field[Any]) -> Said:
@@ -140,7 +152,7 @@ class Options:
         metadata=_says(
             "Return these outputs of the model as well.",
             more="None: nothing beside the loss in training, all of the model's outputs in inference.",
-            check=_names,
+            check=_some_names,
             flag="--output",
             value="NAME",
         ),
@@ -225,6 +237,7 @@ class Options:
         default=None,
         metadata=_says(
             "The passes to run, for experiments; None: all of `foreplan.passes.PASSES`.",
+            check=_passes,
         ),
     )
 

@@ -20,7 +20,7 @@ from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.kernel import Refused
 from foreplan.units import align_up
 
-FOLDER = Path(__file__).parents[1] / "cuda"
+FOLDER = Path(__file__).parents[2] / "cuda"
 ALIGNMENT = 256  # bytes; of every value and workspace
 STANDARD = "-std=c++17"
 MAPS = ("map.cu", "multi_map.cu", "pack_bits.cu")  # which compute expressions of a graph

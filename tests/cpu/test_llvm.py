@@ -87,3 +87,8 @@ def test_a_function_is_written_where_its_code_is_not_kept(
     assert written == ["2.0", "3.0"] and len(compilations) == 2
     monkeypatch.setattr(llvm, "_sources", lambda: "changed since")
     assert run("2.0") == [0, 2, 4] and written[2:] == ["2.0"]
+
+
+def test_code_is_made_anew_when_anything_that_writes_it_has_changed() -> None:
+    found = {"/".join(file.parts[-3:]) for file in llvm.source_files()}
+    assert {"cpu/codegen/lanes.py", "cpu/kernels/pool.py", "cpu/gemm/tiles.py", "ops/expr/functions.py"} <= found

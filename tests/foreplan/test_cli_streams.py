@@ -56,7 +56,7 @@ def test_what_is_written_without_streams_is_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_no_file_gets_the_number_of_a_closed_stream(number: int) -> None:
-    code = "import os; from foreplan.cli import _open_streams; _open_streams(); os._exit(os.open('/dev/null', 0))"
+    code = "import os; from foreplan.cli.main import _open_streams; _open_streams(); os._exit(os.open('/dev/null', 0))"
     done = subprocess.run(["sh", "-c", f'"$@" {number}>&-', "sh", sys.executable, "-c", code], capture_output=True)
     assert done.returncode > 2
 

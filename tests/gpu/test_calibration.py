@@ -13,20 +13,23 @@ from foreplan import calibration
 from foreplan.calibrate import calibrate
 from foreplan.calibration import Calibration, own_file, read_entries, record
 from foreplan.errors import TargetError, UsageError
+from foreplan.lower.outside import Use
 from foreplan.runtime.cuda.calibration import CARDS, calibrations
 from foreplan.runtime.cuda.device import device_named
 from foreplan.runtime.cuda.launch import Launch, Multiply
-from foreplan.runtime.cuda.libraries import capture, driver
+from foreplan.runtime.cuda.libraries import capture
 from foreplan.runtime.cuda.libraries.driver import Run
-from foreplan.runtime.cuda.outside import PAGE
-from foreplan.runtime.cuda.target import CudaTarget, outside
+from foreplan.runtime.cuda.outside import PAGE, outside
+from foreplan.runtime.cuda.target import CudaTarget
 from foreplan.units import align_up
 from tests.gpu.card import FakeBlock, FakeCard
 from tests.gpu.check import with_cudnn
 from tests.gpu.compiled import needs_gcc
 
 CARD = device_named("h200")  # of which no calibration comes with foreplan
-SHIPPED = read_entries((Path(calibration.__file__).parent / "gpu" / CARDS.file).read_text(), CARDS.file, CARDS)
+SHIPPED = read_entries(
+    (Path(calibration.__file__).parent / "runtime" / "cuda" / CARDS.file).read_text(), CARDS.file, CARDS
+)
 VERSIONS = {"driver": "580.105.08", "cuda": "13.0", "cupy": "14.2.0"}
 FOUND = Calibration(
     CARDS,
@@ -183,7 +186,7 @@ def test_estimates_go_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> N
     step = fp.compile(fp.models.build("mlp:batch=4,width=40,layers=2"), target=CudaTarget("h200"))
 
     def told() -> dict[str, tuple[int, str]]:
-        return {part.name: (part.nbytes, part.basis) for part in outside(step.program, step.plan)[1:]}
+        return {part.name: (part.nbytes, part.basis) for part in outside(step.program, step.plan, Use())[1:]}
 
     before = told()
     assert {basis for _, basis in before.values()} == {"assumed"}
@@ -194,7 +197,7 @@ def test_estimates_go_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> N
     assert after["captured graph"] == (PAGE, "calibrated")
     # The card is in this machine, and its driver another one by now.
     for versions, basis in ((VERSIONS, "calibrated"), (VERSIONS | {"driver": "590.1"}, "assumed")):
-        monkeypatch.setattr(driver, "versions_beside", lambda title, versions=versions: versions)
+        monkeypatch.setattr("foreplan.runtime.cuda.outside.versions_beside", lambda title, versions=versions: versions)
         assert told()["context"] == (500 << 20, basis)
 
 

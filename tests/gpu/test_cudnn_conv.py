@@ -18,7 +18,8 @@ from foreplan.graph import Graph, Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
-from foreplan.runtime.cuda.engine import CudaEngine, table
+from foreplan.runtime.cuda import table
+from foreplan.runtime.cuda.engine import CudaEngine
 from foreplan.runtime.cuda.kernels import cudnn_conv
 from foreplan.runtime.cuda.launch import Execute
 from foreplan.runtime.cuda.libraries.cudnn import ADDING, BETA, CudnnPlan, workspace_of
@@ -175,7 +176,7 @@ def test_a_plan_of_cudnns_in_a_file_runs_if_the_file_is_trusted_alone(
     calls = [step.program.calls[s.action] for s in step.plan.steps]
     own = {call.payload[cudnn_conv.WORD :] for call in calls if call.payload}
     foreign = [replace(call, payload=call.payload and call.payload + b"!") for call in step.program.calls]
-    save_plan(str(tmp_path / "step.plan"), replace(step.program, calls=tuple(foreign)), step.plan)
+    save_plan(str(tmp_path / "step.plan"), replace(step.program, calls=tuple(foreign)), step.plan, options=step.options)
     monkeypatch.setattr(CudaEngine, "allocate", lambda engine, heights: [DeviceMemory(engine.card, None, 0, 0)] * 3)
     engine = CudaEngine("cuda:h100", card := Refusing(own))
     read = fp.load_plan(tmp_path / "step.plan")

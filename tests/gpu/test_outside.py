@@ -9,11 +9,12 @@ import pytest
 import foreplan as fp
 from foreplan.calibration import read_table
 from foreplan.errors import TargetError
+from foreplan.lower.outside import Use
 from foreplan.outside import Part
 from foreplan.runtime.cuda.calibration import CARDS, LIBRARIES, calibrations
 from foreplan.runtime.cuda.device import Device, device_named
-from foreplan.runtime.cuda.outside import PAGE, outside_arena
-from foreplan.runtime.cuda.target import CudaTarget, outside
+from foreplan.runtime.cuda.outside import PAGE, outside, outside_arena
+from foreplan.runtime.cuda.target import CudaTarget
 from tests.gpu.card import OwnTarget
 
 H100 = device_named("h100")
@@ -117,4 +118,4 @@ def test_the_libraries_of_a_step_are_those_that_its_kernels_name() -> None:
     graph = fp.models.build("mlp:batch=4,width=40,layers=2")
     for target, libraries in ((CudaTarget("h100"), {"cublaslt"}), (OwnTarget("h100"), set())):
         step = fp.compile(graph, target=target)
-        assert {part.name for part in outside(step.program, step.plan)} & set(LIBRARIES) == libraries
+        assert {part.name for part in outside(step.program, step.plan, Use())} & set(LIBRARIES) == libraries

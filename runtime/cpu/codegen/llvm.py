@@ -16,6 +16,8 @@ import llvmlite
 import llvmlite.binding as binding
 import llvmlite.ir as ir
 
+import foreplan.ops
+import foreplan.runtime.cpu
 from foreplan.disk_cache import keep, kept
 
 INT64, POINTER = ir.IntType(64), ir.PointerType()
@@ -83,12 +85,16 @@ def _loaded(key: str, text: Callable[[], str]) -> int:
     return address
 
 
+def source_files() -> list[Path]:
+    """What writes functions: all of this engine, and the ops with their expressions."""
+    folders = [Path(str(package.__file__)).parent for package in (foreplan.runtime.cpu, foreplan.ops)]
+    return [file for folder in folders for file in sorted(folder.rglob("*.py"))]
+
+
 @lru_cache(maxsize=1)
 def _sources() -> str:
-    """Changes with what writes functions: this folder, and the ops with their expressions."""
-    here = Path(__file__).parent
-    files = [*sorted(here.glob("*.py")), *sorted((here.parent / "ops").rglob("*.py"))]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    """Changes with any of these files."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in source_files())).hexdigest()
 
 
 def _machine_code(machine: binding.TargetMachine, text: str) -> bytes:

@@ -4,12 +4,12 @@ import pytest
 
 from foreplan.errors import PlanError
 from foreplan.planner import Overwrite, Role
-from foreplan.planner.memory.alias_sets import Chains, merge
+from foreplan.planner.memory.alias_sets import AliasSets, merge
 from foreplan.planner.memory.liveness import live_ranges
 from tests.planner.problems import Maker
 
 
-def chains(make: Maker, order: list[int], **options: bool) -> tuple[Chains, dict[str, int]]:
+def alias_sets(make: Maker, order: list[int], **options: bool) -> tuple[AliasSets, dict[str, int]]:
     problem = make.problem()
     ranges = live_ranges(problem, order)
     found = merge(problem, order, ranges, **options)
@@ -22,10 +22,10 @@ def test_a_chain_of_in_place_actions_shares_bytes() -> None:
     make.action("f", [x], [a], Overwrite(0, 0))
     make.action("g", [a], [b], Overwrite(0, 0))
     make.action("h", [b], [make.value("y", 64, role=Role.OUTPUT)])
-    found, of = chains(make, [0, 1, 2])
+    found, of = alias_sets(make, [0, 1, 2])
     assert of["x"] == of["a"] == of["b"] != of["y"]
     assert (found.lower[0], found.upper[0], found.nbytes[0], found.alignment[0]) == (0, 3, 256, 256)
-    found, of = chains(make, [0, 1, 2], optional=False)
+    found, of = alias_sets(make, [0, 1, 2], optional=False)
     assert len(set(of.values())) == 4
 
 
@@ -39,7 +39,7 @@ def test_what_is_read_later_or_kept_is_not_overwritten() -> None:
     make.action("g", [x, a], [b], Overwrite(0, 0), Overwrite(0, 1))
     make.action("h", [w], [c], Overwrite(0, 0))
     make.action("i", [b], [d], Overwrite(0, 0))
-    _, of = chains(make, [0, 1, 2, 3])
+    _, of = alias_sets(make, [0, 1, 2, 3])
     assert of["b"] == of["x"]  # not `a`: listed second
     assert len({of["w"], of["c"], of["a"], of["b"], of["d"]}) == 5
 
@@ -50,7 +50,7 @@ def test_the_largest_write_gets_a_read_that_could_serve_two() -> None:
     small, large = make.value("small", 192), make.value("large", 256)
     make.action("f", [x], [small, large], Overwrite(0, 0), Overwrite(1, 0))
     make.action("g", [small, large], [make.value("y", 64, role=Role.OUTPUT)])
-    _, of = chains(make, [0, 1])
+    _, of = alias_sets(make, [0, 1])
     assert of["large"] == of["x"] != of["small"]
 
 
@@ -63,7 +63,7 @@ def test_a_small_write_does_not_hold_a_large_buffer_for_long(later: int) -> None
         make.action(f"other{i}", [], [make.value(f"o{i}", 64, role=Role.OUTPUT)])
     if later:
         make.action("use", [mask], [make.value("y", 64, role=Role.OUTPUT)])
-    _, of = chains(make, list(range(len(make.actions))))
+    _, of = alias_sets(make, list(range(len(make.actions))))
     assert (of["mask"] == of["x"]) == (later == 0)
 
 
@@ -77,7 +77,7 @@ def test_next_contents_lie_at_home_and_required_overwrites_are_taken() -> None:
     make.action("b", [w, a], [b], Overwrite(0, 1, True))
     make.action("update w", [w, b], [new_w], Overwrite(0, 0), Overwrite(0, 1))
     make.action("set v", [new_w], [new_v])
-    found, of = chains(make, [0, 1, 2, 3], optional=False)
+    found, of = alias_sets(make, [0, 1, 2, 3], optional=False)
     assert of["w'"] == of["w"] and of["v'"] == of["v"] and of["b"] == of["a"] != of["w"]
     assert found.stored[of["w"]] == w and found.stored[of["a"]] == -1
 
@@ -88,4 +88,4 @@ def test_a_required_overwrite_of_what_is_needed_is_an_error() -> None:
     make.action("f", [x], [a], Overwrite(0, 0, True))
     make.action("g", [x, a], [make.value("y", 64, role=Role.OUTPUT)])
     with pytest.raises(PlanError, match="must overwrite 'x', which is needed later"):
-        chains(make, [0, 1])
+        alias_sets(make, [0, 1])
