@@ -21,7 +21,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what the profile does not ask for."""
     least = {"slow": Profile.USUAL, "thorough": Profile.ALL}
-    left = [item for item in items if any(PROFILE < least[mark.name] for mark in item.iter_markers() if mark.name in least)]
+    left = [
+        item for item in items if any(least[mark.name] > PROFILE for mark in item.iter_markers() if mark.name in least)
+    ]
     if left:
         dropped = set(left)
         config.hook.pytest_deselected(items=left)
