@@ -21,9 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what the profile does not ask for."""
     least = {"slow": Profile.USUAL, "thorough": Profile.ALL}
-    left = [
-        item for item in items if any(least[mark.name] > PROFILE for mark in item.iter_markers() if mark.name in least)
-    ]
+    left = [item for item in items if any(least.get(mark.name, PROFILE) > PROFILE for mark in item.iter_markers())]
     if left:
         dropped = set(left)
         config.hook.pytest_deselected(items=left)
