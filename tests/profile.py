@@ -1,7 +1,7 @@
-"""How much the tests do: little (`make test-fast`), as much as every change needs (`make test`), or all (`make test-all`).
+"""How much the tests do: little (`make test-fast`), what every change needs (`make test`), or all (`make test-all`).
 
-The environment says which, as FOREPLAN_TESTS=fast, usual or all; without it, `usual`. Tests that are marked `slow` run from
-`usual` on, those that are marked `thorough` in `all` alone.
+The environment says which, as FOREPLAN_TESTS=fast, usual or all; without it, `usual`. Tests that are marked `slow` run
+from `usual` on, those that are marked `thorough` in `all` alone.
 """
 
 from __future__ import annotations
