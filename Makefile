@@ -19,9 +19,9 @@ help:
 	@echo "make setup       create .venv with what the demo needs"
 	@echo "make setup-cuda  add what plans for a card and runs on one (2 GB; CUDA=12 for drivers before 580)"
 	@echo "make demo        plan ResNet-50, train on real digits, write a memory map (under 3 minutes)"
-	@echo "make test        all tests"
-	@echo "make test-all    these, fuzzing, and the package in clean environments: other Pythons, lowest versions, read-only"
-	@echo "make test-fast   the tests that take seconds"
+	@echo "make test        the tests that every change needs (ten minutes on two cores)"
+	@echo "make test-all    more of each, fuzzing, and the package in clean environments: other Pythons, lowest versions, read-only"
+	@echo "make test-fast   a little of each (two minutes of one core)"
 	@echo "make fuzz        hostile input of every kind for MINUTES=1, drawn from SEED=0; failures go to out/fuzz/"
 	@echo "make mutants     changes of FILE=planner/costs.py that no test in TESTS=tests/planner/test_costs.py notices"
 	@echo "make lint        ruff and mypy"
@@ -68,7 +68,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-fast: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
+	FOREPLAN_TESTS=fast $(BIN)/python -m pytest -n 2 --dist worksteal
 
 fuzz: $(VENV)/.test
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)
@@ -76,7 +76,8 @@ fuzz: $(VENV)/.test
 mutants: $(VENV)/.test
 	$(BIN)/python -m tests.mutation $(FILE) --seed $(SEED) -- $(TESTS)
 
-test-all: test fuzz
+test-all: $(VENV)/.test fuzz
+	FOREPLAN_TESTS=all $(BIN)/python -m pytest -n 2 --dist worksteal
 	$(BIN)/python -m tests.environments
 
 lint: $(VENV)/.lint

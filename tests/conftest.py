@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis.internal.conjecture import providers
 
+from tests.profile import PROFILE, Profile
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hypothesis takes constants from whatever modules a process has loaded, so that a test's draws depend on which
@@ -14,6 +16,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if hasattr(providers, "_get_local_constants"):
         providers._get_local_constants = lambda: providers._local_constants
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the profile does not ask for."""
+    least = {"slow": Profile.USUAL, "thorough": Profile.ALL}
+    left = [item for item in items if any(least.get(mark.name, PROFILE) > PROFILE for mark in item.iter_markers())]
+    if left:
+        dropped = set(left)
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in dropped]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -95,7 +95,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.slow
 @needs_onednn()
 @pytest.mark.parametrize("target", ["numpy", "cpu:threads=1", "cpu:threads=2"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [MODELS[0], *(pytest.param(each, marks=pytest.mark.thorough) for each in MODELS[1:])])
 def test_processes_hold_what_was_said(model: str, target: str, calibrated: Path, tmp_path: Path) -> None:
     plan = str(tmp_path / "step.plan")
     module._child(model, target, plan)  # which leaves compiled code in the cache

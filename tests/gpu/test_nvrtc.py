@@ -36,6 +36,7 @@ from foreplan.runtime.cuda.table import FAMILIES, kernel_for
 from tests.gpu.card import OwnTarget
 from tests.gpu.check import made
 from tests.gpu.samples import launches
+from tests.profile import pick
 from tests.sweep.draws import drawn, emptied
 from tests.sweep.judges import cuda
 from tests.sweep.table import ENTRIES
@@ -178,13 +179,13 @@ def test_kernels_of_nothing_compile() -> None:
     """Of every op, some drawn cases with nothing along an axis: g++, which runs them elsewhere, takes more."""
     for name, entry in ENTRIES.items():
         sources: set[Source] = set()
-        for number in range(30 if name in FAMILIES else 0):
+        for number in range(pick(2, 6, 30) if name in FAMILIES else 0):
             rng = drawn(name, 1, number)
             for *_, kernel in cuda.kernels(emptied(entry.draw(rng), rng)):
                 sources |= {each.source for each in kernel.instructions if isinstance(each, Launch)}
-            if len(sources) > 2:
+            if len(sources) > pick(0, 0, 2):
                 break
-        for source in sorted(sources, key=repr)[:4]:
+        for source in sorted(sources, key=repr)[: pick(1, 1, 4)]:
             assert cubin(source, "sm_90")
 
 
@@ -205,7 +206,12 @@ def too_much(given: Sequence[Launch], architecture: str) -> dict[str, Figures]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "architecture", [*(pytest.param(each, marks=by_nvrtc) for each in ("sm_80", "sm_90a")), "sm_100"]
+    "architecture",
+    [
+        pytest.param("sm_80", marks=[by_nvrtc, pytest.mark.thorough]),
+        pytest.param("sm_90a", marks=by_nvrtc),
+        pytest.param("sm_100", marks=pytest.mark.thorough),
+    ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_kernel_spills_or_needs_a_stack(dtype: str, architecture: str) -> None:
@@ -238,7 +244,7 @@ def launches_of_the_zoo(precision: str) -> list[Launch]:
     return list({(each.source, each.entry): each for each in found}.values())
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @by_nvrtc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])

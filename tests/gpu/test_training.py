@@ -118,7 +118,13 @@ def test_steps_that_multiply_by_cublaslt(target: str, scratch: bool, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DEEP, ids=[name.partition(":")[0] for name in DEEP])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, id=name.partition(":")[0], marks=[pytest.mark.thorough] * name.startswith("mobilenet"))
+        for name in DEEP
+    ],
+)
 def test_a_step_of_a_deep_network_gives_what_numpy_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss within 1e-4; and what is stored, beside how far the step moved it, within twice what it is away if every
     parameter is moved by a unit in its last place, and 1e-4.

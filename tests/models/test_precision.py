@@ -35,7 +35,11 @@ SMALL = {
     "mobilenet_v2": "batch=4,size=64,classes=10",
 }
 LARGE = ("resnet18", "resnet50", "resnet101", "vgg16", "mobilenet_v2")
-NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in SMALL]
+LARGEST = ("resnet50", "resnet101", "vgg16")
+NAMES = [
+    pytest.param(name, marks=pytest.mark.thorough if name in LARGEST else pytest.mark.slow) if name in LARGE else name
+    for name in SMALL
+]
 
 
 def test_the_whole_zoo_is_here() -> None:

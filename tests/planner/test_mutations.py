@@ -11,13 +11,11 @@ from foreplan.planner import plan, verify
 from tests.planner.campaign import campaign, table
 from tests.planner.mutants import KINDS
 from tests.planner.problems import random_problem
+from tests.profile import pick
 
 
-@pytest.mark.parametrize(
-    ("seeds", "tries", "least"),
-    [pytest.param(24, 3, 15, id="fast"), pytest.param(400, 5, 1000, id="slow", marks=pytest.mark.slow)],
-)
-def test_every_harmful_mutant_is_refused(seeds: int, tries: int, least: int) -> None:
+def test_every_harmful_mutant_is_refused() -> None:
+    seeds, tries, least = pick((24, 3, 15), (80, 4, 100), (400, 5, 1000))
     counts = campaign(range(seeds), tries, enough=least)  # raises where one escapes
     print(table(counts))
     for kind in KINDS:

@@ -11,13 +11,11 @@ import pytest
 
 from tests.planner.near_optimal import SHARES, Comparison, compare
 from tests.planner.training_graphs import GRAPHS, nothing_in_place
+from tests.profile import pick
 
 SECONDS = 60
 FAST = ("random0", "random3", "random5", "random8")
-CASES = [
-    pytest.param(FAST, (0.7, 0.6), 4, id="fast"),
-    pytest.param(tuple(GRAPHS), SHARES, 50, id="slow", marks=pytest.mark.slow),
-]
+NAMES, SHARES_ASKED, LEAST = pick((FAST, (0.7, 0.6), 4), (FAST, SHARES, 8), (tuple(GRAPHS), SHARES, 50))
 
 
 def comparisons(names: Sequence[str], shares: Sequence[float], in_place: bool) -> dict[tuple[str, float], Comparison]:
@@ -29,14 +27,11 @@ def comparisons(names: Sequence[str], shares: Sequence[float], in_place: bool) -
     return found
 
 
-@pytest.mark.parametrize(("names", "shares", "least"), CASES)
 @pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in_place"])
-def test_no_plan_is_far_from_the_optimum(
-    names: Sequence[str], shares: Sequence[float], least: int, in_place: bool
-) -> None:
-    found = comparisons(names, shares, in_place)
+def test_no_plan_is_far_from_the_optimum(in_place: bool) -> None:
+    found = comparisons(NAMES, SHARES_ASKED, in_place)
     ratios = {case: each.ratio for case, each in found.items() if each.ratio is not None}
-    assert len(ratios) >= least
+    assert len(ratios) >= LEAST
     assert not [case for case, each in found.items() if each.missed]
     assert max(ratios.values()) <= 1.05, {case: ratio for case, ratio in ratios.items() if ratio > 1.05}
     assert sum(ratios.values()) / len(ratios) <= 1.02

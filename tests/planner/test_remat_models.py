@@ -97,7 +97,13 @@ def test_masks_drawn_again_are_the_same() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["conv_chain:batch=2", "unet:batch=2", "gpt2_small:layers=4"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "conv_chain:batch=2",
+        *(pytest.param(n, marks=pytest.mark.thorough) for n in ("unet:batch=2", "gpt2_small:layers=4")),
+    ],
+)
 def test_of_fifty_budgets_a_smaller_one_never_gives_a_larger_or_a_faster_plan(name: str) -> None:
     graph = fp.models.build(name)
     loss = getattr(fp.losses, fp.models.default_loss(name))

@@ -6,12 +6,11 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-import pytest
-
 from foreplan.errors import PlanError
 from foreplan.planner import Plan, Problem, check_problem, plan, verify
 from foreplan.planner.memory.bounds import live_bytes, order_bound
 from tests.planner.tiny import Cells, TooLarge, draw, orders
+from tests.profile import pick
 
 
 def lowest(problem: Problem, order: list[int], bound: int) -> Plan | None:
@@ -79,11 +78,8 @@ def campaign(first: int, count: int, plans: int) -> Counter[str]:
     return told
 
 
-@pytest.mark.parametrize(
-    ("count", "plans"),
-    [pytest.param(400, 8, id="fast"), pytest.param(5_000, 50, id="slow", marks=pytest.mark.slow)],
-)
-def test_no_placement_and_no_schedule_is_below_its_bound(count: int, plans: int) -> None:
+def test_no_placement_and_no_schedule_is_below_its_bound() -> None:
+    count, plans = pick((200, 8), (800, 10), (5_000, 50))
     told = campaign(0, count, plans)
     print(dict(sorted(told.items())))
     assert told["all schedules: None"] > 0.8 * count

@@ -14,6 +14,8 @@ from foreplan.runtime.session import Session
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 NAMES = sorted(file.stem.removeprefix("light_") for file in LIGHT.glob("light_*.onnx"))
 
+LARGEST = ("densenet121", "inception_v1", "inception_v2", "resnet50", "vgg19")
+
 pytestmark = pytest.mark.slow
 
 
@@ -51,7 +53,9 @@ def draw_weights(session: Session) -> None:
             session.parameters[name] = np.ones(shape, np.float32)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] * (name in LARGEST)) for name in NAMES]
+)
 def test_training_steps_lower_the_loss(name: str) -> None:
     graph = fp.from_onnx(LIGHT / f"light_{name}.onnx", batch=2)
     step = fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=fp.optim.Adam(1e-4))
