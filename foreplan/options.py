@@ -83,9 +83,11 @@ def _some_names(name: str, value: Any) -> Any:
 
 
 def _passes(name: str, value: Any) -> Any:
+    if value is None:
+        return None
     from foreplan.passes.pipeline import Pass
 
-    if value is not None and not (isinstance(value, Sequence) and all(isinstance(each, Pass) for each in value)):
+    if not isinstance(value, Sequence) or not all(isinstance(each, Pass) for each in value):
         raise UsageError(f"{name} is a list of passes, such as foreplan.passes.PASSES, and is {shown(value)}")
     return value
 
