@@ -24,7 +24,7 @@ _COOLING = 0.93  # each so much of the one before: a hundredth in the end
 
 
 class Sequences(NamedTuple):
-    """What the search needs beside a tape and its scratch.
+    """What the search needs besides the gaps and their scratch.
 
     Attributes:
         free: of each action, whether it may run any number of times, or not at all.

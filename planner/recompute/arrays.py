@@ -1,4 +1,4 @@
-"""Tape: a problem and one order of its actions as integer arrays, with the choices that recomputation has.
+"""Gaps: a problem and one order of its actions as integer arrays, with the choices that recomputation has.
 
 Between two consecutive uses of a value (its write counts as the first) lies a gap. Over each gap the value may be
 kept, or dropped and recomputed when it is needed again. After its last use comes a tail: there a value may still serve
@@ -23,8 +23,9 @@ KEEP, DROP, DISCARD, OFFLOAD = 0, 1, 2, 3
 NEVER = np.int64(1) << np.int64(60)  # bytes or cost of what cannot be
 
 
-class Tape(NamedTuple):
-    """Arrays over actions (as the problem numbers them), values, gaps; `_at` arrays have one entry more: slices.
+class Gaps(NamedTuple):
+    """The gaps of one order, as arrays over actions (as the problem numbers them), values, gaps; `_at` arrays have one entry
+    more: slices.
 
     Attributes:
         problem: its actions and values.
@@ -65,10 +66,10 @@ class Tape(NamedTuple):
     own: np.ndarray
 
 
-def make_tape(
+def make_gaps(
     problem: Problem, order: Sequence[int], cost: Sequence[int], smallest: int, *, again: bool = True
-) -> Tape:
-    """The tape of an order; values below `smallest` bytes get no gaps, so they stay until their last use.
+) -> Gaps:
+    """The gaps of an order; values below `smallest` bytes get no gaps, so they stay until their last use.
 
     Args:
         again: whether anything may be recomputed; else values can be copied off the device and back at most.
@@ -82,7 +83,7 @@ def make_tape(
     save, fetch = (array(problem.round_trips.get(v, (-1, -1))[i] for v in range(len(values))) for i in range(2))
     big = [max(m, out) >= 0 and s >= max(smallest, 1) for m, out, s in zip(maker, save, p.size)]
     read_gap, write_gap, (value, first, last) = _gaps(problem, order, big, p.read_at, p.write_at)
-    return Tape(
+    return Gaps(
         p,
         array(order),
         slices(destroys),
@@ -109,12 +110,12 @@ def _homes(problem: Problem, writes: Iterable[int]) -> set[int]:
     return {problem.values[v].home for v in writes if problem.values[v].home >= 0}
 
 
-def plain_state(tape: Tape) -> np.ndarray:
+def plain_state(gaps: Gaps) -> np.ndarray:
     """The state that recomputes nothing: everything is kept until its last use, int64[gaps]. What cannot be recomputed
     stays for what may be recomputed from it.
     """
-    tail = tape.gap_last == len(tape.order)
-    return np.where(tail & (tape.maker[tape.gap_value] >= 0), DISCARD, KEEP).astype(np.int64)
+    tail = gaps.gap_last == len(gaps.order)
+    return np.where(tail & (gaps.maker[gaps.gap_value] >= 0), DISCARD, KEEP).astype(np.int64)
 
 
 def _makers(problem: Problem, order: Sequence[int], cost: Sequence[int], again: bool) -> tuple[list[int], list[bool]]:

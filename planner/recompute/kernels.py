@@ -1,6 +1,6 @@
 """Compiled inner loops of recomputation; importing this module imports Numba.
 
-A state gives every gap of a tape KEEP, DROP, DISCARD or OFFLOAD. `generate` makes the schedule that it stands for, and
+A state gives every gap KEEP, DROP, DISCARD or OFFLOAD. `generate` makes the schedule that it stands for, and
 `measure_above` finds its live bytes.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from foreplan import jit
 from foreplan.planner.memory.kernels import Count, make_count, measure
-from foreplan.planner.recompute.arrays import DISCARD, KEEP, NEVER, OFFLOAD, Tape
+from foreplan.planner.recompute.arrays import DISCARD, KEEP, NEVER, OFFLOAD, Gaps
 
 _RUNS = 4  # a schedule may be so many times as long as the order
 
@@ -38,13 +38,13 @@ class Scratch(NamedTuple):
     above: np.ndarray
 
 
-def make_scratch(tape: Tape) -> Scratch:
-    """Scratch for a tape: room for schedules of so many times its length."""
-    values, steps = len(tape.problem.size), _RUNS * len(tape.order) + 64
-    batch = values + _RUNS * int(tape.problem.write_at[-1]) + 64
-    hosts = values if np.any(tape.save >= 0) else 0
-    lengths = (steps, hosts, values, values + 1, batch, len(tape.order) + 2)
-    return Scratch(make_count(tape.problem, steps), *(np.zeros(length, np.int64) for length in lengths))
+def make_scratch(gaps: Gaps) -> Scratch:
+    """Room for schedules that are `_RUNS` times as long as the order."""
+    values, steps = len(gaps.problem.size), _RUNS * len(gaps.order) + 64
+    batch = values + _RUNS * int(gaps.problem.write_at[-1]) + 64
+    hosts = values if np.any(gaps.save >= 0) else 0
+    lengths = (steps, hosts, values, values + 1, batch, len(gaps.order) + 2)
+    return Scratch(make_count(gaps.problem, steps), *(np.zeros(length, np.int64) for length in lengths))
 
 
 @jit.compiled
@@ -113,7 +113,7 @@ def generate(t, s, state):  # type: ignore[no-untyped-def]
                         s.batch[batch] = t.problem.writes[j]
                         batch += 1
                     depth -= 1
-        if copies:  # written out here and below: a function that takes the whole tape would slow all this down
+        if copies:  # written out here and below: a function that takes all arrays would slow all this down
             for k in range(t.problem.read_at[a], t.problem.read_at[a + 1]):
                 v, g = t.problem.reads[k], t.read_gap[k]
                 if g >= 0 and state[g] == OFFLOAD and live[v] and not host[v]:

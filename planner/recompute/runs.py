@@ -16,7 +16,7 @@ import numpy as np
 from foreplan.planner.memory.bounds import order_bound
 from foreplan.planner.placement.layout import schedule
 from foreplan.planner.problem import ALIGNMENT, Problem
-from foreplan.planner.recompute.arrays import NEVER, Tape, make_tape
+from foreplan.planner.recompute.arrays import NEVER, Gaps, make_gaps
 from foreplan.planner.recompute.schedules import Point, frontier
 
 if TYPE_CHECKING:
@@ -62,12 +62,12 @@ def annealed(
 
     if not orders[0]:
         return list(points)
-    tape = make_tape(problem, orders[0], cost, 1, again=again)
+    gaps = make_gaps(problem, orders[0], cost, 1, again=again)
     room = ROOM * len(orders[0]) + 64
     floor = order_bound(problem)
     step = max((bound - floor) // SLOTS, ALIGNMENT)
     archive = search.make_archive(range(bound, floor - step, -step), caps, room)
-    workers = [_Worker(tape, problem, room) for _ in range(WORKERS)]
+    workers = [_Worker(gaps, problem, room) for _ in range(WORKERS)]
     for sequence in [*orders, *(point.order for point in points)]:
         if len(sequence) <= room:
             workers[0].note(archive, sequence)
@@ -100,14 +100,14 @@ def _best(archive: Archive) -> list[tuple[int, ...]]:
 class _Worker:
     """What one thread needs."""
 
-    def __init__(self, tape: Tape, problem: Problem, room: int) -> None:
+    def __init__(self, gaps: Gaps, problem: Problem, room: int) -> None:
         from foreplan.planner.recompute import anneal as remat_anneal
         from foreplan.planner.recompute import kernels as remat_kernels
 
         self.kernels = remat_anneal
-        self.tape = tape
-        self.base = int(tape.cost[tape.order].sum())
-        self.scratch: Scratch = remat_kernels.make_scratch(tape)
+        self.gaps = gaps
+        self.base = int(gaps.cost[gaps.order].sum())
+        self.scratch: Scratch = remat_kernels.make_scratch(gaps)
         self.sequences: Sequences = remat_anneal.make_sequences(free_actions(problem), len(problem.values), room)
 
     def note(self, archive: Archive, sequence: Sequence[int]) -> None:
@@ -119,7 +119,7 @@ class _Worker:
         try to go below the lowest for each cap, and below the lowest of all.
         """
         lowest = int(archive.targets[np.flatnonzero(archive.cost < NEVER)[-1]])
-        actions, goals = len(self.tape.order), CEILINGS + len(archive.caps) + ATTEMPTS
+        actions, goals = len(self.gaps.order), CEILINGS + len(archive.caps) + ATTEMPTS
         trials = min(TRIALS * actions, WORK // (PASSES * WORKERS * goals * actions))
         for number in range(1, CEILINGS + 1):
             ceiling = int(archive.targets[0] * (LOWER * lowest / archive.targets[0]) ** (number / CEILINGS))
@@ -138,10 +138,10 @@ class _Worker:
         length = int(np.count_nonzero(start >= 0))
         self.sequences.now[:length] = start[:length]
         hot = max(HOT * self.base, 1.0)
-        price = PRICE * hot / max(float(self.tape.problem.size[self.tape.problem.size > 0].mean()), 1.0)
+        price = PRICE * hot / max(float(self.gaps.problem.size[self.gaps.problem.size > 0].mean()), 1.0)
         return int(
             self.kernels.anneal(
-                self.tape, self.scratch, self.sequences, length, ceiling, self.base, price, hot, trials,
+                self.gaps, self.scratch, self.sequences, length, ceiling, self.base, price, hot, trials,
                 archive, np.uint64(seed),
             )
         )  # fmt: skip

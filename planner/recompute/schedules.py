@@ -25,7 +25,7 @@ import numpy as np
 
 from foreplan.planner.placement.layout import schedule
 from foreplan.planner.problem import Problem, Role
-from foreplan.planner.recompute.arrays import NEVER, Tape, make_tape, plain_state
+from foreplan.planner.recompute.arrays import NEVER, Gaps, make_gaps, plain_state
 from foreplan.planner.recompute.compact import compact
 from foreplan.planner.recompute.order import reorder
 
@@ -99,11 +99,11 @@ def recompute(
 
     order = late_updates(problem, order)
     smallest = 1 if len(order) <= EXACT else _smallest(problem)
-    whole = make_tape(problem, order, cost, smallest, again=again)
+    whole = make_gaps(problem, order, cost, smallest, again=again)
     if not len(whole.gap_value):
         return []
-    tape = whole if len(order) <= EXACT else compact(whole, smallest)
-    scratch = kernels.make_scratch(tape)
+    gaps = whole if len(order) <= EXACT else compact(whole, smallest)
+    scratch = kernels.make_scratch(gaps)
     plain = plain_state(whole)
     targets = [bound]
     step = STEP if len(plain) <= MANY else COARSE_STEP
@@ -111,9 +111,9 @@ def recompute(
         targets.append(targets[-1] * (step - 1) // step)
     archive = search.make_archive(targets, caps, len(plain))
     limit = int(NEVER) if most_cost is None else most_cost
-    long = len(tape.order) * len(plain) > LONG
+    long = len(gaps.order) * len(plain) > LONG
     found: list[np.ndarray] = []
-    for way in _ways(tape):
+    for way in _ways(gaps):
         if long or thorough:
             coarse.descend_coarsely(way, scratch, plain.copy(), archive, limit, COARSE_WORK)
         for aim in () if long else AIMS if thorough else AIMS[:1]:
@@ -133,14 +133,14 @@ def recompute(
     return frontier(points, bound)
 
 
-def _ways(tape: Tape) -> list[Tape]:
-    """The tape; where values can be copied or recomputed, the same without copies before it, so that copies only ever
+def _ways(gaps: Gaps) -> list[Gaps]:
+    """The gaps; where values can be copied or recomputed, the same without copies before it, so that copies only ever
     better what recomputation alone comes to.
     """
-    if not np.any(tape.save >= 0) or np.all(tape.maker < 0):
-        return [tape]
-    none = np.full_like(tape.save, -1)
-    return [tape._replace(save=none, fetch=none), tape]
+    if not np.any(gaps.save >= 0) or np.all(gaps.maker < 0):
+        return [gaps]
+    none = np.full_like(gaps.save, -1)
+    return [gaps._replace(save=none, fetch=none), gaps]
 
 
 def reordered(
@@ -159,19 +159,19 @@ def reordered(
     return frontier(found, bound)
 
 
-def _polish(tape: Tape, plain: np.ndarray, archive: Archive, work: int, patience: int) -> None:
+def _polish(gaps: Gaps, plain: np.ndarray, archive: Archive, work: int, patience: int) -> None:
     """Search on from all that was found, in sweeps of several workers, each with its own random numbers; after every
     sweep they share what they found, so it does not matter how fast each of them is.
     """
     from foreplan.planner.recompute import kernels, search
 
-    scratches = [kernels.make_scratch(tape) for _ in range(WORKERS)]
-    most = min(work, len(tape.order) * len(plain) * POLISH_PAIR)
+    scratches = [kernels.make_scratch(gaps) for _ in range(WORKERS)]
+    most = min(work, len(gaps.order) * len(plain) * POLISH_PAIR)
 
     def sweep(worker: int, number: int, own: Archive) -> int:
         seed = np.uint64((SEED + number * WORKERS + worker) * SEED % 2**64)
         aim = AIMS[number % len(AIMS)]
-        return int(search.polish(tape, scratches[worker], plain, aim, BOOST, own, ROUNDS, TRIES, number, most, seed))
+        return int(search.polish(gaps, scratches[worker], plain, aim, BOOST, own, ROUNDS, TRIES, number, most, seed))
 
     done, number, still, before = 0, 0, 0, None
     with ThreadPoolExecutor(WORKERS) as pool:

@@ -16,7 +16,7 @@ from foreplan.planner.memory.kernels import make_count, measure
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import HEURISTICS
 from foreplan.planner.placement.layout import assemble, lay_out, schedule
-from foreplan.planner.recompute.arrays import make_tape
+from foreplan.planner.recompute.arrays import make_gaps
 from foreplan.planner.recompute.kernels import generate, make_scratch
 from foreplan.planner.verify.verifier import verify
 from tests.planner.problems import joined_problem, random_problem, training_net
@@ -34,10 +34,10 @@ def schedules(problem: Problem, seed: int) -> list[list[int]]:
     for heuristic in HEURISTICS.values():
         order = list(heuristic(problem, graph))
         found.append(order)
-        tape = make_tape(problem, order, [1] * len(problem.actions), 1)
-        scratch = make_scratch(tape)
-        state = np.array([rng.choice([0, 0, 1, 2]) for _ in tape.gap_value], np.int64)
-        length, _ = generate(tape, scratch, state)
+        gaps = make_gaps(problem, order, [1] * len(problem.actions), 1)
+        scratch = make_scratch(gaps)
+        state = np.array([rng.choice([0, 0, 1, 2]) for _ in gaps.gap_value], np.int64)
+        length, _ = generate(gaps, scratch, state)
         if length >= 0:
             found.append(scratch.counting.steps[:length].tolist())
     return found

@@ -29,7 +29,7 @@ from foreplan.planner.memory.bounds import order_bound, reserved_bytes
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import HEURISTICS
 from foreplan.planner.placement.layout import schedule
-from foreplan.planner.recompute.arrays import OFFLOAD, make_tape
+from foreplan.planner.recompute.arrays import OFFLOAD, make_gaps
 from foreplan.planner.recompute.kernels import generate, make_scratch, measure_above
 from foreplan.planner.recompute.schedules import late_updates
 from tests.planner.executor import Machine
@@ -225,18 +225,18 @@ def test_any_state_is_a_schedule_whose_bytes_are_those_that_the_planner_reserves
     heuristic = rng.choice(sorted(HEURISTICS))
     order = late_updates(problem, HEURISTICS[heuristic](problem, dependences(problem)))
     cost = [rng.randrange(100) for _ in problem.actions]
-    tape = make_tape(problem, order, cost, 1)
-    scratch = make_scratch(tape)
-    ways = [[0, 1, 2, OFFLOAD, OFFLOAD] if tape.save[v] >= 0 else [0, 0, 1, 2] for v in tape.gap_value]
-    tails = tape.gap_last == len(order)
+    gaps = make_gaps(problem, order, cost, 1)
+    scratch = make_scratch(gaps)
+    ways = [[0, 1, 2, OFFLOAD, OFFLOAD] if gaps.save[v] >= 0 else [0, 0, 1, 2] for v in gaps.gap_value]
+    tails = gaps.gap_last == len(order)
     state = np.array([rng.choice(way[:3] if tail else way) for way, tail in zip(ways, tails)], np.int64)
-    length, extra_cost = generate(tape, scratch, state)
+    length, extra_cost = generate(gaps, scratch, state)
     if length < 0:
         return
     steps = scratch.counting.steps[:length].tolist()
     found = schedule(problem, heuristic, steps)  # which refuses what reads a value that is not there
     reserved = reserved_bytes(problem, steps, found.ranges, found.alias_sets)
-    peak, at, above = measure_above(tape, scratch, length, found.bound - 1)
+    peak, at, above = measure_above(gaps, scratch, length, found.bound - 1)
     assert (peak, at) == (reserved.max(), reserved.argmax()) and above >= 1
     assert extra_cost == sum(cost[i] for i in steps) - sum(cost[i] for i in order)
     assert all(steps.count(out) <= 1 for out, _ in problem.round_trips.values())

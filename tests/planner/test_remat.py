@@ -16,7 +16,7 @@ from foreplan.planner.memory.bounds import reserved_bytes
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import HEURISTICS
 from foreplan.planner.placement.layout import schedule
-from foreplan.planner.recompute.arrays import make_tape
+from foreplan.planner.recompute.arrays import make_gaps
 from foreplan.planner.recompute.kernels import generate, make_scratch, measure_above
 from foreplan.planner.recompute.schedules import late_updates
 from tests.planner.executor import Machine
@@ -56,16 +56,16 @@ def test_any_state_is_a_schedule_whose_bytes_are_those_that_the_planner_reserves
     problem, rng = random_problem(seed, actions), random.Random(seed)
     heuristic = rng.choice(sorted(HEURISTICS))
     order = late_updates(problem, HEURISTICS[heuristic](problem, dependences(problem)))
-    tape = make_tape(problem, order, [1] * len(problem.actions), 1)
-    scratch = make_scratch(tape)
-    state = np.array([rng.choice([0, 0, 1, 2]) for _ in tape.gap_value], np.int64)
-    length, cost = generate(tape, scratch, state)
+    gaps = make_gaps(problem, order, [1] * len(problem.actions), 1)
+    scratch = make_scratch(gaps)
+    state = np.array([rng.choice([0, 0, 1, 2]) for _ in gaps.gap_value], np.int64)
+    length, cost = generate(gaps, scratch, state)
     if length < 0:
         return
     steps = scratch.counting.steps[:length].tolist()
     found = schedule(problem, heuristic, steps)
     reserved = reserved_bytes(problem, steps, found.ranges, found.alias_sets)
-    peak, at, above = measure_above(tape, scratch, length, found.bound - 1)
+    peak, at, above = measure_above(gaps, scratch, length, found.bound - 1)
     assert (peak, at) == (reserved.max(), reserved.argmax()) and above >= 1
     assert cost == length - len(order)
     assert set(order) >= set(steps)

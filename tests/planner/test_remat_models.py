@@ -10,7 +10,7 @@ from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.graph import Graph
 from foreplan.planner import Plan, plan_curve, separate, verify
 from foreplan.planner.placement.layout import assemble, lay_out, schedule
-from foreplan.planner.recompute.arrays import DISCARD, KEEP, make_tape
+from foreplan.planner.recompute.arrays import DISCARD, KEEP, make_gaps
 from foreplan.planner.recompute.kernels import generate, make_scratch
 from foreplan.planner.recompute.schedules import late_updates
 from foreplan.runtime.session import Session
@@ -62,15 +62,15 @@ def dropping(step: fp.Compiled, seed: int) -> Plan:
     """A plan that drops and recomputes at random, far more than any budget would ask for."""
     program, rng = step.program, np.random.default_rng(seed)
     order = late_updates(program, [run.action for run in step.plan.steps])
-    tape = make_tape(program, order, [1] * len(program.actions), 1)
-    scratch = make_scratch(tape)
-    state = np.zeros(len(tape.gap_value), np.int64)
-    state[tape.gap_last == len(order)] = DISCARD
+    gaps = make_gaps(program, order, [1] * len(program.actions), 1)
+    scratch = make_scratch(gaps)
+    state = np.zeros(len(gaps.gap_value), np.int64)
+    state[gaps.gap_last == len(order)] = DISCARD
     for gap in rng.permutation(len(state))[:400]:
         old, state[gap] = state[gap], rng.integers(KEEP, DISCARD + 1)
-        if generate(tape, scratch, state)[0] < 0:  # something it needs has been updated by then
+        if generate(gaps, scratch, state)[0] < 0:  # something it needs has been updated by then
             state[gap] = old
-    length, _ = generate(tape, scratch, state)
+    length, _ = generate(gaps, scratch, state)
     assert length > 1.1 * len(order)
     chosen = schedule(program, "at random", scratch.counting.steps[:length].tolist())
     found = assemble(program, chosen, lay_out(program, chosen), None)

@@ -14,7 +14,7 @@ from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import HEURISTICS
 from foreplan.planner.placement.layout import schedule
 from foreplan.planner.recompute.anneal import Sequences, change, make_sequences, tidy, weigh
-from foreplan.planner.recompute.arrays import Tape, make_tape
+from foreplan.planner.recompute.arrays import Gaps, make_gaps
 from foreplan.planner.recompute.kernels import Scratch, make_scratch
 from foreplan.planner.recompute.runs import free_actions
 from tests.planner.problems import REGIONS, Maker, priced, random_problem
@@ -22,11 +22,11 @@ from tests.planner.problems import REGIONS, Maker, priced, random_problem
 seeds = st.integers(0, 2**32)
 
 
-def start(problem: Problem, order: list[int]) -> tuple[Tape, Scratch, Sequences]:
-    tape = make_tape(problem, order, [a.nanoseconds for a in problem.actions], 1)
+def start(problem: Problem, order: list[int]) -> tuple[Gaps, Scratch, Sequences]:
+    gaps = make_gaps(problem, order, [a.nanoseconds for a in problem.actions], 1)
     sequences = make_sequences(free_actions(problem), len(problem.values), 3 * len(order) + 64)
     sequences.now[: len(order)] = order
-    return tape, make_scratch(tape), sequences
+    return gaps, make_scratch(gaps), sequences
 
 
 @settings(max_examples=100, deadline=None)
@@ -36,18 +36,18 @@ def test_changed_at_random_they_are_schedules_with_the_bytes_of_the_planner(seed
     order = HEURISTICS[rng.choice(sorted(HEURISTICS))](problem, dependences(problem))
     if len(order) < 2:
         return
-    tape, scratch, sequences = start(problem, order)
+    gaps, scratch, sequences = start(problem, order)
     length, random_seed = len(order), np.uint64(seed + 1)
     for _ in range(60):
         sequences.trial[:length] = sequences.now[:length]
-        _, size, random_seed = change(tape, scratch, sequences, length, 0, np.uint64(random_seed))
-        size = tidy(tape, scratch, sequences, size)
+        _, size, random_seed = change(gaps, scratch, sequences, length, 0, np.uint64(random_seed))
+        size = tidy(gaps, scratch, sequences, size)
         if size < 2:
             continue
         length = size
         sequences.now[:length] = sequences.trial[:length]
         found = schedule(problem, "", sequences.trial[:length].tolist())
-        peak, above, cost = weigh(tape, scratch, sequences, length, found.bound - 1)
+        peak, above, cost = weigh(gaps, scratch, sequences, length, found.bound - 1)
         assert peak == found.bound and above >= 1
         assert cost == sum(problem.actions[i].nanoseconds for i in found.order)
         for index in set(order):
@@ -62,10 +62,10 @@ def test_what_reads_nothing_that_is_there_is_refused(seed: int, actions: int) ->
     order = HEURISTICS["program order"](problem, dependences(problem))
     if len(order) < 2:
         return
-    tape, scratch, sequences = start(problem, order)
+    gaps, scratch, sequences = start(problem, order)
     shuffled = rng.sample(order, len(order))
     sequences.trial[: len(order)] = shuffled
-    size = tidy(tape, scratch, sequences, len(order))
+    size = tidy(gaps, scratch, sequences, len(order))
     try:
         schedule(problem, "", shuffled)
     except PlanError:
