@@ -24,8 +24,8 @@ NEVER = np.int64(1) << np.int64(60)  # bytes or cost of what cannot be
 
 
 class Gaps(NamedTuple):
-    """The gaps of one order, as arrays over actions (as the problem numbers them), values, gaps; `_at` arrays have one entry
-    more: slices.
+    """The gaps of one order: arrays over actions (as the problem numbers them), values, gaps; `_at` arrays have one
+    entry more: slices.
 
     Attributes:
         problem: its actions and values.

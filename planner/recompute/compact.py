@@ -1,4 +1,4 @@
-"""The same gaps of a smaller problem: without the many actions and values that are too small to matter to the search."""
+"""The same gaps of a smaller problem: without the many actions and values that are too small to matter."""
 
 from __future__ import annotations
 
