@@ -160,7 +160,7 @@ def main(alone: str = "") -> None:
     """All of it, or the import alone."""
     installed = Path(fp.__file__).resolve().parent
     assert "site-packages" in installed.parts, f"{installed} is not what was installed"
-    assert list((installed / "cuda").glob("*.cu")) and list((installed / "gpu" / "devices").glob("*.toml"))
+    assert list((installed / "cuda").glob("*.cu")) and list((installed / "runtime" / "cuda" / "devices").glob("*.toml"))
     assert list((installed / "views").glob("*.html")) and (installed / "py.typed").is_file()
     targets = ["numpy", *(["cpu"] if any(Path(sys.prefix).rglob("libdnnl.so*")) else [])]
     if alone == "import":
