@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from foreplan.lower.program import Call, Program
 from foreplan.ops.attention.blocks import AttentionOp
 from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.runtime.cuda import table
-from foreplan.runtime.cuda.kernels.cudnn_conv import WORD, _as_cudnn_makes_it, _as_cudnn_reads_it
+from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN, WORD, _as_cudnn_makes_it, _as_cudnn_reads_it
 from foreplan.runtime.cuda.libraries import driver
 from foreplan.runtime.cuda.libraries.cudnn import ADDING
 from foreplan.runtime.cuda.memory import span_of
@@ -86,7 +87,12 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCard]:
     """A card on which kernels of ours are slow: with so little to do, cuDNN's would not be chosen."""
     made = FakeCard()
     monkeypatch.setattr(driver, "card", lambda: made)
-    monkeypatch.setattr(table, "own_nanoseconds", lambda *_: 10**9)
+    slow = {
+        name: replace(family, library=replace(family.library, own_price=lambda *_: 10**9))
+        for name, family in table.FAMILIES.items()
+        if family.library is not None and family.library.name == CUDNN
+    }
+    monkeypatch.setattr(table, "FAMILIES", {**table.FAMILIES, **slow})
     table._ways.cache_clear()
     yield made
     table._ways.cache_clear()
