@@ -70,10 +70,6 @@ def _workspace(name: str, value: Any) -> Any:
     return value
 
 
-def _switch(name: str, value: Any) -> Any:
-    return flag(name, value)
-
-
 def _names(name: str, value: Any) -> Any:
     return tuple(names_in(name, value))
 
@@ -190,7 +186,7 @@ class Options:
             "Copy activations to host memory and back where that takes less time than to recompute them.",
             more="The time is that of the target's bus. Copies count as recomputation does, but with `remat` off a "
             "budget is met by copies alone.",
-            check=_switch,
+            check=flag,
             flag="--offload",
         ),
     )
@@ -200,7 +196,7 @@ class Options:
             "Plan a second slot for inputs, into which a card copies the next batch while a step runs.",
             more="It takes as many bytes as the inputs without a default. `Session.steps` uses it. Other targets run "
             "the same, and no faster for it.",
-            check=_switch,
+            check=flag,
             flag="--prefetch",
         ),
     )
@@ -220,7 +216,7 @@ class Options:
         metadata=_says(
             "Choose kernels by measuring each once on this machine, and keep what was measured.",
             more="It takes seconds the first time. Plans then depend on what was measured.",
-            check=_switch,
+            check=flag,
             flag="--tune",
         ),
     )
