@@ -83,9 +83,9 @@ def ours(model: str, precision: str, plans: str) -> tuple[Callable[[int], None],
     """Runs so many steps; and what else is known of them."""
     import foreplan as fp
     from foreplan.cli.data import made_up
+    from foreplan.lower.outside import outside
     from foreplan.runtime.cuda.libraries.capture import captured
     from foreplan.runtime.cuda.libraries.driver import card
-    from foreplan.runtime.cuda.target import outside
 
     target, _, peak = PRECISIONS[precision]
     if plans:

@@ -224,7 +224,7 @@ class Options:
         default="auto",
         metadata=_says(
             "The most scratch memory of one action where a kernel with less exists: a size, unlimited, or auto, which "
-            "is 64MiB, or more where that is 1.5 times as fast.",
+            "is 64MiB, or more where that is 1.3 times as fast.",
             more="Kernels within it are chosen by time and by what room the peak leaves.",
             check=_workspace,
             flag="--workspace",

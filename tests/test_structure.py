@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import re
 import subprocess
 import sys
@@ -116,6 +118,23 @@ def test_every_part_is_packaged_and_linked() -> None:
     assert {".".join(folder.parts) for folder in folders} <= set(PACKAGES)
     assert all((ROOT / folder / "__init__.py").is_file() for folder in folders)
     assert {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] != "_"} == set(PARTS)
+
+
+SCRIPTS = sorted(path for folder in ("benchmarks", "examples") for path in (ROOT / folder).glob("*.py"))
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_scripts_import_what_there_is(path: Path) -> None:
+    """Also what a function imports when it is called, on a machine that no test has."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "foreplan":
+            module = importlib.import_module(node.module or "")
+            missing = [
+                alias.name
+                for alias in node.names
+                if not hasattr(module, alias.name) and importlib.util.find_spec(f"{node.module}.{alias.name}") is None
+            ]
+            assert not missing, f"{path.name}:{node.lineno}: {node.module} has no {', '.join(missing)}"
 
 
 def test_cuda_folder_holds_no_python() -> None:

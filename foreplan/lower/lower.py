@@ -22,7 +22,7 @@ from foreplan.planner import problem as p
 from foreplan.units import parse_bytes
 
 WORKSPACE = "auto"  # see `lower`
-ENOUGH, FASTER = 64 << 20, 1.5  # bytes of workspace for most kernels; what needs more must be so many times as fast
+ENOUGH, FASTER = 64 << 20, 1.3  # bytes of workspace for most kernels; what needs more must be so many times as fast
 
 
 def lower(
@@ -46,7 +46,7 @@ def lower(
         prefetch: with a second slot for every input without a default (see `with_prefetch`).
         tune: price kernels by measuring each once on this machine, as a target given by name.
         workspace: leave out kernels that need more bytes of it, such as "64MiB", where others need less; "unlimited";
-            or "auto": leave out those that need more than 64 MiB, unless they are 1.5 times as fast as all others.
+            or "auto": leave out those that need more than 64 MiB, unless they are 1.3 times as fast as all others.
         passes: the list of passes, of which those of the stage `target` run.
 
     Raises:

@@ -27,6 +27,7 @@ from foreplan.runtime.cuda.kernels import (
     norm,
     packed_attention,
     pool,
+    prices,
     random,
     reduce,
     resize,
@@ -34,7 +35,7 @@ from foreplan.runtime.cuda.kernels import (
     rows,
 )
 from foreplan.runtime.cuda.kernels.cudnn_attention import attention_kernel, attention_kernels
-from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN, cudnn_kernel, cudnn_kernels, own_nanoseconds
+from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN, cudnn_kernel, cudnn_kernels
 from foreplan.runtime.cuda.launch import LaunchKernel, Make
 from foreplan.runtime.kernel import Family, Layout, Reads, Refused, as_it_lies
 
@@ -52,13 +53,13 @@ class Library:
         kernels: by name, given the op, its windows, the card, and whether TensorFloat-32 is allowed and the same bits
             are asked for each time; none where it has none.
         named: the kernel of a name and payload in a plan, given the op, both, its windows, and the card.
-        own_price: what a kernel of ours takes beside its own: they have no tensor cores.
+        own_price: what a kernel of ours takes for such an op: they have no tensor cores.
     """
 
     name: str
     kernels: Callable[[Op, Windows, Windows, Device, bool, bool], Kernels]
     named: Callable[[Op, str, bytes, Windows, Windows, Device], LaunchKernel | None]
-    own_price: Price = own_nanoseconds
+    own_price: Price
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,11 @@ def _own(make: Make, layout: Layout = in_c_order, reads: Reads = as_it_lies, **m
 
 
 def _cudnn(
-    several: Callable[..., Kernels], one: Callable[[Op, bytes, Windows, Windows], LaunchKernel], *, rounds: bool = False
+    several: Callable[..., Kernels],
+    one: Callable[[Op, bytes, Windows, Windows], LaunchKernel],
+    own_price: Price,
+    *,
+    rounds: bool = False,
 ) -> Library:
     """Plans of cuDNN's, of which a plan of ours has all that there is.
 
@@ -96,10 +101,10 @@ def _cudnn(
     ) -> LaunchKernel | None:
         return one(op, payload, inputs, outputs)
 
-    return Library(CUDNN, kernels, named)
+    return Library(CUDNN, kernels, named, own_price)
 
 
-def _cublaslt(several: Callable[..., Kernels], own_price: Price = own_nanoseconds) -> Library:
+def _cublaslt(several: Callable[..., Kernels], own_price: Price) -> Library:
     """Calls of cuBLASLt, which follow from the op and the name."""
 
     def kernels(op: Op, inputs: Windows, outputs: Windows, device: Device, tf32: bool, deterministic: bool) -> Kernels:
@@ -114,11 +119,12 @@ def _cublaslt(several: Callable[..., Kernels], own_price: Price = own_nanosecond
     return Library(lt.CUBLASLT, kernels, named, own_price)
 
 
-CONVOLUTIONS = _cudnn(cudnn_kernels, cudnn_kernel, rounds=True)
-ATTENTION = _cudnn(attention_kernels, attention_kernel)
-PACKED = _cudnn(packed_attention.packed_kernels, packed_attention.packed_kernel)
+CONVOLUTIONS = _cudnn(cudnn_kernels, cudnn_kernel, prices.convolution, rounds=True)
+ATTENTION = _cudnn(attention_kernels, attention_kernel, prices.attention)
+ATTENTION_GRADIENT = _cudnn(attention_kernels, attention_kernel, prices.attention_gradient)
+PACKED = _cudnn(packed_attention.packed_kernels, packed_attention.packed_kernel, prices.attention_gradient)
 PRODUCTS = _cublaslt(lt.lt_kernels, lt.own_nanoseconds)
-PRODUCTS_AND_LOSS = _cublaslt(linear_cross_entropy.lt_kernels)
+PRODUCTS_AND_LOSS = _cublaslt(linear_cross_entropy.lt_kernels, lt.own_nanoseconds)
 FAMILIES: Mapping[str, CudaFamily] = {
     "map": _own(map.elementwise, like_whole_input),
     "masked_map": _own(map.masked, like_whole_input),
@@ -153,7 +159,7 @@ FAMILIES: Mapping[str, CudaFamily] = {
     "rms_norm": _own(row_norm.normal, reads=row_norm.reads),
     "rms_norm_grad": _own(row_norm.gradient, reads=row_norm.reads),
     "attention": _own(attention.attention, reads=attention.reads, library=ATTENTION),
-    "attention_grad": _own(attention.gradient, reads=attention.reads, library=ATTENTION),
+    "attention_grad": _own(attention.gradient, reads=attention.reads, library=ATTENTION_GRADIENT),
     "packed_attention_grad": _own(packed_attention.gradient, reads=packed_attention.reads, library=PACKED),
     "linear_cross_entropy": _own(
         linear_cross_entropy.linear_cross_entropy, reads=linear_cross_entropy.reads, library=PRODUCTS_AND_LOSS
@@ -191,8 +197,7 @@ def _ways(
     library = family.library if family else None
     theirs = library.kernels(op, inputs, outputs, device, tf32, deterministic) if library else {}
     if own is not None and library:
-        price = library.own_price if theirs else own_nanoseconds
-        own = replace(own, nanoseconds=price(op, inputs, outputs, device))
+        own = replace(own, nanoseconds=library.own_price(op, inputs, outputs, device))
     return {**theirs, **({} if own is None else {OWN: own})}
 
 

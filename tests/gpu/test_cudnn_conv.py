@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import csv
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,8 @@ def convolutions(step: fp.Compiled) -> list[tuple[str, int]]:
 def test_convolutions_run_by_cudnn_within_the_cap() -> None:
     free, capped, least = (convolutions(compiled(workspace=size)) for size in ("unlimited", "8MiB", 0))
     assert len(free) == 5 and all(name.startswith("cudnn ") for name, _ in free)
-    for found, theirs in ((capped, 4), (least, 5)):  # ours are taken where cuDNN has nothing but engine 0
-        assert sum(name.startswith("cudnn ") for name, _ in found) == theirs and len(found) == 6
+    for found, theirs, count in ((capped, 3, 5), (least, 5, 6)):  # ours where cuDNN has nothing but engine 0
+        assert sum(name.startswith("cudnn ") for name, _ in found) == theirs and len(found) == count
         assert all(name.startswith("cudnn ") or name == table.OWN for name, _ in found)
     assert max(nbytes for _, nbytes in capped) <= 8 << 20 < max(nbytes for _, nbytes in free)
     assert max(nbytes for _, nbytes in least) == 0
@@ -83,22 +84,40 @@ def of_the_stem(batch: int, channels: int, dtype: str) -> list[tuple[Op, list[Wi
 
 
 @with_cudnn
-@pytest.mark.parametrize(("dtype", "tf32"), [("bfloat16", False), ("float16", False), ("float32", True)])
-def test_a_plan_is_priced_by_what_its_engine_computes_with(dtype: str, tf32: bool) -> None:
-    """Few channels have engines without tensor cores, in no scratch memory, which cuDNN lists beside others."""
-    device = CudaTarget("h100").device
-    for op, inputs, y in of_the_stem(64, 3, dtype):
-        plans = convolution_plans(op, inputs, [y], device, tf32=tf32)
-        kernels = cudnn_conv.cudnn_kernels(op, inputs, [y], device, tf32=tf32, deterministic=True)
-        flops = op.cost([x.type for x in inputs], [y.type]).flops
-        for plan in plans:
-            nanoseconds = kernels[f"cudnn {plan.name}"].nanoseconds
-            assert nanoseconds is not None
-            least = flops / device.peak("float32") / cudnn_conv.REACHED * 1e9 - 1
-            assert (nanoseconds >= least) == (not plan.tensor_cores)
-        assert any(plan.tensor_cores for plan in plans)
-        if dtype == "float32":
-            assert not any(plan.tensor_cores for plan in convolution_plans(op, inputs, [y], device))
+def test_plans_are_priced_as_they_were_measured() -> None:
+    """Of 3,400 plans that ran on an H100 with cuDNN 9.19, three of each op, type and engine, as far as they are there:
+    within a factor of 3 for 19 of 20, and neither too high nor too low as a whole.
+    """
+    device, ratios = CudaTarget("h100").device, []
+    with open(Path(__file__).with_name("convolutions_on_h100.csv"), newline="") as file:
+        for row in csv.DictReader(file):
+            op, inputs, y = measured(row)
+            kernels = cudnn_conv.cudnn_kernels(op, inputs, [y], device, tf32=row["tf32"] == "1", deterministic=True)
+            if (kernel := kernels.get(f"cudnn {row['plan']}")) is not None:
+                assert kernel.nanoseconds is not None
+                ratios.append(kernel.nanoseconds / 1e6 / float(row["milliseconds"]))
+    if len(ratios) < 50:
+        pytest.skip(f"this cuDNN has other plans: {len(ratios)} of those that were measured")
+    logs = np.log(ratios)
+    assert np.mean(np.abs(logs) < np.log(3)) >= 0.95 and abs(np.median(logs)) < np.log(1.25)
+
+
+def measured(row: Mapping[str, str]) -> tuple[Op, list[Window], Window]:
+    """The convolution that a row is of: op, inputs and output as they lay."""
+
+    def numbers(key: str) -> tuple[int, ...]:
+        return tuple(map(int, row[key].split("x")))
+
+    pads, lay = numbers("pads"), {"dense": Window.dense, "last": channels_last}
+    tensors = [
+        lay[order](TensorType(DTYPES[row["dtype"]], numbers(key)))
+        for order, key in zip(row["how they lie"].split(), ("first", "second", "result"))
+    ]
+    geometry = (numbers("strides"), ((pads[0], pads[1]), (pads[2], pads[3])), (1, 1))
+    result = numbers("result")[2:]
+    more = {"conv": {}, "conv_data_grad": {"spatial": result}, "conv_weight_grad": {"kernel": result}}[row["op"]]
+    kind = {"conv": Conv, "conv_data_grad": ConvDataGrad, "conv_weight_grad": ConvWeightGrad}[row["op"]]
+    return kind(*geometry, **more), tensors[:2], tensors[2]
 
 
 @with_cudnn

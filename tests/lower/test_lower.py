@@ -427,10 +427,10 @@ def test_an_op_that_the_target_cannot_run_is_named() -> None:
     ],
 )
 def test_much_workspace_is_taken_where_it_is_much_faster(workspace: str, kept: list[str]) -> None:
-    """Of 64 MiB or less, the fastest takes 90 ns; what needs more has to take less than 60."""
+    """Of 64 MiB or less, the fastest takes 90 ns; what needs more has to take less than 69.3."""
     mib = 1 << 20
-    kinds = (("none", 0, 100), ("small", 64 * mib, 90), ("slower", 65 * mib, 95), ("little faster", 66 * mib, 61))
-    kinds += (("large", 200 * mib, 59), ("huge", 3000 * mib, 10))
+    kinds = (("none", 0, 100), ("small", 64 * mib, 90), ("slower", 65 * mib, 95), ("little faster", 66 * mib, 70))
+    kinds += (("large", 200 * mib, 69), ("huge", 3000 * mib, 10))
 
     class Several(NumpyTarget):
         def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:

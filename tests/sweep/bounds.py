@@ -29,7 +29,7 @@ Array = np.ndarray
 Terms = Callable[[Any, Sequence[TensorType]], int]
 Oracle = Callable[..., list[Array]]
 
-LEAST = 1.2e-38  # below it, numbers are zero in the cpu engine's compiled kernels
+LEAST = 1.2e-38  # below it, numbers are zero in the cpu engine's compiled kernels and in narrow results of cuDNN's
 WINOGRAD = 3e-5  # of the largest result of a convolution of 3 x 3 taps by Winograd's algorithm
 SPLIT_MOST = 1e38  # above it, what tile registers multiply may be infinite
 HALF_STEPS = 2.0**-8  # what the cpu engine rounds probabilities and score gradients by where tensors are bfloat16
@@ -70,6 +70,8 @@ DIFFERENCES = (
         "cuda", "losses by cuBLASLt, narrow", "logits and their gradient round to the tensors' type", "one unit"
     ),
     Difference("cuda", "sums by cuDNN, narrow", "the sum is rounded before it is widened or added", "one unit of it"),
+    Difference("cuda", "sums by cuDNN, narrow", "results below the least normal are zero", f"{LEAST:g}"),
+    Difference("cuda", "products by cuBLASLt, narrow, added to", "the product is rounded first", "one unit of it"),
     Difference("cpu", "attention, losses, bfloat16", "probabilities round before products", f"{HALF_STEPS:g} of them"),
 )
 
@@ -92,12 +94,14 @@ class Sums:
     Attributes:
         narrow: every addition may be rounded to the tensors' own narrow type.
         rounded: a sum is rounded to the inputs' narrow type before it is widened, or anything is added to it.
+        flushed: results below the least normal are zero.
         reach: of what is made on the way to each result, logarithms to the base 2 of the smallest and the largest size.
     """
 
     terms: Terms
     narrow: bool = False
     rounded: bool = False
+    flushed: bool = False
     reach: Callable[[Any, Sequence[Array]], tuple[Any, Any]] = lambda op, wide: (0.0, 0.0)
 
 
@@ -254,6 +258,8 @@ def _sum_bounds(
                 between = min((x.dtype for x in types[:2]), key=_most)
                 each.allowed, most = each.allowed + unit(between) * size, min(most, _most(between))
             each.allowed = each.allowed + 1.1 * (terms + 4) * u * size + terms * _least(each.type.dtype.wide)
+            if rule.flushed and any(x.dtype.is_narrow for x in types[:2]):
+                each.allowed = each.allowed + LEAST
             if engine == "cpu":
                 each.allowed = each.allowed + terms * LEAST * _scale(wide)
                 if op.accumulates and each.type.dtype.is_narrow:

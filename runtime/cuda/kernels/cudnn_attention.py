@@ -11,8 +11,9 @@ from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.ops import LOWEST, Attention
 from foreplan.ops.expr import parse_expr
 from foreplan.runtime.cuda.device import Device
-from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN, RANK, WORD, roofline
+from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN, RANK, WORD
 from foreplan.runtime.cuda.kernels.map import Tensor, broadcast, map_launches
+from foreplan.runtime.cuda.kernels.prices import roofline
 from foreplan.runtime.cuda.launch import Address, Execute, Launch, LaunchKernel, Scratch, input_at, output_at
 from foreplan.runtime.cuda.libraries.cudnn import ADDRESS_ALIGNMENT
 from foreplan.runtime.cuda.libraries.cudnn_sdpa import attention_plans, expanded_mask, unmasked

@@ -13,32 +13,38 @@ from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvOp, ConvWeightGrad
 from foreplan.ops.expr import parse_expr
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.map import broadcast, copies, map_launches
+from foreplan.runtime.cuda.kernels.prices import roofline
 from foreplan.runtime.cuda.launch import (
     Execute,
     Instruction,
     LaunchKernel,
     Scratch,
     added_in_place,
+    ceil_div,
     input_at,
     output_at,
 )
-from foreplan.runtime.cuda.libraries.cudnn import ADDING, ADDRESS_ALIGNMENT, UIDS, CudnnPlan, busy, missing
+from foreplan.runtime.cuda.libraries.cudnn import ADDING, ADDRESS_ALIGNMENT, UIDS, CudnnPlan, busy, in_clusters, missing
 from foreplan.runtime.cuda.libraries.cudnn_conv_plans import convolution_plans
 from foreplan.runtime.kernel import Refused
 from foreplan.units import align_up
 
 # cuDNN ranks its engines by predicted time and does not say it: what a place further down is taken to cost.
-RANK = 0.1
+RANK = 0.03
 CUDNN = "cudnn"  # how its kernels' names begin
 WORD = 8  # bytes of a payload that say how much workspace it takes; the plan follows
-# Of a card's peak, or of reading and writing if that takes longer. Medians of 3,400 plans for convolutions of
-# ResNet-50, MobileNetV2 and a chain of nine, on an H100 (cuDNN 9.19): engines on tensor cores, others, and engine 0,
-# which there is for every shape and which takes one element of the result at a time; and kernels of ours.
-REACHED, WITHOUT_TENSOR_CORES = 0.4, 0.3
-PLAIN = "eng0"
-REACHED_PLAIN, REACHED_PLAIN_OF_WEIGHTS = 0.007, 0.002
-OWN, OWN_OF_WEIGHTS = 0.03, 0.01
-TOGETHER = 16  # bytes of channels that tensor cores take together: fewer are filled up
+# What follows was seen on an H100 (cuDNN 9.19): 3,400 plans for convolutions of ResNet-50 and a chain of nine in
+# bfloat16 and TensorFloat-32, and 230 in float32, U-Net's too. Predicted time by measured is 0.57 to 2.06 for eight of
+# ten; what is chosen by it takes 6 % longer than the best.
+# Of a card's peak, or of reading and writing if that takes longer: Hopper's engines, other engines on tensor cores,
+# and those without; among these, ones that are slow in float32, and engine 0, which there is for every shape and which
+# takes one element of the result at a time.
+HOPPERS, REACHED, WITHOUT_TENSOR_CORES, SLOW = 0.35, 0.15, 0.3, 0.15
+PLAIN, PLAIN_OF_WEIGHTS = 0.007, 0.002
+# Channels, out and in, that such engines compute together: fewer are filled up to as many.
+TOGETHER_ON_HOPPER, TOGETHER, IN_FLOAT32, IN_NARROW = (64, 64), (64, 16), (32, 8), (32, 1)
+# Without tensor cores, engine 67 has each multiprocessor make all sums of so many gradients of weights.
+GRADIENTS_AT_ONCE = 2048
 
 
 def cudnn_kernels(
@@ -75,18 +81,33 @@ def _nanoseconds(op: ConvOp, plan: CudnnPlan, inputs: Windows, outputs: Windows,
     """What a plan takes: on tensor cores, if its engine has the note, else by float32 arithmetic; and besides, its
     workspace is written and read once, such as a copy of images with few channels that has eight.
     """
+    dtype, (y,) = inputs[0].type.dtype, outputs
+    weights = (y if isinstance(op, ConvWeightGrad) else inputs[1]).shape
+    if plan.tensor_cores:
+        precision = "tensorfloat32" if dtype.name == "float32" else dtype.name
+        hoppers = in_clusters(plan.blob)
+        reached, together = (HOPPERS, TOGETHER_ON_HOPPER) if hoppers else (REACHED, TOGETHER)
+    else:
+        precision = "float32"
+        reached, together = _without_tensor_cores(op, plan.name.partition("_")[0], y, device)
+    share = prod(n / align_up(n, many) for n, many in zip((weights[0] // op.groups, weights[1]), together))
+    share *= busy(plan.blob, y.type.size, device)
     moved = 2 * plan.workspace / device.bytes_per_second * 1e9
-    if not plan.tensor_cores:
-        of_weights = isinstance(op, ConvWeightGrad)
-        plain = REACHED_PLAIN_OF_WEIGHTS if of_weights else REACHED_PLAIN
-        reached = plain if plan.name == PLAIN else WITHOUT_TENSOR_CORES
-        return roofline(op, inputs, outputs, device, "float32", reached) + moved
-    dtype = inputs[0].type.dtype
-    precision = "tensorfloat32" if dtype.name == "float32" else dtype.name
-    w, together = (outputs[0] if isinstance(op, ConvWeightGrad) else inputs[1]).shape, TOGETHER // dtype.itemsize
-    share = prod(n / align_up(n, together) for n in (w[0] // op.groups, w[1]))
-    share *= busy(plan.blob, outputs[0].type.size, device)
-    return roofline(op, inputs, outputs, device, precision, REACHED * share) + moved
+    return roofline(op, inputs, outputs, device, precision, reached * share) + moved
+
+
+def _without_tensor_cores(op: ConvOp, engine: str, y: Window, device: Device) -> tuple[float, tuple[int, int]]:
+    """What an engine reaches of the peak of float32, and how many channels it computes together."""
+    of_weights = isinstance(op, ConvWeightGrad)
+    if engine == "eng0":
+        return PLAIN_OF_WEIGHTS if of_weights else PLAIN, (1, 1)
+    if y.type.dtype.is_narrow:
+        return WITHOUT_TENSOR_CORES, IN_NARROW
+    if engine == "eng67" and of_weights:
+        at_work = min(1.0, ceil_div(y.type.size, GRADIENTS_AT_ONCE) / device.multiprocessors)
+        return WITHOUT_TENSOR_CORES * at_work, IN_FLOAT32
+    slow = engine == "eng28" or (engine == "eng1" and of_weights)
+    return SLOW if slow else WITHOUT_TENSOR_CORES, IN_FLOAT32
 
 
 def cudnn_kernel(op: Op, payload: bytes, inputs: Windows, outputs: Windows) -> LaunchKernel:
@@ -151,19 +172,3 @@ def _kernel(op: Op, payload: bytes, inputs: Windows, outputs: Windows) -> Launch
         run = (*run, *map_launches([parse_expr(text)], y.shape, terms, [broadcast(output_at(0), y, y.shape)]))
     overwrites = added_in_place(inputs, y)
     return LaunchKernel(run, scratch.nbytes, overwrites, payload=payload, alignment=ADDRESS_ALIGNMENT)
-
-
-def own_nanoseconds(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:
-    """What a kernel of ours takes for an op that cuDNN has plans of: it uses no tensor cores."""
-    return round(
-        roofline(op, inputs, outputs, device, "float32", OWN_OF_WEIGHTS if isinstance(op, ConvWeightGrad) else OWN)
-    )
-
-
-def roofline(
-    op: Op, inputs: Windows, outputs: Windows, device: Device, precision: str, reached: float, nbytes: int = 0
-) -> float:
-    """Nanoseconds at so much of the card's peak, with so many bytes read and written besides the op's own."""
-    cost = op.cost([x.type for x in inputs], [y.type for y in outputs])
-    moved = (cost.nbytes + nbytes) / device.bytes_per_second
-    return max(cost.flops / (device.peak(precision) * reached), moved) * 1e9

@@ -16,6 +16,7 @@ from foreplan.ops.matmul_map import MatMulMap
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.biased import bias_of, map_behind, overwrites, product_of, terms_of
 from foreplan.runtime.cuda.kernels.multiply import multiplications, product_at
+from foreplan.runtime.cuda.kernels.prices import roofline
 from foreplan.runtime.cuda.launch import (
     ALIGNMENT,
     Instruction,
@@ -119,11 +120,14 @@ def planned(call: Multiply, device: Device) -> tuple[int, float]:
 
 
 def own_nanoseconds(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:
-    """What a kernel of ours, which uses no tensor cores, takes for a product that cuBLASLt has words for."""
-    if isinstance(op, MatMulMap):
-        calls = product_at(op, inputs, product_of(op, inputs), workspace_at(), device, False)
-    else:
-        calls = multiplications(op, inputs, outputs, device, False)
+    """What a kernel of ours, which uses no tensor cores, takes for a product."""
+    try:
+        if isinstance(op, MatMulMap):
+            calls = product_at(op, inputs, product_of(op, inputs), workspace_at(), device, False)
+        else:
+            calls = multiplications(op, inputs, outputs, device, False)
+    except Refused:  # which cuBLASLt has no words for
+        return round(roofline(op, inputs, outputs, device, "float32", OWN))
     rate, parts = device.peak("float32") * OWN, _parts(calls[0], device)
     return round(sum(_nanoseconds(each, rate, parts, device) for each in calls))
 

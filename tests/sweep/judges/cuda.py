@@ -58,8 +58,12 @@ def judge(case: Case, chosen: Iterable[Lying]) -> int:
         rule = entry.rule
         if name != OWN and isinstance(rule, Smooth):
             rule = replace(rule, narrow=True)
-        if name.startswith(CUDNN) and isinstance(rule, Sums):
-            rule = replace(rule, rounded=True)
+        if isinstance(rule, Sums):
+            by_cudnn, added_to = (
+                name.startswith(CUDNN),
+                name.startswith(lt.CUBLASLT) and len(arrays) > case.op.accumulates > 0,
+            )
+            rule = replace(rule, rounded=by_cudnn or added_to, flushed=by_cudnn)
         if rule not in wanted:
             wanted[rule] = expectation(case.op, entry.oracle, rule, arrays, "cuda")
             _put_bits_in_order(case, wanted[rule])
