@@ -7,8 +7,11 @@ from `usual` on, those that are marked `thorough` in `all` alone.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Iterable
 from enum import IntEnum
 from typing import TypeVar
+
+import pytest
 
 Amount = TypeVar("Amount")
 
@@ -27,3 +30,20 @@ PROFILE = Profile[os.environ.get("FOREPLAN_TESTS", "usual").upper()]
 def pick(fast: Amount, usual: Amount, everything: Amount) -> Amount:
     """What the profile asks for, such as a number of drawn cases."""
     return (fast, usual, everything)[PROFILE]
+
+
+def cases(
+    models: Iterable[str], slow: Collection[str] = (), thorough: Collection[str] = ()
+) -> list[pytest.ParameterSet]:
+    """Parameters that are models by name, with the name before the colon as the test's.
+
+    Args:
+        slow: of which models tests run from `usual` on.
+        thorough: of which they run in `all` alone.
+    """
+    found = []
+    for model in models:
+        name = model.partition(":")[0]
+        marks = [pytest.mark.thorough] * (name in thorough) + [pytest.mark.slow] * (name in slow)
+        found.append(pytest.param(model, id=name, marks=marks))
+    return found

@@ -125,10 +125,10 @@ RESNET = "resnet18:batch=2,size=64,classes=7"
         ("mlp:width=200,batch=64", 1, "training", LISTS),
         (GPT, 1, "training", BLOCK),
         (RESNET, 1, "training", BLOCK),
-        pytest.param(RESNET, 2, "training", 2 * BLOCK, marks=pytest.mark.slow),
-        pytest.param(RESNET, 1, "inference", BLOCK, marks=pytest.mark.slow),
+        pytest.param(RESNET, 2, "training", 2 * BLOCK, marks=pytest.mark.thorough),
+        pytest.param(RESNET, 1, "inference", BLOCK, marks=pytest.mark.thorough),
         pytest.param(GPT, 1, "inference", BLOCK, marks=pytest.mark.slow),
-        pytest.param("mobilenet_v2:batch=2,size=64,classes=5", 1, "training", LISTS, marks=pytest.mark.slow),
+        pytest.param("mobilenet_v2:batch=2,size=64,classes=5", 1, "training", LISTS, marks=pytest.mark.thorough),
         pytest.param("mobilenet_v2:batch=2,size=64,classes=5", 1, "inference", LISTS, marks=pytest.mark.slow),
     ],
 )

@@ -87,7 +87,20 @@ def label(case: tuple[str, bool, int]) -> str:
     return f"{name.partition(':')[0]}-{'training' if training else 'inference'}-{threads}"
 
 
-@pytest.mark.parametrize(("name", "training", "threads"), [pytest.param(*case, id=label(case)) for case in CASES])
+def params() -> list[pytest.ParameterSet]:
+    """The cases; training of the largest, and of several threads but for one, in the largest profile alone."""
+    large = ("vgg16", "mobilenet_v2", "resnet18", "unet")
+    return [
+        pytest.param(*case, id=label(case), marks=[pytest.mark.thorough] * _is_large(case, large)) for case in CASES
+    ]
+
+
+def _is_large(case: tuple[str, bool, int], large: tuple[str, ...]) -> bool:
+    name, training, threads = case
+    return training and name.startswith(large[:2] if threads == 1 else large)
+
+
+@pytest.mark.parametrize(("name", "training", "threads"), params())
 def test_a_step_gives_what_numpy_gives(name: str, training: bool, threads: int) -> None:
     steps = [compiled(name, target, training) for target in ("numpy", f"cpu:threads={threads}")]
     data = data_for(steps[0])

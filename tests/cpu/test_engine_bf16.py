@@ -12,13 +12,11 @@ from foreplan.lower.fallbacks import fallbacks
 from foreplan.planner import separate
 from foreplan.runtime.session import Session
 from tests.cpu.check import needs_onednn
-from tests.cpu.test_engine import CASES, MODELS, data_for, farthest, label
+from tests.cpu.test_engine import MODELS, data_for, farthest, params
+from tests.profile import cases
 
 pytestmark = needs_onednn()
-HEAVY = ("vgg16", "mobilenet_v2", "unet")
-STEPS = [
-    pytest.param(name, marks=[pytest.mark.slow] * name.startswith(HEAVY), id=name.partition(":")[0]) for name in MODELS
-]
+STEPS = cases(MODELS, slow=("resnet18",), thorough=("vgg16", "mobilenet_v2", "unet", "bert_base"))
 
 
 def compiled(name: str, target: str, training: bool, precision: str = "bf16") -> fp.Compiled:
@@ -29,7 +27,7 @@ def compiled(name: str, target: str, training: bool, precision: str = "bf16") ->
     return fp.compile(graph, optimizer=fp.optim.Nesterov(0.01), target=target, precision=precision)
 
 
-@pytest.mark.parametrize(("name", "training", "threads"), [pytest.param(*case, id=label(case)) for case in CASES])
+@pytest.mark.parametrize(("name", "training", "threads"), params())
 def test_nothing_falls_back_and_bits_do_not_depend_on_the_plan(name: str, training: bool, threads: int) -> None:
     step = compiled(name, f"cpu:threads={threads}", training)
     assert not fallbacks(step.program)

@@ -16,13 +16,14 @@ from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.cpu.onednn.primitives import REFERENCE, After, Geometry
 from foreplan.runtime.kernel import Refused
 from tests.cpu.check import needs_onednn
+from tests.profile import cases
 
 pytestmark = needs_onednn()
 ROOT = Path(__file__).resolve().parents[2]
 SETS = {"SSE41": "SSE4.1", "AVX2": "AVX2", "AVX512_CORE": "AVX-512", "DEFAULT": ""}  # and what the library then says
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", cases(SETS, slow=("SSE41",), thorough=("AVX2", "AVX512_CORE", "DEFAULT")))
 def test_a_small_net_of_each_family(name: str) -> None:
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": name, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.cpu.families"]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 import foreplan as fp
 from examples.digits_model import write_digits_model
@@ -23,6 +22,8 @@ BATCH = 32
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits
+
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     return (images[order] / 16).astype(np.float32).reshape(-1, 1, 8, 8), labels[order].astype(np.int64)
@@ -53,6 +54,7 @@ def test_digits_are_learned(tmp_path: Path, digits: tuple[np.ndarray, np.ndarray
     assert (logits.argmax(axis=1) == labels[1408:]).mean() > 0.95
 
 
+@pytest.mark.thorough
 def test_a_step_of_resnet50() -> None:
     graph = fp.models.build("resnet50:batch=2")
     ours, theirs = (

@@ -8,6 +8,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.planner import Problem
+from tests.profile import pick
 from tests.runtime.micro_batches import perceptron
 
 BATCH = "a smaller batch or shorter sequences"
@@ -15,6 +16,7 @@ PARTS = "a smaller batch (accumulate=k takes k of them a step) or shorter sequen
 STATE = "an optimizer with less state"
 REMAT = "recomputing activations (remat='auto')"
 OFFLOAD = "copying activations to host memory (offload=True)"
+OTHERS = (("numpy", "auto"), ("cpu:threads=1", "off"), ("cpu:threads=1", "auto"), ("cuda:h100", "auto"))
 LOSS, SGD, ADAM = {"loss": fp.losses.cross_entropy}, fp.optim.SGD(0.1), fp.optim.Adam()
 
 
@@ -33,8 +35,9 @@ LOSS, SGD, ADAM = {"loss": fp.losses.cross_entropy}, fp.optim.SGD(0.1), fp.optim
         ({**LOSS, "optimizer": ADAM, "precision": "fp16"}, [PARTS, STATE, OFFLOAD]),
     ],
 )
-@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1", "cuda:h100"])
-@pytest.mark.parametrize("remat", ["off", "auto"])
+@pytest.mark.parametrize(
+    ("target", "remat"), [("numpy", "off"), ("cuda:h100", "off"), *pick((), (("cpu:threads=1", "auto"),), OTHERS)]
+)
 def test_advice_fits_the_mode(options: dict[str, Any], wanted: list[str], target: str, remat: str) -> None:
     with pytest.raises(fp.DoesNotFitError) as found:
         fp.compile(perceptron(8), **options, target=target, budget=64, remat=remat)

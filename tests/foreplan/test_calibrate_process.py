@@ -94,7 +94,9 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.slow
 @needs_onednn()
-@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1", "cpu:threads=2"])
+@pytest.mark.parametrize(
+    "target", ["numpy", "cpu:threads=1", pytest.param("cpu:threads=2", marks=pytest.mark.thorough)]
+)
 @pytest.mark.parametrize("model", [MODELS[0], *(pytest.param(each, marks=pytest.mark.thorough) for each in MODELS[1:])])
 def test_processes_hold_what_was_said(model: str, target: str, calibrated: Path, tmp_path: Path) -> None:
     plan = str(tmp_path / "step.plan")

@@ -77,7 +77,7 @@ def test_needs_that_do_not_grow_steadily_give_an_edge() -> None:
 
 
 def test_the_curve_falls_in_bytes_and_rises_in_cost() -> None:
-    graph = fp.models.build(pick("conv_chain:size=64", "conv_chain:size=64", "resnet18:batch=32,size=64,classes=5"))
+    graph = fp.models.build(pick(MODEL, MODEL, "resnet18:batch=32,size=64,classes=5"))
     step = fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=fp.optim.SGD(0.1), remat="off")
     points = pareto(step.program)
     assert points[0].arena_bytes == step.plan.arena_bytes
@@ -137,6 +137,7 @@ def test_points_with_copies_tell_the_host_memory(monkeypatch: pytest.MonkeyPatch
     assert [" ".join(line.split()[2:4]) for line in lines] == [format_bytes(nbytes) for nbytes in hosts]
 
 
+@pytest.mark.thorough
 def test_what_fits_with_copies_tells_the_host_memory() -> None:
     text = foreplan("fit", WIDE, "--offload", "--memory", "3MiB", "--batch", 600).stdout
     same = answer("estimate", WIDE, "--offload", "--budget", "3MiB", "--batch", text.split()[1].rstrip(":"))
@@ -155,7 +156,6 @@ def test_fit_command() -> None:
     assert recomputing["batch"] >= found["batch"] and recomputing["arena_bytes"] <= memory
     for batch, code in ((recomputing["batch"], 0), (recomputing["batch"] + 1, 3)):
         answer("estimate", small, "--batch", batch, "--budget", memory, code=code)
-    assert f"batch {recomputing['batch']}: " in foreplan("fit", small, "--memory", memory).stdout
     assert answer("fit", small, "--memory", "1KiB", code=3)["error"] == "does not fit"
     for bad in ("-1", "much", "5%%"):
         foreplan("fit", small, "--memory", "1GiB", "--max-extra-flops", bad, code=2)

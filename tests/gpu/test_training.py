@@ -16,6 +16,7 @@ from foreplan.runtime.session import Session
 from tests.cpu.test_engine import data_for, farthest, shake
 from tests.gpu.card import FakeCard, OwnTarget
 from tests.gpu.compiled import needs_gcc
+from tests.profile import cases
 
 pytestmark = needs_gcc
 MODELS = ["mlp:batch=4,width=40,layers=2", "conv_chain:size=8"]
@@ -64,7 +65,7 @@ def losses(sessions: list[Session], data: dict[str, np.ndarray]) -> float:
     return first
 
 
-@pytest.mark.parametrize("name", MODELS, ids=[name.partition(":")[0] for name in MODELS])
+@pytest.mark.parametrize("name", cases(MODELS, thorough=("conv_chain",)))
 def test_three_steps_give_what_numpy_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses within 1e-4 of NumPy's, and of what is stored, within 1e-3 of how far the steps moved it."""
     reference, step = compiled(name, "numpy"), compiled(name, OwnTarget("h100"))
@@ -118,13 +119,7 @@ def test_steps_that_multiply_by_cublaslt(target: str, scratch: bool, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, id=name.partition(":")[0], marks=[pytest.mark.thorough] * name.startswith("mobilenet"))
-        for name in DEEP
-    ],
-)
+@pytest.mark.parametrize("name", cases(DEEP, thorough=("mobilenet_v2", "resnet18", "bert_base")))
 def test_a_step_of_a_deep_network_gives_what_numpy_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss within 1e-4; and what is stored, beside how far the step moved it, within twice what it is away if every
     parameter is moved by a unit in its last place, and 1e-4.
@@ -141,7 +136,7 @@ def test_a_step_of_a_deep_network_gives_what_numpy_gives(name: str, monkeypatch:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NARROW, ids=[name.partition(":")[0] for name in NARROW])
+@pytest.mark.parametrize("name", cases(NARROW, thorough=("vit_b16", "bert_base")))
 def test_a_step_in_bfloat16_gives_what_numpy_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss within 1e-4, and what is stored within 1e-2 of how far the step moved it: what is rounded the other way
     is a unit in the last place of bfloat16 away, 2**-8.

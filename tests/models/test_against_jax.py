@@ -12,6 +12,7 @@ from foreplan.graph import Graph, parse_graph
 from foreplan.planner import separate
 from foreplan.runtime.session import Session
 from tests.oracle.jax_graph import loss_and_gradients
+from tests.profile import cases
 
 SMALL = [
     "conv_chain:batch=2,size=12",
@@ -25,8 +26,9 @@ SMALL = [
     "bert_base:batch=2,seq=10,layers=1",
     "vit_b16:batch=2,size=32,layers=1,classes=5",
 ]
-SLOW = {"vgg16", "gpt2_small", "bert_base", "unet", "resnet50", "mobilenet_v2", "vit_b16"}
-CASES = [pytest.param(n, id=n.split(":")[0], marks=[pytest.mark.slow] * (n.split(":")[0] in SLOW)) for n in SMALL]
+CASES = cases(
+    SMALL, slow=("gpt2_small", "unet", "vit_b16"), thorough=("vgg16", "resnet50", "mobilenet_v2", "bert_base")
+)
 
 
 def model(name: str) -> tuple[Graph, object]:

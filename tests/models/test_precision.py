@@ -19,6 +19,7 @@ import foreplan as fp
 from foreplan.graph.init import generator_for
 from foreplan.planner import separate
 from foreplan.runtime.session import Session
+from tests.profile import cases
 
 UNIT = 2.0**-8  # the most that one rounding to bfloat16 changes a number by, beside its size
 SMALL = {
@@ -34,12 +35,7 @@ SMALL = {
     "vgg16": "batch=2,size=32,classes=10,dropout=0.0",
     "mobilenet_v2": "batch=4,size=64,classes=10",
 }
-LARGE = ("resnet18", "resnet50", "resnet101", "vgg16", "mobilenet_v2")
-LARGEST = ("resnet50", "resnet101", "vgg16")
-NAMES = [
-    pytest.param(name, marks=pytest.mark.thorough if name in LARGEST else pytest.mark.slow) if name in LARGE else name
-    for name in SMALL
-]
+NAMES = cases(SMALL, slow=("resnet18",), thorough=("resnet50", "resnet101", "vgg16", "mobilenet_v2", "bert_base"))
 
 
 def test_the_whole_zoo_is_here() -> None:
@@ -128,7 +124,7 @@ def test_ten_training_steps(name: str) -> None:
         assert (np.abs(found - exact) <= 0.1 * gained + UNIT * abs(exact[0])).all()
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv_chain", "gpt2_small", "unet"])
+@pytest.mark.parametrize("name", cases(("mlp", "conv_chain", "gpt2_small", "unet"), thorough=("conv_chain", "unet")))
 def test_ten_training_steps_in_float16(name: str) -> None:
     """Eight times as close as bfloat16."""
     runs = []

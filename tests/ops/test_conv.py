@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import scipy.signal
 
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, TensorType, as_dtype
@@ -118,6 +117,8 @@ def test_against_jax(name: str) -> None:
 
 
 def test_against_scipy() -> None:
+    import scipy.signal
+
     rng = np.random.default_rng(2)
     x, w = rng.standard_normal((1, 2, 8, 9)), rng.standard_normal((3, 2, 3, 4))
     expected = [sum(scipy.signal.correlate(x[0, c], w[k, c], "valid") for c in range(2)) for k in range(3)]

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-import scipy.stats
 
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Fill, Kind, TensorType, Value, as_dtype
@@ -98,6 +97,8 @@ def test_an_element_depends_on_its_place_alone(distribution: str, dtype: str) ->
 
 
 def test_laws() -> None:
+    import scipy.stats
+
     n = 200_000
     for dtype in ("float32", "float64"):
         (x,) = run_op(Random("uniform", (n,), dtype), AT)

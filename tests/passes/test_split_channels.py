@@ -78,6 +78,7 @@ def test_what_stays_whole(changes: dict[str, str]) -> None:
     assert split_channels(graph) is graph
 
 
+@pytest.mark.thorough
 def test_the_chain_fits_where_whole_operations_would_not() -> None:
     # The first convolution's output and its gradient take 1,024 MiB each, whole.
     step = fp.compile(fp.models.build("conv_chain"), loss=fp.losses.mean, optimizer=fp.optim.Nesterov(0.1), remat="off")

@@ -12,6 +12,7 @@ from foreplan.errors import PlanError
 from foreplan.planner import place
 from foreplan.planner.placement import offsets as placer
 from foreplan.planner.placement.instance import checked
+from tests.profile import pick
 
 Buffers = list[tuple[int, int, int]]  # lower, upper, size
 
@@ -183,7 +184,7 @@ def test_the_largest_by_themselves_reach_bounds_that_all_together_miss(monkeypat
         return lower, upper, np.where(large, rng.integers(5, 40, n) * 65536, rng.integers(1, 40, n) * 64)
 
     monkeypatch.setattr(placer, "EJECTIONS", ())
-    for seed in (11, 13, 15):
+    for seed in pick((11,), (11,), (11, 13, 15)):
         lower, upper, size = instance(seed)
         found = place(lower, upper, size, alignment=64)
         assert "largest" in found.heuristic and found.height <= 1.0002 * found.lower_bound

@@ -21,6 +21,7 @@ from foreplan.planner.recompute.kernels import generate, make_scratch, measure_a
 from foreplan.planner.recompute.schedules import late_updates
 from tests.planner.executor import Machine
 from tests.planner.problems import REGIONS, Maker, priced, random_problem, training_chain, training_net
+from tests.profile import pick
 
 seeds = st.integers(0, 2**32)
 sizes = st.integers(1, 30)
@@ -50,7 +51,7 @@ def extra(found: Plan, problem: Problem) -> int:
     return sum(problem.actions[i].nanoseconds for i in runs) - sum(problem.actions[i].nanoseconds for i in set(runs))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=pick(20, 60, 150), deadline=None)
 @given(seeds, sizes)
 def test_any_state_is_a_schedule_whose_bytes_are_those_that_the_planner_reserves(seed: int, actions: int) -> None:
     problem, rng = random_problem(seed, actions), random.Random(seed)
@@ -71,7 +72,7 @@ def test_any_state_is_a_schedule_whose_bytes_are_those_that_the_planner_reserves
     assert set(order) >= set(steps)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=pick(3, 6, 15), deadline=None)
 @given(seeds, sizes)
 def test_every_plan_of_a_curve_computes_the_right_bytes(seed: int, actions: int) -> None:
     problem = priced(random_problem(seed, actions), seed)
@@ -86,7 +87,7 @@ def test_every_plan_of_a_curve_computes_the_right_bytes(seed: int, actions: int)
     assert costs == sorted(set(costs)) and bounds == sorted(set(bounds), reverse=True)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=pick(2, 4, 10), deadline=None)
 @given(seeds)
 def test_budgets_are_kept_and_a_smaller_one_never_gives_a_larger_plan(seed: int) -> None:
     rng = random.Random(seed)

@@ -14,6 +14,7 @@ from foreplan.planner.recompute.arrays import DISCARD, KEEP, make_gaps
 from foreplan.planner.recompute.kernels import generate, make_scratch
 from foreplan.planner.recompute.schedules import late_updates
 from foreplan.runtime.session import Session
+from tests.profile import cases
 
 STEPS = 2
 SMALL = [
@@ -24,8 +25,9 @@ SMALL = [
     "vit_b16:batch=2,size=32,layers=2,classes=5",
     "gpt2_small:batch=2,seq=12,layers=2",
 ]
-SLOW = {"gpt2_small", "unet", "mobilenet_v2", "vit_b16", "resnet18"}
-CASES = [pytest.param(n, id=n.split(":")[0], marks=[pytest.mark.slow] * (n.split(":")[0] in SLOW)) for n in SMALL]
+CASES = cases(
+    SMALL, slow=("gpt2_small", "vit_b16"), thorough=("vgg16", "resnet50", "mobilenet_v2", "bert_base", "unet")
+)
 
 
 def dropped_out() -> Graph:

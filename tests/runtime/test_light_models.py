@@ -10,6 +10,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.runtime.session import Session
+from tests.profile import cases
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 NAMES = sorted(file.stem.removeprefix("light_") for file in LIGHT.glob("light_*.onnx"))
@@ -35,7 +36,7 @@ def check_forward(name: str, target: str) -> fp.Compiled:
     return step
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases(NAMES, thorough=("densenet121", "inception_v2", "vgg19")))
 def test_forward_equals_the_shipped_output(name: str) -> None:
     step = check_forward(name, "numpy")
     assert step.plan.arena_bytes <= 1.02 * step.plan.lower_bound_bytes
@@ -53,9 +54,7 @@ def draw_weights(session: Session) -> None:
             session.parameters[name] = np.ones(shape, np.float32)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.thorough] * (name in LARGEST)) for name in NAMES]
-)
+@pytest.mark.parametrize("name", cases(NAMES, thorough=(*LARGEST, "zfnet512", "bvlc_alexnet")))
 def test_training_steps_lower_the_loss(name: str) -> None:
     graph = fp.from_onnx(LIGHT / f"light_{name}.onnx", batch=2)
     step = fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=fp.optim.Adam(1e-4))

@@ -18,12 +18,13 @@ from foreplan.planner import Category, Plan, separate
 from foreplan.runtime.session import Session
 from foreplan.views.diff import diff
 from tests.foreplan.shell import foreplan
+from tests.profile import pick
 
 GPT2 = "gpt2_small:batch=8,seq=64,layers=3,width=32,heads=4,vocabulary=100"
 RESNET = "resnet18:batch=16,size=96,classes=7"
 MODELS = [
     pytest.param(GPT2, 0.7, id="gpt2"),
-    pytest.param(RESNET, 0.85, id="resnet18", marks=pytest.mark.slow),
+    pytest.param(RESNET, 0.85, id="resnet18", marks=pytest.mark.thorough),
 ]
 STEPS = 2
 
@@ -115,7 +116,7 @@ def reaches_gradient(program: fp.Program, action: int) -> bool:
 
 
 def test_copies_never_cost_more_than_recomputation_alone_and_come_down_further() -> None:
-    deep = GPT2.replace("layers=3", "layers=6")
+    deep = GPT2.replace("layers=3", f"layers={pick(3, 3, 6)}")
     alone = fp.planner.plan_curve(compiled(deep).program).points
     both = fp.planner.plan_curve(compiled(deep, offload=True).program).points
     assert both[-1].bound < alone[-1].bound

@@ -14,6 +14,7 @@ import foreplan as fp
 from foreplan.graph import Graph
 from foreplan.planner import separate
 from foreplan.runtime.session import Session
+from tests.profile import pick
 
 
 def classifier(batch: int = 16, width: int = 24, dropout: float = 0.0) -> Graph:
@@ -140,7 +141,7 @@ def test_a_step_allocates_nothing_that_grows_with_the_model() -> None:
     assert session.plan.arena_bytes > 40 * peak
 
 
-def test_step_2_and_step_1000_use_the_same_bytes() -> None:
+def test_early_steps_and_late_ones_use_the_same_bytes() -> None:
     session = compiled(classifier(batch=2, width=4)).bind()
     data = batch(0, 2)
     session.step(data)
@@ -152,7 +153,7 @@ def test_step_2_and_step_1000_use_the_same_bytes() -> None:
         session.step(data)
     gc.collect()
     early = tracemalloc.get_traced_memory()[0]
-    for _ in range(947):
+    for _ in range(pick(100, 200, 947)):
         session.step(data)
     gc.collect()
     late = tracemalloc.get_traced_memory()[0]

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from foreplan.graph.op import registered_ops
+from tests.profile import pick
 from tests.sweep.bounds import DIFFERENCES
 from tests.sweep.case import parse_case
 from tests.sweep.judges import JUDGES, judge_draws
@@ -15,7 +16,7 @@ from tests.sweep.table import ENTRIES
 
 ROOT = Path(__file__).parents[2]
 FOUND = [path for path in sorted((Path(__file__).parent / "found").glob("*.txt")) if not path.stem.startswith("card-")]
-DRAWS = 20
+DRAWS = pick(4, 12, 20)
 # All but those that need a card, which tests/gpu/test_on_card.py has.
 PAIRS = [
     (judge, name)
