@@ -7,9 +7,13 @@ from pathlib import Path
 import onnx
 import pytest
 
-from foreplan.graph import Graph, parse_graph
+from foreplan.graph import Graph, Op, TensorType, parse_graph
+from foreplan.graph.types import DTYPES
 from foreplan.lower import lower
 from foreplan.lower.fallbacks import Fallback, fallbacks
+from foreplan.ops.index import ScatterAdd
+from foreplan.ops.pool import MaxPool
+from foreplan.runtime.cpu.table import family_of
 from tests.cpu.check import needs_onednn
 from tests.foreplan.shell import answer, foreplan
 
@@ -67,3 +71,16 @@ def test_the_command_line_lists_them(tmp_path: Path) -> None:
     assert [(each["op"], each["count"], len(each["nodes"])) for each in told] == [("matmul", 1, 1)]
     table = foreplan(*arguments).stdout
     assert any(line.split()[:2] == ["matmul", "1"] for line in table.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("op", "types"),
+    [
+        (MaxPool((17, 17), (1, 1), ((0, 0), (0, 0)), (1, 1), True), [("float32", (1, 4, 17, 17))]),
+        (ScatterAdd(0, (3, 2)), [("int64", (4,)), ("int64", (4, 2))]),
+    ],
+    ids=["an index of two bytes", "sums of integers"],
+)
+def test_what_no_kernel_here_does(op: Op, types: list[tuple[str, tuple[int, ...]]]) -> None:
+    given = [TensorType(DTYPES[dtype], shape) for dtype, shape in types]
+    assert family_of(op, given, op.infer(given), 1) is None

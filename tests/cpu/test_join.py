@@ -7,10 +7,10 @@ import pytest
 
 from foreplan.graph import Window
 from foreplan.graph.layouts import channels_last
-from foreplan.ops.join import Concat, Pad, Unslice
+from foreplan.ops.join import Concat
 from foreplan.runtime.cpu.kernels.join import concat
 from foreplan.runtime.cpu.table import family_of
-from tests.cpu.check import check, laid_out, needs_onednn, scratch, type_of
+from tests.cpu.check import laid_out, needs_onednn, scratch, type_of
 from tests.kernels import as_images
 
 pytestmark = needs_onednn()
@@ -18,16 +18,6 @@ pytestmark = needs_onednn()
 
 def tensor(shape: tuple[int, ...], seed: int, dtype: type = np.float32) -> np.ndarray:
     return np.random.default_rng(seed).integers(-99, 99, shape).astype(dtype)
-
-
-@pytest.mark.parametrize("axis", range(4))
-@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
-def test_concat(axis: int, dtype: type) -> None:
-    shape = [2, 3, 5, 4]
-    given = [tensor((*shape[:axis], extent, *shape[axis + 1 :]), extent, dtype) for extent in (1, 6, 2)]
-    check(Concat(axis), *given)
-    check(Concat(axis), *given, windows=as_images(*given))
-    check(Concat(axis), *given, windows=[*as_images(*given[:1]), *map(Window.dense, map(type_of, given[1:]))])
 
 
 def test_most_bytes_say_how_a_joined_tensor_lies() -> None:
@@ -72,21 +62,3 @@ def test_parts_that_may_lie_in_their_places(
         arrays[i].flags.writeable = False
     kernel.bind(arrays, [y], scratch(0))()
     np.testing.assert_array_equal(y, np.concatenate(given, axis))
-
-
-@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
-def test_pad(mode: str) -> None:
-    x = tensor((3, 4, 5, 6), 3)
-    for pads in (((0, 0), (0, 0), (1, 2), (3, 1)), ((1, 0), (2, 3), (0, 0), (0, 4))):
-        check(Pad(pads, -1.5, mode), x)
-        check(Pad(pads, -1.5, mode), x, windows=as_images(x))
-
-
-def test_unslice() -> None:
-    x = tensor((2, 3, 2, 2), 4)
-    for op in (
-        Unslice((2, 7, 5, 4), (0, 1, 2, 0), (1, 2, 1, 3)),
-        Unslice((5, 3, 6, 2), (3, 2, 4, 1), (-2, -1, 1, -1)),
-    ):
-        check(op, x)
-        check(op, x, windows=as_images(x))

@@ -33,18 +33,6 @@ def f32(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
-@pytest.mark.parametrize(("shape", "axis", "indices"), CASES)
-def test_gather(shape: tuple[int, ...], axis: int, indices: tuple[int, ...], dtype: str) -> None:
-    check(Gather(axis), f32(*shape), RNG.integers(0, shape[axis], indices).astype(dtype), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("dtype", ["bool", "int16", "int64", "float64", "bfloat16"])
-def test_elements_of_any_size_are_gathered(dtype: str) -> None:
-    data = (RNG.standard_normal((5, 33)) * 9).astype(DTYPES[dtype].numpy)
-    check(Gather(0), data, RNG.integers(-5, 5, (8,)), rtol=0, atol=0)
-
-
 FAR = [10**18, -(10**18), 2**63 - 1, -(2**63), 31, -31, 0]
 
 
@@ -66,22 +54,6 @@ def test_places_far_beyond_either_end_count_modulo_the_axis(dtype: str) -> None:
     np.testing.assert_array_equal(found, data[within])
     (found,) = run(ScatterElementsAdd(0, (10, 4)), [columns, updates])
     np.testing.assert_allclose(found, added, rtol=1e-6)
-
-
-@pytest.mark.parametrize("based", [False, True])
-@pytest.mark.parametrize(("shape", "axis", "indices"), CASES)
-def test_scatter_add(shape: tuple[int, ...], axis: int, indices: tuple[int, ...], based: bool) -> None:
-    updates = f32(*shape[:axis], *indices, *shape[axis + 1 :])
-    places = RNG.integers(-shape[axis], shape[axis], indices)
-    base = [f32(*shape)] if based else []
-    check(ScatterAdd(axis, shape), places, updates, *base)
-    if based:
-        check(ScatterAdd(axis, shape), places, updates, *base, over=(0, 2))
-
-
-def test_many_updates_of_one_slice_are_added_in_their_order() -> None:
-    places = RNG.integers(0, 3, 1000)
-    check(ScatterAdd(0, (4, 3)), places, (1e3 * f32(1000, 3)).astype(np.float32), rtol=0, atol=0)
 
 
 def test_positions_of_several_tiles_and_places_of_several_digits_stay_in_order() -> None:
@@ -116,11 +88,6 @@ def test_slices_that_begin_at_unaligned_elements(extent: int) -> None:
     places, updates = RNG.integers(0, extent, 60), f32(60, 8)
     check_unaligned(ScatterAdd(0, (extent, 8)), places, updates, rtol=0, atol=0)
     check_unaligned(ScatterAdd(0, (extent, 8)), places, updates, f32(extent, 8), rtol=0, atol=0)
-
-
-def test_indices_beyond_the_axis_are_taken_modulo_it() -> None:
-    check(Gather(0), f32(5, 3), np.array([7, -9, 4, 10**18, -(2**63), 2**63 - 1]), rtol=0, atol=0)
-    check(ScatterAdd(0, (5, 3)), np.array([7, -9, 2, 10**18, -(2**63), 2**63 - 1]), f32(6, 3))
 
 
 def test_updates_and_data_with_gaps_are_read_as_they_lie() -> None:

@@ -25,6 +25,7 @@ from foreplan.runtime.cuda.libraries.capture import captured
 from foreplan.runtime.cuda.libraries.cudnn_sdpa import LEAST_COMPUTE
 from foreplan.runtime.cuda.table import kernel_named, kernels_for
 from tests.cpu.test_engine import MODELS, compiled, data_for, farthest, is_near
+from tests.engines.engine import ENGINES, Engine
 from tests.gpu import check
 from tests.gpu.on_card import CardBound, opened_or_skipped
 from tests.kernels import attention_operands
@@ -38,11 +39,21 @@ pytestmark = pytest.mark.cuda
 KINDS = "attention conv expressions index join linear_cross_entropy lines map matmul multiply norm pool random"
 KINDS += " reduce resize row_norm rows"
 MODULES = [importlib.import_module(f"tests.gpu.test_{kind}") for kind in KINDS.split()]
+# What every engine's kernels run.
+SHARED = [
+    importlib.import_module(f"tests.engines.test_{kind}") for kind in ["index", "join", "pool", "reduce", "row_norm"]
+]
 # Every test of them, which are written for kernels that run on the CPU, on the card.
-for module in MODULES:
+for module in (*MODULES, *SHARED):
     tests = {name: staticmethod(test) for name, test in vars(module).items() if name.startswith("test_")}
-    title = f"Test{module.__name__.rpartition('test_')[2].title().replace('_', '')}"
+    title = f"Test{'Every' * (module in SHARED)}{module.__name__.rpartition('test_')[2].title().replace('_', '')}"
     globals()[title] = type(title, (), tests)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    """The one whose kernels run on the card."""
+    return ENGINES["cuda"]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,4 +1,4 @@
-"""Pooling and its gradients over geometries of every kind."""
+"""Pooling and its gradients where the other engine has no kernels: other numbers of axes, other types, any address."""
 
 from __future__ import annotations
 
@@ -17,18 +17,10 @@ from tests.kernels import as_images
 pytestmark = needs_gcc
 # shape, then kernel, strides, pads, dilations
 CASES = {
-    "one element": ((1, 2, 1, 1), (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1)),
-    "2x2": ((2, 5, 7, 9), (2, 2), (2, 2), ((0, 0), (0, 0)), (1, 1)),
     "3x3": ((2, 19, 8, 7), (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1)),
-    "dilated": ((1, 33, 7, 11), (3, 2), (1, 3), ((1, 0), (0, 1)), (2, 1)),
     "overlapping": ((3, 16, 5, 5), (5, 5), (1, 1), ((2, 2), (2, 2)), (1, 1)),
-    "whole images": ((2, 40, 6, 4), (6, 4), (6, 4), ((0, 0), (0, 0)), (1, 1)),
-    "cropped": ((2, 17, 9, 9), (2, 3), (2, 2), ((-1, 0), (0, -2)), (1, 2)),
-    "with gaps": ((1, 3, 4, 4), (2, 2), (3, 3), ((1, 2), (0, 1)), (1, 1)),
-    "one axis": ((2, 3, 17), (3,), (2,), ((1, 1),), (2,)),
     "3x3 of 24": ((2, 24, 9, 8), (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1)),
-    "side by side": ((1, 32, 9, 11), (3, 4), (3, 4), ((0, 1), (2, 0)), (1, 1)),
-    "dilated of 8": ((2, 8, 13, 10), (3, 2), (2, 1), ((2, -1), (-2, 3)), (2, 3)),
+    "one axis": ((2, 3, 17), (3,), (2,), ((1, 1),), (2,)),
     "three axes": ((1, 4, 5, 4, 6), (2, 3, 2), (1, 2, 2), ((1, 0), (1, 1), (0, 0)), (1, 1, 2)),
 }
 
@@ -48,37 +40,16 @@ def checked(op: Op, *given: np.ndarray) -> None:
         check(op, *given, windows=[lie(type_of(x)) for x in given])
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_largest(case: str) -> None:
+@pytest.mark.parametrize("case", ["one axis", "three axes"])
+def test_other_numbers_of_axes(case: str) -> None:
     shape, *geometry = CASES[case]
-    checked(MaxPool(*geometry), images(shape, 0))
-    checked(MaxPool(*geometry, save_index=True), images(shape, 0))
-    _, index = run(MaxPool(*geometry, save_index=True), [images(shape, 0)])
-    checked(MaxPoolGrad(*geometry, shape=shape), index, images(pooled(case), 1))
-
-
-@pytest.mark.parametrize("counted", [False, True])
-@pytest.mark.parametrize("case", CASES)
-def test_mean(case: str, counted: bool) -> None:
-    shape, *geometry = CASES[case]
-    checked(AvgPool(*geometry, counted), images(shape, 0))
-    checked(AvgPoolGrad(*geometry, counted, shape=shape), images(pooled(case), 1))
-
-
-def test_windows_that_ceil_mode_adds_do_not_count_beyond_the_padding() -> None:
-    geometry = ((3, 2), (2, 2), ((1, 2), (0, 1)), (1, 1), True, (1, 1))
-    x = images((2, 6, 6, 5), 0)
-    checked(AvgPool(*geometry), x)
-    g = images((2, 6, *count_positions((6, 5), *geometry[:4])), 1)
-    checked(AvgPoolGrad(*geometry, shape=x.shape), g)
-
-
-def test_numbers_that_are_none_win() -> None:
-    x = images((1, 3, 6, 6), 0)
-    x[0, 0, 2, 2], x[0, 1, 3, 3], x[0, 2] = np.nan, np.inf, -np.inf
-    checked(MaxPool((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)), x)
-    _, index = run(MaxPool((3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1), save_index=True), [x])
-    assert index[0, 0, 0, 0] == 8 and index[0, 0, 2, 2] == 0
+    x, g = images(shape, 0), images(pooled(case), 1)
+    checked(MaxPool(*geometry, save_index=True), x)
+    _, index = run(MaxPool(*geometry, save_index=True), [x])
+    checked(MaxPoolGrad(*geometry, shape=shape), index, g)
+    for counted in (False, True):
+        checked(AvgPool(*geometry, counted), x)
+        checked(AvgPoolGrad(*geometry, counted, shape=shape), g)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int32", "uint8"])

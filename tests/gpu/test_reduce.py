@@ -22,14 +22,6 @@ def f32(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("how", ["sum", "mean", "prod", "max", "min"])
-@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)])
-def test_any_axes(how: str, axes: tuple[int, ...]) -> None:
-    for shape in ((5, 7, 33), (1, 129, 2), (3, 1, 1)):
-        check(Reduce(how, axes), f32(*shape), rtol=1e-5, atol=1e-6)
-    check(Reduce(how, axes, keepdims=True), f32(4, 3, 17), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("how", ["sum", "max"])
 def test_images_that_lie_with_their_channels_last(how: str) -> None:
     x = f32(3, 37, 9, 5)
@@ -66,22 +58,15 @@ def test_outputs_that_begin_between_vectors() -> None:
     assert run(op, [x], behind=(1,))[0].tobytes() == run(op, [x])[0].tobytes()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "uint64", "int16"])
 @pytest.mark.parametrize("how", ["sum", "prod", "max", "min"])
-def test_elements_of_any_type(dtype: str, how: str) -> None:
+def test_elements_of_other_types(dtype: str, how: str) -> None:
     x = (RNG.standard_normal((6, 48)) * 3).astype(DTYPES[dtype].numpy)
     narrow = {"float16": 2e-3, "bfloat16": 1e-2}.get(dtype, 1e-5)
     for axes in ((0,), (1,)):
         check(Reduce(how, axes), x, rtol=narrow, atol=narrow)
     if dtype in ("float16", "bfloat16"):
         check(Reduce(how, (1,), wide=True), x, rtol=1e-5, atol=1e-5)
-
-
-def test_numbers_that_are_none_and_infinities() -> None:
-    x = f32(4, 70)
-    x[0, 3], x[1, 5], x[2, 7] = np.nan, np.inf, -np.inf
-    for how in ("sum", "mean", "max", "min"):
-        check(Reduce(how, (1,)), x)
 
 
 def test_nothing_to_reduce() -> None:

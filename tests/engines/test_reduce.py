@@ -1,0 +1,94 @@
+"""Reductions along any axes of tensors however they lie."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreplan.graph import Window
+from foreplan.graph.layouts import channels_last
+from foreplan.graph.types import DTYPES
+from foreplan.ops.reduce import Reduce
+from tests.engines.engine import ENGINES, Engine, require
+from tests.ops.check import type_of
+from tests.profile import pick
+
+
+def f32(*shape: int) -> np.ndarray:
+    """The same numbers whichever tests ran before."""
+    return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
+
+
+def near(engine: Engine, x: np.ndarray) -> dict[str, float]:
+    """How far results may be: sums are as good as exact on `cpu`; on cards they round, each part of them."""
+    rounding = 2.0**-23 * float(np.abs(x).sum())
+    return {"rtol": 1e-6, "atol": 1e-5} if engine.name == "cpu" else {"rtol": 1e-5, "atol": 1e-6 + rounding}
+
+
+@pytest.mark.parametrize("how", ["sum", "mean", "prod", "max", "min"])
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2), ()])
+def test_any_axes(engine: Engine, how: str, axes: tuple[int, ...]) -> None:
+    for shape in ((3, 5, 7), (2, 33, 64), (5, 1, 17), (1, 129, 2), (2, 3, 1030)):
+        for keepdims in (False, True):
+            engine.check(Reduce(how, axes, keepdims), f32(*shape), **near(engine, f32(*shape)))
+
+
+@pytest.mark.parametrize("shape", [(2, 24, 5, 7), (3, 1, 2, 2), (1, 600, 3, 3), (2, 2, 40, 50)])
+@pytest.mark.parametrize("axes", [(2, 3), (0, 2, 3), (1,), (0, 1, 2, 3), (3,)])
+def test_images_with_their_channels_last(engine: Engine, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    x = f32(*shape)
+    for how in ("sum", "mean", "max"):
+        engine.check(Reduce(how, axes), x, windows=[channels_last(type_of(x))], **near(engine, x))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "int32", "int8", "uint8", "bool"])
+@pytest.mark.parametrize("how", ["sum", "prod", "max", "min"])
+def test_elements_of_any_type(engine: Engine, how: str, dtype: str) -> None:
+    x = (np.random.default_rng(1).standard_normal((6, 5, 40)) * 3).astype(DTYPES[dtype].numpy)
+    tolerance = 1e-14 if dtype == "float64" else 0.0
+    for axes in ((0,), (2,), (0, 2)):
+        engine.check(Reduce(how, axes), x, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("how", ["sum", "mean", "prod", "max", "min"])
+def test_infinity_and_nan_come_through(engine: Engine, how: str, dtype: str) -> None:
+    x = np.ones((6, 35), dtype)
+    x[1, 3], x[2, 30], x[3, 34], x[4, 3], x[4, 9], x[0, 3] = np.inf, np.nan, -np.inf, np.inf, -np.inf, 2
+    with np.errstate(invalid="ignore"):
+        engine.check(Reduce(how, (1,)), x, rtol=1e-6)
+        engine.check(Reduce(how, (0,)), x, rtol=1e-6)
+
+
+def test_nothing_adds_up_to_zero(engine: Engine) -> None:
+    for how, axes, shape in (
+        ("sum", (1,), (3, 0, 4)),
+        ("sum", (1,), (3, 5, 0)),
+        ("sum", (0,), (3, 0)),
+        ("prod", (0,), (0, 5)),
+        ("mean", (1,), (3, 0, 4)),
+        ("mean", (1,), (3, 0)),
+    ):
+        engine.check(Reduce(how, axes), f32(*shape), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@settings(max_examples=pick(8, 20, 60), deadline=None)
+@given(st.data())
+def test_any_strides(name: str, data: st.DataObject) -> None:
+    require(name)
+    shape = data.draw(st.lists(st.sampled_from([1, 2, 3, 7, 17]), min_size=1, max_size=4), "shape")
+    strides, step = [0] * len(shape), 4 * data.draw(st.sampled_from([0, 1, 1, 3]))
+    for axis in data.draw(st.permutations(range(len(shape)))):
+        strides[axis] = step
+        step *= shape[axis]
+    axes = sorted(data.draw(st.sets(st.sampled_from(range(len(shape))))))
+    x = f32(*shape) if step else np.full(shape, 2.5, np.float32)
+    op = Reduce(data.draw(st.sampled_from(["sum", "max"])), tuple(axes), data.draw(st.booleans()))
+    engine = ENGINES[name]
+    engine.check(op, x, windows=[Window(type_of(x), tuple(strides))], **near(engine, x))
+    assert math.prod(shape) == x.size
