@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from foreplan.graph import Window
 from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.ops import Attention
 from foreplan.ops.attention.packed import PackedAttentionGrad
@@ -21,15 +20,7 @@ operands = partial(attention_operands, RNG)
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
 
 # batch, query heads, key heads, queries, keys, depth, value depth
-SIZES = [
-    (1, 1, 1, 1, 1, 1, 1),
-    (2, 3, 3, 7, 5, 4, 6),
-    (1, 4, 4, 33, 47, 8, 3),
-    (2, 4, 2, 19, 19, 5, 5),
-    (1, 6, 1, 5, 40, 16, 16),
-    (1, 2, 2, 300, 270, 8, 8),
-    (1, 2, 1, 131, 260, 7, 9),
-]
+SIZES = [(1, 2, 2, 300, 270, 8, 8), (1, 2, 1, 131, 260, 7, 9)]
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -47,7 +38,7 @@ def both(scale: float, causal: bool, heads_last: bool, inputs: list[np.ndarray],
 @pytest.mark.parametrize("heads_last", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_attention_and_its_gradient(sizes: tuple[int, ...], causal: bool, heads_last: bool) -> None:
+def test_more_queries_than_a_block_has(sizes: tuple[int, ...], causal: bool, heads_last: bool) -> None:
     both(0.3, causal, heads_last, operands(sizes, heads_last))
 
 
@@ -62,45 +53,6 @@ def test_blocks_of_few_queries(monkeypatch: pytest.MonkeyPatch, causal: bool) ->
     for sizes in ((2, 3, 3, 61, 61, 8, 8), (1, 4, 2, 50, 75, 4, 6), (1, 2, 2, 75, 50, 4, 6)):
         both(0.5, causal, True, operands(sizes, True))
     _make.cache_clear()
-
-
-MASKS = [(2, 4, 21, 30), (2, 1, 1, 30), (1, 1, 21, 30), (1, 4, 1, 1), (1, 4, 21, 1), (1, 1, 1, 1)]
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("heads", [4, 2])
-@pytest.mark.parametrize("shape", MASKS, ids=str)
-def test_masks_and_their_gradients(shape: tuple[int, ...], heads: int, causal: bool) -> None:
-    inputs, mask = operands((2, 4, heads, 21, 30, 8, 5)), normal(*shape)
-    both(0.3, causal, False, inputs, mask)
-    o, lse = expected(Attention(0.3, causal), [*inputs, mask])
-    op = AttentionGrad(0.3, causal, mask_gradient=True)
-    check(op, *inputs, o, lse, normal(*o.shape), mask, rtol=2e-5, atol=1e-4)
-
-
-def test_a_mask_whose_keys_lie_apart() -> None:
-    inputs, mask = operands((1, 2, 2, 9, 12, 4, 4)), normal(1, 2, 9, 12)
-    windows = [Window.dense(type_of(x)) for x in inputs]
-    windows.append(Window(type_of(mask), (9 * 12 * 2 * 4, 9 * 12 * 4, 4, 9 * 4)))
-    check(Attention(0.3), *inputs, mask, windows=windows, **TOLERANCE)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_queries_that_may_read_no_key_give_zeros(causal: bool) -> None:
-    inputs, mask = operands((1, 2, 2, 9, 12, 4, 4)), np.zeros((1, 1, 9, 12), np.float32)
-    mask[0, 0, 3] = -np.inf
-    mask[0, 0, 5, :2] = -np.inf
-    both(0.3, causal, False, inputs, mask)
-    o, lse = run(Attention(0.3, causal), [*inputs, mask])
-    assert not o[0, :, 3].any() and np.isfinite(lse).all()
-
-
-def test_what_is_not_a_number_shows() -> None:
-    q, k, v = operands((1, 1, 1, 6, 40, 4, 4))
-    q[0, 0, 2, 1] = np.nan
-    o, lse = run(Attention(0.3), [q, k, v])
-    assert np.isnan(o[0, 0, 2]).all() and np.isnan(lse[0, 0, 2])
-    assert np.isfinite(np.delete(o[0, 0], 2, axis=0)).all()
 
 
 def test_large_scores_are_as_exact_as_numpys() -> None:
