@@ -39,10 +39,8 @@ pytestmark = pytest.mark.cuda
 KINDS = "attention conv expressions index join linear_cross_entropy lines map matmul multiply norm pool random"
 KINDS += " reduce resize row_norm rows"
 MODULES = [importlib.import_module(f"tests.gpu.test_{kind}") for kind in KINDS.split()]
-# What every engine's kernels run.
-SHARED = [
-    importlib.import_module(f"tests.engines.test_{kind}") for kind in ["index", "join", "pool", "reduce", "row_norm"]
-]
+ENGINES_FOLDER = Path(__file__).parents[1] / "engines"  # whose tests every engine's kernels run
+SHARED = [importlib.import_module(f"tests.engines.{path.stem}") for path in sorted(ENGINES_FOLDER.glob("test_*.py"))]
 # Every test of them, which are written for kernels that run on the CPU, on the card.
 for module in (*MODULES, *SHARED):
     tests = {name: staticmethod(test) for name, test in vars(module).items() if name.startswith("test_")}
