@@ -159,7 +159,11 @@ class Graph:
         return print_graph(self)
 
     def to_networkx(self) -> networkx.DiGraph:
-        """A DiGraph whose nodes are Values and Nodes and whose edges follow the data."""
+        """A DiGraph whose nodes are Values and Nodes and whose edges follow the data.
+
+        Raises:
+            UsageError: networkx is not installed.
+        """
         from foreplan.graph.walk import to_networkx
 
         return to_networkx(self)

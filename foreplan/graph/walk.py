@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import networkx
-
+from foreplan.errors import UsageError
 from foreplan.graph.ir import Graph, Node, Value
+
+if TYPE_CHECKING:
+    import networkx
 
 
 def to_networkx(graph: Graph) -> networkx.DiGraph:
     """A DiGraph over Values and Nodes: value → node that reads it, node → value it computes.
 
     Attributes: `label` on every vertex; on the graph, `name`.
+
+    Raises:
+        UsageError: networkx is not installed.
     """
+    try:
+        import networkx
+    except ImportError as error:
+        raise UsageError(
+            f"a graph becomes a DiGraph with networkx, which cannot be imported ({error}); "
+            "install it with `pip install 'foreplan[networkx]'`"
+        ) from error
     digraph: networkx.DiGraph = networkx.DiGraph(name=graph.name)
     for value in graph.values():
         digraph.add_node(value, label=repr(value))

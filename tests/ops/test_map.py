@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 
@@ -230,6 +231,44 @@ def test_small_floats(dtype: str) -> None:
         np.testing.assert_allclose(got.astype(np.float64), expected(x.astype(np.float64)), rtol=2e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ["sigmoid", "erf"])
+def test_sigmoid_and_erf_of_every_size(name: str, dtype: type) -> None:
+    """Also results below the least normal number; and nothing overflows on the way."""
+    limits = np.finfo(dtype)
+    ends = [np.inf, -np.inf, np.nan, 0.0, -0.0, limits.tiny, limits.smallest_subnormal, limits.max, -limits.max]
+    x = np.concatenate([np.linspace(-760, 760, 5001), np.linspace(-110, 10, 5001), ends]).astype(dtype)
+    expected = [1 / (1 + math.exp(-each)) if each > -700 else math.exp(each) for each in x.tolist()]
+    if name == "erf":
+        expected = [math.erf(each) for each in x.tolist()]
+    (found,) = run_op(Map((f"{name}(a0)",)), x)
+    np.testing.assert_allclose(found, np.array(expected), rtol=4 * limits.eps, atol=limits.smallest_subnormal)
+    if name == "erf":
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(x))
+    with np.errstate(all="raise", under="ignore"):
+        FUNCTIONS[name].compute()(x[~np.isnan(x)], out=np.empty(len(x) - 1, dtype))
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "erf"])
+def test_sigmoid_and_erf_in_place_and_strided(name: str) -> None:
+    compute = FUNCTIONS[name].compute()
+    x = np.random.default_rng(0).normal(0, 40, (3, 70, 90)).astype(np.float32)
+    expected = np.empty_like(x)
+    compute(x, out=expected)
+    for order in itertools.permutations(range(3)):
+        held = np.zeros((*(2 * x.shape[axis] for axis in order),), np.float32)
+        window = held[::2, 1::2, ::-2].transpose(np.argsort(order))
+        window[...] = x
+        compute(window, out=window)
+        np.testing.assert_array_equal(window, expected)
+        assert np.count_nonzero(held) <= x.size
+    compute(np.broadcast_to(x[:, :1], x.shape), out=window)
+    np.testing.assert_array_equal(window, np.broadcast_to(expected[:, :1], x.shape))
+    compute(np.float32(0.5), out=window)
+    assert np.unique(window).size == 1
+    compute(np.zeros((0, 3), np.float32), out=np.zeros((0, 3), np.float32))
+
+
 def test_text_reads_back() -> None:
     text = "where(((a0 < a1) ), (a0 * -2.5), and_((a0 > 1e-30), (a1 <= inf)))".replace(") )", "))")
     expr = parse_expr(text)
@@ -264,6 +303,8 @@ def test_memory_is_only_the_workspace() -> None:
     row = np.ones(4096, np.float32)
     for text in ("((a0 * a1) + exp(a0))", "where((a0 < a1), a0, (a1 * 2.0))", "relu(a0)", "clip(a0, 0.0, 0.5)"):
         assert allocated_bytes(Map((text,)), x, row) < 64 * 1024, text
+    for text in ("sigmoid(a0)", "erf(a0)"):
+        assert allocated_bytes(Map((text,)), np.full((64, 4096), -50, np.float32)) < 64 * 1024, text
     n = np.ones((64, 4096), np.int32)
     assert allocated_bytes(Map(("truncdiv(a0, a1)",)), n, n) < 600 * 1024
 

@@ -20,7 +20,7 @@ class Function:
     """One scalar function.
 
     Attributes:
-        compute: a NumPy ufunc taking `out=`.
+        compute: returns a NumPy ufunc, or a function that is called like one, with `out=`.
         arity: number of arguments.
         result: `same` (the promoted type of the arguments), `bool`, or `float` (the promoted type, never an integer).
         partials: from (args…, y) the partial derivatives; y is the function's own result. None: not differentiable.
@@ -38,11 +38,11 @@ def _np(name: str) -> Callable[[], Callable[..., Any]]:
     return lambda: getattr(np, name)
 
 
-def _scipy(name: str) -> Callable[[], Callable[..., Any]]:
+def _special(name: str) -> Callable[[], Callable[..., Any]]:
     def load() -> Callable[..., Any]:
-        import scipy.special
+        from foreplan.ops.expr import special
 
-        return getattr(scipy.special, name)
+        return getattr(special, name)
 
     return load
 
@@ -170,9 +170,9 @@ FUNCTIONS: dict[str, Function] = {
     "asinh": Function(_np("arcsinh"), 1, "float", lambda x, y: (call("rsqrt", x * x + 1.0),)),
     "acosh": Function(_np("arccosh"), 1, "float", lambda x, y: (call("rsqrt", x * x - 1.0),)),
     "atanh": Function(_np("arctanh"), 1, "float", lambda x, y: (1.0 / (1.0 - x * x),)),
-    "sigmoid": Function(_scipy("expit"), 1, "float", lambda x, y: (y * (1.0 - y),), True),
+    "sigmoid": Function(_special("sigmoid"), 1, "float", lambda x, y: (y * (1.0 - y),), True),
     "relu": Function(_relu, 1, "same", lambda x, y: (where(y > 0, 1.0, 0.0),), True),
-    "erf": Function(_scipy("erf"), 1, "float", lambda x, y: (_TWO_OVER_SQRT_PI * call("exp", -(x * x)),)),
+    "erf": Function(_special("erf"), 1, "float", lambda x, y: (_TWO_OVER_SQRT_PI * call("exp", -(x * x)),)),
     "isnan": Function(_np("isnan"), 1, "bool"),
     "isinf": Function(_np("isinf"), 1, "bool"),
     "eq": Function(_np("equal"), 2, "bool"),
