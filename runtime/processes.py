@@ -11,6 +11,7 @@ from functools import lru_cache
 from foreplan.calibration import Kind, Table, known
 from foreplan.lower.outside import Use, returned_bytes
 from foreplan.lower.program import HOST, Program
+from foreplan.ops.expr.functions import COMPILED
 from foreplan.outside import Basis, Part
 from foreplan.planner.plan import Plan
 from foreplan.units import align_up
@@ -71,7 +72,7 @@ def outside_on_host(
     ]
     if away := sum(plan.heights[HOST:]):
         parts.append(Part("what is copied off the arena", away, "exact", "host memory, which this target's own is"))
-    if threads or use.compiles:
+    if threads or use.compiles or _calls_compiled(program):
         parts.append(part("Numba and LLVM", "numba_bytes"))
     if threads:
         parts.append(part("oneDNN and compiled loops", "onednn_bytes"))
@@ -83,6 +84,11 @@ def outside_on_host(
         parts.append(part("planner", "planner_bytes"))
         parts.append(part("graph and actions", "planner_bytes_per_action", len(program.actions) + use.actions))
     return tuple(parts)
+
+
+def _calls_compiled(program: Program) -> bool:
+    """Whether NumPy's kernels call a function that is compiled."""
+    return any(f"{name}(" in str(call.op) for call in program.calls for name in COMPILED)
 
 
 def machine() -> str:

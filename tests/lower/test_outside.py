@@ -165,3 +165,18 @@ def test_asking_loads_nothing_that_the_process_would_not_hold() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("function", ["gelu", "tanh"])
+def test_a_function_that_numba_compiles_has_it_loaded(function: str, tmp_path: Path) -> None:
+    """As for erf, of which gelu is made: also where a plan is loaded, which else needs no compiler."""
+    graph = fp.trace(lambda x: {"y": getattr(fp.nn, function)(x)}, fp.spec((4, 4)))
+    fp.compile(graph).save(path := tmp_path / "step.plan")
+    parts = {part.name for part in fp.load_plan(path).memory.outside}
+    code = (
+        "import sys, numpy, foreplan as fp\n"
+        f"fp.load_plan({str(path)!r}).bind().step({{'x': numpy.ones((4, 4), numpy.float32)}})\n"
+        "print('numba' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ("Numba and LLVM" in parts) == (done.stdout.strip() == "True") == (function == "gelu")
