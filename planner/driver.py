@@ -7,6 +7,7 @@ from fractions import Fraction
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.planner.candidates import merge_candidates
 from foreplan.planner.costs import costs_of, totals
+from foreplan.planner.effort import USUAL, Effort
 from foreplan.planner.order.best import improve
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import HEURISTICS
@@ -22,7 +23,9 @@ from foreplan.units import format_bytes, parse_budget
 REMAT = ("off", "free", "auto")
 
 
-def plan(problem: Problem, budget: int | float | str | None = None, remat: str = "free") -> Plan:
+def plan(
+    problem: Problem, budget: int | float | str | None = None, remat: str = "free", *, effort: Effort = USUAL
+) -> Plan:
     """The lowest plan found for a problem, or the cheapest within a budget; verified.
 
     Args:
@@ -34,6 +37,7 @@ def plan(problem: Problem, budget: int | float | str | None = None, remat: str =
             recomputation does, with "off" as well.
             Where the problem has actions that copy values off the device and back, these stand beside recomputation,
             and with "off" a budget is met by them alone.
+        effort: how long to search.
 
     All plans within budgets lie on one curve that does not depend on the budget, so a smaller budget never gives a
     larger plan.
@@ -47,17 +51,18 @@ def plan(problem: Problem, budget: int | float | str | None = None, remat: str =
     allowed = _allowed(budget, remat)
     costs = costs_of(problem, "nanoseconds")
     lean = merge_candidates(problem, costs)
-    base = find_base(lean.problem)
-    once = Curve(lean.problem, base, ())
+    base = find_base(lean.problem, effort)
+    once = Curve(lean.problem, base, (), effort)
     if allowed is None:
         most = free_cost(base, lean.costs)
-        found = once if remat == "off" else free_curve(lean.problem, base, lean.costs, most)
+        found = once if remat == "off" else free_curve(lean.problem, base, lean.costs, most, effort)
         return choose_candidates(lean, costs, found, most).lowest(most)
     curve = choose_candidates(lean, costs, once)
     if isinstance(allowed, float):
         allowed = min(int(Fraction(allowed) * curve.base.arena), MOST)
     if curve.base.arena > allowed and (remat != "off" or problem.copies):
-        curve = choose_candidates(lean, costs, whole_curve(lean.problem, base, lean.costs, again=remat != "off"))
+        whole = whole_curve(lean.problem, base, lean.costs, effort, again=remat != "off")
+        curve = choose_candidates(lean, costs, whole)
     try:
         return curve.within(allowed)
     except DoesNotFitError as error:
@@ -65,18 +70,20 @@ def plan(problem: Problem, budget: int | float | str | None = None, remat: str =
         raise _does_not_fit(error.plan, problem, curve.base, allowed, remat) from None
 
 
-def plan_curve(problem: Problem, cost: str = "nanoseconds", *, thorough: bool = True) -> Curve:
+def plan_curve(problem: Problem, cost: str = "nanoseconds", *, thorough: bool = True, effort: Effort = USUAL) -> Curve:
     """All plans from no recomputation to the least bytes found.
 
     Args:
         cost: what recomputation should add little of: predicted "nanoseconds", from which budgets choose, or "flops".
             Copies off the device have none, and count as many as run on average in the time that they take.
         thorough: search as long as for a budget; else a tenth of it or less, for plans some percent larger.
+        effort: limits of all searches.
     """
     check_problem(problem)
     costs = costs_of(problem, cost)
     lean = merge_candidates(problem, costs)
-    curve = whole_curve(lean.problem, find_base(lean.problem), lean.costs, thorough=thorough)
+    base = find_base(lean.problem, effort)
+    curve = whole_curve(lean.problem, base, lean.costs, effort, thorough=thorough)
     return choose_candidates(lean, costs, curve)
 
 
@@ -91,7 +98,7 @@ def _allowed(budget: object, remat: str) -> int | float | None:
     return None if budget is None else min(parse_budget(budget), MOST)
 
 
-def find_base(problem: Problem) -> Base:
+def find_base(problem: Problem, effort: Effort = USUAL) -> Base:
     """The best schedule and layout over all orders, and the arena after each improvement, from program order on.
 
     Orders are laid out by ascending bound, and those whose bound is not below the best arena so far not at all.
@@ -105,17 +112,17 @@ def find_base(problem: Problem) -> Base:
             seen.add(order)
             candidates.append(schedule(problem, name, order))
     start = min(candidates, key=lambda candidate: candidate.bound)
-    better = improve(problem, graph, start.order)
+    better = improve(problem, graph, start.order, effort.order)
     if better is not None and better.nbytes < start.bound:
         candidates.append(schedule(problem, f"{start.name}, searched", better.order))
     best, others = candidates[0], candidates[1:]
-    layout = lay_out(problem, best)
+    layout = lay_out(problem, best, effort.placement)
     arena = arena_bytes(problem, layout.heights)
     stages = [(best.name, arena)]
     for candidate in sorted(others, key=lambda other: other.bound):
         if candidate.bound >= arena:
             break
-        trial = lay_out(problem, candidate)
+        trial = lay_out(problem, candidate, effort.placement)
         if (height := arena_bytes(problem, trial.heights)) < arena:
             best, layout, arena = candidate, trial, height
             stages.append((best.name, arena))

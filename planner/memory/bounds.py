@@ -12,7 +12,9 @@ from foreplan.planner.memory.liveness import LiveRanges, live_ranges
 from foreplan.planner.problem import ALIGNMENT, Action, Problem, Role
 from foreplan.units import align_up
 
-HELD = 32  # values that the bound over all schedules follows from one end of the step to the other
+# Values that the bound over all schedules follows from one end of the step to the other. Of no effort: a plan file is
+# read with a bound that is computed anew.
+HELD = 32
 
 
 def granularities(problem: Problem) -> list[int]:

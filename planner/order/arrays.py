@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from foreplan.planner.effort import USUAL
 from foreplan.planner.memory.arrays import INPUT, STORED, Arrays, problem_arrays
 from foreplan.planner.order.dependences import Dependences
 from foreplan.planner.problem import ALIGNMENT, Action, Problem
 from foreplan.planner.rows import array, flat, slices
 from foreplan.units import align_up
 
-MOST = 64  # readers of what a node reads, for it to count as patient: keeps this near-linear
 STAYS = 1 << 40  # readers of what nothing frees
 
 
@@ -49,9 +49,12 @@ class OrderArrays(NamedTuple):
     unread: int
 
 
-def order_arrays(problem: Problem, graph: Dependences) -> OrderArrays | None:
+def order_arrays(problem: Problem, graph: Dependences, most_readers: int = USUAL.order.readers) -> OrderArrays | None:
     """The arrays of a dependence graph; None where two nodes write the same value, so that what lives between depends
     on which of them ran last.
+
+    Args:
+        most_readers: of what a node reads, for it to count as patient: keeps this near-linear.
     """
     actions = [problem.actions[index] for index in graph.actions]
     written = [v for a in actions for v in a.writes]
@@ -66,7 +69,7 @@ def order_arrays(problem: Problem, graph: Dependences) -> OrderArrays | None:
     mortal = [[v for v in a.reads if not stays[v]] for a in actions]
     lasting = [stays[v] or readers[v] > 0 for v in range(len(problem.values))]
     workspace = [int(p.workspace[index]) for index in graph.actions]
-    events = _events(actions, mortal, after, workspace, lasting, p.size.tolist())
+    events = _events(actions, mortal, after, workspace, lasting, p.size.tolist(), most_readers)
     inputs = p.there == INPUT
     return OrderArrays(
         p,
@@ -101,6 +104,7 @@ def _events(
     workspace: list[int],
     stays: list[bool],
     size: list[int],
+    most_readers: int,
 ) -> list[list[int]]:
     """What patient nodes wait for; nothing for others.
 
@@ -118,7 +122,8 @@ def _events(
     events: list[list[int]] = []
     for node, action in enumerate(actions):
         others: set[int] = set()
-        if all(stays[v] or not size[v] for v in action.writes) and sum(len(coreaders[v]) for v in reads[node]) <= MOST:
+        lasting = all(stays[v] or not size[v] for v in action.writes)
+        if lasting and sum(len(coreaders[v]) for v in reads[node]) <= most_readers:
             others.update(after[node])
             others.update(other for v in reads[node] for other in coreaders[v] if other != node)
         patient = workspace[node] <= min((least[other] for other in others), default=-1)

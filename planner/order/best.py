@@ -7,20 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foreplan.planner.effort import USUAL, OrderEffort
 from foreplan.planner.order.arrays import OrderArrays, order_arrays
 from foreplan.planner.order.dependences import Dependences
 from foreplan.planner.problem import Problem
-
-# Work is counted in nodes looked at, some tens of nanoseconds each.
-SEARCH_WORK = 1_000_000
-WINDOW_WORK = 200_000
-MOVE_WORK = 3_000_000
-TINY = 10  # nodes up to which orders are enumerated where no rule of dominance holds
-TINY_WORK = 50_000_000
-WINDOWS = (1024, 256, 64)  # nodes around the peak that are searched together
-WHOLE = 4096  # nodes up to which all are
-MEMORY = 1 << 25  # bytes for the sets that a search has been to
-WIDTH = 48  # nodes on each side of the peak that may be moved across it
 
 
 @dataclass(frozen=True)
@@ -39,24 +29,18 @@ class BestOrder:
 
 
 def improve(
-    problem: Problem, graph: Dependences, order: Sequence[int], *, search: bool = True, moves: bool = True
+    problem: Problem, graph: Dependences, order: Sequence[int], effort: OrderEffort = USUAL.order
 ) -> BestOrder | None:
-    """An order that needs no more than a given one; None where the search does not understand the problem.
-
-    Args:
-        search: whether to look for the optimum, of all nodes or of windows around the peak.
-        moves: whether to move single nodes across the peak.
-    """
-    arrays = order_arrays(problem, graph)
+    """An order that needs no more than a given one; None where the search does not understand the problem."""
+    arrays = order_arrays(problem, graph, effort.readers)
     if arrays is None or not order:
         return None
     node = {action: i for i, action in enumerate(graph.actions)}
-    best = _Best(arrays, np.array([node[action] for action in order], np.int64))
-    if search:
-        best.search_whole()
-    if moves and best.nbytes > best.least:
+    best = _Best(arrays, np.array([node[action] for action in order], np.int64), effort)
+    best.search_whole()
+    if best.nbytes > best.least:
         best.move()
-    if search and best.nbytes > best.least:
+    if best.nbytes > best.least:
         best.search_windows()
     joins = any(problem.actions[index].parts for index in graph.actions)  # of which the search knows nothing
     return BestOrder(tuple(graph.actions[i] for i in best.order.tolist()), best.nbytes, 0 if joins else best.least)
@@ -65,19 +49,19 @@ def improve(
 class _Best:
     """The best order so far, its live bytes, and what no order goes below."""
 
-    def __init__(self, arrays: OrderArrays, order: np.ndarray) -> None:
+    def __init__(self, arrays: OrderArrays, order: np.ndarray, effort: OrderEffort) -> None:
         from foreplan.planner.memory.kernels import make_count
         from foreplan.planner.order import kernels as order_kernels
         from foreplan.planner.order import moves as order_moves
         from foreplan.planner.order import search as order_search
 
         self.kernels, self.moves, self.searches = order_kernels, order_moves, order_search
-        self.arrays, self.order = arrays, order
+        self.arrays, self.order, self.effort = arrays, order, effort
         self.state = order_kernels.make_state(arrays)
         self.count = make_count(arrays.problem, len(order))
         self.live = np.zeros(len(order), np.int64)
         self.nbytes = int(order_kernels.live_bytes(arrays, self.count, order, self.live))
-        self.least = int(order_kernels.unavoidable(arrays, order, self.live))
+        self.least = int(order_kernels.unavoidable(arrays, order, self.live, effort.hardest))
 
     def keep(self, order: np.ndarray) -> bool:
         """Take an order if it is better."""
@@ -94,7 +78,7 @@ class _Best:
         rank[self.order] = np.arange(len(self.order))
         order = self.order.copy()
         nodes = high - low
-        visited = self.searches.make_visited(nodes, min(MEMORY // (nodes // 8 + 24), most_work // 4 + 1))
+        visited = self.searches.make_visited(nodes, min(self.effort.memory // (nodes // 8 + 24), most_work // 4 + 1))
         said, least, work = self.searches.search(
             self.arrays, self.state, self.count, visited, order, low, high, rank, ceiling, exact, most_work
         )
@@ -108,13 +92,13 @@ class _Best:
         A ceiling that cannot be decided counts as too low. The last one tried is right below the best, which proves it
         optimal if there is no order within it.
         """
-        n = len(self.order)
-        if n > WHOLE:
+        n, most = len(self.order), self.effort.search_work
+        if n > self.effort.whole or not most:
             return
         work, floor = 0, self.least
-        while work < SEARCH_WORK and self.nbytes > self.least:
+        while work < most and self.nbytes > self.least:
             ceiling = floor if self.nbytes - floor > 1 else self.nbytes - 1
-            said, least, more = self.attempt(0, n, ceiling, max((SEARCH_WORK - work) // 8, 1000))
+            said, least, more = self.attempt(0, n, ceiling, max((most - work) // 8, 1000))
             work += more + n
             if said == self.searches.NONE:
                 self.least = max(self.least, min(least, self.nbytes))
@@ -125,30 +109,31 @@ class _Best:
                 floor = max(ceiling + step, self.least)
                 if floor >= self.nbytes - max(self.nbytes >> 12, 64):
                     floor = self.nbytes - 1
-        if self.nbytes > self.least and work < SEARCH_WORK:
-            said, least, _ = self.attempt(0, n, self.nbytes - 1, SEARCH_WORK - work)
+        if self.nbytes > self.least and work < most:
+            said, least, _ = self.attempt(0, n, self.nbytes - 1, most - work)
             if said == self.searches.NONE:
                 self.least = max(self.least, min(least, self.nbytes))
-        if n <= TINY and self.nbytes > self.least:
-            while self.attempt(0, n, self.nbytes - 1, TINY_WORK, exact=True)[0] == self.searches.FOUND:
+        if n <= self.effort.tiny and self.nbytes > self.least:
+            while self.attempt(0, n, self.nbytes - 1, self.effort.tiny_work, exact=True)[0] == self.searches.FOUND:
                 pass
             self.least = self.nbytes
 
     def search_windows(self) -> None:
         """The same for some nodes on both sides of the peak, between the others as they are."""
-        n = len(self.order)
-        for nodes in WINDOWS:
+        n, most = len(self.order), self.effort.window_work
+        for nodes in self.effort.windows:
             work = 0
-            while nodes < n and work < WINDOW_WORK and self.nbytes > self.least:
+            while nodes < n and work < most and self.nbytes > self.least:
                 peak = int(np.argmax(self.live))
                 low = max(min(peak - nodes // 2, n - nodes), 0)
-                said, _, more = self.attempt(low, low + nodes, self.nbytes - 1, WINDOW_WORK - work)
+                said, _, more = self.attempt(low, low + nodes, self.nbytes - 1, most - work)
                 work += more + 1
                 if said != self.searches.FOUND:
                     break
 
     def move(self) -> None:
         """Move single nodes across the peak."""
-        order = self.order.copy()
-        self.moves.move_across_peak(self.arrays, self.state, self.count, order, WIDTH, MOVE_WORK)
-        self.keep(order)
+        order, effort = self.order.copy(), self.effort
+        if effort.move_work:
+            self.moves.move_across_peak(self.arrays, self.state, self.count, order, effort.width, effort.move_work)
+            self.keep(order)

@@ -157,16 +157,14 @@ def live_bytes(t, c, order, live):  # type: ignore[no-untyped-def]
     return highest
 
 
-HARDEST = 16  # steps of an order whose nodes `unavoidable` looks at
-
-
 @jit.compiled
-def unavoidable(t, order, live):  # type: ignore[no-untyped-def]
+def unavoidable(t, order, live, hardest):  # type: ignore[no-untyped-def]
     """Bytes that every order needs: while a node runs, what was written before it of necessity and must be read then or
     later of necessity lives; found for the nodes that need the most in one order.
 
     Args:
         order: any; `live`: its live bytes.
+        hardest: the number of steps whose nodes are looked at.
     """
     n = order.size
     p = t.problem
@@ -179,7 +177,7 @@ def unavoidable(t, order, live):  # type: ignore[no-untyped-def]
     for step in range(n):
         step_of[order[step]] = step
     highest = np.int64(0)
-    steps = np.argsort(-live, kind="mergesort")[:HARDEST]
+    steps = np.argsort(-live, kind="mergesort")[:hardest]
     needed = np.zeros(p.size.size, np.int8)
     for at in steps:
         node = order[at]

@@ -16,23 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foreplan.planner.effort import USUAL, PlacementEffort
 from foreplan.planner.placement.propagation import WORK, empty_state
 from foreplan.planner.placement.search import FEWEST, FOUND, LOWEST, NARROWEST, NONE, TIGHTEST, empty_path, search
 from foreplan.planner.placement.sections import Sections
 
 _RULES = (LOWEST, FEWEST, NARROWEST, TIGHTEST)
-_FAILURES = 64  # that end a run of the first round
-_NOISE = 300  # thousandths of choices changed in later rounds
 _MOST_FAILURES = 1 << 40
 _DEAD = 1 << 18  # no-goods kept
-
-# Of guided runs: the failures that end one, and the thousandths of choices changed, in turn.
-_GUIDED_FAILURES = (64, 128, 256)
-_GUIDED_NOISE = (100, 30, 10)
-
-_FIRST_SHARE = 1 << 24  # work of a try in the first round of `descend`
-_GUIDED = 16  # times as much as that may a guided try do
-_PARTS = (8, 16)  # of what remains above the bound, guided tries ask for one part in so many less
 
 
 @dataclass(frozen=True)
@@ -50,7 +41,14 @@ class Verdict:
     work: int
 
 
-def fit(sections: Sections, capacity: int, work: int, guide: np.ndarray | None = None, seed: int = 0) -> Verdict:
+def fit(
+    sections: Sections,
+    capacity: int,
+    work: int,
+    guide: np.ndarray | None = None,
+    seed: int = 0,
+    effort: PlacementEffort = USUAL.placement,
+) -> Verdict:
     """Look for a placement within a capacity, until about so much work is done.
 
     Args:
@@ -64,7 +62,7 @@ def fit(sections: Sections, capacity: int, work: int, guide: np.ndarray | None =
     grain = int(sections.alignment.min())
     roof = -(-capacity // grain) * grain
     any_fixed = bool((sections.fixed >= 0).any())
-    for rule, rank, noise, failures in _runs(sections) if guide is None else _guided_runs(guide):
+    for rule, rank, noise, failures in _runs(sections, effort) if guide is None else _guided_runs(guide, effort):
         if state.scalars[WORK] >= work:
             break
         seed += 1
@@ -81,21 +79,21 @@ def fit(sections: Sections, capacity: int, work: int, guide: np.ndarray | None =
 Run = tuple[int, np.ndarray, int, int]  # rule, rank, noise and failures, as the arguments of `search`
 
 
-def _runs(sections: Sections) -> Iterator[Run]:
+def _runs(sections: Sections, effort: PlacementEffort) -> Iterator[Run]:
     """Runs from nothing, without end."""
     ranks = _ranks(sections)
-    failures, noise = _FAILURES, 0
+    failures, noise = effort.failures, 0
     while True:
         yield from ((rule, rank, noise, failures) for rule in _RULES for rank in ranks)
-        failures, noise = min(2 * failures, _MOST_FAILURES), _NOISE
+        failures, noise = min(2 * failures, _MOST_FAILURES), effort.noise
 
 
-def _guided_runs(guide: np.ndarray) -> Iterator[Run]:
+def _guided_runs(guide: np.ndarray, effort: PlacementEffort) -> Iterator[Run]:
     """Short runs that follow a placement, without end."""
     rank = np.argsort(np.argsort(guide, kind="stable"), kind="stable")
     while True:
-        for noise in _GUIDED_NOISE:
-            for failures in _GUIDED_FAILURES:
+        for noise in effort.guided_noise:
+            for failures in effort.guided_failures:
                 yield from ((rule, rank, noise, failures) for rule in _RULES)
 
 
@@ -124,6 +122,7 @@ class Descent:
         bound: what no placement goes below.
         goal: a height that will do; not below `bound`.
         work: how much is left to do.
+        effort: all other limits.
     """
 
     sections: Sections
@@ -131,6 +130,7 @@ class Descent:
     bound: int
     goal: int
     work: int
+    effort: PlacementEffort
     _tries: int = 0
 
     @property
@@ -148,7 +148,7 @@ class Descent:
         self._tries += 1
         guide = self.offsets if guided else None
         seed = self._tries << 20 if guided else 0
-        verdict = fit(self.sections, capacity, min(work, self.work), guide, seed)
+        verdict = fit(self.sections, capacity, min(work, self.work), guide, seed, self.effort)
         self.work -= max(1, verdict.work)
         if verdict.offsets is not None:
             self.offsets = verdict.offsets
@@ -169,14 +169,21 @@ class Descent:
     def follow(self, share: int) -> None:
         """Ask for a little less than there is, guided by it, until that fails at the smaller of two steps."""
         step = 0
-        while not self.ended and step < len(_PARTS):
+        while not self.ended and step < len(self.effort.parts):
             height = self.height
-            capacity = max(self.goal, height - max(1, (height - self.bound) // _PARTS[step]))
-            step = 0 if self.ask(capacity, _GUIDED * share, guided=True) else step + 1
+            capacity = max(self.goal, height - max(1, (height - self.bound) // self.effort.parts[step]))
+            step = 0 if self.ask(capacity, self.effort.guided_shares * share, guided=True) else step + 1
 
 
 def descend(
-    sections: Sections, offsets: np.ndarray, bound: int, goal: int, work: int, *, straight: bool = False
+    sections: Sections,
+    offsets: np.ndarray,
+    bound: int,
+    goal: int,
+    work: int,
+    effort: PlacementEffort = USUAL.placement,
+    *,
+    straight: bool = False,
 ) -> Descent:
     """Lower a placement, in rounds that spend twice as much on a try as the one before.
 
@@ -187,14 +194,15 @@ def descend(
         bound: what no placement goes below.
         goal: a height that will do, not below `bound`.
         work: about how much to do in all.
+        effort: all other limits.
         straight: nothing but the goal will do, so spend a half on it at once, and stop where it is proved impossible.
     """
-    descent = Descent(sections, offsets, bound, goal, work)
+    descent = Descent(sections, offsets, bound, goal, work, effort)
     if straight:
         descent.ask(goal, work // 2, guided=False)
         if descent.bound > goal:
             return descent
-    share = _FIRST_SHARE
+    share = effort.first_share
     while not descent.ended:
         descent.halve(share)
         descent.follow(share)

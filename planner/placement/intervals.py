@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from foreplan.arguments import path_of
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.files import write_atomically
-from foreplan.planner.placement.offsets import WORK, Placement, place
+from foreplan.planner.effort import USUAL
+from foreplan.planner.placement.offsets import Placement, place
 from foreplan.units import format_bytes
 
 _REQUIRED = ("id", "lower", "upper", "size")
@@ -103,7 +104,9 @@ def _interval(where: str, header: list[str], row: list[str]) -> Interval:
     return interval
 
 
-def place_intervals(intervals: Sequence[Interval], capacity: int | None = None, work: int = WORK) -> Placement:
+def place_intervals(
+    intervals: Sequence[Interval], capacity: int | None = None, work: int = USUAL.placement.work
+) -> Placement:
     """Offsets for intervals, those with an offset staying where they are.
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foreplan.planner.effort import USUAL, PlacementEffort
 from foreplan.planner.memory.alias_sets import AliasSets, merge
 from foreplan.planner.memory.bounds import granularities, live_bytes, reserved_bytes
 from foreplan.planner.memory.concatenations import join
@@ -13,9 +14,6 @@ from foreplan.planner.placement.offsets import NO_LIMIT, place
 from foreplan.planner.plan import Certificate, Plan, Step
 from foreplan.planner.problem import ALIGNMENT, Problem, Role
 from foreplan.units import align_up
-
-LOOSE = (200, 1_000_000_000, 50)  # values of so small a share of the bound may be cut out of their alias sets, in turn
-PLACEMENT_WORK = 100_000  # of the systematic search where no heuristic reaches the bound: some tenths of a second
 
 
 @dataclass(frozen=True)
@@ -65,13 +63,15 @@ def schedule(problem: Problem, name: str, order: Sequence[int], *, in_place: boo
     )
 
 
-def settle(problem: Problem, plan: Schedule, layout: Layout) -> tuple[Schedule, Layout]:
+def settle(
+    problem: Problem, plan: Schedule, layout: Layout, effort: PlacementEffort = USUAL.placement
+) -> tuple[Schedule, Layout]:
     """A schedule and its layout; where that is above the bound, the lowest one of its loosened forms as well."""
     best, height = plan, arena_bytes(problem, layout.heights)
-    for share in LOOSE:
+    for share in effort.loose:
         loose = loosened(problem, plan, plan.bound // share) if height > plan.bound else None
         if loose is not None:
-            trial = lay_out(problem, loose)
+            trial = lay_out(problem, loose, effort)
             if (found := arena_bytes(problem, trial.heights)) < height:
                 best, layout, height = loose, trial, found
     return best, layout
@@ -100,7 +100,9 @@ def loosened(problem: Problem, plan: Schedule, least: int) -> Schedule | None:
     return Schedule(plan.name, plan.order, ranges, loose, bound) if apart and bound <= plan.bound else None
 
 
-def lay_out(problem: Problem, plan: Schedule, *, quick: bool = False) -> Layout:
+def lay_out(
+    problem: Problem, plan: Schedule, effort: PlacementEffort = USUAL.placement, *, quick: bool = False
+) -> Layout:
     """Offsets for a schedule: in every region stored values from the bottom as listed, the rest above them, packed.
 
     Stored values live throughout, so this costs nothing; and programs that list the same ones first agree on them.
@@ -124,7 +126,8 @@ def lay_out(problem: Problem, plan: Schedule, *, quick: bool = False) -> Layout:
             [alias_sets.nbytes[c] for c in buffers] + [actions[s].workspace for s in scratch],
             alignment,
             capacity=NO_LIMIT if quick else None,
-            work=PLACEMENT_WORK,
+            work=effort.layout_work,
+            effort=effort,
         )
         offsets = [bottom + offset for offset in placement.offsets.tolist()]
         for alias_set, offset in zip(buffers, offsets):

@@ -16,41 +16,12 @@ from typing import Any
 import numpy as np
 
 from foreplan.errors import UsageError
+from foreplan.planner.effort import USUAL, PlacementEffort
 from foreplan.planner.placement.instance import Instance, Integers, checked
 
 _Attempt = Callable[[int, np.ndarray], tuple[int, int]]  # (limit, offsets to write) -> (height or -1, work)
 
-# Largest instances, in buffers, for placers whose work is more than near-linear.
-QUADRATIC = 20_000
-SKYLINE = 5_000
-SEARCH = 600
-
-# How many of the largest buffers are placed by themselves: where all can be searched together, and where they cannot.
-FEWER = (20, 40, 60, 80, 100, 150, 200, 300)
-LARGEST = (450, 400, 350, 300, 250, 200, 150, 100, 500, 550, 600)
-
-# Pairs of buffers that live together, up to which even large instances are placed greedily: some seconds.
-PAIRS = 100_000_000
-
-# So few buffers are for the systematic search alone, which is the quickest to find their optimum, and proves it.
-FEW = 40
-
-# What shaken orders may do: buffers looked at, less than a tenth of a second; beside them a try counts as so many.
-SHAKING = 60_000_000
-TRY = 2_000
-
-# Ejection search: the largest instances in buffers; ends of buffers looked at in a run, and so many more for each pair
-# of buffers that live together; and in all runs at each capacity, of all buffers or the largest.
-EJECTED = 2_000
-EJECTION = 1_000_000
-EJECTION_PAIR = 5
-EJECTIONS = (20_000_000, 5_000_000, 5_000_000)
-EJECTIONS_OF_PARTS = (2_000_000,)
 RANDOM = 0x9E3779B97F4A7C15
-
-# What the search does by default, in buffers and sections looked at: some tenths of a second.
-WORK = 60_000_000
-WORK_OF_PARTS = 100_000  # where only the largest are placed
 NO_LIMIT = 1 << 62
 
 
@@ -79,7 +50,8 @@ def place(
     alignment: Integers | int = 1,
     fixed: Integers | None = None,
     capacity: int | None = None,
-    work: int = WORK,
+    work: int = USUAL.placement.work,
+    effort: PlacementEffort = USUAL.placement,
 ) -> Placement:
     """Offsets for buffers, each alive in the half-open [lower, upper).
 
@@ -92,6 +64,7 @@ def place(
         capacity: a height that will do; without it, the search goes on toward the lower bound.
         work: how long to search where heuristics reach neither: buffers and sections looked at, several hundred
             millions a second. The result depends on it, and never on a clock.
+        effort: all other limits.
 
     Raises:
         PlanError: arrays that are not of whole numbers or of unequal length, an empty life, a negative size, numbers
@@ -102,28 +75,30 @@ def place(
         if not isinstance(number, Integral) or isinstance(number, bool) or number < 0:
             raise UsageError(f"{name} must be a whole number of at least 0, got {number!r:.80}")
     capacity, work = None if capacity is None else min(int(capacity), NO_LIMIT), min(int(work), NO_LIMIT)
-    return _place(checked(lower, upper, size, alignment, fixed), capacity, work)
+    return _place(checked(lower, upper, size, alignment, fixed), capacity, work, effort)
 
 
-def _place(instance: Instance, capacity: int | None, work: int, *, by_parts: bool = True) -> Placement:
+def _place(
+    instance: Instance, capacity: int | None, work: int, effort: PlacementEffort, *, by_parts: bool = True
+) -> Placement:
     """As `place`; `by_parts`: the largest first where nothing else serves."""
     bound, grain = _lower_bound(instance)
     goal, ceiling = max(bound, capacity or 0), -(-bound // grain) * grain
     nothing = Placement(np.maximum(instance.fixed, 0), NO_LIMIT, bound, "nothing to place")
     if not instance.size.any():
         return replace(nothing, height=0)
-    best = _by_heuristics(instance, nothing, goal, ceiling)
-    if best.height <= goal or len(instance.size) > SKYLINE:
+    best = _by_heuristics(instance, nothing, goal, ceiling, effort)
+    if best.height <= goal or len(instance.size) > effort.skyline:
         return best
     if (instance.fixed >= 0).any():
-        return _search(instance, best, capacity, work)
-    return _by_core(instance, best, capacity, max(goal, ceiling), work, by_parts)
+        return _search(instance, best, capacity, work, effort)
+    return _by_core(instance, best, capacity, max(goal, ceiling), work, effort, by_parts)
 
 
-def _by_heuristics(instance: Instance, best: Placement, goal: int, ceiling: int) -> Placement:
+def _by_heuristics(instance: Instance, best: Placement, goal: int, ceiling: int, effort: PlacementEffort) -> Placement:
     """What is found until one of the named placers reaches the goal."""
     trial = np.zeros_like(best.offsets)
-    for name, attempt in _attempts(instance, ceiling):
+    for name, attempt in _attempts(instance, ceiling, effort):
         found, _ = attempt(best.height, trial)
         if 0 <= found < best.height:
             best = Placement(trial.copy(), int(found), best.lower_bound, name)
@@ -133,14 +108,20 @@ def _by_heuristics(instance: Instance, best: Placement, goal: int, ceiling: int)
 
 
 def _by_core(
-    instance: Instance, best: Placement, capacity: int | None, goal: int, work: int, by_parts: bool
+    instance: Instance,
+    best: Placement,
+    capacity: int | None,
+    goal: int,
+    work: int,
+    effort: PlacementEffort,
+    by_parts: bool,
 ) -> Placement:
     """Place the core at greater length, and then the others, which find a place above no more than its height."""
     from foreplan.planner.placement.core import outside_core
 
     others = outside_core(instance.lower, instance.upper, instance.size, instance.alignment, goal)
     if not len(others):  # all are as good as tied to one another, and ejection seldom comes to an end
-        return _at_length(instance, best, capacity, goal, work, (), by_parts=False)
+        return _at_length(instance, best, capacity, goal, work, effort, (), by_parts=False)
     core = np.delete(np.arange(len(instance.size)), others)
     inner = _some(instance, core)
     if not len(core):
@@ -148,9 +129,9 @@ def _by_core(
         return min(best, _around(instance, core, nothing, others), key=lambda one: one.height)
     offsets = best.offsets[core]
     height = int((offsets + inner.size).max(initial=0))
-    start = _by_heuristics(inner, Placement(offsets, height, best.lower_bound, best.heuristic), goal, goal)
-    shares = EJECTIONS if by_parts else EJECTIONS_OF_PARTS
-    placed = _at_length(inner, start, capacity, goal, work, shares, by_parts=by_parts)
+    start = _by_heuristics(inner, Placement(offsets, height, best.lower_bound, best.heuristic), goal, goal, effort)
+    shares = effort.ejections if by_parts else effort.ejections_of_parts
+    placed = _at_length(inner, start, capacity, goal, work, effort, shares, by_parts=by_parts)
     found = _around(instance, core, placed, others)
     return min(found, replace(best, lower_bound=found.lower_bound), key=lambda one: one.height)
 
@@ -161,22 +142,23 @@ def _at_length(
     capacity: int | None,
     goal: int,
     work: int,
+    effort: PlacementEffort,
     shares: Sequence[int],
     *,
     by_parts: bool,
 ) -> Placement:
     """What takes longer than the named placers, until something reaches the goal."""
-    if work and len(instance.size) <= FEW and best.height > goal:
-        return _search(instance, best, capacity, work)
+    if work and len(instance.size) <= effort.few and best.height > goal:
+        return _search(instance, best, capacity, work, effort)
     few_stick_out = best.height - goal <= goal >> 3
-    searched = capacity is not None and len(instance.size) <= SEARCH  # to a capacity, the search is the quicker way
+    searched = capacity is not None and len(instance.size) <= effort.searched  # to a capacity, it is the quicker way
     if best.height > goal and few_stick_out and not searched:
-        best = _shaken(instance, best, goal)
+        best = _shaken(instance, best, goal, effort)
     if best.height > goal and capacity is None and work:
-        best = _by_ejection(instance, best, goal, shares)
+        best = _by_ejection(instance, best, goal, effort, shares)
         if best.height > goal and by_parts:
-            best = _largest_first(instance, best, goal)
-    return _search(instance, best, capacity, work) if best.height > goal else best
+            best = _largest_first(instance, best, goal, effort)
+    return _search(instance, best, capacity, work, effort) if best.height > goal else best
 
 
 def _around(instance: Instance, some: np.ndarray, placed: Placement, others: np.ndarray) -> Placement:
@@ -193,35 +175,38 @@ def _some(instance: Instance, which: np.ndarray) -> Instance:
     return Instance(*(column[which] for column in columns))
 
 
-def _search(instance: Instance, best: Placement, capacity: int | None, work: int) -> Placement:
+def _search(instance: Instance, best: Placement, capacity: int | None, work: int, effort: PlacementEffort) -> Placement:
     """The systematic search: for a capacity, if it is possible at all; without one, as low as it gets."""
     from foreplan.planner.placement.exact import descend
     from foreplan.planner.placement.sections import sections_of
 
-    if not work or len(instance.size) > SEARCH or (capacity is not None and capacity < best.lower_bound):
+    if not work or len(instance.size) > effort.searched or (capacity is not None and capacity < best.lower_bound):
         return best
     given = np.flatnonzero(instance.size)
     some = _some(instance, given)
     sections = sections_of(some.lower, some.upper, some.size, some.alignment, some.fixed)
     goal = best.lower_bound if capacity is None else capacity
-    descent = descend(sections, best.offsets[given], best.lower_bound, goal, work, straight=capacity is not None)
+    straight = capacity is not None
+    descent = descend(sections, best.offsets[given], best.lower_bound, goal, work, effort, straight=straight)
     offsets = best.offsets.copy()
     offsets[given] = descent.offsets
     name = best.heuristic if descent.height == best.height else "systematic search"
     return Placement(offsets, descent.height, descent.bound, name)
 
 
-def _by_ejection(instance: Instance, best: Placement, goal: int, shares: Sequence[int]) -> Placement:
+def _by_ejection(
+    instance: Instance, best: Placement, goal: int, effort: PlacementEffort, shares: Sequence[int]
+) -> Placement:
     """Runs of the ejection search, all of them from other starts: at the goal, and then between it and the best."""
     from foreplan.planner.placement.ejection import eject
     from foreplan.planner.placement.sections import together
 
-    if len(instance.size) > EJECTED:
+    if len(instance.size) > effort.ejected:
         return best
     grain = int(instance.alignment.min())
     size = -(-instance.size // grain) * grain
     neighbours = together(instance.lower, instance.upper)
-    most = EJECTION + EJECTION_PAIR * len(neighbours[1])
+    most = effort.ejection + effort.ejection_pair * len(neighbours[1])
     ranks = [np.argsort(order) for order in (_by_size(instance), _by_area(instance), _by_lifetime(instance))]
     failed, capacity, run = goal - grain, goal, 0
     for share in shares:
@@ -246,19 +231,19 @@ def _by_ejection(instance: Instance, best: Placement, goal: int, shares: Sequenc
     return best
 
 
-def _largest_first(instance: Instance, best: Placement, goal: int) -> Placement:
+def _largest_first(instance: Instance, best: Placement, goal: int, effort: PlacementEffort) -> Placement:
     """The largest buffers, as many as can be searched, by themselves, and then the others in what these leave free."""
     order = _by_size(instance)
-    for count in LARGEST if len(order) > SEARCH else FEWER:
+    for count in effort.largest if len(order) > effort.searched else effort.fewer:
         if best.height <= goal or count >= len(order):
             break
         some = order[:count]
-        placed = _place(_some(instance, some), None, WORK_OF_PARTS, by_parts=False)
+        placed = _place(_some(instance, some), None, effort.parts_work, effort, by_parts=False)
         if placed.height >= best.height:
             continue
         fixed = np.full(len(order), -1)
         fixed[some] = placed.offsets
-        found = _place(replace(instance, fixed=fixed), None, 0, by_parts=False)
+        found = _place(replace(instance, fixed=fixed), None, 0, effort, by_parts=False)
         if found.height < best.height:
             name = f"{count} largest: {placed.heuristic}; others: {found.heuristic}"
             best = Placement(found.offsets, found.height, best.lower_bound, name)
@@ -287,13 +272,13 @@ def _kernels() -> Any:
     return placers
 
 
-def _attempts(instance: Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]:
+def _attempts(instance: Instance, ceiling: int, effort: PlacementEffort) -> Iterator[tuple[str, _Attempt]]:
     """Placers by name, those with the best prospects for their time first."""
     n = len(instance.size)
     if not (instance.fixed >= 0).any():
         yield from _online(instance, ceiling)
-    if n > QUADRATIC:
-        if (instance.fixed >= 0).any() or _pairs(instance) <= PAIRS:
+    if n > effort.quadratic:
+        if (instance.fixed >= 0).any() or _pairs(instance) <= effort.pairs:
             yield "greedy by size, first fit", partial(_greedy, instance, _by_size(instance), False)
         return
     orders = {"size": _by_size(instance), "area": _by_area(instance), "lifetime": _by_lifetime(instance)}
@@ -301,7 +286,7 @@ def _attempts(instance: Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]
         for name, order in orders.items():
             fit = "best" if best_fit else "first"
             yield f"greedy by {name}, {fit} fit", partial(_greedy, instance, order, best_fit)
-    if n <= SKYLINE and not (instance.fixed >= 0).any():
+    if n <= effort.skyline and not (instance.fixed >= 0).any():
         yield from _skyline(instance, orders)
 
 
@@ -364,7 +349,7 @@ def _online(instance: Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]:
             yield name, run
 
 
-def _shaken(instance: Instance, best: Placement, goal: int) -> Placement:
+def _shaken(instance: Instance, best: Placement, goal: int, effort: PlacementEffort) -> Placement:
     """The skyline by orders that are shaken a little, again and again, until one reaches the goal or the work is done.
 
     Orders that differ by a few exchanges often differ in height where few buffers stick out. Every other try shakes an
@@ -378,7 +363,7 @@ def _shaken(instance: Instance, best: Placement, goal: int) -> Placement:
     rank = np.empty(len(births), np.int64)
     offsets = np.zeros(len(births), np.int64)  # the skyline leaves those of empty buffers as they are
     random, done, tries = np.uint64(1), 0, 0
-    while done < SHAKING and best.height > goal:
+    while done < effort.shaking and best.height > goal:
         which, turn = tries % len(orders), tries // len(orders)
         few = (1, 2, 3, 1 + len(births) // 16)[turn % 4]
         goes_on = which >= len(first)
@@ -392,7 +377,7 @@ def _shaken(instance: Instance, best: Placement, goal: int) -> Placement:
             orders[which][rank] = np.arange(len(births))
         if 0 <= found < best.height:
             best = Placement(offsets.copy(), int(found), best.lower_bound, "skyline by a shaken order")
-        done += work + len(births) + TRY
+        done += work + len(births) + effort.shake
         tries += 1
     return best
 

@@ -28,6 +28,7 @@ NOWHERE = 1 << 62
 TOP, MARK, WORK, FROM, TO = range(5)  # entries of State.scalars
 
 # A round of inference ends after this many visits for each section: what it would still find comes by tiny steps.
+# A constant of the compiled code, and of no effort: it guards against inference without end.
 VISITS = 1000
 
 

@@ -23,9 +23,6 @@ from foreplan.planner.recompute.front import Base, Curve
 from foreplan.planner.recompute.schedules import Point, frontier
 from foreplan.units import align_up
 
-MOST = 160  # schedules of a curve whose steps are given candidates
-NOTABLE = 20_000  # a step down of the cost by one part in so many makes a point
-
 
 @dataclass(frozen=True)
 class Option:
@@ -58,15 +55,17 @@ def choose_candidates(lean: Lean, costs: Sequence[int], curve: Curve, most: int 
     once = curve.base.schedule
     first = _Steps.of(lean, options, Point(once.order, once.bound, 0))
     made = schedule(lean.whole, once.name, first.actions(first.enough))
-    layout = lay_out(lean.whole, made)
+    effort = curve.effort
+    layout = lay_out(lean.whole, made, effort.placement)
     base = Base(made, layout, (*curve.base.stages, ("fastest kernels", arena_bytes(lean.whole, layout.heights))))
     if most is None:
-        steps = [first, *(_Steps.of(lean, options, point) for point in _evenly(curve.points, MOST))]
-        notable = max(sum(lean.costs[index] for index in once.order) // NOTABLE, 1)
+        some = _evenly(curve.points, effort.recompute.candidates)
+        steps = [first, *(_Steps.of(lean, options, point) for point in some)]
+        notable = max(sum(lean.costs[index] for index in once.order) // effort.recompute.notable, 1)
         found = [steps[i].point_at(highest, cost) for i, highest, cost in _choices(steps, notable)]
     else:
         found = _lowest(lean, options, first, curve.points, most)
-    return Curve(lean.whole, base, tuple(frontier(found, made.bound)))
+    return Curve(lean.whole, base, tuple(frontier(found, made.bound)), effort)
 
 
 def _lowest(

@@ -10,8 +10,6 @@ from foreplan.planner.recompute.kernels import evaluate
 from foreplan.planner.recompute.prices import following, gain
 from foreplan.planner.recompute.search import record
 
-_TRIES = 12  # batches in vain before a descent ends
-
 
 @jit.compiled
 def drop_batch(t, s, state, place, wanted, trust, chosen):  # type: ignore[no-untyped-def]
@@ -43,8 +41,11 @@ def drop_batch(t, s, state, place, wanted, trust, chosen):  # type: ignore[no-un
 
 
 @jit.compiled
-def descend_coarsely(t, s, state, archive, most_cost, most_work):  # type: ignore[no-untyped-def]
+def descend_coarsely(t, s, state, archive, most_cost, most_work, batches):  # type: ignore[no-untyped-def]
     """Go down the targets, dropping a batch at the peak at a time; a batch in vain is taken back and trusted less.
+
+    Args:
+        batches: in vain, one after the other, that end the descent.
 
     Returns:
         The work done.
@@ -71,6 +72,6 @@ def descend_coarsely(t, s, state, archive, most_cost, most_work):  # type: ignor
             for k in range(count):
                 state[chosen[k]] = KEEP if state[chosen[k]] == OFFLOAD else state[chosen[k]] - 1
                 trust[chosen[k]] /= 4.0 if new_peak < NEVER else 1e6
-            if vain > _TRIES:
+            if vain > batches:
                 return work
     return work

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from foreplan.errors import DoesNotFitError
+from foreplan.planner.effort import USUAL, Effort
 from foreplan.planner.memory.bounds import order_bound
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import updates_first, updates_last
@@ -16,12 +17,10 @@ from foreplan.planner.placement.layout import Layout, Schedule, arena_bytes, ass
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Problem
 from foreplan.planner.recompute.runs import annealed
-from foreplan.planner.recompute.schedules import EXACT, FEW, Point, frontier, recompute, reordered
+from foreplan.planner.recompute.schedules import Point, frontier, recompute, reordered
 from foreplan.planner.verify.verifier import verify
 
 FREE = 100  # recomputation that adds at most one part in so many to the predicted time counts as free
-ALL = 100  # actions up to which every order deserves the long search
-SHARES = (100, 20, 5)  # for these parts of the whole cost the search looks for the lowest schedule: +1 %, +5 %, +20 %
 
 
 @dataclass(frozen=True)
@@ -51,18 +50,20 @@ class Curve:
         base: what all start from.
         points: those that recompute, by ascending cost, which is below 0 where cheaper producers save more than runs
             add.
+        effort: how long each point is placed.
     """
 
     problem: Problem
     base: Base
     points: tuple[Point, ...]
+    effort: Effort = USUAL
 
     def __len__(self) -> int:
         return 1 + len(self.points)
 
     def plan(self, index: int) -> Plan:
         """The verified plan of a point, of which the first, number 0, recomputes nothing."""
-        return _finish(self.problem, self.base, *self._laid_out(index))
+        return _finish(self, *self._laid_out(index))
 
     def within(self, allowed: int) -> Plan:
         """The plan of least cost whose arena is within so many bytes.
@@ -97,7 +98,7 @@ class Curve:
             trial = self._laid_out(index)
             if (height := arena_bytes(self.problem, trial[1].heights)) < best:
                 best, (chosen, layout) = height, trial
-        return _finish(self.problem, self.base, chosen, layout)
+        return _finish(self, chosen, layout)
 
     def _by_cost(self) -> list[int]:
         cheaper = sum(point.cost < 0 for point in self.points)
@@ -110,7 +111,7 @@ class Curve:
         if index == 0:
             return self.base.schedule, self.base.layout
         chosen = schedule(self.problem, self.base.schedule.name, self.points[index - 1].order)
-        return chosen, lay_out(self.problem, chosen)
+        return chosen, lay_out(self.problem, chosen, self.effort.placement)
 
 
 def free_cost(base: Base, cost: Sequence[int]) -> int:
@@ -118,38 +119,41 @@ def free_cost(base: Base, cost: Sequence[int]) -> int:
     return sum(cost[index] for index in base.schedule.order) // FREE
 
 
-def free_curve(problem: Problem, base: Base, cost: Sequence[int], most: int) -> Curve:
+def free_curve(problem: Problem, base: Base, cost: Sequence[int], most: int, effort: Effort) -> Curve:
     """The beginning of a curve, as far as recomputation costs so much."""
     bound, found = base.schedule.bound, []
     for order in _orders(problem, base):
-        found += recompute(problem, order, bound, cost, caps=[most], most_cost=most, thorough=False)
-    return Curve(problem, base, tuple(frontier([point for point in found if point.cost <= most], bound)))
+        found += recompute(problem, order, bound, cost, effort.recompute, caps=[most], most_cost=most, thorough=False)
+    return Curve(problem, base, tuple(frontier([point for point in found if point.cost <= most], bound)), effort)
 
 
 def whole_curve(
-    problem: Problem, base: Base, cost: Sequence[int], *, thorough: bool = True, again: bool = True
+    problem: Problem, base: Base, cost: Sequence[int], effort: Effort, *, thorough: bool = True, again: bool = True
 ) -> Curve:
     """The curve of a cost for each action, as far down as the search goes; see `recompute`.
 
     Where there are several orders to start from, and many actions, a short search tells which deserves the long one.
     """
-    whole = sum(cost[index] for index in base.schedule.order)
-    caps = [whole // share for share in SHARES]
+    whole, own = sum(cost[index] for index in base.schedule.order), effort.recompute
+    caps = [whole // share for share in own.shares]
     bound, orders = base.schedule.bound, _orders(problem, base)
     found: list[Point] = []
-    if not thorough or len(base.schedule.order) > ALL:
-        short = [recompute(problem, order, bound, cost, caps=caps, thorough=False, again=again) for order in orders]
+    if not thorough or len(base.schedule.order) > own.all_orders:
+        short = [
+            recompute(problem, order, bound, cost, own, caps=caps, thorough=False, again=again) for order in orders
+        ]
         found = [point for points in short for point in points]
         lowest = [_lowest(points, caps, bound) for points in short]
         orders = [orders[lowest.index(min(lowest))]]
-    small = len(base.schedule.order) <= EXACT
+    small = len(base.schedule.order) <= own.sequences.actions
     for order in orders if thorough else ():
-        points = recompute(problem, order, bound, cost, caps=caps, again=again)
-        found += points if small else reordered(problem, points, caps, bound)
+        points = recompute(problem, order, bound, cost, own, caps=caps, again=again)
+        found += points if small else reordered(problem, points, caps, bound, len(points), effort)
     if thorough and small:
-        found = reordered(problem, frontier(found, bound), caps, bound, FEW)
-        found = annealed(problem, [base.schedule.order, *orders], found, caps, bound, cost, again=again)
-    return Curve(problem, base, tuple(frontier(found, bound)))
+        found = reordered(problem, frontier(found, bound), caps, bound, own.sequences.points, effort)
+        orders = [base.schedule.order, *orders]
+        found = annealed(problem, orders, found, caps, bound, cost, own.sequences, again=again)
+    return Curve(problem, base, tuple(frontier(found, bound)), effort)
 
 
 def _orders(problem: Problem, base: Base) -> list[Sequence[int]]:
@@ -168,11 +172,11 @@ def _lowest(points: Sequence[Point], caps: Sequence[int], bound: int) -> int:
     return sum(min([point.bound for point in points if point.cost <= cap], default=bound) for cap in caps)
 
 
-def _finish(problem: Problem, base: Base, chosen: Schedule, layout: Layout) -> Plan:
-    stages = base.stages
+def _finish(curve: Curve, chosen: Schedule, layout: Layout) -> Plan:
+    problem, base, stages = curve.problem, curve.base, curve.base.stages
     if chosen.order != base.schedule.order:
         stages += (("recompute", arena_bytes(problem, layout.heights)),)
-    settled, layout = settle(problem, chosen, layout)
+    settled, layout = settle(problem, chosen, layout, curve.effort.placement)
     if settled is not chosen:
         chosen, stages = settled, (*stages, ("loosened", arena_bytes(problem, layout.heights)))
     found = assemble(problem, chosen, layout, order_bound(problem), stages)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from foreplan.planner.effort import OrderEffort
 from foreplan.planner.memory.liveness import live_ranges
 from foreplan.planner.order.best import improve
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.problem import Problem, Role
 
 
-def reorder(problem: Problem, order: Sequence[int]) -> tuple[int, ...]:
+def reorder(problem: Problem, order: Sequence[int], effort: OrderEffort) -> tuple[int, ...]:
     """The same runs in an order that needs no more bytes than the given one: recomputation, which comes as late as
     possible, is moved ahead of what takes up its room.
     """
@@ -19,7 +20,7 @@ def reorder(problem: Problem, order: Sequence[int]) -> tuple[int, ...]:
     graph = dependences(unrolled)
     if len(graph.actions) < len(order):  # what some run makes is not read: a plan with runs in vain is not worth it
         return tuple(order)
-    better = improve(unrolled, graph, range(len(order)))
+    better = improve(unrolled, graph, range(len(order)), effort)
     return tuple(order) if better is None else tuple(order[run] for run in better.order)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from foreplan.planner.effort import SequenceEffort
 from foreplan.planner.memory.bounds import order_bound
 from foreplan.planner.placement.layout import schedule
 from foreplan.planner.problem import ALIGNMENT, Problem
@@ -24,17 +25,6 @@ if TYPE_CHECKING:
     from foreplan.planner.recompute.kernels import Scratch
     from foreplan.planner.recompute.search import Archive
 
-SLOTS = 2048  # of the bytes between no recomputation and what nothing goes below, each with its cheapest sequence
-CEILINGS = 24  # tried in every pass, evenly on a logarithmic scale
-ATTEMPTS = 12  # at going below the lowest sequence in every pass
-LOWER = 0.95  # the last one is this share of the lowest sequence so far
-PASSES = 4
-WORKERS = 2  # threads, which share what they found after each pass
-TRIALS = 100  # for a ceiling and an action,
-WORK = 20_000_000  # as long as no more runs than so many are looked at
-ROOM = 3  # a sequence may be so many times as long as the order
-HOT = 0.1  # the first temperature, as a share of the cost without recomputation
-PRICE = 0.5  # of as many bytes as a value has on average, at one step, in temperatures
 SEED = 2685821657736338717
 
 
@@ -45,6 +35,7 @@ def annealed(
     caps: Sequence[int],
     bound: int,
     cost: Sequence[int],
+    effort: SequenceEffort,
     *,
     again: bool = True,
 ) -> list[Point]:
@@ -56,6 +47,7 @@ def annealed(
         caps: costs for each of which the lowest sequence is wanted.
         bound: highest live set of the first order, in bytes.
         cost: of one more run of each action of the problem.
+        effort: how long to search.
         again: whether values may be computed again.
     """
     from foreplan.planner.recompute import search
@@ -63,20 +55,20 @@ def annealed(
     if not orders[0]:
         return list(points)
     gaps = make_gaps(problem, orders[0], cost, 1, again=again)
-    room = ROOM * len(orders[0]) + 64
+    room = effort.room * len(orders[0]) + 64
     floor = order_bound(problem)
-    step = max((bound - floor) // SLOTS, ALIGNMENT)
+    step = max((bound - floor) // effort.slots, ALIGNMENT)
     archive = search.make_archive(range(bound, floor - step, -step), caps, room)
-    workers = [_Worker(gaps, problem, room) for _ in range(WORKERS)]
+    workers = [_Worker(gaps, problem, room, effort) for _ in range(effort.workers)]
     for sequence in [*orders, *(point.order for point in points)]:
         if len(sequence) <= room:
             workers[0].note(archive, sequence)
     if bound <= 0 or not np.any(archive.cost < NEVER):  # nothing to save
         return list(points)
-    with ThreadPoolExecutor(WORKERS) as pool:
-        for number in range(PASSES):
-            others = [search.copy_archive(archive) for _ in range(1, WORKERS)]
-            seeds = [SEED * (1 + number * WORKERS + i) % 2**64 for i in range(WORKERS)]
+    with ThreadPoolExecutor(effort.workers) as pool:
+        for number in range(effort.passes):
+            others = [search.copy_archive(archive) for _ in range(1, effort.workers)]
+            seeds = [SEED * (1 + number * effort.workers + i) % 2**64 for i in range(effort.workers)]
             list(pool.map(_Worker.descend, workers, [archive, *others], seeds))
             for other in others:
                 search.merge(archive, other)
@@ -100,12 +92,12 @@ def _best(archive: Archive) -> list[tuple[int, ...]]:
 class _Worker:
     """What one thread needs."""
 
-    def __init__(self, gaps: Gaps, problem: Problem, room: int) -> None:
+    def __init__(self, gaps: Gaps, problem: Problem, room: int, effort: SequenceEffort) -> None:
         from foreplan.planner.recompute import anneal as remat_anneal
         from foreplan.planner.recompute import kernels as remat_kernels
 
         self.kernels = remat_anneal
-        self.gaps = gaps
+        self.gaps, self.effort = gaps, effort
         self.base = int(gaps.cost[gaps.order].sum())
         self.scratch: Scratch = remat_kernels.make_scratch(gaps)
         self.sequences: Sequences = remat_anneal.make_sequences(free_actions(problem), len(problem.values), room)
@@ -119,10 +111,12 @@ class _Worker:
         try to go below the lowest for each cap, and below the lowest of all.
         """
         lowest = int(archive.targets[np.flatnonzero(archive.cost < NEVER)[-1]])
-        actions, goals = len(self.gaps.order), CEILINGS + len(archive.caps) + ATTEMPTS
-        trials = min(TRIALS * actions, WORK // (PASSES * WORKERS * goals * actions))
-        for number in range(1, CEILINGS + 1):
-            ceiling = int(archive.targets[0] * (LOWER * lowest / archive.targets[0]) ** (number / CEILINGS))
+        effort, actions = self.effort, len(self.gaps.order)
+        goals = effort.ceilings + len(archive.caps) + effort.attempts
+        trials = min(effort.trials * actions, effort.work // (effort.passes * effort.workers * goals * actions))
+        for number in range(1, effort.ceilings + 1):
+            share = (effort.lower * lowest / archive.targets[0]) ** (number / effort.ceilings)
+            ceiling = int(archive.targets[0] * share)
             known = np.flatnonzero(archive.cost < NEVER)
             within = known[archive.targets[known] <= ceiling]
             chosen = within[np.argmin(archive.cost[within])] if len(within) else known[-1]
@@ -130,15 +124,15 @@ class _Worker:
         for state, peak in zip(archive.cap_states, archive.peak):
             if peak < NEVER:
                 seed = self._anneal(archive, state, int(peak) - 1, trials, seed)
-        for _ in range(ATTEMPTS):
+        for _ in range(effort.attempts):
             lowest = np.flatnonzero(archive.cost < NEVER)[-1]
             seed = self._anneal(archive, archive.states[lowest], int(archive.targets[lowest]) - ALIGNMENT, trials, seed)
 
     def _anneal(self, archive: Archive, start: np.ndarray, ceiling: int, trials: int, seed: int) -> int:
         length = int(np.count_nonzero(start >= 0))
         self.sequences.now[:length] = start[:length]
-        hot = max(HOT * self.base, 1.0)
-        price = PRICE * hot / max(float(self.gaps.problem.size[self.gaps.problem.size > 0].mean()), 1.0)
+        hot = max(self.effort.hot * self.base, 1.0)
+        price = self.effort.price * hot / max(float(self.gaps.problem.size[self.gaps.problem.size > 0].mean()), 1.0)
         return int(
             self.kernels.anneal(
                 self.gaps, self.scratch, self.sequences, length, ceiling, self.base, price, hot, trials,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from foreplan.planner.effort import USUAL, Effort, RecomputeEffort
 from foreplan.planner.placement.layout import schedule
 from foreplan.planner.problem import Problem, Role
 from foreplan.planner.recompute.arrays import NEVER, Gaps, make_gaps, plain_state
@@ -32,30 +33,7 @@ from foreplan.planner.recompute.order import reorder
 if TYPE_CHECKING:
     from foreplan.planner.recompute.search import Archive
 
-STEP = 512  # from one target to the next the peak falls by one part in so many,
-COARSE_STEP = 64  # or so where there are many gaps
-MANY = 5000
-LOWEST = 16  # the last target is this part of the first
-EXACT = 200  # actions up to which the search counts every byte
-SMALL = 200  # the smallest values, which come to one part in so many of all bytes, are always kept
-AIMS = (252, 230, 128, 64)  # what greedy looks at beside the peak: all above this share of it, in 256ths
-BOOST = 260
-ROUNDS = 2
-WORKERS = 2  # threads; what they find does not depend on how many processors there are
-SWEEPS = 200
-REORDERED = 4_000  # steps of schedules whose orders are searched, all but those that the caps allow,
-FEW = 8  # or so many schedules where `recompute.runs` goes on from there
-STILL = 24  # sweeps in vain that end the search,
-SOON = 4  # or so many where `recompute.runs` goes on from there
-TRIES = 16
 SEED = 88172645463325252
-# Work is counted in actions of the schedules evaluated, some tens of nanoseconds each.
-LONG = 5_000_000  # actions times gaps beyond which values are dropped in batches
-COARSE_WORK = 300_000_000
-DESCENT_WORK = 20_000_000
-POLISH_WORK = 200_000_000
-SHORT_WORK = 4_000_000
-POLISH_PAIR = 3000  # and so much for every pair of an action and a gap
 
 
 @dataclass(frozen=True)
@@ -78,6 +56,7 @@ def recompute(
     order: Sequence[int],
     bound: int,
     cost: Sequence[int],
+    effort: RecomputeEffort = USUAL.recompute,
     *,
     caps: Sequence[int] = (),
     most_cost: int | None = None,
@@ -90,6 +69,7 @@ def recompute(
         order: actions, each once.
         bound: highest live set of that order, in bytes.
         cost: of one more run of each action of the problem.
+        effort: how long to search.
         caps: costs for each of which the lowest schedule is wanted.
         most_cost: beyond which no schedule is wanted.
         thorough: search on after the first descent.
@@ -98,29 +78,31 @@ def recompute(
     from foreplan.planner.recompute import coarse, kernels, search
 
     order = late_updates(problem, order)
-    smallest = 1 if len(order) <= EXACT else _smallest(problem)
+    smallest = 1 if len(order) <= effort.exact else _smallest(problem, effort.small)
     whole = make_gaps(problem, order, cost, smallest, again=again)
     if not len(whole.gap_value):
         return []
-    gaps = whole if len(order) <= EXACT else compact(whole, smallest)
+    gaps = whole if len(order) <= effort.exact else compact(whole, smallest)
     scratch = kernels.make_scratch(gaps)
     plain = plain_state(whole)
     targets = [bound]
-    step = STEP if len(plain) <= MANY else COARSE_STEP
-    while targets[-1] > max(bound // LOWEST, step):
+    step = effort.step if len(plain) <= effort.many else effort.coarse_step
+    while targets[-1] > max(bound // effort.lowest, step):
         targets.append(targets[-1] * (step - 1) // step)
     archive = search.make_archive(targets, caps, len(plain))
     limit = int(NEVER) if most_cost is None else most_cost
-    long = len(gaps.order) * len(plain) > LONG
+    long = len(gaps.order) * len(plain) > effort.long
     found: list[np.ndarray] = []
     for way in _ways(gaps):
         if long or thorough:
-            coarse.descend_coarsely(way, scratch, plain.copy(), archive, limit, COARSE_WORK)
-        for aim in () if long else AIMS if thorough else AIMS[:1]:
-            search.descend(way, scratch, plain.copy(), aim, BOOST, archive, limit, DESCENT_WORK)
+            coarse.descend_coarsely(way, scratch, plain.copy(), archive, limit, effort.coarse_work, effort.batches)
+        for aim in () if long else effort.aims if thorough else effort.aims[:1]:
+            scored = aim, effort.boost, effort.hope
+            search.descend(way, scratch, plain.copy(), *scored, archive, limit, effort.descent_work)
         if not long:
-            patience = STILL if len(order) > EXACT else SOON
-            _polish(way, plain, archive, POLISH_WORK if thorough else SHORT_WORK, patience)
+            work = effort.polish_work if thorough else effort.short_work
+            patience = effort.patience if len(order) > effort.sequences.actions else effort.sequences.patience
+            _polish(way, plain, archive, work, patience, effort)
         found += [state.copy() for state, least in zip(archive.states, archive.cost) if least < NEVER]
         found += [state.copy() for state, peak in zip(archive.cap_states, archive.peak) if peak < bound]
     points = []
@@ -144,40 +126,42 @@ def _ways(gaps: Gaps) -> list[Gaps]:
 
 
 def reordered(
-    problem: Problem, points: Sequence[Point], caps: Sequence[int], bound: int, most: int = MANY
+    problem: Problem, points: Sequence[Point], caps: Sequence[int], bound: int, most: int, effort: Effort
 ) -> list[Point]:
     """Points and, with their runs in better orders, as many of them as is quick: what the caps allow, and at most so
     many evenly between.
     """
     within = [max((i for i, point in enumerate(points) if point.cost <= cap), default=-1) for cap in caps]
-    count = min(REORDERED // max([len(point.order) for point in points], default=1), most)
+    count = min(effort.recompute.reordered // max([len(point.order) for point in points], default=1), most)
     even = range(len(points)) if count >= len(points) else range(0, len(points), len(points) // max(count, 1) + 1)
     found = list(points)
     for i in sorted({i for i in within if i >= 0}.union(even)):
-        order = reorder(problem, points[i].order)
+        order = reorder(problem, points[i].order, effort.order)
         found.append(Point(order, schedule(problem, "", order).bound, points[i].cost))
     return frontier(found, bound)
 
 
-def _polish(gaps: Gaps, plain: np.ndarray, archive: Archive, work: int, patience: int) -> None:
+def _polish(gaps: Gaps, plain: np.ndarray, archive: Archive, work: int, patience: int, effort: RecomputeEffort) -> None:
     """Search on from all that was found, in sweeps of several workers, each with its own random numbers; after every
     sweep they share what they found, so it does not matter how fast each of them is.
     """
     from foreplan.planner.recompute import kernels, search
 
-    scratches = [kernels.make_scratch(gaps) for _ in range(WORKERS)]
-    most = min(work, len(gaps.order) * len(plain) * POLISH_PAIR)
+    workers, aims = effort.workers, effort.aims
+    scratches = [kernels.make_scratch(gaps) for _ in range(workers)]
+    most = min(work, len(gaps.order) * len(plain) * effort.polish_pair)
 
     def sweep(worker: int, number: int, own: Archive) -> int:
-        seed = np.uint64((SEED + number * WORKERS + worker) * SEED % 2**64)
-        aim = AIMS[number % len(AIMS)]
-        return int(search.polish(gaps, scratches[worker], plain, aim, BOOST, own, ROUNDS, TRIES, number, most, seed))
+        seed = np.uint64((SEED + number * workers + worker) * SEED % 2**64)
+        scored = aims[number % len(aims)], effort.boost, effort.hope
+        limits = effort.targets, effort.rounds, effort.eager, effort.tries
+        return int(search.polish(gaps, scratches[worker], plain, *scored, own, *limits, number, most, seed))
 
     done, number, still, before = 0, 0, 0, None
-    with ThreadPoolExecutor(WORKERS) as pool:
-        while done < most and number < SWEEPS and still < patience:
-            others = [search.copy_archive(archive) for _ in range(1, WORKERS)]
-            done += sum(pool.map(sweep, range(WORKERS), [number] * WORKERS, [archive, *others]))
+    with ThreadPoolExecutor(workers) as pool:
+        while done < most and number < effort.sweeps and still < patience:
+            others = [search.copy_archive(archive) for _ in range(1, workers)]
+            done += sum(pool.map(sweep, range(workers), [number] * workers, [archive, *others]))
             for other in others:
                 search.merge(archive, other)
             number += 1
@@ -185,11 +169,11 @@ def _polish(gaps: Gaps, plain: np.ndarray, archive: Archive, work: int, patience
             still, before = (still + 1 if after == before else 0), after
 
 
-def _smallest(problem: Problem) -> int:
+def _smallest(problem: Problem, share: int) -> int:
     """Bytes from which on a value may be dropped."""
     on_device = [region.on_device for region in problem.regions]
     sizes = sorted(v.nbytes for v in problem.values if v.role is Role.TRANSIENT and on_device[v.region])
-    small = sum(sizes) // SMALL
+    small = sum(sizes) // share
     for nbytes in sizes:
         small -= nbytes
         if small < 0:

@@ -17,9 +17,6 @@ from foreplan.planner.recompute.kernels import evaluate
 from foreplan.planner.recompute.prices import count_above, following, worth
 
 UNKNOWN = -1.0  # the score of what has not been looked at
-TURNS = 170  # of the targets about so many are gone through in one sweep, others in the next
-EAGER = 8  # so many times as often is polished what a cap allows
-HOPE = 1.5  # so much better than estimated a gap may turn out
 
 
 class Archive(NamedTuple):
@@ -100,7 +97,7 @@ def record(archive, state, peak, cost):  # type: ignore[no-untyped-def]
 
 
 @jit.compiled
-def greedy(t, s, state, target, aim, score, boost, archive):  # type: ignore[no-untyped-def]
+def greedy(t, s, state, target, aim, score, boost, hope, archive):  # type: ignore[no-untyped-def]
     """Drop values, the most bytes above the target a cost first, until the live bytes stay within it. Those that cost
     less to copy off the device than to recompute, as estimated, are copied.
 
@@ -111,6 +108,7 @@ def greedy(t, s, state, target, aim, score, boost, archive):  # type: ignore[no-
         aim: bytes above this share of the peak, in 256ths, are what counts.
         score: of each gap, as last seen; written.
         boost: what all scores are multiplied by each round, in 256ths, so that none is forgotten.
+        hope: how many times as good as estimated a gap may turn out.
 
     Returns:
         The peak reached, its cost, and the work done.
@@ -135,7 +133,7 @@ def greedy(t, s, state, target, aim, score, boost, archive):  # type: ignore[no-
                 if not alive or fresh[h] == turn or state[h] >= DISCARD:
                     continue
                 if score[h] == UNKNOWN:
-                    score[h] = HOPE * worth(t, s, state, h)
+                    score[h] = hope * worth(t, s, state, h)
                 if score[h] > most:
                     g, most = h, score[h]
             if g < 0:
@@ -167,7 +165,7 @@ def greedy(t, s, state, target, aim, score, boost, archive):  # type: ignore[no-
 
 
 @jit.compiled
-def descend(t, s, state, aim, boost, archive, most_cost, most_work):  # type: ignore[no-untyped-def]
+def descend(t, s, state, aim, boost, hope, archive, most_cost, most_work):  # type: ignore[no-untyped-def]
     """Go down the targets by `greedy`, from each to the next, as far as it goes.
 
     Returns:
@@ -176,7 +174,7 @@ def descend(t, s, state, aim, boost, archive, most_cost, most_work):  # type: ig
     work = np.int64(0)
     score = np.full(state.size, UNKNOWN)
     for j in range(archive.targets.size):
-        peak, cost, more = greedy(t, s, state, archive.targets[j], aim, score, boost, archive)
+        peak, cost, more = greedy(t, s, state, archive.targets[j], aim, score, boost, hope, archive)
         work += more
         if peak > archive.targets[j] or cost > most_cost or work > most_work:
             break
@@ -267,9 +265,16 @@ def restore(t, s, state, plain, target, archive, tries, seed):  # type: ignore[n
 
 
 @jit.compiled(nogil=True)
-def polish(t, s, plain, aim, boost, archive, rounds, tries, number, most_work, seed):  # type: ignore[no-untyped-def]
+def polish(  # type: ignore[no-untyped-def]
+    t, s, plain, aim, boost, hope, archive, turns, rounds, eager, tries, number, most_work, seed
+):
     """Ruin and recreate (Schrimpf et al., "Record breaking optimization results", J. Computational Physics 2000) what
     is stored at every target and cap, and at its neighbours, the highest first.
+
+    Args:
+        turns: of the targets about so many are gone through in one sweep, others in the next.
+        rounds: tries at each target; so many times `eager` at each cap.
+        tries: dropped values that each try considers to keep.
 
     Returns:
         The work done.
@@ -278,11 +283,11 @@ def polish(t, s, plain, aim, boost, archive, rounds, tries, number, most_work, s
     state = plain.copy()
     score = np.full(state.size, UNKNOWN)
     count = archive.targets.size
-    wide = max(count // TURNS, 1)
+    wide = max(count // turns, 1)
     for j in range(count + archive.caps.size):
         if j < count and j % wide != number % wide:
             continue
-        for r in range(rounds if j < count else rounds * EAGER):
+        for r in range(rounds if j < count else rounds * eager):
             if work > most_work:
                 break
             k = j - count
@@ -297,7 +302,7 @@ def polish(t, s, plain, aim, boost, archive, rounds, tries, number, most_work, s
                 target = archive.peak[k] - 1
             seed = ruin(t, state, plain, seed)
             score[:] = UNKNOWN
-            _, _, more = greedy(t, s, state, target, aim, score, boost, archive)
+            _, _, more = greedy(t, s, state, target, aim, score, boost, hope, archive)
             work += more
             more, seed = restore(t, s, state, plain, target, archive, tries, seed)
             work += more

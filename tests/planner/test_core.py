@@ -89,8 +89,8 @@ def test_placing_the_core_first_reaches_bounds_that_all_together_miss(monkeypatc
         found = [place(*arrays(buffers)[:3], work=0) for buffers in instances]
         return sum(one.height == one.lower_bound for one in found)
 
-    def all_together(instance, best, capacity, goal, work, by_parts):  # type: ignore[no-untyped-def]
-        return placer._at_length(instance, best, capacity, goal, work, placer.EJECTIONS, by_parts=by_parts)
+    def all_together(instance, best, capacity, goal, work, effort, by_parts):  # type: ignore[no-untyped-def]
+        return placer._at_length(instance, best, capacity, goal, work, effort, effort.ejections, by_parts=by_parts)
 
     with_core = reached()
     monkeypatch.setattr(placer, "_by_core", all_together)

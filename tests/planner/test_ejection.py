@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foreplan.planner import place
-from foreplan.planner.placement import offsets as placer
+from foreplan.planner.effort import PlacementEffort
 from foreplan.planner.placement.ejection import eject
 from foreplan.planner.placement.sections import together
 from tests.planner.problems import rectangles
@@ -78,21 +78,19 @@ def test_work_is_bounded_where_nothing_fits() -> None:
     assert left == 1 and 10_000 <= work < 10_100
 
 
-def test_ejection_reaches_bounds_that_the_other_placers_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ejection_reaches_bounds_that_the_other_placers_miss() -> None:
     """More buffers than can be searched: some large and short-lived, the rest small and in the way."""
 
-    def heights() -> list[float]:
+    def heights(effort: PlacementEffort) -> list[float]:
         found = []
         for seed in (11, 13, 15):
             rng = np.random.default_rng(seed)
             lower, large = rng.integers(0, 400, 700), rng.random(700) < 0.35
             upper = lower + 1 + np.where(large, rng.integers(1, 25, 700), rng.integers(1, 120, 700))
             size = np.where(large, rng.integers(5, 40, 700) * 65536, rng.integers(1, 40, 700) * 64)
-            placed = place(lower, upper, size, alignment=64)
+            placed = place(lower, upper, size, alignment=64, effort=effort)
             found.append(placed.height / placed.lower_bound)
         return found
 
-    monkeypatch.setattr(placer, "LARGEST", ())
-    with_ejection = heights()
-    monkeypatch.setattr(placer, "EJECTIONS", ())
-    assert sum(with_ejection) < sum(heights())
+    with_ejection = heights(PlacementEffort(largest=()))
+    assert sum(with_ejection) < sum(heights(PlacementEffort(largest=(), ejections=())))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from foreplan.errors import PlanError
 from foreplan.planner import place
+from foreplan.planner.effort import PlacementEffort
 from foreplan.planner.placement import offsets as placer
 from foreplan.planner.placement.instance import checked
 from tests.profile import pick
@@ -67,7 +69,7 @@ def test_every_heuristic_respects_lives_and_alignments(buffers: Buffers, alignme
     bound, grain = placer._lower_bound(instance)
     ceiling = -(-bound // grain) * grain
     offsets = np.zeros(len(buffers), np.int64)
-    for name, attempt in placer._attempts(instance, ceiling):
+    for name, attempt in placer._attempts(instance, ceiling, PlacementEffort()):
         height, _ = attempt(placer.NO_LIMIT, offsets)
         assert height == (offsets + instance.size).max() >= bound, name
         assert not overlap(buffers, offsets), name
@@ -165,15 +167,15 @@ def cut(rng: random.Random, n: int) -> Buffers:
     return [(a, b, d - c) for a, b, c, d in pieces]
 
 
-def test_shaken_orders_reach_bounds_that_plain_ones_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shaken_orders_reach_bounds_that_plain_ones_miss() -> None:
     instances = [cut(random.Random(seed), 30) for seed in range(40)]
     shaken = sum(place(*columns(buffers), work=0).height == 64 for buffers in instances)
-    monkeypatch.setattr(placer, "SHAKING", 0)
-    plain = sum(place(*columns(buffers), work=0).height == 64 for buffers in instances)
+    unshaken = PlacementEffort(shaking=0)
+    plain = sum(place(*columns(buffers), work=0, effort=unshaken).height == 64 for buffers in instances)
     assert plain < shaken >= 36
 
 
-def test_the_largest_by_themselves_reach_bounds_that_all_together_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_by_themselves_reach_bounds_that_all_together_miss() -> None:
     """More buffers than can be searched: some large and short-lived, the rest small and in the way."""
 
     def instance(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -183,16 +185,15 @@ def test_the_largest_by_themselves_reach_bounds_that_all_together_miss(monkeypat
         upper = lower + 1 + np.where(large, rng.integers(1, 25, n), rng.integers(1, 120, n))
         return lower, upper, np.where(large, rng.integers(5, 40, n) * 65536, rng.integers(1, 40, n) * 64)
 
-    monkeypatch.setattr(placer, "EJECTIONS", ())
+    by_parts = PlacementEffort(ejections=())
     for seed in pick((11,), (11,), (11, 13, 15)):
         lower, upper, size = instance(seed)
-        found = place(lower, upper, size, alignment=64)
+        found = place(lower, upper, size, alignment=64, effort=by_parts)
         assert "largest" in found.heuristic and found.height <= 1.0002 * found.lower_bound
         buffers = list(zip(lower.tolist(), upper.tolist(), size.tolist()))
         assert not overlap(buffers, found.offsets)
-        with monkeypatch.context() as patch:
-            patch.setattr(placer, "LARGEST", ())
-            assert place(lower, upper, size, alignment=64).height > found.height
+        at_once = place(lower, upper, size, alignment=64, effort=replace(by_parts, largest=()))
+        assert at_once.height > found.height
 
 
 def test_large_instances_whose_lives_are_short_are_placed_greedily() -> None:

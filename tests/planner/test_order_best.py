@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from foreplan.planner import Overwrite, Problem, Role
+from foreplan.planner.effort import OrderEffort
 from foreplan.planner.memory.kernels import make_count
 from foreplan.planner.order.arrays import order_arrays
 from foreplan.planner.order.best import improve
@@ -17,6 +19,8 @@ from foreplan.planner.order.heuristics import HEURISTICS, program_order
 from foreplan.planner.order.kernels import begin, live_bytes, make_state, run, undo, weigh
 from foreplan.planner.placement.layout import schedule
 from tests.planner.problems import Maker, random_problem, training_chain, training_net
+
+EFFORTS = {True: OrderEffort(), False: OrderEffort(search_work=0, window_work=0)}  # with exact searches and without
 
 
 def how_many(graph: Dependences) -> int:
@@ -96,8 +100,9 @@ def test_larger_problems_get_no_worse(seed: int, actions: int, search: bool, mov
     graph = dependences(problem)
     start = program_order(problem, graph)
     assume(start)
-    found = improve(problem, graph, start, search=search, moves=moves)
-    assert found is not None and found == improve(problem, graph, start, search=search, moves=moves)
+    effort = replace(EFFORTS[search], move_work=OrderEffort().move_work * moves)
+    found = improve(problem, graph, start, effort)
+    assert found is not None and found == improve(problem, graph, start, effort)
     assert found.least <= found.nbytes == schedule(problem, "", found.order).bound
     assert found.nbytes <= schedule(problem, "", start).bound
     at = {index: step for step, index in enumerate(found.order)}
@@ -154,8 +159,8 @@ def test_a_move_alone_lowers_the_peak() -> None:
     graph = dependences(problem)
     start = program_order(problem, graph)
     assert schedule(problem, "", start).bound == 3001 * 64 + 64 - 64
-    for options in ({"search": False}, {"moves": False}):
-        found = improve(problem, graph, start, **options)
+    for effort in (EFFORTS[False], OrderEffort(move_work=0)):
+        found = improve(problem, graph, start, effort)
         assert found is not None and found.nbytes == 1002 * 64
 
 

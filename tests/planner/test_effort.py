@@ -1,0 +1,45 @@
+"""Efforts: every limit is described, and with less of them plans are valid, and no lower than is proved."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+
+from foreplan.planner import plan, plan_curve
+from foreplan.planner.effort import USUAL, WITHOUT
+from tests.planner.problems import training_net
+
+
+def kinds(effort: Any) -> Iterator[Any]:
+    yield effort
+    for each in fields(effort):
+        if is_dataclass(value := getattr(effort, each.name)):
+            yield from kinds(value)
+
+
+@pytest.mark.parametrize("kind", [type(each) for each in kinds(USUAL)], ids=lambda kind: kind.__name__)
+def test_every_limit_is_described_in_the_order_of_the_fields(kind: type) -> None:
+    said = re.findall(r"^        (\w+): .*", kind.__doc__ or "", flags=re.M)
+    assert said == [each.name for each in fields(kind)]
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_plans_of_less_effort_are_valid(name: str) -> None:
+    """Which `plan` verifies; each search takes part in a problem as small as this one."""
+    problem = training_net(4)
+    found = plan(problem, remat="off", effort=WITHOUT[name])
+    assert found.arena_bytes >= plan(problem, remat="off").lower_bound_bytes
+    curve = plan_curve(problem, effort=WITHOUT[name])
+    assert curve.effort is WITHOUT[name]
+    assert curve.plan(len(curve) - 1).arena_bytes <= found.arena_bytes
+
+
+def test_without_annealing_a_curve_is_no_lower() -> None:
+    problem = training_net(4)
+    usual, without = (plan_curve(problem, effort=effort) for effort in (USUAL, WITHOUT["annealing"]))
+    assert usual.points != without.points
+    assert usual.points[-1].bound <= without.points[-1].bound
