@@ -10,7 +10,7 @@ from foreplan.views.memory import Memory
 
 SHARES = (0.01, 0.05, 0.20)  # the lowest plans within these shares of added flops and time are always points
 APART = 0.96  # other points are at least this much lower than the one before
-BISECT = 3  # after so many answers on one side the limit is sought in the middle
+BISECT = 3  # consecutive answers on one side, after which the limit is sought in the middle
 FARTHEST = 16  # times a count that is known to fit, the next one tried
 
 

@@ -101,7 +101,7 @@ class Engine(Protocol):
         """Likewise in host memory, as the device can copy from and to it fastest."""
 
     def use_threads(self, program: Program, threads: int | None) -> None:
-        """Let so many threads work on each kernel of a program; None: as many as it was planned for, or as there are.
+        """Let `threads` threads work on each kernel of a program; None: as many as it was planned for, or as there are.
 
         Raises:
             UsageError: the program was planned for another number.

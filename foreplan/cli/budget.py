@@ -173,7 +173,7 @@ class _Trials:
 @click.command(short_help="Find the largest batch that fits a memory.")
 @model_options
 @click.option("--memory", required=True, metavar="SIZE", help="What the arena may take, such as 8GiB.")
-@click.option("--max-extra-flops", "most", metavar="SHARE", help="Recompute at most so much, such as 5%.")
+@click.option("--max-extra-flops", "most", metavar="SHARE", help="Most flops added by recomputing, such as 5%.")
 @json_option
 def fit(model: str, memory: str, most: str | None, as_json: bool, **options: Any) -> None:
     """Find the largest batch with which a step of MODEL fits a memory, recomputing where it helps, or the segments that

@@ -73,7 +73,7 @@ class Saving:
 
     Attributes:
         path: of the checkpoint; None: it is not written.
-        every: after so many steps it is written; None: at the end alone.
+        every: steps from one writing to the next; None: it is written at the end alone.
         saved: the step after which it was last written by this run; None: it was not.
     """
 
@@ -113,7 +113,7 @@ class Saving:
 @model_options
 @click.option("--data", required=True, metavar="FILE.npz", help="Arrays named like the inputs; leading axis = samples.")
 @click.option("--epochs", type=click.IntRange(min=1), help="Passes over the data; 1 unless --steps is given.")
-@click.option("--steps", type=click.IntRange(min=1), help="Stop after so many steps.")
+@click.option("--steps", type=click.IntRange(min=1), help="Stop after this number of steps.")
 @click.option("-o", "--out", "path", metavar="W.safetensors", help="Checkpoint, written at the end and on Ctrl-C.")
 @click.option("--save-every", type=click.IntRange(min=1), metavar="N", help="Write the checkpoint every N steps, too.")
 @click.option("--resume", metavar="W.safetensors", help="Go on from a checkpoint, exactly where it was.")

@@ -77,7 +77,7 @@ class Op:
         raise NotImplementedError
 
     def check_count(self, inputs: Types, count: int) -> None:
-        """For `infer`: raise a ShapeError unless there are so many inputs."""
+        """For `infer`: raise a ShapeError unless there are `count` inputs."""
         if len(inputs) != count:
             raise ShapeError(f"{self.name} takes {count} inputs, and got {len(inputs)}")
 

@@ -22,7 +22,8 @@ from foreplan.planner import problem as p
 from foreplan.units import parse_bytes
 
 WORKSPACE = "auto"  # see `lower`
-ENOUGH, FASTER = 64 << 20, 1.3  # bytes of workspace for most kernels; what needs more must be so many times as fast
+ENOUGH = 64 << 20  # bytes of workspace for most kernels
+FASTER = 1.3  # a kernel that needs more workspace must be this many times as fast
 
 
 def lower(

@@ -35,7 +35,7 @@ class DeviceProfile:
         return max(arithmetic, memory)
 
     def bus_nanoseconds(self, nbytes: int) -> int:
-        """How long a copy of so many bytes between the device and host memory takes, with nothing else meanwhile."""
+        """How long it takes to copy `nbytes` between device and host memory, with nothing else meanwhile."""
         return nbytes * 1_000_000_000 // self.bus_bytes_per_second
 
 

@@ -25,7 +25,7 @@ from foreplan.ops.reduce import normalize_axes
 from foreplan.ops.shape import reshape, slice_axis
 
 INDICES = 8 * 1024  # indices a block
-SLAB = 128  # from so many elements an index on, one addition an index is faster than flat indices
+SLAB = 128  # elements an index: from here on, one addition an index is faster than flat indices
 
 MOST_POSITIONS = 1 << 24  # that a graph holds as a constant
 

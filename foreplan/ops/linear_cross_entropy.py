@@ -200,7 +200,7 @@ class _Products:
     """Products with w: all of it at once, or, where it is narrow, some classes after the other.
 
     Attributes:
-        scratch: for so many rows of w, widened; None: w is wide.
+        scratch: where some rows of w are widened; its length is how many. None: w is wide.
     """
 
     w: np.ndarray

@@ -15,7 +15,7 @@ from foreplan.ops.norm.rows import LayerNorm, RMSNorm
 from foreplan.ops.shape import Reshape, Slice
 from foreplan.passes.rewrite import rewrite
 
-SHARE = 2  # a slice is worth it if it leaves out at least all but one of so many parts
+SHARE = 2  # a slice is pushed if it keeps at most 1 / SHARE of the elements
 
 Narrowed = tuple[Op, list[Slice | None]]  # what computes the slice, and the slice of each input (None: all of it)
 

@@ -12,8 +12,8 @@ from foreplan.ops.shape import slice_axis
 from foreplan.passes.rewrite import rewrite_groups
 
 PARTS = 4  # ranges of channels; each more costs one more pass over the second convolution's output
-SHARE = 10  # an activation dominates with one part in so many of the bytes that the forward pass makes
-CHEAPER = 4  # and is worth making again if that takes at most one part in so many of what reads it
+SHARE = 10  # an activation dominates if it has at least 1 / SHARE of the bytes that the forward pass makes
+CHEAPER = 4  # it is computed again if that takes at most 1 / CHEAPER of the flops of what reads it
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ MOST_THREADS = 1024  # of one program; more than a system lets a process have en
 
 
 class CpuTarget:
-    """The processor of this machine, or so many of its threads.
+    """The processor of this machine, or some of its threads.
 
     Attributes:
         name: `cpu`, with the number of threads where it was given: plans depend on it.

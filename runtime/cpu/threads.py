@@ -30,7 +30,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def with_team(call: Callable[[], T], threads: int) -> T:
-    """What a call gives whose kernels use so many threads.
+    """The result of a call whose kernels use `threads` threads.
 
     GCC's OpenMP keeps a team of threads for each thread that begins a parallel part. A forked process has a copy of
     the thread that forked it and none of its team, for which the copy would wait without end. So the copy leaves the
@@ -58,7 +58,7 @@ def with_team(call: Callable[[], T], threads: int) -> T:
 
 
 def set_threads(count: int) -> None:
-    """Let oneDNN use so many threads in every primitive that is described, made or run from now on."""
+    """Let oneDNN use `count` threads in every primitive that is described, made or run from now on."""
     threads_set(count)()
 
 
@@ -75,7 +75,7 @@ def current_threads() -> int:
 
 @contextmanager
 def so_many_threads(count: int) -> Iterator[None]:
-    """Within, primitives are described or made for so many threads."""
+    """Within, primitives are described or made for `count` threads."""
     threads = current_threads()
     set_threads(count)
     try:
@@ -98,7 +98,7 @@ def ranged(
     first: int = 0,
     own: np.ndarray | None = None,
 ) -> Run:
-    """A call that runs a compiled loop over so many numbers, in parts by several threads where they are enough.
+    """A call that runs a compiled loop over a range; several threads take parts of it where it is long enough.
 
     Args:
         function: compiled, and called as function(start, stop, *arguments); its parts must not depend on one another,

@@ -17,8 +17,8 @@ from foreplan.graph.op import Windows
 from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.machine import Machine, aligned, least_seconds, measured, this_machine
 
-ENOUGH = 0.05  # seconds of runs after which no more are made,
-LEAST, MOST = 3, 20  # but at least and at most so many
+ENOUGH = 0.05  # seconds of runs after which no more are made
+LEAST, MOST = 3, 20  # runs, whatever they take
 
 
 class Prices:
@@ -42,7 +42,7 @@ class Prices:
         return self._of(key, lambda: [round(_seconds(op, kernel, inputs, outputs, threads) * 1e9)])[0]
 
     def machine_rates(self, threads: int) -> tuple[int, int]:
-        """Operations and bytes a second of so many threads."""
+        """Operations and bytes a second of `threads` threads."""
         flops, nbytes = self._of(_machine(threads), lambda: list(measured(threads)))
         return flops, nbytes
 

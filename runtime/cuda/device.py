@@ -32,7 +32,7 @@ class Device:
         bus_bytes_per_second: copied between device and host memory in one direction, at most.
         l2_bytes: of the second-level cache.
         shared_bytes_per_multiprocessor: of shared memory.
-        shared_bytes_per_block: of shared memory, at most, for a block that asks for so much.
+        shared_bytes_per_block: of shared memory that a block gets at most, if it asks for more than is usual.
         threads_per_multiprocessor, blocks_per_multiprocessor: resident at a time, at most.
         clock_hz, memory_clock_hz: of multiprocessors and memory, at most.
         peaks: floating-point operations per second of dense products, a multiply-add being two, by precision: an

@@ -144,7 +144,7 @@ class Execute:
     Attributes:
         blob: the plan, serialised.
         operands: its tensors' numbers, and where they lie.
-        workspace: where its own scratch memory lies, so many bytes of it.
+        workspace: where its own scratch memory lies, and how many bytes it has.
     """
 
     blob: bytes = field(repr=False)
@@ -183,7 +183,7 @@ class Multiply:
         adds: whether c is added.
         batch: how many products.
         tf32: whether float32 may be rounded to TensorFloat-32 first. Sums are float32 in any case.
-        workspace: where its scratch memory lies, at most so many bytes of it.
+        workspace: where its scratch memory lies, and how many bytes it has at most.
         bias: where the numbers lie that are added to all columns, side by side and of d's type; None: there are none.
     """
 
@@ -303,17 +303,17 @@ class Scratch:
         self.nbytes = 0
 
     def take(self, nbytes: int) -> Address:
-        """So many bytes more, aligned."""
+        """The address of `nbytes` more bytes, aligned."""
         start = align_up(self.nbytes, ALIGNMENT)
         self.nbytes = start + nbytes
         return workspace_at(start)
 
 
 def launch(source: Source, entry: str, blocks: int | Grid, threads: int, arguments: Iterable[Word]) -> Launch:
-    """A launch of blocks of so many threads along one axis.
+    """A launch of blocks of `threads` threads along one axis.
 
     Raises:
-        Refused: a grid has no room for so many blocks.
+        Refused: a grid has no room for these blocks.
     """
     grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
     if not (0 < grid[0] < 1 << 31 and 0 < grid[1] < 1 << 16 and 0 < grid[2] < 1 << 16):

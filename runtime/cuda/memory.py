@@ -140,7 +140,7 @@ class DevicePlace:
         self.card.synchronize()
 
     def elements(self, memory: np.ndarray) -> np.ndarray:
-        """Its elements as they lie in host memory of so many bytes."""
+        """Its elements as they lie in host memory of its number of bytes."""
         type = self.window.type
         if not self.nbytes:
             return np.empty(type.shape, type.dtype.numpy)

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 Translated = TypeVar("Translated")
 _DEEPEST = 64  # functions and branches within each other
-# What a file may come to: nodes of bodies, written out, and nodes of the graph; or so many times the nodes it holds.
+# Limits for a file: the nodes of its bodies when they are written out, and the nodes of the graph made from it. A file
+# with many nodes may come to `_MOST_TIMES` times as many.
 _MOST_WRITTEN, _MOST_MADE, _MOST_TIMES = 1 << 15, 1 << 16, 64
 
 
@@ -67,7 +68,7 @@ class Scope:
 
 
 class _OnnxBuilder(Builder):
-    """A Builder whose stored values never take a name that the file has, and that stops at so many nodes."""
+    """A Builder whose stored values never take a name that the file has, and that stops at `most` nodes."""
 
     def __init__(self, name: str, claim: Callable[[str], str], most: int) -> None:
         super().__init__(name)

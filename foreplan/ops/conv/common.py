@@ -21,7 +21,7 @@ class ConvOp(Op):
         strides: elements from one window to the next, an entry a spatial axis.
         pads: (low, high) zeros around each spatial axis; negative ones crop.
         dilations: elements from one tap to the next.
-        groups: channels in and out fall into so many independent groups.
+        groups: number of independent groups that channels in and out fall into.
     """
 
     strides: Shape

@@ -86,8 +86,8 @@ class _Flat:
     """A block of output rows of some channels, and the padded input rows that they read.
 
     Attributes:
-        channels: at most so many.
-        rows: of outputs, at most.
+        channels: most channels of a block.
+        rows: most output rows of a block.
         halo: input rows more than output rows.
         width: of a padded row.
     """

@@ -147,7 +147,7 @@ class BatchNorm(ChannelNorm):
         return [elementwise(b, lambda x, m, f, c: (x - m) * f + c, x, *vectors, dtype=x.dtype)]
 
     def vectors(self, b: Builder, others: Sequence[Value], rank: int) -> list[Value]:
-        """Mean, factor and bias of scale, bias, mean and variance, to go with images of so many axes."""
+        """Mean, factor and bias of scale, bias, mean and variance, to go with images of `rank` axes."""
         scale, bias, mean, variance = others
         factor = elementwise(b, lambda s, v: s / sqrt(v + self.epsilon), scale, variance)
         return [reshape(b, vector, (-1, *[1] * (rank - 2))) for vector in (mean, factor, bias)]

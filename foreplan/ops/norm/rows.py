@@ -370,7 +370,7 @@ def group_norm(
     scale and bias have an entry a channel.
 
     Raises:
-        ShapeError: the channels do not fall into so many groups.
+        ShapeError: the channels do not divide into `groups` equal groups.
     """
     if len(x.shape) < 2 or groups < 1 or x.shape[1] % groups:
         raise ShapeError(f"the channels of {x!r} do not fall into {groups} equal groups")

@@ -32,7 +32,7 @@ class Operand:
 
 
 def operand_kind(dtype: DType, stride: int) -> Operand:
-    """An operand whose elements lie so many bytes apart along the innermost axis."""
+    """An operand whose elements lie `stride` bytes apart along the innermost axis."""
     return Operand(dtype, CONTIGUOUS if stride == dtype.itemsize else STRIDED if stride else FIXED)
 
 
@@ -145,7 +145,7 @@ class Memory:
         self.mask = e.constant(BIT, 1) if left is None else self.below(e, left)
 
     def below(self, e: Lanes, count: ir.Value) -> ir.Value:
-        """The first lanes, so many."""
+        """A mask of the first `count` lanes."""
         lanes = e.constant(INT32, list(range(e.width)))
         return self.b.icmp_signed("<", lanes, e.splat(self.b.trunc(count, INT32)))
 

@@ -133,7 +133,7 @@ def _caller() -> Callable[[int, int, ctypes.c_char_p], None]:
 
 @cache
 def _member() -> int:
-    """The address of what each thread of a team runs, given the team's data: every so many-th of the tables.
+    """The address of what each thread of a team runs, given the team's data: every n-th of the tables, of n threads.
 
     The data is int64: the addresses of omp_get_thread_num, omp_get_num_threads and the caller; how many tables; and of
     each, how many records it has, and its address.

@@ -126,7 +126,7 @@ class _Writer(Writer):
             writes.store(e, address, element, column, self.within(e, writes.mask, i, left[0]))
 
     def fetch(self, source: Place, near: ir.Value, block: ir.Value, blocks: ir.Value) -> None:
-        """Have a tile brought to the cache: of this strip or of the next, where no hardware foresees so many rows."""
+        """Have a tile of this strip or of the next brought to the cache: hardware does not foresee that many rows."""
         b, width = self.b, self.number(WIDTH)
         over = b.icmp_signed(">=", block, blocks)
         near = b.select(over, b.add(near, width), near)

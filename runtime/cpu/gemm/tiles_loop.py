@@ -212,7 +212,7 @@ class _Block:
         return self.w.e.behind(self.first, self.b.mul(number, self.panel))
 
     def share(self, target: ir.Value, panel: ir.Value, due: ir.Value) -> None:
-        """Those pieces of the next panel that passes which are due: so many, if this panel were multiplied once."""
+        """Pack the pieces of the next panel that are due: `due` of them, if this panel were multiplied only once."""
         w, b = self.w, self.b
         for _ in range(PIECES // TURNS):
             piece = b.load(w.packed, typ=INT64)

@@ -215,7 +215,7 @@ def _what_follows(op: Op, inputs: Windows, outputs: Windows) -> Following:
 
 
 def _described(after: Following, inputs: Windows, y: Window, rank: int) -> list[After]:
-    """What follows, with vectors of one number a channel as tensors of so many axes."""
+    """What follows, with vectors of one number a channel as tensors of `rank` axes."""
     shape, zero = (1, y.shape[1], *[1] * (rank - 2)), Window.dense(TensorType(FLOAT32, (1,) * rank))
     return [
         After(function, {OLD: None, "relu": zero}[function])

@@ -107,7 +107,7 @@ class _Writer(Writer):
         b.ret_void()
 
     def put(self, words: ir.Value, at: ir.Value, left: ir.Value) -> None:
-        """Numbers of so many words, as many as there are left."""
+        """Make numbers of these words, and write those of them that are left to write."""
         zero = self.number(0)
         left = self.b.select(self.b.icmp_signed("<", left, zero), zero, left)
         e = Lanes(self.b, WIDTH)

@@ -98,7 +98,7 @@ class Images:
         return self.shape[1]
 
     def tiles(self, array: np.ndarray, over: Images, before: tuple[int, int]) -> Tiles:
-        """Tiles of this, as many as cover other images, the first so many rows and columns before the first."""
+        """Tiles of this, as many as cover `over`; the first tile begins `before` rows and columns earlier."""
         return Tiles(array.ctypes.data, self.strides, self.shape[2:], over.counts, TILE, before)
 
     @property
@@ -121,7 +121,7 @@ def check(op: ConvOp, kernel: Sequence[int], x: Window, y: Window) -> None:
 
 
 def _nanoseconds(inner: int, outer: int, tiles: int) -> int:
-    """What so many tiles take: products in all places, transforms on both sides, weights through memory and back."""
+    """What `tiles` tiles take: products in all places, transforms on both sides, weights through memory and back."""
     products = 2 * PLACES * inner * outer * tiles // PRODUCTS
     moved = 8 * PLACES * ((inner + outer) * tiles // TRANSFORMS + inner * outer // MEMORY)
     return (products + moved) // current_threads()
@@ -142,7 +142,7 @@ class _Blocks:
 
     @classmethod
     def of(cls, count: int, channels: int) -> _Blocks:
-        """As many as a core's cache holds, of so many channels on both sides; as many for each thread."""
+        """Blocks of as many as a core's cache holds, with `channels` channels on both sides; as many a thread."""
         most = max(LEAST, min(MOST, BLOCK // (4 * PLACES * channels)))
         threads = max(1, min(current_threads(), count // (most // 2)))
         most = -(-count // align_up(-(-count // most), threads))
@@ -173,7 +173,7 @@ def _bytes(count: int) -> Piece:
 
 
 def _matrices(rows: int, columns: int, most: int, turned: bool = False) -> Window:
-    """The slices of at most so many rows, of which some are there, as matrices, or these turned."""
+    """The slices as matrices, or these turned: room for `most` rows, of which `rows` are there."""
     strides = (_stride(most, columns), 4 * columns, 4)
     if turned:
         return Window(TensorType(FLOAT32, (PLACES, columns, rows)), (strides[0], strides[2], strides[1]))
@@ -185,7 +185,7 @@ def _slices(piece: np.ndarray, rows: int, channels: int) -> Slices:
 
 
 def _rows(transform: Transform, count: int, packed: bytes) -> Run:
-    """A call of a transform for so many rows of slices."""
+    """A call of a transform for `count` rows of slices."""
     return ranged(compiled_transform(transform), count, LANES, current_threads(), packed)
 
 

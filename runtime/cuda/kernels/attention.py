@@ -93,7 +93,7 @@ def _of_mask(scores: Address, e: Extents, mask: Window) -> Launch:
 
 
 def _tile(e: Extents, rows: int, gradient: bool) -> tuple[int, int]:
-    """The rows of a block, of so many, and how many of the other side it takes at a time.
+    """How many of `rows` rows a block has, and how many rows of the other side it takes at a time.
 
     Raises:
         Refused: rows are too long, or elements too wide.
@@ -145,7 +145,7 @@ def _launch(
     mask: Tensor | None,
     vectors: tuple[Address, Address, Address],
 ) -> Launch:
-    """A block for every tile of so many rows, of so many heads."""
+    """A block for every tile of `rows` rows, in each of `heads` heads."""
     of_mask: DType = mask[1].type.dtype if mask else FLOAT32
     tall, wide = _tile(e, rows, isinstance(op, AttentionGrad))
     defines: Defines = (

@@ -43,7 +43,7 @@ HOPPERS, REACHED, WITHOUT_TENSOR_CORES, SLOW = 0.35, 0.15, 0.3, 0.15
 PLAIN, PLAIN_OF_WEIGHTS = 0.007, 0.002
 # Channels, out and in, that such engines compute together: fewer are filled up to as many.
 TOGETHER_ON_HOPPER, TOGETHER, IN_FLOAT32, IN_NARROW = (64, 64), (64, 16), (32, 8), (32, 1)
-# Without tensor cores, engine 67 has each multiprocessor make all sums of so many gradients of weights.
+# Gradients of weights whose sums one multiprocessor makes alone, in engine 67 without tensor cores.
 GRADIENTS_AT_ONCE = 2048
 
 

@@ -112,7 +112,7 @@ class _Order:
     """
 
     def __init__(self, source: Source, count: int, extent: int, passes: int, bits: int, index: str) -> None:
-        """By so many bits of the places in each pass."""
+        """Each of `passes` passes sorts by `bits` bits of the places."""
         self.source, self.count, self.extent, self.passes, self.bits = source, count, extent, passes, bits
         self.scratch, self.tiles = Scratch(), ceil_div(count, TILE)
         nbytes = _BYTES[index]
@@ -136,7 +136,7 @@ class _Order:
 
 
 def _folded(x: Window, axis: int, behind: int) -> tuple[int, int, int]:
-    """Its steps as [outer, n, inner]: the axes before `axis`, those that are one with it, and so many behind."""
+    """Its steps as [outer, n, inner]: the axes before `axis`, those one with it, and the last `behind` axes."""
     steps = _steps(x, axis, behind)
     assert steps is not None
     return steps

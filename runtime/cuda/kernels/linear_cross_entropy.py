@@ -36,9 +36,9 @@ from foreplan.runtime.kernel import Refused
 from foreplan.units import align_up
 
 THREADS = 256
-PITCH = 128  # elements: rows that libraries multiply begin at multiples of so many
-# Where rows are no multiple of 16 bytes, libraries multiply a multiple of so many classes, and the last few apart, if
-# there are so many in all: sums over the last few are rounded before the others are added to them.
+PITCH = 128  # elements: rows that libraries multiply begin at multiples of it
+# Where rows are no multiple of 16 bytes and there are at least LEAST_CLASSES classes, libraries multiply a multiple of
+# TOGETHER classes, and the last few apart: sums over the last few are rounded before the others are added to them.
 TOGETHER, LEAST_CLASSES = 64, 1024
 MOST_CHUNKS = 4  # how often a chunk is doubled for cuBLASLt, whose products of few rows leave a card idle
 
@@ -227,7 +227,7 @@ def lt_kernels(
 def _with_library(
     op: LinearCrossEntropy, inputs: Windows, outputs: Windows, chunk: int, device: Device, tf32: bool
 ) -> tuple[bool, LaunchKernel]:
-    """Whether factors are rounded to TensorFloat-32, and the kernel that takes so many rows at a time."""
+    """Whether factors are rounded to TensorFloat-32, and the kernel that takes `chunk` rows at a time."""
     scratch = Scratch()
     work = _work(op, inputs, outputs, chunk, scratch, library=True)
     found: list[Instruction] = []

@@ -33,8 +33,9 @@ CUBLASLT = "cublaslt"  # how its kernels' names begin
 # What NVIDIA sets aside for cuBLAS itself (cuBLAS documentation, cublasSetWorkspace): more on Hopper and Blackwell.
 ADVISED, ADVISED_BEFORE = 32 << 20, 4 << 20
 WITH_MORE = (9, 10)  # major compute capabilities
-# What is assumed of speed; none of it has been measured: of a card's peak, cuBLASLt reaches so much, and a kernel of
-# ours so much of float32's, while every multiprocessor makes a tile of the result, or a part of a tile's sums.
+# Assumed speeds, none of them measured: the share of a card's peak that cuBLASLt reaches, and the share of the peak for
+# float32 that a kernel of ours reaches. Both hold while every multiprocessor makes a tile of the result, or a part of a
+# tile's sums.
 REACHED, OWN = 0.7, 0.2
 TILE = 64  # rows and columns
 LEAST_TERMS, MOST_PARTS = 256, 16  # sums are split into parts of no fewer terms, and no more parts
@@ -158,8 +159,8 @@ def _parts(call: Multiply, device: Device) -> int:
 
 
 def _room(call: Multiply, parts: int, device: Device) -> int:
-    """Bytes of scratch memory: what is advised for the card, or as much as twice so many parts of all sums take, so
-    that cuBLASLt has a choice.
+    """Bytes of scratch memory: what is advised for the card, but no more than twice what `parts` parts of all sums
+    take. Twice, so that cuBLASLt has a choice.
     """
     advised = ADVISED if device.compute // 10 in WITH_MORE else ADVISED_BEFORE
     sums = call.d.rows * call.d.columns * call.batch * call.d.dtype.wide.itemsize

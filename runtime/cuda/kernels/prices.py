@@ -21,7 +21,7 @@ ATTENTION, ATTENTION_GRADIENT = 0.24, 0.17
 def roofline(
     op: Op, inputs: Windows, outputs: Windows, device: Device, precision: str, reached: float, nbytes: int = 0
 ) -> float:
-    """Nanoseconds at so much of the card's peak, with so many bytes read and written besides the op's own."""
+    """Nanoseconds at the share `reached` of the card's peak; `nbytes` are read and written besides the op's own."""
     cost = op.cost([x.type for x in inputs], [y.type for y in outputs])
     moved = (cost.nbytes + nbytes) / device.bytes_per_second
     return max(cost.flops / (device.peak(precision) * reached), moved) * 1e9

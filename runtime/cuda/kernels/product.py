@@ -208,7 +208,7 @@ def product_kernel(
 
 
 def product_launch(product: Product, parts: int = 1) -> Launch:
-    """The launch of a product, the terms in so many parts, each of which has results of its own."""
+    """The launch of a product, its terms in `parts` parts, each of which has results of its own."""
     added = product.added or Plain(product.results.start, product.results.dtype, (Axis(1, 0),), (Axis(1, 0),))
     batch = product.batch or (Batch(1),)
     down, across = product.blocks()

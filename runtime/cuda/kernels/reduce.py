@@ -33,7 +33,7 @@ WARP = 32
 RUN = 8  # terms that a thread adds up before they join its total
 MOST_PARTS = 512
 BYTES = 16  # of outputs side by side, that a thread moves at a time
-LINE = 8  # threads whose outputs are neighbours, where each moves so many
+LINE = 8  # threads whose outputs are neighbours, where each thread moves several outputs
 _COMBINE = {"sum": "add", "mean": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 
 
@@ -98,7 +98,7 @@ def reduce(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
 
 
 def reduction(how: str, terms: Terms, target: Address, result: DType, parts: int, factor: float | None) -> Launch:
-    """The launch that reduces terms in so many parts.
+    """The launch that reduces terms in `parts` parts.
 
     Args:
         target: of [parts, outputs].
@@ -146,7 +146,7 @@ class _Shared:
 
 
 def _shared(terms: Terms, count: int) -> _Shared:
-    """How so many terms of each output are shared out."""
+    """How threads share the terms of each output, `count` of them."""
     if terms.reduced[-1].stride == terms.dtype.itemsize or terms.kept[-1].stride != terms.dtype.itemsize:
         return _Shared(True, power_of_2(ceil_div(count, 2 * RUN), 1, THREADS), 1)
     vector = _vector(terms)

@@ -48,7 +48,7 @@ class Rows:
     axes: tuple[Axis, ...]
 
     def words(self, rank: int) -> list[Word]:
-        """The members of `Rows` in cuda/rows.cuh, with so many axes."""
+        """The members of `Rows` in cuda/rows.cuh, with `rank` axes."""
         axes = (Axis(1, 0),) * (rank - len(self.axes)) + self.axes
         return [self.start, self.step, *(axis.extent for axis in axes), *(axis.stride for axis in axes)]
 
@@ -96,7 +96,7 @@ class Teams:
         return ceil_div(self.rows, THREADS // self.threads)
 
     def defines(self, rank: int) -> Defines:
-        """What cuda/rows.cuh is made for, rows being numbered by so many axes."""
+        """What cuda/rows.cuh is compiled with: rows are numbered by `rank` axes."""
         sizes = (("TEAM", self.threads), ("VECTOR", self.vector), ("RANK", rank))
         return (*sizes, ("INDEX", index_type(self.rows)))
 

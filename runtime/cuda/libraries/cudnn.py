@@ -39,7 +39,7 @@ _KNOBS = re.compile(rb'(?<="knobChoices":)\{[^{}]*\}')
 _TILES = {0: 1 << 16, 1: 1 << 15, 3: 1 << 17, 4: 1 << 16, 5: 1 << 14, 6: 1 << 17, 7: 1 << 15, 9: 1 << 16}
 _LARGEST_TILE = 1 << 18
 _COUNTERS = 1 << 10
-_SPLIT_TILE = 4096  # results, about, of which engines with the knob SPLIT_K make so many parts of sums
+_SPLIT_TILE = 4096  # results, about, whose sums engines with the knob SPLIT_K take in that number of parts
 BETA, ADDING = b'"beta":0.0', b'"beta":1.0'  # of a serialised plan of one convolution: how much of what is there stays
 # The statuses by which cuDNN says that it has no engine for something, or does not take such tensors. By any other,
 # something fails or is missing.
@@ -199,8 +199,10 @@ def bounded(told: int, blob: bytes, device: Device) -> int:
 
 
 def busy(blob: bytes, results: int, device: Device) -> float:
-    """Which share of a card's multiprocessors works at so many results: less than 1 where one of them makes all sums of
-    a tile, or a part of them that the plan says, and there are fewer such parts than multiprocessors.
+    """The share of a card's multiprocessors that work where there are `results` results.
+
+    One multiprocessor makes all sums of a tile, or one of the parts of them that the plan names. The share is less than
+    1 where there are fewer such parts than multiprocessors.
     """
     knobs = _knobs(blob)
     split = knobs.get("SPLIT_K", knobs.get("SPLIT_K_SLC"))

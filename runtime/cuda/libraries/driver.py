@@ -76,7 +76,7 @@ class Card(Protocol):
         """Bytes of device memory set."""
 
     def executing(self, blob: bytes, tensors: Mapping[int, int], workspace: int, nbytes: int) -> Run:
-        """A plan of cuDNN's with the addresses of its tensors, by number, and of so many bytes of workspace.
+        """A plan of cuDNN's with the addresses of its tensors, by number, and of `nbytes` of workspace.
 
         Raises:
             TargetError, PlanError: there is no cuDNN, or it does not take the plan, or needs more workspace for it.
