@@ -11,6 +11,11 @@ MINUTES ?= 1
 SEED ?= 0
 FILE ?= planner/costs.py
 TESTS ?= tests/planner/test_costs.py
+# Drawn cases of every op by every engine, the verifier on mutants, a small model's step on each engine, and the rules.
+FAST := tests/test_structure.py tests/graph tests/sweep/test_ops.py tests/planner/test_mutations.py \
+	tests/planner/test_live_bytes.py tests/runtime/test_session.py \
+	'tests/cpu/test_engine.py::test_a_step_gives_what_numpy_gives[gpt2_small-training-1]' \
+	'tests/gpu/test_training.py::test_three_steps_give_what_numpy_gives[mlp]'
 
 .PHONY: setup setup-test setup-cuda demo test test-fast test-all fuzz mutants lint format bench estimates gpu-check gpu-bench clean
 .DEFAULT_GOAL := help
@@ -68,7 +73,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-fast: $(VENV)/.test
-	FOREPLAN_TESTS=fast $(BIN)/python -m pytest -n 2 --dist worksteal
+	FOREPLAN_TESTS=fast $(BIN)/python -m pytest -n 2 --dist worksteal $(FAST)
 
 fuzz: $(VENV)/.test
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)

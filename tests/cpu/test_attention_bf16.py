@@ -14,9 +14,9 @@ from foreplan.ops.attention.ops import Attention
 from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.runtime.cpu.kernels.linear_cross_entropy import CLASSES
-from tests.cpu import test_attention
 from tests.cpu.check import expected, needs_onednn, run, type_of
 from tests.cpu.narrow import ULP, check_narrow, narrow, widened
+from tests.engines import test_attention
 
 pytestmark = needs_onednn()
 RNG = np.random.default_rng(0)

@@ -18,9 +18,10 @@ from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, RowOp, Softmax, SoftmaxGrad
 from foreplan.runtime.cpu.codegen.elements import as_in, number
-from tests.cpu import test_norm, test_pool, test_row_norm, test_softmax
+from tests.cpu import test_softmax
 from tests.cpu.check import needs_onednn, run, type_of
 from tests.cpu.narrow import BF16, check_narrow, narrow, widened
+from tests.engines import test_batch_norm, test_pool, test_row_norm
 from tests.kernels import as_images
 
 pytestmark = needs_onednn()
@@ -85,7 +86,7 @@ def test_reductions(axes: tuple[int, ...], how: str, wide: bool) -> None:
         check_narrow(Reduce(how, axes, wide=wide), numbers(shape, 3))
 
 
-@pytest.mark.parametrize("shape", test_norm.SHAPES, ids=str)
+@pytest.mark.parametrize("shape", test_batch_norm.SHAPES, ids=str)
 def test_batch_normalisation(shape: tuple[int, ...]) -> None:
     x, g, vectors = numbers(shape, 5, 1.0), numbers(shape, 6), [positive(shape[1:2], 7 + i) for i in range(4)]
     check_narrow(ChannelMoments(), x, windows=as_images(x))
@@ -149,10 +150,10 @@ def test_cross_entropy_and_its_gradient(shape: tuple[int, ...], axis: int) -> No
         check_narrow(CrossEntropyGrad(axis), *given, windows=windows, over=over)
 
 
-@pytest.mark.parametrize(("shape", "geometry"), test_pool.CASES)
-def test_pooling(shape: tuple[int, int, int, int], geometry: test_pool.Geometry) -> None:
+@pytest.mark.parametrize("case", test_pool.CASES)
+def test_pooling(case: str) -> None:
     """Sums are taken in float32: what several windows give is rounded once."""
-    given = test_pool.pooled(shape, geometry)
+    (shape, *geometry), given = test_pool.CASES[case], test_pool.pooled(case)
     x, g, index = numbers(shape, 1), numbers(given, 2), np.random.default_rng(3).integers(0, 9, given).astype(np.uint8)
     for ops in (
         (MaxPool(*geometry), x),

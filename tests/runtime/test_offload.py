@@ -18,7 +18,6 @@ from foreplan.planner import Category, Plan, separate
 from foreplan.runtime.session import Session
 from foreplan.views.diff import diff
 from tests.foreplan.shell import foreplan
-from tests.profile import pick
 
 GPT2 = "gpt2_small:batch=8,seq=64,layers=3,width=32,heads=4,vocabulary=100"
 RESNET = "resnet18:batch=16,size=96,classes=7"
@@ -115,8 +114,9 @@ def reaches_gradient(program: fp.Program, action: int) -> bool:
     return any(values[v].category is Category.GRADIENTS for v in touched)
 
 
+@pytest.mark.thorough
 def test_copies_never_cost_more_than_recomputation_alone_and_come_down_further() -> None:
-    deep = GPT2.replace("layers=3", f"layers={pick(3, 3, 6)}")
+    deep = GPT2.replace("layers=3", "layers=6")
     alone = fp.planner.plan_curve(compiled(deep).program).points
     both = fp.planner.plan_curve(compiled(deep, offload=True).program).points
     assert both[-1].bound < alone[-1].bound

@@ -63,7 +63,7 @@ OF_FLOATS: dict[str, Callable[..., Array]] = {
     "asinh": np.arcsinh,
     "acosh": np.arccosh,
     "atanh": np.arctanh,
-    "sigmoid": scipy.special.expit,
+    "sigmoid": lambda x: (1 / (1 + np.exp(-np.asarray(x, np.longdouble)))).astype(np.float64),
     "relu": lambda x: np.where(x > 0, x, np.where(np.isnan(x), x, 0.0)),
     "erf": scipy.special.erf,
     "clip": lambda x, low, high: np.minimum(np.maximum(x, low), high),
