@@ -80,7 +80,7 @@ def make(folder: str, device: str, only: str) -> None:
 
 
 def ours(model: str, precision: str, plans: str) -> tuple[Callable[[int], None], dict[str, Any]]:
-    """Runs so many steps; and what else is known of them."""
+    """A function that runs a number of steps; and what else is known of them."""
     import foreplan as fp
     from foreplan.cli.data import made_up
     from foreplan.lower.outside import outside

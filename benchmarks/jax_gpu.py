@@ -24,7 +24,7 @@ RATE, MOMENTUM = 1e-4, 0.9
 
 
 def stepper(name: str, precision: str) -> Callable[[int], None]:
-    """Runs so many steps, and waits for them; in bf16 all is narrow but what is updated."""
+    """A function that runs a number of steps, and waits for them; in bf16 all is narrow but what is updated."""
     jax.config.update("jax_default_matmul_precision", PRECISIONS[precision])
     graph = attach_loss(models.build(name), models.default_loss(name))
     graph = passes.training_form(passes.select_outputs(graph, []))

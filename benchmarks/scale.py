@@ -33,7 +33,7 @@ MODELS = ("resnet50:batch=32", "gpt2_small:batch=4,seq=1024")
 
 
 def transformer(nodes: int) -> str:
-    """A model's name: a deep transformer whose training graph has at least so many nodes, small enough in width that
+    """A model's name: a deep transformer whose training graph has at least `nodes` nodes, small enough in width that
     activations, not parameters, fill the arena."""
     layers = max(1, math.ceil((nodes - AROUND) / BLOCK))
     return f"gpt2_small:batch=8,seq=128,layers={layers},width=128,heads=4,vocabulary=1000"

@@ -53,7 +53,7 @@ def build(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 
 def stepper(name: str, form: str, precision: str) -> Callable[[int], None]:
-    """Runs so many steps, and waits for them.
+    """A function that runs a number of steps, and waits for them.
 
     Args:
         form: one of MODES.

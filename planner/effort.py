@@ -84,13 +84,13 @@ class RecomputeEffort:
 
     Attributes:
         all_orders: the most actions of a problem in which every order gets the long search.
-        shares: parts of the whole cost, one in so many, for each of which the lowest schedule is wanted.
+        shares: n for each share 1/n of the whole cost at which the lowest schedule is wanted.
         exact: the most actions of a problem in which every byte is counted.
-        small: the smallest values, together one part in so many of all bytes, are always kept.
-        step: the peak falls from one target to the next by one part in so many.
+        small: n: the smallest values, together 1/n of all bytes, are always kept.
+        step: n: the peak falls from one target to the next by 1/n.
         coarse_step: the same where there are many gaps.
         many: the most gaps that do not count as many.
-        lowest: the last target is one part in so many of the first.
+        lowest: n: the last target is 1/n of the first.
         long: the most actions times gaps of a problem in which values are dropped one by one.
         aims: shares of the peak, in 256ths, above which bytes count when a value is chosen, in turn.
         boost: growth of an old score in each round, in 256ths.
@@ -110,7 +110,7 @@ class RecomputeEffort:
         workers: threads; the schedules found do not depend on the number of processors.
         reordered: steps, in all, of the schedules whose orders are searched.
         candidates: the most schedules of a curve whose steps are given candidates.
-        notable: a fall of the cost by one part in so many makes a point of a curve.
+        notable: n: a fall of the cost by 1/n makes a point of a curve.
         sequences: limits of annealing.
     """
 
@@ -174,7 +174,7 @@ class PlacementEffort:
         guided_noise: thousandths of its choices changed at random, in turn.
         first_share: work of one try in the first round of lowering a placement.
         guided_shares: work of a guided try, in such shares.
-        parts: a guided try asks for one part in so many less above the bound, in turn.
+        parts: n, in turn: a guided try asks for 1/n less above the bound.
     """
 
     work: int = 60_000_000

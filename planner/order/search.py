@@ -40,7 +40,7 @@ class Visited(NamedTuple):
 
 
 def make_visited(nodes: int, most: int) -> Visited:
-    """Room for at most so many sets of nodes."""
+    """Room for at most the given number of sets of nodes."""
     keys = np.random.Generator(np.random.PCG64(0)).integers(0, 1 << 63, nodes, np.int64)
     table = 1 << int(2 * most - 1).bit_length()
     return Visited(

@@ -36,7 +36,7 @@ def set_aside(lower, upper, size, alignment, total, count, capacity, order):  # 
     while before < aside:
         before = aside
         for i in range(n):
-            # An open interval as long as both sizes, between multiples of the grain, holds so many aligned offsets.
+            # An open interval as long as both sizes, between multiples of the grain, holds this many aligned offsets.
             denied = total[i] + count[i] * (size[i] - 2 * grain + alignment[i])
             if not left[i] or (size[i] and denied + size[i] > capacity):
                 continue

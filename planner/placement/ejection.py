@@ -84,7 +84,7 @@ def _cheapest(count, here, at, change, step, top, random):  # type: ignore[no-un
 
 @jit.compiled
 def eject(rank, ranked, first, near, size, alignment, capacity, budget, random, offsets):  # type: ignore[no-untyped-def]
-    """Place all buffers within a capacity, or give up after about so much work.
+    """Place all buffers within a capacity, or give up after about the given work.
 
     Args:
         rank: of each buffer; those without a place at first take their turns by it.

@@ -49,7 +49,7 @@ def fit(
     seed: int = 0,
     effort: PlacementEffort = USUAL.placement,
 ) -> Verdict:
-    """Look for a placement within a capacity, until about so much work is done.
+    """Look for a placement within a capacity, until about the given work is done.
 
     Args:
         guide: offsets, int64, of a placement that is too high; what is found is likely to be much like it.

@@ -78,9 +78,9 @@ def settle(
 
 
 def loosened(problem: Problem, plan: Schedule, least: int) -> Schedule | None:
-    """The same order with results of at least so many bytes beside what they could be written over, where that is free.
+    """The same order with results of at least `least` bytes beside what they could be written over, where that is free.
 
-    A value that goes on in the same bytes through many actions is one long buffer. Where so much less lives than at
+    A value that goes on in the same bytes through many actions is one long buffer. Where as much less lives than at
     the peak that both find room, such an alias set may be cut: the next value then lies anywhere, which leaves
     placement more freedom. None where nothing can be cut.
     """

@@ -16,11 +16,11 @@ from foreplan.planner.recompute.search import below, draw, record
 
 NOTHING = -1  # what follows the last run of a sequence
 _SOON = 12  # steps that a run mostly moves at most
-_BLOCK = 5  # so many more runs move together at most
+_BLOCK = 5  # runs that move together with another one, at most
 _DRAWS = 4  # of a value, until one is found that can be computed again
 _PATIENCE = 64  # trials after which the price of bytes is set anew
 _STAGES = 64  # of the temperature,
-_COOLING = 0.93  # each so much of the one before: a hundredth in the end
+_COOLING = 0.93  # each, as a share of the one before: a hundredth in the end
 
 
 class Sequences(NamedTuple):
@@ -42,7 +42,7 @@ class Sequences(NamedTuple):
 
 
 def make_sequences(free: np.ndarray, values: int, room: int) -> Sequences:
-    """Room for sequences of so many runs."""
+    """Room for sequences of the given number of runs."""
     now, level, trial, spare = (np.zeros(room, np.int64) for _ in range(4))
     return Sequences(free, now, level, trial, spare, np.zeros(values, np.int64))
 
@@ -104,7 +104,7 @@ def weigh(t, s, q, n, target):  # type: ignore[no-untyped-def]
 
 @jit.compiled
 def provide(t, s, q, n, v, at, eager, seed):  # type: ignore[no-untyped-def]
-    """Put one more run of what makes a value at a place of the trial, and before it, at so many chances in four each,
+    """Put one more run of what makes a value at a place of the trial, and before it, each at the given chances in four,
     runs for what that reads and nobody needs any more by then.
 
     Returns:

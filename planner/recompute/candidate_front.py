@@ -47,7 +47,7 @@ def choose_candidates(lean: Lean, costs: Sequence[int], curve: Curve, most: int 
     Args:
         costs: of one run of each action of the whole problem.
         curve: of the lean problem, for its costs.
-        most: of the points that cost at most so much the lowest is wanted, and no other.
+        most: of the points that cost at most this the lowest is wanted, and no other.
     """
     if lean.problem is lean.whole:
         return curve
@@ -71,7 +71,7 @@ def choose_candidates(lean: Lean, costs: Sequence[int], curve: Curve, most: int 
 def _lowest(
     lean: Lean, options: Sequence[tuple[Option, ...]], first: _Steps, points: Sequence[Point], most: int
 ) -> list[Point]:
-    """Of each schedule the lowest form that costs at most so much; from the lowest schedule up, while that helps."""
+    """Of each schedule the lowest form within a cost; from the lowest schedule up, while that helps."""
     found: list[Point] = []
     for point in (*reversed(points), first.point):
         if found and point.bound >= min(each.bound for each in found):
@@ -144,11 +144,11 @@ class _Steps:
         return int(self.highest[-1])
 
     def point_at(self, highest: int, cost: int) -> Point:
-        """What the schedule becomes within so many live bytes."""
+        """What the schedule becomes within a number of live bytes."""
         return Point(tuple(self.actions(highest)), highest, cost)
 
     def actions(self, most: int) -> list[int]:
-        """What each step runs within so many live bytes: the last of its options that find room."""
+        """What each step runs within a number of live bytes: the last of its options that find room."""
         return [
             next((o.action for o in reversed(own) if live + o.nbytes <= most), own[0].action)
             for live, own in zip(self.live.tolist(), self.options)

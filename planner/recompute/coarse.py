@@ -13,7 +13,7 @@ from foreplan.planner.recompute.search import record
 
 @jit.compiled
 def drop_batch(t, s, state, place, wanted, trust, chosen):  # type: ignore[no-untyped-def]
-    """Drop values that live through a position, the most bytes a price first, until so many bytes are dropped.
+    """Drop values that live through a position, the most bytes a price first, until enough bytes are dropped.
 
     Args:
         trust: factors on the score of each gap.

@@ -20,7 +20,7 @@ from foreplan.planner.recompute.runs import annealed
 from foreplan.planner.recompute.schedules import Point, frontier, recompute, reordered
 from foreplan.planner.verify.verifier import verify
 
-FREE = 100  # recomputation that adds at most one part in so many to the predicted time counts as free
+FREE = 100  # n: recomputation that adds at most 1/n to the predicted time counts as free
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Curve:
         return _finish(self, *self._laid_out(index))
 
     def within(self, allowed: int) -> Plan:
-        """The plan of least cost whose arena is within so many bytes.
+        """The plan of least cost whose arena is within a budget.
 
         Raises:
             DoesNotFitError: there is none; with the smallest plan there is.
@@ -90,7 +90,7 @@ class Curve:
         )
 
     def lowest(self, most_cost: int) -> Plan:
-        """The plan of the smallest arena among those that cost at most so much more."""
+        """The plan of the smallest arena among those within a further cost."""
         best, chosen, layout = self.base.arena, self.base.schedule, self.base.layout
         for index in reversed(range(1, len(self))):
             if self.points[index - 1].cost > most_cost or self._bound(index) >= best:
@@ -120,7 +120,7 @@ def free_cost(base: Base, cost: Sequence[int]) -> int:
 
 
 def free_curve(problem: Problem, base: Base, cost: Sequence[int], most: int, effort: Effort) -> Curve:
-    """The beginning of a curve, as far as recomputation costs so much."""
+    """The beginning of a curve, as far as recomputation is free."""
     bound, found = base.schedule.bound, []
     for order in _orders(problem, base):
         found += recompute(problem, order, bound, cost, effort.recompute, caps=[most], most_cost=most, thorough=False)

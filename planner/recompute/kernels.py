@@ -14,7 +14,7 @@ from foreplan import jit
 from foreplan.planner.memory.kernels import Count, make_count, measure
 from foreplan.planner.recompute.arrays import DISCARD, KEEP, NEVER, OFFLOAD, Gaps
 
-_RUNS = 4  # a schedule may be so many times as long as the order
+_RUNS = 4  # how many times as long as the order a schedule may be
 
 
 class Scratch(NamedTuple):

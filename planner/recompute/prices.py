@@ -8,7 +8,7 @@ from foreplan import jit
 from foreplan.planner.recompute.arrays import KEEP, NEVER, OFFLOAD
 
 # Constants of the compiled code: they are what an estimate is, and no limit of a search.
-_DEEPEST = 32  # so many actions are looked at for one price
+_DEEPEST = 32  # actions that are looked at for one price
 _WAITING = 0.25  # what a value dropped already, that waits recomputed for its own use, still has to give
 
 

@@ -272,8 +272,8 @@ def polish(  # type: ignore[no-untyped-def]
     is stored at every target and cap, and at its neighbours, the highest first.
 
     Args:
-        turns: of the targets about so many are gone through in one sweep, others in the next.
-        rounds: tries at each target; so many times `eager` at each cap.
+        turns: about how many targets are gone through in one sweep; others are in the next.
+        rounds: tries at each target; `rounds` times `eager` at each cap.
         tries: dropped values that each try considers to keep.
 
     Returns:

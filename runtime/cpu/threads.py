@@ -74,7 +74,7 @@ def current_threads() -> int:
 
 
 @contextmanager
-def so_many_threads(count: int) -> Iterator[None]:
+def threads_set_to(count: int) -> Iterator[None]:
     """Within, primitives are described or made for `count` threads."""
     threads = current_threads()
     set_threads(count)
@@ -86,7 +86,7 @@ def so_many_threads(count: int) -> Iterator[None]:
 
 def one_thread() -> AbstractContextManager[None]:
     """Within, primitives are described for one thread: they are small, or a team's member runs them by itself."""
-    return so_many_threads(1)
+    return threads_set_to(1)
 
 
 def ranged(

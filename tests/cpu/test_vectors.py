@@ -42,7 +42,7 @@ def multiplied(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_every_edge(sizes: tuple[int, int, int], layout: str) -> None:
-    """A sum of so many products is at most so many roundings off, of the sum of their magnitudes."""
+    """A sum of n products is at most n roundings off, of the sum of their magnitudes."""
     rows, depth, columns = sizes
     a, b = normal(rows, depth), normal(depth, columns, seed=1)
     a, b = (turned(x) if kind == "t" else x for x, kind in zip((a, b), layout))

@@ -32,7 +32,7 @@ def with_cudnn(test: Callable[..., None]) -> Callable[..., None]:
 
 
 class Memory:
-    """Bytes of one operand, so many behind an address that is 256 bytes aligned, with watched bytes on both sides."""
+    """Bytes of one operand, `behind` an address that is 256 bytes aligned, with watched bytes on both sides."""
 
     def __init__(self, nbytes: int, fill: int, behind: int = 0) -> None:
         self.nbytes = nbytes

@@ -23,7 +23,7 @@ from foreplan.runtime.cuda.launch import FOLDER, Source
 
 HEADER = Path(__file__).parent / "shim" / "cuda.h"
 OPTIONS = ("-std=c++17", "-O0", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-shared", "-w")
-TOGETHER = 32  # sources in one library: of so many, the beginning of g++ is no longer what takes the time
+TOGETHER = 32  # sources in one library: then the beginning of g++ is no longer what takes the time
 
 needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="kernels are run on the CPU through g++: install it")
 

@@ -26,7 +26,7 @@ CASES = {
 
 
 def lying(type: TensorType, order: tuple[int, ...], gap: int) -> Window:
-    """A tensor's axes in this order, with so many elements between its innermost rows."""
+    """A tensor's axes in this order, with the given number of elements between its innermost rows."""
     strides, step = [0] * type.rank, type.dtype.itemsize
     for axis in reversed(order):
         strides[axis] = step

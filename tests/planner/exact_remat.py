@@ -98,7 +98,7 @@ class Formulation:
         events: (stage, position in the line) in the order of time, wherever something may run.
         runs: by event, the variable that says whether it does.
         fixed: variables with their values.
-        rows: (terms, high): their sum is at most so much.
+        rows: (terms, high): the terms' sum is at most `high`.
     """
 
     def __init__(self, problem: Problem, order: Sequence[int], budget: int) -> None:

@@ -327,7 +327,7 @@ KINDS: dict[str, Damage] = {
 }  # fmt: skip
 
 
-# Kinds that few plans have a place for get so many times as many tries.
+# How many times as many tries kinds get that few plans have a place for.
 RARE = dict.fromkeys(
     (
         "wrong value recomputed", "recomputed late", "parts exchanged", "copied late", "fetched early", "fetched late",

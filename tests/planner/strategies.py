@@ -106,7 +106,7 @@ class _Drawn:
 
 @st.composite
 def problems(draw: st.DrawFn, most: int = 14) -> Problem:
-    """Problems of up to so many computations, joins and updates."""
+    """Problems of up to the given numbers of computations, joins and updates."""
     drawn = _Drawn(draw)
     drawn.begin()
     for what in draw(st.lists(st.sampled_from(["compute"] * 5 + ["join", "update"]), min_size=1, max_size=most)):

@@ -17,7 +17,7 @@ from tests.planner.problems import REGIONS, Maker, priced, random_problem, train
 
 
 def with_kernels(problem: Problem, seed: int, most: int = 3) -> Problem:
-    """Every action of a problem with up to so many candidates: workspaces and times at random, the first listed any."""
+    """Every action of a problem with up to `most` candidates: workspaces and times at random, the first listed any."""
     rng = random.Random(seed)
     actions = []
     for action in problem.actions:

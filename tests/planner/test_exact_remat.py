@@ -66,7 +66,7 @@ def cheapest(problem: Problem, line: Sequence[int], needed: set[int], budget: in
 
 
 def agree(problem: Problem, shares: Sequence[int]) -> int:
-    """Compare on one problem at budgets of so many 16ths of what it needs; how many of them need recomputation."""
+    """Compare on one problem at budgets in 16ths of what it needs; how many of them need recomputation."""
     whole = plan(problem, remat="off")
     order = [step.action for step in whole.steps]
     cost = [action.nanoseconds for action in problem.actions]

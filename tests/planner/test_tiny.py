@@ -59,7 +59,7 @@ def check_plan(problem: Problem) -> bool:
 
 
 def campaign(first: int, count: int, plans: int) -> Counter[str]:
-    """What became of so many problems, every so-manieth of them planned too."""
+    """What became of `count` problems; one in `plans` is planned too."""
     told: Counter[str] = Counter()
     for seed in range(first, first + count):
         rng = random.Random(seed)

@@ -18,7 +18,7 @@ Memory = tuple[tuple[Cell, ...], ...]  # by region
 
 
 def draw(rng: random.Random, most: int = 4) -> Problem:
-    """One to so many actions over few values: inputs that nobody reads, results of any size over any read, values of no
+    """One to `most` actions over few values: inputs that nobody reads, results of any size over any read, values of no
     bytes, required and optional overwrites, parts with room between them, next contents at home, several producers,
     effects, one or two regions on the device and one off it.
     """
@@ -163,7 +163,7 @@ class Cells:
         self.ends = {v for v, role in enumerate(self.roles) if role is Role.OUTPUT}
 
     def heights(self, arena: int) -> Iterator[list[int]]:
-        """Every way in which the device's regions can share so many bytes; a region off it has room for all."""
+        """Every way in which the device's regions can share a number of bytes; a region off it has room for all."""
         on_device = [i for i, region in enumerate(self.problem.regions) if region.on_device]
         units = arena // self.unit
         for cuts in itertools.product(range(units + 1), repeat=len(on_device) - 1):
@@ -174,7 +174,7 @@ class Cells:
                 yield heights
 
     def fits(self, order: Sequence[int], arena: int) -> Plan | None:
-        """A plan of an order within so many bytes, wherever its values lie; None where there is none."""
+        """A plan of an order within a number of bytes, wherever its values lie; None where there is none."""
         if arena < 0:
             return None
         for heights in self.heights(arena):
@@ -184,7 +184,7 @@ class Cells:
         return None
 
     def any_fits(self, arena: int) -> bool:
-        """Whether any sequence of actions, of any length, fits into so many bytes."""
+        """Whether any sequence of actions, of any length, fits into a number of bytes."""
         if arena < 0:
             return False
         effects = [i for i, action in enumerate(self.problem.actions) if action.effect]

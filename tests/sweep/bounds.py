@@ -88,7 +88,7 @@ class Exact:
 
 @dataclass(frozen=True)
 class Sums:
-    """Of so many terms an element.
+    """Each element is a sum of `terms` terms.
 
     Attributes:
         narrow: every addition may be rounded to the tensors' own narrow type.

@@ -95,7 +95,7 @@ def parse_case(text: str) -> Case:
 
 
 def _ordered(type: TensorType, order: list[int], gap: int = 0) -> tuple[int, ...]:
-    """Strides of axes that lie in this order, the innermost last, with so many elements between rows."""
+    """Strides of axes that lie in this order, the innermost last, with the given number of elements between rows."""
     strides, step = [0] * type.rank, type.dtype.itemsize
     for i, axis in enumerate(reversed(order)):
         strides[axis] = step

@@ -33,7 +33,7 @@ def extent(rng: Random, most: int = 17) -> int:
 
 
 def shape(rng: Random, least: int = 0, most: int = 4, size: int = 4096, empty: bool = True) -> tuple[int, ...]:
-    """Extents of so many axes at least and at most (sometimes 8), one long at times; about so many elements at most."""
+    """Extents of `least` to `most` axes (sometimes 8), one long at times; of about `size` elements at most."""
     rank = rng.randint(least, 8 if rng.random() < 0.1 else most)
     found: list[int] = []
     left = size

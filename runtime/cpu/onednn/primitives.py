@@ -12,7 +12,7 @@ from foreplan.graph import TensorType, Window
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn.layouts import stepped, swapped
 from foreplan.runtime.cpu.onednn.library import Argument, Dims, library
-from foreplan.runtime.cpu.threads import current_threads, so_many_threads
+from foreplan.runtime.cpu.threads import current_threads, threads_set_to
 from foreplan.runtime.kernel import Run
 
 
@@ -184,7 +184,7 @@ class Primitive:
         found = library()
         if not self._made:
             # For as many threads as it was described for: its scratch memory depends on them.
-            with so_many_threads(self._threads):
+            with threads_set_to(self._threads):
                 found.functions.dnnl_primitive_create(byref(self._made), self.handle)
         memories = _Memories(self, addresses)
         call = partial(

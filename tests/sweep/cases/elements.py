@@ -23,7 +23,7 @@ SMOOTH = ("add", "sub", "mul", "sigmoid", "tanh", "sin", "cos", "square", "erf",
 
 
 def expression(rng: Random, args: int, depth: int, functions: tuple[str, ...]) -> Expr:
-    """An expression of so many arguments."""
+    """An expression of the given number of arguments."""
     if depth == 0 or rng.random() < 0.15:
         if rng.random() < 0.2:
             return Const(rng.choice([0.5, 2.0, -1.0, 0.0, 1, 2, 3]))

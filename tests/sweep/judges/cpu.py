@@ -42,7 +42,7 @@ def require() -> None:
 
 
 class Placed:
-    """An array that lies as a window says, in memory that is watched, so many elements behind a line's beginning."""
+    """An array that lies as a window says, in memory that is watched, some elements behind a line's beginning."""
 
     def __init__(self, window: Window, content: np.ndarray | None, behind: int = 0) -> None:
         type, item = window.type, window.type.dtype.itemsize
