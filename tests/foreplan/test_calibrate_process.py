@@ -92,7 +92,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @needs_onednn()
 @pytest.mark.parametrize(
     "target", ["numpy", "cpu:threads=1", pytest.param("cpu:threads=2", marks=pytest.mark.thorough)]
@@ -110,7 +110,7 @@ def test_processes_hold_what_was_said(model: str, target: str, calibrated: Path,
     assert abs(step.memory.peak - step.memory.arena - made.beside) < COMPILED, (step.memory.outside, made)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_figure_that_is_wrong_would_be_seen(calibrated: Path) -> None:
     """Each part that every process holds is larger than what may be off: none can be missing."""
     text = (calibrated / "foreplan" / "processes.toml").read_text()

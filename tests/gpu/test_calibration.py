@@ -143,6 +143,7 @@ def test_cudnn_is_measured_where_it_is_installed(machine: Machine, monkeypatch: 
     assert found["cudnn_bytes"] == CountedCard.CUDNN and found["code_bytes"] == CountedCard.CODE
 
 
+@pytest.mark.thorough
 @needs_gcc
 def test_a_library_that_is_not_installed_is_left_out(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*arguments: object) -> Run:
@@ -152,6 +153,7 @@ def test_a_library_that_is_not_installed_is_left_out(machine: Machine, monkeypat
     assert set(calibrate(machine, machine.open, {}).figures) == {*CARDS.always}
 
 
+@pytest.mark.thorough
 @needs_gcc
 def test_a_card_that_others_use_cannot_be_calibrated(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     run = calibrating._run
@@ -165,6 +167,7 @@ def test_a_card_that_others_use_cannot_be_calibrated(machine: Machine, monkeypat
         calibrate(machine, machine.open, {})
 
 
+@pytest.mark.thorough
 @needs_gcc
 def test_a_card_that_this_process_has_opened_cannot_be_calibrated(machine: Machine) -> None:
     card = machine.open()

@@ -175,6 +175,7 @@ def test_cards_without_bfloat16_round_to_it_all_the_same() -> None:
     assert figures(cubin(only.source, "sm_75"))["map"].stack == 0
 
 
+@pytest.mark.thorough
 def test_kernels_of_nothing_compile() -> None:
     """Of every op, some drawn cases with nothing along an axis: g++, which runs them elsewhere, takes more."""
     for name, entry in ENTRIES.items():

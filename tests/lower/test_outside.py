@@ -101,6 +101,7 @@ def _zeros(slot):
     return np.zeros(slot.operand.type.shape, slot.operand.type.dtype.numpy)
 
 
+@pytest.mark.thorough
 def test_copies_on_the_host_count_where_the_arena_is_there() -> None:
     graph = fp.models.build("mlp:batch=256,width=256,layers=4,inputs=16,classes=5")
     made = fp.compile(graph, fp.losses.cross_entropy, fp.optim.SGD(0.1), offload=True, remat="off", budget=0.8)

@@ -26,9 +26,8 @@ SMALL = [
     "bert_base:batch=2,seq=10,layers=1",
     "vit_b16:batch=2,size=32,layers=1,classes=5",
 ]
-CASES = cases(
-    SMALL, slow=("gpt2_small", "unet", "vit_b16"), thorough=("vgg16", "resnet50", "mobilenet_v2", "bert_base")
-)
+LARGE = ("vgg16", "resnet50", "mobilenet_v2", "bert_base", "unet")
+CASES = cases(SMALL, slow=("gpt2_small", "vit_b16"), thorough=LARGE)
 
 
 def model(name: str) -> tuple[Graph, object]:

@@ -35,7 +35,9 @@ SMALL = {
     "vgg16": "batch=2,size=32,classes=10,dropout=0.0",
     "mobilenet_v2": "batch=4,size=64,classes=10",
 }
-NAMES = cases(SMALL, slow=("resnet18",), thorough=("resnet50", "resnet101", "vgg16", "mobilenet_v2", "bert_base"))
+NAMES = cases(
+    SMALL, slow=("unet",), thorough=("resnet18", "resnet50", "resnet101", "vgg16", "mobilenet_v2", "bert_base")
+)
 
 
 def test_the_whole_zoo_is_here() -> None:

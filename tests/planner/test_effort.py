@@ -12,6 +12,7 @@ import pytest
 from foreplan.planner import plan, plan_curve
 from foreplan.planner.effort import USUAL, WITHOUT
 from tests.planner.problems import training_net
+from tests.profile import cases
 
 
 def kinds(effort: Any) -> Iterator[Any]:
@@ -27,7 +28,7 @@ def test_every_limit_is_described_in_the_order_of_the_fields(kind: type) -> None
     assert said == [each.name for each in fields(kind)]
 
 
-@pytest.mark.parametrize("name", WITHOUT)
+@pytest.mark.parametrize("name", cases(WITHOUT, slow=("order search",), thorough=("placement search", "annealing")))
 def test_plans_of_less_effort_are_valid(name: str) -> None:
     """Which `plan` verifies; each search takes part in a problem as small as this one."""
     problem = training_net(4)
@@ -38,6 +39,7 @@ def test_plans_of_less_effort_are_valid(name: str) -> None:
     assert curve.plan(len(curve) - 1).arena_bytes <= found.arena_bytes
 
 
+@pytest.mark.thorough
 def test_without_annealing_a_curve_is_no_lower() -> None:
     problem = training_net(4)
     usual, without = (plan_curve(problem, effort=effort) for effort in (USUAL, WITHOUT["annealing"]))

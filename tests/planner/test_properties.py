@@ -114,7 +114,7 @@ def test_plans_of_drawn_problems(problem: Problem) -> None:
     assert Machine(separate(found, problem), problem).run() == outcome
 
 
-@settings(max_examples=pick(2, 4, 8), deadline=None)
+@settings(max_examples=pick(1, 2, 8), deadline=None)
 @given(problems())
 def test_curves_of_drawn_problems(problem: Problem) -> None:
     curve = plan_curve(problem)
