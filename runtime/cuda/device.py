@@ -73,6 +73,10 @@ class Device:
         peaks = dict(self.peaks)
         return peaks.get(precision, peaks["float32"])
 
+    def at_work(self, parts: int) -> float:
+        """The share of multiprocessors that work where each takes one of `parts` parts: at most all."""
+        return min(1.0, parts / self.multiprocessors)
+
     def as_json(self) -> dict[str, Any]:
         """Every figure by its name, exact."""
         figures = dataclasses.asdict(self) | {"flops_per_second": dict(self.peaks), "sources": list(self.sources)}

@@ -121,8 +121,7 @@ def _cublaslt(several: Callable[..., Kernels], own_price: Price) -> Library:
 
 CONVOLUTIONS = _cudnn(cudnn_kernels, cudnn_kernel, prices.convolution, rounds=True)
 ATTENTION = _cudnn(attention_kernels, attention_kernel, prices.attention)
-ATTENTION_GRADIENT = _cudnn(attention_kernels, attention_kernel, prices.attention_gradient)
-PACKED = _cudnn(packed_attention.packed_kernels, packed_attention.packed_kernel, prices.attention_gradient)
+PACKED = _cudnn(packed_attention.packed_kernels, packed_attention.packed_kernel, prices.attention)
 PRODUCTS = _cublaslt(lt.lt_kernels, lt.own_nanoseconds)
 PRODUCTS_AND_LOSS = _cublaslt(linear_cross_entropy.lt_kernels, lt.own_nanoseconds)
 FAMILIES: Mapping[str, CudaFamily] = {
@@ -159,7 +158,7 @@ FAMILIES: Mapping[str, CudaFamily] = {
     "rms_norm": _own(row_norm.normal, reads=row_norm.reads),
     "rms_norm_grad": _own(row_norm.gradient, reads=row_norm.reads),
     "attention": _own(attention.attention, reads=attention.reads, library=ATTENTION),
-    "attention_grad": _own(attention.gradient, reads=attention.reads, library=ATTENTION_GRADIENT),
+    "attention_grad": _own(attention.gradient, reads=attention.reads, library=ATTENTION),
     "packed_attention_grad": _own(packed_attention.gradient, reads=packed_attention.reads, library=PACKED),
     "linear_cross_entropy": _own(
         linear_cross_entropy.linear_cross_entropy, reads=linear_cross_entropy.reads, library=PRODUCTS_AND_LOSS

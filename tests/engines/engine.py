@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 
-from foreplan.errors import TargetError
 from foreplan.graph import Op, Window
-from foreplan.runtime.cpu.onednn.library import library
 from tests.cpu import check as cpu
 from tests.gpu import check as gpu
+from tests.sweep.judges import JUDGES
 
 Windows = Sequence[Window] | None
 
@@ -48,10 +45,4 @@ ENGINES = {each.name: each for each in (Engine("cpu", cpu.check, cpu.run), Engin
 
 def require(name: str) -> None:
     """Skip where an engine's kernels cannot run: without oneDNN, or without a compiler that stands in for CUDA's."""
-    if name == "cuda" and shutil.which("g++") is None:
-        pytest.skip("kernels for cards are run on the CPU through g++: install it")
-    if name == "cpu":
-        try:
-            library()
-        except TargetError as error:
-            pytest.skip(str(error))
+    JUDGES[name].require()

@@ -17,16 +17,6 @@ from tests.gpu.compiled import needs_gcc
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)
-CASES = [
-    ((7, 5), 0, (4, 3)),
-    ((7, 5), 1, (9,)),
-    ((3, 6, 2, 4), 1, (5, 2)),
-    ((50, 300), 0, (70,)),
-    ((4, 2, 300), 1, (3,)),
-    ((9,), 0, (2, 3)),
-    ((1, 1), 0, (1,)),
-    ((5, 3), 0, ()),
-]
 
 
 def f32(*shape: int) -> np.ndarray:

@@ -15,13 +15,14 @@ import foreplan as fp
 from foreplan.units import align_up
 from tests.cpu.test_engine import MODELS, compiled, data_for
 from tests.gpu.on_card import opened_or_skipped
+from tests.profile import cases
 
 CARD = opened_or_skipped()
 pytestmark = pytest.mark.cuda
 PAGE = 2 << 20
 
 
-@pytest.mark.parametrize("name", MODELS, ids=[name.partition(":")[0] for name in MODELS])
+@pytest.mark.parametrize("name", cases(MODELS))
 def test_steps_allocate_nothing(name: str) -> None:
     """Free memory of the card is the same before and after 100 steps, once the first two are done."""
     session = compiled(name, "cuda", training=True).bind()

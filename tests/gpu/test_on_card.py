@@ -30,6 +30,7 @@ from tests.gpu import check
 from tests.gpu.on_card import CardBound, opened_or_skipped
 from tests.kernels import attention_operands
 from tests.ops.check import type_of
+from tests.profile import cases
 from tests.sweep.case import parse_case
 from tests.sweep.judges import JUDGES, judge_draws, step
 from tests.sweep.table import ENTRIES
@@ -175,7 +176,7 @@ def test_every_plan_of_attention_runs(case: str, deterministic: bool) -> None:
                 assert all(x.tobytes() == y.tobytes() for x, y in zip(found, again, strict=True)), kernel
 
 
-@pytest.mark.parametrize("name", MODELS, ids=[name.partition(":")[0] for name in MODELS])
+@pytest.mark.parametrize("name", cases(MODELS))
 def test_a_training_step_gives_what_numpy_gives(name: str) -> None:
     reference, step = (compiled(name, target, training=True) for target in ("numpy", "cuda"))
     data = data_for(reference)
@@ -184,7 +185,7 @@ def test_a_training_step_gives_what_numpy_gives(name: str) -> None:
     assert any(is_near(reference, step, data, seed) for seed in range(1, 6))
 
 
-@pytest.mark.parametrize("name", MODELS, ids=[name.partition(":")[0] for name in MODELS])
+@pytest.mark.parametrize("name", cases(MODELS))
 def test_a_step_is_the_same_however_it_runs(name: str) -> None:
     """As one graph, call by call, and with poisoned memory: the same bits, three steps long."""
     step = compiled(name, "cuda", training=True)
@@ -200,7 +201,7 @@ IN_OTHERS = [*MODELS[:3], "gpt2_small:batch=2,seq=256,layers=2,width=128,heads=2
 
 
 @pytest.mark.parametrize(("target", "precision"), [("cuda:,tf32", "float32"), ("cuda", "bf16")])
-@pytest.mark.parametrize("name", IN_OTHERS, ids=[name.partition(":")[0] for name in IN_OTHERS])
+@pytest.mark.parametrize("name", cases(IN_OTHERS))
 def test_other_precisions_train_alike(name: str, target: str, precision: str) -> None:
     graph = fp.models.build(name)
     graph = attach_loss(graph, fp.models.default_loss(name), [next(iter(graph.outputs))])

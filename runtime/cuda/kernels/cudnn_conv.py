@@ -104,8 +104,7 @@ def _without_tensor_cores(op: ConvOp, engine: str, y: Window, device: Device) ->
     if y.type.dtype.is_narrow:
         return WITHOUT_TENSOR_CORES, IN_NARROW
     if engine == "eng67" and of_weights:
-        at_work = min(1.0, ceil_div(y.type.size, GRADIENTS_AT_ONCE) / device.multiprocessors)
-        return WITHOUT_TENSOR_CORES * at_work, IN_FLOAT32
+        return WITHOUT_TENSOR_CORES * device.at_work(ceil_div(y.type.size, GRADIENTS_AT_ONCE)), IN_FLOAT32
     slow = engine == "eng28" or (engine == "eng1" and of_weights)
     return SLOW if slow else WITHOUT_TENSOR_CORES, IN_FLOAT32
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from foreplan.graph import Op
 from foreplan.graph.op import Windows
+from foreplan.ops.attention.ops import Attention
 from foreplan.ops.conv.ops import ConvWeightGrad
 from foreplan.runtime.cuda.device import Device
 from foreplan.units import align_up
@@ -36,10 +37,6 @@ def convolution(op: Op, inputs: Windows, outputs: Windows, device: Device) -> in
 
 
 def attention(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:
-    """What kernels of ours take for attention."""
-    return round(roofline(op, inputs, outputs, device, "float32", ATTENTION))
-
-
-def attention_gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:
-    """What kernels of ours take for the gradient of attention."""
-    return round(roofline(op, inputs, outputs, device, "float32", ATTENTION_GRADIENT))
+    """What kernels of ours take for attention or its gradient."""
+    reached = ATTENTION if isinstance(op, Attention) else ATTENTION_GRADIENT
+    return round(roofline(op, inputs, outputs, device, "float32", reached))

@@ -39,7 +39,7 @@ _KNOBS = re.compile(rb'(?<="knobChoices":)\{[^{}]*\}')
 _TILES = {0: 1 << 16, 1: 1 << 15, 3: 1 << 17, 4: 1 << 16, 5: 1 << 14, 6: 1 << 17, 7: 1 << 15, 9: 1 << 16}
 _LARGEST_TILE = 1 << 18
 _COUNTERS = 1 << 10
-_SPLIT_TILE = 4096  # results, about, whose sums engines with the knob SPLIT_K take in that number of parts
+_SPLIT_TILE = 4096  # results, about, of a tile; engines with the knob SPLIT_K make its sums in that number of parts
 BETA, ADDING = b'"beta":0.0', b'"beta":1.0'  # of a serialised plan of one convolution: how much of what is there stays
 # The statuses by which cuDNN says that it has no engine for something, or does not take such tensors. By any other,
 # something fails or is missing.
@@ -207,11 +207,11 @@ def busy(blob: bytes, results: int, device: Device) -> float:
     knobs = _knobs(blob)
     split = knobs.get("SPLIT_K", knobs.get("SPLIT_K_SLC"))
     if split is not None:
-        return min(1.0, ceil(results / _SPLIT_TILE) * max(1, split) / device.multiprocessors)
+        return device.at_work(ceil(results / _SPLIT_TILE) * max(1, split))
     tile = _TILES.get(knobs.get("TILE_SIZE", -1))
     if knobs.get("WORKSPACE") != 1 or tile is None:
         return 1.0
-    return min(1.0, ceil(4 * results / tile) / device.multiprocessors)
+    return device.at_work(ceil(4 * results / tile))
 
 
 def in_clusters(blob: bytes) -> bool:
