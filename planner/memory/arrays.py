@@ -85,6 +85,11 @@ def problem_arrays(problem: Problem) -> Arrays:
     )
 
 
+def stay(p: Arrays) -> np.ndarray:
+    """Of each value, whether it is there when the step ends, bool[values]: stored ones and outputs."""
+    return (p.there == STORED) | (p.output != 0)
+
+
 def _pairs(problem: Problem, index: int) -> list[tuple[int, int, int]]:
     """Overwrites of an action that concern the live bytes, by the rules of `alias_sets.merge`: (write, read,
     required).

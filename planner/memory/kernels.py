@@ -21,6 +21,7 @@ class Parts(NamedTuple):
         taken, dies: `Count.over` and `Count.dying` of every step.
         first, widest, aligned: of each value, of the alias set that it belongs to at the step: the first step, bytes,
             and alignment; the last is 0 where the set may lie in no whole.
+        chosen: of each part, whether it lies within its whole.
     """
 
     taken: np.ndarray
@@ -28,6 +29,7 @@ class Parts(NamedTuple):
     first: np.ndarray
     widest: np.ndarray
     aligned: np.ndarray
+    chosen: np.ndarray
 
 
 class Count(NamedTuple):
@@ -58,7 +60,8 @@ def make_count(p: Arrays, steps: int) -> Count:
     reads, writes = (int(np.diff(at).max(initial=0)) + 1 for at in (p.read_at, p.write_at))
     parts = None
     if len(p.part_write):
-        parts = Parts(*(np.zeros(n, np.int64) for n in (steps * writes, steps * reads, values, values, values)))
+        lengths = (steps * writes, steps * reads, values, values, values, len(p.part_write))
+        parts = Parts(*(np.zeros(length, np.int64) for length in lengths))
     made, live, last, dying, over, level = (
         np.zeros(n, np.int64) for n in (steps, values, values, reads, writes, steps)
     )
@@ -191,13 +194,15 @@ def join(p, s, parts, length):  # type: ignore[no-untyped-def]
 @jit.compiled
 def place(p, s, parts, step, a, write):  # type: ignore[no-untyped-def]
     """Put parts into one whole: those that begin last, if not all can be."""
-    whole = p.writes[p.write_at[a] + write]
+    whole, chosen = p.writes[p.write_at[a] + write], parts.chosen
+    low, high, reads = p.part_at[a], p.part_at[a + 1], p.read_at[a]
     earliest = np.int64(0)  # parts that begin before this step stay apart
     while True:
         begin, found = np.int64(step), 0
-        for k in range(p.part_at[a], p.part_at[a + 1]):
-            if p.part_write[k] == write and lies_within(p, s, parts, step, a, k, earliest):
-                begin = min(begin, parts.first[p.reads[p.read_at[a] + p.part_read[k]]])
+        for k in range(low, high):
+            chosen[k] = p.part_write[k] == write and lies_within(p, s, parts, step, a, k, earliest)
+            if chosen[k]:
+                begin = min(begin, parts.first[p.reads[reads + p.part_read[k]]])
                 found += 1
         if found == 0:
             return
@@ -205,11 +210,10 @@ def place(p, s, parts, step, a, write):  # type: ignore[no-untyped-def]
         for turn in range(2):  # look, then do
             for at in range(begin, step + 1):
                 more = p.size[whole] if at < step else np.int64(0)
-                for k in range(p.part_at[a], p.part_at[a + 1]):
-                    if p.part_write[k] == write and lies_within(p, s, parts, step, a, k, earliest):
-                        piece = p.reads[p.read_at[a] + p.part_read[k]]
-                        if parts.first[piece] <= at:
-                            more -= p.size[piece]
+                for k in range(low, high):
+                    piece = p.reads[reads + p.part_read[k]]
+                    if chosen[k] and parts.first[piece] <= at:
+                        more -= p.size[piece]
                 if turn == 0:
                     before, after = max(before, s.level[at]), max(after, s.level[at] + more)
                 else:
@@ -217,9 +221,9 @@ def place(p, s, parts, step, a, write):  # type: ignore[no-untyped-def]
             if after > before:
                 break
         if after <= before:
-            for k in range(p.part_at[a], p.part_at[a + 1]):
-                if p.part_write[k] == write and lies_within(p, s, parts, step, a, k, earliest):
-                    piece = p.reads[p.read_at[a] + p.part_read[k]]
+            for k in range(low, high):
+                if chosen[k]:
+                    piece = p.reads[reads + p.part_read[k]]
                     parts.aligned[whole] = max(parts.aligned[whole], parts.aligned[piece])
             parts.first[whole] = begin
             return

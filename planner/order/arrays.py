@@ -7,11 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from foreplan.planner.effort import USUAL
-from foreplan.planner.memory.arrays import INPUT, STORED, Arrays, problem_arrays
+from foreplan.planner.memory.arrays import INPUT, STORED, Arrays, problem_arrays, stay
 from foreplan.planner.order.dependences import Dependences
-from foreplan.planner.problem import ALIGNMENT, Action, Problem
+from foreplan.planner.problem import Problem
 from foreplan.planner.rows import array, flat, slices
-from foreplan.units import align_up
 
 STAYS = 1 << 40  # readers of what nothing frees
 
@@ -61,15 +60,12 @@ def order_arrays(problem: Problem, graph: Dependences, most_readers: int = USUAL
     if len(set(written)) < len(written):
         return None
     p = problem_arrays(problem)
-    stays = (p.there == STORED) | (p.output > 0)
+    stays = stay(p)
     read = np.array([v for a in actions for v in a.reads], np.int64)
     readers = np.bincount(read, minlength=len(problem.values)).astype(np.int64)
     before = [sorted(set(nodes)) for nodes in graph.before]
     after = [sorted(set(nodes)) for nodes in graph.after]
-    mortal = [[v for v in a.reads if not stays[v]] for a in actions]
-    lasting = [stays[v] or readers[v] > 0 for v in range(len(problem.values))]
-    workspace = [int(p.workspace[index]) for index in graph.actions]
-    events = _events(actions, mortal, after, workspace, lasting, p.size.tolist(), most_readers)
+    events = _events(p, graph, after, (stays | (readers > 0) | (p.size == 0)).tolist(), most_readers)
     inputs = p.there == INPUT
     return OrderArrays(
         p,
@@ -78,7 +74,7 @@ def order_arrays(problem: Problem, graph: Dependences, most_readers: int = USUAL
         flat(before),
         slices(after),
         flat(after),
-        array(_is_loose(problem, action, stays) for action in actions),
+        _loose(p)[list(graph.actions)],
         np.where(stays, STAYS, readers),
         slices(events),
         flat(events),
@@ -88,44 +84,46 @@ def order_arrays(problem: Problem, graph: Dependences, most_readers: int = USUAL
     )
 
 
-def _is_loose(problem: Problem, action: Action, stays: np.ndarray) -> bool:
-    pairs = [
-        (problem.values[action.reads[pair.read]], problem.values[action.writes[pair.write]])
-        for pair in action.overwrites
-        if not pair.required and not stays[action.reads[pair.read]]
-    ]
-    return any(align_up(old.nbytes, ALIGNMENT) != align_up(new.nbytes, ALIGNMENT) for old, new in pairs if new.home < 0)
+def hills(p: Arrays, graph: Dependences) -> list[int]:
+    """Bytes that each node needs at least beyond those that live before it: what may be in place is."""
+    fresh = p.size[p.writes]
+    action = np.repeat(np.arange(len(p.workspace)), np.diff(p.pair_at))
+    fresh[p.write_at[action] + p.pair_write] = 0
+    ends = np.concatenate([[0], np.cumsum(fresh)])[p.write_at]
+    return (p.workspace + np.diff(ends))[list(graph.actions)].tolist()
+
+
+def _loose(p: Arrays) -> np.ndarray:
+    """Of each action, whether it has a write that would hold bytes of a read and not use them."""
+    action = np.repeat(np.arange(len(p.workspace)), np.diff(p.pair_at))
+    new, old = p.writes[p.write_at[action] + p.pair_write], p.reads[p.read_at[action] + p.pair_read]
+    wasteful = (p.pair_required == 0) & ~stay(p)[old] & (p.rounded[old] != p.rounded[new])
+    found = np.zeros(len(p.workspace), np.int64)
+    found[action[wasteful]] = 1
+    return found
 
 
 def _events(
-    actions: list[Action],
-    reads: list[list[int]],
-    after: list[list[int]],
-    workspace: list[int],
-    stays: list[bool],
-    size: list[int],
-    most_readers: int,
+    p: Arrays, graph: Dependences, after: list[list[int]], remains: list[bool], most_readers: int
 ) -> list[list[int]]:
     """What patient nodes wait for; nothing for others.
 
-    A node is patient if all that it writes stays and its workspace is no more than what each of those that it waits
-    for needs beyond what lives before, whatever is in place.
+    A node is patient if all that it writes remains when it has run, and its workspace is no more than what each of
+    those that it waits for needs beyond what lives before, whatever is in place.
     """
+    stays, least = stay(p).tolist(), hills(p, graph)
+    reads = [[v for v in p.reads[p.read_at[a] : p.read_at[a + 1]].tolist() if not stays[v]] for a in graph.actions]
     coreaders: dict[int, list[int]] = {}
     for node, row in enumerate(reads):
         for v in row:
             coreaders.setdefault(v, []).append(node)
-    least = []
-    for action, ws in zip(actions, workspace):
-        paired = {action.writes[pair.write] for pair in action.overwrites}
-        least.append(ws + sum(size[v] for v in action.writes if v not in paired))
     events: list[list[int]] = []
-    for node, action in enumerate(actions):
+    for node, a in enumerate(graph.actions):
         others: set[int] = set()
-        lasting = all(stays[v] or not size[v] for v in action.writes)
-        if lasting and sum(len(coreaders[v]) for v in reads[node]) <= most_readers:
+        remaining = all(remains[v] for v in p.writes[p.write_at[a] : p.write_at[a + 1]].tolist())
+        if remaining and sum(len(coreaders[v]) for v in reads[node]) <= most_readers:
             others.update(after[node])
             others.update(other for v in reads[node] for other in coreaders[v] if other != node)
-        patient = workspace[node] <= min((least[other] for other in others), default=-1)
+        patient = p.workspace[a] <= min((least[other] for other in others), default=-1)
         events.append(sorted(others) if patient else [])
     return events

@@ -9,8 +9,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
+from foreplan.planner.memory.arrays import problem_arrays, stay
+from foreplan.planner.order.arrays import hills
 from foreplan.planner.order.dependences import Dependences, name_cycle
-from foreplan.planner.problem import Problem, Role
+from foreplan.planner.problem import Problem
 
 _NEVER = 1 << 62  # above any number of bytes
 
@@ -123,14 +125,25 @@ def _by_priority(problem: Problem, graph: Dependences, priority: list[int]) -> l
 def _by_freed_bytes(problem: Problem, graph: Dependences, *, only_free: bool) -> list[int]:
     """List scheduling by the bytes that live after a node less those before it.
 
+    A write that only updates read counts as nothing: they can follow at once and free it, as they do a weight gradient.
     A node's figure falls when it becomes the last reader of something; it then is pushed again, and the outdated
     entry is passed over. A heap entry is pushed at most once a read, so the whole is O((n + reads) log n).
     """
-    reads, writes, left, last = _byte_flows(problem, graph)
-    sizes = [value.nbytes for value in problem.values]
-    net, hill = list(writes), _hills(problem, graph)
+    p = problem_arrays(problem)
+    size, stays, updates = p.size.tolist(), stay(p).tolist(), _updates(problem, graph)
+    actions = [problem.actions[index] for index in graph.actions]
+    reads = [[v for v in action.reads if not stays[v]] for action in actions]
+    readers: list[list[int]] = [[] for _ in size]
     for node, values in enumerate(reads):
-        net[node] -= sum(sizes[v] for v in values if left[v] == 1)
+        for v in values:
+            readers[v].append(node)
+    left, last = [len(nodes) for nodes in readers], [sum(nodes) for nodes in readers]  # of those that have not run
+    kept = [stays[v] or not all(updates[node] for node in nodes) for v, nodes in enumerate(readers)]
+    net = [
+        sum(size[v] for v in action.writes if kept[v]) - sum(size[v] for v in values if left[v] == 1)
+        for action, values in zip(actions, reads)
+    ]
+    hill = hills(p, graph)
     waiting = [len(before) for before in graph.before]
 
     def entry(node: int) -> tuple[int, int, int]:
@@ -152,7 +165,7 @@ def _by_freed_bytes(problem: Problem, graph: Dependences, *, only_free: bool) ->
             left[v] -= 1
             last[v] -= node
             if left[v] == 1:
-                net[last[v]] -= sizes[v]
+                net[last[v]] -= size[v]
                 if waiting[last[v]] == 0:
                     heapq.heappush(ready, entry(last[v]))
         for later in graph.after[node]:
@@ -160,42 +173,3 @@ def _by_freed_bytes(problem: Problem, graph: Dependences, *, only_free: bool) ->
             if waiting[later] == 0:
                 heapq.heappush(ready, entry(later))
     return order
-
-
-def _hills(problem: Problem, graph: Dependences) -> list[int]:
-    """Bytes that each node needs while it runs beyond its reads, writes in place taken to be so."""
-    hills = []
-    for index in graph.actions:
-        action = problem.actions[index]
-        in_place = {pair.write for pair in action.overwrites}
-        fresh = [v for i, v in enumerate(action.writes) if i not in in_place and problem.values[v].home < 0]
-        hills.append(action.workspace + sum(problem.values[v].nbytes for v in fresh))
-    return hills
-
-
-def _byte_flows(problem: Problem, graph: Dependences) -> tuple[list[list[int]], list[int], list[int], list[int]]:
-    """What each node reads that can die, the bytes it leaves alive; and by value its unrun readers, and their sum.
-
-    While one reader is left, the sum of the unrun readers is that reader. A write that only updates read counts as
-    nothing: they can follow at once and free it, as they do a weight gradient.
-    """
-    reads: list[list[int]] = []
-    left = [0] * len(problem.values)
-    last = [0] * len(problem.values)
-    settled = [True] * len(problem.values)
-    for node, (index, update) in enumerate(zip(graph.actions, _updates(problem, graph))):
-        mortal = [v for v in problem.actions[index].reads if problem.values[v].role in (Role.TRANSIENT, Role.INPUT)]
-        reads.append(mortal)
-        for v in mortal:
-            left[v] += 1
-            last[v] += node
-            settled[v] = settled[v] and update
-    writes = []
-    for index in graph.actions:
-        alive = 0
-        for v in problem.actions[index].writes:
-            value = problem.values[v]
-            if value.home < 0 and (value.role is Role.OUTPUT or not settled[v]):
-                alive += value.nbytes
-        writes.append(alive)
-    return reads, writes, left, last

@@ -13,11 +13,14 @@ from foreplan.planner import Problem
 from foreplan.planner.memory.arrays import problem_arrays
 from foreplan.planner.memory.bounds import live_bytes, reserved_bytes
 from foreplan.planner.memory.kernels import make_count, measure
+from foreplan.planner.order.arrays import order_arrays
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import HEURISTICS
+from foreplan.planner.order.kernels import begin, make_state, run, weigh
 from foreplan.planner.placement.layout import assemble, lay_out, schedule
 from foreplan.planner.recompute.arrays import make_gaps
 from foreplan.planner.recompute.kernels import generate, make_scratch
+from foreplan.planner.report import category_series
 from foreplan.planner.verify.verifier import verify
 from tests.planner.problems import joined_problem, random_problem, training_net
 
@@ -71,3 +74,41 @@ def test_what_lives_is_what_the_verifier_sees(kind: str, seed: int) -> None:
         made = assemble(problem, found, lay_out(problem, found, quick=True), None)
         assert made.lower_bound_bytes == live_bytes(problem, steps).max()
         verify(made, problem)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_what_a_report_adds_up_is_what_is_reserved(kind: str, seed: int) -> None:
+    """But for inputs that nobody reads, and for what has no part yet of a whole whose bytes are set aside."""
+    problem = KINDS[kind](seed)
+    for steps in schedules(problem, seed):
+        found = schedule(problem, "", steps)
+        made = assemble(problem, found, lay_out(problem, found, quick=True), None)
+        held = np.sum(list(category_series(made, problem).values()), axis=0)
+        reserved = reserved_bytes(problem, steps, found.ranges, found.alias_sets)
+        assert np.all(live_bytes(problem, steps) <= held) and np.all(held <= reserved)
+        if not found.alias_sets.wholes:
+            assert held[1:].tolist() == reserved[1:].tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_what_the_search_weighs_node_by_node_is_what_is_reserved(seed: int) -> None:
+    """Where every write that may be in place is as large as what it takes; of others it knows the least."""
+    problem = KINDS["any"](seed)
+    graph = dependences(problem)
+    arrays = order_arrays(problem, graph)
+    assert arrays is not None
+    for heuristic in HEURISTICS.values():
+        order = list(heuristic(problem, graph))
+        found, state = schedule(problem, "", order), make_state(arrays)
+        reserved = reserved_bytes(problem, order, found.ranges, found.alias_sets)
+        level, exact = begin(arrays, state), not arrays.loose.any()
+        for step, index in enumerate(order):
+            node = graph.actions.index(index)
+            hill, growth = weigh(arrays, state, node)
+            needs = level + hill + (arrays.unread if step == 0 else 0)
+            assert needs == reserved[step] if exact else needs <= reserved[step]
+            run(arrays, state, node)
+            level += growth
