@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import stat
@@ -24,6 +25,8 @@ _DIGEST = hashlib.sha256().digest_size
 _LIMIT = 1 << 30  # bytes of all files together
 _UNFINISHED = ".tmp"
 _FORSAKEN = 3600  # seconds after which nobody finishes a file
+_PATIENCE = 60  # seconds that a process waits for what another one makes
+_claimed: dict[str, int] = {}  # by file name, the descriptor of its lock
 
 
 def kept(name: str) -> bytes | None:
@@ -41,13 +44,49 @@ def kept(name: str) -> bytes | None:
 def keep(name: str, content: bytes) -> None:
     """Keep bytes under a file name. Where that cannot be, it is said once on standard error."""
     try:
-        if (path := _folder()) is not None:
-            path.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with _opened() as folder:
+        with _made() as folder:
             _write(folder, name, content)
-            _make_room(path)
+            _make_room()
     except (OSError, MemoryError) as error:
         _tell(_folder(), getattr(error, "strerror", None) or str(error) or type(error).__name__)
+
+
+def claim(name: str) -> None:
+    """Wait until no other process makes what this file name stands for; from then on others wait for this one.
+
+    They wait until `release`, or this process ends, and a minute at most. Where no lock can be, nobody waits.
+    """
+    if name in _claimed:
+        return
+    with contextlib.suppress(OSError), _made() as folder:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        lock = os.open(f"{name}.lock{_UNFINISHED}", flags, 0o644, dir_fd=folder)
+        try:
+            end = time.monotonic() + _PATIENCE
+            while not _locked(lock) and time.monotonic() < end:
+                time.sleep(0.02)
+        except BaseException:
+            os.close(lock)
+            raise
+        _claimed[name] = lock
+
+
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def release(name: str) -> None:
+    """End a claim, if there is one."""
+    if (lock := _claimed.pop(name, None)) is not None:
+        with contextlib.suppress(OSError), _opened() as folder:
+            os.unlink(f"{name}.lock{_UNFINISHED}", dir_fd=folder)
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a forked process may hold the descriptor too
+        os.close(lock)
 
 
 @lru_cache(maxsize=1)
@@ -78,6 +117,15 @@ def _opened() -> Iterator[int]:
         os.close(folder)
 
 
+@contextlib.contextmanager
+def _made() -> Iterator[int]:
+    """The folder, made if it is not there; raises as `_opened` does."""
+    if (path := _folder()) is not None:
+        path.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with _opened() as folder:
+        yield folder
+
+
 def _check(found: os.stat_result) -> None:
     """Raise unless root or this user alone may write a file or folder."""
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -100,7 +148,7 @@ def _write(folder: int, name: str, content: bytes) -> None:
 
 
 @lru_cache(maxsize=1)
-def _make_room(path: Path) -> None:
+def _make_room() -> None:
     """Once in a process: remove what killed processes have left, and where there is too much, what was made first."""
     with _opened() as folder, os.scandir(folder) as entries:
         files = sorted(

@@ -27,7 +27,7 @@ from numba.core.compiler import CompileResult
 from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 
-from foreplan.disk_cache import keep, kept
+from foreplan.disk_cache import claim, keep, kept, release
 
 _PACKAGE = __name__.partition(".")[0]
 
@@ -54,15 +54,21 @@ class _Kept(NullCache):
         self._dispatcher = dispatcher
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The result of compiling for these types, or None."""
+        """The result of compiling for these types, or None: then this process compiles, and others wait for it."""
         target_context.refresh()
-        content = kept(self._name(sig, target_context.codegen()))
+        name = self._name(sig, target_context.codegen())
+        if (content := kept(name)) is None:
+            claim(name)
+            if (content := kept(name)) is not None:
+                release(name)
         return None if content is None else CompileResult._rebuild(target_context, *pickle.loads(content))
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep the result of compiling for these types, unless it holds addresses of this process."""
+        name = self._name(sig, data.codegen)
         if not (data.library.has_dynamic_globals or data.lifted):
-            keep(self._name(sig, data.codegen), dumps(data._reduce()))
+            keep(name, dumps(data._reduce()))
+        release(name)
 
     def _name(self, sig: Any, codegen: Any) -> str:
         """Says everything that machine code depends on."""

@@ -40,6 +40,30 @@ def test_what_a_killed_process_left_goes(folder: Path) -> None:
     assert sorted(file.name for file in folder.iterdir()) == ["a", "a.ba9876543210.tmp", "b"]
 
 
+CLAIM = "from foreplan.disk_cache import claim; claim('a'); print('claimed', flush=True); input()"
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_nobody_waits_for_a_killed_process_nor_for_ever(
+    folder: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "_PATIENCE", 60 if killed else 0.5)
+    environment = {**os.environ, "FOREPLAN_CACHE_DIR": str(folder)}
+    with subprocess.Popen(
+        [sys.executable, "-c", CLAIM], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"claimed\n"
+        if killed:
+            other.kill()
+        started = time.monotonic()
+        kept.claim("a")
+        assert (time.monotonic() - started >= 0.5) != killed
+        kept.release("a")
+        kept.release("a")
+        assert list(folder.iterdir()) == []
+        other.kill()
+
+
 @pytest.mark.parametrize(
     "environment, expected",
     [

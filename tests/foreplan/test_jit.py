@@ -99,10 +99,10 @@ def test_it_is_compiled_anew_when_its_source_has_changed(
     assert run(module, folder) == (result, compilations, "")
 
 
-def test_processes_that_start_together(module: Path, folder: Path) -> None:
+def test_processes_that_start_together_compile_once(module: Path, folder: Path) -> None:
     processes = [start(module, folder) for _ in range(4)]
     said = [process.communicate() for process in processes]
-    assert [(out.split()[0], err) for out, err in said] == [("18.0", "")] * 4
+    assert sorted(said) == [("18.0 0\n", "")] * 3 + [("18.0 1\n", "")]
     assert len(list(folder.iterdir())) == 2
     assert run(module, folder) == (18, 0, "")
 

@@ -1,7 +1,5 @@
 """Losses against JAX, and how they are attached to models."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -9,6 +7,7 @@ from foreplan.errors import ShapeError, TraceError, UsageError
 from foreplan.frontend import losses, nn, spec, trace
 from foreplan.frontend.losses import attach_loss
 from tests.ops.check import evaluate
+from tests.oracle.peers import jax, jnp
 
 RNG = np.random.default_rng(5)
 ITEMS = spec(3)

@@ -2,17 +2,15 @@
 
 from functools import partial
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 from foreplan.errors import ShapeError, TraceError, UsageError
 from foreplan.frontend import nn, spec, trace
 from foreplan.graph import Array, Fill, Normal, Uniform
 from foreplan.graph.ir import Kind
 from tests.ops.check import evaluate
+from tests.oracle.peers import jax, jnp, lax
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((2, 4, 9, 8)).astype(np.float32)

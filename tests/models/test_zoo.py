@@ -5,11 +5,8 @@ import subprocess
 import sys
 import time
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 from foreplan import models
 from foreplan.errors import UsageError
@@ -20,6 +17,7 @@ from foreplan.graph.ir import Kind
 from foreplan.models.mobilenet import inverted_residual
 from foreplan.models.resnet import bottleneck
 from tests.ops.check import evaluate
+from tests.oracle.peers import jax, jnp, lax
 
 # torchvision's and Hugging Face's counts. BERT: 109,482,240 with the pooler of 768·768 + 768, which this model leaves
 # out, and a head of 768·768 + 768 (dense) + 2·768 (normalisation) + 30,522 (bias).

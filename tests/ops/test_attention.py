@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,6 +12,7 @@ from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.ops import Attention, attention
 from foreplan.ops.shape import reshape
 from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
+from tests.oracle.peers import jax, jit, jnp
 from tests.profile import pick
 
 RNG = np.random.default_rng(0)
@@ -38,7 +35,7 @@ def sample(shape: tuple[int, ...], dtype: str = "float64") -> tuple[np.ndarray, 
     return q, k, v
 
 
-@partial(jax.jit, static_argnames=("causal", "scale"))
+@jit(static_argnames=("causal", "scale"))
 def reference(q, k, v, mask, g, *, causal: bool, scale: float):
     """(o, lse, gradients of q, k, v, mask) of attention by its definition, in JAX, of heads-first arrays."""
 

@@ -6,7 +6,6 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -14,6 +13,7 @@ from foreplan.errors import ShapeError
 from foreplan.graph import Builder, TensorType, as_dtype
 from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad, conv, conv_transpose
 from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
+from tests.oracle.peers import jax, jit
 
 # (x shape, w shape, strides, pads, dilations, groups)
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Any, tuple[int, ...], int]] = {
@@ -56,7 +56,7 @@ def _case(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarra
     y = Conv(*geometry).infer([type_of(x), type_of(w)])[0]
     g = rng.standard_normal(y.shape)
 
-    @jax.jit
+    @jit()
     def reference(x: Any, w: Any, g: Any) -> Any:
         y, pull = jax.vjp(lambda x, w: _reference(x, w, *geometry), x, w)
         return y, *pull(g)

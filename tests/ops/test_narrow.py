@@ -6,12 +6,9 @@ same op in float64; some are compared with JAX as well.
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax import lax
 
 from foreplan.errors import ShapeError
 from foreplan.graph import Op, TensorType, as_dtype
@@ -36,6 +33,7 @@ from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad
 from tests.ops.check import decomposed, run_op
+from tests.oracle.peers import jax, jnp, lax
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 HALF_UNIT = 2.0**-8  # of bfloat16, beside a number's size

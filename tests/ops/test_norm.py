@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -33,6 +30,7 @@ from foreplan.ops.norm.forms import (
     rms_norm,
 )
 from tests.ops.check import allocated_bytes, check_vjp, decomposed, evaluate, run_op, type_of
+from tests.oracle.peers import jax, jit, jnp
 
 EPS = 1e-3
 SHAPES = [(4, 3, 5, 6), (8, 5), (2, 3, 17), (1, 2, 3, 4, 5), (3, 1, 2, 2)]
@@ -66,7 +64,7 @@ def _batch_norm(x: Any, scale: Any, bias: Any) -> Any:
     return (x - m) / jnp.sqrt(v + EPS) * s + c, mean, variance
 
 
-@jax.jit
+@jit()
 def _batch_reference(x: Any, scale: Any, bias: Any, g: Any) -> Any:
     found, pull = jax.vjp(_batch_norm, x, scale, bias)
     return found, pull((g, jnp.zeros_like(scale), jnp.zeros_like(scale)))
@@ -181,7 +179,7 @@ def _row_norm(x: Any, scale: Any, bias: Any, axis: int, centred: bool) -> Any:
     return (x - mean) * r * scale + bias, jnp.squeeze(mean, axes) if centred else None, jnp.squeeze(r, axes)
 
 
-@partial(jax.jit, static_argnums=(4, 5))
+@jit(static_argnums=(4, 5))
 def _row_reference(x: Any, scale: Any, bias: Any, g: Any, axis: int, centred: bool) -> Any:
     y, pull = jax.vjp(lambda x, s, c: _row_norm(x, s, c, axis, centred)[0], x, scale, bias)
     _, mean, r = _row_norm(x, scale, bias, axis, centred)
