@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Types = Sequence[TensorType]
 Windows = Sequence[Window]
 Arrays = Sequence[np.ndarray]
+Values = Sequence[Value]
+Cotangents = Sequence[Value | None]  # None where no gradient flows
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,7 @@ class Op:
         if len(inputs) != count:
             raise ShapeError(f"{self.name} takes {count} inputs, and got {len(inputs)}")
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Build the nodes that pull output cotangents back to input cotangents.
 
         `cotangents` has an entry an output (None: nobody differentiates through it); the result has an entry an
@@ -124,9 +124,13 @@ class Op:
         as_it_lies = window.is_dense or self.accepts_strides(index, window.type, window.strides)
         return window if as_it_lies else Window.dense(window.type)
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """Work of one run; an element-wise op counts its scalar operations."""
+    def flops(self, inputs: Types, outputs: Types) -> int:
+        """Floating-point operations of one run (multiply-add = 2); an element-wise op counts its scalar operations."""
         raise NotImplementedError
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """Work of one run; every input is read once and every output written once, if the op says nothing else."""
+        return Cost(self.flops(inputs, outputs), sum(type.nbytes for type in (*inputs, *outputs)))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Bytes of scratch memory that `compute` needs for its own duration."""
@@ -142,7 +146,7 @@ class Op:
         """
         raise NotImplementedError
 
-    def for_training(self, b: Builder, inputs: Sequence[Value], training: Training) -> Sequence[Value] | None:
+    def for_training(self, b: Builder, inputs: Values, training: Training) -> Values | None:
         """The outputs in the form that training wants (batch statistics, random masks, saved indices), one an output
         of the op; None where the op is the same in training and inference.
         """
@@ -154,7 +158,7 @@ class Op:
         """
         return None
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
+    def decompose(self, b: Builder, inputs: Values) -> Values | None:
         """The same outputs by simpler ops, for targets without a kernel; None where the op is itself simple."""
         return None
 
@@ -227,6 +231,13 @@ def parse_op(text: str) -> Op:
     except ValueError as error:
         raise ModelError(f"{text!r:.200} is not an op: {error}") from None
     return op_named(call.name, **call.keywords)
+
+
+def only(cotangents: Cotangents) -> Value:
+    """For `vjp` of an op with one output: its cotangent, which is there whenever `vjp` is asked."""
+    (g,) = cotangents
+    assert g is not None
+    return g
 
 
 def coerce_dtype(op: Op, field: str) -> None:

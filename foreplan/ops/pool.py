@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
-from foreplan.graph.op import Arrays, Training, Types
+from foreplan.graph import Builder, DType, Op, TensorType, Value, as_dtype, register
+from foreplan.graph.op import Arrays, Cotangents, Training, Types, Values, only
 from foreplan.graph.types import Shape
 from foreplan.ops.map import elementwise
 from foreplan.ops.shape import reshape
@@ -90,9 +90,7 @@ class MaxPool(_Pool):
         y = self.pooled(inputs[0])
         return (y, y.with_dtype(self.index_dtype)) if self.save_index else (y,)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent goes to the element that won; without a saved index it is found again from x."""
         (x,), g = inputs, cotangents[0]
         if g is None or not b.wants(x):
@@ -101,14 +99,13 @@ class MaxPool(_Pool):
         grad = MaxPoolGrad(self.kernel, self.strides, self.pads, self.dilations, x.shape)
         return [b.apply(grad, index, g)]
 
-    def for_training(self, b: Builder, inputs: Sequence[Value], training: Training) -> Sequence[Value] | None:
+    def for_training(self, b: Builder, inputs: Values, training: Training) -> Values | None:
         """With the index saved, a byte an output element, so that the backward pass need not keep x."""
         return None if self.save_index else b.node(replace(self, save_index=True), *inputs)[:1]
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """A comparison a tap."""
-        moved = sum(type.nbytes for type in (*inputs, *outputs))
-        return Cost(outputs[0].size * math.prod(self.kernel), moved)
+        return outputs[0].size * math.prod(self.kernel)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """With an index: a block of candidates and a block of what changed."""
@@ -165,10 +162,9 @@ class MaxPoolGrad(_Pool):
             raise ShapeError(f"{dx} pools to {self.pooled(dx)}; the gradient is {g} and the index {index}")
         return (dx,)
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """A comparison and an addition a tap."""
-        moved = sum(type.nbytes for type in (*inputs, *outputs))
-        return Cost(2 * inputs[1].size * math.prod(self.kernel), moved)
+        return 2 * inputs[1].size * math.prod(self.kernel)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of gradients of one tap, and a block of where it won; channels of an image, if they are narrow."""
@@ -241,17 +237,14 @@ class AvgPool(_MeanPool):
             raise ShapeError(f"a mean needs floating-point elements, and got {inputs[0]}")
         return (self.pooled(inputs[0]),)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Each window's share goes to each of its taps."""
-        (x,), (g,) = inputs, cotangents
-        assert g is not None
+        (x,), g = inputs, only(cotangents)
         return [b.apply(AvgPoolGrad(*_attributes(self), shape=x.shape), g) if b.wants(x) else None]
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """An addition a tap, and a division."""
-        return Cost(outputs[0].size * (math.prod(self.kernel) + 1), inputs[0].nbytes + outputs[0].nbytes)
+        return outputs[0].size * (math.prod(self.kernel) + 1)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of sums, if they are rounded at the end."""
@@ -294,17 +287,14 @@ class AvgPoolGrad(_MeanPool):
             raise ShapeError(f"{dx} pools to {self.pooled(dx)}, and the gradient is {g}")
         return (dx,)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear, and the pooling itself is its adjoint."""
-        (g,), (t,) = inputs, cotangents
-        assert t is not None
+        (g,), t = inputs, only(cotangents)
         return [b.apply(AvgPool(*_attributes(self)), t) if b.wants(g) else None]
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """An addition a tap, and a division."""
-        return Cost(inputs[0].size * (math.prod(self.kernel) + 1), inputs[0].nbytes + outputs[0].nbytes)
+        return inputs[0].size * (math.prod(self.kernel) + 1)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of shares, and channels of an image, if they are narrow."""

@@ -13,8 +13,8 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError, UnsupportedError
-from foreplan.graph import Builder, Cost, Fill, Kind, Op, TensorType, Value, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, Fill, Kind, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import Shape
 from foreplan.ops.expr import Arg, Expr, call, clip, exp, maximum, minimum, relu, sigmoid, tanh, where
 from foreplan.ops.join import concat
@@ -74,9 +74,7 @@ class Unstack(Op):
             raise ShapeError(f"{x.shape[0]} steps would be as many outputs; foreplan takes {MOST_STEPS} at most")
         return (x.with_shape(x.shape[1:]),) * x.shape[0]
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Cotangents side by side, zeros where there is none."""
         (x,) = inputs
         if not b.wants(x):
@@ -91,9 +89,9 @@ class Unstack(Op):
         """Any strides."""
         return True
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """A copy."""
-        return Cost(0, 2 * inputs[0].nbytes)
+    def flops(self, inputs: Types, outputs: Types) -> int:
+        """None."""
+        return 0
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Copy."""

@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError, UnsupportedError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape, types_of
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 
@@ -58,16 +58,13 @@ class Reduce(Op):
             shape = [extent for i, extent in enumerate(shape) if i not in self.axes]
         return (TensorType(x.dtype.wide if self.wide else x.dtype, tuple(shape)),)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Sum and mean spread the cotangent; max and min send it to the extreme elements, shared on ties."""
         from foreplan.ops.expr import call, where
         from foreplan.ops.map import convert, elementwise
         from foreplan.ops.shape import broadcast_to, reshape
 
-        (x,), (y,), (g,) = inputs, outputs, cotangents
-        assert g is not None
+        (x,), (y,), g = inputs, outputs, only(cotangents)
         if self.how == "prod":
             raise UnsupportedError("reduce(how='prod') has no derivative here; write it as exp(sum(log(x)))")
         kept = tuple(1 if i in self.axes else extent for i, extent in enumerate(x.shape))
@@ -85,9 +82,9 @@ class Reduce(Op):
         """Any strides."""
         return True
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """One operation an input element."""
-        return Cost(inputs[0].size, inputs[0].nbytes + outputs[0].nbytes)
+        return inputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A partial sum, where there are several; the sum itself where it is rounded at the end."""

@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError, UnsupportedError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape
 from foreplan.ops.index import MOST_POSITIONS
 from foreplan.ops.interpolation import COORDINATES, MODES, ROUNDINGS, Interpolation, Table
@@ -97,18 +97,14 @@ class Resize(_Interpolation):
         self.check(inputs[0])
         return (inputs[0].with_shape(self.shape),)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear: the transposed tables."""
-        (x,), (g,) = inputs, cotangents
-        assert g is not None
+        (x,), g = inputs, only(cotangents)
         return [b.apply(ResizeGrad(*_attributes(self), extents=x.shape), g) if b.wants(x) else None]
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """A product and an addition a weight, axis by axis."""
-        flops = _flops(_steps(inputs[0].shape, self.tables(inputs[0].shape)))
-        return Cost(flops, inputs[0].nbytes + outputs[0].nbytes)
+        return _flops(_steps(inputs[0].shape, self.tables(inputs[0].shape)))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Planes between two axes, and a term of the sum."""
@@ -141,21 +137,18 @@ class ResizeGrad(_Interpolation):
             raise ShapeError(f"the gradient must be floating-point {list(self.shape)}, and is {g}")
         return (dx,)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear, and resizing is its adjoint."""
-        (g,), (t,) = inputs, cotangents
-        assert t is not None
+        (g,), t = inputs, only(cotangents)
         return [b.apply(Resize(*_attributes(self)), t) if b.wants(g) else None]
 
     def steps(self) -> tuple[_Step, ...]:
         """The transposed tables, applied from the resized shape."""
         return _steps(self.shape, {axis: table.transposed for axis, table in self.tables(self.extents).items()})
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """A product and an addition a weight, axis by axis."""
-        return Cost(_flops(self.steps()), inputs[0].nbytes + outputs[0].nbytes)
+        return _flops(self.steps())
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Planes between two axes, and a term of the sum."""

@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, TensorType, Value, as_dtype, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, TensorType, Value, as_dtype, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape
 from foreplan.ops.blocks import carve_bytes
 from foreplan.ops.conv.common import ConvOp
@@ -74,12 +74,9 @@ class Conv(ConvOp):
             )
         return (y,)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Weights first: with their gradient done, x's bytes may be free for the data's."""
-        (x, w, *added), (g,) = inputs, cotangents
-        assert g is not None
+        (x, w, *added), g = inputs, only(cotangents)
         dw = b.apply(ConvWeightGrad(*self.geometry, kernel=w.shape[2:]), x, g) if b.wants(w) else None
         gradients: list[Value | None] = [None, dw]
         for value in added:
@@ -98,11 +95,10 @@ class Conv(ConvOp):
         depthwise = self.is_depthwise(inputs[0], inputs[1])
         return ((0, 2),) if self._is_added_to(inputs, outputs) and not depthwise else ()
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """2·C/groups·taps an output element, and one more for what is added."""
         taps = math.prod(inputs[1].shape[1:])
-        flops = outputs[0].size * (2 * taps + (len(inputs) > 2))
-        return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
+        return outputs[0].size * (2 * taps + (len(inputs) > 2))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Columns of a block of positions, and their product where it is not the output's own bytes."""
@@ -189,12 +185,9 @@ class ConvDataGrad(ConvOp):
             raise ShapeError(f"what {dx} is added to must be of its type, and is {base[0]}")
         return (dx,)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear in g (whose cotangent is a convolution) and in w; what is added to gets the cotangent itself."""
-        (g, w), (t,) = inputs[:2], cotangents
-        assert t is not None
+        (g, w), t = inputs[:2], only(cotangents)
         dw = b.apply(ConvWeightGrad(*self.geometry, kernel=w.shape[2:]), t, g) if b.wants(w) else None
         dg = b.apply(Conv(*self.geometry), t, w) if b.wants(g) else None
         return [dg, dw, *[t] * (len(inputs) - 2)]
@@ -204,10 +197,9 @@ class ConvDataGrad(ConvOp):
         in_place = len(inputs) == 3 and not self.is_depthwise(outputs[0], inputs[1])
         return ((0, 2),) if in_place else ()
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """As the convolution's, and an addition an element of what is added to."""
-        flops = 2 * inputs[0].size * math.prod(inputs[1].shape[1:]) + (len(inputs) - 2) * outputs[0].size
-        return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
+        return 2 * inputs[0].size * math.prod(inputs[1].shape[1:]) + (len(inputs) - 2) * outputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Columns of a block of positions, and gradients of several images side by side; or some channels of an image
@@ -281,12 +273,9 @@ class ConvWeightGrad(ConvOp):
             raise ShapeError(f"what {dw} is added to must be of its type, and is {base[0]}")
         return (dw,)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear in x and in g; the cotangent plays the weights, and is that of what is added to."""
-        (x, g), (whole,) = inputs[:2], cotangents
-        assert whole is not None
+        (x, g), whole = inputs[:2], only(cotangents)
         t = convert(b, whole, x.dtype)
         dg = b.apply(Conv(*self.geometry), x, t) if b.wants(g) else None
         dx = b.apply(ConvDataGrad(*self.geometry, spatial=x.shape[2:]), g, t) if b.wants(x) else None
@@ -297,10 +286,9 @@ class ConvWeightGrad(ConvOp):
         in_place = len(inputs) == 3 and not self.is_depthwise(inputs[0], outputs[0])
         return ((0, 2),) if in_place else ()
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """As the convolution's, and an addition an element of what is added to."""
-        flops = 2 * inputs[1].size * math.prod(outputs[0].shape[1:]) + (len(inputs) - 2) * outputs[0].size
-        return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
+        return 2 * inputs[1].size * math.prod(outputs[0].shape[1:]) + (len(inputs) - 2) * outputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Columns of a block, gradients of several images side by side, and the block's product."""
@@ -339,7 +327,7 @@ class ConvWeightGrad(ConvOp):
         for n in range(len(x)):
             add_product(grads[n], images[n], weights, workspace, first=n == 0 and not base)
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
+    def decompose(self, b: Builder, inputs: Values) -> Values | None:
         """Where narrow images give a wide result: a narrow one, converted."""
         x, g, *base = inputs
         if not self.wide or not x.dtype.is_narrow:

@@ -12,8 +12,8 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import types_of
 from foreplan.ops.blocks import Piece, carve_bytes
 from foreplan.ops.expr import rsqrt
@@ -45,9 +45,7 @@ class _RowNorm(Op):
         statistic = TensorType(x.dtype.wide, x.shape[: self.axis])
         return (x, statistic, statistic) if self.centred else (x, statistic)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """From x and the statistics of its rows, which are not differentiable themselves."""
         x, *parameters = inputs
         g = cotangents[0]
@@ -61,10 +59,10 @@ class _RowNorm(Op):
         """y may take the bytes of x: a row's statistics are done before its first element is written."""
         return ((0, 0),)
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """Mean and centring 2, mean square 2, product 1, scale and bias 1 each, an element."""
         each = (5 if self.centred else 3) + len(inputs) - 1
-        return Cost(each * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+        return each * inputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of rows that is rounded at the end, if x is narrow."""
@@ -103,7 +101,7 @@ class _RowNorm(Op):
             if block is not target:
                 np.copyto(target, block, casting="unsafe")
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+    def decompose(self, b: Builder, inputs: Values) -> Values:
         """Reductions and maps."""
         x, *parameters = inputs
         axes = range(self.axis, len(x.shape))
@@ -192,10 +190,10 @@ class _RowNormGrad(Op):
         """dx may take the bytes of what is added, of g or of x: rows are read whole before they are written."""
         return (*((0, i) for i in reversed(range(self.g, len(inputs)))), (0, 0))
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """x̂ 2, sums over rows 3, product with the scale 1, dx 8, and 1 to add it, an element; less without centring."""
         each = (8 if self.centred else 5) + self.scaled * (4 + self.centred) + len(inputs[self.accumulates :])
-        return Cost(each * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+        return each * inputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Two blocks of rows, and one more row; of narrow gradients of parameters, their sums."""
@@ -251,7 +249,7 @@ class _RowNormGrad(Op):
         for array, total in zip(outputs[1:], sums):
             np.copyto(array.reshape(-1), total, casting="unsafe")
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+    def decompose(self, b: Builder, inputs: Values) -> Values:
         """Reductions and maps."""
         (x, g), added = (inputs[0], inputs[self.g]), inputs[self.accumulates :]
         kept = (*x.shape[: self.axis], *(1 for _ in x.shape[self.axis :]))
