@@ -36,13 +36,14 @@ class LoopKernel:
     Attributes:
         loops: from inputs, outputs and scratch arrays to a call of the loops on them.
         pieces: the scratch arrays.
-        overwrites, parts: see `Kernel`.
+        overwrites, parts, nanoseconds: see `Kernel`.
     """
 
     loops: Callable[[Arrays, Arrays, Arrays], Run]
     pieces: tuple[Piece, ...] = ()
     overwrites: tuple[tuple[int, int], ...] = ()
     parts: tuple[tuple[int, int, int], ...] = ()
+    nanoseconds: int | None = None
 
     @property
     def workspace(self) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from foreplan import jit
 from foreplan.graph import Op
-from foreplan.graph.op import Windows
+from foreplan.graph.op import Arrays, Windows
 from foreplan.ops.attention.ops import Attention
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.runtime.cpu.codegen.elements import bits, check_elements, check_float, settled
@@ -54,7 +54,7 @@ class AttentionKernel:
         scratch = (self.products.scratchpad,), np.dtype(np.uint8)
         return [((self.cut.scores,), np.dtype(np.float32)), self.cut.narrow, scratch]
 
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> Run:
         """Block after block."""
         q, k, v, out = map(self.op.heads_first, (*inputs[:3], outputs[0]))
         mask = inputs[3] if len(inputs) == 4 else None

@@ -10,7 +10,7 @@ import numpy as np
 
 from foreplan import jit
 from foreplan.graph import Op, TensorType, Window
-from foreplan.graph.op import Windows
+from foreplan.graph.op import Arrays, Windows
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.packed import PackedAttentionGrad
@@ -18,7 +18,7 @@ from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.runtime.cpu.codegen.elements import as_in, bits, check_elements, check_float, number, settled
 from foreplan.runtime.cpu.codegen.jit import FLOAT, SUMS
 from foreplan.runtime.cpu.gemm.products import Products
-from foreplan.runtime.cpu.kernel import one_after_another
+from foreplan.runtime.cpu.kernel import LoopKernel, one_after_another
 from foreplan.runtime.cpu.kernels.attention_cut import GRAIN, MaskPart, cut_of, matrices, turned
 from foreplan.runtime.cpu.kernels.rows import flat, flat_input
 from foreplan.runtime.cpu.kernels.scores import ZERO, probability, scale_and_mask
@@ -34,36 +34,20 @@ def attention_grad(op: Op, inputs: Windows, outputs: Windows) -> GradientKernel:
     return GradientKernel(op, inputs, op.overwrites([x.type for x in inputs], [x.type for x in outputs]))
 
 
-def packed_attention_grad(op: Op, inputs: Windows, outputs: Windows) -> Packed:
-    """The kernel of `packed_attention_grad`."""
+def packed_attention_grad(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `packed_attention_grad`, on windows onto both tensors: the gradient takes the tensor's bytes, each
+    part where it has been read for the last time.
+    """
     assert isinstance(op, PackedAttentionGrad)
     x, *others = inputs
     types = op.unpacked_types([window.type for window in inputs])[:3]
-    parts = [window for _, window in op.unpacked_windows(x, types)]
-    return Packed(op, GradientKernel(op.unpacked, [*parts, *others], ()))
+    windows = [window for _, window in op.unpacked_windows(x, types)]
+    unpacked, parts = GradientKernel(op.unpacked, [*windows, *others], ()), op.unpacked_arrays
 
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        return unpacked.bind([*parts(inputs[0]), *inputs[1:]], parts(outputs[0]), scratch[0])
 
-@dataclass(frozen=True)
-class Packed:
-    """The gradient of attention on queries, keys and values that are windows onto one tensor, as are their gradients.
-
-    Attributes:
-        overwrites: the gradient takes the tensor's bytes, each part where it has been read for the last time.
-    """
-
-    op: PackedAttentionGrad
-    unpacked: GradientKernel
-    overwrites = ((0, 0),)
-
-    @property
-    def workspace(self) -> int:
-        """What the separate tensors need."""
-        return self.unpacked.workspace
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """On windows onto both tensors."""
-        parts = self.op.unpacked_arrays
-        return self.unpacked.bind([*parts(inputs[0]), *inputs[1:]], parts(outputs[0]), workspace)
+    return LoopKernel(loops, (((unpacked.workspace,), _BYTE),), ((0, 0),))
 
 
 class GradientKernel:
@@ -102,7 +86,7 @@ class GradientKernel:
         scratch: Piece = (self.products.scratchpad,), _BYTE
         return [scores, scores, queries, *sums, scratch, self.cut.narrow, self.cut.narrow]
 
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> Run:
         """Unit after unit; the last queries first, because they read all keys and so begin every sum."""
         q, k, v, o, g = (self.op.heads_first(inputs[i]) for i in (0, 1, 2, 3, 5))
         dq, dk, dv = map(self.op.heads_first, outputs[:3])
