@@ -240,6 +240,11 @@ def only(cotangents: Cotangents) -> Value:
     return g
 
 
+def attributes(op: Op, of: type[Op]) -> dict[str, Any]:
+    """An op's attributes that a class declares, for another op of that class: its gradient, say."""
+    return {field.name: getattr(op, field.name) for field in dataclasses.fields(of)}
+
+
 def coerce_dtype(op: Op, field: str) -> None:
     """For `__post_init__`: let an attribute be given as a name and hold a DType."""
     object.__setattr__(op, field, as_dtype(getattr(op, field)))

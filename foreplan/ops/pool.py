@@ -11,7 +11,7 @@ import numpy as np
 
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, DType, Op, TensorType, Value, as_dtype, register
-from foreplan.graph.op import Arrays, Cotangents, Training, Types, Values, only
+from foreplan.graph.op import Arrays, Cotangents, Training, Types, Values, attributes, only
 from foreplan.graph.types import Shape
 from foreplan.ops.map import elementwise
 from foreplan.ops.shape import reshape
@@ -96,7 +96,7 @@ class MaxPool(_Pool):
         if g is None or not b.wants(x):
             return [None]
         index = outputs[1] if self.save_index else b.node(replace(self, save_index=True), x)[1]
-        grad = MaxPoolGrad(self.kernel, self.strides, self.pads, self.dilations, x.shape)
+        grad = MaxPoolGrad(**attributes(self, _Pool), shape=x.shape)
         return [b.apply(grad, index, g)]
 
     def for_training(self, b: Builder, inputs: Values, training: Training) -> Values | None:
@@ -240,7 +240,7 @@ class AvgPool(_MeanPool):
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Each window's share goes to each of its taps."""
         (x,), g = inputs, only(cotangents)
-        return [b.apply(AvgPoolGrad(*_attributes(self), shape=x.shape), g) if b.wants(x) else None]
+        return [b.apply(AvgPoolGrad(**attributes(self, _MeanPool), shape=x.shape), g) if b.wants(x) else None]
 
     def flops(self, inputs: Types, outputs: Types) -> int:
         """An addition a tap, and a division."""
@@ -290,7 +290,7 @@ class AvgPoolGrad(_MeanPool):
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear, and the pooling itself is its adjoint."""
         (g,), t = inputs, only(cotangents)
-        return [b.apply(AvgPool(*_attributes(self)), t) if b.wants(g) else None]
+        return [b.apply(AvgPool(**attributes(self, _MeanPool)), t) if b.wants(g) else None]
 
     def flops(self, inputs: Types, outputs: Types) -> int:
         """An addition a tap, and a division."""
@@ -316,10 +316,6 @@ class AvgPoolGrad(_MeanPool):
             self.divide(shares, windows, box.lower, box.upper)
             for _, inside, there in windows.reached(box):
                 dx[(items, channels, *there)] += shares[(..., *inside)]
-
-
-def _attributes(op: _MeanPool) -> tuple[Shape, Shape, Pads, Shape, bool, Shape]:
-    return op.kernel, op.strides, op.pads, op.dilations, op.count_include_pad, op.beyond
 
 
 def _ceil_excess(extent: Shape, kernel: Shape, strides: Shape, pads: Pads, dilations: Shape) -> Shape:

@@ -15,7 +15,7 @@ import numpy as np
 
 from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Builder, Op, TensorType, Value, register
-from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
+from foreplan.graph.op import Arrays, Cotangents, Types, Values, attributes, only
 from foreplan.graph.types import Shape
 from foreplan.ops.index import MOST_POSITIONS
 from foreplan.ops.interpolation import COORDINATES, MODES, ROUNDINGS, Interpolation, Table
@@ -84,6 +84,22 @@ class _Interpolation(Op):
         """For each axis that changes, which inputs each output reads."""
         return {axis: found.table for axis, found in self.axes(extents).items()}
 
+    def steps(self, shape: Shape) -> tuple[_Step, ...]:
+        """How an input of a shape becomes the output, axis by axis."""
+        raise NotImplementedError
+
+    def flops(self, inputs: Types, outputs: Types) -> int:
+        """A product and an addition a weight, axis by axis."""
+        return _flops(self.steps(inputs[0].shape))
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """Planes between two axes, and a term of the sum."""
+        return _workspace(inputs[0], self.steps(inputs[0].shape))
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Axis by axis, a few planes at a time."""
+        _interpolate(inputs[0], outputs[0], self.steps(inputs[0].shape), workspace)
+
 
 @register
 @dataclass(frozen=True)
@@ -100,20 +116,12 @@ class Resize(_Interpolation):
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear: the transposed tables."""
         (x,), g = inputs, only(cotangents)
-        return [b.apply(ResizeGrad(*_attributes(self), extents=x.shape), g) if b.wants(x) else None]
+        grad = ResizeGrad(**attributes(self, _Interpolation), extents=x.shape)
+        return [b.apply(grad, g) if b.wants(x) else None]
 
-    def flops(self, inputs: Types, outputs: Types) -> int:
-        """A product and an addition a weight, axis by axis."""
-        return _flops(_steps(inputs[0].shape, self.tables(inputs[0].shape)))
-
-    def workspace(self, inputs: Types, outputs: Types) -> int:
-        """Planes between two axes, and a term of the sum."""
-        x = inputs[0]
-        return _workspace(x, _steps(x.shape, self.tables(x.shape)))
-
-    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """Axis by axis, a few planes at a time."""
-        _interpolate(inputs[0], outputs[0], _steps(inputs[0].shape, self.tables(inputs[0].shape)), workspace)
+    def steps(self, shape: Shape) -> tuple[_Step, ...]:
+        """By the tables."""
+        return _steps(shape, self.tables(shape))
 
 
 @register
@@ -140,36 +148,11 @@ class ResizeGrad(_Interpolation):
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear, and resizing is its adjoint."""
         (g,), t = inputs, only(cotangents)
-        return [b.apply(Resize(*_attributes(self)), t) if b.wants(g) else None]
+        return [b.apply(Resize(**attributes(self, _Interpolation)), t) if b.wants(g) else None]
 
-    def steps(self) -> tuple[_Step, ...]:
-        """The transposed tables, applied from the resized shape."""
-        return _steps(self.shape, {axis: table.transposed for axis, table in self.tables(self.extents).items()})
-
-    def flops(self, inputs: Types, outputs: Types) -> int:
-        """A product and an addition a weight, axis by axis."""
-        return _flops(self.steps())
-
-    def workspace(self, inputs: Types, outputs: Types) -> int:
-        """Planes between two axes, and a term of the sum."""
-        return _workspace(inputs[0], self.steps())
-
-    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """Axis by axis, a few planes at a time."""
-        _interpolate(inputs[0], outputs[0], self.steps(), workspace)
-
-
-def _attributes(op: _Interpolation) -> tuple[Shape, str, str, tuple[float, ...], str, float, bool, bool]:
-    return (
-        op.shape,
-        op.mode,
-        op.coordinate,
-        op.scales,
-        op.rounding,
-        op.cubic_a,
-        op.exclude_outside,
-        op.antialias,
-    )
+    def steps(self, shape: Shape) -> tuple[_Step, ...]:
+        """By the transposed tables, applied from the resized shape."""
+        return _steps(shape, {axis: table.transposed for axis, table in self.tables(self.extents).items()})
 
 
 @dataclass(frozen=True, eq=False)
