@@ -64,6 +64,7 @@ class Op:
     name: ClassVar[str]
     is_view: ClassVar[bool] = False  # output 0 is a window onto input 0 and `view` gives it
     is_random: ClassVar[bool] = False  # reads a random state; the same state gives the same bits
+    any_strides: ClassVar[bool] = False  # every input may have any strides: what `accepts_strides` says by default
 
     @property
     def accumulates(self) -> int:
@@ -117,7 +118,7 @@ class Op:
         """Whether the reference kernel reads input `index` with these byte strides without copying it whole.
         Dense inputs are never asked about.
         """
-        return False
+        return self.any_strides
 
     def reads(self, index: int, window: Window) -> Window:
         """How the reference kernel takes input `index`: as it lies, or as a dense copy."""

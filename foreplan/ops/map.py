@@ -47,6 +47,7 @@ class Map(Op):
     """
 
     name: ClassVar[str] = "map"
+    any_strides: ClassVar[bool] = True
     exprs: tuple[str, ...]
 
     @property
@@ -99,10 +100,6 @@ class Map(Op):
             for i, x in enumerate(inputs)
             if x == out and i not in conditions and Arg(i) not in self.parsed[o + 1 :]
         )
-
-    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Every input may have any strides."""
-        return True
 
     def flops(self, inputs: Types, outputs: Types) -> int:
         """Scalar operations of the expressions, common ones once, at each element."""

@@ -33,6 +33,7 @@ class MultiMap(Op):
     """
 
     name: ClassVar[str] = "multi_map"
+    any_strides: ClassVar[bool] = True
     exprs: tuple[str, ...]
     own: int
     count: int
@@ -76,10 +77,6 @@ class MultiMap(Op):
             for o, i in self.map.overwrites(types, self.results(outputs, t))
             if i < self.own
         )
-
-    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Every input may have any strides."""
-        return True
 
     def flops(self, inputs: Types, outputs: Types) -> int:
         """Of all maps; scalars are read once."""

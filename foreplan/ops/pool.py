@@ -42,14 +42,12 @@ class _Pool(Op):
         dilations: elements from one tap to the next.
     """
 
+    any_strides: ClassVar[bool] = True
+
     kernel: Shape
     strides: Shape
     pads: Pads
     dilations: Shape
-
-    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Any strides."""
-        return True
 
     def windows(self, extent: Shape) -> Windows:
         """The windows over images of this extent."""

@@ -35,6 +35,7 @@ class Reduce(Op):
     """
 
     name: ClassVar[str] = "reduce"
+    any_strides: ClassVar[bool] = True
     how: str
     axes: tuple[int, ...]
     keepdims: bool = False
@@ -77,10 +78,6 @@ class Reduce(Op):
         hits = elementwise(b, lambda x, y: where(call("eq", x, y), 1.0, 0.0), x, reshape(b, y, kept), dtype=x.dtype)
         ties = reduce(b, "sum", hits, self.axes, keepdims=True, wide=self.wide)
         return [elementwise(b, lambda h, t, g: h * (g / t), hits, ties, g, dtype=x.dtype)]
-
-    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Any strides."""
-        return True
 
     def flops(self, inputs: Types, outputs: Types) -> int:
         """One operation an input element."""

@@ -25,6 +25,7 @@ class CumSum(Op):
     """
 
     name: ClassVar[str] = "cumsum"
+    any_strides: ClassVar[bool] = True
     axis: int
     exclusive: bool = False
     reverse: bool = False
@@ -39,10 +40,6 @@ class CumSum(Op):
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The sum from the other end."""
         return [b.apply(CumSum(self.axis, self.exclusive, not self.reverse), only(cotangents))]
-
-    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Any strides."""
-        return True
 
     def flops(self, inputs: Types, outputs: Types) -> int:
         """One addition an element."""
