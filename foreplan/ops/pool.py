@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 
@@ -17,7 +16,10 @@ from foreplan.ops.map import elementwise
 from foreplan.ops.shape import reshape
 from foreplan.ops.window import (
     WIDE,
+    Geometry,
+    Padding,
     Pads,
+    PerAxis,
     Windows,
     block_size,
     count_positions,
@@ -330,11 +332,12 @@ def _ceil_excess(extent: Shape, kernel: Shape, strides: Shape, pads: Pads, dilat
 
 def _geometry(
     x: Value,
-    kernel: Sequence[int] | int,
-    strides: Sequence[int] | int | None,
-    pads: Sequence[int] | Sequence[tuple[int, int]] | int | None,
-    dilations: Sequence[int] | int | None,
+    kernel: PerAxis,
     ceil_mode: bool,
+    *,
+    strides: PerAxis = None,
+    pads: Padding = None,
+    dilations: PerAxis = None,
 ) -> tuple[Shape, Shape, Pads, Shape, Shape]:
     """Kernel, strides, pads with what ceil mode adds, dilations, and what it adds."""
     axes = len(x.shape) - 2
@@ -348,37 +351,24 @@ def _geometry(
     return taps, steps, around, gaps, excess if any(excess) else ()
 
 
-def max_pool(
-    b: Builder,
-    x: Value,
-    kernel: Sequence[int] | int,
-    *,
-    strides: Sequence[int] | int | None = None,
-    pads: Sequence[int] | Sequence[tuple[int, int]] | int | None = None,
-    dilations: Sequence[int] | int | None = None,
-    ceil_mode: bool = False,
-    name: str = "",
-) -> Value:
+def max_pool(b: Builder, x: Value, kernel: PerAxis, *, ceil_mode: bool = False, **geometry: Unpack[Geometry]) -> Value:
     """The largest element of each window of x [N, C, *S]; strides default to the kernel's extents."""
-    taps, steps, around, gaps, _ = _geometry(x, kernel, strides, pads, dilations, ceil_mode)
-    return b.apply(MaxPool(taps, steps, around, gaps), x, name=name)
+    taps, steps, around, gaps, _ = _geometry(x, kernel, ceil_mode, **geometry)
+    return b.apply(MaxPool(taps, steps, around, gaps), x)
 
 
 def avg_pool(
     b: Builder,
     x: Value,
-    kernel: Sequence[int] | int,
+    kernel: PerAxis,
     *,
-    strides: Sequence[int] | int | None = None,
-    pads: Sequence[int] | Sequence[tuple[int, int]] | int | None = None,
-    dilations: Sequence[int] | int | None = None,
     ceil_mode: bool = False,
     count_include_pad: bool = False,
-    name: str = "",
+    **geometry: Unpack[Geometry],
 ) -> Value:
     """The mean of each window of x [N, C, *S]; strides default to the kernel's extents."""
-    taps, steps, around, gaps, beyond = _geometry(x, kernel, strides, pads, dilations, ceil_mode)
-    return b.apply(AvgPool(taps, steps, around, gaps, count_include_pad, beyond), x, name=name)
+    taps, steps, around, gaps, beyond = _geometry(x, kernel, ceil_mode, **geometry)
+    return b.apply(AvgPool(taps, steps, around, gaps, count_include_pad, beyond), x)
 
 
 def lrn(b: Builder, x: Value, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Value:

@@ -259,7 +259,6 @@ def resize(
     cubic_a: float = -0.75,
     exclude_outside: bool = False,
     antialias: bool = False,
-    name: str = "",
 ) -> Value:
     """`x` interpolated to `shape` (all axes); see `Resize` for the rest.
 
@@ -278,4 +277,4 @@ def resize(
             raise UnsupportedError(
                 f"resize: an axis of {before:,} elements becomes one of {after:,}; {MOST_POSITIONS:,} are the most"
             )
-    return b.apply(op, x, name=name)
+    return b.apply(op, x)

@@ -27,7 +27,7 @@ from foreplan.frontend.tracing.tracer import current
 from foreplan.graph import Normal
 from foreplan.ops.conv import ops as convolution
 from foreplan.ops.matmul import matmul
-from foreplan.ops.norm import forms as norm
+from foreplan.ops.norm import batch, rows
 
 Padding = int | Sequence[int] | Sequence[tuple[int, int]] | str
 
@@ -200,7 +200,7 @@ def batch_norm(x: Tensor, momentum: float = 0.9, epsilon: float = 1e-5, name: st
         var = buffer("running_var", channels, 1.0, dtype)
         b = current().at()
         kept = number_in("batch_norm's momentum", momentum, 0.0, math.nextafter(1.0, 2.0))
-        op = norm.BatchNorm(epsilon=_epsilon(epsilon), momentum=kept)
+        op = batch.BatchNorm(epsilon=_epsilon(epsilon), momentum=kept)
         return current().wrap(b.apply(op, x.value, scale.value, bias.value, mean.value, var.value))
 
 
@@ -210,7 +210,7 @@ def layer_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-5, name: str = "")
     with layer(name, "layer_norm"):
         scale = parameter("weight", x.shape[first:], 1.0, dtype)
         bias = parameter("bias", x.shape[first:], 0.0, dtype)
-        y = norm.layer_norm(current().at(), x.value, scale.value, bias.value, axis=first, epsilon=_epsilon(epsilon))
+        y = rows.layer_norm(current().at(), x.value, scale.value, bias.value, axis=first, epsilon=_epsilon(epsilon))
         return current().wrap(y)
 
 
@@ -219,7 +219,7 @@ def rms_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-6, name: str = "") -
     first, dtype = as_axis(axis, x.ndim), float_dtype(x)
     with layer(name, "rms_norm"):
         scale = parameter("weight", x.shape[first:], 1.0, dtype)
-        y = norm.rms_norm(current().at(), x.value, scale.value, axis=first, epsilon=_epsilon(epsilon))
+        y = rows.rms_norm(current().at(), x.value, scale.value, axis=first, epsilon=_epsilon(epsilon))
         return current().wrap(y)
 
 
@@ -235,7 +235,7 @@ def group_norm(x: Tensor, groups: int, epsilon: float = 1e-5, name: str = "") ->
     with layer(name, "group_norm"):
         scale = parameter("weight", channels, 1.0, dtype)
         bias = parameter("bias", channels, 0.0, dtype)
-        y = norm.group_norm(current().at(), x.value, groups, scale.value, bias.value, epsilon=_epsilon(epsilon))
+        y = rows.group_norm(current().at(), x.value, groups, scale.value, bias.value, epsilon=_epsilon(epsilon))
         return current().wrap(y)
 
 

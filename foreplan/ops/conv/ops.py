@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 
@@ -46,7 +46,7 @@ from foreplan.ops.conv.narrow import (
 from foreplan.ops.map import convert, elementwise
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
-from foreplan.ops.window import Windows, count_positions, per_axis, symmetric
+from foreplan.ops.window import Geometry, Padding, Pads, PerAxis, Windows, count_positions, per_axis, symmetric
 
 
 @register
@@ -341,22 +341,19 @@ def added_part(array: np.ndarray, items: slice, positions: slice) -> np.ndarray:
     return array[:, None] if array.ndim == 1 else grouped(array, 1)[items, 0, :, positions]
 
 
+def _geometry(
+    axes: int, strides: PerAxis = None, pads: Padding = None, dilations: PerAxis = None
+) -> tuple[Shape, Pads, Shape]:
+    """As attributes have it."""
+    return per_axis(strides, axes), symmetric(pads, axes), per_axis(dilations, axes)
+
+
 def conv(
-    b: Builder,
-    x: Value,
-    w: Value,
-    bias: Value | None = None,
-    *,
-    strides: Sequence[int] | int | None = None,
-    pads: Sequence[int] | Sequence[tuple[int, int]] | int | None = None,
-    dilations: Sequence[int] | int | None = None,
-    groups: int = 1,
-    name: str = "",
+    b: Builder, x: Value, w: Value, bias: Value | None = None, *, groups: int = 1, **geometry: Unpack[Geometry]
 ) -> Value:
     """Convolution of x [N, C, *S] with w [K, C/groups, *R]; one number stands for all axes."""
-    axes = len(x.shape) - 2
-    op = Conv(per_axis(strides, axes), symmetric(pads, axes), per_axis(dilations, axes), groups)
-    return b.apply(op, *((x, w) if bias is None else (x, w, bias)), name=name)
+    op = Conv(*_geometry(len(x.shape) - 2, **geometry), groups)
+    return b.apply(op, *((x, w) if bias is None else (x, w, bias)))
 
 
 def conv_transpose(
@@ -365,26 +362,23 @@ def conv_transpose(
     w: Value,
     bias: Value | None = None,
     *,
-    strides: Sequence[int] | int | None = None,
-    pads: Sequence[int] | Sequence[tuple[int, int]] | int | None = None,
-    dilations: Sequence[int] | int | None = None,
     groups: int = 1,
-    output_padding: Sequence[int] | int = 0,
-    name: str = "",
+    output_padding: PerAxis = 0,
+    **geometry: Unpack[Geometry],
 ) -> Value:
     """Transposed convolution of x [N, C, *O] with w [C, K/groups, *R], as ONNX's ConvTranspose.
 
     An axis has stride·(extent − 1) + output_padding + dilation·(taps − 1) + 1 − low − high elements.
     """
     axes = len(x.shape) - 2
-    steps, gaps, extra = per_axis(strides, axes), per_axis(dilations, axes), per_axis(output_padding, axes)
+    (steps, pads, gaps), extra = _geometry(axes, **geometry), per_axis(output_padding, axes)
     # Elements added at the high end are high padding taken back, so that the windows number x's extent exactly.
-    around = tuple((low, high - more) for (low, high), more in zip(symmetric(pads, axes), extra))
+    around = tuple((low, high - more) for (low, high), more in zip(pads, extra))
     spatial = tuple(
         step * (extent - 1) + gap * (taps - 1) + 1 - low - high
         for step, extent, gap, taps, (low, high) in zip(steps, x.shape[2:], gaps, w.shape[2:], around)
     )
-    y = b.apply(ConvDataGrad(steps, around, gaps, groups, spatial), x, w, name=name)
+    y = b.apply(ConvDataGrad(steps, around, gaps, groups, spatial), x, w)
     if bias is None:
         return y
     return elementwise(b, lambda y, c: y + c, y, reshape(b, bias, (-1, *(1 for _ in steps))))

@@ -400,7 +400,6 @@ def batch_norm(
     *,
     epsilon: float = 1e-5,
     momentum: float = 0.9,
-    name: str = "",
 ) -> Value:
     """Batch normalisation of x [N, C, *S]; training takes the batch's statistics and lets the running ones follow."""
-    return b.apply(BatchNorm(epsilon, momentum), x, scale, bias, running_mean, running_variance, name=name)
+    return b.apply(BatchNorm(epsilon, momentum), x, scale, bias, running_mean, running_variance)

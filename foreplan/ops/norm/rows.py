@@ -333,46 +333,37 @@ def layer_norm(
     *,
     axis: int = -1,
     epsilon: float = 1e-5,
-    name: str = "",
 ) -> Value:
     """Layer normalisation over the axes from `axis` on; scale and bias broadcast to x's shape there."""
     axis = axis + len(x.shape) if axis < 0 else axis
     op = LayerNorm(axis, epsilon)
     if scale is None:
-        y = b.node(op, x, name=name)[0]
+        y = b.node(op, x)[0]
         return y if bias is None else elementwise(b, lambda y, c: y + c, y, bias)
     parameters = [broadcast_to(b, vector, x.shape[axis:]) for vector in (scale, bias) if vector is not None]
-    return b.node(op, x, *parameters, name=name)[0]
+    return b.node(op, x, *parameters)[0]
 
 
-def rms_norm(
-    b: Builder, x: Value, scale: Value | None = None, *, axis: int = -1, epsilon: float = 1e-5, name: str = ""
-) -> Value:
+def rms_norm(b: Builder, x: Value, scale: Value | None = None, *, axis: int = -1, epsilon: float = 1e-5) -> Value:
     """Root-mean-square normalisation over the axes from `axis` on; the scale broadcasts to x's shape there."""
     axis = axis + len(x.shape) if axis < 0 else axis
     parameters = [] if scale is None else [broadcast_to(b, scale, x.shape[axis:])]
-    return b.node(RMSNorm(axis, epsilon), x, *parameters, name=name)[0]
+    return b.node(RMSNorm(axis, epsilon), x, *parameters)[0]
 
 
 def group_norm(
-    b: Builder,
-    x: Value,
-    groups: int,
-    scale: Value | None = None,
-    bias: Value | None = None,
-    *,
-    epsilon: float = 1e-5,
-    name: str = "",
+    b: Builder, x: Value, groups: int, scale: Value | None = None, bias: Value | None = None, *, epsilon: float = 1e-5
 ) -> Value:
     """Group normalisation (Wu and He 2018) of x [N, C, *S]: each group of C / groups channels of an item on its own;
-    scale and bias have an entry a channel.
+    scale and bias have an entry a channel. With a group a channel it is instance normalisation (Ulyanov, Vedaldi and
+    Lempitsky 2016).
 
     Raises:
         ShapeError: the channels do not divide into `groups` equal groups.
     """
     if len(x.shape) < 2 or groups < 1 or x.shape[1] % groups:
         raise ShapeError(f"the channels of {x!r} do not fall into {groups} equal groups")
-    y = layer_norm(b, reshape(b, x, (x.shape[0], groups, -1)), axis=2, epsilon=epsilon, name=name)
+    y = layer_norm(b, reshape(b, x, (x.shape[0], groups, -1)), axis=2, epsilon=epsilon)
     y, shape = reshape(b, y, x.shape), (-1, *(1 for _ in x.shape[2:]))
     if scale is not None and bias is not None:
         vectors = (reshape(b, scale, shape), reshape(b, bias, shape))
@@ -380,18 +371,3 @@ def group_norm(
     if scale is not None:
         return elementwise(b, lambda y, s: y * s, y, reshape(b, scale, shape))
     return y if bias is None else elementwise(b, lambda y, c: y + c, y, reshape(b, bias, shape))
-
-
-def instance_norm(
-    b: Builder,
-    x: Value,
-    scale: Value | None = None,
-    bias: Value | None = None,
-    *,
-    epsilon: float = 1e-5,
-    name: str = "",
-) -> Value:
-    """Instance normalisation (Ulyanov, Vedaldi and Lempitsky 2016) of x [N, C, *S]: each channel of an item on its
-    own.
-    """
-    return group_norm(b, x, x.shape[1], scale, bias, epsilon=epsilon, name=name)
