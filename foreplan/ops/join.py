@@ -27,7 +27,7 @@ class CopyOp(Op):
     any_strides: ClassVar[bool] = True
 
     def flops(self, inputs: Types, outputs: Types) -> int:
-        """Bytes read and written."""
+        """None."""
         return 0
 
 

@@ -69,7 +69,7 @@ class MatMulMap(Op):
         return index > 1 or self.matmul.accepts_strides(index, input, strides)
 
     def flops(self, inputs: Types, outputs: Types) -> int:
-        """The operations of both; the product does not move."""
+        """The operations of both."""
         (y,) = product = self.matmul.infer(inputs[:2])
         return self.matmul.flops(inputs[:2], product) + self.map.flops([y, *inputs[2:]], outputs)
 

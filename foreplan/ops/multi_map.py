@@ -79,7 +79,7 @@ class MultiMap(Op):
         )
 
     def flops(self, inputs: Types, outputs: Types) -> int:
-        """Of all maps; scalars are read once."""
+        """Of all maps."""
         return sum(self.map.flops(x, self.results(outputs, t)) for t, x in enumerate(self.each(inputs)))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:

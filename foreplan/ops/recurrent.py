@@ -13,11 +13,11 @@ from typing import ClassVar, TypedDict, Unpack
 import numpy as np
 
 from foreplan.errors import ShapeError, UnsupportedError
-from foreplan.graph import Builder, DType, Fill, Kind, Op, TensorType, Value, register
+from foreplan.graph import Builder, DType, Fill, Kind, TensorType, Value, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import Shape
 from foreplan.ops.expr import Arg, Expr, call, clip, exp, maximum, minimum, relu, sigmoid, tanh, where
-from foreplan.ops.join import concat
+from foreplan.ops.join import CopyOp, concat
 from foreplan.ops.map import elementwise, elementwise_many
 from foreplan.ops.matmul import matmul
 from foreplan.ops.shape import broadcast_to, reshape, slice_axis, transpose
@@ -60,11 +60,10 @@ MOST_STEPS = 1 << 16
 
 @register
 @dataclass(frozen=True)
-class Unstack(Op):
+class Unstack(CopyOp):
     """y_t = x[t], one output an element of the first axis; the gradient puts them together in one go."""
 
     name: ClassVar[str] = "unstack"
-    any_strides: ClassVar[bool] = True
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """As many outputs as the first axis has elements."""
@@ -84,10 +83,6 @@ class Unstack(Op):
         if None in cotangents:
             zeros = _zeros(b, x.dtype, shape)
         return [concat(b, [zeros if flow is None else reshape(b, flow, shape) for flow in cotangents], 0)]
-
-    def flops(self, inputs: Types, outputs: Types) -> int:
-        """None."""
-        return 0
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Copy."""

@@ -143,8 +143,7 @@ class TopK(Op):
 
     def flops(self, inputs: Types, outputs: Types) -> int:
         """One comparison an element, and log₂ k an element that is taken."""
-        taken = outputs[0].size * max(1, self.k - 1).bit_length()
-        return inputs[0].size + taken
+        return inputs[0].size + outputs[0].size * max(1, self.k - 1).bit_length()
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Sort keys of one block of rows, and numbers an element that is taken."""

@@ -115,7 +115,7 @@ class ConvMap(ConvOp):
         return index > 1 or super().accepts_strides(index, input, strides)
 
     def flops(self, inputs: Types, outputs: Types) -> int:
-        """The operations of both; the result moves once."""
+        """The operations of both."""
         mapped = self.map.flops([*outputs, *inputs[self.own :]], outputs)
         return self.conv.flops(inputs[: self.own], outputs) + mapped
 

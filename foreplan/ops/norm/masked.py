@@ -60,7 +60,7 @@ class MaskedBatchNormGrad(ChannelNorm):
         return ((0, 0), *((3 if self.keeps else 0, i) for i in range(5, len(inputs))))
 
     def flops(self, inputs: Types, outputs: Types) -> int:
-        """As those of both, without g where it is not kept."""
+        """As those of both."""
         x, *rest = inputs
         return self.masked.flops(rest[3:], [x]) + self.gradient.flops([x, *rest[:3], x], outputs[:3])
 
