@@ -69,6 +69,11 @@ def _parsed(text: str) -> int:
     return int(Fraction(match[1]) * _UNITS[match[2].lower()])
 
 
+def ceil_div(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
+
+
 def align_up(nbytes: int, alignment: int) -> int:
     """The smallest multiple of `alignment` that is at least `nbytes` (both in bytes)."""
     return -(-nbytes // alignment) * alignment

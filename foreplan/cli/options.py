@@ -159,18 +159,9 @@ def _option(name: str, said: Said) -> Callable[[_Function], _Function]:
 
 def settings_from(options: dict[str, Any]) -> Settings:
     """The settings among a command's parsed options, which are taken out of them."""
-    return Settings(
-        trust_code=options.pop("trust_code"),
-        weights_folder=options.pop("weights_folder"),
-        batch=options.pop("batch"),
-        shapes=parse_shapes(options.pop("shapes")),
-        train=options.pop("train"),
-        optimizer=options.pop("optimizer"),
-        rate=options.pop("rate"),
-        clip_norm=options.pop("clip_norm"),
-        loss=options.pop("loss"),
-        step=Options(**{name: value for name in FLAGS if (value := options.pop(name)) != ()}),
-    )
+    step = Options(**{name: value for name in FLAGS if (value := options.pop(name)) != ()})
+    own = {each.name: options.pop(each.name) for each in fields(Settings) if each.name != "step"}
+    return Settings(**own | {"shapes": parse_shapes(own["shapes"]), "step": step})
 
 
 def compile_model(model: str, settings: Settings) -> Compiled:

@@ -92,7 +92,25 @@ class CrossEntropy(Loss):
 
 
 @dataclass(frozen=True)
-class BinaryCrossEntropy(Loss):
+class _Elementwise(Loss):
+    """Mean of a function of output and target; `target` is as the output."""
+
+    def inputs(self, *outputs: TensorType) -> dict[str, TensorType]:
+        """`target`."""
+        (output,) = outputs
+        return {"target": output}
+
+    def term(self, output: ex.Expr, target: ex.Expr) -> ex.Expr:
+        """What is averaged, from one element of each."""
+        raise NotImplementedError
+
+    def __call__(self, *tensors: Tensor, **inputs: Tensor) -> Tensor:
+        """Args: output and target. Returns: a scalar."""
+        return apply(self.name, self.term, *_two(self, tensors, inputs)).mean()
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy(_Elementwise):
     """Mean of −target·log σ(logit) − (1 − target)·log(1 − σ(logit)), σ the sigmoid; `target` is as the logits.
 
     A sigmoid that ends the model is taken into the loss, and a note says so.
@@ -100,66 +118,40 @@ class BinaryCrossEntropy(Loss):
 
     name: ClassVar[str] = "binary_cross_entropy"
 
-    def inputs(self, *outputs: TensorType) -> dict[str, TensorType]:
-        """`target`."""
-        (logits,) = outputs
-        return {"target": logits}
+    def term(self, output: ex.Expr, target: ex.Expr) -> ex.Expr:
+        """Without overflow."""
+        return ex.maximum(output, 0.0) - output * target + call("log1p", ex.exp(-call("abs", output)))
 
     def __call__(self, *tensors: Tensor, **inputs: Tensor) -> Tensor:
         """Args: logits and target. Returns: a scalar."""
         logits, target = _two(self, tensors, inputs)
-        logits = _before_sigmoid(logits)
-        return apply(
-            self.name,
-            lambda x, t: ex.maximum(x, 0.0) - x * t + call("log1p", ex.exp(-call("abs", x))),
-            logits,
-            target,
-        ).mean()
+        return super().__call__(_before_sigmoid(logits), target)
 
 
 @dataclass(frozen=True)
-class _Difference(Loss):
-    """Mean of a function of output − target; `target` is as the output."""
-
-    def inputs(self, *outputs: TensorType) -> dict[str, TensorType]:
-        """`target`."""
-        (output,) = outputs
-        return {"target": output}
-
-    def term(self, d: ex.Expr) -> ex.Expr:
-        """What is averaged, from one difference."""
-        raise NotImplementedError
-
-    def __call__(self, *tensors: Tensor, **inputs: Tensor) -> Tensor:
-        """Args: output and target. Returns: a scalar."""
-        output, target = _two(self, tensors, inputs)
-        return apply(self.name, lambda x, t: self.term(x - t), output, target).mean()
-
-
-@dataclass(frozen=True)
-class MeanSquaredError(_Difference):
+class MeanSquaredError(_Elementwise):
     """Mean of (output − target)²."""
 
     name: ClassVar[str] = "mse"
 
-    def term(self, d: ex.Expr) -> ex.Expr:
-        """Its square."""
-        return call("square", d)
+    def term(self, output: ex.Expr, target: ex.Expr) -> ex.Expr:
+        """The difference's square."""
+        return call("square", output - target)
 
 
 @dataclass(frozen=True)
-class MeanAbsoluteError(_Difference):
+class MeanAbsoluteError(_Elementwise):
     """Mean of |output − target|."""
 
     name: ClassVar[str] = "l1"
 
-    def term(self, d: ex.Expr) -> ex.Expr:
-        """Its magnitude."""
-        return call("abs", d)
+    def term(self, output: ex.Expr, target: ex.Expr) -> ex.Expr:
+        """The difference's magnitude."""
+        return call("abs", output - target)
 
 
 @dataclass(frozen=True)
-class Huber(_Difference):
+class Huber(_Elementwise):
     """Mean of d²/2 where |d| ≤ delta, else delta·(|d| − delta/2), d = output − target (Huber 1964).
 
     Attributes:
@@ -172,8 +164,9 @@ class Huber(_Difference):
     def __post_init__(self) -> None:
         object.__setattr__(self, "delta", number_in("delta", self.delta, math.ulp(0.0), math.inf))
 
-    def term(self, d: ex.Expr) -> ex.Expr:
+    def term(self, output: ex.Expr, target: ex.Expr) -> ex.Expr:
         """Parabola or line."""
+        d = output - target
         size = call("abs", d)
         return ex.where(size <= self.delta, 0.5 * call("square", d), self.delta * (size - 0.5 * self.delta))
 
@@ -311,6 +304,15 @@ def _producer(x: Tensor) -> Node | None:
     return None
 
 
+def _taken_in(node: Node, kind: str, loss: str) -> Tensor:
+    """What the model's last node reads, with a note that the loss does that node's work."""
+    current().at().note(
+        f"the model's {kind} {node.name!r} is taken into the loss {loss}, which reads its input "
+        f"{node.inputs[0].name!r}; the model's output stays as it is"
+    )
+    return current().wrap(node.inputs[0])
+
+
 def _before_softmax(logits: Tensor, axis: int) -> Tensor:
     """What a closing softmax or log-softmax along the classes reads; the logits themselves if there is none.
 
@@ -322,11 +324,7 @@ def _before_softmax(logits: Tensor, axis: int) -> Tensor:
         node = _producer(current().wrap(node.inputs[0]))
     if node is None or node.op.name not in ("softmax", "log_softmax") or getattr(node.op, "axis", None) != classes:
         return logits
-    current().at().note(
-        f"the model's {node.op.name} {node.name!r} is taken into the loss cross_entropy, which reads its input "
-        f"{node.inputs[0].name!r}; the model's output stays as it is"
-    )
-    before = current().wrap(node.inputs[0])
+    before = _taken_in(node, node.op.name, "cross_entropy")
     return before if before.shape == logits.shape else before.reshape(logits.shape)
 
 
@@ -342,8 +340,4 @@ def _before_sigmoid(logits: Tensor) -> Tensor:
     node = _producer(logits)
     if node is None or getattr(node.op, "exprs", None) != ("sigmoid(a0)",):
         return logits
-    current().at().note(
-        f"the model's sigmoid {node.name!r} is taken into the loss binary_cross_entropy, which reads its input "
-        f"{node.inputs[0].name!r}; the model's output stays as it is"
-    )
-    return current().wrap(node.inputs[0])
+    return _taken_in(node, "sigmoid", "binary_cross_entropy")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Types = Sequence[TensorType]
 Windows = Sequence[Window]
 Arrays = Sequence[np.ndarray]
+Values = Sequence[Value]
+Cotangents = Sequence[Value | None]  # None where no gradient flows
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Op:
     name: ClassVar[str]
     is_view: ClassVar[bool] = False  # output 0 is a window onto input 0 and `view` gives it
     is_random: ClassVar[bool] = False  # reads a random state; the same state gives the same bits
+    any_strides: ClassVar[bool] = False  # every input may have any strides: what `accepts_strides` says by default
 
     @property
     def accumulates(self) -> int:
@@ -81,9 +84,7 @@ class Op:
         if len(inputs) != count:
             raise ShapeError(f"{self.name} takes {count} inputs, and got {len(inputs)}")
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Build the nodes that pull output cotangents back to input cotangents.
 
         `cotangents` has an entry an output (None: nobody differentiates through it); the result has an entry an
@@ -117,16 +118,20 @@ class Op:
         """Whether the reference kernel reads input `index` with these byte strides without copying it whole.
         Dense inputs are never asked about.
         """
-        return False
+        return self.any_strides
 
     def reads(self, index: int, window: Window) -> Window:
         """How the reference kernel takes input `index`: as it lies, or as a dense copy."""
         as_it_lies = window.is_dense or self.accepts_strides(index, window.type, window.strides)
         return window if as_it_lies else Window.dense(window.type)
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """Work of one run; an element-wise op counts its scalar operations."""
+    def flops(self, inputs: Types, outputs: Types) -> int:
+        """Floating-point operations of one run (multiply-add = 2); an element-wise op counts its scalar operations."""
         raise NotImplementedError
+
+    def cost(self, inputs: Types, outputs: Types) -> Cost:
+        """Work of one run; every input is read once and every output written once, if the op says nothing else."""
+        return Cost(self.flops(inputs, outputs), sum(type.nbytes for type in (*inputs, *outputs)))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Bytes of scratch memory that `compute` needs for its own duration."""
@@ -142,7 +147,7 @@ class Op:
         """
         raise NotImplementedError
 
-    def for_training(self, b: Builder, inputs: Sequence[Value], training: Training) -> Sequence[Value] | None:
+    def for_training(self, b: Builder, inputs: Values, training: Training) -> Values | None:
         """The outputs in the form that training wants (batch statistics, random masks, saved indices), one an output
         of the op; None where the op is the same in training and inference.
         """
@@ -154,7 +159,7 @@ class Op:
         """
         return None
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
+    def decompose(self, b: Builder, inputs: Values) -> Values | None:
         """The same outputs by simpler ops, for targets without a kernel; None where the op is itself simple."""
         return None
 
@@ -227,6 +232,18 @@ def parse_op(text: str) -> Op:
     except ValueError as error:
         raise ModelError(f"{text!r:.200} is not an op: {error}") from None
     return op_named(call.name, **call.keywords)
+
+
+def only(cotangents: Cotangents) -> Value:
+    """For `vjp` of an op with one output: its cotangent, which is there whenever `vjp` is asked."""
+    (g,) = cotangents
+    assert g is not None
+    return g
+
+
+def attributes(op: Op, of: type[Op]) -> dict[str, Any]:
+    """An op's attributes that a class declares, for another op of that class: its gradient, say."""
+    return {field.name: getattr(op, field.name) for field in dataclasses.fields(of)}
 
 
 def coerce_dtype(op: Op, field: str) -> None:

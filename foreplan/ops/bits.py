@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Array, Builder, Cost, Op, TensorType, Value, register
+from foreplan.graph import Array, Builder, Op, TensorType, Value, register
 from foreplan.graph.ir import Kind
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph.op import Arrays, Types, Values
 from foreplan.graph.types import BOOL, DTYPES, FLOAT32, Shape, broadcast_shapes
 from foreplan.ops.blocks import carve, carve_bytes
 from foreplan.ops.expr import Arg, call, cast, parse_expr
@@ -44,10 +44,9 @@ class PackBits(Op):
             raise ShapeError(f"needs a condition and elements in eights, and got {self.condition!r} of {x}")
         return (TensorType(BYTE, (x.size // 8,)),)
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """The condition at each element; putting bits together is no arithmetic."""
-        whole = Map((self.condition,)).cost(inputs, [inputs[0].with_dtype(BOOL)])
-        return Cost(whole.flops, inputs[0].nbytes + outputs[0].nbytes)
+        return Map((self.condition,)).flops(inputs, [inputs[0].with_dtype(BOOL)])
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of truth values, and what the condition needs."""
@@ -64,7 +63,7 @@ class PackBits(Op):
             Map((self.condition,)).compute([part], [truth[: part.size]], rest)
             bits[start // 8 : (start + part.size) // 8] = np.packbits(truth[: part.size], bitorder="little")
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+    def decompose(self, b: Builder, inputs: Values) -> Values:
         """Eight truth values weighted by powers of two and added."""
         (x,) = inputs
         truth = elementwise(b, parse_expr(self.condition), reshape(b, x, (x.type.size // 8, 8)))
@@ -112,10 +111,9 @@ class MaskedMap(Op):
         """Every input but the mask may have any strides."""
         return index > 0
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """As the map's; taking bits apart is no arithmetic."""
-        flops = self.map.cost(self._types(inputs, outputs[0].shape), outputs).flops
-        return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
+        return self.map.flops(self._types(inputs, outputs[0].shape), outputs)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """As the map's, of one block."""
@@ -131,7 +129,7 @@ class MaskedMap(Op):
             truth = whole[start % 8 : start % 8 + count].view(np.bool_).reshape(parts[0].shape)
             self.map.compute([truth, *parts[: len(inputs) - 1]], parts[len(inputs) - 1 :], workspace)
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+    def decompose(self, b: Builder, inputs: Values) -> Values:
         """Truth values made whole, then a map."""
         bits, *others = inputs
         shape = broadcast_shapes(*(value.shape for value in others))

@@ -7,7 +7,6 @@ inside a step an index is taken modulo the axis, so that no kernel reads or writ
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ import numpy as np
 from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Array, Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.ir import Kind
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import FLOAT32, INT64, Shape
 from foreplan.ops.blocks import Folded, Piece, can_reshape, carve, carve_bytes, fold, folded_shape, iota
 from foreplan.ops.expr import Arg, Expr, call, cast, where
@@ -126,12 +125,9 @@ class Gather(ReadAt):
             raise ShapeError(f"axis {self.axis} of {data} has nothing to gather")
         return (data.with_shape((*data.shape[: self.axis], *indices.shape, *data.shape[self.axis + 1 :])),)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Rows of the cotangent added where they were read."""
-        (data, indices), (g,) = inputs, cotangents
-        assert g is not None
+        (data, indices), g = inputs, only(cotangents)
         return [b.apply(ScatterAdd(self.axis, data.shape), indices, g), None]
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
@@ -189,12 +185,9 @@ class ScatterAdd(AddAt):
             raise ShapeError(f"what is added to must be {out}, and is {base[0]}")
         return (out,)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent's rows, gathered; itself for the third input."""
-        (g,) = cotangents
-        assert g is not None
+        g = only(cotangents)
         rows = gather(b, g, inputs[0], self.axis) if b.wants(inputs[1]) else None
         return [None, rows, *[g] * (len(inputs) - 2)]
 

@@ -6,7 +6,7 @@ Indices are as those of `index`: negative ones count from the end, and inside a 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, TensorType, Value, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape
 from foreplan.ops.blocks import Folded, Piece, can_fold, carve, carve_bytes, fold, folded_shape, iota
 from foreplan.ops.index import INDICES, AddAt, ReadAt, check_indices, check_known
@@ -87,12 +87,9 @@ class GatherElements(ReadAt):
         _check(self.axis, data, indices)
         return (data.with_shape(indices.shape),)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Elements of the cotangent added where they were read."""
-        (data, indices), (g,) = inputs, cotangents
-        assert g is not None
+        (data, indices), g = inputs, only(cotangents)
         return [b.apply(ScatterElementsAdd(self.axis, data.shape), indices, g), None]
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
@@ -124,13 +121,9 @@ class ScatterElementsAdd(AddAt):
             raise ShapeError(f"updates {updates} and indices {indices} must have one shape")
         return (out,)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent's elements, gathered."""
-        (g,) = cotangents
-        assert g is not None
-        return [None, b.apply(GatherElements(self.axis), g, inputs[0])]
+        return [None, b.apply(GatherElements(self.axis), only(cotangents), inputs[0])]
 
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
         """Updates whose axes before and behind merge."""

@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Node, Op, TensorType, Value, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, Node, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape
 from foreplan.ops.map import elementwise
 from foreplan.ops.reduce import normalize_axes, reduce
@@ -24,13 +24,11 @@ MODES = ("constant", "edge", "reflect", "wrap")
 class CopyOp(Op):
     """An op that only moves elements, from inputs with any strides."""
 
-    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Any strides."""
-        return True
+    any_strides: ClassVar[bool] = True
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """Bytes read and written."""
-        return Cost(0, sum(type.nbytes for type in (*inputs, *outputs)))
+    def flops(self, inputs: Types, outputs: Types) -> int:
+        """None."""
+        return 0
 
 
 @register
@@ -62,12 +60,9 @@ class Concat(CopyOp):
     def _without(self, shape: Shape) -> Shape:
         return (*shape[: self.axis], -1, *shape[self.axis + 1 :])
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Each input gets its own part."""
-        (g,) = cotangents
-        assert g is not None
+        g = only(cotangents)
         gradients: list[Value | None] = []
         start = 0
         for x in inputs:
@@ -129,12 +124,9 @@ class Pad(CopyOp):
                 raise ShapeError(f"mode edge has no element to repeat in {x}")
         return (x.with_shape(tuple(low + extent + high for (low, high), extent in zip(self.pads, x.shape))),)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The middle of the cotangent; the other modes also send the margins' back to where they were read."""
-        (x,), (g,) = inputs, cotangents
-        assert g is not None
+        (x,), g = inputs, only(cotangents)
         for axis, ((low, high), extent) in enumerate(zip(self.pads, x.shape)):
             middle = slice_axis(b, g, axis, low, extent)
             if self.mode != "constant":
@@ -213,13 +205,9 @@ class Unslice(CopyOp):
         Slice(self.starts, x.shape, self.steps).infer([whole])
         return (whole,)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The slice."""
-        (g,) = cotangents
-        assert g is not None
-        return [b.apply(Slice(self.starts, inputs[0].shape, self.steps), g)]
+        return [b.apply(Slice(self.starts, inputs[0].shape, self.steps), only(cotangents))]
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Zeros, then one copy."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ import numpy as np
 from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Array, Builder, Cost, Fill, Op, TensorType, Value, register
 from foreplan.graph.ir import Kind
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import types_of
 from foreplan.ops.attention.blocks import widened
 from foreplan.ops.blocks import Piece, carve, carve_bytes, flush
@@ -63,9 +63,7 @@ class LinearCrossEntropy(Op):
             raise ShapeError(f"the bias of {w.shape[0]} classes must be {vector}, and is {bias[0]}")
         return TensorType(wide, ()), h, of_w, *bias
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The gradients times the loss's cotangent; themselves where that is the constant 1."""
         g, *others = cotangents
         if any(other is not None for other in others):

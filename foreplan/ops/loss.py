@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, DType, Op, TensorType, Value, as_dtype, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.ops.blocks import (
     Folded,
     Piece,
@@ -130,9 +130,7 @@ class CrossEntropy(_ItemOp):
         self.check_count(inputs, 2)
         return (self.item_type(inputs),) * 2
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """(softmax - one-hot) · g, recomputed from logits and lse."""
         (logits, target), (_, lse), (g, g_lse) = inputs, outputs, cotangents
         gradient = None
@@ -148,9 +146,9 @@ class CrossEntropy(_ItemOp):
                 gradient = elementwise(b, lambda d, x, s, g: d + exp(x - s) * g, *of, dtype=logits.dtype)
         return [gradient, None]
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """Maximum, difference, exponential and sum an element of the logits."""
-        return Cost(4 * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+        return 4 * inputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """One block of logits and a few numbers an item of it."""
@@ -211,9 +209,9 @@ class CrossEntropyGrad(_ItemOp):
         outer, _, inner = folded_shape((*input.shape[: self.axis], 1, *input.shape[self.axis :]), self.axis)
         return index == 3 and can_reshape(input, strides, (outer, inner))
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """Difference, exponential and product an element."""
-        return Cost(3 * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+        return 3 * inputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A few numbers an item of one block, and the block if it is rounded at the end."""

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, DType, Op, TensorType, Value, as_dtype, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import DTYPES, FLOAT32, FLOAT64, Shape, broadcast_shapes
 from foreplan.ops.expr import (
     FUNCTIONS,
@@ -47,6 +47,7 @@ class Map(Op):
     """
 
     name: ClassVar[str] = "map"
+    any_strides: ClassVar[bool] = True
     exprs: tuple[str, ...]
 
     @property
@@ -62,9 +63,7 @@ class Map(Op):
         dtypes = _result_dtypes(self.exprs, tuple(type.dtype for type in inputs))
         return tuple(TensorType(dtype, shape) for dtype in dtypes)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Symbolic: one map an input that is wanted, summed over the axes along which it was broadcast.
 
         What is summed for a wide input of a narrow result is narrow itself, and its sum is wide.
@@ -102,14 +101,9 @@ class Map(Op):
             if x == out and i not in conditions and Arg(i) not in self.parsed[o + 1 :]
         )
 
-    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Every input may have any strides."""
-        return True
-
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """Scalar operations of the expressions, common ones once, at each element."""
-        moved = sum(type.nbytes for type in (*inputs, *outputs))
-        return Cost(scalar_flops(*self.parsed) * outputs[0].size, moved)
+        return scalar_flops(*self.parsed) * outputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """One block a register; none where a single ufunc does it all."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, as_dtype, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, Op, TensorType, Value, as_dtype, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import broadcast_shapes
 from foreplan.ops.blocks import carve_bytes
 from foreplan.ops.map import convert
@@ -54,9 +53,7 @@ class MatMul(Op):
             raise ShapeError(f"what the product {product} is added to must be of its type, and is {base[0]}")
         return (product,)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """da = g·bᵀ and db = aᵀ·g, the latter first: with it done, a's bytes may be free for da; dc = g."""
         (x, w), (whole,) = inputs[:2], cotangents
         assert whole is not None
@@ -95,10 +92,10 @@ class MatMul(Op):
         m, n = input.shape[-2:]
         return (columns == item and rows >= n * item) or (rows == item and columns >= m * item)
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """2·m·n·k a matrix, and an addition an element of c."""
         k = inputs[0].shape[-2 if self.transpose_a else -1]
-        return Cost((2 * k + len(inputs) - 2) * outputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+        return (2 * k + len(inputs) - 2) * outputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Some rows of a product that is added to c; of narrow operands some tiles."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Cost, Op, TensorType, register
+from foreplan.graph import Op, TensorType, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.ops.blocks import carve, carve_bytes
 from foreplan.ops.expr import used_args
@@ -68,11 +68,10 @@ class MatMulMap(Op):
         """As the product; the map reads anything."""
         return index > 1 or self.matmul.accepts_strides(index, input, strides)
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """The operations of both; the product does not move."""
+    def flops(self, inputs: Types, outputs: Types) -> int:
+        """The operations of both."""
         (y,) = product = self.matmul.infer(inputs[:2])
-        flops = self.matmul.cost(inputs[:2], product).flops + self.map.cost([y, *inputs[2:]], outputs).flops
-        return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
+        return self.matmul.flops(inputs[:2], product) + self.map.flops([y, *inputs[2:]], outputs)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """The product, and what either needs."""

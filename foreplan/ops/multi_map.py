@@ -9,8 +9,8 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, Op, TensorType, register
+from foreplan.graph.op import Arrays, Types, Values
 from foreplan.ops.expr import used_args
 from foreplan.ops.map import Map
 
@@ -33,6 +33,7 @@ class MultiMap(Op):
     """
 
     name: ClassVar[str] = "multi_map"
+    any_strides: ClassVar[bool] = True
     exprs: tuple[str, ...]
     own: int
     count: int
@@ -77,14 +78,9 @@ class MultiMap(Op):
             if i < self.own
         )
 
-    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Every input may have any strides."""
-        return True
-
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """Of all maps; scalars are read once."""
-        flops = sum(self.map.cost(x, self.results(outputs, t)).flops for t, x in enumerate(self.each(inputs)))
-        return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
+    def flops(self, inputs: Types, outputs: Types) -> int:
+        """Of all maps."""
+        return sum(self.map.flops(x, self.results(outputs, t)) for t, x in enumerate(self.each(inputs)))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """What the largest needs."""
@@ -95,6 +91,6 @@ class MultiMap(Op):
         for t, arrays in enumerate(self.each(inputs)):
             self.map.compute(arrays, self.results(outputs, t), workspace)
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+    def decompose(self, b: Builder, inputs: Values) -> Values:
         """A map for each."""
         return [y for given in self.each(inputs) for y in b.node(self.map, *given)]

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
-from foreplan.graph.op import Arrays, Training, Types
+from foreplan.graph import Builder, DType, Op, TensorType, Value, as_dtype, register
+from foreplan.graph.op import Arrays, Cotangents, Training, Types, Values, attributes, only
 from foreplan.graph.types import Shape
 from foreplan.ops.map import elementwise
 from foreplan.ops.shape import reshape
 from foreplan.ops.window import (
     WIDE,
+    Geometry,
+    Padding,
     Pads,
+    PerAxis,
     Windows,
     block_size,
     count_positions,
@@ -42,14 +44,12 @@ class _Pool(Op):
         dilations: elements from one tap to the next.
     """
 
+    any_strides: ClassVar[bool] = True
+
     kernel: Shape
     strides: Shape
     pads: Pads
     dilations: Shape
-
-    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Any strides."""
-        return True
 
     def windows(self, extent: Shape) -> Windows:
         """The windows over images of this extent."""
@@ -90,25 +90,22 @@ class MaxPool(_Pool):
         y = self.pooled(inputs[0])
         return (y, y.with_dtype(self.index_dtype)) if self.save_index else (y,)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent goes to the element that won; without a saved index it is found again from x."""
         (x,), g = inputs, cotangents[0]
         if g is None or not b.wants(x):
             return [None]
         index = outputs[1] if self.save_index else b.node(replace(self, save_index=True), x)[1]
-        grad = MaxPoolGrad(self.kernel, self.strides, self.pads, self.dilations, x.shape)
+        grad = MaxPoolGrad(**attributes(self, _Pool), shape=x.shape)
         return [b.apply(grad, index, g)]
 
-    def for_training(self, b: Builder, inputs: Sequence[Value], training: Training) -> Sequence[Value] | None:
+    def for_training(self, b: Builder, inputs: Values, training: Training) -> Values | None:
         """With the index saved, a byte an output element, so that the backward pass need not keep x."""
         return None if self.save_index else b.node(replace(self, save_index=True), *inputs)[:1]
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """A comparison a tap."""
-        moved = sum(type.nbytes for type in (*inputs, *outputs))
-        return Cost(outputs[0].size * math.prod(self.kernel), moved)
+        return outputs[0].size * math.prod(self.kernel)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """With an index: a block of candidates and a block of what changed."""
@@ -165,10 +162,9 @@ class MaxPoolGrad(_Pool):
             raise ShapeError(f"{dx} pools to {self.pooled(dx)}; the gradient is {g} and the index {index}")
         return (dx,)
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """A comparison and an addition a tap."""
-        moved = sum(type.nbytes for type in (*inputs, *outputs))
-        return Cost(2 * inputs[1].size * math.prod(self.kernel), moved)
+        return 2 * inputs[1].size * math.prod(self.kernel)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of gradients of one tap, and a block of where it won; channels of an image, if they are narrow."""
@@ -241,17 +237,14 @@ class AvgPool(_MeanPool):
             raise ShapeError(f"a mean needs floating-point elements, and got {inputs[0]}")
         return (self.pooled(inputs[0]),)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Each window's share goes to each of its taps."""
-        (x,), (g,) = inputs, cotangents
-        assert g is not None
-        return [b.apply(AvgPoolGrad(*_attributes(self), shape=x.shape), g) if b.wants(x) else None]
+        (x,), g = inputs, only(cotangents)
+        return [b.apply(AvgPoolGrad(**attributes(self, _MeanPool), shape=x.shape), g) if b.wants(x) else None]
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """An addition a tap, and a division."""
-        return Cost(outputs[0].size * (math.prod(self.kernel) + 1), inputs[0].nbytes + outputs[0].nbytes)
+        return outputs[0].size * (math.prod(self.kernel) + 1)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of sums, if they are rounded at the end."""
@@ -294,17 +287,14 @@ class AvgPoolGrad(_MeanPool):
             raise ShapeError(f"{dx} pools to {self.pooled(dx)}, and the gradient is {g}")
         return (dx,)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear, and the pooling itself is its adjoint."""
-        (g,), (t,) = inputs, cotangents
-        assert t is not None
-        return [b.apply(AvgPool(*_attributes(self)), t) if b.wants(g) else None]
+        (g,), t = inputs, only(cotangents)
+        return [b.apply(AvgPool(**attributes(self, _MeanPool)), t) if b.wants(g) else None]
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """An addition a tap, and a division."""
-        return Cost(inputs[0].size * (math.prod(self.kernel) + 1), inputs[0].nbytes + outputs[0].nbytes)
+        return inputs[0].size * (math.prod(self.kernel) + 1)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of shares, and channels of an image, if they are narrow."""
@@ -328,10 +318,6 @@ class AvgPoolGrad(_MeanPool):
                 dx[(items, channels, *there)] += shares[(..., *inside)]
 
 
-def _attributes(op: _MeanPool) -> tuple[Shape, Shape, Pads, Shape, bool, Shape]:
-    return op.kernel, op.strides, op.pads, op.dilations, op.count_include_pad, op.beyond
-
-
 def _ceil_excess(extent: Shape, kernel: Shape, strides: Shape, pads: Pads, dilations: Shape) -> Shape:
     """High padding an axis that makes room for a last partial window that starts on the image or its low padding."""
     excess = []
@@ -346,11 +332,12 @@ def _ceil_excess(extent: Shape, kernel: Shape, strides: Shape, pads: Pads, dilat
 
 def _geometry(
     x: Value,
-    kernel: Sequence[int] | int,
-    strides: Sequence[int] | int | None,
-    pads: Sequence[int] | Sequence[tuple[int, int]] | int | None,
-    dilations: Sequence[int] | int | None,
+    kernel: PerAxis,
     ceil_mode: bool,
+    *,
+    strides: PerAxis = None,
+    pads: Padding = None,
+    dilations: PerAxis = None,
 ) -> tuple[Shape, Shape, Pads, Shape, Shape]:
     """Kernel, strides, pads with what ceil mode adds, dilations, and what it adds."""
     axes = len(x.shape) - 2
@@ -364,37 +351,24 @@ def _geometry(
     return taps, steps, around, gaps, excess if any(excess) else ()
 
 
-def max_pool(
-    b: Builder,
-    x: Value,
-    kernel: Sequence[int] | int,
-    *,
-    strides: Sequence[int] | int | None = None,
-    pads: Sequence[int] | Sequence[tuple[int, int]] | int | None = None,
-    dilations: Sequence[int] | int | None = None,
-    ceil_mode: bool = False,
-    name: str = "",
-) -> Value:
+def max_pool(b: Builder, x: Value, kernel: PerAxis, *, ceil_mode: bool = False, **geometry: Unpack[Geometry]) -> Value:
     """The largest element of each window of x [N, C, *S]; strides default to the kernel's extents."""
-    taps, steps, around, gaps, _ = _geometry(x, kernel, strides, pads, dilations, ceil_mode)
-    return b.apply(MaxPool(taps, steps, around, gaps), x, name=name)
+    taps, steps, around, gaps, _ = _geometry(x, kernel, ceil_mode, **geometry)
+    return b.apply(MaxPool(taps, steps, around, gaps), x)
 
 
 def avg_pool(
     b: Builder,
     x: Value,
-    kernel: Sequence[int] | int,
+    kernel: PerAxis,
     *,
-    strides: Sequence[int] | int | None = None,
-    pads: Sequence[int] | Sequence[tuple[int, int]] | int | None = None,
-    dilations: Sequence[int] | int | None = None,
     ceil_mode: bool = False,
     count_include_pad: bool = False,
-    name: str = "",
+    **geometry: Unpack[Geometry],
 ) -> Value:
     """The mean of each window of x [N, C, *S]; strides default to the kernel's extents."""
-    taps, steps, around, gaps, beyond = _geometry(x, kernel, strides, pads, dilations, ceil_mode)
-    return b.apply(AvgPool(taps, steps, around, gaps, count_include_pad, beyond), x, name=name)
+    taps, steps, around, gaps, beyond = _geometry(x, kernel, ceil_mode, **geometry)
+    return b.apply(AvgPool(taps, steps, around, gaps, count_include_pad, beyond), x)
 
 
 def lrn(b: Builder, x: Value, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Value:

@@ -29,8 +29,8 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, DType, Op, TensorType, Value, View, register
-from foreplan.graph.op import Arrays, Training, Types, coerce_dtype
+from foreplan.graph import Builder, DType, Op, TensorType, Value, View, register
+from foreplan.graph.op import Arrays, Cotangents, Training, Types, Values, coerce_dtype
 from foreplan.graph.types import BOOL, DTYPES, FLOAT32, Shape
 from foreplan.ops.blocks import Piece, carve, carve_bytes, iota
 from foreplan.ops.expr import where
@@ -126,9 +126,7 @@ class Random(Op):
             raise ShapeError(f"{list(self.shape)} has more elements than a stream has numbers")
         return (TensorType(self.dtype, self.shape),)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The numbers depend on no parameter."""
         return [None]
 
@@ -136,10 +134,10 @@ class Random(Op):
     def _words_an_element(self) -> int:
         return 2 if self.distribution != "bernoulli" and self.dtype.itemsize == 8 else 1
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """Ten rounds of eight operations a counter, and what turns words into numbers."""
         after = {"uniform": 4, "normal": 8, "bernoulli": 1}[self.distribution]
-        return Cost((20 * self._words_an_element + after) * outputs[0].size, STATE.nbytes + outputs[0].nbytes)
+        return (20 * self._words_an_element + after) * outputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Counters, words and numbers of one block."""
@@ -249,9 +247,7 @@ class Dropout(ViewOp):
             raise ShapeError(f"needs floating-point numbers, and got {inputs[0]}")
         return (inputs[0],)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent itself: the training form is another op."""
         return [cotangents[0]]
 
@@ -263,7 +259,7 @@ class Dropout(ViewOp):
         """Copy."""
         np.copyto(outputs[0], inputs[0])
 
-    def for_training(self, b: Builder, inputs: Sequence[Value], training: Training) -> Sequence[Value] | None:
+    def for_training(self, b: Builder, inputs: Values, training: Training) -> Values | None:
         """x / (1 - ratio) where a random bit is set, else 0; the bits are drawn anew from the state when needed."""
         (x,) = inputs
         if not self.ratio:

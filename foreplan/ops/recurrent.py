@@ -6,18 +6,18 @@ The products with the inputs of all steps are one product; a step adds the produ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, TypedDict, Unpack
 
 import numpy as np
 
 from foreplan.errors import ShapeError, UnsupportedError
-from foreplan.graph import Builder, Cost, Fill, Kind, Op, TensorType, Value, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, DType, Fill, Kind, TensorType, Value, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import Shape
 from foreplan.ops.expr import Arg, Expr, call, clip, exp, maximum, minimum, relu, sigmoid, tanh, where
-from foreplan.ops.join import concat
+from foreplan.ops.join import CopyOp, concat
 from foreplan.ops.map import elementwise, elementwise_many
 from foreplan.ops.matmul import matmul
 from foreplan.ops.shape import broadcast_to, reshape, slice_axis, transpose
@@ -60,7 +60,7 @@ MOST_STEPS = 1 << 16
 
 @register
 @dataclass(frozen=True)
-class Unstack(Op):
+class Unstack(CopyOp):
     """y_t = x[t], one output an element of the first axis; the gradient puts them together in one go."""
 
     name: ClassVar[str] = "unstack"
@@ -74,31 +74,24 @@ class Unstack(Op):
             raise ShapeError(f"{x.shape[0]} steps would be as many outputs; foreplan takes {MOST_STEPS} at most")
         return (x.with_shape(x.shape[1:]),) * x.shape[0]
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Cotangents side by side, zeros where there is none."""
         (x,) = inputs
         if not b.wants(x):
             return [None]
         shape = (1, *x.shape[1:])
         if None in cotangents:
-            zero = b.store("zero", TensorType(x.dtype, ()), Kind.CONSTANT, Fill(0.0))
-            zeros = broadcast_to(b, zero, shape)
+            zeros = _zeros(b, x.dtype, shape)
         return [concat(b, [zeros if flow is None else reshape(b, flow, shape) for flow in cotangents], 0)]
-
-    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Any strides."""
-        return True
-
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """A copy."""
-        return Cost(0, 2 * inputs[0].nbytes)
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """Copy."""
         for y, part in zip(outputs, inputs[0]):
             np.copyto(y, part)
+
+
+def _zeros(b: Builder, dtype: DType, shape: Shape) -> Value:
+    return broadcast_to(b, b.store("zero", TensorType(dtype, ()), Kind.CONSTANT, Fill(0.0)), shape)
 
 
 @dataclass(frozen=True)
@@ -127,7 +120,7 @@ class _Layer:
     activations: Sequence[Activation]
     limit: float | None
     gates: int
-    extra: tuple[Value | None, ...] = field(default=())
+    extra: tuple[Value | None, ...]
 
     def check(self) -> None:
         """Raise unless the shapes fit each other."""
@@ -136,15 +129,16 @@ class _Layer:
             raise ShapeError(f"the direction must be forward, reverse or bidirectional, and is {self.direction!r}")
         hidden = self.r.shape[-1]
         rows = self.gates * hidden
-        expected: dict[str, Shape] = {"w": (ways, rows, self.x.shape[-1]), "r": (ways, rows, hidden)}
-        given: dict[str, Value | None] = {"w": self.w, "r": self.r}
-        expected["bias"], given["bias"] = (ways, 2 * rows), self.bias
-        expected["lengths"], given["lengths"] = (self.x.shape[1],), self.lengths
-        for i, state in enumerate(self.states):
-            expected[f"initial state {i}"], given[f"initial state {i}"] = (ways, self.x.shape[1], hidden), state
-        for name, value in given.items():
-            if value is not None and value.shape != expected[name]:
-                raise ShapeError(f"the {name} of a recurrent layer must have the shape {expected[name]}: {value!r}")
+        checked: list[tuple[str, Value | None, Shape]] = [
+            ("w", self.w, (ways, rows, self.x.shape[-1])),
+            ("r", self.r, (ways, rows, hidden)),
+            ("bias", self.bias, (ways, 2 * rows)),
+            ("lengths", self.lengths, (self.x.shape[1],)),
+            *((f"initial state {i}", x, (ways, self.x.shape[1], hidden)) for i, x in enumerate(self.states)),
+        ]
+        for name, value, shape in checked:
+            if value is not None and value.shape != shape:
+                raise ShapeError(f"the {name} of a recurrent layer must have the shape {shape}: {value!r}")
 
     def gate(self, x: Expr) -> Expr:
         """What goes into a gate's activation."""
@@ -195,8 +189,7 @@ def _ways(b: Builder, layer: _Layer) -> list[_Way]:
         for state in layer.states:
             first = _pick(b, state, way)
             if first is None:
-                zero = b.store("zero", TensorType(layer.x.dtype, ()), Kind.CONSTANT, Fill(0.0))
-                first = broadcast_to(b, zero, (items, hidden))
+                first = _zeros(b, layer.x.dtype, (items, hidden))
             states.append(first)
         count = len(layer.activations) // layer.w.shape[0]
         found.append(
@@ -324,6 +317,22 @@ def _gru_step(b: Builder, layer: _Layer, way: _Way, sums: Value, states: list[Va
     return [elementwise(b, blend, z, late, through, h)]
 
 
+class Options(TypedDict, total=False):
+    """What all three kinds of layer may be told.
+
+    Attributes:
+        direction: forward, reverse or bidirectional; forward by default.
+        activations: of one direction after the other; the layer's own by default.
+        limit: what goes into activations is clipped to ±limit; not by default.
+        layout: 1 for the batch first; 0 by default.
+    """
+
+    direction: str
+    activations: Sequence[Activation] | None
+    limit: float | None
+    layout: int
+
+
 def rnn(
     b: Builder,
     x: Value,
@@ -332,11 +341,7 @@ def rnn(
     bias: Value | None = None,
     lengths: Value | None = None,
     initial_h: Value | None = None,
-    *,
-    direction: str = "forward",
-    activations: Sequence[Activation] | None = None,
-    limit: float | None = None,
-    layout: int = 0,
+    **options: Unpack[Options],
 ) -> tuple[Value, Value]:
     """ONNX's RNN: h ← f(x·wᵀ + h·rᵀ + biases).
 
@@ -348,10 +353,7 @@ def rnn(
         bias: [D, 2·H]: of w, then of r.
         lengths: int [N], valid steps of each item; later ones show zeros and leave the state alone.
         initial_h: [D, N, H] (layout 1: [N, D, H]); zeros if None.
-        direction: forward, reverse or bidirectional.
-        activations: one a direction; tanh if None.
-        limit: what goes into activations is clipped to ±limit.
-        layout: 1 for the batch first.
+        options: see `Options`; f is tanh by default.
 
     Returns:
         Y [T, D, N, H] and the final state [D, N, H] (layout 1: [N, T, D, H] and [N, D, H]).
@@ -359,9 +361,7 @@ def rnn(
     Raises:
         ShapeError: the shapes do not fit each other.
     """
-    chosen = activations or [tanh] * w.shape[0]
-    layer = _Layer(x, w, r, bias, lengths, (initial_h,), direction, chosen, limit, 1)
-    y, h = _laid_out(b, layout, layer, _rnn_step)
+    y, h = _recurrent(b, _rnn_step, 1, [tanh], x, w, r, bias, lengths, (initial_h,), **options)
     return y, h
 
 
@@ -376,25 +376,16 @@ def lstm(
     initial_c: Value | None = None,
     peephole: Value | None = None,
     *,
-    direction: str = "forward",
-    activations: Sequence[Activation] | None = None,
-    limit: float | None = None,
-    layout: int = 0,
     input_forget: bool = False,
+    **options: Unpack[Options],
 ) -> tuple[Value, Value, Value]:
     """ONNX's LSTM (Hochreiter and Schmidhuber 1997, with peepholes): gates i, o, f, c in this order along axis 1 of w
     [D, 4·H, I], r [D, 4·H, H] and bias [D, 8·H]; peephole [D, 3·H] for i, o, f; `input_forget` makes f = 1 − i;
-    activations f, g, h a direction (sigmoid, tanh, tanh). The rest as `rnn`.
-
-    Returns:
-        Y, the final state and the final cell.
-
-    Raises:
-        ShapeError: the shapes do not fit each other.
+    activations f, g, h a direction (sigmoid, tanh, tanh). The rest as `rnn`; returns Y, the final state and the final
+    cell.
     """
-    chosen = activations or [sigmoid, tanh, tanh] * w.shape[0]
-    layer = _Layer(x, w, r, bias, lengths, (initial_h, initial_c), direction, chosen, limit, 4, (peephole,))
-    y, h, c = _laid_out(b, layout, layer, partial(_lstm_step, coupled=input_forget))
+    step, usual, states = partial(_lstm_step, coupled=input_forget), [sigmoid, tanh, tanh], (initial_h, initial_c)
+    y, h, c = _recurrent(b, step, 4, usual, x, w, r, bias, lengths, states, (peephole,), **options)
     return y, h, c
 
 
@@ -407,32 +398,40 @@ def gru(
     lengths: Value | None = None,
     initial_h: Value | None = None,
     *,
-    direction: str = "forward",
-    activations: Sequence[Activation] | None = None,
-    limit: float | None = None,
-    layout: int = 0,
     linear_before_reset: bool = False,
+    **options: Unpack[Options],
 ) -> tuple[Value, Value]:
     """ONNX's GRU (Cho et al. 2014): gates z, r, h in this order along axis 1 of w [D, 3·H, I], r [D, 3·H, H] and bias
     [D, 6·H]; activations f, g a direction (sigmoid, tanh). With `linear_before_reset` the reset gate applies behind
     the product with the state, else before. The rest as `rnn`.
-
-    Returns:
-        Y and the final state.
-
-    Raises:
-        ShapeError: the shapes do not fit each other.
     """
-    chosen = activations or [sigmoid, tanh] * w.shape[0]
-    layer = _Layer(x, w, r, bias, lengths, (initial_h,), direction, chosen, limit, 3)
-    y, h = _laid_out(b, layout, layer, partial(_gru_step, linear=linear_before_reset))
+    step = partial(_gru_step, linear=linear_before_reset)
+    y, h = _recurrent(b, step, 3, [sigmoid, tanh], x, w, r, bias, lengths, (initial_h,), **options)
     return y, h
 
 
-def _laid_out(b: Builder, layout: int, layer: _Layer, step: Step) -> list[Value]:
-    """`_unroll` of a layer whose x, initial states and results have the batch first if `layout` is 1."""
+def _recurrent(
+    b: Builder,
+    step: Step,
+    gates: int,
+    usual: Sequence[Activation],
+    x: Value,
+    w: Value,
+    r: Value,
+    bias: Value | None,
+    lengths: Value | None,
+    states: tuple[Value | None, ...],
+    extra: tuple[Value | None, ...] = (),
+    *,
+    direction: str = "forward",
+    activations: Sequence[Activation] | None = None,
+    limit: float | None = None,
+    layout: int = 0,
+) -> list[Value]:
+    """[Y, final states…] of a layer; x, initial states and results have the batch first if the layout is 1."""
+    layer = _Layer(x, w, r, bias, lengths, states, direction, activations or [*usual] * w.shape[0], limit, gates, extra)
     if layout == 0:
         return _unroll(b, layer, step)
-    states = tuple(None if state is None else transpose(b, state, (1, 0, 2)) for state in layer.states)
-    y, *last = _unroll(b, replace(layer, x=transpose(b, layer.x, (1, 0, 2)), states=states), step)
+    turned = tuple(None if state is None else transpose(b, state, (1, 0, 2)) for state in states)
+    y, *last = _unroll(b, replace(layer, x=transpose(b, x, (1, 0, 2)), states=turned), step)
     return [transpose(b, y, (2, 0, 1, 3)), *(transpose(b, state, (1, 0, 2)) for state in last)]

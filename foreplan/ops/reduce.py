@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError, UnsupportedError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape, types_of
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 
@@ -35,6 +35,7 @@ class Reduce(Op):
     """
 
     name: ClassVar[str] = "reduce"
+    any_strides: ClassVar[bool] = True
     how: str
     axes: tuple[int, ...]
     keepdims: bool = False
@@ -58,16 +59,13 @@ class Reduce(Op):
             shape = [extent for i, extent in enumerate(shape) if i not in self.axes]
         return (TensorType(x.dtype.wide if self.wide else x.dtype, tuple(shape)),)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Sum and mean spread the cotangent; max and min send it to the extreme elements, shared on ties."""
         from foreplan.ops.expr import call, where
         from foreplan.ops.map import convert, elementwise
         from foreplan.ops.shape import broadcast_to, reshape
 
-        (x,), (y,), (g,) = inputs, outputs, cotangents
-        assert g is not None
+        (x,), (y,), g = inputs, outputs, only(cotangents)
         if self.how == "prod":
             raise UnsupportedError("reduce(how='prod') has no derivative here; write it as exp(sum(log(x)))")
         kept = tuple(1 if i in self.axes else extent for i, extent in enumerate(x.shape))
@@ -81,13 +79,9 @@ class Reduce(Op):
         ties = reduce(b, "sum", hits, self.axes, keepdims=True, wide=self.wide)
         return [elementwise(b, lambda h, t, g: h * (g / t), hits, ties, g, dtype=x.dtype)]
 
-    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Any strides."""
-        return True
-
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """One operation an input element."""
-        return Cost(inputs[0].size, inputs[0].nbytes + outputs[0].nbytes)
+        return inputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A partial sum, where there are several; the sum itself where it is rounded at the end."""

@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError, UnsupportedError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values, attributes, only
 from foreplan.graph.types import Shape
 from foreplan.ops.index import MOST_POSITIONS
 from foreplan.ops.interpolation import COORDINATES, MODES, ROUNDINGS, Interpolation, Table
@@ -84,6 +84,22 @@ class _Interpolation(Op):
         """For each axis that changes, which inputs each output reads."""
         return {axis: found.table for axis, found in self.axes(extents).items()}
 
+    def steps(self, shape: Shape) -> tuple[_Step, ...]:
+        """How an input of a shape becomes the output, axis by axis."""
+        raise NotImplementedError
+
+    def flops(self, inputs: Types, outputs: Types) -> int:
+        """A product and an addition a weight, axis by axis."""
+        return _flops(self.steps(inputs[0].shape))
+
+    def workspace(self, inputs: Types, outputs: Types) -> int:
+        """Planes between two axes, and a term of the sum."""
+        return _workspace(inputs[0], self.steps(inputs[0].shape))
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Axis by axis, a few planes at a time."""
+        _interpolate(inputs[0], outputs[0], self.steps(inputs[0].shape), workspace)
+
 
 @register
 @dataclass(frozen=True)
@@ -97,27 +113,15 @@ class Resize(_Interpolation):
         self.check(inputs[0])
         return (inputs[0].with_shape(self.shape),)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear: the transposed tables."""
-        (x,), (g,) = inputs, cotangents
-        assert g is not None
-        return [b.apply(ResizeGrad(*_attributes(self), extents=x.shape), g) if b.wants(x) else None]
+        (x,), g = inputs, only(cotangents)
+        grad = ResizeGrad(**attributes(self, _Interpolation), extents=x.shape)
+        return [b.apply(grad, g) if b.wants(x) else None]
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """A product and an addition a weight, axis by axis."""
-        flops = _flops(_steps(inputs[0].shape, self.tables(inputs[0].shape)))
-        return Cost(flops, inputs[0].nbytes + outputs[0].nbytes)
-
-    def workspace(self, inputs: Types, outputs: Types) -> int:
-        """Planes between two axes, and a term of the sum."""
-        x = inputs[0]
-        return _workspace(x, _steps(x.shape, self.tables(x.shape)))
-
-    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """Axis by axis, a few planes at a time."""
-        _interpolate(inputs[0], outputs[0], _steps(inputs[0].shape, self.tables(inputs[0].shape)), workspace)
+    def steps(self, shape: Shape) -> tuple[_Step, ...]:
+        """By the tables."""
+        return _steps(shape, self.tables(shape))
 
 
 @register
@@ -141,42 +145,14 @@ class ResizeGrad(_Interpolation):
             raise ShapeError(f"the gradient must be floating-point {list(self.shape)}, and is {g}")
         return (dx,)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear, and resizing is its adjoint."""
-        (g,), (t,) = inputs, cotangents
-        assert t is not None
-        return [b.apply(Resize(*_attributes(self)), t) if b.wants(g) else None]
+        (g,), t = inputs, only(cotangents)
+        return [b.apply(Resize(**attributes(self, _Interpolation)), t) if b.wants(g) else None]
 
-    def steps(self) -> tuple[_Step, ...]:
-        """The transposed tables, applied from the resized shape."""
-        return _steps(self.shape, {axis: table.transposed for axis, table in self.tables(self.extents).items()})
-
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """A product and an addition a weight, axis by axis."""
-        return Cost(_flops(self.steps()), inputs[0].nbytes + outputs[0].nbytes)
-
-    def workspace(self, inputs: Types, outputs: Types) -> int:
-        """Planes between two axes, and a term of the sum."""
-        return _workspace(inputs[0], self.steps())
-
-    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """Axis by axis, a few planes at a time."""
-        _interpolate(inputs[0], outputs[0], self.steps(), workspace)
-
-
-def _attributes(op: _Interpolation) -> tuple[Shape, str, str, tuple[float, ...], str, float, bool, bool]:
-    return (
-        op.shape,
-        op.mode,
-        op.coordinate,
-        op.scales,
-        op.rounding,
-        op.cubic_a,
-        op.exclude_outside,
-        op.antialias,
-    )
+    def steps(self, shape: Shape) -> tuple[_Step, ...]:
+        """By the transposed tables, applied from the resized shape."""
+        return _steps(shape, {axis: table.transposed for axis, table in self.tables(self.extents).items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,7 +259,6 @@ def resize(
     cubic_a: float = -0.75,
     exclude_outside: bool = False,
     antialias: bool = False,
-    name: str = "",
 ) -> Value:
     """`x` interpolated to `shape` (all axes); see `Resize` for the rest.
 
@@ -302,4 +277,4 @@ def resize(
             raise UnsupportedError(
                 f"resize: an axis of {before:,} elements becomes one of {after:,}; {MOST_POSITIONS:,} are the most"
             )
-    return b.apply(op, x, name=name)
+    return b.apply(op, x)

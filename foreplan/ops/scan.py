@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.ops.reduce import normalize_axes
 
 
@@ -26,6 +25,7 @@ class CumSum(Op):
     """
 
     name: ClassVar[str] = "cumsum"
+    any_strides: ClassVar[bool] = True
     axis: int
     exclusive: bool = False
     reverse: bool = False
@@ -37,21 +37,13 @@ class CumSum(Op):
             raise ShapeError(f"needs numbers with an axis {self.axis}, and got {x}")
         return (x,)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The sum from the other end."""
-        (g,) = cotangents
-        assert g is not None
-        return [b.apply(CumSum(self.axis, self.exclusive, not self.reverse), g)]
+        return [b.apply(CumSum(self.axis, self.exclusive, not self.reverse), only(cotangents))]
 
-    def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Any strides."""
-        return True
-
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """One addition an element."""
-        return Cost(inputs[0].size, inputs[0].nbytes + outputs[0].nbytes)
+        return inputs[0].size
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """One accumulation over windows that start at the right end."""

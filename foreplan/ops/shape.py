@@ -11,7 +11,7 @@ import numpy as np
 
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Cost, Op, TensorType, Value, View, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape, broadcast_shapes
 from foreplan.ops.reduce import sum_to_shape
 
@@ -46,13 +46,9 @@ class Reshape(ViewOp):
             raise ShapeError(f"{x} has {x.size} elements and does not fit the shape {list(self.shape)}")
         return (x.with_shape(self.shape),)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Back to the input's shape."""
-        (g,) = cotangents
-        assert g is not None
-        return [reshape(b, g, inputs[0].shape)]
+        return [reshape(b, only(cotangents), inputs[0].shape)]
 
     def view(self, input: TensorType, strides: tuple[int, ...]) -> View | None:
         """Dense inputs always; strided ones where axes are only split, or merged that are contiguous."""
@@ -87,13 +83,9 @@ class Transpose(ViewOp):
             raise ShapeError(f"{list(self.perm)} is not a permutation of the axes of {x}")
         return (x.with_shape(tuple(x.shape[i] for i in self.perm)),)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The inverse permutation."""
-        (g,) = cotangents
-        assert g is not None
-        return [transpose(b, g, tuple(int(i) for i in np.argsort(self.perm)))]
+        return [transpose(b, only(cotangents), tuple(int(i) for i in np.argsort(self.perm)))]
 
     def view(self, input: TensorType, strides: tuple[int, ...]) -> View | None:
         """Strides in the new order."""
@@ -130,15 +122,11 @@ class Slice(ViewOp):
                 raise ShapeError(f"{count} elements from {start} in steps of {step} leave an axis of {extent} in {x}")
         return (x.with_shape(self.shape),)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent placed among zeros."""
         from foreplan.ops.join import unslice
 
-        (g,) = cotangents
-        assert g is not None
-        return [unslice(b, g, inputs[0].shape, self.starts, self.steps)]
+        return [unslice(b, only(cotangents), inputs[0].shape, self.starts, self.steps)]
 
     def view(self, input: TensorType, strides: tuple[int, ...]) -> View | None:
         """An offset and longer steps."""
@@ -169,13 +157,9 @@ class Broadcast(ViewOp):
             raise ShapeError(f"{x} does not broadcast to {list(self.shape)}")
         return (x.with_shape(self.shape),)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Sum over what was repeated."""
-        (g,) = cotangents
-        assert g is not None
-        return [sum_to_shape(b, g, inputs[0].shape)]
+        return [sum_to_shape(b, only(cotangents), inputs[0].shape)]
 
     def view(self, input: TensorType, strides: tuple[int, ...]) -> View | None:
         """Steps of zero along repeated axes."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, DType, Op, TensorType, Value, as_dtype, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, DType, Op, TensorType, Value, as_dtype, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.ops.blocks import Piece, block_extents, blocks, can_fold, carve, carve_bytes, fold, folded_shape
 from foreplan.ops.expr import exp, log
 from foreplan.ops.map import convert, elementwise
@@ -46,9 +45,9 @@ class RowOp(Op):
         """Where the axes before and behind the row merge into one each."""
         return can_fold(input, strides, self.axis)
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """Five scalar operations an element."""
-        return Cost(5 * outputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+        return 5 * outputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of elements and a number a row of it; if they are narrow, the block's result as well."""
@@ -86,13 +85,9 @@ class Softmax(RowOp):
 
     name: ClassVar[str] = "softmax"
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """From the output alone."""
-        (g,) = cotangents
-        assert g is not None
-        return [b.apply(SoftmaxGrad(self.axis), outputs[0], g)]
+        return [b.apply(SoftmaxGrad(self.axis), outputs[0], only(cotangents))]
 
     def block(self, inputs: Arrays, out: np.ndarray, scratch: np.ndarray, number: np.ndarray) -> None:
         """exp(x - max), divided by its sum."""
@@ -102,7 +97,7 @@ class Softmax(RowOp):
         np.add.reduce(out, axis=1, keepdims=True, out=number)
         np.divide(out, number, out=out)
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
+    def decompose(self, b: Builder, inputs: Values) -> Values | None:
         """Two reductions and two maps; nothing of nothing."""
         (x,) = inputs
         if not x.type.size:
@@ -129,7 +124,7 @@ class SoftmaxGrad(RowOp):
         np.subtract(g, number, out=scratch)
         np.multiply(scratch, y, out=out)
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
+    def decompose(self, b: Builder, inputs: Values) -> Values | None:
         """A product, its sum, and a map."""
         y, g = inputs
         product = elementwise(b, lambda y, g: y * g, convert(b, y, y.dtype.wide), g)
@@ -144,13 +139,9 @@ class LogSoftmax(RowOp):
 
     name: ClassVar[str] = "log_softmax"
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """From the output alone."""
-        (g,) = cotangents
-        assert g is not None
-        return [b.apply(LogSoftmaxGrad(self.axis), outputs[0], g)]
+        return [b.apply(LogSoftmaxGrad(self.axis), outputs[0], only(cotangents))]
 
     def block(self, inputs: Arrays, out: np.ndarray, scratch: np.ndarray, number: np.ndarray) -> None:
         """x - max, less the logarithm of the sum of its exponentials."""
@@ -161,7 +152,7 @@ class LogSoftmax(RowOp):
         np.log(number, out=number)
         np.subtract(out, number, out=out)
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
+    def decompose(self, b: Builder, inputs: Values) -> Values | None:
         """Two reductions and maps; nothing of nothing."""
         (x,) = inputs
         if not x.type.size:
@@ -187,7 +178,7 @@ class LogSoftmaxGrad(RowOp):
         np.multiply(scratch, number, out=scratch)
         np.subtract(g, scratch, out=out)
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
+    def decompose(self, b: Builder, inputs: Values) -> Values | None:
         """A sum and a map."""
         y, g = inputs
         total = reduce(b, "sum", g, self.axis, keepdims=True, wide=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import INT64
 from foreplan.ops.blocks import Folded, Piece, carve, carve_bytes, fold, folded_shape, iota
 from foreplan.ops.index_elements import ScatterElementsAdd
@@ -68,15 +68,13 @@ class ArgReduce(Op):
         kept = (1,) if self.keepdims else ()
         return (TensorType(INT64, (*x.shape[: self.axis], *kept, *x.shape[self.axis + 1 :])),)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Nothing flows through an integer."""
         return [None]
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """One comparison an element."""
-        return Cost(inputs[0].size, inputs[0].nbytes + outputs[0].nbytes)
+        return inputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Dense copies of a block of rows, and their results, unless rows are dense already and read forward."""
@@ -138,17 +136,14 @@ class TopK(Op):
         values = x.with_shape((*x.shape[: self.axis], self.k, *x.shape[self.axis + 1 :]))
         return values, values.with_dtype(INT64)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent of the values, scattered to where they were."""
         g = cotangents[0]
         return [None if g is None else b.apply(ScatterElementsAdd(self.axis, inputs[0].shape), outputs[1], g)]
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """One comparison an element, and log₂ k an element that is taken."""
-        taken = outputs[0].size * max(1, self.k - 1).bit_length()
-        return Cost(inputs[0].size + taken, inputs[0].nbytes + sum(type.nbytes for type in outputs))
+        return inputs[0].size + outputs[0].size * max(1, self.k - 1).bit_length()
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Sort keys of one block of rows, and numbers an element that is taken."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -231,15 +231,15 @@ def count_positions(extent: Shape, kernel: Shape, strides: Shape, pads: Pads, di
     return counts
 
 
-def zero_borders(block: np.ndarray, inside: Sequence[slice], value: float = 0) -> None:
-    """Write `value` outside the box `inside` of the last axes of `block`."""
+def zero_borders(block: np.ndarray, inside: Sequence[slice]) -> None:
+    """Write zeros outside the box `inside` of the last axes of `block`."""
     lead = block.ndim - len(inside)
     for axis, part in enumerate(inside):
         here = (slice(None),) * (lead + axis)
         if part.start > 0:
-            block[(*here, slice(0, part.start))] = value
+            block[(*here, slice(0, part.start))] = 0
         if part.stop < block.shape[lead + axis]:
-            block[(*here, slice(part.stop, None))] = value
+            block[(*here, slice(part.stop, None))] = 0
 
 
 def is_empty(inside: Sequence[slice]) -> bool:
@@ -247,7 +247,25 @@ def is_empty(inside: Sequence[slice]) -> bool:
     return any(part.stop <= part.start for part in inside)
 
 
-def symmetric(pads: Sequence[int] | Sequence[tuple[int, int]] | int | None, axes: int) -> Pads:
+PerAxis = Sequence[int] | int | None
+Padding = Sequence[int] | Sequence[tuple[int, int]] | int | None
+
+
+class Geometry(TypedDict, total=False):
+    """How windows lie over images, as `per_axis` and `symmetric` take it.
+
+    Attributes:
+        strides: from one window to the next.
+        pads: of both ends of an axis.
+        dilations: from one tap to the next.
+    """
+
+    strides: PerAxis
+    pads: Padding
+    dilations: PerAxis
+
+
+def symmetric(pads: Padding, axes: int) -> Pads:
     """(low, high) an axis from one number for all, one number an axis, pairs, or None for no padding."""
     if pads is None:
         return ((0, 0),) * axes
@@ -256,10 +274,10 @@ def symmetric(pads: Sequence[int] | Sequence[tuple[int, int]] | int | None, axes
     return tuple((pad, pad) if isinstance(pad, int) else (int(pad[0]), int(pad[1])) for pad in pads)
 
 
-def per_axis(value: Sequence[int] | int | None, axes: int, default: int = 1) -> Shape:
-    """One number an axis from one for all, one an axis, or None for the default."""
+def per_axis(value: PerAxis, axes: int) -> Shape:
+    """One number an axis from one for all, one an axis, or None for 1."""
     if value is None:
-        return (default,) * axes
+        return (1,) * axes
     return (value,) * axes if isinstance(value, int) else tuple(value)
 
 

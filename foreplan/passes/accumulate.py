@@ -19,9 +19,6 @@ def accumulate(graph: Graph) -> Graph:
     which products are computed. Of the two summands, the one that is computed later must come from an op that
     accumulates, and be read by the sum alone; the other one must have bytes of its own (an ACCUMULATOR's, which last
     from micro-batch to micro-batch, or those of a result), or nothing would be saved.
-
-    Raises:
-        ModelError: the result breaks a rule of `verify_graph`.
     """
     position = {node: i for i, node in enumerate(graph.nodes)}
     sums: dict[Node, tuple[Node, Value]] = {}  # what computes the later summand → the sum, and the earlier summand

@@ -67,9 +67,6 @@ def chunk_losses(graph: Graph) -> Graph:
     Requires: a simplified forward graph that is about to be differentiated (the op gives gradients as well, which
     would be wasted otherwise). Ensures: the same loss, up to the order of additions. Only where nobody else reads the
     logits or the losses of single items, and the logits have at least `SAVED_BYTES` more than the op's workspace.
-
-    Raises:
-        ModelError: the result breaks a rule of `verify_graph`.
     """
     found = [_chain_at(graph, node) for node in graph.nodes if isinstance(node.op, CrossEntropy)]
     chains = {chain.last: chain for chain in found if chain is not None and chain.saved >= SAVED_BYTES}

@@ -93,9 +93,6 @@ def fuse_attention(graph: Graph) -> Graph:
     Requires: a simplified forward graph. Ensures: the same results, up to the order of additions; a query that reads no
     key (all its scores are -inf) gives zeros instead of NaN. Only where nobody else reads scores or probabilities,
     which have at least `SCORE_BYTES`; not with dropout between them.
-
-    Raises:
-        ModelError: the result breaks a rule of `verify_graph`.
     """
     known = Known(graph, KNOWN_BYTES)
     found = [each for node in graph.nodes if (each := _attention_at(graph, known, node)) is not None]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from foreplan.graph import Builder, Graph, Node, Op, TensorType, Value
-from foreplan.graph.op import Types
+from foreplan.graph import Builder, Graph, Node, TensorType, Value
 from foreplan.ops.conv.mapped import ConvMap, steps_of
 from foreplan.ops.conv.ops import Conv
 from foreplan.ops.expr import Arg, Call, Expr, subexpressions, substitute
 from foreplan.ops.map import Map
 from foreplan.ops.norm.batch import BatchNorm
-from foreplan.passes.rewrite import rewrite_groups
+from foreplan.passes.rewrite import Accepts, rewrite_groups
 
 RESULT = Arg(0)
 
@@ -50,18 +49,11 @@ class _Chain:
         return [value.type for value in self.conv.inputs] + vectors
 
 
-def fuse_conv_maps(graph: Graph, accepts: Callable[[Op, Types, Types], bool]) -> Graph:
+def fuse_conv_maps(graph: Graph, accepts: Accepts) -> Graph:
     """`conv_map` for a convolution whose result goes through additions, products and a ReLU and nowhere else.
 
     Requires: a graph that nobody differentiates any more. Ensures: the same results, but that a normalisation's factor
     is made first, and that a narrow result is rounded only once.
-
-    Args:
-        graph: what is fused in.
-        accepts: whether there is a kernel for an op of such inputs and outputs.
-
-    Raises:
-        ModelError: the result breaks a rule of `verify_graph`.
     """
     groups: dict[Node, _Chain] = {}
     taken: set[Node] = set()

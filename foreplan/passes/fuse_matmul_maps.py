@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from foreplan.graph import Builder, Graph, Node, Op, Value
-from foreplan.graph.op import Types
+from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.expr import Arg, substitute
 from foreplan.ops.map import Map
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.matmul_map import MatMulMap
-from foreplan.passes.rewrite import replaced, rewrite_groups
+from foreplan.passes.rewrite import Accepts, replaced, rewrite_groups
 
 
 @dataclass(frozen=True)
@@ -39,20 +38,13 @@ class _Pair:
         return MatMulMap(tuple(map(str, exprs)), matmul.transpose_a, matmul.transpose_b)
 
 
-def fuse_matmul_maps(graph: Graph, accepts: Callable[[Op, Types, Types], bool]) -> Graph:
+def fuse_matmul_maps(graph: Graph, accepts: Accepts) -> Graph:
     """`matmul_map` for a product that one map reads and nothing else.
 
     Where it costs no memory: the product does not live at all, and its operands, if they live until the map runs, are
     no larger; or what else the map reads is there when the product is made, as biases and residuals are.
 
     Requires: a graph that nobody differentiates any more. Ensures: the same results.
-
-    Args:
-        graph: what is fused in.
-        accepts: whether there is a kernel for an op of such inputs and outputs.
-
-    Raises:
-        ModelError: the result breaks a rule of `verify_graph`.
     """
     pairs: dict[Node, _Pair] = {}
     position = {node: i for i, node in enumerate(graph.nodes)}

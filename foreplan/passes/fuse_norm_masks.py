@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foreplan.graph import Builder, Graph, Node, Op, Value
-from foreplan.graph.op import Types
+from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.bits import MaskedMap
 from foreplan.ops.norm.batch import BatchNormGrad
 from foreplan.ops.norm.masked import MaskedBatchNormGrad
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import Accepts, rewrite
 
 
 @dataclass(frozen=True)
@@ -34,20 +33,13 @@ class _Pair:
         return [*self.norm.outputs, *(self.map.outputs if self.op.keeps else ())]
 
 
-def fuse_norm_masks(graph: Graph, accepts: Callable[[Op, Types, Types], bool]) -> Graph:
+def fuse_norm_masks(graph: Graph, accepts: Accepts) -> Graph:
     """`masked_batch_norm_grad` for a gradient that a ReLU lets through and batch normalisation takes, as in ResNets.
 
     A pass over the images less where nobody else reads what is let through, and a read less where others do, such as
     the addition of a residual block: then the op writes it as well.
 
     Requires: a graph that nobody differentiates any more. Ensures: the same results, bit for bit.
-
-    Args:
-        graph: what is fused in.
-        accepts: whether there is a kernel for an op of such inputs and outputs.
-
-    Raises:
-        ModelError: the result breaks a rule of `verify_graph`.
     """
     position = {node: i for i, node in enumerate(graph.nodes)}
     pairs: dict[Node, _Pair] = {}

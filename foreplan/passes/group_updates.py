@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from foreplan.graph import Builder, Graph, Node, Op, Value
-from foreplan.graph.op import Types
+from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.ops.expr import Arg, substitute, used_args
 from foreplan.ops.map import Map
 from foreplan.ops.multi_map import MultiMap
-from foreplan.passes.rewrite import rewrite
+from foreplan.passes.rewrite import Accepts, rewrite
 
 SMALL = 16 * 1024  # bytes of a tensor: what it takes longer to launch than to update
 TOGETHER = 64 * 1024  # bytes of all that a group reads and that would else have been read earlier
@@ -46,20 +45,13 @@ class _Update:
         return sum(x.type.nbytes for x in self.own if not x.kind.is_stored)
 
 
-def group_updates(graph: Graph, accepts: Callable[[Op, Types, Types], bool]) -> Graph:
+def group_updates(graph: Graph, accepts: Accepts) -> Graph:
     """`multi_map` for updates of small tensors that have one formula, a few dozen at a time.
 
     Each would be a kernel of its own that runs for less time than it takes to launch it: a ResNet has more than a
     hundred. What a group reads lives until its last member would have run: no more than `TOGETHER` of it.
 
     Requires: a graph that nobody differentiates any more. Ensures: the same results, bit for bit.
-
-    Args:
-        graph: what is grouped in.
-        accepts: whether there is a kernel for an op of such inputs and outputs.
-
-    Raises:
-        ModelError: the result breaks a rule of `verify_graph`.
     """
     groups: dict[Node, _Together] = {}  # by the last node of each
     members: set[Node] = set()

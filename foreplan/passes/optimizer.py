@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, fields
+from typing import ClassVar, Protocol
 
 from foreplan.arguments import number_in
 from foreplan.graph import Builder, Fill, Kind, TensorType, Value
@@ -48,28 +48,33 @@ class Optimizer(Protocol):
         """The new parameter, then the new state."""
 
 
-def _check(optimizer: object, **limits: tuple[float, float]) -> None:
-    for name, (low, high) in limits.items():
-        value = number_in(f"{type(optimizer).__name__}: {name}", getattr(optimizer, name), low, high)
-        object.__setattr__(optimizer, name, value)  # NumPy's numbers would take over in a product with an Expr
+_UNIT, _ANY = (0.0, 1.0), (0.0, float("inf"))
+_LIMITS = {"clip_norm": (math.ulp(0.0), float("inf")), "learning_rate": _ANY, "weight_decay": _ANY, "epsilon": _ANY}
+_LIMITS |= {"momentum": _UNIT, "beta1": _UNIT, "beta2": _UNIT}
 
 
 @dataclass(frozen=True)
 class _Clipping:
-    """What all optimizers share: clipping by global norm (Pascanu, Mikolov and Bengio 2013).
+    """What all optimizers share: clipping by global norm (Pascanu, Mikolov and Bengio 2013), and checks of numbers.
 
     Attributes:
         clip_norm: g ← g · min(1, clip_norm / ‖g‖), ‖g‖ the norm of all gradients together; None: no clipping.
     """
 
     clip_norm: float | None = field(default=None, kw_only=True)
+    state: ClassVar[tuple[str, ...]] = ()
+    scalars: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        if self.clip_norm is not None:
-            _check(self, clip_norm=(math.ulp(0.0), float("inf")))
+        for name in [each.name for each in fields(self) if each.name in _LIMITS]:
+            given = getattr(self, name)
+            if name != "clip_norm" or given is not None:
+                value = number_in(f"{type(self).__name__}: {name}", given, *_LIMITS[name])
+                object.__setattr__(self, name, value)  # NumPy's numbers would take over in a product with an Expr
 
-
-_RATE, _UNIT, _ANY = (0.0, float("inf")), (0.0, 1.0), (0.0, float("inf"))
+    def prepare(self, step: Expr) -> tuple[Expr, ...]:
+        """Nothing."""
+        return ()
 
 
 @dataclass(frozen=True)
@@ -78,16 +83,6 @@ class SGD(_Clipping):
 
     learning_rate: float
     weight_decay: float = 0.0
-    state = ()
-    scalars = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check(self, learning_rate=_RATE, weight_decay=_ANY)
-
-    def prepare(self, step: Expr) -> tuple[Expr, ...]:
-        """Nothing."""
-        return ()
 
     def update(self, parameter: Expr, gradient: Expr, state: Exprs, rate: Expr, scalars: Exprs) -> Exprs:
         """One step."""
@@ -102,15 +97,6 @@ class Momentum(_Clipping):
     momentum: float = 0.9
     weight_decay: float = 0.0
     state = ("velocity",)
-    scalars = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check(self, learning_rate=_RATE, momentum=_UNIT, weight_decay=_ANY)
-
-    def prepare(self, step: Expr) -> tuple[Expr, ...]:
-        """Nothing."""
-        return ()
 
     def update(self, parameter: Expr, gradient: Expr, state: Exprs, rate: Expr, scalars: Exprs) -> Exprs:
         """One step."""
@@ -140,10 +126,6 @@ class Adam(_Clipping):
     weight_decay: float = 0.0
     state = ("first_moment", "second_moment")
     scalars = ("correction1", "correction2")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check(self, learning_rate=_RATE, beta1=_UNIT, beta2=_UNIT, epsilon=_ANY, weight_decay=_ANY)
 
     def prepare(self, step: Expr) -> tuple[Expr, ...]:
         """1 / (1 − β₁ᵗ) and 1 / √(1 − β₂ᵗ)."""

@@ -20,9 +20,6 @@ def pack_attention(graph: Graph) -> Graph:
 
     Requires: a whole training step. Ensures: the same results, bit for bit. Only without a mask, with heads behind
     positions, and where nobody else reads the three gradients.
-
-    Raises:
-        ModelError: the result breaks a rule of `verify_graph`.
     """
     packed = {node: found for node in graph.nodes if (found := _packed(graph, node)) is not None}
     if not packed:

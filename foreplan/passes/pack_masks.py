@@ -24,9 +24,6 @@ def pack_masks(graph: Graph) -> Graph:
     that the output is dead, and its bytes free, when its own gradient is made.
 
     Requires: a whole training step. Ensures: the same results, bit for bit; activations below `MASKED_BYTES` stay.
-
-    Raises:
-        ModelError: the result breaks a rule of `verify_graph`.
     """
     conditions = {value: found for value in graph.producer if (found := _condition(graph, value)) is not None}
     if not conditions:

@@ -3,7 +3,8 @@
     for each in PASSES: graph = each.run(graph, settings), where each.applies(settings)
 
 What helps whatever a graph is for (`SIMPLIFY`) runs whenever a stage has left something to it, so that a pass
-may stand in several places of the list.
+may stand in several places of the list. What any pass gives is held against the rules of `verify_graph`, and a result
+that breaks one is a `ModelError`.
 """
 
 from __future__ import annotations

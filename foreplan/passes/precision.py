@@ -73,9 +73,6 @@ def with_precision(graph: Graph, dtype: DType) -> Graph:
 
     Requires: a simplified forward graph; of a training step right before it is differentiated. Ensures: the same
     inputs, stored values and results, of the same types; for float32 the graph itself.
-
-    Raises:
-        ModelError: the result breaks a rule of `verify_graph`.
     """
     return graph if dtype == FLOAT32 else _Narrowing(graph, dtype).run()
 

@@ -29,9 +29,6 @@ def push_slices(graph: Graph) -> Graph:
     Ensures: the same results, up to the blocks in which products are computed. Only where all readers read the same
     slice, of at most half of the elements, through element-wise maps, products of rows, normalisations of rows,
     reshapes, and attention that is neither causal nor masked.
-
-    Raises:
-        ModelError: the result breaks a rule of `verify_graph`.
     """
     plans: dict[Node, Narrowed] = {}
     for node in reversed(graph.nodes):

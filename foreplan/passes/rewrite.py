@@ -6,9 +6,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from foreplan.graph import Builder, Graph, Node, Op, Value
+from foreplan.graph.op import Types
 
 Group = TypeVar("Group")
 Replace = Callable[[Builder, Node, tuple[Value, ...]], Sequence[Value] | None]
+Accepts = Callable[[Op, Types, Types], bool]  # whether a target has a kernel for an op of such inputs and outputs
 
 
 def rewrite(

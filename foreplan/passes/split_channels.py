@@ -41,9 +41,6 @@ def split_channels(graph: Graph) -> Graph:
     Requires: a simplified forward graph that is about to be differentiated. Ensures: the same results, up to the order
     of additions. Only where nobody else reads the activation, the first convolution is cheap beside the second, and
     both have one group of channels.
-
-    Raises:
-        ModelError: the result breaks a rule of `verify_graph`.
     """
     pairs = {pair.second: pair for pair in _pairs(graph)}
     absorbed = {node for pair in pairs.values() for node in (pair.first, *pair.maps)}

@@ -36,9 +36,6 @@ def split_concats(graph: Graph) -> Graph:
     itself. By linearity: conv([x, y], [v w]) = conv(x, v) + conv(y, w).
 
     Requires: a forward graph. Ensures: the same results, up to the order of additions.
-
-    Raises:
-        ModelError: the result breaks a rule of `verify_graph`.
     """
     groups = {joined.conv: joined for joined in _joined(graph)}
     return rewrite_groups(graph, groups, {joined.concat for joined in groups.values()}, _split)

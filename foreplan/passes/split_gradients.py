@@ -22,9 +22,6 @@ def split_gradients(graph: Graph) -> Graph:
 
     Requires: a whole training step. Ensures: the same results, up to the blocks in which products are computed, and no
     operation more. Only up to `MOST_PARTS` ranges that do not overlap, of one group of channels.
-
-    Raises:
-        ModelError: the result breaks a rule of `verify_graph`.
     """
     parts = {node: found for node in graph.nodes if (found := _parts(graph, node))}
     done: dict[Node, Value] = {}

@@ -48,9 +48,6 @@ def training_form(graph: Graph) -> Graph:
 
     Requires: a graph in inference form. Ensures: running statistics are updated each step; random ops read one
     `random_state` (STATE, uint64[2]) that changes each step.
-
-    Raises:
-        ModelError: the result breaks a rule of `verify_graph`.
     """
     training = _Training()
 

@@ -28,9 +28,6 @@ def wide_gradients(graph: Graph) -> Graph:
     sums are float32 inside in any case: here they stay so, and nothing is rounded or converted.
 
     Requires: a whole training step. Ensures: the same results, but for roundings that are left out.
-
-    Raises:
-        ModelError: the result breaks a rule of `verify_graph`.
     """
     widened: set[Value] = set()
     for node in graph.nodes:
@@ -97,9 +94,6 @@ def wide_maps(graph: Graph) -> Graph:
     """Let maps of narrow gradients compute in the wide type and round their results once.
 
     Requires: a whole training step, its maps fused. Ensures: the same results, but for roundings that are left out.
-
-    Raises:
-        ModelError: the result breaks a rule of `verify_graph`.
     """
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:

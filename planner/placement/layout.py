@@ -157,7 +157,6 @@ def assemble(
     layout: Layout,
     order_lower_bound: int | None,
     stages: tuple[tuple[str, int], ...] = (),
-    budget: int | None = None,
 ) -> Plan:
     """The plan that a schedule and its layout make."""
     ranges, live = plan.ranges, live_bytes(problem, plan.order)
@@ -189,7 +188,6 @@ def assemble(
         lower_bound_bytes=int(live.max()),
         order_lower_bound_bytes=order_lower_bound,
         certificate=Certificate(int(live.argmax()), layout.placement, plan.name, stages),
-        budget=budget,
     )
 
 

@@ -95,7 +95,6 @@ def ranged(
     grain: int,
     threads: int,
     *arguments: object,
-    first: int = 0,
     own: np.ndarray | None = None,
 ) -> Run:
     """A call that runs a compiled loop over a range; several threads take parts of it where it is long enough.
@@ -105,11 +104,10 @@ def ranged(
             so that results do not depend on how many there are.
         grain: the least that is worth a part of its own.
         threads: the most parts.
-        first: of the numbers.
         own: a row for each thread, which its part takes as one more argument.
     """
     parts = max(1, min(threads, count // max(grain, 1)))
-    bounds = [first + count * i // parts for i in range(parts + 1)]
+    bounds = [count * i // parts for i in range(parts + 1)]
     rows = [(row,) for row in own] if own is not None else [()] * parts
     calls = [partial(function, low, high, *arguments, *row) for (low, high), row in zip(pairwise(bounds), rows)]
     return calls[0] if parts == 1 else together(calls)

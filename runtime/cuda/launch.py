@@ -6,7 +6,7 @@ A session binds them to addresses; tests run the same ones on the CPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -18,15 +18,37 @@ from foreplan.graph.layouts import lie_alike
 from foreplan.graph.op import Windows
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.kernel import Refused
-from foreplan.units import align_up
+from foreplan.units import align_up, ceil_div
 
 FOLDER = Path(__file__).parents[2] / "cuda"
 ALIGNMENT = 256  # bytes; of every value and workspace
 STANDARD = "-std=c++17"
+THREADS = 256  # of a block, unless a kernel wants others
 MAPS = ("map.cu", "multi_map.cu", "pack_bits.cu")  # which compute expressions of a graph
 
 Grid = tuple[int, int, int]
-Defines = tuple[tuple[str, str | int], ...]
+Defines = tuple[tuple[str, str | int | DType], ...]
+# Elements as they lie in memory.
+STORED: Mapping[str, str] = {
+    "float64": "double",
+    "float32": "float",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+    "uint64": "u64",
+    "uint32": "u32",
+    "uint16": "u16",
+    "uint8": "u8",
+    "bool": "bool",
+}
+
+
+def stored(dtype: DType) -> str:
+    """The C++ type of an element in memory."""
+    return STORED[dtype.name]
 
 
 @dataclass(frozen=True)
@@ -40,7 +62,7 @@ class Source:
     """
 
     file: str
-    defines: Defines = ()
+    defines: tuple[tuple[str, str | int], ...] = ()
     generated: str = ""
 
     @property
@@ -309,8 +331,20 @@ class Scratch:
         return workspace_at(start)
 
 
-def launch(source: Source, entry: str, blocks: int | Grid, threads: int, arguments: Iterable[Word]) -> Launch:
+def launch(
+    file: str,
+    entry: str,
+    blocks: int | Grid,
+    arguments: Iterable[Word],
+    defines: Defines = (),
+    *,
+    threads: int = THREADS,
+    generated: str = "",
+) -> Launch:
     """A launch of blocks of `threads` threads along one axis.
+
+    Args:
+        file, defines, generated: see `Source`; an element type stands for its C++ type in memory, a truth for 0 or 1.
 
     Raises:
         Refused: a grid has no room for these blocks.
@@ -318,9 +352,16 @@ def launch(source: Source, entry: str, blocks: int | Grid, threads: int, argumen
     grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
     if not (0 < grid[0] < 1 << 31 and 0 < grid[1] < 1 << 16 and 0 < grid[2] < 1 << 16):
         raise Refused(f"a grid of {grid} blocks")
-    return Launch(source, entry, grid, (threads, 1, 1), tuple(arguments))
+    macros = tuple((name, _macro(value)) for name, value in defines)
+    return Launch(Source(file, macros, generated), entry, grid, (threads, 1, 1), tuple(arguments))
 
 
-def ceil_div(a: int, b: int) -> int:
-    """a / b rounded up."""
-    return -(-a // b)
+def for_each(
+    file: str, entry: str, count: int, arguments: Iterable[Word], defines: Defines = (), *, generated: str = ""
+) -> Launch:
+    """A launch of whole blocks that has a thread for each of `count`; likewise."""
+    return launch(file, entry, ceil_div(count, THREADS), arguments, defines, generated=generated)
+
+
+def _macro(value: str | int | DType) -> str | int:
+    return stored(value) if isinstance(value, DType) else int(value) if isinstance(value, bool) else value

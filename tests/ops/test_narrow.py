@@ -19,16 +19,8 @@ from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.matmul import MatMul
-from foreplan.ops.norm.forms import (
-    BatchNorm,
-    BatchNormGrad,
-    BatchNormTrain,
-    ChannelMoments,
-    LayerNorm,
-    LayerNormGrad,
-    RMSNorm,
-    RMSNormGrad,
-)
+from foreplan.ops.norm.batch import BatchNorm, BatchNormGrad, BatchNormTrain, ChannelMoments
+from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad

@@ -13,22 +13,9 @@ from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Fill, Kind, Op, TensorType, Value, as_dtype
 from foreplan.ops.norm import batch as batch_norm_module
 from foreplan.ops.norm import rows as row_norm_module
-from foreplan.ops.norm.forms import (
-    BatchNorm,
-    BatchNormGrad,
-    BatchNormTrain,
-    ChannelMoments,
-    LayerNorm,
-    LayerNormGrad,
-    MaskedBatchNormGrad,
-    RMSNorm,
-    RMSNormGrad,
-    batch_norm,
-    group_norm,
-    instance_norm,
-    layer_norm,
-    rms_norm,
-)
+from foreplan.ops.norm.batch import BatchNorm, BatchNormGrad, BatchNormTrain, ChannelMoments, batch_norm
+from foreplan.ops.norm.masked import MaskedBatchNormGrad
+from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad, group_norm, layer_norm, rms_norm
 from tests.ops.check import allocated_bytes, check_vjp, decomposed, evaluate, run_op, type_of
 from tests.oracle.peers import jax, jit, jnp
 
@@ -228,7 +215,7 @@ BUILDS: dict[str, tuple[Callable[..., Value], list[tuple[int, ...]]]] = {
     "group": (lambda b, *v: group_norm(b, v[0], 2, *v[1:]), [(2, 4, 2, 3), (4,), (4,)]),
     "group, scale only": (lambda b, *v: group_norm(b, v[0], 2, *v[1:]), [(2, 4, 3), (4,)]),
     "group, bias only": (lambda b, x, c: group_norm(b, x, 2, None, c), [(2, 4, 3), (4,)]),
-    "instance": (lambda b, *v: instance_norm(b, *v), [(2, 3, 2, 3), (3,), (3,)]),
+    "instance": (lambda b, *v: group_norm(b, v[0], 3, *v[1:]), [(2, 3, 2, 3), (3,), (3,)]),
 }
 
 
@@ -243,7 +230,7 @@ def test_group_and_instance_norm() -> None:
     scale, bias = _vectors(2, 6)
     for groups, build in (
         (3, lambda b, *v: group_norm(b, v[0], 3, *v[1:], epsilon=EPS)),
-        (6, lambda b, *v: instance_norm(b, *v, epsilon=EPS)),
+        (6, lambda b, *v: group_norm(b, v[0], 6, *v[1:], epsilon=EPS)),
     ):
         b = Builder()
         arrays = {"x": x, "scale": scale, "bias": bias}

@@ -24,10 +24,11 @@ from foreplan.frontend.nn.parameters import (
 from foreplan.frontend.tracing.dispatch import as_axis
 from foreplan.frontend.tracing.tensor import Tensor
 from foreplan.frontend.tracing.tracer import current
-from foreplan.graph import Normal
+from foreplan.graph import DType, Normal
 from foreplan.ops.conv import ops as convolution
 from foreplan.ops.matmul import matmul
-from foreplan.ops.norm import forms as norm
+from foreplan.ops.norm import batch, rows
+from foreplan.ops.window import Geometry
 
 Padding = int | Sequence[int] | Sequence[tuple[int, int]] | str
 
@@ -104,16 +105,9 @@ def conv(
     with layer(name, "conv"):
         shape = (features, x.shape[1] // groups, *taps)
         w, b = _weight_and_bias(x, shape, features if bias else None, weight_init, bias_init)
-        y = convolution.conv(
-            current().at(),
-            x.value,
-            w.value,
-            None if b is None else b.value,
-            strides=steps,
-            pads=_pads(padding, x.shape[2:], taps, steps, gaps),
-            dilations=gaps,
-            groups=groups,
-        )
+        pads, added = _pads(padding, x.shape[2:], taps, steps, gaps), None if b is None else b.value
+        geometry: Geometry = {"strides": steps, "pads": pads, "dilations": gaps}
+        y = convolution.conv(current().at(), x.value, w.value, added, groups=groups, **geometry)
     return current().wrap(y)
 
 
@@ -145,16 +139,11 @@ def conv_transpose(
     with layer(name, "conv_transpose"):
         shape = (x.shape[1], features // groups, *_per_axis(kernel, axes))
         w, b = _weight_and_bias(x, shape, features if bias else None, weight_init, bias_init)
+        steps, gaps, added = _per_axis(stride, axes), _per_axis(dilation, axes), None if b is None else b.value
+        pads, extra = [(p, p) for p in _per_axis(padding, axes)], _per_axis(output_padding, axes)
+        geometry: Geometry = {"strides": steps, "pads": pads, "dilations": gaps}
         y = convolution.conv_transpose(
-            current().at(),
-            x.value,
-            w.value,
-            None if b is None else b.value,
-            strides=_per_axis(stride, axes),
-            pads=[(p, p) for p in _per_axis(padding, axes)],
-            dilations=_per_axis(dilation, axes),
-            groups=groups,
-            output_padding=_per_axis(output_padding, axes),
+            current().at(), x.value, w.value, added, groups=groups, output_padding=extra, **geometry
         )
     return current().wrap(y)
 
@@ -185,6 +174,11 @@ def _pads(
     return pairs
 
 
+def _scale_and_bias(shape: int | tuple[int, ...], dtype: DType) -> tuple[Tensor, Tensor]:
+    """Parameters `weight`, 1 at first, and `bias`, 0 at first."""
+    return parameter("weight", shape, 1.0, dtype), parameter("bias", shape, 0.0, dtype)
+
+
 def batch_norm(x: Tensor, momentum: float = 0.9, epsilon: float = 1e-5, name: str = "") -> Tensor:
     """Batch normalisation over all axes but the second (Ioffe and Szegedy 2015): [N, C, *S] → the same.
 
@@ -194,13 +188,12 @@ def batch_norm(x: Tensor, momentum: float = 0.9, epsilon: float = 1e-5, name: st
     """
     channels, dtype = _channels(x), float_dtype(x)
     with layer(name, "batch_norm"):
-        scale = parameter("weight", channels, 1.0, dtype)
-        bias = parameter("bias", channels, 0.0, dtype)
+        scale, bias = _scale_and_bias(channels, dtype)
         mean = buffer("running_mean", channels, 0.0, dtype)
         var = buffer("running_var", channels, 1.0, dtype)
         b = current().at()
         kept = number_in("batch_norm's momentum", momentum, 0.0, math.nextafter(1.0, 2.0))
-        op = norm.BatchNorm(epsilon=_epsilon(epsilon), momentum=kept)
+        op = batch.BatchNorm(epsilon=_epsilon(epsilon), momentum=kept)
         return current().wrap(b.apply(op, x.value, scale.value, bias.value, mean.value, var.value))
 
 
@@ -208,9 +201,8 @@ def layer_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-5, name: str = "")
     """Layer normalisation over the axes from `axis` to the last (Ba et al. 2016); `weight` begins at 1, `bias` at 0."""
     first, dtype = as_axis(axis, x.ndim), float_dtype(x)
     with layer(name, "layer_norm"):
-        scale = parameter("weight", x.shape[first:], 1.0, dtype)
-        bias = parameter("bias", x.shape[first:], 0.0, dtype)
-        y = norm.layer_norm(current().at(), x.value, scale.value, bias.value, axis=first, epsilon=_epsilon(epsilon))
+        scale, bias = _scale_and_bias(x.shape[first:], dtype)
+        y = rows.layer_norm(current().at(), x.value, scale.value, bias.value, axis=first, epsilon=_epsilon(epsilon))
         return current().wrap(y)
 
 
@@ -219,7 +211,7 @@ def rms_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-6, name: str = "") -
     first, dtype = as_axis(axis, x.ndim), float_dtype(x)
     with layer(name, "rms_norm"):
         scale = parameter("weight", x.shape[first:], 1.0, dtype)
-        y = norm.rms_norm(current().at(), x.value, scale.value, axis=first, epsilon=_epsilon(epsilon))
+        y = rows.rms_norm(current().at(), x.value, scale.value, axis=first, epsilon=_epsilon(epsilon))
         return current().wrap(y)
 
 
@@ -233,9 +225,8 @@ def group_norm(x: Tensor, groups: int, epsilon: float = 1e-5, name: str = "") ->
     if groups < 1 or channels % groups:
         raise ShapeError(f"group_norm of {x!r}: {channels} channels do not make {groups} groups")
     with layer(name, "group_norm"):
-        scale = parameter("weight", channels, 1.0, dtype)
-        bias = parameter("bias", channels, 0.0, dtype)
-        y = norm.group_norm(current().at(), x.value, groups, scale.value, bias.value, epsilon=_epsilon(epsilon))
+        scale, bias = _scale_and_bias(channels, dtype)
+        y = rows.group_norm(current().at(), x.value, groups, scale.value, bias.value, epsilon=_epsilon(epsilon))
         return current().wrap(y)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,14 @@ from foreplan.ops.shape import broadcast_to
 from foreplan.ops.sort import ArgReduce, TopK
 
 
-def _reduce(how: str, x: Any, axis: Axes, keepdims: bool) -> Tensor:
-    tensor = as_tensor(x)
-    b = current().at()
-    return wrap(reduce(b, how, tensor.value, as_axes(axis, tensor.ndim), bool(keepdims)))
+def _reduce(how: str, a: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    x = as_tensor(a)
+    return wrap(reduce(current().at(), how, x.value, as_axes(axis, x.ndim), bool(keepdims)))
+
+
+traced(np.prod)(partial(_reduce, "prod"))
+traced(np.max)(partial(_reduce, "max"))
+traced(np.min)(partial(_reduce, "min"))
 
 
 @traced(np.sum)
@@ -41,21 +46,6 @@ def _mean(a: Any, axis: Axes = None, dtype: Any = None, keepdims: bool = False) 
     if dtype is None and not x.value.dtype.is_float:
         dtype = FLOAT32
     return _reduce("mean", x if dtype is None else convert(x, dtype), axis, keepdims)
-
-
-@traced(np.prod)
-def _prod(a: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    return _reduce("prod", a, axis, keepdims)
-
-
-@traced(np.max)
-def _max(a: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    return _reduce("max", a, axis, keepdims)
-
-
-@traced(np.min)
-def _min(a: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    return _reduce("min", a, axis, keepdims)
 
 
 @traced(np.any)
@@ -94,17 +84,7 @@ def _norm(x: Any, axis: Axes = None, keepdims: bool = False) -> Any:
     return np.sqrt(_sum(np.square(as_tensor(x)), axis, keepdims=keepdims))
 
 
-@traced(np.argmax)
-def _argmax(a: Any, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
-    return _arg_reduce("max", a, axis, keepdims)
-
-
-@traced(np.argmin)
-def _argmin(a: Any, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
-    return _arg_reduce("min", a, axis, keepdims)
-
-
-def _arg_reduce(how: str, a: Any, axis: int | None, keepdims: bool) -> Tensor:
+def _arg_reduce(how: str, a: Any, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
     x = as_tensor(a)
     if axis is None:
         if keepdims:
@@ -112,6 +92,10 @@ def _arg_reduce(how: str, a: Any, axis: int | None, keepdims: bool) -> Tensor:
         x, axis = x.reshape(-1), 0
     b = current().at()
     return wrap(b.apply(ArgReduce(how, as_axis(axis, x.ndim), bool(keepdims), False), x.value))
+
+
+traced(np.argmax)(partial(_arg_reduce, "max"))
+traced(np.argmin)(partial(_arg_reduce, "min"))
 
 
 @traced(np.cumsum)

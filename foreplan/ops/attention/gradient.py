@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Cost, TensorType, as_dtype, register
+from foreplan.graph import TensorType, as_dtype, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.ops.attention.blocks import AttentionOp, Extents, fill_ahead, mask_block, widened
 from foreplan.ops.blocks import Piece, carve, carve_bytes, flush
@@ -50,12 +50,11 @@ class AttentionGrad(AttentionOp):
         """Any output and mask; matrices as BLAS takes them."""
         return index in (3, 6) or (index != 4 and self.takes_strides(input, strides))
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """Five products and eight scalar operations for each pair of a query and a key it reads."""
         e = self.sizes(inputs)
         pairs = e.batch * e.heads * e.pairs(self.causal)
-        moved = sum(type.nbytes for type in (*inputs, *outputs))
-        return Cost(pairs * (6 * e.depth + 4 * e.value_depth + 8), moved)
+        return pairs * (6 * e.depth + 4 * e.value_depth + 8)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Two blocks of scores, and the sums for the keys and values of one head."""

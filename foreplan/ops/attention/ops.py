@@ -6,16 +6,15 @@ is the logarithm of each query's normaliser, from which the gradient makes the p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.errors import UnsupportedError
-from foreplan.graph import Array, Builder, Cost, TensorType, Value, as_dtype, register
+from foreplan.graph import Array, Builder, TensorType, Value, as_dtype, register
 from foreplan.graph.ir import Kind
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.ops.attention.blocks import AttentionOp, Extents, fill_ahead, mask_block, widened
 from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.blocks import Piece, carve, carve_bytes, flush
@@ -49,9 +48,7 @@ class Attention(AttentionOp):
         e = self.check(q, k, v, mask[0] if mask else None)
         return q.with_shape((*q.shape[:3], e.value_depth)), e.log_sums
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """One op for all gradients, which share the probabilities."""
         g, g_lse = cotangents
         if g_lse is not None:
@@ -71,11 +68,11 @@ class Attention(AttentionOp):
         """Any mask; matrices as BLAS takes them."""
         return index == 3 or self.takes_strides(input, strides)
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """Two products and five scalar operations for each pair of a query and a key it reads."""
         e = self.sizes(inputs)
         pairs = e.batch * e.heads * e.pairs(self.causal)
-        return Cost(pairs * (2 * (e.depth + e.value_depth) + 5), sum(type.nbytes for type in (*inputs, *outputs)))
+        return pairs * (2 * (e.depth + e.value_depth) + 5)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """One block of scores and of scaled queries, and a number a query of it; narrow keys and values widened."""
@@ -117,7 +114,7 @@ class Attention(AttentionOp):
                     np.log(total, out=total)
                     high += total
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
+    def decompose(self, b: Builder, inputs: Values) -> Values | None:
         """Products and maps over whole score matrices."""
         q, k, v, *mask = inputs
         e = self.sizes([q.type, k.type, v.type])

@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, Window, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, Cost, Op, TensorType, Window, register
+from foreplan.graph.op import Arrays, Types, Values
 from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.join import concat, split
 from foreplan.ops.shape import reshape
@@ -80,7 +80,7 @@ class PackedAttentionGrad(Op):
         x, *others = inputs
         self.unpacked.compute([*self.unpacked_arrays(x), *others], self.unpacked_arrays(outputs[0]), workspace)
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+    def decompose(self, b: Builder, inputs: Values) -> Values:
         """Three slices, three gradients, one concatenation."""
         x, *others = inputs
         types = self.unpacked_types([value.type for value in inputs])[:3]

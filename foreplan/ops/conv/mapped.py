@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Cost, TensorType, as_dtype, register
+from foreplan.graph import TensorType, as_dtype, register
 from foreplan.graph.op import Arrays, Types
 from foreplan.ops.conv.ops import Conv, ConvOp, added_part
 from foreplan.ops.expr import FUNCTIONS, Arg, Call, Expr, parse_expr, used_args
@@ -114,10 +114,10 @@ class ConvMap(ConvOp):
         """As the convolution; the map reads anything."""
         return index > 1 or super().accepts_strides(index, input, strides)
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """The operations of both; the result moves once."""
-        conv, map = self.conv.cost(inputs[: self.own], outputs), self.map.cost([*outputs, *inputs[self.own :]], outputs)
-        return Cost(conv.flops + map.flops, sum(type.nbytes for type in (*inputs, *outputs)))
+    def flops(self, inputs: Types, outputs: Types) -> int:
+        """The operations of both."""
+        mapped = self.map.flops([*outputs, *inputs[self.own :]], outputs)
+        return self.conv.flops(inputs[: self.own], outputs) + mapped
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Of one, then of the other; of narrow images, of the convolution alone."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, TensorType, Value, as_dtype, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, TensorType, Value, as_dtype, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape
 from foreplan.ops.blocks import carve_bytes
 from foreplan.ops.conv.common import ConvOp
@@ -46,7 +46,7 @@ from foreplan.ops.conv.narrow import (
 from foreplan.ops.map import convert, elementwise
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
-from foreplan.ops.window import Windows, count_positions, per_axis, symmetric
+from foreplan.ops.window import Geometry, Padding, Pads, PerAxis, Windows, count_positions, per_axis, symmetric
 
 
 @register
@@ -74,12 +74,9 @@ class Conv(ConvOp):
             )
         return (y,)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Weights first: with their gradient done, x's bytes may be free for the data's."""
-        (x, w, *added), (g,) = inputs, cotangents
-        assert g is not None
+        (x, w, *added), g = inputs, only(cotangents)
         dw = b.apply(ConvWeightGrad(*self.geometry, kernel=w.shape[2:]), x, g) if b.wants(w) else None
         gradients: list[Value | None] = [None, dw]
         for value in added:
@@ -98,11 +95,10 @@ class Conv(ConvOp):
         depthwise = self.is_depthwise(inputs[0], inputs[1])
         return ((0, 2),) if self._is_added_to(inputs, outputs) and not depthwise else ()
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """2·C/groups·taps an output element, and one more for what is added."""
         taps = math.prod(inputs[1].shape[1:])
-        flops = outputs[0].size * (2 * taps + (len(inputs) > 2))
-        return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
+        return outputs[0].size * (2 * taps + (len(inputs) > 2))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Columns of a block of positions, and their product where it is not the output's own bytes."""
@@ -189,12 +185,9 @@ class ConvDataGrad(ConvOp):
             raise ShapeError(f"what {dx} is added to must be of its type, and is {base[0]}")
         return (dx,)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear in g (whose cotangent is a convolution) and in w; what is added to gets the cotangent itself."""
-        (g, w), (t,) = inputs[:2], cotangents
-        assert t is not None
+        (g, w), t = inputs[:2], only(cotangents)
         dw = b.apply(ConvWeightGrad(*self.geometry, kernel=w.shape[2:]), t, g) if b.wants(w) else None
         dg = b.apply(Conv(*self.geometry), t, w) if b.wants(g) else None
         return [dg, dw, *[t] * (len(inputs) - 2)]
@@ -204,10 +197,9 @@ class ConvDataGrad(ConvOp):
         in_place = len(inputs) == 3 and not self.is_depthwise(outputs[0], inputs[1])
         return ((0, 2),) if in_place else ()
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """As the convolution's, and an addition an element of what is added to."""
-        flops = 2 * inputs[0].size * math.prod(inputs[1].shape[1:]) + (len(inputs) - 2) * outputs[0].size
-        return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
+        return 2 * inputs[0].size * math.prod(inputs[1].shape[1:]) + (len(inputs) - 2) * outputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Columns of a block of positions, and gradients of several images side by side; or some channels of an image
@@ -281,12 +273,9 @@ class ConvWeightGrad(ConvOp):
             raise ShapeError(f"what {dw} is added to must be of its type, and is {base[0]}")
         return (dw,)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """It is linear in x and in g; the cotangent plays the weights, and is that of what is added to."""
-        (x, g), (whole,) = inputs[:2], cotangents
-        assert whole is not None
+        (x, g), whole = inputs[:2], only(cotangents)
         t = convert(b, whole, x.dtype)
         dg = b.apply(Conv(*self.geometry), x, t) if b.wants(g) else None
         dx = b.apply(ConvDataGrad(*self.geometry, spatial=x.shape[2:]), g, t) if b.wants(x) else None
@@ -297,10 +286,9 @@ class ConvWeightGrad(ConvOp):
         in_place = len(inputs) == 3 and not self.is_depthwise(inputs[0], outputs[0])
         return ((0, 2),) if in_place else ()
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """As the convolution's, and an addition an element of what is added to."""
-        flops = 2 * inputs[1].size * math.prod(outputs[0].shape[1:]) + (len(inputs) - 2) * outputs[0].size
-        return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
+        return 2 * inputs[1].size * math.prod(outputs[0].shape[1:]) + (len(inputs) - 2) * outputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Columns of a block, gradients of several images side by side, and the block's product."""
@@ -339,7 +327,7 @@ class ConvWeightGrad(ConvOp):
         for n in range(len(x)):
             add_product(grads[n], images[n], weights, workspace, first=n == 0 and not base)
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value] | None:
+    def decompose(self, b: Builder, inputs: Values) -> Values | None:
         """Where narrow images give a wide result: a narrow one, converted."""
         x, g, *base = inputs
         if not self.wide or not x.dtype.is_narrow:
@@ -353,22 +341,19 @@ def added_part(array: np.ndarray, items: slice, positions: slice) -> np.ndarray:
     return array[:, None] if array.ndim == 1 else grouped(array, 1)[items, 0, :, positions]
 
 
+def _geometry(
+    axes: int, strides: PerAxis = None, pads: Padding = None, dilations: PerAxis = None
+) -> tuple[Shape, Pads, Shape]:
+    """As attributes have it."""
+    return per_axis(strides, axes), symmetric(pads, axes), per_axis(dilations, axes)
+
+
 def conv(
-    b: Builder,
-    x: Value,
-    w: Value,
-    bias: Value | None = None,
-    *,
-    strides: Sequence[int] | int | None = None,
-    pads: Sequence[int] | Sequence[tuple[int, int]] | int | None = None,
-    dilations: Sequence[int] | int | None = None,
-    groups: int = 1,
-    name: str = "",
+    b: Builder, x: Value, w: Value, bias: Value | None = None, *, groups: int = 1, **geometry: Unpack[Geometry]
 ) -> Value:
     """Convolution of x [N, C, *S] with w [K, C/groups, *R]; one number stands for all axes."""
-    axes = len(x.shape) - 2
-    op = Conv(per_axis(strides, axes), symmetric(pads, axes), per_axis(dilations, axes), groups)
-    return b.apply(op, *((x, w) if bias is None else (x, w, bias)), name=name)
+    op = Conv(*_geometry(len(x.shape) - 2, **geometry), groups)
+    return b.apply(op, *((x, w) if bias is None else (x, w, bias)))
 
 
 def conv_transpose(
@@ -377,26 +362,23 @@ def conv_transpose(
     w: Value,
     bias: Value | None = None,
     *,
-    strides: Sequence[int] | int | None = None,
-    pads: Sequence[int] | Sequence[tuple[int, int]] | int | None = None,
-    dilations: Sequence[int] | int | None = None,
     groups: int = 1,
-    output_padding: Sequence[int] | int = 0,
-    name: str = "",
+    output_padding: PerAxis = 0,
+    **geometry: Unpack[Geometry],
 ) -> Value:
     """Transposed convolution of x [N, C, *O] with w [C, K/groups, *R], as ONNX's ConvTranspose.
 
     An axis has stride·(extent − 1) + output_padding + dilation·(taps − 1) + 1 − low − high elements.
     """
     axes = len(x.shape) - 2
-    steps, gaps, extra = per_axis(strides, axes), per_axis(dilations, axes), per_axis(output_padding, axes)
+    (steps, pads, gaps), extra = _geometry(axes, **geometry), per_axis(output_padding, axes)
     # Elements added at the high end are high padding taken back, so that the windows number x's extent exactly.
-    around = tuple((low, high - more) for (low, high), more in zip(symmetric(pads, axes), extra))
+    around = tuple((low, high - more) for (low, high), more in zip(pads, extra))
     spatial = tuple(
         step * (extent - 1) + gap * (taps - 1) + 1 - low - high
         for step, extent, gap, taps, (low, high) in zip(steps, x.shape[2:], gaps, w.shape[2:], around)
     )
-    y = b.apply(ConvDataGrad(steps, around, gaps, groups, spatial), x, w, name=name)
+    y = b.apply(ConvDataGrad(steps, around, gaps, groups, spatial), x, w)
     if bias is None:
         return y
     return elementwise(b, lambda y, c: y + c, y, reshape(b, bias, (-1, *(1 for _ in steps))))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 from foreplan.graph.types import DType, as_dtype
 
@@ -157,54 +157,17 @@ def cast(x: Expr, dtype: DType | str) -> Expr:
     return Call(as_dtype(dtype).name, (x,))
 
 
-def relu(x: Expr) -> Expr:
-    """max(x, 0)."""
-    return call("relu", x)
-
-
-def exp(x: Expr) -> Expr:
-    """e to the x."""
-    return call("exp", x)
-
-
-def log(x: Expr) -> Expr:
-    """Natural logarithm."""
-    return call("log", x)
-
-
-def sqrt(x: Expr) -> Expr:
-    """Square root."""
-    return call("sqrt", x)
-
-
-def rsqrt(x: Expr) -> Expr:
-    """1 / sqrt(x)."""
-    return call("rsqrt", x)
-
-
-def tanh(x: Expr) -> Expr:
-    """Hyperbolic tangent."""
-    return call("tanh", x)
-
-
-def sigmoid(x: Expr) -> Expr:
-    """1 / (1 + exp(-x))."""
-    return call("sigmoid", x)
-
-
-def erf(x: Expr) -> Expr:
-    """The error function."""
-    return call("erf", x)
-
-
-def maximum(a: Expr | Scalar, b: Expr | Scalar) -> Expr:
-    """The larger one."""
-    return call("max", a, b)
-
-
-def minimum(a: Expr | Scalar, b: Expr | Scalar) -> Expr:
-    """The smaller one."""
-    return call("min", a, b)
+# Functions of FUNCTIONS that are written often, and what each is.
+relu: Callable[[Expr], Expr] = partial(call, "relu")  # max(x, 0)
+exp: Callable[[Expr], Expr] = partial(call, "exp")  # e to the x
+log: Callable[[Expr], Expr] = partial(call, "log")  # natural logarithm
+sqrt: Callable[[Expr], Expr] = partial(call, "sqrt")  # square root
+rsqrt: Callable[[Expr], Expr] = partial(call, "rsqrt")  # 1 / sqrt(x)
+tanh: Callable[[Expr], Expr] = partial(call, "tanh")  # hyperbolic tangent
+sigmoid: Callable[[Expr], Expr] = partial(call, "sigmoid")  # 1 / (1 + exp(-x))
+erf: Callable[[Expr], Expr] = partial(call, "erf")  # the error function
+maximum: Callable[[Expr | Scalar, Expr | Scalar], Expr] = partial(call, "max")  # the larger one
+minimum: Callable[[Expr | Scalar, Expr | Scalar], Expr] = partial(call, "min")  # the smaller one
 
 
 def clip(x: Expr, low: Expr | Scalar, high: Expr | Scalar) -> Expr:

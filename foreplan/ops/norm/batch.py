@@ -12,8 +12,8 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Kind, Op, TensorType, Value, as_dtype, register
-from foreplan.graph.op import Arrays, Training, Types
+from foreplan.graph import Builder, Kind, Op, TensorType, Value, as_dtype, register
+from foreplan.graph.op import Arrays, Cotangents, Training, Types, Values, only
 from foreplan.graph.types import Shape
 from foreplan.ops.expr import rsqrt, sqrt
 from foreplan.ops.map import convert, elementwise
@@ -74,12 +74,9 @@ class BatchNorm(ChannelNorm):
         self.check(*inputs)
         return (inputs[0],)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """With the statistics as given numbers."""
-        (x, scale, bias, mean, variance), (g,) = inputs, cotangents
-        assert g is not None
+        (x, scale, bias, mean, variance), g = inputs, only(cotangents)
         shape, axes = _vector_shape(x), _other_axes(x)
         dx = dscale = dbias = dmean = dvariance = None
         if any(b.wants(value) for value in (x, scale, mean, variance)):
@@ -106,9 +103,9 @@ class BatchNorm(ChannelNorm):
         """y may take the bytes of x."""
         return ((0, 0),)
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """A subtraction, a product and an addition an element."""
-        return Cost(3 * outputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+        return 3 * outputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block that is rounded at the end, if x is narrow."""
@@ -129,7 +126,7 @@ class BatchNorm(ChannelNorm):
             if block is not target:
                 np.copyto(target, block, casting="unsafe")
 
-    def for_training(self, b: Builder, inputs: Sequence[Value], training: Training) -> Sequence[Value] | None:
+    def for_training(self, b: Builder, inputs: Values, training: Training) -> Values | None:
         """With the batch's own statistics, which the running ones follow."""
         x, scale, bias, *running = inputs
         y, *batch = b.node(BatchNormTrain(self.epsilon), x, scale, bias)
@@ -140,7 +137,7 @@ class BatchNorm(ChannelNorm):
                 training.update(old, follows)
         return [y]
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+    def decompose(self, b: Builder, inputs: Values) -> Values:
         """One map over the channels and one over the elements."""
         x, *others = inputs
         vectors = self.vectors(b, others, len(x.shape))
@@ -170,9 +167,7 @@ class BatchNormTrain(ChannelNorm):
         vector = self.check(*inputs)
         return (inputs[0], vector, vector)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """From x and the two vectors; those are differentiable, too."""
         (x, scale, _), (_, mean, variance), (g, g_mean, g_variance) = inputs, outputs, cotangents
         gradients: list[Value | None] = [None, None, None]
@@ -193,7 +188,7 @@ class BatchNormTrain(ChannelNorm):
             gradients[0] = flow if dx is None else elementwise(b, lambda x, y: x + y, dx, flow)
         return gradients
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+    def decompose(self, b: Builder, inputs: Values) -> Values:
         """The statistics, and y from them: where y is computed again, the statistics are not."""
         x, scale, bias = inputs
         mean, variance = b.node(ChannelMoments(), x)
@@ -217,9 +212,9 @@ class ChannelMoments(_Channels):
         vector = self.check(*inputs)
         return (vector, vector)
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """Mean 1, centring 1, variance 2 an element."""
-        return Cost(4 * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+        return 4 * inputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of differences from the mean, and a partial sum an item and channel of it."""
@@ -242,7 +237,7 @@ class ChannelMoments(_Channels):
                 v += np.sum(np.vecdot(centred, centred, out=sums), axis=0)
             v /= count
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+    def decompose(self, b: Builder, inputs: Values) -> Values:
         """Two reductions and a map."""
         (x,) = inputs
         axes = _other_axes(x)
@@ -275,9 +270,9 @@ class BatchNormGrad(ChannelNorm):
         """dx may take the bytes of g or of x: a channel's sums are done before its first element is written."""
         return ((0, 4), (0, 0))
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """Sum 1, centring 1, product with g 2, and 4 for dx, an element."""
-        return Cost(8 * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+        return 8 * inputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of differences from the mean, and a partial sum an item and channel of it."""
@@ -312,7 +307,7 @@ class BatchNormGrad(ChannelNorm):
                 np.subtract(there[items, :, positions], centred, out=block)
                 np.multiply(block, factor[:, None], out=target, casting="same_kind")
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+    def decompose(self, b: Builder, inputs: Values) -> Values:
         """Two reductions and maps."""
         x, scale, mean, variance, g = inputs
         shape, axes = _vector_shape(x), _other_axes(x)
@@ -405,7 +400,6 @@ def batch_norm(
     *,
     epsilon: float = 1e-5,
     momentum: float = 0.9,
-    name: str = "",
 ) -> Value:
     """Batch normalisation of x [N, C, *S]; training takes the batch's statistics and lets the running ones follow."""
-    return b.apply(BatchNorm(epsilon, momentum), x, scale, bias, running_mean, running_variance, name=name)
+    return b.apply(BatchNorm(epsilon, momentum), x, scale, bias, running_mean, running_variance)

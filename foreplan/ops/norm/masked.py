@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, TensorType, Value, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, TensorType, register
+from foreplan.graph.op import Arrays, Types, Values
 from foreplan.ops.bits import MaskedMap
 from foreplan.ops.blocks import carve, carve_bytes
 from foreplan.ops.norm.batch import BatchNormGrad, ChannelNorm
@@ -60,11 +59,10 @@ class MaskedBatchNormGrad(ChannelNorm):
         """dx may take the bytes of x, and g those of a tensor that it is made of; if it is not kept, dx may."""
         return ((0, 0), *((3 if self.keeps else 0, i) for i in range(5, len(inputs))))
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """As those of both, without g where it is not kept."""
+    def flops(self, inputs: Types, outputs: Types) -> int:
+        """As those of both."""
         x, *rest = inputs
-        flops = self.masked.cost(rest[3:], [x]).flops + self.gradient.cost([x, *rest[:3], x], outputs[:3]).flops
-        return Cost(flops, sum(type.nbytes for type in (*inputs, *outputs)))
+        return self.masked.flops(rest[3:], [x]) + self.gradient.flops([x, *rest[:3], x], outputs[:3])
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """g, where it is not kept, and the more that one of both needs."""
@@ -83,7 +81,7 @@ class MaskedBatchNormGrad(ChannelNorm):
         self.masked.compute(inputs[4:], [g], workspace)
         self.gradient.compute([x, *vectors, g], outputs[:3], workspace)
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+    def decompose(self, b: Builder, inputs: Values) -> Values:
         """One after the other."""
         x, *vectors = inputs[:4]
         g = b.apply(self.masked, *inputs[4:])

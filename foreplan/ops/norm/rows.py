@@ -12,8 +12,8 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Cost, Op, TensorType, Value, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, Op, TensorType, Value, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import types_of
 from foreplan.ops.blocks import Piece, carve_bytes
 from foreplan.ops.expr import rsqrt
@@ -45,9 +45,7 @@ class _RowNorm(Op):
         statistic = TensorType(x.dtype.wide, x.shape[: self.axis])
         return (x, statistic, statistic) if self.centred else (x, statistic)
 
-    def vjp(
-        self, b: Builder, inputs: Sequence[Value], outputs: Sequence[Value], cotangents: Sequence[Value | None]
-    ) -> Sequence[Value | None]:
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """From x and the statistics of its rows, which are not differentiable themselves."""
         x, *parameters = inputs
         g = cotangents[0]
@@ -61,10 +59,10 @@ class _RowNorm(Op):
         """y may take the bytes of x: a row's statistics are done before its first element is written."""
         return ((0, 0),)
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """Mean and centring 2, mean square 2, product 1, scale and bias 1 each, an element."""
         each = (5 if self.centred else 3) + len(inputs) - 1
-        return Cost(each * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+        return each * inputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """A block of rows that is rounded at the end, if x is narrow."""
@@ -103,7 +101,7 @@ class _RowNorm(Op):
             if block is not target:
                 np.copyto(target, block, casting="unsafe")
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+    def decompose(self, b: Builder, inputs: Values) -> Values:
         """Reductions and maps."""
         x, *parameters = inputs
         axes = range(self.axis, len(x.shape))
@@ -192,10 +190,10 @@ class _RowNormGrad(Op):
         """dx may take the bytes of what is added, of g or of x: rows are read whole before they are written."""
         return (*((0, i) for i in reversed(range(self.g, len(inputs)))), (0, 0))
 
-    def cost(self, inputs: Types, outputs: Types) -> Cost:
+    def flops(self, inputs: Types, outputs: Types) -> int:
         """x̂ 2, sums over rows 3, product with the scale 1, dx 8, and 1 to add it, an element; less without centring."""
         each = (8 if self.centred else 5) + self.scaled * (4 + self.centred) + len(inputs[self.accumulates :])
-        return Cost(each * inputs[0].size, sum(type.nbytes for type in (*inputs, *outputs)))
+        return each * inputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """Two blocks of rows, and one more row; of narrow gradients of parameters, their sums."""
@@ -251,7 +249,7 @@ class _RowNormGrad(Op):
         for array, total in zip(outputs[1:], sums):
             np.copyto(array.reshape(-1), total, casting="unsafe")
 
-    def decompose(self, b: Builder, inputs: Sequence[Value]) -> Sequence[Value]:
+    def decompose(self, b: Builder, inputs: Values) -> Values:
         """Reductions and maps."""
         (x, g), added = (inputs[0], inputs[self.g]), inputs[self.accumulates :]
         kept = (*x.shape[: self.axis], *(1 for _ in x.shape[self.axis :]))
@@ -335,46 +333,37 @@ def layer_norm(
     *,
     axis: int = -1,
     epsilon: float = 1e-5,
-    name: str = "",
 ) -> Value:
     """Layer normalisation over the axes from `axis` on; scale and bias broadcast to x's shape there."""
     axis = axis + len(x.shape) if axis < 0 else axis
     op = LayerNorm(axis, epsilon)
     if scale is None:
-        y = b.node(op, x, name=name)[0]
+        y = b.node(op, x)[0]
         return y if bias is None else elementwise(b, lambda y, c: y + c, y, bias)
     parameters = [broadcast_to(b, vector, x.shape[axis:]) for vector in (scale, bias) if vector is not None]
-    return b.node(op, x, *parameters, name=name)[0]
+    return b.node(op, x, *parameters)[0]
 
 
-def rms_norm(
-    b: Builder, x: Value, scale: Value | None = None, *, axis: int = -1, epsilon: float = 1e-5, name: str = ""
-) -> Value:
+def rms_norm(b: Builder, x: Value, scale: Value | None = None, *, axis: int = -1, epsilon: float = 1e-5) -> Value:
     """Root-mean-square normalisation over the axes from `axis` on; the scale broadcasts to x's shape there."""
     axis = axis + len(x.shape) if axis < 0 else axis
     parameters = [] if scale is None else [broadcast_to(b, scale, x.shape[axis:])]
-    return b.node(RMSNorm(axis, epsilon), x, *parameters, name=name)[0]
+    return b.node(RMSNorm(axis, epsilon), x, *parameters)[0]
 
 
 def group_norm(
-    b: Builder,
-    x: Value,
-    groups: int,
-    scale: Value | None = None,
-    bias: Value | None = None,
-    *,
-    epsilon: float = 1e-5,
-    name: str = "",
+    b: Builder, x: Value, groups: int, scale: Value | None = None, bias: Value | None = None, *, epsilon: float = 1e-5
 ) -> Value:
     """Group normalisation (Wu and He 2018) of x [N, C, *S]: each group of C / groups channels of an item on its own;
-    scale and bias have an entry a channel.
+    scale and bias have an entry a channel. With a group a channel it is instance normalisation (Ulyanov, Vedaldi and
+    Lempitsky 2016).
 
     Raises:
         ShapeError: the channels do not divide into `groups` equal groups.
     """
     if len(x.shape) < 2 or groups < 1 or x.shape[1] % groups:
         raise ShapeError(f"the channels of {x!r} do not fall into {groups} equal groups")
-    y = layer_norm(b, reshape(b, x, (x.shape[0], groups, -1)), axis=2, epsilon=epsilon, name=name)
+    y = layer_norm(b, reshape(b, x, (x.shape[0], groups, -1)), axis=2, epsilon=epsilon)
     y, shape = reshape(b, y, x.shape), (-1, *(1 for _ in x.shape[2:]))
     if scale is not None and bias is not None:
         vectors = (reshape(b, scale, shape), reshape(b, bias, shape))
@@ -382,18 +371,3 @@ def group_norm(
     if scale is not None:
         return elementwise(b, lambda y, s: y * s, y, reshape(b, scale, shape))
     return y if bias is None else elementwise(b, lambda y, c: y + c, y, reshape(b, bias, shape))
-
-
-def instance_norm(
-    b: Builder,
-    x: Value,
-    scale: Value | None = None,
-    bias: Value | None = None,
-    *,
-    epsilon: float = 1e-5,
-    name: str = "",
-) -> Value:
-    """Instance normalisation (Ulyanov, Vedaldi and Lempitsky 2016) of x [N, C, *S]: each channel of an item on its
-    own.
-    """
-    return group_norm(b, x, x.shape[1], scale, bias, epsilon=epsilon, name=name)

@@ -11,6 +11,7 @@ import llvmlite.ir as ir
 import numpy as np
 
 from foreplan.graph import DType
+from foreplan.graph.op import Arrays
 from foreplan.runtime.cpu.codegen.conversions import memory_type
 from foreplan.runtime.cpu.codegen.lanes import BIT, Lanes, exchanged, shuffled
 from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
@@ -49,7 +50,7 @@ class Transposition:
     overwrites: tuple[tuple[int, int], ...] = ()
     workspace: int = 0
 
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> Run:
         """The loop, compiled when it is first asked for."""
         axes = (*self.outer, self.near, self.far)
         table = [axis.extent for axis in axes]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from foreplan import jit
 from foreplan.graph import Op
-from foreplan.graph.op import Windows
+from foreplan.graph.op import Arrays, Windows
 from foreplan.ops.attention.ops import Attention
-from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.runtime.cpu.codegen.elements import bits, check_elements, check_float, settled
 from foreplan.runtime.cpu.codegen.jit import SUMS
 from foreplan.runtime.cpu.gemm.products import Products
-from foreplan.runtime.cpu.kernel import one_after_another
-from foreplan.runtime.cpu.kernels.attention_cut import GRAIN, Cut, MaskPart, cut_of, matrices, turned
+from foreplan.runtime.cpu.kernel import LoopKernel, one_after_another
+from foreplan.runtime.cpu.kernels.attention_cut import GRAIN, MaskPart, cut_of, matrices, turned
 from foreplan.runtime.cpu.kernels.rows import flat, flat_input
 from foreplan.runtime.cpu.kernels.scores import ZERO, largest, probability, scale_and_mask
 from foreplan.runtime.cpu.threads import current_threads, ranged
@@ -24,8 +23,8 @@ from foreplan.runtime.kernel import Run
 _ONE = np.float32(1)
 
 
-def attention(op: Op, inputs: Windows, outputs: Windows) -> AttentionKernel:
-    """The kernel of `attention`."""
+def attention(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `attention`, block after block: the output may take the queries' bytes."""
     assert isinstance(op, Attention)
     check_elements(*inputs)
     check_float(outputs[1])
@@ -35,56 +34,40 @@ def attention(op: Op, inputs: Windows, outputs: Windows) -> AttentionKernel:
         count = rows.stop - rows.start
         products.describe(cut.some(q, count), turned(cut.some(k, seen)), cut.dense(count, seen))
         products.describe(cut.dense(count, seen, cut.e.dtype), cut.some(v, seen), cut.some(out, count))
-    return AttentionKernel(op, cut, products, ((0, 0),) if inputs[0] == outputs[0] else ())
 
-
-class AttentionKernel:
-    """Attention on tensors that lie in a certain way.
-
-    Attributes:
-        workspace: a block of scores, and of narrow probabilities.
-        overwrites: the output may take the queries' bytes, block by block.
-    """
-
-    def __init__(self, op: Attention, cut: Cut, products: Products, overwrites: tuple[tuple[int, int], ...]) -> None:
-        self.op, self.cut, self.products, self.overwrites = op, cut, products, overwrites
-        self.workspace = carve_bytes(*self._pieces())
-
-    def _pieces(self) -> list[Piece]:
-        scratch = (self.products.scratchpad,), np.dtype(np.uint8)
-        return [((self.cut.scores,), np.dtype(np.float32)), self.cut.narrow, scratch]
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """Block after block."""
-        q, k, v, out = map(self.op.heads_first, (*inputs[:3], outputs[0]))
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        q, k, v, out = map(op.heads_first, (*inputs[:3], outputs[0]))
         mask = inputs[3] if len(inputs) == 4 else None
-        pieces = carve(workspace, *self._pieces())
         runs: list[Run] = []
-        for n, kv, head_blocks in self.cut.units():
+        for n, kv, head_blocks in cut.units():
             for heads in head_blocks:
-                for rows, seen in self.cut.blocks():
+                for rows, seen in cut.blocks():
                     block, part = (n, heads, rows), MaskPart.of(mask, n, heads, rows, seen)
                     tensors = (q[block], k[n, kv, :seen], v[n, kv, :seen], out[block], outputs[1][block])
-                    runs += self._block(tensors, part, self.cut.first_ahead(rows), pieces)
+                    runs += _block(products, op.scale, tensors, part, cut.first_ahead(rows), scratch)
         return one_after_another(*runs)
 
-    def _block(
-        self, tensors: Sequence[np.ndarray], mask: MaskPart, first: int, pieces: Sequence[np.ndarray]
-    ) -> Iterator[Run]:
-        """The calls of one block, its tensors [heads, positions, depth]."""
-        q, k, v, out, log_sums = tensors
-        heads, count, seen = len(q), q.shape[1], k.shape[1]
-        *scores, scratch = pieces
-        s, narrow = (x[: heads * count * seen] for x in scores)
-        p = narrow if narrow.size else s
-        s, p = (x.reshape(heads, count, seen) for x in (s, p))
-        multiply = self.products.bind
-        yield multiply(matrices(q), matrices(k.swapaxes(1, 2)), matrices(s), scratch)
-        numbers = (np.float32(self.op.scale), count, first, flat_input(mask.elements), *mask.steps, flat(log_sums))
-        rows = heads * count
-        both = (s.reshape(rows, seen), bits(p.reshape(rows, seen)))
-        yield ranged(_softmax, rows, GRAIN // seen, current_threads(), *both, *numbers)
-        yield multiply(matrices(p), matrices(v), matrices(out), scratch)
+    # A block of scores, and of narrow probabilities; and what products need.
+    pieces = (((cut.scores,), np.dtype(np.float32)), cut.narrow, ((products.scratchpad,), np.dtype(np.uint8)))
+    return LoopKernel(loops, pieces, ((0, 0),) if inputs[0] == outputs[0] else ())
+
+
+def _block(
+    products: Products, scale: float, tensors: Arrays, mask: MaskPart, first: int, pieces: Arrays
+) -> Iterator[Run]:
+    """The calls of one block, its tensors [heads, positions, depth]."""
+    q, k, v, out, log_sums = tensors
+    heads, count, seen = len(q), q.shape[1], k.shape[1]
+    *scores, scratch = pieces
+    s, narrow = (x[: heads * count * seen] for x in scores)
+    p = narrow if narrow.size else s
+    s, p = (x.reshape(heads, count, seen) for x in (s, p))
+    yield products.bind(matrices(q), matrices(k.swapaxes(1, 2)), matrices(s), scratch)
+    numbers = (np.float32(scale), count, first, flat_input(mask.elements), *mask.steps, flat(log_sums))
+    rows = heads * count
+    both = (s.reshape(rows, seen), bits(p.reshape(rows, seen)))
+    yield ranged(_softmax, rows, GRAIN // seen, current_threads(), *both, *numbers)
+    yield products.bind(matrices(p), matrices(v), matrices(out), scratch)
 
 
 @jit.compiled(nogil=True, fastmath=SUMS, error_model="numpy")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,15 +10,15 @@ import numpy as np
 
 from foreplan import jit
 from foreplan.graph import Op, TensorType, Window
-from foreplan.graph.op import Windows
+from foreplan.graph.op import Arrays, Windows
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.packed import PackedAttentionGrad
-from foreplan.ops.blocks import Piece, carve, carve_bytes
+from foreplan.ops.blocks import Piece
 from foreplan.runtime.cpu.codegen.elements import as_in, bits, check_elements, check_float, number, settled
 from foreplan.runtime.cpu.codegen.jit import FLOAT, SUMS
 from foreplan.runtime.cpu.gemm.products import Products
-from foreplan.runtime.cpu.kernel import one_after_another
+from foreplan.runtime.cpu.kernel import LoopKernel, one_after_another
 from foreplan.runtime.cpu.kernels.attention_cut import GRAIN, MaskPart, cut_of, matrices, turned
 from foreplan.runtime.cpu.kernels.rows import flat, flat_input
 from foreplan.runtime.cpu.kernels.scores import ZERO, probability, scale_and_mask
@@ -28,89 +28,56 @@ from foreplan.runtime.kernel import Run
 _FLOAT, _BYTE = np.dtype(np.float32), np.dtype(np.uint8)
 
 
-def attention_grad(op: Op, inputs: Windows, outputs: Windows) -> GradientKernel:
-    """The kernel of `attention_grad`."""
+def attention_grad(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `attention_grad`: gradients of queries are written when their block has been read; the others when
+    their unit has.
+    """
     assert isinstance(op, AttentionGrad)
-    return GradientKernel(op, inputs, op.overwrites([x.type for x in inputs], [x.type for x in outputs]))
+    return _gradient(op, inputs, op.overwrites([x.type for x in inputs], [x.type for x in outputs]))
 
 
-def packed_attention_grad(op: Op, inputs: Windows, outputs: Windows) -> Packed:
-    """The kernel of `packed_attention_grad`."""
+def packed_attention_grad(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `packed_attention_grad`, on windows onto both tensors: the gradient takes the tensor's bytes, each
+    part where it has been read for the last time.
+    """
     assert isinstance(op, PackedAttentionGrad)
     x, *others = inputs
     types = op.unpacked_types([window.type for window in inputs])[:3]
-    parts = [window for _, window in op.unpacked_windows(x, types)]
-    return Packed(op, GradientKernel(op.unpacked, [*parts, *others], ()))
+    windows = [window for _, window in op.unpacked_windows(x, types)]
+    unpacked, parts = _gradient(op.unpacked, [*windows, *others], ()), op.unpacked_arrays
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        return unpacked.bind([*parts(inputs[0]), *inputs[1:]], parts(outputs[0]), scratch[0])
+
+    return LoopKernel(loops, (((unpacked.workspace,), _BYTE),), ((0, 0),))
 
 
-@dataclass(frozen=True)
-class Packed:
-    """The gradient of attention on queries, keys and values that are windows onto one tensor, as are their gradients.
+def _gradient(op: AttentionGrad, inputs: Windows, overwrites: tuple[tuple[int, int], ...]) -> LoopKernel:
+    """The gradient, unit after unit; the last queries first, because they read all keys and so begin every sum."""
+    cut, (q, k, v, g) = cut_of(op, inputs, inputs[5])
+    check_elements(inputs[3], *inputs[6:])
+    check_float(inputs[4])
+    products, together, e = Products(), cut.together, cut.e
+    describe = products.describe
+    sums = [Window.dense(TensorType(FLOAT32, (1, together, e.keys, depth))) for depth in (e.depth, e.value_depth)]
+    for rows, seen in cut.blocks():
+        count = rows.stop - rows.start
+        scores, queries, cotangents = cut.dense(count, seen), cut.some(q, count), cut.some(g, count)
+        describe(queries, turned(cut.some(k, seen)), scores)
+        describe(cotangents, turned(cut.some(v, seen)), scores)
+        scores = cut.dense(count, seen, e.dtype)
+        describe(scores, cut.some(k, seen), cut.dense(count, e.depth))
+        for add in (False, True):
+            describe(turned(scores), queries, cut.some(sums[0], seen), add)
+            describe(turned(scores), cotangents, cut.some(sums[1], seen), add)
 
-    Attributes:
-        overwrites: the gradient takes the tensor's bytes, each part where it has been read for the last time.
-    """
-
-    op: PackedAttentionGrad
-    unpacked: GradientKernel
-    overwrites = ((0, 0),)
-
-    @property
-    def workspace(self) -> int:
-        """What the separate tensors need."""
-        return self.unpacked.workspace
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """On windows onto both tensors."""
-        parts = self.op.unpacked_arrays
-        return self.unpacked.bind([*parts(inputs[0]), *inputs[1:]], parts(outputs[0]), workspace)
-
-
-class GradientKernel:
-    """The gradient of attention on tensors that lie in a certain way.
-
-    Attributes:
-        workspace: two blocks of scores, the gradient of a block's queries, and those of a unit's keys and values; of
-            narrow operands the blocks once more, as they are multiplied.
-        overwrites: gradients of queries are written when their block has been read; the others when their unit has.
-    """
-
-    def __init__(self, op: AttentionGrad, inputs: Windows, overwrites: tuple[tuple[int, int], ...]) -> None:
-        self.op, self.overwrites, self.products = op, overwrites, Products()
-        self.cut, (q, k, v, g) = cut_of(op, inputs, inputs[5])
-        check_elements(inputs[3], *inputs[6:])
-        check_float(inputs[4])
-        cut, describe = self.cut, self.products.describe
-        extents = [(1, cut.together, cut.e.keys, depth) for depth in (cut.e.depth, cut.e.value_depth)]
-        sums = [Window.dense(TensorType(FLOAT32, shape)) for shape in extents]
-        for rows, seen in cut.blocks():
-            count = rows.stop - rows.start
-            scores, queries, cotangents = cut.dense(count, seen), cut.some(q, count), cut.some(g, count)
-            describe(queries, turned(cut.some(k, seen)), scores)
-            describe(cotangents, turned(cut.some(v, seen)), scores)
-            scores = cut.dense(count, seen, cut.e.dtype)
-            describe(scores, cut.some(k, seen), cut.dense(count, cut.e.depth))
-            for add in (False, True):
-                describe(turned(scores), queries, cut.some(sums[0], seen), add)
-                describe(turned(scores), cotangents, cut.some(sums[1], seen), add)
-        self.workspace = carve_bytes(*self._pieces())
-
-    def _pieces(self) -> list[Piece]:
-        e, together, scores = self.cut.e, self.cut.together, ((self.cut.scores,), _FLOAT)
-        sums: list[Piece] = [((together * e.keys * depth,), _FLOAT) for depth in (e.depth, e.value_depth)]
-        queries: Piece = ((together * self.cut.block * e.depth,), _FLOAT)
-        scratch: Piece = (self.products.scratchpad,), _BYTE
-        return [scores, scores, queries, *sums, scratch, self.cut.narrow, self.cut.narrow]
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """Unit after unit; the last queries first, because they read all keys and so begin every sum."""
-        q, k, v, o, g = (self.op.heads_first(inputs[i]) for i in (0, 1, 2, 3, 5))
-        dq, dk, dv = map(self.op.heads_first, outputs[:3])
-        mask, dmask = (inputs[6] if len(inputs) == 7 else None), (outputs[3] if self.op.mask_gradient else None)
-        cut, pieces = self.cut, carve(workspace, *self._pieces())
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        q, k, v, o, g = (op.heads_first(inputs[i]) for i in (0, 1, 2, 3, 5))
+        dq, dk, dv = map(op.heads_first, outputs[:3])
+        mask, dmask = (inputs[6] if len(inputs) == 7 else None), (outputs[3] if op.mask_gradient else None)
         runs: list[Run] = [] if dmask is None else [partial(dmask.fill, 0)]
         for n, kv, head_blocks in cut.units():
-            sum_k, sum_v = (_rows_of(x, cut.together, cut.e.keys) for x in pieces[3:5])
+            sum_k, sum_v = (_rows_of(x, together, e.keys) for x in scratch[3:5])
             begins = True
             for heads in head_blocks:
                 for rows, seen in reversed(cut.blocks()):
@@ -121,37 +88,43 @@ class GradientKernel:
                         MaskPart.of(mask, n, heads, rows, seen),
                         MaskPart.of(dmask, n, heads, rows, seen),
                     )
-                    if begins and seen < cut.e.keys:
+                    if begins and seen < e.keys:
                         runs += [partial(x[:, seen:].fill, 0) for x in (sum_k, sum_v)]
-                    runs += self._block(block, cut.first_ahead(rows), pieces, not begins)
+                    runs += _block(products, op.scale, block, cut.first_ahead(rows), scratch, not begins)
                     begins = False
-            runs.append(_scaled(sum_k, self.op.scale, dk[n, kv]))
+            runs.append(_scaled(sum_k, op.scale, dk[n, kv]))
             runs.append(_scaled(sum_v, 1, dv[n, kv]))
         return one_after_another(*runs)
 
-    def _block(self, x: _Block, first: int, pieces: Sequence[np.ndarray], adds: bool) -> Iterator[Run]:
-        """The calls of one block."""
-        heads, count, depth = x.q.shape
-        seen, scratch, multiply = x.k.shape[1], pieces[5], self.products.bind
-        p, ds, *narrow = (
-            _rows_of(y[: heads * count * seen], heads, count) for y in (*pieces[:2], *pieces[6:]) if y.size
-        )
-        factors = narrow or [p, ds]
-        queries = _rows_of(pieces[2][: heads * count * depth], heads, count)
-        yield multiply(matrices(x.q), matrices(x.k.swapaxes(1, 2)), matrices(p), scratch)
-        yield multiply(matrices(x.g), matrices(x.v.swapaxes(1, 2)), matrices(ds), scratch)
-        rows = heads * count
-        numbers = (np.float32(self.op.scale), count, first, flat_input(x.mask.elements), *x.mask.steps)
-        outputs = [flat_input(x.log_sums), flat_input(x.o), *_steps(x.o), flat_input(x.g), *_steps(x.g), x.g.shape[2]]
-        scores = [bits(y.reshape(rows, seen)) for y in (p, ds, *factors)]
-        yield ranged(_score_gradients, rows, GRAIN // seen, current_threads(), *scores, *numbers, *outputs)
-        if x.dmask.elements.size:
-            yield partial(_add_to_mask, ds, x.dmask.elements, *x.dmask.steps)
-        p, ds = factors
-        yield multiply(matrices(p.swapaxes(1, 2)), matrices(x.g), matrices(x.sum_v), scratch, adds)
-        yield multiply(matrices(ds.swapaxes(1, 2)), matrices(x.q), matrices(x.sum_k), scratch, adds)
-        yield multiply(matrices(ds), matrices(x.k), matrices(queries), scratch)
-        yield _scaled(queries, self.op.scale, x.dq)
+    # Two blocks of scores, the gradient of a block's queries, and those of a unit's keys and values; what products
+    # need; and of narrow operands the blocks once more, as they are multiplied.
+    keys, narrow = together * e.keys, [cut.narrow] * 2
+    floats = (cut.scores, cut.scores, together * cut.block * e.depth, keys * e.depth, keys * e.value_depth)
+    pieces: list[Piece] = [*(((count,), _FLOAT) for count in floats), ((products.scratchpad,), _BYTE), *narrow]
+    return LoopKernel(loops, tuple(pieces), overwrites)
+
+
+def _block(products: Products, scale: float, x: _Block, first: int, pieces: Arrays, adds: bool) -> Iterator[Run]:
+    """The calls of one block."""
+    heads, count, depth = x.q.shape
+    seen, scratch, multiply = x.k.shape[1], pieces[5], products.bind
+    p, ds, *narrow = (_rows_of(y[: heads * count * seen], heads, count) for y in (*pieces[:2], *pieces[6:]) if y.size)
+    factors = narrow or [p, ds]
+    queries = _rows_of(pieces[2][: heads * count * depth], heads, count)
+    yield multiply(matrices(x.q), matrices(x.k.swapaxes(1, 2)), matrices(p), scratch)
+    yield multiply(matrices(x.g), matrices(x.v.swapaxes(1, 2)), matrices(ds), scratch)
+    rows = heads * count
+    numbers = (np.float32(scale), count, first, flat_input(x.mask.elements), *x.mask.steps)
+    outputs = [flat_input(x.log_sums), flat_input(x.o), *_steps(x.o), flat_input(x.g), *_steps(x.g), x.g.shape[2]]
+    scores = [bits(y.reshape(rows, seen)) for y in (p, ds, *factors)]
+    yield ranged(_score_gradients, rows, GRAIN // seen, current_threads(), *scores, *numbers, *outputs)
+    if x.dmask.elements.size:
+        yield partial(_add_to_mask, ds, x.dmask.elements, *x.dmask.steps)
+    p, ds = factors
+    yield multiply(matrices(p.swapaxes(1, 2)), matrices(x.g), matrices(x.sum_v), scratch, adds)
+    yield multiply(matrices(ds.swapaxes(1, 2)), matrices(x.q), matrices(x.sum_k), scratch, adds)
+    yield multiply(matrices(ds), matrices(x.k), matrices(queries), scratch)
+    yield _scaled(queries, scale, x.dq)
 
 
 @dataclass(frozen=True)

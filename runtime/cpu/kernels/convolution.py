@@ -20,6 +20,7 @@ from foreplan.runtime.cpu import prices
 from foreplan.runtime.cpu.codegen.epilogue import Made
 from foreplan.runtime.cpu.gemm.products import Product
 from foreplan.runtime.cpu.gemm.tiles import Tiles
+from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.kernels import im2col as columns
 from foreplan.runtime.cpu.kernels import winograd
 from foreplan.runtime.cpu.kernels.rows import image_rows, rows_along, rows_from
@@ -173,7 +174,7 @@ def _price(made: Product, otherwise: int) -> int:
     return made.nanoseconds if isinstance(made, Tiles) else otherwise
 
 
-def conv_by_columns(op: Op, inputs: Windows, outputs: Windows) -> columns.Gathered:
+def conv_by_columns(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
     """A convolution of several taps, the weights as they lie: a product of what they see."""
     (x, w, y), after = _seen_as_images(op, inputs, outputs)
     assert isinstance(op, Conv | ConvMap)
@@ -190,7 +191,7 @@ def conv_by_columns(op: Op, inputs: Windows, outputs: Windows) -> columns.Gather
     plan.run(made, {c.SRC: place, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT, **_taken(after)})
     places = (*x.shape[2:], *y.shape[2:], *w.shape[2:], *op.strides, *_before(op), *op.dilations)
     product = plan.finish(base_of(after), nanoseconds=prices.columns(w, y))
-    return columns.Gathered(images, rows.count, places, taps, place, product)
+    return columns.gathered(images, rows.count, places, taps, place, product)
 
 
 def _seen_as_images(op: Op, inputs: Windows, outputs: Windows) -> tuple[tuple[Window, Window, Window], Following]:

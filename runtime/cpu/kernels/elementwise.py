@@ -10,14 +10,14 @@ import numpy as np
 
 from foreplan.graph import DType, Op, TensorType, Window
 from foreplan.graph.layouts import channels_last, lie_alike
-from foreplan.graph.op import Types, Windows
+from foreplan.graph.op import Arrays, Types, Windows
 from foreplan.graph.types import BOOL, Shape
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.map import Map, merged_axes
 from foreplan.runtime.cpu.codegen.loops import BITS, Operand, bits_kind, operand_kind
 from foreplan.runtime.cpu.codegen.maps import UNIT, Loop, compiled_loop
 from foreplan.runtime.cpu.codegen.transpose import Axis, transposition
-from foreplan.runtime.cpu.kernel import CpuKernel
+from foreplan.runtime.cpu.kernel import CpuKernel, LoopKernel
 from foreplan.runtime.cpu.threads import current_threads, ranged
 from foreplan.runtime.kernel import Run
 
@@ -33,32 +33,32 @@ class _Tensor:
     bits: bool = False
 
 
-@dataclass(frozen=True)
-class Elementwise:
-    """Expressions over tensors of one shape.
+def _elementwise(
+    exprs: tuple[str, ...],
+    shape: Shape,
+    given: Sequence[_Tensor],
+    made: Sequence[_Tensor],
+    overwrites: tuple[tuple[int, int], ...] = (),
+) -> LoopKernel:
+    """The loop of expressions over tensors of one shape, compiled when it is first bound.
 
-    Attributes:
+    Args:
         overwrites: outputs that lie as an input does may take its bytes.
     """
 
-    exprs: tuple[str, ...]
-    shape: Shape
-    inputs: tuple[_Tensor, ...]
-    outputs: tuple[_Tensor, ...]
-    overwrites: tuple[tuple[int, int], ...]
-    workspace: int = 0
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """The loop, compiled when it is first asked for."""
-        if not math.prod(self.shape):
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        if not math.prod(shape):
             return _nothing
-        tensors = (*self.inputs, *self.outputs)
-        axes = merged_axes(self.shape, [x.strides for x in tensors], self._order())
+        # Axes as they lie in the first output's memory, or, of bits, the input's; the innermost last.
+        leader = given[0] if made[0].bits else made[0]
+        order = sorted(range(len(shape)), key=lambda axis: -abs(leader.strides[axis]))
+        tensors = (*given, *made)
+        axes = merged_axes(shape, [x.strides for x in tensors], order)
         rows = math.prod(extent for extent, _ in axes[:-1])
         inner = axes[-1][0]
         strides = [[steps[i] for _, steps in axes] for i in range(len(tensors))]
         kinds = [_kind(x, steps) for x, steps in zip(tensors, strides)]
-        loop = Loop(self.exprs, tuple(kinds[: len(inputs)]), tuple(kinds[len(inputs) :]), len(axes))
+        loop = Loop(exprs, tuple(kinds[: len(inputs)]), tuple(kinds[len(inputs) :]), len(axes))
         table = [extent for extent, _ in axes]
         for array, steps in zip((*inputs, *outputs), strides):
             table += [array.ctypes.data, *steps]
@@ -66,10 +66,7 @@ class Elementwise:
         packed = np.array(table, np.int64).tobytes()
         return ranged(compiled_loop(loop), count, grain, current_threads(), packed)
 
-    def _order(self) -> list[int]:
-        """Axes as they lie in the first output's memory, or, of bits, the input's; the innermost last."""
-        leader = self.inputs[0] if self.outputs[0].bits else self.outputs[0]
-        return sorted(range(len(self.shape)), key=lambda axis: -abs(leader.strides[axis]))
+    return LoopKernel(loops, overwrites=overwrites)
 
 
 def _nothing() -> None:
@@ -95,20 +92,17 @@ def _mask(shape: Shape) -> _Tensor:
     return _Tensor(BOOL, order.strides, bits=True)
 
 
-def _alike(allowed: Sequence[tuple[int, int]], inputs: Windows, outputs: Windows) -> tuple[tuple[int, int], ...]:
-    """The pairs of an output and an input that lie in the same way."""
-    return tuple((o, i) for o, i in allowed if lie_alike(inputs[i], outputs[o]))
-
-
 def _pairs(inputs: Windows, outputs: Windows, first: int = 0) -> tuple[tuple[int, int], ...]:
-    return _alike([(o, i) for o in range(len(outputs)) for i in range(first, len(inputs))], inputs, outputs)
+    """The pairs of an output and an input, from the `first` on, that lie in the same way."""
+    pairs = ((o, i) for o in range(len(outputs)) for i in range(first, len(inputs)))
+    return tuple((o, i) for o, i in pairs if lie_alike(inputs[i], outputs[o]))
 
 
 def elementwise(op: Op, inputs: Windows, outputs: Windows) -> CpuKernel:
     """The loop of a map; of one that copies from one order of the axes to another, tiles."""
     assert isinstance(op, Map)
     shape = outputs[0].shape
-    tensors = tuple(_broadcast(x, shape) for x in inputs)
+    tensors = [_broadcast(x, shape) for x in inputs]
     if op.exprs == ("a0",) and outputs[0].type.size:
         strides = [tensors[0].strides, outputs[0].strides]
         order = sorted(range(len(shape)), key=lambda axis: -abs(outputs[0].strides[axis]))
@@ -116,22 +110,22 @@ def elementwise(op: Op, inputs: Windows, outputs: Windows) -> CpuKernel:
         tiled = transposition(inputs[0].type.dtype, axes)
         if tiled is not None:
             return tiled
-    return Elementwise(op.exprs, shape, tensors, tuple(_whole(y) for y in outputs), _pairs(inputs, outputs))
+    return _elementwise(op.exprs, shape, tensors, [_whole(y) for y in outputs], _pairs(inputs, outputs))
 
 
-def masked(op: Op, inputs: Windows, outputs: Windows) -> Elementwise:
+def masked(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
     """The loop of a map whose first input is a mask."""
     assert isinstance(op, MaskedMap)
     shape = outputs[0].shape
-    tensors = (_mask(shape), *(_broadcast(x, shape) for x in inputs[1:]))
-    return Elementwise(op.exprs, shape, tensors, tuple(_whole(y) for y in outputs), _pairs(inputs, outputs, 1))
+    tensors = [_mask(shape), *(_broadcast(x, shape) for x in inputs[1:])]
+    return _elementwise(op.exprs, shape, tensors, [_whole(y) for y in outputs], _pairs(inputs, outputs, 1))
 
 
-def pack(op: Op, inputs: Windows, outputs: Windows) -> Elementwise:
+def pack(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
     """The loop that makes a mask."""
     assert isinstance(op, PackBits)
     (x,) = inputs
-    return Elementwise((op.condition,), x.shape, (_broadcast(x, x.shape),), (_mask(x.shape),), ())
+    return _elementwise((op.condition,), x.shape, [_broadcast(x, x.shape)], [_mask(x.shape)])
 
 
 def pack_layout(op: Op, inputs: Windows, outputs: Types) -> list[Window]:
@@ -146,8 +140,7 @@ def reads(op: Op, index: int, window: Window) -> Window:
 
 def pack_reads(op: Op, index: int, window: Window) -> Window:
     """As it lies, where the bits of each row begin with a byte; else as the mask's bits lie."""
-    made = pack(op, [window], [])
     order = sorted(range(len(window.shape)), key=lambda axis: -abs(window.strides[axis]))
-    axes = merged_axes(window.shape, [made.inputs[0].strides, made.outputs[0].strides], order)
+    axes = merged_axes(window.shape, [window.strides, _mask(window.shape).strides], order)
     rows = [steps[1] for _, steps in axes]
     return window if bits_kind(rows).kind == BITS or not window.type.size else channels_last(window.type)

@@ -7,14 +7,12 @@ networks for document processing, 2006.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
 from foreplan import jit
+from foreplan.graph.op import Arrays
 from foreplan.graph.types import Shape
-from foreplan.runtime.cpu.kernel import one_after_another
+from foreplan.runtime.cpu.kernel import LoopKernel, one_after_another
 from foreplan.runtime.cpu.kernels.rows import Rows, flat_input
 from foreplan.runtime.cpu.kernels.stages import Place, Staged
 from foreplan.runtime.cpu.threads import current_threads, ranged
@@ -42,44 +40,24 @@ def _gather(start, stop, x, step, columns, channels, places):  # type: ignore[no
                     seen[c * taps + tap] = 0
 
 
-@dataclass(frozen=True)
-class Gathered:
+def gathered(x: Rows, positions: int, places: Shape, taps: int, columns: Place, product: Staged) -> LoopKernel:
     """A convolution as a product of what is gathered.
 
-    Attributes:
+    Args:
         x: the images as rows of channels.
         positions: of windows, in all images.
         places: of windows, as `pool.Places` has them.
         columns: where a row a position lies in scratch memory, a number a channel and tap.
         product: and what follows it.
     """
+    row = x.width * taps
 
-    x: Rows
-    positions: int
-    places: Shape
-    taps: int
-    columns: Place
-    product: Staged
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        (workspace,) = scratch
+        seen = workspace[columns[2] :].view(np.float32)[: positions * row]
+        given = (flat_input(inputs[0]), x.step, seen, x.width, places)
+        gather = ranged(_gather, positions, max(1, GRAIN // row), current_threads(), *given)
+        return one_after_another(gather, product.bind(inputs, outputs, workspace))
 
-    @property
-    def workspace(self) -> int:
-        """What is gathered, and what the product needs."""
-        return self.product.workspace
-
-    @property
-    def overwrites(self) -> tuple[tuple[int, int], ...]:
-        """What is added to may be changed in place."""
-        return self.product.overwrites
-
-    @property
-    def nanoseconds(self) -> int | None:
-        """Predicted."""
-        return self.product.nanoseconds
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """The gathering, and the product."""
-        row = self.x.width * self.taps
-        columns = workspace[self.columns[2] :].view(np.float32)[: self.positions * row]
-        given = (flat_input(inputs[0]), self.x.step, columns, self.x.width, self.places)
-        gather = ranged(_gather, self.positions, max(1, GRAIN // row), current_threads(), *given)
-        return one_after_another(gather, self.product.bind(inputs, outputs, workspace))
+    pieces = (((product.workspace,), np.dtype(np.uint8)),)
+    return LoopKernel(loops, pieces, product.overwrites, nanoseconds=product.nanoseconds)

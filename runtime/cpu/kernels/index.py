@@ -6,8 +6,6 @@ result depends on the number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -15,10 +13,10 @@ import numpy as np
 from foreplan import jit
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import lie_alike
-from foreplan.graph.op import Windows
-from foreplan.ops.blocks import Folded, folded_shape
+from foreplan.graph.op import Arrays, Windows
+from foreplan.ops.blocks import folded_shape
 from foreplan.ops.index import Gather, ScatterAdd
-from foreplan.runtime.cpu.kernel import one_after_another
+from foreplan.runtime.cpu.kernel import LoopKernel, one_after_another
 from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_from, same_place
 from foreplan.runtime.cpu.threads import current_threads, ranged
 from foreplan.runtime.kernel import Refused, Run
@@ -71,74 +69,44 @@ def _scatter(start, stop, y, extent, width, indices, updates, count, step):  # t
             outer, at = outer + 1, 0
 
 
-@dataclass(frozen=True)
-class Slices:
-    """`Gather`: elements of any type, moved by their size."""
+def gather(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `Gather`, by ranges of slices: elements of any type, moved by their size."""
+    assert isinstance(op, Gather)
+    _, extent, width = folded_shape(inputs[0].shape, op.axis)
+    if inputs[0].type.dtype.itemsize not in (1, 2, 4, 8) or not outputs[0].type.size:
+        raise Refused(f"{inputs[0].type}")
+    count = outputs[0].type.size // width
 
-    data: Folded
-    count: int  # slices that are read
-
-    workspace = 0
-    overwrites = ()
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """By ranges of slices."""
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
         bits = np.dtype(f"u{inputs[0].itemsize}")
-        _, extent, width = self.data
         data, indices, y = flat_input(inputs[0]).view(bits), flat_input(inputs[1]), flat(outputs[0]).view(bits)
-        grain = max(1, GRAIN // width)
-        return ranged(_gather, self.count, grain, current_threads(), data, extent, indices, width, y)
+        return ranged(_gather, count, max(1, GRAIN // width), current_threads(), data, extent, indices, width, y)
+
+    return LoopKernel(loops)
 
 
-@dataclass(frozen=True)
-class Sums:
-    """`ScatterAdd` of float32.
-
-    Attributes:
-        y: what is added to, as [before the axis, along it, behind it].
-        updates: a row a slice.
-        based: whether there is something that is added to.
-        overwrites: it, if it lies as the output does.
+def scatter_add(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `ScatterAdd` of float32: a copy or zeros first, then all additions, by ranges of the elements of a
+    slice.
     """
+    assert isinstance(op, ScatterAdd)
+    rows, (_, extent, width) = _slices(op, inputs[1]), folded_shape(op.shape, op.axis)
+    if rows is None or inputs[1].type.dtype.name != "float32":
+        raise Refused(f"{inputs[1].type} with the strides {inputs[1].strides}")
+    count, step = rows.count, rows.step
 
-    y: Folded
-    updates: Rows
-    based: bool
-    overwrites: tuple[tuple[int, int], ...]
-
-    workspace = 0
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """A copy or zeros first, then all additions, by ranges of the elements of a slice."""
-        y, (_, extent, width) = outputs[0], self.y
-        runs: list[Run] = []
-        if not self.based:
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        y, runs = outputs[0], list[Run]()
+        if len(inputs) < 3:
             runs.append(partial(y.fill, 0))
         elif not same_place(y, inputs[2]):
             runs.append(partial(np.copyto, y, inputs[2]))
-        count, indices, updates = self.updates.count, flat_input(inputs[0]), flat_input(inputs[1])
-        given = (flat(y), extent, width, indices, updates, count, self.updates.step)
+        given = (flat(y), extent, width, flat_input(inputs[0]), flat_input(inputs[1]), count, step)
         groups, grain = -(-width // GROUP), max(1, GRAIN // (count * GROUP))
         return one_after_another(*runs, ranged(_scatter, groups, grain, current_threads(), *given))
 
-
-def gather(op: Op, inputs: Windows, outputs: Windows) -> Slices:
-    """The kernel of `Gather`."""
-    assert isinstance(op, Gather)
-    folded = folded_shape(inputs[0].shape, op.axis)
-    if inputs[0].type.dtype.itemsize not in (1, 2, 4, 8) or not outputs[0].type.size:
-        raise Refused(f"{inputs[0].type}")
-    return Slices(folded, outputs[0].type.size // folded[2])
-
-
-def scatter_add(op: Op, inputs: Windows, outputs: Windows) -> Sums:
-    """The kernel of `ScatterAdd`."""
-    assert isinstance(op, ScatterAdd)
-    rows = _slices(op, inputs[1])
-    if rows is None or inputs[1].type.dtype.name != "float32":
-        raise Refused(f"{inputs[1].type} with the strides {inputs[1].strides}")
-    pairs = ((0, 2),) if len(inputs) == 3 and lie_alike(inputs[2], outputs[0]) else ()
-    return Sums(folded_shape(op.shape, op.axis), rows, len(inputs) == 3, pairs)
+    based = len(inputs) == 3 and lie_alike(inputs[2], outputs[0])
+    return LoopKernel(loops, overwrites=((0, 2),) if based else ())
 
 
 def _slices(op: ScatterAdd, updates: Window) -> Rows | None:

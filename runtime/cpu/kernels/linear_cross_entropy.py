@@ -6,7 +6,7 @@ into gradients on its way into the products with the hidden states and the matri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from foreplan import jit
 from foreplan.graph import Op, Window
-from foreplan.graph.op import Windows
+from foreplan.graph.op import Arrays, Windows
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
@@ -87,7 +87,7 @@ class LossKernel:
         rest: list[Piece] = [((2,), _DOUBLE), ((chunk * self.classes,), _FLOAT), ((self.products.scratchpad,), _BYTE)]
         return [*states, block, ((blocks, chunk), _FLOAT), *numbers, *rest]
 
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> Run:
         """One chunk of rows after the other."""
         hidden, sums, narrow, highs, *numbers, state, logits, scratch = carve(workspace, *self._pieces())
         h, w, target, *bias = map(_read_only, inputs)

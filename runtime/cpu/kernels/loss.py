@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import lie_alike
-from foreplan.graph.op import Types, Windows
-from foreplan.ops.blocks import Piece, carve, carve_bytes
+from foreplan.graph.op import Arrays, Types, Windows
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.runtime.cpu.codegen.elements import check_float, lines, number, room, settled
 from foreplan.runtime.cpu.codegen.functions import exp32
 from foreplan.runtime.cpu.codegen.jit import compiled
-from foreplan.runtime.cpu.kernels.rows import Rows, even_step, flat, flat_input, rows_along, same_place
+from foreplan.runtime.cpu.kernel import LoopKernel
+from foreplan.runtime.cpu.kernels.rows import even_step, flat, flat_input, rows_along, same_place
 from foreplan.runtime.cpu.kernels.scores import FLUSH, ZERO
 from foreplan.runtime.cpu.kernels.softmax import BLOCK, best, class_rows, exponentials, highest
 from foreplan.runtime.cpu.threads import current_threads, ranged
@@ -76,69 +73,37 @@ def _gradients(  # type: ignore[no-untyped-def]
             settled(row, there)
 
 
-@dataclass(frozen=True)
-class Losses:
-    """`CrossEntropy`: a row's maximum, then the sum of its exponentials."""
-
-    op: CrossEntropy
-    x: Rows
-
-    workspace = 0
-    overwrites = ()
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """By ranges of rows."""
-        x, target = map(flat_input, inputs)
-        given = (x, self.x.step, self.x.width, target, self.op.ignore_index, *map(flat, outputs))
-        return ranged(_losses, self.x.count, max(1, GRAIN // self.x.width), current_threads(), *given)
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """`CrossEntropyGrad`.
-
-    Attributes:
-        g_step: elements from one item's cotangent to the next.
-        lines: scratch memory.
-    """
-
-    op: CrossEntropyGrad
-    x: Rows
-    g_step: int
-    overwrites: tuple[tuple[int, int], ...]
-    lines: Piece
-
-    @property
-    def workspace(self) -> int:
-        """A block of a row a thread, of halves."""
-        return carve_bytes(self.lines)
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """By ranges of rows."""
-        (own,) = carve(workspace, self.lines)
-        x, target, lse, g = map(flat_input, inputs)
-        over, width = same_place(inputs[0], outputs[0]), self.x.width
-        given = (x, self.x.step, flat(outputs[0]), over, width, target, self.op.ignore_index, lse, g, self.g_step)
-        return ranged(_gradients, self.x.count, max(1, GRAIN // width), current_threads(), *given, own=own)
-
-
-def losses(op: Op, inputs: Windows, outputs: Windows) -> Losses:
-    """The kernel of `CrossEntropy`."""
+def losses(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `CrossEntropy`, by ranges of rows: a row's maximum, then the sum of its exponentials."""
     assert isinstance(op, CrossEntropy)
     check_float(*outputs)
-    return Losses(op, class_rows(inputs[0], op.axis))
+    rows = class_rows(inputs[0], op.axis)
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        x, target = map(flat_input, inputs)
+        given = (x, rows.step, rows.width, target, op.ignore_index, *map(flat, outputs))
+        return ranged(_losses, rows.count, max(1, GRAIN // rows.width), current_threads(), *given)
+
+    return LoopKernel(loops)
 
 
-def gradients(op: Op, inputs: Windows, outputs: Windows) -> Gradients:
-    """The kernel of `CrossEntropyGrad`."""
+def gradients(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `CrossEntropyGrad`, by ranges of rows."""
     assert isinstance(op, CrossEntropyGrad)
     check_float(*inputs[2:])
-    step = even_step(inputs[3])
-    if step is None:
+    g_step = even_step(inputs[3])
+    if g_step is None:
         raise Refused("a cotangent whose elements are not evenly apart")
+    rows = class_rows(inputs[0], op.axis)
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        x, target, lse, g = map(flat_input, inputs)
+        over, width = same_place(inputs[0], outputs[0]), rows.width
+        given = (x, rows.step, flat(outputs[0]), over, width, target, op.ignore_index, lse, g, g_step)
+        return ranged(_gradients, rows.count, max(1, GRAIN // width), current_threads(), *given, own=scratch[0])
+
     pairs = ((0, 0),) if lie_alike(inputs[0], outputs[0]) else ()
-    own = lines(outputs[0], BLOCK, current_threads())
-    return Gradients(op, class_rows(inputs[0], op.axis), step, pairs, own)
+    return LoopKernel(loops, (lines(outputs[0], BLOCK, current_threads()),), pairs)
 
 
 def layout(op: Op, inputs: Windows, outputs: Types) -> list[Window]:

@@ -6,21 +6,19 @@ which depend on the shape alone, so that no result depends on the number of thre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
 from foreplan import jit
 from foreplan.graph import Op
-from foreplan.graph.op import Windows
-from foreplan.ops.blocks import Piece, carve, carve_bytes
+from foreplan.graph.op import Arrays, Windows
 from foreplan.ops.norm.batch import BatchNorm, BatchNormGrad
 from foreplan.runtime.cpu.codegen.elements import as_in, check_float, number
 from foreplan.runtime.cpu.codegen.jit import inlined
-from foreplan.runtime.cpu.kernel import one_after_another
-from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, image_rows, same_place
+from foreplan.runtime.cpu.kernel import LoopKernel, one_after_another
+from foreplan.runtime.cpu.kernels.rows import flat, flat_input, image_rows, same_place
 from foreplan.runtime.cpu.threads import current_threads, ranged
 from foreplan.runtime.kernel import Run
 
@@ -107,35 +105,19 @@ def _merge_moments(rows, all_sums, all_spread, mean, variance):  # type: ignore[
         variance[c] = spread / rows
 
 
-@dataclass(frozen=True)
-class Moments:
-    """`ChannelMoments` in one pass."""
-
-    x: Rows
-
-    overwrites = ()
-
-    @property
-    def workspace(self) -> int:
-        """Sums a segment and channel."""
-        return carve_bytes(*self._pieces())
-
-    def _pieces(self) -> list[Piece]:
-        sums = _segments(self.x.count), self.x.width
-        return [(sums, DOUBLE), (sums, DOUBLE), ((sums[0], 3, sums[1]), FLOAT)]
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """By segments of rows."""
-        sums, spread, scratch = carve(workspace, *self._pieces())
-        given = (flat_input(inputs[0]), self.x.count, self.x.step, sums, spread, scratch)
-        add = ranged(_moments, len(sums), 1, current_threads(), *given)
-        return one_after_another(add, partial(_merge_moments, self.x.count, sums, spread, *outputs))
-
-
-def moments(op: Op, inputs: Windows, outputs: Windows) -> Moments:
-    """The kernel of `ChannelMoments`."""
+def moments(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `ChannelMoments`, in one pass: by segments of rows, whose sums are then merged."""
     check_float(*outputs)
-    return Moments(image_rows(inputs[0]))
+    x = image_rows(inputs[0])
+    segments = _segments(x.count)
+    sums = ((segments, x.width), DOUBLE)
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        given = (flat_input(inputs[0]), x.count, x.step, *scratch)
+        add = ranged(_moments, segments, 1, current_threads(), *given)
+        return one_after_another(add, partial(_merge_moments, x.count, *scratch[:2], *outputs))
+
+    return LoopKernel(loops, (sums, sums, ((segments, 3, x.width), FLOAT)))
 
 
 @inlined
@@ -164,42 +146,27 @@ def _factor(scale, variance, epsilon, factor):  # type: ignore[no-untyped-def]
         factor[c] = scale[c] / np.sqrt(variance[c] + epsilon)
 
 
-@dataclass(frozen=True)
-class Normal:
-    """`BatchNorm`, by the statistics that it is given."""
-
-    x: Rows
-    y: Rows
-    epsilon: float
-
-    overwrites = ((0, 0),)
-
-    @property
-    def workspace(self) -> int:
-        """A factor a channel."""
-        return carve_bytes(((self.x.width,), FLOAT))
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """By ranges of rows."""
-        x, y = inputs[0], outputs[0]
-        scale, bias, mean, variance = map(flat_input, inputs[1:])
-        (factor,) = carve(workspace, ((self.x.width,), FLOAT))
-        prepare = partial(_factor, scale, variance, np.float32(self.epsilon), factor)
-        vectors, grain = (mean, factor, bias), max(1, GRAIN // self.x.width)
-        function: Callable[..., object]
-        given: tuple[object, ...]
-        if same_place(x, y):
-            function, given = _normal_over, (flat(y), self.y.step)
-        else:
-            function, given = _normal, (flat_input(x), self.x.step, flat(y), self.y.step)
-        return one_after_another(prepare, ranged(function, self.x.count, grain, current_threads(), *given, *vectors))
-
-
-def normal(op: Op, inputs: Windows, outputs: Windows) -> Normal:
-    """The kernel of `BatchNorm`."""
+def normal(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `BatchNorm`, by the statistics that it is given: a factor a channel, then ranges of rows."""
     assert isinstance(op, BatchNorm)
     check_float(*inputs[1:])
-    return Normal(image_rows(inputs[0]), image_rows(outputs[0]), op.epsilon)
+    rows, target = image_rows(inputs[0]), image_rows(outputs[0])
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        x, y = inputs[0], outputs[0]
+        scale, bias, mean, variance = map(flat_input, inputs[1:])
+        (factor,) = scratch
+        prepare = partial(_factor, scale, variance, np.float32(op.epsilon), factor)
+        vectors, grain = (mean, factor, bias), max(1, GRAIN // rows.width)
+        function: Callable[..., object] = _normal
+        given: tuple[object, ...] = (flat(y), target.step)
+        if same_place(x, y):
+            function = _normal_over
+        else:
+            given = (flat_input(x), rows.step, *given)
+        return one_after_another(prepare, ranged(function, rows.count, grain, current_threads(), *given, *vectors))
+
+    return LoopKernel(loops, (((rows.width,), FLOAT),), ((0, 0),))
 
 
 @_compiled
@@ -279,52 +246,33 @@ def _gradient_over_x(start, stop, g, g_step, dx, step, mean, factor, slope, shif
         _gradients(out, grad, out, mean, factor, slope, shift)
 
 
-@dataclass(frozen=True)
-class Gradient:
-    """`BatchNormGrad`: a pass over x and g for the sums, and one for the elements."""
-
-    x: Rows
-    g: Rows
-    dx: Rows
-    epsilon: float
-
-    overwrites = ((0, 4), (0, 0))
-
-    @property
-    def workspace(self) -> int:
-        """Two sums a segment and channel, and three numbers a channel."""
-        return carve_bytes(*self._pieces())
-
-    def _pieces(self) -> list[Piece]:
-        sums, width = (_segments(self.x.count), self.x.width), (self.x.width,)
-        return [(sums, DOUBLE)] * 2 + [(sums, FLOAT)] * 2 + [(width, FLOAT)] * 3
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """Sums by segments of rows, elements by ranges of rows."""
-        x, g, dx = inputs[0], inputs[4], outputs[0]
-        scale, mean, variance = map(flat_input, inputs[1:4])
-        sums, products, total, product, *vectors = carve(workspace, *self._pieces())
-        count, width, threads = self.x.count, self.x.width, current_threads()
-        both = (flat_input(x), self.x.step, flat_input(g), self.g.step)
-        add = ranged(_gradient_sums, len(sums), 1, threads, *both, count, mean, sums, products, total, product)
-        finish = partial(
-            _gradient_vectors, count, sums, products, scale, variance, np.float64(self.epsilon), *outputs[1:], *vectors
-        )
-        target = (flat(dx), self.dx.step)
-        function: Callable[..., object]
-        given: tuple[object, ...]
-        if same_place(dx, g):
-            function, given = _gradient_over_g, (*both[:2], *target)
-        elif same_place(dx, x):
-            function, given = _gradient_over_x, (*both[2:], *target)
-        else:
-            function, given = _gradient, (*both, *target)
-        write = ranged(function, count, max(1, GRAIN // width), threads, *given, mean, *vectors)
-        return one_after_another(add, finish, write)
-
-
-def gradient(op: Op, inputs: Windows, outputs: Windows) -> Gradient:
-    """The kernel of `BatchNormGrad`."""
+def gradient(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `BatchNormGrad`: a pass over x and g for the sums, by segments of rows, and one for the
+    elements, by ranges of rows.
+    """
     assert isinstance(op, BatchNormGrad)
     check_float(*inputs[1:4], *outputs[1:])
-    return Gradient(image_rows(inputs[0]), image_rows(inputs[4]), image_rows(outputs[0]), op.epsilon)
+    of_x, of_g, of_dx = image_rows(inputs[0]), image_rows(inputs[4]), image_rows(outputs[0])
+    count, width, segments = of_x.count, of_x.width, _segments(of_x.count)
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        x, g, dx = inputs[0], inputs[4], outputs[0]
+        scale, mean, variance = map(flat_input, inputs[1:4])
+        sums, products, total, product, *vectors = scratch
+        threads, both = current_threads(), (flat_input(x), of_x.step, flat_input(g), of_g.step)
+        add = ranged(_gradient_sums, segments, 1, threads, *both, count, mean, sums, products, total, product)
+        epsilon = np.float64(op.epsilon)
+        finish = partial(_gradient_vectors, count, sums, products, scale, variance, epsilon, *outputs[1:], *vectors)
+        function: Callable[..., object] = _gradient
+        given: tuple[object, ...] = both
+        if same_place(dx, g):
+            function, given = _gradient_over_g, both[:2]
+        elif same_place(dx, x):
+            function, given = _gradient_over_x, both[2:]
+        grain = max(1, GRAIN // width)
+        write = ranged(function, count, grain, threads, *given, flat(dx), of_dx.step, mean, *vectors)
+        return one_after_another(add, finish, write)
+
+    sums, vector = (segments, width), ((width,), FLOAT)
+    pieces = ((sums, DOUBLE), (sums, DOUBLE), (sums, FLOAT), (sums, FLOAT), vector, vector, vector)
+    return LoopKernel(loops, pieces, ((0, 4), (0, 0)))

@@ -7,17 +7,16 @@ side by side. Windows are turned to suit. As in `pool`, parts of the work are ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from foreplan.graph import TensorType, Window
-from foreplan.graph.op import Types, Windows
-from foreplan.ops.blocks import Piece, carve, carve_bytes
+from foreplan.graph.op import Arrays, Types, Windows
 from foreplan.ops.pool import AvgPool, AvgPoolGrad
 from foreplan.runtime.cpu.codegen.elements import check_elements, lines, number, room, settled
 from foreplan.runtime.cpu.codegen.jit import compiled, inlined
-from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_along
+from foreplan.runtime.cpu.kernel import LoopKernel
+from foreplan.runtime.cpu.kernels.rows import flat, flat_input, rows_along
 from foreplan.runtime.cpu.threads import current_threads, ranged
 from foreplan.runtime.kernel import Refused, Run
 
@@ -87,49 +86,6 @@ def _mean_gradient(start, stop, g, step, dx, shares, places, line):  # type: ign
         settled(row, total)
 
 
-@dataclass(frozen=True)
-class PlaneMean:
-    """`AvgPool` of images of one channel, or its gradient.
-
-    Attributes:
-        axis: that lies side by side.
-        given: the input as rows along it.
-        image, pooled: extents of what is pooled and of its mean, of the axes of rows and along them.
-        lines: room of each thread for a row of what is written.
-    """
-
-    op: AvgPool | AvgPoolGrad
-    axis: int
-    given: Rows
-    image: tuple[int, int]
-    pooled: tuple[int, int]
-    count: int  # rows of what is written
-    lines: Piece
-
-    overwrites = ()
-
-    @property
-    def workspace(self) -> int:
-        """A row of what is written a thread, of halves."""
-        return carve_bytes(self.lines)
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """By ranges of rows of what is written."""
-        op, turn = self.op, _turned if self.axis == DOWN else tuple
-        extent, positions = turn(self.image), turn(self.pooled)
-        shares = np.ones(positions)
-        op.divide(shares, op.windows(extent), (0, 0), positions)
-        shares = shares.T if self.axis == DOWN else shares
-        places = [turn(each) for each in (op.kernel, op.strides, [low for low, _ in op.pads], op.dilations)]
-        numbers = tuple(int(n) for pair in (self.image, self.pooled, *places) for n in pair)
-        given = (flat_input(inputs[0]), self.given.step, flat(outputs[0]), np.ascontiguousarray(shares, np.float32))
-        forward = isinstance(op, AvgPool)
-        grain = max(1, GRAIN // max(1, self.given.width * op.kernel[0] * op.kernel[1]))
-        (own,) = carve(workspace, self.lines)
-        function = _mean if forward else _mean_gradient
-        return ranged(function, self.count, grain, current_threads(), *given, numbers, own=own)
-
-
 def _turned(pair: Sequence[int]) -> tuple[int, int]:
     return pair[1], pair[0]
 
@@ -160,8 +116,8 @@ def reads(window: Window) -> Window:
     return window if side_by_side(window) is not None else Window.dense(window.type)
 
 
-def mean(op: AvgPool | AvgPoolGrad, inputs: Windows, outputs: Windows) -> PlaneMean:
-    """The kernel for images of one channel.
+def mean(op: AvgPool | AvgPoolGrad, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel for images of one channel, by ranges of rows of what is written.
 
     Raises:
         Refused: of other elements, or rows do not lie so.
@@ -178,4 +134,18 @@ def mean(op: AvgPool | AvgPoolGrad, inputs: Windows, outputs: Windows) -> PlaneM
     image, pooled = ((window.shape[other], window.shape[axis]) for window in (x, y))
     if isinstance(op, AvgPoolGrad):
         image, pooled = pooled, image
-    return PlaneMean(op, axis, given, image, pooled, written.count, lines(y, written.width, current_threads()))
+    turn, count, step, width = _turned if axis == DOWN else tuple, written.count, given.step, given.width
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        extent, positions = turn(image), turn(pooled)
+        shares = np.ones(positions)
+        op.divide(shares, op.windows(extent), (0, 0), positions)
+        shares = shares.T if axis == DOWN else shares
+        places = [turn(each) for each in (op.kernel, op.strides, [low for low, _ in op.pads], op.dilations)]
+        numbers = tuple(int(n) for pair in (image, pooled, *places) for n in pair)
+        arrays = (flat_input(inputs[0]), step, flat(outputs[0]), np.ascontiguousarray(shares, np.float32))
+        grain = max(1, GRAIN // max(1, width * op.kernel[0] * op.kernel[1]))
+        function = _mean if isinstance(op, AvgPool) else _mean_gradient
+        return ranged(function, count, grain, current_threads(), *arrays, numbers, own=scratch[0])
+
+    return LoopKernel(loops, (lines(y, written.width, current_threads()),))

@@ -6,18 +6,18 @@ place and each place is added to in the order of the taps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from foreplan.graph import Op, Window
-from foreplan.graph.op import Windows
+from foreplan.graph.op import Arrays, Windows
 from foreplan.graph.types import Shape
-from foreplan.ops.blocks import Piece, carve, carve_bytes
+from foreplan.ops.blocks import Piece
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.runtime.cpu.codegen.elements import as_in, lines, number, room, settled
 from foreplan.runtime.cpu.codegen.jit import compiled, inlined
+from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.kernels import planes
 from foreplan.runtime.cpu.kernels.rows import Rows, channel_rows, flat, flat_input, image_rows
 from foreplan.runtime.cpu.threads import current_threads, ranged
@@ -60,9 +60,9 @@ def _places(op: MaxPool | MaxPoolGrad | AvgPool | AvgPoolGrad, image: Shape, poo
     return Places(image[2:], pooled[2:], op.kernel, op.strides, low, op.dilations)
 
 
-def _grain(places: Places, columns: int, channels: int) -> int:
-    """Rows of `columns` positions that are worth a thread."""
-    return max(1, GRAIN // max(1, columns * channels * places.taps))
+def _grain(places: Places, channels: int) -> int:
+    """Rows of windows that are worth a thread."""
+    return max(1, GRAIN // max(1, places.pooled[1] * channels * places.taps))
 
 
 @inlined
@@ -205,116 +205,66 @@ def _mean_gradient(start, stop, g, step, dx, shares, channels, places, line):  #
         settled(row, made)
 
 
-@dataclass(frozen=True)
-class Largest:
-    """`MaxPool`, with the index of one byte or without."""
-
-    x: Rows
-    places: Places
-    count: int  # rows of windows
-
-    workspace = 0
-    overwrites = ()
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """By ranges of rows of windows."""
-        function = _largest if len(outputs) == 1 else _largest_at
-        grain = _grain(self.places, self.places.pooled[1], self.x.width)
-        given = (flat_input(inputs[0]), self.x.step, *map(flat, outputs), self.x.width, self.places.numbers)
-        return ranged(function, self.count, grain, current_threads(), *given)
-
-
-@dataclass(frozen=True)
-class LargestGradient:
-    """`MaxPoolGrad`."""
-
-    index: Rows
-    g: Rows
-    places: Places
-    count: int  # rows of the images
-    lines: Piece
-
-    overwrites = ()
-
-    @property
-    def workspace(self) -> int:
-        """A row of an image a thread, of halves."""
-        return carve_bytes(self.lines)
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """By ranges of rows of the images."""
-        index, g = map(flat_input, inputs)
-        given = (index, self.index.step, g, self.g.step, flat(outputs[0]), self.g.width, self.places.numbers)
-        grain = _grain(self.places, self.places.pooled[1], self.g.width)
-        (own,) = carve(workspace, self.lines)
-        return ranged(_largest_gradient, self.count, grain, current_threads(), *given, own=own)
-
-
-@dataclass(frozen=True)
-class Mean:
-    """`AvgPool` or its gradient."""
-
-    op: AvgPool | AvgPoolGrad
-    given: Rows
-    places: Places
-    count: int  # rows of what is written
-    lines: Piece
-
-    overwrites = ()
-
-    @property
-    def workspace(self) -> int:
-        """A row of what is written a thread, of halves."""
-        return carve_bytes(self.lines)
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """By ranges of rows of what is written."""
-        places = self.places
-        shares = np.ones(places.pooled)
-        self.op.divide(shares, self.op.windows(places.image), (0, 0), places.pooled)
-        given = (flat_input(inputs[0]), self.given.step, flat(outputs[0]), shares.astype(np.float32))
-        function = _mean if isinstance(self.op, AvgPool) else _mean_gradient
-        grain = _grain(places, places.pooled[1], self.given.width)
-        numbers, (own,) = (self.given.width, places.numbers), carve(workspace, self.lines)
-        return ranged(function, self.count, grain, current_threads(), *given, *numbers, own=own)
-
-
 def _image(window: Window) -> Rows:
     if window.type.rank != 4 or window.shape[1] == 1:
         raise Refused(f"{window.type} is no image of channels side by side")
     return image_rows(window)
 
 
-def _lines(y: Window) -> Piece:
-    return lines(y, y.shape[1] * y.shape[3], current_threads())
+def _lines(y: Window) -> tuple[Piece]:
+    """A row of an image a thread, of halves."""
+    return (lines(y, y.shape[1] * y.shape[3], current_threads()),)
 
 
-def largest(op: Op, inputs: Windows, outputs: Windows) -> Largest:
-    """The kernel of `MaxPool`."""
+def largest(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `MaxPool`, with the index of one byte or without: by ranges of rows of windows."""
     assert isinstance(op, MaxPool)
     if op.index_dtype.itemsize != 1:
         raise Refused("an index of more than a byte")
     x, shape = _image(inputs[0]), outputs[0].shape
-    return Largest(x, _places(op, inputs[0].shape, shape), shape[0] * shape[2])
+    places = _places(op, inputs[0].shape, shape)
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        function = _largest if len(outputs) == 1 else _largest_at
+        given = (flat_input(inputs[0]), x.step, *map(flat, outputs), x.width, places.numbers)
+        return ranged(function, shape[0] * shape[2], _grain(places, x.width), current_threads(), *given)
+
+    return LoopKernel(loops)
 
 
-def largest_gradient(op: Op, inputs: Windows, outputs: Windows) -> LargestGradient:
-    """The kernel of `MaxPoolGrad`."""
+def largest_gradient(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `MaxPoolGrad`: by ranges of rows of the images."""
     assert isinstance(op, MaxPoolGrad)
-    index, g, shape = channel_rows(inputs[0]), _image(inputs[1]), outputs[0].shape
-    if index is None or inputs[0].type.dtype.name != "uint8":
+    at, g, shape = channel_rows(inputs[0]), _image(inputs[1]), outputs[0].shape
+    if at is None or inputs[0].type.dtype.name != "uint8":
         raise Refused(f"an index that is {inputs[0].type}")
-    places = _places(op, shape, inputs[1].shape)
-    return LargestGradient(index, g, places, shape[0] * shape[2], _lines(outputs[0]))
+    index, places = at, _places(op, shape, inputs[1].shape)
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        indices, grads = map(flat_input, inputs)
+        given = (indices, index.step, grads, g.step, flat(outputs[0]), g.width, places.numbers)
+        grain = _grain(places, g.width)
+        return ranged(_largest_gradient, shape[0] * shape[2], grain, current_threads(), *given, own=scratch[0])
+
+    return LoopKernel(loops, _lines(outputs[0]))
 
 
-def mean(op: Op, inputs: Windows, outputs: Windows) -> Mean | planes.PlaneMean:
-    """The kernel of `AvgPool` and `AvgPoolGrad`."""
+def mean(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `AvgPool` and `AvgPoolGrad`: by ranges of rows of what is written."""
     assert isinstance(op, AvgPool | AvgPoolGrad)
     if planes.is_plane(inputs[0].type):
         return planes.mean(op, inputs, outputs)
     image, pooled = inputs[0].shape, outputs[0].shape
     if isinstance(op, AvgPoolGrad):
         image, pooled = pooled, image
-    places, rows = _places(op, image, pooled), outputs[0].shape[0] * outputs[0].shape[2]
-    return Mean(op, _image(inputs[0]), places, rows, _lines(outputs[0]))
+    places, rows, given = _places(op, image, pooled), outputs[0].shape[0] * outputs[0].shape[2], _image(inputs[0])
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        shares = np.ones(places.pooled)
+        op.divide(shares, op.windows(places.image), (0, 0), places.pooled)
+        arrays = (flat_input(inputs[0]), given.step, flat(outputs[0]), shares.astype(np.float32))
+        function = _mean if isinstance(op, AvgPool) else _mean_gradient
+        numbers, grain = (given.width, places.numbers), _grain(places, given.width)
+        return ranged(function, rows, grain, current_threads(), *arrays, *numbers, own=scratch[0])
+
+    return LoopKernel(loops, _lines(outputs[0]))

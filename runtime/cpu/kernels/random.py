@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache
 
 import llvmlite.ir as ir
 import numpy as np
 
 from foreplan.graph import DType, Op
-from foreplan.graph.op import Windows
+from foreplan.graph.op import Arrays, Windows
 from foreplan.graph.types import BOOL, FLOAT32
 from foreplan.ops.random import Random
 from foreplan.runtime.cpu.codegen.conversions import convert
 from foreplan.runtime.cpu.codegen.lanes import FLOAT, INT32, INT64, Lanes, shuffled
 from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
 from foreplan.runtime.cpu.codegen.loops import CONTIGUOUS, WIDTH, Memory, Operand, Place, Writer
+from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.threads import current_threads, ranged
 from foreplan.runtime.kernel import Refused, Run
 
@@ -28,31 +28,8 @@ _ROUNDS = 10
 _MASK = 0xFFFFFFFF
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """Random numbers in C order.
-
-    Attributes:
-        constants: what the numbers depend on beside the state, as `compiled_numbers` has it in its table.
-    """
-
-    distribution: str
-    dtype: DType
-    size: int
-    constants: tuple[int, ...]
-    workspace: int = 0
-    overwrites: tuple[tuple[int, int], ...] = ()
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """The loop, compiled when it is first asked for."""
-        table = [self.size, inputs[0].ctypes.data, outputs[0].ctypes.data, *self.constants]
-        loop = compiled_numbers(self.distribution, self.dtype)
-        packed = np.array(table, np.int64).tobytes()
-        return ranged(loop, -(-self.size // UNIT), PART // UNIT, current_threads(), packed)
-
-
-def random(op: Op, inputs: Windows, outputs: Windows) -> Numbers:
-    """The loop of random numbers."""
+def random(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The loop of random numbers in C order, compiled when it is first bound."""
     assert isinstance(op, Random)
     if op.distribution == "normal" or (op.distribution == "uniform" and op.dtype.itemsize == 8):
         raise Refused(f"{op.distribution} numbers of {op.dtype}")
@@ -62,7 +39,14 @@ def random(op: Op, inputs: Windows, outputs: Windows) -> Numbers:
         low, high = np.float32(op.low), np.float32(op.high)
         numbers = (high - low, low, np.nextafter(high, low)) if (low, high) != (0, 1) else (1, 0, 1)
         constants = [int(np.float32(number).view(np.int32)) for number in numbers]
-    return Numbers(op.distribution, op.dtype, outputs[0].type.size, (op.stream, *constants))
+    size = outputs[0].type.size
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        table = [size, inputs[0].ctypes.data, outputs[0].ctypes.data, op.stream, *constants]
+        loop = compiled_numbers(op.distribution, op.dtype)
+        return ranged(loop, -(-size // UNIT), PART // UNIT, current_threads(), np.array(table, np.int64).tobytes())
+
+    return LoopKernel(loops)
 
 
 @cache

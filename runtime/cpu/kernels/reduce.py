@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from foreplan.graph import Op, Window
-from foreplan.graph.op import Windows
+from foreplan.graph.op import Arrays, Windows
 from foreplan.ops.reduce import Reduce
 from foreplan.runtime.cpu.codegen.loops import CONTIGUOUS, STRIDED, Operand
 from foreplan.runtime.cpu.codegen.reduction import COLUMNS, Reduction, compiled_reduction
+from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.threads import current_threads, ranged
 from foreplan.runtime.kernel import Refused, Run
 
@@ -29,29 +29,26 @@ class _Axis:
     kept: bool
 
 
-@dataclass(frozen=True)
-class Reducing:
-    """A reduction.
+def _kind(step: int, itemsize: int) -> str:
+    return CONTIGUOUS if step == itemsize else STRIDED
 
-    Attributes:
-        axes: of the input as they lie in its memory, the innermost last.
-    """
 
-    how: str
-    input: Window
-    output: Window
-    axes: tuple[_Axis, ...]
-    workspace: int = 0
-    overwrites: tuple[tuple[int, int], ...] = ()
+def reduce(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The loop of a reduction, compiled when it is first bound."""
+    assert isinstance(op, Reduce)
+    (x,), (y,) = inputs, outputs
+    if op.how == "mean" and not x.type.dtype.is_float:
+        raise Refused("a mean of integers is no mean")
+    if op.how in ("max", "min") and not x.type.size:
+        raise Refused("nothing has no extreme")
+    *before, inner = _axes(op, x, y)
+    kept, reduced = ([axis for axis in before if axis.kept is which] for which in (True, False))
 
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """The loop, compiled when it is first asked for."""
-        *before, inner = self.axes
-        kept, reduced = ([axis for axis in before if axis.kept is which] for which in (True, False))
-        x, y = self.input.type.dtype, self.output.type.dtype
-        operands = [Operand(t, _kind(step, t.itemsize)) for t, step in ((x, inner.step), (y, inner.result))]
-        loop = Reduction(self.how, operands[0], operands[1], inner.kept, len(kept), len(reduced))
-        terms = self.input.type.size // max(1, self.output.type.size)
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        steps = ((x.type.dtype, inner.step), (y.type.dtype, inner.result))
+        operands = [Operand(t, _kind(step, t.itemsize)) for t, step in steps]
+        loop = Reduction(op.how, operands[0], operands[1], inner.kept, len(kept), len(reduced))
+        terms = x.type.size // max(1, y.type.size)
         factor = np.float64(1.0 / terms if terms else np.nan)
         table = [axis.extent for axis in (*kept, *reduced, inner)]
         table.append(int(factor.view(np.int64)))
@@ -60,27 +57,14 @@ class Reducing:
         if inner.kept:
             table.append(inner.result)
         parts = math.prod(axis.extent for axis in kept) * (-(-inner.extent // COLUMNS) if inner.kept else 1)
-        each = self.input.type.size // max(1, parts)
+        each = x.type.size // max(1, parts)
         packed = np.array(table, np.int64).tobytes()
         return ranged(compiled_reduction(loop), parts, -(-PART // max(1, each)), current_threads(), packed)
 
-
-def _kind(step: int, itemsize: int) -> str:
-    return CONTIGUOUS if step == itemsize else STRIDED
+    return LoopKernel(loops)
 
 
-def reduce(op: Op, inputs: Windows, outputs: Windows) -> Reducing:
-    """The loop of a reduction."""
-    assert isinstance(op, Reduce)
-    (x,), (y,) = inputs, outputs
-    if op.how == "mean" and not x.type.dtype.is_float:
-        raise Refused("a mean of integers is no mean")
-    if op.how in ("max", "min") and not x.type.size:
-        raise Refused("nothing has no extreme")
-    return Reducing(op.how, x, y, _axes(op, x, y))
-
-
-def _axes(op: Reduce, x: Window, y: Window) -> tuple[_Axis, ...]:
+def _axes(op: Reduce, x: Window, y: Window) -> list[_Axis]:
     """The input's axes, those of extent 1 dropped, neighbours that lie together and are both kept or reduced as one."""
     left = iter(y.strides)
     results = [next(left) if op.keepdims or axis not in op.axes else 0 for axis in range(len(x.shape))]
@@ -92,16 +76,9 @@ def _axes(op: Reduce, x: Window, y: Window) -> tuple[_Axis, ...]:
     merged: list[_Axis] = []
     for axis in sorted(found, key=lambda axis: -abs(axis.step)):
         last = merged[-1] if merged else None
-        if (
-            last
-            and last.kept == axis.kept
-            and (last.step, last.result)
-            == (
-                axis.step * axis.extent,
-                axis.result * axis.extent,
-            )
-        ):
+        follows = (axis.step * axis.extent, axis.result * axis.extent, axis.kept)
+        if last and (last.step, last.result, last.kept) == follows:
             merged[-1] = _Axis(last.extent * axis.extent, axis.step, axis.result, axis.kept)
         else:
             merged.append(axis)
-    return tuple(merged) or (_Axis(1, 0, 0, False),)
+    return merged or [_Axis(1, 0, 0, False)]

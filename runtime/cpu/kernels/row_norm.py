@@ -6,19 +6,16 @@ those of segments, which depend on the shape alone, so that no result depends on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from foreplan.graph import Op, Window
-from foreplan.graph.op import Windows
-from foreplan.ops.blocks import Piece, carve, carve_bytes
+from foreplan.graph.op import Arrays, Windows
 from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 from foreplan.runtime.cpu.codegen.elements import as_in, check_elements, check_float, number, written
 from foreplan.runtime.cpu.codegen.jit import compiled, inlined, summing
-from foreplan.runtime.cpu.kernel import one_after_another
+from foreplan.runtime.cpu.kernel import LoopKernel, one_after_another
 from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_from, same_place
 from foreplan.runtime.cpu.kernels.scores import BLOCK, row_sum
 from foreplan.runtime.cpu.threads import current_threads, ranged
@@ -81,29 +78,6 @@ def _normal_over(  # type: ignore[no-untyped-def]
     for i in range(start, stop):
         row = y[i * width : (i + 1) * width]
         _normal_row(row, row, i, scale, bias, epsilon, centred, means, deviations)
-
-
-@dataclass(frozen=True)
-class Normal:
-    """`LayerNorm` or `RMSNorm`."""
-
-    op: LayerNorm | RMSNorm
-    x: Rows
-    overwrites: tuple[tuple[int, int], ...]
-
-    workspace = 0
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """By ranges of rows."""
-        x, *parameters = inputs
-        y, r = flat(outputs[0]), flat(outputs[-1])
-        means = flat(outputs[1]) if self.op.centred else _nothing()
-        scale, bias = [*map(flat_input, parameters), _no_input(), _no_input()][:2]
-        rest = (scale, bias, np.float64(self.op.epsilon), self.op.centred, means, r)
-        width, grain, threads = self.x.width, max(1, GRAIN // self.x.width), current_threads()
-        if same_place(x, outputs[0]):
-            return ranged(_normal_over, self.x.count, grain, threads, y, width, *rest)
-        return ranged(_normal, self.x.count, grain, threads, flat_input(x), self.x.step, y, width, *rest)
 
 
 @summing
@@ -222,48 +196,6 @@ def _merge(sums, dscale, dbias):  # type: ignore[no-untyped-def]
             dbias[k] = other
 
 
-@dataclass(frozen=True)
-class Gradient:
-    """`LayerNormGrad` or `RMSNormGrad`: a row is read twice while it is in the cache."""
-
-    op: LayerNormGrad | RMSNormGrad
-    x: Rows
-    g: Rows
-    added: Rows | None
-    overwrites: tuple[tuple[int, int], ...]
-
-    @property
-    def segments(self) -> int:
-        """Of rows, each worked on by one thread."""
-        return max(1, min(SEGMENTS, self.x.count // SEGMENT, self.x.count * self.x.width // GRAIN))
-
-    @property
-    def workspace(self) -> int:
-        """A row a segment; and, for the parameters' gradients, two rows of sums and of those of a block."""
-        return carve_bytes(*self._pieces())
-
-    def _pieces(self) -> list[Piece]:
-        width, segments = self.x.width, self.segments
-        sums = (segments, 2, width if self.op.scaled else 0)
-        return [((segments, width), _FLOAT), (sums, _DOUBLE), (sums, _FLOAT)]
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """By segments; then their sums are added."""
-        op = self.op
-        means = flat_input(inputs[op.g - 2]) if op.centred else _no_input()
-        scale = flat_input(inputs[1]) if op.scaled else _no_input()
-        lines, sums, blocks = carve(workspace, *self._pieces())
-        added = (flat_input(inputs[-1]), self.added.step) if self.added else (_no_input(), 0)
-        given = (flat_input(inputs[0]), self.x.step, flat_input(inputs[op.g]), self.g.step, *added, flat(outputs[0]))
-        rest = (scale, means, flat_input(inputs[op.g - 1]), op.centred, lines, sums, blocks)
-        count, segments = self.x.count, self.segments
-        run = ranged(_gradient, segments, 1, current_threads(), count, segments, *given, *rest)
-        if not op.scaled:
-            return run
-        dbias = flat(outputs[2]) if op.centred else _nothing()
-        return one_after_another(run, partial(_merge, sums, flat(outputs[1]), dbias))
-
-
 def _nothing() -> np.ndarray:
     return np.zeros(0, np.float32)
 
@@ -280,20 +212,52 @@ def _rows(op: LayerNorm | RMSNorm | LayerNormGrad | RMSNormGrad, window: Window)
     return rows
 
 
-def normal(op: Op, inputs: Windows, outputs: Windows) -> Normal:
-    """The kernel of `LayerNorm` and `RMSNorm`."""
+def normal(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `LayerNorm` and `RMSNorm`, by ranges of rows."""
     assert isinstance(op, LayerNorm | RMSNorm)
     check_float(*inputs[1:], *outputs[1:])
-    return Normal(op, _rows(op, inputs[0]), ((0, 0),) if inputs[0].is_dense else ())
+    rows = _rows(op, inputs[0])
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        x, *parameters = inputs
+        y, r = flat(outputs[0]), flat(outputs[-1])
+        means = flat(outputs[1]) if op.centred else _nothing()
+        scale, bias = [*map(flat_input, parameters), _no_input(), _no_input()][:2]
+        rest = (scale, bias, np.float64(op.epsilon), op.centred, means, r)
+        width, grain, threads = rows.width, max(1, GRAIN // rows.width), current_threads()
+        if same_place(x, outputs[0]):
+            return ranged(_normal_over, rows.count, grain, threads, y, width, *rest)
+        return ranged(_normal, rows.count, grain, threads, flat_input(x), rows.step, y, width, *rest)
+
+    return LoopKernel(loops, overwrites=((0, 0),) if inputs[0].is_dense else ())
 
 
-def gradient(op: Op, inputs: Windows, outputs: Windows) -> Gradient:
-    """The kernel of `LayerNormGrad` and `RMSNormGrad`."""
+def gradient(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `LayerNormGrad` and `RMSNormGrad`, by segments of rows, whose sums are then added: a row is read
+    twice while it is in the cache.
+    """
     assert isinstance(op, LayerNormGrad | RMSNormGrad)
     check_float(*inputs[1 : op.g], *outputs[1:])
     x, g, *added = (_rows(op, window) for window in (inputs[0], *inputs[op.g :]))
+    count, width = x.count, x.width
+    segments = max(1, min(SEGMENTS, count // SEGMENT, count * width // GRAIN))
+    total = (segments, 2, width if op.scaled else 0)  # of the parameters' gradients
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        means = flat_input(inputs[op.g - 2]) if op.centred else _no_input()
+        scale = flat_input(inputs[1]) if op.scaled else _no_input()
+        more = (flat_input(inputs[-1]), added[0].step) if added else (_no_input(), 0)
+        given = (flat_input(inputs[0]), x.step, flat_input(inputs[op.g]), g.step, *more, flat(outputs[0]))
+        rest = (scale, means, flat_input(inputs[op.g - 1]), op.centred, *scratch)
+        run = ranged(_gradient, segments, 1, current_threads(), count, segments, *given, *rest)
+        if not op.scaled:
+            return run
+        dbias = flat(outputs[2]) if op.centred else _nothing()
+        return one_after_another(run, partial(_merge, scratch[1], flat(outputs[1]), dbias))
+
+    pieces = (((segments, width), _FLOAT), (total, _DOUBLE), (total, _FLOAT))
     pairs = tuple((0, i) for i in (*reversed(range(op.g, len(inputs))), 0) if inputs[i].is_dense)
-    return Gradient(op, x, g, added[0] if added else None, pairs)
+    return LoopKernel(loops, pieces, pairs)
 
 
 def reads(op: Op, index: int, window: Window) -> Window:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
 from foreplan import jit
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last, lie_alike
-from foreplan.graph.op import Types, Windows
-from foreplan.ops.blocks import Piece, carve, carve_bytes
+from foreplan.graph.op import Arrays, Types, Windows
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, RowOp, Softmax, SoftmaxGrad
 from foreplan.runtime.cpu.codegen.elements import check_elements, number, written
 from foreplan.runtime.cpu.codegen.functions import exp32
 from foreplan.runtime.cpu.codegen.jit import FLOAT, compiled, summing
+from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_along
 from foreplan.runtime.cpu.kernels.scores import BLOCK, LOWEST, largest, row_sum
 from foreplan.runtime.cpu.threads import current_threads, ranged
@@ -128,37 +125,20 @@ def _segments(start, stop, kind, rows, a, a_step, b, b_step, out, lines):  # typ
 KINDS = (Softmax, LogSoftmax, SoftmaxGrad, LogSoftmaxGrad)  # as `_segments` numbers them
 
 
-@dataclass(frozen=True)
-class RowKernel:
-    """One of them; the second input of softmax itself is its first."""
-
-    kind: int
-    inputs: tuple[Rows, ...]
-    overwrites: tuple[tuple[int, int], ...]
-
-    @property
-    def workspace(self) -> int:
-        """A row a segment."""
-        return carve_bytes(self._lines())
-
-    def _lines(self) -> Piece:
-        rows = self.inputs[0]
-        segments = max(1, min(SEGMENTS, rows.count, rows.count * rows.width // GRAIN))
-        return (segments, rows.width), np.dtype(np.float32)
-
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
-        """By segments of rows."""
-        (lines,) = carve(workspace, self._lines())
-        given = [(flat_input(x), rows.step) for x, rows in zip(inputs, self.inputs)]
-        arguments = (self.kind, self.inputs[0].count, *given[0], *given[-1], flat(outputs[0]), lines)
-        return ranged(_segments, len(lines), 1, current_threads(), *arguments)
-
-
-def row_kernel(op: Op, inputs: Windows, outputs: Windows) -> RowKernel:
-    """The kernel of an op on rows."""
+def row_kernel(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of an op on rows, by segments of them; the second input of softmax itself is its first."""
     assert isinstance(op, RowOp)
+    rows = [class_rows(x, op.axis) for x in inputs]
+    count, width = rows[0].count, rows[0].width
+    segments = max(1, min(SEGMENTS, count, count * width // GRAIN))
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        given = [(flat_input(x), each.step) for x, each in zip(inputs, rows)]
+        arguments = (KINDS.index(type(op)), count, *given[0], *given[-1], flat(outputs[0]), scratch[0])
+        return ranged(_segments, segments, 1, current_threads(), *arguments)
+
     pairs = tuple((0, i) for i, x in enumerate(inputs) if lie_alike(x, outputs[0]))
-    return RowKernel(KINDS.index(type(op)), tuple(class_rows(x, op.axis) for x in inputs), pairs)
+    return LoopKernel(loops, (((segments, width), np.dtype(np.float32)),), pairs)
 
 
 def class_rows(window: Window, axis: int) -> Rows:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreplan.graph import DType, TensorType, Window
+from foreplan.graph.op import Arrays
 from foreplan.runtime.cpu.codegen.epilogue import FURTHER, MADE
 from foreplan.runtime.cpu.gemm.products import Product
 from foreplan.runtime.cpu.kernel import one_after_another
@@ -59,7 +60,7 @@ class Staged:
         """What is added to may be changed in place."""
         return ((0, self.base),) if self.base >= 0 else self.mapped
 
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> Run:
         """The primitives, bound."""
         arrays = {"in": inputs, "out": outputs, "scratch": [workspace], "zero": [_ZERO]}
         starts = {kind: [array.ctypes.data for array in found] for kind, found in arrays.items()}

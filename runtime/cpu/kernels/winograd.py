@@ -18,6 +18,7 @@ from itertools import pairwise
 import numpy as np
 
 from foreplan.graph import TensorType, Window
+from foreplan.graph.op import Arrays
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.conv.ops import ConvOp
@@ -233,7 +234,7 @@ class Convolution:
         own = [_bytes(TAPS * TAPS * inner * outer * 4), _piece(inner, outer), _bytes(self.reorder.scratchpad)]
         return [*own, *each * self.blocks.threads]
 
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> Run:
         """Weights first; then block after block."""
         inner, outer, most = self.x.channels, self.y.channels, self.blocks.most
         taps, weights, scratch, *own = carve(workspace, *self._pieces())
@@ -299,7 +300,7 @@ class WeightGradient:
         taps, weights = _bytes(TAPS * TAPS * inner * outer * 4), _piece(outer, inner)
         return [taps, weights, _piece(most, inner), _piece(most, outer), _bytes(scratch)] * self.blocks.threads
 
-    def bind(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], workspace: np.ndarray) -> Run:
+    def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> Run:
         """Block after block, then from places to taps, by each thread; and their sum."""
         inner, outer, most = self.x.channels, self.g.channels, self.blocks.most
         pieces = carve(workspace, *self._pieces())

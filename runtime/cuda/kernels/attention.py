@@ -12,7 +12,6 @@ from foreplan.ops.attention.blocks import AttentionOp, Extents
 from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.ops import Attention
 from foreplan.runtime.cuda.device import Device
-from foreplan.runtime.cuda.kernels.expressions import stored
 from foreplan.runtime.cuda.kernels.reduce import Axis, Terms, reduction
 from foreplan.runtime.cuda.launch import (
     Address,
@@ -22,14 +21,13 @@ from foreplan.runtime.cuda.launch import (
     Launch,
     LaunchKernel,
     Scratch,
-    Source,
     Word,
-    ceil_div,
     input_at,
     launch,
     output_at,
 )
 from foreplan.runtime.kernel import Refused
+from foreplan.units import ceil_div
 
 SIDE = 16  # of the square of threads that share out a tile's results, or as many as the tile has rows
 # Rows that a block has, and of the other side's that it takes at a time; the first that fit and are not mostly empty.
@@ -149,8 +147,8 @@ def _launch(
     of_mask: DType = mask[1].type.dtype if mask else FLOAT32
     tall, wide = _tile(e, rows, isinstance(op, AttentionGrad))
     defines: Defines = (
-        ("ELEMENT", stored(e.dtype)),
-        ("MASK_ELEMENT", stored(of_mask)),
+        ("ELEMENT", e.dtype),
+        ("MASK_ELEMENT", of_mask),
         ("DEPTH", e.depth),
         ("VALUE_DEPTH", e.value_depth),
         ("SIDE", min(SIDE, tall)),
@@ -163,7 +161,7 @@ def _launch(
     tiles = ceil_div(rows, tall)
     words = _words(op, e, tiles, tensors, mask, vectors)
     file = "attention_grad.cu" if isinstance(op, AttentionGrad) else "attention.cu"
-    return launch(Source(file, defines), entry, tiles * heads * e.batch, min(SIDE, tall) ** 2, words)
+    return launch(file, entry, tiles * heads * e.batch, words, defines, threads=min(SIDE, tall) ** 2)
 
 
 def reads(op: Op, index: int, window: Window) -> Window:

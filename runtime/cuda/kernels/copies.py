@@ -5,9 +5,9 @@ from __future__ import annotations
 from foreplan.graph import Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.ops.map import merged_axes
-from foreplan.runtime.cuda.launch import Address, Copy, Launch, Source, Word, ceil_div, launch
+from foreplan.runtime.cuda.launch import THREADS, Address, Copy, Launch, Word, launch
+from foreplan.units import ceil_div
 
-THREADS = 256
 TILES = {1: 64, 2: 64, 4: 32, 8: 32}  # elements along both axes of a tile, by their bytes
 _WORDS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 _LEAST = 8  # elements along an axis of a tile that are worth turning around
@@ -50,4 +50,4 @@ def transposition(source: Address, x: Window, target: Address, y: Window) -> tup
         *tiles,
     ]
     numbers += [n for n, _ in others] + [steps[0] for _, steps in others] + [steps[1] for _, steps in others]
-    return (launch(Source("transpose.cu", sizes), "transpose", blocks, THREADS, numbers),)
+    return (launch("transpose.cu", "transpose", blocks, numbers, sizes),)

@@ -20,14 +20,13 @@ from foreplan.runtime.cuda.launch import (
     LaunchKernel,
     Scratch,
     added_in_place,
-    ceil_div,
     input_at,
     output_at,
 )
 from foreplan.runtime.cuda.libraries.cudnn import ADDING, ADDRESS_ALIGNMENT, UIDS, CudnnPlan, busy, in_clusters, missing
 from foreplan.runtime.cuda.libraries.cudnn_conv_plans import convolution_plans
 from foreplan.runtime.kernel import Refused
-from foreplan.units import align_up
+from foreplan.units import align_up, ceil_div
 
 # cuDNN ranks its engines by predicted time and does not say it: what a place further down is taken to cost.
 RANK = 0.03

@@ -9,23 +9,7 @@ from foreplan.graph import DType
 from foreplan.graph.types import BOOL, DTYPES, FLOAT32
 from foreplan.ops.expr import Arg, Call, Const, Expr, infer_dtypes, subexpressions
 from foreplan.ops.map import operand_dtypes
-
-# Elements as they lie in memory.
-STORED: Mapping[str, str] = {
-    "float64": "double",
-    "float32": "float",
-    "float16": "float16",
-    "bfloat16": "bfloat16",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-    "uint64": "u64",
-    "uint32": "u32",
-    "uint16": "u16",
-    "uint8": "u8",
-    "bool": "bool",
-}
+from foreplan.runtime.cuda.launch import STORED, stored
 
 _INFIX = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _INFIX |= {"and": "&&", "or": "||", "xor": "!=", "bitand": "&", "bitor": "|", "bitxor": "^"}
@@ -84,11 +68,6 @@ _NAMES = {
 _POWERS = {str(Const(2)): "scalar::square({0})", str(Const(3)): "{0} * scalar::square({0})"}
 _POWERS |= {str(Const(2.0)): _POWERS[str(Const(2))], str(Const(3.0)): _POWERS[str(Const(3))]}
 _LOGIC = ("and", "or", "xor", "not")
-
-
-def stored(dtype: DType) -> str:
-    """The C++ type of an element in memory."""
-    return STORED[dtype.name]
 
 
 def wide(dtype: DType) -> str:

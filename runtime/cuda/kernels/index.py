@@ -9,7 +9,6 @@ from foreplan.graph.op import Windows
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.map import merged_axes
 from foreplan.runtime.cuda.device import Device
-from foreplan.runtime.cuda.kernels.expressions import stored
 from foreplan.runtime.cuda.kernels.map import copies, index_type
 from foreplan.runtime.cuda.launch import (
     Clear,
@@ -18,18 +17,17 @@ from foreplan.runtime.cuda.launch import (
     Launch,
     LaunchKernel,
     Scratch,
-    Source,
     Word,
     added_in_place,
-    ceil_div,
+    for_each,
     input_at,
     launch,
     output_at,
     side_by_side,
 )
 from foreplan.runtime.kernel import Refused
+from foreplan.units import ceil_div
 
-THREADS = 256
 BYTES = 16  # that a thread reads at a time
 SORTING, TILE = 512, 4096  # threads of a block that sorts, and its positions
 ADDING = 128  # threads of a block that adds
@@ -53,13 +51,12 @@ def gather(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
     words += [input_at(0), *_folded(data, op.axis, behind), output_at(0), *_folded(y, op.axis, behind)]
     units = outer * indices.type.size * ceil_div(inner, vector)
     defines: Defines = (
-        ("ELEMENT", stored(y.type.dtype)),
-        ("PLACE", stored(indices.type.dtype)),
+        ("ELEMENT", y.type.dtype),
+        ("PLACE", indices.type.dtype),
         ("VECTOR", vector),
         ("INDEX", index_type(units)),
     )
-    source = Source("index.cu", defines)
-    return LaunchKernel((launch(source, "gather", ceil_div(units, THREADS), THREADS, words),))
+    return LaunchKernel((for_each("index.cu", "gather", units, words, defines),))
 
 
 def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
@@ -88,19 +85,19 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
     bits = max(1, ceil_div((extent - 1).bit_length(), passes))
     index = index_type(max(units, extent))
     defines: Defines = (
-        ("ELEMENT", stored(y.type.dtype)),
-        ("PLACE", stored(indices.type.dtype)),
+        ("ELEMENT", y.type.dtype),
+        ("PLACE", indices.type.dtype),
         ("VECTOR", vector),
         ("INDEX", index),
         ("BITS", bits),
         ("AHEAD", 32 if many else 8),
         ("ADDS", int(bool(base))),
     )
-    order = _Order(Source("scatter_add.cu", defines), count, extent, passes, bits, index)
+    order = _Order(defines, count, extent, passes, bits, index)
     found += order.launches()
     words: list[Word] = [outer, count, inner, order.positions, order.places]
     words += [output_at(0), *folded[0], input_at(1), *folded[1]]
-    found.append(launch(order.source, "scatter_add", ceil_div(units, ADDING), ADDING, words))
+    found.append(launch("scatter_add.cu", "scatter_add", ceil_div(units, ADDING), words, defines, threads=ADDING))
     return LaunchKernel(tuple(found), order.scratch.nbytes, overwrites)
 
 
@@ -111,9 +108,9 @@ class _Order:
         positions, places: sorted positions, and the place of each.
     """
 
-    def __init__(self, source: Source, count: int, extent: int, passes: int, bits: int, index: str) -> None:
+    def __init__(self, defines: Defines, count: int, extent: int, passes: int, bits: int, index: str) -> None:
         """Each of `passes` passes sorts by `bits` bits of the places."""
-        self.source, self.count, self.extent, self.passes, self.bits = source, count, extent, passes, bits
+        self.defines, self.count, self.extent, self.passes, self.bits = defines, count, extent, passes, bits
         self.scratch, self.tiles = Scratch(), ceil_div(count, TILE)
         nbytes = _BYTES[index]
         self.positions, self.places = (self.scratch.take(nbytes * count) for _ in range(2))
@@ -129,10 +126,13 @@ class _Order:
             words: list[Word] = [self.count, self.extent, i * self.bits, self.tiles, input_at(0), given]
             words += [self.digits, target, self.places]
             if self.tiles > 1:
-                found.append(launch(self.source, "count_digits", self.tiles, SORTING, words))
-            found.append(launch(self.source, "sort_by_digit", self.tiles, SORTING, words))
+                found.append(self._launch("count_digits", words))
+            found.append(self._launch("sort_by_digit", words))
             given = target
         return found
+
+    def _launch(self, entry: str, words: list[Word]) -> Launch:
+        return launch("scatter_add.cu", entry, self.tiles, words, self.defines, threads=SORTING)
 
 
 def _folded(x: Window, axis: int, behind: int) -> tuple[int, int, int]:

@@ -9,11 +9,8 @@ from foreplan.graph.layouts import lie_alike
 from foreplan.graph.op import Windows
 from foreplan.ops.join import MODES, Concat, Pad, Unslice
 from foreplan.runtime.cuda.device import Device
-from foreplan.runtime.cuda.kernels.expressions import stored
 from foreplan.runtime.cuda.kernels.map import copies, index_type
-from foreplan.runtime.cuda.launch import Instruction, LaunchKernel, Source, Word, ceil_div, input_at, launch, output_at
-
-THREADS = 256
+from foreplan.runtime.cuda.launch import Instruction, LaunchKernel, Word, for_each, input_at, output_at
 
 
 def concat(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
@@ -50,9 +47,9 @@ def _put(x: Window, y: Window, firsts: Sequence[int], steps: Sequence[int], fill
     words: list[Word] = [y.type.size, input_at(0), output_at(0), float(fill)]
     words += [column[axis] for column in columns for axis in order] if order else [1, 0, 1, 0, 0, 1]
     defines = (
-        ("ELEMENT", stored(y.type.dtype)),
+        ("ELEMENT", y.type.dtype),
         ("RANK", max(1, len(order))),
         ("MODE", MODES.index(mode)),
         ("INDEX", index_type(y.type.size)),
     )
-    return LaunchKernel((launch(Source("pad.cu", defines), "pad", ceil_div(y.type.size, THREADS), THREADS, words),))
+    return LaunchKernel((for_each("pad.cu", "pad", y.type.size, words, defines),))

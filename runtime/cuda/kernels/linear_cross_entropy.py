@@ -12,7 +12,6 @@ from foreplan.ops.expr import Arg, parse_expr
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels import lt
-from foreplan.runtime.cuda.kernels.expressions import stored
 from foreplan.runtime.cuda.kernels.map import Tensor, broadcast, map_launches
 from foreplan.runtime.cuda.kernels.multiply import Operands, calls_of, turned
 from foreplan.runtime.cuda.kernels.product import Plain, Product, product_launch
@@ -26,7 +25,6 @@ from foreplan.runtime.cuda.launch import (
     LaunchKernel,
     Multiply,
     Scratch,
-    Source,
     Word,
     input_at,
     launch,
@@ -35,7 +33,6 @@ from foreplan.runtime.cuda.launch import (
 from foreplan.runtime.kernel import Refused
 from foreplan.units import align_up
 
-THREADS = 256
 PITCH = 128  # elements: rows that libraries multiply begin at multiples of it
 # Where rows are no multiple of 16 bytes and there are at least LEAST_CLASSES classes, libraries multiply a multiple of
 # TOGETHER classes, and the last few apart: sums over the last few are rounded before the others are added to them.
@@ -139,9 +136,9 @@ class _Work:
         item, target = self.wide.itemsize, self.inputs[2].type.dtype
         work = teams(count, classes, self.logits.dtype, True)
         defines: Defines = (
-            ("ELEMENT", stored(self.logits.dtype)),
-            ("GRADIENT", stored(self.gradient.dtype)),
-            ("TARGET", stored(target)),
+            ("ELEMENT", self.logits.dtype),
+            ("GRADIENT", self.gradient.dtype),
+            ("TARGET", target),
             ("MEAN", int(self.op.mean)),
             *work.defines(1),
         )
@@ -149,7 +146,7 @@ class _Work:
         words += [*self.logits.words(count), *self.gradient.words(count)]
         words += [input_at(2, first * target.itemsize), self.losses.behind(first * item), self.weight]
         blocks = 1 if entry == "weight_of_items" else work.blocks
-        return launch(Source("linear_cross_entropy.cu", defines), entry, blocks, THREADS, words)
+        return launch("linear_cross_entropy.cu", entry, blocks, words, defines)
 
     def _logits(self, first: int, count: int) -> Iterator[Instruction | Operands]:
         """Rows of h times w, and the bias."""

@@ -10,23 +10,10 @@ from foreplan.ops.recurrent import Unstack
 from foreplan.ops.scan import CumSum
 from foreplan.ops.sort import ArgReduce, TopK
 from foreplan.runtime.cuda.device import Device
-from foreplan.runtime.cuda.kernels.expressions import stored
 from foreplan.runtime.cuda.kernels.map import copies, index_type
 from foreplan.runtime.cuda.kernels.rows import Rows, rank_of, rows_along
-from foreplan.runtime.cuda.launch import (
-    Clear,
-    Defines,
-    Instruction,
-    LaunchKernel,
-    Source,
-    Word,
-    ceil_div,
-    input_at,
-    launch,
-    output_at,
-)
+from foreplan.runtime.cuda.launch import Clear, Defines, Instruction, LaunchKernel, Word, for_each, input_at, output_at
 
-THREADS = 256
 _NO_PLACES = DTYPES["int64"]
 
 
@@ -116,8 +103,8 @@ def _kernel(
     rank, threads = rank_of(lines), threads or rows
     every = {"REVERSE": 0, "EXCLUSIVE": 0, "LARGEST": 0, "LAST": 0} | dict(choices)
     defines: Defines = (
-        ("ELEMENT", stored(dtype)),
-        ("PLACE", stored(place)),
+        ("ELEMENT", dtype),
+        ("PLACE", place),
         ("RANK", rank),
         ("INDEX", index_type(threads)),
         *every.items(),
@@ -125,4 +112,4 @@ def _kernel(
     words: list[Word] = [rows, *counts]
     for each in lines:
         words += each.words(rank)
-    return LaunchKernel((launch(Source("lines.cu", defines), entry, ceil_div(threads, THREADS), THREADS, words),))
+    return LaunchKernel((for_each("lines.cu", entry, threads, words, defines),))

@@ -17,17 +17,9 @@ from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.biased import bias_of, map_behind, overwrites, product_of, terms_of
 from foreplan.runtime.cuda.kernels.multiply import multiplications, product_at
 from foreplan.runtime.cuda.kernels.prices import roofline
-from foreplan.runtime.cuda.launch import (
-    ALIGNMENT,
-    Instruction,
-    LaunchKernel,
-    Multiply,
-    added_in_place,
-    ceil_div,
-    workspace_at,
-)
+from foreplan.runtime.cuda.launch import ALIGNMENT, Instruction, LaunchKernel, Multiply, added_in_place, workspace_at
 from foreplan.runtime.kernel import Refused
-from foreplan.units import align_up
+from foreplan.units import align_up, ceil_div
 
 CUBLASLT = "cublaslt"  # how its kernels' names begin
 # What NVIDIA sets aside for cuBLAS itself (cuBLAS documentation, cublasSetWorkspace): more on Hopper and Blackwell.

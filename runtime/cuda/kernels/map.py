@@ -15,21 +15,21 @@ from foreplan.ops.expr import Arg, Expr, parse_expr
 from foreplan.ops.map import Map, merged_axes
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.copies import dense_copy, transposition
-from foreplan.runtime.cuda.kernels.expressions import statements, stored
+from foreplan.runtime.cuda.kernels.expressions import statements
 from foreplan.runtime.cuda.launch import (
     Address,
+    Defines,
     Instruction,
     Launch,
     LaunchKernel,
-    Source,
     Word,
-    ceil_div,
+    for_each,
     input_at,
-    launch,
     output_at,
+    stored,
 )
+from foreplan.units import ceil_div
 
-THREADS = 256
 BYTES = 16  # a thread moves at a time
 
 
@@ -94,10 +94,10 @@ def pack(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKer
     lines = [*statements([parse_expr(op.condition)], ["a0"], [x.type.dtype], ["truth"]), "return truth;"]
     text = function("bool condition(Wide<ELEMENT> a0)", lines)
     index = ("INDEX", index_type(x.type.size))
-    source = Source("pack_bits.cu", (("RANK", len(axes)), ("ELEMENT", stored(x.type.dtype)), index), text)
+    defines: Defines = (("RANK", len(axes)), ("ELEMENT", x.type.dtype), index)
     nbytes = x.type.size // 8
     numbers: list[Word] = [nbytes, input_at(0), output_at(0), *(n for n, _ in axes), *(steps[0] for _, steps in axes)]
-    return LaunchKernel((launch(source, "pack_bits", ceil_div(nbytes, THREADS), THREADS, numbers),))
+    return LaunchKernel((for_each("pack_bits.cu", "pack_bits", nbytes, numbers, defines, generated=text),))
 
 
 def map_launches(
@@ -124,11 +124,11 @@ def map_launches(
     units = units_a_row * math.prod(extent for extent, _ in axes[:-1])
     numbers = [units, units_a_row, *(extent for extent, _ in axes)]
     sizes = (("RANK", len(axes)), ("OPERANDS", len(tensors)), ("VECTOR", vector), ("INDEX", index_type(units)))
-    source = Source("map.cu", sizes, _compute(exprs, inputs, outputs, kinds, once))
     operands: list[Word] = []
     for x, row in zip(tensors, steps):
         operands += [x.start, *row]
-    return (launch(source, "map", ceil_div(units, THREADS), THREADS, [*numbers, *operands]),)
+    text = _compute(exprs, inputs, outputs, kinds, once)
+    return (for_each("map.cu", "map", units, [*numbers, *operands], sizes, generated=text),)
 
 
 def index_type(count: int) -> str:

@@ -8,10 +8,11 @@ from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
 from foreplan.ops.multi_map import MultiMap
 from foreplan.runtime.cuda.device import Device
-from foreplan.runtime.cuda.kernels.expressions import statements, stored
+from foreplan.runtime.cuda.kernels.expressions import statements
 from foreplan.runtime.cuda.kernels.map import function, pairs_alike
-from foreplan.runtime.cuda.launch import LaunchKernel, Source, Word, ceil_div, input_at, launch, output_at
+from foreplan.runtime.cuda.launch import LaunchKernel, Word, input_at, launch, output_at, stored
 from foreplan.runtime.kernel import Refused
+from foreplan.units import ceil_div
 
 THREADS = 128
 MOST_BYTES = 4096  # of a kernel's arguments
@@ -31,13 +32,14 @@ def multi_map(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Laun
     if not blocks[-1] or 8 * len(words) > MOST_BYTES or device.compute < LEAST_COMPUTE:
         raise Refused(f"maps of {op.count} tensors at once")
     defines = (("TENSORS", op.count), ("OWN", op.own), ("RESULTS", results), ("SCALARS", shared))
-    source = Source("multi_map.cu", defines, _compute(op, op.each(inputs)[0], op.results(outputs, 0)))
+    text = _compute(op, op.each(inputs)[0], op.results(outputs, 0))
     overwrites = tuple(
         (t * results + o, t * op.own + i)
         for t, given in enumerate(op.each(inputs))
         for o, i in pairs_alike(given[: op.own], op.results(outputs, t))
     )
-    return LaunchKernel((launch(source, "multi_map", blocks[-1], THREADS, words),), overwrites=overwrites)
+    only = launch("multi_map.cu", "multi_map", blocks[-1], words, defines, threads=THREADS, generated=text)
+    return LaunchKernel((only,), overwrites=overwrites)
 
 
 def reads(op: Op, index: int, window: Window) -> Window:

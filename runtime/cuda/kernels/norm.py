@@ -15,24 +15,24 @@ from foreplan.ops.map import merged_axes
 from foreplan.ops.norm.batch import BatchNormGrad, ChannelMoments
 from foreplan.ops.norm.masked import MaskedBatchNormGrad
 from foreplan.runtime.cuda.device import Device
-from foreplan.runtime.cuda.kernels.expressions import statements, stored
+from foreplan.runtime.cuda.kernels.expressions import statements
 from foreplan.runtime.cuda.kernels.map import Tensor, broadcast, function, index_type, map_launches, mask
 from foreplan.runtime.cuda.kernels.reduce import power_of_2
 from foreplan.runtime.cuda.launch import (
+    THREADS,
     Address,
     Defines,
     Launch,
     LaunchKernel,
     Scratch,
-    Source,
     Word,
-    ceil_div,
     input_at,
     launch,
     output_at,
+    stored,
 )
+from foreplan.units import ceil_div
 
-THREADS = 256
 ACROSS = 32  # threads of a block for neighbouring channels, at most
 CHANNELS = 8  # of a block that puts parts together
 BYTES = 16  # of channels that lie side by side, that a thread reads at a time
@@ -90,7 +90,7 @@ class _Work:
         index = index_type(max(self.positions, channels))
         sizes: Defines = (("VECTOR", self.vector), ("ACROSS", self.across), ("BLOCKS", self.blocks))
         sizes += (("RANK", len(axes)), ("INDEX", index))
-        source = Source(file, (("ELEMENT", stored(self.x.dtype)), *sizes, *defines), generated)
+        every: Defines = (("ELEMENT", self.x.dtype), *sizes, *defines)
         given: list[Word] = [channels, self.positions, ceil_div(self.positions, self.parts), self.parts]
         given += [n for n, _ in axes]
         for i, each in enumerate(tensors):
@@ -100,8 +100,8 @@ class _Work:
             (ceil_div(channels, n), p, 1) for n, p in ((self.vector * self.across, self.parts), (CHANNELS, 1))
         )
         return (
-            launch(source, entries[0], first, THREADS, given),
-            launch(source, entries[1], last, THREADS, given),
+            launch(file, entries[0], first, given, every, generated=generated),
+            launch(file, entries[1], last, given, every, generated=generated),
         )
 
 
@@ -162,7 +162,7 @@ def _gradient(
     vectors = scratch.take(3 * nbytes)
     words: list[Word] = [float(epsilon), input_at(1), input_at(2), input_at(3), sums, moments]
     words += [output_at(1), output_at(2), vectors]
-    vector_types = [(name, stored(inputs[i].type.dtype)) for i, name in enumerate(("SCALE", "MEAN", "VARIANCE"), 1)]
+    vector_types = [(name, inputs[i].type.dtype) for i, name in enumerate(("SCALE", "MEAN", "VARIANCE"), 1)]
     launches = work.launches(
         "channel_gradients.cu",
         ("gradient_sums", "gradient_of_sums"),

@@ -10,13 +10,11 @@ from foreplan.graph.op import Windows
 from foreplan.graph.types import DTYPES, Shape
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.runtime.cuda.device import Device
-from foreplan.runtime.cuda.kernels.expressions import stored
 from foreplan.runtime.cuda.kernels.map import index_type
 from foreplan.runtime.cuda.kernels.reduce import neutral
-from foreplan.runtime.cuda.launch import LaunchKernel, Source, Word, ceil_div, input_at, launch, output_at, side_by_side
+from foreplan.runtime.cuda.launch import LaunchKernel, Word, for_each, input_at, output_at, side_by_side
 from foreplan.runtime.kernel import Refused
 
-THREADS = 256
 MOST_AXES = 3
 BYTES = 16  # of the widest elements, that a thread moves at a time
 PoolOp = MaxPool | MaxPoolGrad | AvgPool | AvgPoolGrad
@@ -56,14 +54,14 @@ def pool(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKer
         ("LOWS", _list(low for low, _ in op.pads)),
         ("DILATIONS", _list(op.dilations)),
         ("VECTOR", vector),
-        ("ELEMENT", stored(dtype)),
-        ("PLACE", stored(saved.type.dtype if saved is not target else DTYPES["uint8"])),
+        ("ELEMENT", dtype),
+        ("PLACE", saved.type.dtype if saved is not target else DTYPES["uint8"]),
         ("SAVE", int(len(outputs) == 2)),
         ("NEUTRAL", neutral("max", dtype)),
         ("INDEX", index),
         ("OFFSET", {"u32": "i32", "u64": "i64"}[index]),
     )
-    return LaunchKernel((launch(Source("pool.cu", defines), op.name, ceil_div(threads, THREADS), THREADS, words),))
+    return LaunchKernel((for_each("pool.cu", op.name, threads, words, defines),))
 
 
 def _list(numbers: Iterable[int]) -> str:

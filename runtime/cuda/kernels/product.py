@@ -10,20 +10,10 @@ from typing import Protocol
 from foreplan.graph import DType
 from foreplan.graph.types import Shape
 from foreplan.runtime.cuda.device import Device
-from foreplan.runtime.cuda.kernels.expressions import stored
 from foreplan.runtime.cuda.kernels.map import index_type
 from foreplan.runtime.cuda.kernels.reduce import Axis, Terms, reduction
-from foreplan.runtime.cuda.launch import (
-    Address,
-    Launch,
-    LaunchKernel,
-    Source,
-    Word,
-    ceil_div,
-    launch,
-    output_at,
-    workspace_at,
-)
+from foreplan.runtime.cuda.launch import Address, Launch, LaunchKernel, Word, launch, output_at, workspace_at
+from foreplan.units import ceil_div
 
 DEPTH = 16  # terms that a block takes at a time
 LEAST_TERMS = 16 * DEPTH  # of a part
@@ -214,10 +204,10 @@ def product_launch(product: Product, parts: int = 1) -> Launch:
     down, across = product.blocks()
     largest = max(product.rows, product.columns, product.terms)
     defines = (
-        ("A_ELEMENT", stored(product.a.dtype)),
-        ("B_ELEMENT", stored(product.b.dtype)),
-        ("RESULT", stored(product.results.dtype)),
-        ("ADDED_ELEMENT", stored(added.dtype)),
+        ("A_ELEMENT", product.a.dtype),
+        ("B_ELEMENT", product.b.dtype),
+        ("RESULT", product.results.dtype),
+        ("ADDED_ELEMENT", added.dtype),
         ("HAS_ADDED", int(product.added is not None)),
         ("A", product.a.type),
         ("B", product.b.type),
@@ -237,7 +227,7 @@ def product_launch(product: Product, parts: int = 1) -> Launch:
     for operand in (product.a, product.b, product.results, added):
         words += operand.words
     grid = (down * across * product.batches, parts, 1)
-    return launch(Source("product.cu", defines), "product", grid, (product.tile // 4) ** 2, words)
+    return launch("product.cu", "product", grid, words, defines, threads=(product.tile // 4) ** 2)
 
 
 def _parts(product: Product, device: Device) -> int:

@@ -8,10 +8,8 @@ from foreplan.graph import Op
 from foreplan.graph.op import Windows
 from foreplan.ops.random import Random
 from foreplan.runtime.cuda.device import Device
-from foreplan.runtime.cuda.kernels.expressions import stored
-from foreplan.runtime.cuda.launch import LaunchKernel, Source, Word, ceil_div, input_at, launch, output_at
-
-THREADS = 256
+from foreplan.runtime.cuda.launch import LaunchKernel, Word, for_each, input_at, output_at
+from foreplan.units import ceil_div
 
 
 def random(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
@@ -28,11 +26,11 @@ def random(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
         first, second, below = float(low), float(high - low), float(np.nextafter(high, low))
     plain = (op.low, op.high) == (0.0, 1.0) if op.distribution == "uniform" else (op.mean, op.std) == (0.0, 1.0)
     defines = (
-        ("ELEMENT", stored(op.dtype)),
+        ("ELEMENT", op.dtype),
         ("REAL", "double" if wide else "float"),
         ("DISTRIBUTION", op.distribution.upper()),
     )
     words: list[Word] = [y.type.size, op.stream, round(op.p * 2**32), input_at(0), output_at(0)]
     words += [float(first), float(second), below, int(not plain)]
-    blocks = ceil_div(ceil_div(y.type.size, 2 if wide else 4), THREADS)
-    return LaunchKernel((launch(Source("random.cu", defines), "random_numbers", blocks, THREADS, words),))
+    counters = ceil_div(y.type.size, 2 if wide else 4)
+    return LaunchKernel((for_each("random.cu", "random_numbers", counters, words, defines),))

@@ -11,15 +11,14 @@ from foreplan.graph.types import BOOL
 from foreplan.ops.map import merged_axes
 from foreplan.ops.reduce import Reduce
 from foreplan.runtime.cuda.device import Device
-from foreplan.runtime.cuda.kernels.expressions import literal, stored, wide
+from foreplan.runtime.cuda.kernels.expressions import literal, wide
 from foreplan.runtime.cuda.kernels.map import index_type
 from foreplan.runtime.cuda.launch import (
+    THREADS,
     Address,
     Launch,
     LaunchKernel,
-    Source,
     Word,
-    ceil_div,
     input_at,
     launch,
     output_at,
@@ -27,8 +26,8 @@ from foreplan.runtime.cuda.launch import (
     workspace_at,
 )
 from foreplan.runtime.kernel import Refused
+from foreplan.units import ceil_div
 
-THREADS = 256
 WARP = 32
 RUN = 8  # terms that a thread adds up before they join its total
 MOST_PARTS = 512
@@ -106,8 +105,8 @@ def reduction(how: str, terms: Terms, target: Address, result: DType, parts: int
     """
     shared = _shared(terms, ceil_div(terms.count, parts))
     defines = (
-        ("ELEMENT", stored(terms.dtype)),
-        ("RESULT", stored(result)),
+        ("ELEMENT", terms.dtype),
+        ("RESULT", result),
         ("COMBINE", f"scalar::{_COMBINE[how]}<{wide(terms.dtype)}>"),
         ("NEUTRAL", neutral(how, terms.dtype)),
         ("LANES", shared.lanes),
@@ -122,8 +121,7 @@ def reduction(how: str, terms: Terms, target: Address, result: DType, parts: int
     words: list[Word] = [terms.source, target, terms.outputs, terms.count, part, factor or 1.0]
     for axes in (terms.kept, terms.reduced):
         words += [axis.extent for axis in axes] + [axis.stride for axis in axes]
-    grid = (shared.blocks(terms), parts, 1)
-    return launch(Source("reduce.cu", defines), "reduce", grid, THREADS, words)
+    return launch("reduce.cu", "reduce", (shared.blocks(terms), parts, 1), words, defines)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from foreplan.graph import Op, Window
@@ -14,25 +14,23 @@ from foreplan.ops.interpolation import MODES, ROUNDINGS, Interpolation
 from foreplan.ops.map import merged_axes
 from foreplan.ops.resize import Resize, ResizeGrad
 from foreplan.runtime.cuda.device import Device
-from foreplan.runtime.cuda.kernels.expressions import stored
 from foreplan.runtime.cuda.kernels.map import copies, index_type
 from foreplan.runtime.cuda.launch import (
+    THREADS,
     Address,
     Defines,
     Instruction,
     Launch,
     LaunchKernel,
     Scratch,
-    Source,
     Word,
-    ceil_div,
+    for_each,
     input_at,
-    launch,
     output_at,
 )
 from foreplan.runtime.kernel import Refused
+from foreplan.units import ceil_div
 
-THREADS = 256
 BYTES = 16  # a thread moves at a time
 MOST_TERMS = 512  # that one thread adds up; where there would be more, one axis is resized after the other
 SPAN_BYTES = 8
@@ -118,7 +116,8 @@ def resize(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
         start, source = to, target
     most = max(line.places for line in lines.values())
     words = [float(op.cubic_a), *(word for line in lines.values() for word in line.words)]
-    tables = launch(passes[0].source, "taps", (ceil_div(most, THREADS), len(lines), 1), THREADS, words)
+    grid = (ceil_div(most, THREADS), len(lines), 1)
+    tables = replace(passes[0], entry="taps", grid=grid, arguments=tuple(words))
     found: tuple[Instruction, ...] = (tables, *passes)
     return LaunchKernel(found, scratch.nbytes)
 
@@ -150,8 +149,8 @@ def _pass(
     extents = [*(walk.extent for walk in walks[:-1]), ceil_div(last.extent, vector)]
     units = math.prod(extents)
     defines: Defines = (
-        ("SOURCE", stored(x.type.dtype)),
-        ("TARGET", stored(y.type.dtype)),
+        ("SOURCE", x.type.dtype),
+        ("TARGET", y.type.dtype),
         *choices,
         ("RANK", len(walks)),
         ("RESIZED", sum(1 << i for i, walk in enumerate(walks) if walk.line)),
@@ -162,7 +161,7 @@ def _pass(
     words += [walk.steps[i] for i in (0, 1) for walk in walks] + [walk.limit for walk in walks]
     for walk in walks:
         words += walk.line.taps if walk.line else [0, 0, 0]
-    return launch(Source("resize.cu", defines), "resize", ceil_div(units, THREADS), THREADS, words)
+    return for_each("resize.cu", "resize", units, words, defines)
 
 
 def _walks(x: Window, y: Window, lines: dict[int, _Line]) -> Sequence[_Walk]:

@@ -11,7 +11,6 @@ from foreplan.graph.op import Windows
 from foreplan.ops.map import merged_axes
 from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 from foreplan.runtime.cuda.device import Device
-from foreplan.runtime.cuda.kernels.expressions import stored
 from foreplan.runtime.cuda.kernels.reduce import Axis, Terms, reduction
 from foreplan.runtime.cuda.kernels.rows import Rows, Teams, rank_of, teams
 from foreplan.runtime.cuda.launch import (
@@ -20,15 +19,13 @@ from foreplan.runtime.cuda.launch import (
     Launch,
     LaunchKernel,
     Scratch,
-    Source,
     Word,
-    ceil_div,
     input_at,
     launch,
     output_at,
 )
+from foreplan.units import ceil_div
 
-THREADS = 256
 ACROSS = 8  # threads for neighbouring columns, of a block that sums over rows
 LEAST = 128  # rows of a part
 MOST_PARTS = 256
@@ -89,8 +86,8 @@ class _Work:
         """One launch."""
         rank = rank_of(self.operands)
         defines: Defines = (
-            ("ELEMENT", stored(self.dtype)),
-            ("PARAMETER", stored(self.parameter)),
+            ("ELEMENT", self.dtype),
+            ("PARAMETER", self.parameter),
             ("CENTRED", int(self.centred)),
             ("SCALED", int(self.scale is not None)),
             ("BIASED", int(self.bias is not None)),
@@ -105,7 +102,7 @@ class _Work:
         for parameter in (self.scale, self.bias):
             words += parameter or (self.deviation, 0)
         words += [self.mean, self.deviation, self.sums]
-        return launch(Source("row_norm.cu", defines), entry, grid, THREADS, words)
+        return launch("row_norm.cu", entry, grid, words, defines)
 
 
 def normal(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:

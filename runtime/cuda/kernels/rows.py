@@ -12,23 +12,12 @@ from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.map import merged_axes
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad
 from foreplan.runtime.cuda.device import Device
-from foreplan.runtime.cuda.kernels.expressions import stored
 from foreplan.runtime.cuda.kernels.map import index_type
 from foreplan.runtime.cuda.kernels.reduce import Axis, power_of_2
-from foreplan.runtime.cuda.launch import (
-    Address,
-    Defines,
-    LaunchKernel,
-    Source,
-    Word,
-    ceil_div,
-    input_at,
-    launch,
-    output_at,
-)
+from foreplan.runtime.cuda.launch import THREADS, Address, Defines, LaunchKernel, Word, input_at, launch, output_at
 from foreplan.runtime.kernel import Refused
+from foreplan.units import ceil_div
 
-THREADS = 256
 EACH = 4  # times that a thread takes elements of a row, unless a block does not suffice
 BYTES = 16  # of elements side by side, that a thread moves at a time
 
@@ -118,14 +107,14 @@ def softmax(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launch
     side_by_side = all(each.step == y.type.dtype.itemsize for each in operands)
     work, rank = teams(y.type.size // count, count, y.type.dtype, side_by_side), rank_of(operands)
     defines: Defines = (
-        ("ELEMENT", stored(y.type.dtype)),
+        ("ELEMENT", y.type.dtype),
         ("LOGARITHM", int(isinstance(op, LogSoftmax | LogSoftmaxGrad))),
         ("GRADIENT", int(len(inputs) == 2)),
         *work.defines(rank),
     )
     words = [work.rows, count, *(word for each in operands for word in each.words(rank))]
     overwrites = tuple((0, i) for i, x in enumerate(inputs) if lie_alike(x, y))
-    only = launch(Source("softmax.cu", defines), "softmax", work.blocks, THREADS, words)
+    only = launch("softmax.cu", "softmax", work.blocks, words, defines)
     return LaunchKernel((only,), overwrites=overwrites)
 
 
@@ -172,10 +161,10 @@ def _entropy(
     side_by_side = all(each.step == logits.type.dtype.itemsize for each in lines)
     work, rank = teams(item.type.size, count, logits.type.dtype, side_by_side), rank_of(operands)
     defines: Defines = (
-        ("ELEMENT", stored(logits.type.dtype)),
-        ("TARGET", stored(target.type.dtype)),
-        ("STATISTIC", stored(item.type.dtype)),
+        ("ELEMENT", logits.type.dtype),
+        ("TARGET", target.type.dtype),
+        ("STATISTIC", item.type.dtype),
         *work.defines(rank),
     )
     words = [work.rows, count, op.ignore_index, *(word for each in operands for word in each.words(rank))]
-    return LaunchKernel((launch(Source("cross_entropy.cu", defines), entry, work.blocks, THREADS, words),))
+    return LaunchKernel((launch("cross_entropy.cu", entry, work.blocks, words, defines),))

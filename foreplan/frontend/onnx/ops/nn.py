@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from foreplan.frontend.onnx.node import OnnxNode, Operand, translates
-from foreplan.graph import Value
 from foreplan.ops.conv.ops import conv, conv_transpose
 from foreplan.ops.expr import Expr, call
 from foreplan.ops.map import elementwise
@@ -13,6 +12,7 @@ from foreplan.ops.matmul import matmul
 from foreplan.ops.pool import avg_pool, lrn, max_pool
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
+from foreplan.ops.window import Geometry
 
 Pads = tuple[tuple[int, int], ...]
 
@@ -87,17 +87,9 @@ def _conv_transpose(n: OnnxNode) -> Operand:
         pads = tuple(_halves(full - want, mode) for full, want in zip(whole, wanted[-axes:]))
     elif mode == "VALID":
         pads = ((0, 0),) * axes
-    return conv_transpose(
-        n.b,
-        x,
-        w,
-        n.value(2) if n.has(2) else None,
-        strides=strides,
-        pads=pads,
-        dilations=dilations,
-        groups=n.integer("group", 1),
-        output_padding=extra,
-    )
+    bias, groups = n.value(2) if n.has(2) else None, n.integer("group", 1)
+    geometry: Geometry = {"strides": strides, "pads": pads, "dilations": dilations}
+    return conv_transpose(n.b, x, w, bias, groups=groups, output_padding=extra, **geometry)
 
 
 @translates("MaxPool")
@@ -112,22 +104,11 @@ def _max_pool(n: OnnxNode) -> Operand:
 
 @translates("AveragePool")
 def _average_pool(n: OnnxNode) -> Operand:
-    return _mean(n, n.value(0), bool(n.integer("count_include_pad", 0)))
-
-
-def _mean(n: OnnxNode, x: Value, count_include_pad: bool) -> Value:
     kernel = tuple(n.integers("kernel_shape", ()))
     strides, dilations, pads = _window(n, kernel)
-    return avg_pool(
-        n.b,
-        x,
-        kernel,
-        strides=strides,
-        pads=pads,
-        dilations=dilations,
-        ceil_mode=bool(n.integer("ceil_mode", 0)),
-        count_include_pad=count_include_pad,
-    )
+    geometry: Geometry = {"strides": strides, "pads": pads, "dilations": dilations}
+    ceil, padding = bool(n.integer("ceil_mode", 0)), bool(n.integer("count_include_pad", 0))
+    return avg_pool(n.b, n.value(0), kernel, ceil_mode=ceil, count_include_pad=padding, **geometry)
 
 
 @translates("LpPool")

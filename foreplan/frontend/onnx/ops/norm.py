@@ -7,15 +7,8 @@ from foreplan.graph import Value
 from foreplan.graph.ir import Kind
 from foreplan.ops.expr import sqrt
 from foreplan.ops.map import elementwise
-from foreplan.ops.norm.forms import (
-    BatchNormTrain,
-    LayerNorm,
-    batch_norm,
-    group_norm,
-    instance_norm,
-    layer_norm,
-    rms_norm,
-)
+from foreplan.ops.norm.batch import BatchNormTrain, batch_norm
+from foreplan.ops.norm.rows import LayerNorm, group_norm, layer_norm, rms_norm
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import broadcast_to, reshape
 
@@ -46,7 +39,8 @@ def _batch_norm(n: OnnxNode) -> Result:
 
 @translates("InstanceNormalization")
 def _instance_norm(n: OnnxNode) -> Operand:
-    return instance_norm(n.b, n.value(0), n.value(1), n.value(2), epsilon=n.number("epsilon", 1e-5))
+    x = n.value(0)
+    return group_norm(n.b, x, x.shape[1], n.value(1), n.value(2), epsilon=n.number("epsilon", 1e-5))
 
 
 @translates("GroupNormalization")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from foreplan.frontend.onnx.node import OnnxNode, Result, translates
 from foreplan.frontend.onnx.tensors import Constant
 from foreplan.graph import Value
-from foreplan.ops.recurrent import Activation, activation, gru, lstm, rnn
+from foreplan.ops.recurrent import Activation, Options, activation, gru, lstm, rnn
 from foreplan.ops.shape import broadcast_to
 
 # Activations that have parameters, which the attributes list for those alone.
@@ -66,12 +66,8 @@ def _recurrent(n: OnnxNode) -> Result:
         raise n.misshapen(f"{n.type(0)}, {n.type(1)} and {n.type(2)} must have three axes each")
     bias = n.value(3) if n.has(3) else None
     limit = n.number("clip") if n.has_attribute("clip") else None
-    shared = {
-        "direction": n.text("direction", "forward"),
-        "activations": _activations(n),
-        "limit": limit,
-        "layout": n.integer("layout", 0),
-    }
+    shared: Options = {"direction": n.text("direction", "forward"), "activations": _activations(n)}
+    shared |= {"limit": limit, "layout": n.integer("layout", 0)}
     lengths, state = _lengths(n), _state(n, 5)
     if n.op_type == "RNN":
         made: tuple[Value, ...] = rnn(n.b, x, w, r, bias, lengths, state, **shared)
