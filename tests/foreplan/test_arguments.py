@@ -166,8 +166,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 FUNCTIONS |= {"lower": fp.lower, "build": fp.models.build}
 FUNCTIONS |= {f"optim.{each.__name__}": each for each in (fp.optim.SGD, fp.optim.Nesterov, fp.optim.AdamW)}
 FUNCTIONS |= {f"losses.{each.__name__}": each for each in (fp.losses.CrossEntropy, fp.losses.Huber)}
-METHODS: dict[str, Callable[[], Any]] = {name: step for name in ("bind", "save", "view")}
-METHODS |= {name: session for name in ("step", "steps", "trace", "load")}
+METHODS: dict[str, Callable[[], Any]] = dict.fromkeys(("bind", "save", "view"), step)
+METHODS |= dict.fromkeys(("step", "steps", "trace", "load"), session)
 
 
 def test_the_net_holds_every_public_function() -> None:
