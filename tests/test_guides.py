@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 import runpy
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +23,7 @@ from foreplan.graph import op as declared
 from foreplan.graph.layouts import in_c_order
 from foreplan.graph.text import parse_graph
 from foreplan.lower import targets
+from foreplan.passes import Pass
 from foreplan.runtime.cpu import table as cpu_table
 from foreplan.runtime.cuda import table as cuda_table
 from foreplan.runtime.kernel import Family
@@ -32,6 +35,7 @@ from tests.sweep.judges import JUDGES, judge_draws
 from tests.sweep.table import ENTRIES, Entry
 
 ROOT = Path(__file__).resolve().parents[1]
+DEVICES = ROOT / "runtime" / "cuda" / "devices"
 JUDGED = [name for name in JUDGES if name not in ("card", "decomposition")]
 
 
@@ -142,3 +146,14 @@ def test_the_pass_that_the_guide_adds_works(capsys: pytest.CaptureFixture[str], 
     )
     (left,) = found["drop_identities"](graph).nodes
     assert left.name == "z" and left.inputs == graph.inputs
+
+
+def test_the_card_that_the_guide_shows_is_one_of_the_package() -> None:
+    shown = re.findall(r"(?:^(?:    .*)?\n)+", (ROOT / "docs" / "adding-a-card.md").read_text(), re.M)
+    (block,) = [text for text in shown if "capability" in text]
+    assert textwrap.dedent(block).strip() == (DEVICES / "rtx4090.toml").read_text().strip()
+
+
+def test_the_guide_names_every_field_of_a_pass() -> None:
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", (ROOT / "docs" / "adding-a-pass.md").read_text(), re.M)
+    assert re.findall(r"\w+", " ".join(rows)) == [field.name for field in dataclasses.fields(Pass)]

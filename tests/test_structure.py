@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -214,3 +215,13 @@ def test_lower_is_a_stage_to_call_whatever_was_imported_before() -> None:
         code = f"import foreplan as fp\n{before}\nprint(fp.lower(fp.models.mlp(batch=2, width=8, layers=1)))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.startswith("<Program")
+
+
+def test_the_stage_takes_what_its_function_takes() -> None:
+    import foreplan as fp
+    from foreplan.lower.lower import lower
+    from foreplan.passes import PASSES
+
+    assert inspect.signature(fp.lower) == inspect.signature(lower)
+    graph = fp.models.mlp(batch=2, width=8, layers=1)
+    assert fp.lower(graph, passes=PASSES[:-1]).as_text() == fp.lower(graph).as_text()
