@@ -12,6 +12,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,6 +35,18 @@ ALLOWED = {
     "cuda": set(),
 }
 BASE = {"errors", "units", "files", "home", "disk_cache", "jit", "arguments", "calibration", "outside"}
+# Files that import one another in a circle, for their types or when a function is called.
+CIRCLES = [
+    # A node has an op, and an op's derivative adds nodes by a builder; a graph gives its text.
+    {f"graph.{name}" for name in ("build", "ir", "op", "text", "verify", "walk")},
+    # Each is in the derivative of another: a sum has that of a broadcast, a broadcast that of a sum.
+    {f"ops.{name}" for name in ("join", "map", "reduce", "shape")},
+    # The array that traced functions see, and what answers NumPy's protocols for it.
+    {
+        *(f"frontend.tracing.{name}" for name in ("tensor", "tracer", "dispatch", "elementwise", "contraction")),
+        *(f"frontend.tracing.{name}" for name in ("indexing", "numpy_reduce", "numpy_shape")),
+    },
+]
 ONLY_IN = {
     "onnx": ("frontend",),
     "click": ("cli",),
@@ -71,6 +84,18 @@ def test_imports_point_one_way(part: str) -> None:
             if name.startswith("foreplan.") and name != "foreplan.__version__":
                 other = name.split(".")[1]
                 assert other in ALLOWED[part] | BASE | {part}, f"{file.relative_to(PACKAGE)} imports {name}"
+
+
+def test_no_further_files_import_one_another_in_a_circle() -> None:
+    names = {".".join(file.relative_to(PACKAGE).with_suffix("").parts): file for file in python_files()}
+    taken = nx.DiGraph()
+    for name, file in names.items():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found = [f"{node.module}.{alias.name}" for alias in node.names]
+                taken.add_edges_from((name, each.removeprefix("foreplan.")) for each in (*found, node.module))
+    circles = [circle for circle in nx.strongly_connected_components(taken) if len(circle) > 1]
+    assert sorted(map(sorted, circles)) == sorted(map(sorted, CIRCLES))
 
 
 def test_every_part_but_the_command_line_has_a_place_below_others() -> None:
