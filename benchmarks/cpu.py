@@ -69,8 +69,8 @@ PAUSE = 0.5  # seconds before a turn: threads of the last one may spin for a whi
 
 def ours(model: str, train: bool, target: str, budget: str | None, precision: str) -> Callable[[], object]:
     import foreplan as fp
-    from foreplan.cli.data import made_up
     from foreplan.frontend.losses import attach_loss
+    from foreplan.runtime.inputs import made_up
 
     graph = fp.models.build(model)
     if train:

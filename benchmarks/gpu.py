@@ -82,10 +82,10 @@ def make(folder: str, device: str, only: str) -> None:
 def ours(model: str, precision: str, plans: str) -> tuple[Callable[[int], None], dict[str, Any]]:
     """A function that runs a number of steps; and what else is known of them."""
     import foreplan as fp
-    from foreplan.cli.data import made_up
     from foreplan.lower.outside import outside
     from foreplan.runtime.cuda.libraries.capture import captured
     from foreplan.runtime.cuda.libraries.driver import card
+    from foreplan.runtime.inputs import made_up
 
     target, _, peak = PRECISIONS[precision]
     if plans:

@@ -96,7 +96,7 @@ def worker(model: str, train: bool, target: str, plan: str, load: bool) -> dict[
     peak, actions, instructions = step.memory.peak, len(step.program.actions), len(step.plan.steps)
     session = step.bind()
     stage("bind")
-    from foreplan.cli.data import made_up
+    from foreplan.runtime.inputs import made_up
 
     inputs = made_up(step.program)
     result = session.step(inputs)

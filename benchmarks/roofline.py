@@ -15,9 +15,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import foreplan as fp
-from foreplan.cli.data import made_up
 from foreplan.frontend.losses import attach_loss
 from foreplan.runtime.cpu.machine import SIDE, measured
+from foreplan.runtime.inputs import made_up
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cpu.md"
 MODELS = ("resnet50:batch=8", "gpt2_small:layers=4,batch=2,seq=256")

@@ -28,6 +28,7 @@ from foreplan.errors import (
     UsageError,
     VerificationError,
 )
+from foreplan.version import VERSION
 
 if TYPE_CHECKING:
     from foreplan import models
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from foreplan.frontend import from_onnx, losses, nn, spec, trace
     from foreplan.passes import optimizer as optim
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOME = {
     "Compiled": "foreplan.compiled",

@@ -99,8 +99,8 @@ def step_graphs(graph: Graph, options: Options, watch: Watch | None = None) -> t
     with without_collection():
         step, last = _step(graph, options, watch)
         settings, stages = passes.Settings(machine=machine), (passes.Stage.TARGET,)
-        step = passes.run_passes(step, settings, stages, passes=_passes(options), watch=watch)
-        last = last and passes.run_passes(last, settings, stages, passes=_passes(options), watch=watch)
+        step = passes.run_passes(step, settings, stages, passes=options.passes, watch=watch)
+        last = last and passes.run_passes(last, settings, stages, passes=options.passes, watch=watch)
         return step, last
 
 
@@ -149,11 +149,7 @@ def _training(graph: Graph, options: Options) -> passes.Settings:
 
 
 def _formed(graph: Graph, settings: passes.Settings, options: Options, watch: Watch | None) -> Graph:
-    return passes.run_passes(graph, settings, _BEFORE_TARGET, passes=_passes(options), watch=watch)
-
-
-def _passes(options: Options) -> Iterable[passes.Pass]:
-    return passes.PASSES if options.passes is None else options.passes
+    return passes.run_passes(graph, settings, _BEFORE_TARGET, passes=options.passes, watch=watch)
 
 
 def plan(
@@ -257,7 +253,7 @@ def _lowered(graph: Graph, options: Options, prefetch: bool = False) -> Program:
         prefetch=prefetch,
         tune=options.tune,
         workspace=options.workspace,
-        passes=_passes(options),
+        passes=options.passes,
     )
 
 

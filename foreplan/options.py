@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, Field, dataclass, field, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from foreplan.arguments import choice, flag, names_in, shown, whole
+from foreplan.arguments import choice, flag, names_in, whole
 from foreplan.errors import UsageError
 from foreplan.units import parse_budget, parse_bytes
 
@@ -81,11 +81,9 @@ def _some_names(name: str, value: Any) -> Any:
 def _passes(name: str, value: Any) -> Any:
     if value is None:
         return None
-    from foreplan.passes.pipeline import Pass
+    from foreplan.passes.pipeline import check_passes
 
-    if not isinstance(value, Sequence) or not all(isinstance(each, Pass) for each in value):
-        raise UsageError(f"{name} is a list of passes, such as foreplan.passes.PASSES, and is {shown(value)}")
-    return value
+    return check_passes(name, value)
 
 
 def said_of(option: Field[Any]) -> Said:

@@ -1,4 +1,4 @@
-"""The unplanned twin of a plan: the same steps, every value in memory of its own."""
+"""The no-reuse twin of a plan: the same steps, every value in memory of its own."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from foreplan import __version__
 from foreplan.files import write_atomically
 from foreplan.graph import Array, Initializer, Stored
 from foreplan.lower import Call, Operand, Program, Slot
@@ -21,6 +20,7 @@ from foreplan.options import USUAL, Options
 from foreplan.planner import Action, Plan, Value
 from foreplan.runtime.plancheck import slots_of
 from foreplan.runtime.update import Update
+from foreplan.version import VERSION
 
 FORMAT = "foreplan.plan.4"
 DERIVED = ("accumulate", "offload")  # options that follow from the rest of the file
@@ -51,7 +51,7 @@ def plan_text(
         folder: where the file will be; that of the weights is named from there, so that both can move together.
     """
     header = {
-        "foreplan": __version__,
+        "foreplan": VERSION,
         "model": program.model,
         "target": program.target,
         "device": None if program.profile is None else dataclasses.asdict(program.profile),

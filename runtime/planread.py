@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from foreplan import __version__
 from foreplan.errors import ForeplanError, PlanError
 from foreplan.files import confined
 from foreplan.graph import Array, Initializer, Kind, Stored, TensorType
@@ -29,6 +28,7 @@ from foreplan.planner.memory.bounds import order_bound
 from foreplan.runtime.plancheck import check_program
 from foreplan.runtime.planfile import FORMAT, digest_of, plan_text, weights_folder_of
 from foreplan.runtime.update import Update
+from foreplan.version import VERSION
 
 Record = TypeVar("Record")
 _KINDS = {
@@ -109,8 +109,8 @@ def _parse(text: str, folder: str) -> tuple[Program, Plan, Update | None, Option
     if digest_of(text.split("\n", 2)[2].removesuffix("\n}\n")) != data["sha256"]:
         raise PlanError("the file was edited or damaged after foreplan wrote it")
     header = data["header"]
-    if header["foreplan"] != __version__:
-        raise PlanError(f"it was written by foreplan {header['foreplan']!r}, and this is {__version__}")
+    if header["foreplan"] != VERSION:
+        raise PlanError(f"it was written by foreplan {header['foreplan']!r}, and this is {VERSION}")
     about = Program((), (), (), target=_text(header["target"]), model=_text(header["model"]))
     about = replace(about, profile=_profile(header["device"]))
     weights = os.path.join(folder, _text(header.get("weights", "")))

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from foreplan.graph.text import parse_graph
-
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 
@@ -54,17 +52,3 @@ def test_the_table_of_estimates_names_every_model() -> None:
 
     table = README.split("<!-- estimates -->")[1].split("<!-- /estimates -->")[0]
     assert set(re.findall(r"^\| `(\w+)`", table, re.M)) == set(models.names())
-
-
-def test_the_pass_that_the_guide_adds_works(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    guide = (ROOT / "docs" / "adding-a-pass.md").read_text()
-    (tmp_path / "guide.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", guide, re.S)))
-    found = runpy.run_path(str(tmp_path / "guide.py"))
-    usual, tried = map(int, capsys.readouterr().out.split())
-    assert tried <= usual
-    graph = parse_graph(
-        "graph %g\ninput %x: float32[2,3]\n%y: float32[2,3] = map(exprs=('a0',)) [%x] as %y\n"
-        "%z: float32[2,3] = map(exprs=('relu(a0)',)) [%y] as %z\noutput %z = %z\n"
-    )
-    (left,) = found["drop_identities"](graph).nodes
-    assert left.name == "z" and left.inputs == graph.inputs

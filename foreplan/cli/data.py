@@ -1,4 +1,4 @@
-"""Arrays for the commands that run a model: read from .npz files, cut into batches, or made up."""
+"""Arrays for the commands that run a model: read from .npz files, and cut into batches."""
 
 from __future__ import annotations
 
@@ -134,23 +134,6 @@ def epoch(
         # Sorted within the step, for reading in order: a batch is a set.
         chosen = np.sort(order[start : start + step])
         yield {name: arrays[name][chosen if accumulate == 1 else chosen.reshape(accumulate, -1)] for name in names}
-
-
-def made_up(program: Program, seed: int = 0, accumulate: int = 1) -> Arrays:
-    """Inputs for timing, of all micro-batches of a step: normal floats, integers in the range that the model takes."""
-    import numpy as np
-
-    rng = np.random.default_rng(seed)
-    arrays: Arrays = {}
-    for slot in required(program):
-        want = slot.operand.type
-        shape = want.shape if accumulate == 1 else (accumulate, *want.shape)
-        if want.dtype.is_float:
-            arrays[slot.name] = rng.standard_normal(shape, dtype=np.float32).astype(want.dtype.numpy)
-        else:
-            low, high = (0, 1) if slot.valid is None else (max(0, slot.valid[0]), slot.valid[1])
-            arrays[slot.name] = rng.integers(low, high, shape, endpoint=True).astype(want.dtype.numpy)
-    return arrays
 
 
 @contextlib.contextmanager

@@ -13,10 +13,10 @@ from typing import IO, Any
 
 import click
 
-from foreplan import __version__
 from foreplan.cli import budget, devices, graph, memory, run, train
 from foreplan.cli.options import echo, print_json
 from foreplan.errors import DoesNotFitError, ForeplanError
+from foreplan.version import VERSION
 
 INTERRUPTED, PIPE_CLOSED, DOES_NOT_FIT = 130, 141, 3  # the first two as a shell reports SIGINT and SIGPIPE
 
@@ -125,7 +125,7 @@ def _open_streams() -> None:
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="foreplan")
+@click.version_option(VERSION, prog_name="foreplan")
 def cli() -> None:
     """Plan the memory of a whole training step before it runs, then run it.
 

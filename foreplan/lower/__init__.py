@@ -3,10 +3,11 @@
 `foreplan.lower` names this package and the stage; calling the package runs the stage.
 """
 
+import inspect
 import sys
 from types import ModuleType
+from typing import Any
 
-from foreplan.graph import Graph
 from foreplan.lower.lower import WORKSPACE, lower
 from foreplan.lower.program import Call, Operand, Program, Slot
 from foreplan.lower.target import Candidate, DeviceProfile, Target
@@ -32,17 +33,10 @@ __all__ = [
 class _Stage(ModuleType):
     """A package that is called like its one function."""
 
-    def __call__(
-        self,
-        graph: Graph,
-        target: str | Target = "numpy",
-        *,
-        offload: bool = False,
-        prefetch: bool = False,
-        tune: bool = False,
-        workspace: int | str = WORKSPACE,
-    ) -> Program:
-        return lower(graph, target, offload=offload, prefetch=prefetch, tune=tune, workspace=workspace)
+    __signature__ = inspect.signature(lower)
+
+    def __call__(self, *args: Any, **named: Any) -> Program:
+        return lower(*args, **named)
 
 
 sys.modules[__name__].__class__ = _Stage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -17,7 +17,7 @@ from foreplan.lower.program import ARENA, CATEGORIES, REGIONS, Call, Operand, Pr
 from foreplan.lower.target import Candidate, Target
 from foreplan.lower.targets import target_named
 from foreplan.lower.valid import with_valid
-from foreplan.passes.pipeline import PASSES, Pass, Settings, Stage, run_passes
+from foreplan.passes.pipeline import Pass, Settings, Stage, check_passes, run_passes
 from foreplan.planner import problem as p
 from foreplan.units import parse_bytes
 
@@ -34,7 +34,7 @@ def lower(
     prefetch: bool = False,
     tune: bool = False,
     workspace: int | str = WORKSPACE,
-    passes: Iterable[Pass] = PASSES,
+    passes: Sequence[Pass] | None = None,
 ) -> Program:
     """The planner's problem for a graph on a target, with what each action runs.
 
@@ -48,7 +48,7 @@ def lower(
         tune: price kernels by measuring each once on this machine, as a target given by name.
         workspace: leave out kernels that need more bytes of it, such as "64MiB", where others need less; "unlimited";
             or "auto": leave out those that need more than 64 MiB, unless they are 1.3 times as fast as all others.
-        passes: the list of passes, of which those of the stage `target` run.
+        passes: another list of passes than the usual one, of which those of the stage `target` run.
 
     Raises:
         UsageError: no such target, or a size that cannot be understood.
@@ -57,6 +57,7 @@ def lower(
     instance("what is lowered", graph, Graph, "make one with from_onnx, trace or models.build")
     offload, prefetch, tune = flag("offload", offload), flag("prefetch", prefetch), flag("tune", tune)
     workspace = workspace if isinstance(workspace, str) else whole("workspace", workspace, 0)
+    check_passes("passes", passes)
     chosen = cast(Target, target) if hasattr(target, "kernels") else target_named(target, tune=tune)
     formed = run_passes(graph, Settings(machine=chosen), (Stage.TARGET,), passes=passes)
     program = _Lowering(formed, chosen, workspace).run()

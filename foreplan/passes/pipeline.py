@@ -10,10 +10,12 @@ that breaks one is a `ModelError`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
+from foreplan.arguments import shown
 from foreplan.errors import ForeplanError, UsageError
 from foreplan.graph import DType, Graph
 from foreplan.graph.types import FLOAT32
@@ -210,21 +212,21 @@ def run_passes(
     settings: Settings,
     stages: Collection[Stage],
     *,
-    passes: Iterable[Pass] = PASSES,
+    passes: Iterable[Pass] | None = None,
     check: bool = False,
     watch: Callable[[Ran], None] | None = None,
 ) -> Graph:
     """A graph after the passes of some stages, in the list's order.
 
     Args:
-        passes: the list, another one for experiments.
+        passes: another list than PASSES, for experiments.
         check: whether to check what passes require and ensure.
         watch: sees every pass that ran.
 
     Raises:
         ForeplanError: what a pass requires or ensures does not hold; names both.
     """
-    for each in passes:
+    for each in PASSES if passes is None else passes:
         if each.stage not in stages or not each.applies(settings):
             continue
         _hold(graph, settings, each.requires if check else (), f"{each.name} requires")
@@ -235,6 +237,18 @@ def run_passes(
         if watch is not None:
             watch(Ran(each, graph, seconds, graph.as_text() != before.as_text()))
     return graph
+
+
+def check_passes(name: str, value: Any) -> Any:
+    """An argument that is another list of passes, or None.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    listed = isinstance(value, Sequence) and all(isinstance(each, Pass) for each in value)
+    if value is not None and not listed:
+        raise UsageError(f"{name} is a list of passes, such as foreplan.passes.PASSES, and is {shown(value)}")
+    return value
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""A problem as integer arrays: what compiled loops read of its actions and values."""
+"""Problem arrays: a problem as integers, what compiled loops read of its actions and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joins: concatenations written in place, their operands made where they will lie within the result."""
+"""In-place concatenations: their operands are made where they will lie within the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What follows from a partial placement: the least offset of every buffer that is not placed yet. Compiled by Numba.
+"""Constraint propagation: the least offset of every buffer that is not placed yet, as it follows from those that are.
+
+Compiled by Numba.
 
 The state is a skyline: buffers are placed from below, each onto what is placed, and everything else goes above. Only
 placements are looked at in which nothing can be pushed down, each buffer resting on another, a fixed one, or 0, and
@@ -21,8 +23,6 @@ import numpy as np
 
 from foreplan import jit
 from foreplan.planner.placement.sections import Sections
-
-# Numba caches what search.py compiles by that file's date, so a change here asks for the cache to be cleared.
 
 NOWHERE = 1 << 62
 TOP, MARK, WORK, FROM, TO = range(5)  # entries of State.scalars

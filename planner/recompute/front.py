@@ -1,4 +1,4 @@
-"""The curve: plans of one problem from no recomputation to the least bytes found, and the choice among them.
+"""The Pareto front of plans, from no recomputation to the least bytes found, and the choice among them.
 
 Copies off the device and back, where a problem has actions for them, count as recomputation does.
 """

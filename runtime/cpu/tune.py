@@ -10,12 +10,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from foreplan import __version__
 from foreplan.disk_cache import keep, kept
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
 from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.machine import Machine, aligned, least_seconds, measured, this_machine
+from foreplan.version import VERSION
 
 ENOUGH = 0.05  # seconds of runs after which no more are made
 LEAST, MOST = 3, 20  # runs, whatever they take
@@ -30,7 +30,7 @@ class Prices:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        digest = hashlib.sha256(f"{__version__} {machine}".encode()).hexdigest()[:16]
+        digest = hashlib.sha256(f"{VERSION} {machine}".encode()).hexdigest()[:16]
         self._file = f"prices-{digest}.json"
         data = json.loads(kept(self._file) or b"{}")
         self._known: dict[str, list[int]] = data.get("prices", {})

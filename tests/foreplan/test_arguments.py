@@ -63,6 +63,8 @@ def model() -> onnx.ModelProto:
         (lambda: fp.compile(GRAPH, LOSS, SGD, accumulate=True), "accumulate must be a whole number of at least 1"),
         (lambda: fp.compile(GRAPH, LOSS, SGD, accumulate=2.0), "accumulate must be a whole number"),
         (lambda: fp.compile(GRAPH, LOSS, SGD, accumulate=0), "accumulate must be a whole number"),
+        (lambda: fp.compile(GRAPH, passes=3), "passes is a list of passes"),
+        (lambda: fp.lower(GRAPH, passes=[3]), "passes is a list of passes"),
         (lambda: fp.compile(GRAPH, outputs=[1]), "outputs takes a list of names"),
         (lambda: fp.compile(GRAPH, outputs=5), "outputs takes a list of names"),
         (lambda: fp.compile(GRAPH, LOSS, SGD, checkpoint=3), "checkpoint takes a list of names"),

@@ -19,6 +19,7 @@ from tests.sweep.case import Case, Given
 from tests.sweep.table import ENTRIES
 
 # Ops with a derivative, all of whose float inputs a step can make; the rest come from differentiating and lowering.
+# `test_steps.py` holds both lists against the table.
 OPS = (
     *(
         "conv",
@@ -37,6 +38,12 @@ OPS = (
     *("reshape", "transpose", "slice", "broadcast", "concat", "pad", "unslice", "gather", "gather_elements"),
     *("scatter_add", "scatter_elements_add", "cross_entropy", "linear_cross_entropy"),
 )
+NOT_DRAWN = {
+    **dict.fromkeys(("conv_weight_grad", "avg_pool_grad", "resize_grad"), "comes from differentiating"),
+    "batch_norm": "in training its statistics are the batch's: batch_norm_train",
+    "dropout": "in training it becomes other ops, of random numbers",
+    "top_k": "a step of a difference may exchange two elements",
+}
 MOST = 4000  # elements of a value
 
 

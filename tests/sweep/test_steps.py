@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sweep.judges import WHOLE, cpu
+from tests.sweep.judges import WHOLE, cpu, gradient
+from tests.sweep.steps import NOT_DRAWN, OPS
+from tests.sweep.table import ENTRIES
 
 STEPS = 8
 
@@ -15,3 +17,7 @@ STEPS = 8
 def test_a_drawn_step(judge: str, seed: int) -> None:
     cpu.require()
     WHOLE[judge](f"step 0 {seed}")
+
+
+def test_every_op_with_a_derivative_is_drawn_or_it_is_said_why_not() -> None:
+    assert {name for name, entry in ENTRIES.items() if gradient.serves(entry, name)} == {*OPS, *NOT_DRAWN}

@@ -9,16 +9,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from foreplan.errors import ShapeError
 from foreplan.graph.types import Shape
 
-if TYPE_CHECKING:
-    from foreplan.frontend.onnx.node import OnnxNode
-
-
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+
+
+class Rebatched(Protocol):
+    """What the change has to know of a node, which is an `OnnxNode`."""
+
+    op_type: str
+    source: str
+    input_names: tuple[str, ...]
+
+    @property
+    def inputs(self) -> Sequence[object]:
+        """What it reads."""
+
+    def has(self, index: int) -> bool:
+        """Whether input `index` is given."""
+
+    def shape(self, index: int) -> Shape:
+        """Of input `index`, in the new batch."""
 
 
 class Rebatch:
@@ -36,15 +50,15 @@ class Rebatch:
         self.notes: list[str] = []
         self._inner: dict[tuple[str, int], int] = {}  # (tensor, axis) → entries of the axis from one item to the next
 
-    def before(self, n: OnnxNode, index: int) -> Shape:
+    def before(self, n: Rebatched, index: int) -> Shape:
         """The shape that input `index` has in the model as exported."""
         return self.shapes.get(n.input_names[index], n.shape(index))
 
-    def carries(self, n: OnnxNode, index: int, axis: int) -> bool:
+    def carries(self, n: Rebatched, index: int, axis: int) -> bool:
         """Whether that axis of input `index` is longer or shorter than as exported."""
         return self.before(n, index)[axis] != n.shape(index)[axis]
 
-    def carries_any(self, n: OnnxNode, index: int) -> bool:
+    def carries_any(self, n: Rebatched, index: int) -> bool:
         """Whether input `index` has the batch in any axis."""
         return self.before(n, index) != n.shape(index)
 
@@ -53,7 +67,7 @@ class Rebatch:
         whole, rest = divmod(extent * self.new, self.old)
         return None if rest else whole
 
-    def reshaped(self, n: OnnxNode, written: Shape) -> Shape:
+    def reshaped(self, n: Rebatched, written: Shape) -> Shape:
         """The target of a Reshape of input 0 in the new batch.
 
         Args:
@@ -79,7 +93,7 @@ class Rebatch:
         _, i, grown = min(fitting)
         return (*written[:i], grown, *written[i + 1 :])
 
-    def _step(self, n: OnnxNode, index: int) -> int:
+    def _step(self, n: Rebatched, index: int) -> int:
         """Elements from one item of the batch to the next in input `index`, which is in C order."""
         before, now = self.before(n, index), n.shape(index)
         carrying = [i for i, (a, b) in enumerate(zip(before, now)) if a != b]
@@ -95,13 +109,13 @@ class Rebatch:
         """Entries of an axis from one item to the next: all that it holds an item, unless something is outside."""
         return self._inner.get((name, axis), extent // self.old)
 
-    def note_rewritten(self, n: OnnxNode, old: Sequence[int], new: Sequence[int]) -> None:
+    def note_rewritten(self, n: Rebatched, old: Sequence[int], new: Sequence[int]) -> None:
         """Tell the user that a written shape was changed."""
         self.notes.append(
             f"{n.source}: batch {self.old} → {self.new}: the shape {list(old)} written in the model became {list(new)}"
         )
 
-    def fixed(self, n: OnnxNode, reason: str) -> ShapeError:
+    def fixed(self, n: Rebatched, reason: str) -> ShapeError:
         """The error for a node that holds on to the batch of the export."""
         return ShapeError(
             f"{n.source} fixes the batch at {self.old}, so the model cannot be imported with batch {self.new}: "
@@ -117,7 +131,7 @@ class Rebatch:
             f"cannot be imported with batch {self.new}; export it again with a symbolic batch"
         )
 
-    def check(self, n: OnnxNode, name: str, now: Shape) -> None:
+    def check(self, n: Rebatched, name: str, now: Shape) -> None:
         """Each extent of an output is as exported, or that times new/old.
 
         Raises:
@@ -135,7 +149,7 @@ class Rebatch:
                 raise self.fixed(n, f"its output {name!r} is {list(before)} as exported and would be {list(now)}")
             self._follow(n, name, axis)
 
-    def _follow(self, n: OnnxNode, name: str, axis: int) -> None:
+    def _follow(self, n: Rebatched, name: str, axis: int) -> None:
         """Note where within an axis of an output the batch is, since an axis may hold more (heads, directions)."""
         before = self.shapes[name]
         if n.op_type in _RESHAPES:

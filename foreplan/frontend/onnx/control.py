@@ -15,7 +15,8 @@ from foreplan.ops.shape import reshape, slice_axis
 if TYPE_CHECKING:
     import onnx
 
-    from foreplan.frontend.onnx.importer import Importer, Scope
+# From a body, the prefix of the names in it and its inputs to its outputs; it also reads what stands around it.
+Walk = Callable[["onnx.GraphProto", str, Sequence[Operand]], list[Operand]]
 
 
 def _graph(n: OnnxNode, name: str) -> onnx.GraphProto:
@@ -23,25 +24,6 @@ def _graph(n: OnnxNode, name: str) -> onnx.GraphProto:
         if attribute.name == name and attribute.HasField("g"):
             return attribute.g
     raise n.fail(f"it has no graph {name!r}")
-
-
-def _walk(
-    importer: Importer, n: OnnxNode, body: onnx.GraphProto, scope: Scope, prefix: str, given: Sequence[Operand]
-) -> list[Operand]:
-    """The outputs of a body that also reads what stands around it."""
-    from foreplan.frontend.onnx.importer import Scope
-    from foreplan.frontend.onnx.roles import find_roles
-
-    importer.write_out(n, len(body.node))
-    if len(given) != len(body.input):
-        raise n.fail(f"its body {body.name!r} takes {len(body.input)} inputs, and is given {len(given)}")
-    roles = {**scope.roles, **find_roles(body.node, body.initializer, importer.functions)}
-    inner = Scope(prefix, roles, scope.opsets, scope, scope.depth + 1)
-    inner.attributes = scope.attributes
-    inner.initializers = {tensor.name: tensor for tensor in body.initializer}
-    inner.tensors.update({info.name: operand for info, operand in zip(body.input, given)})
-    importer.nodes(body.node, inner)
-    return [importer.look_up(output.name, inner, f"the body of {n.source}") for output in body.output]
 
 
 def _gives(n: OnnxNode, body: onnx.GraphProto, least: int) -> None:
@@ -70,13 +52,13 @@ def _known_flag(n: OnnxNode, operand: Operand, what: str) -> bool:
     return bool(operand.array.reshape(-1)[0])
 
 
-def translate_if(importer: Importer, n: OnnxNode, scope: Scope, name: str) -> list[Operand | None]:
+def translate_if(n: OnnxNode, name: str, walk: Walk) -> list[Operand | None]:
     """The branch that a known condition chooses."""
     branch = "then_branch" if _known_flag(n, n.operand(0), "its condition") else "else_branch"
-    return list(_walk(importer, n, _graph(n, branch), scope, f"{name}/", ()))
+    return list(walk(_graph(n, branch), f"{name}/", ()))
 
 
-def translate_loop(importer: Importer, n: OnnxNode, scope: Scope, name: str) -> list[Operand | None]:
+def translate_loop(n: OnnxNode, name: str, walk: Walk) -> list[Operand | None]:
     """A loop of a known number of steps, written out."""
     body = _graph(n, "body")
     if not n.has(0) and not n.has(1):
@@ -99,7 +81,7 @@ def translate_loop(importer: Importer, n: OnnxNode, scope: Scope, name: str) -> 
             from_array(f"{prefix}cond", np.array(True)),
             *state,
         ]
-        results = _walk(importer, n, body, scope, prefix, given)
+        results = walk(body, prefix, given)
         going = _known_flag(n, results[0], "the condition that its body gives")
         state = results[1 : 1 + len(state)]
         for row, result in zip(rows, results[1 + len(state) :]):
@@ -121,7 +103,7 @@ def _stack(n: OnnxNode, row: Sequence[Operand], axis: int) -> Operand:
     return concat(n.b, parts, axis + rank if axis < 0 else axis)
 
 
-def translate_scan(importer: Importer, n: OnnxNode, scope: Scope, name: str) -> list[Operand | None]:
+def translate_scan(n: OnnxNode, name: str, walk: Walk) -> list[Operand | None]:
     """A scan over axes of known extent, written out."""
     if n.opset < 9:
         raise n.unsupported("the Scan of opset 8 has a batch axis of its own; export the model for opset 9 or later")
@@ -144,7 +126,7 @@ def translate_scan(importer: Importer, n: OnnxNode, scope: Scope, name: str) -> 
         for x, axis, reverse in zip(scanned, axes, backward):
             one = slice_axis(n.b, x, axis, length - 1 - step if reverse else step, 1)
             given.append(reshape(n.b, one, (*x.shape[:axis], *x.shape[axis + 1 :])))
-        results = _walk(importer, n, body, scope, f"{name}/{step}/", given)
+        results = walk(body, f"{name}/{step}/", given)
         state = results[:held]
         for row, result in zip(rows, results[held:]):
             row.append(result)
@@ -153,7 +135,7 @@ def translate_scan(importer: Importer, n: OnnxNode, scope: Scope, name: str) -> 
     return [*state, *(_stack(n, row, axis) for row, axis in zip(rows, places))]
 
 
-CONTROL_FLOW: dict[str, Callable[..., list[Operand | None]]] = {
+CONTROL_FLOW: dict[str, Callable[[OnnxNode, str, Walk], list[Operand | None]]] = {
     "If": translate_if,
     "Loop": translate_loop,
     "Scan": translate_scan,

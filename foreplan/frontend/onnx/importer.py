@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from foreplan.errors import ForeplanError, ModelError, ShapeError, UnsupportedError
 from foreplan.frontend.onnx.batch import Rebatch
+from foreplan.frontend.onnx.control import CONTROL_FLOW
 from foreplan.frontend.onnx.fold import fold
 from foreplan.frontend.onnx.functions import attributes_of_call, standard_body, with_attributes
 from foreplan.frontend.onnx.load import Model
@@ -257,8 +259,6 @@ class Importer:
 
     def _results(self, n: OnnxNode, scope: Scope, name: str, domain: str) -> list[Operand | None] | None:
         """What the node gives, one an output; None where another walk has already put it into the scope."""
-        from foreplan.frontend.onnx.control import CONTROL_FLOW
-
         if (domain, n.op_type) in self.functions:
             self._expand(n, self.functions[domain, n.op_type], scope, name)
             return None
@@ -266,7 +266,7 @@ class Importer:
         if domain == "" and n.op_type == "Constant":
             return [self._constant(n, role)]
         if domain == "" and n.op_type in CONTROL_FLOW:
-            return CONTROL_FLOW[n.op_type](self, n, scope, name)
+            return CONTROL_FLOW[n.op_type](n, name, partial(self._walk, n, scope))
         folded = self._guarded(n, lambda: fold(n, role))
         if folded is not None:
             return list(folded)
@@ -311,7 +311,22 @@ class Importer:
 
         return self._guarded(n, lambda: constant(n, role))
 
-    def write_out(self, n: OnnxNode, nodes: int) -> None:
+    def _walk(
+        self, n: OnnxNode, scope: Scope, body: onnx.GraphProto, prefix: str, given: Sequence[Operand]
+    ) -> list[Operand]:
+        """The outputs of a body that stands in a node, and reads what stands around it too."""
+        self._write_out(n, len(body.node))
+        if len(given) != len(body.input):
+            raise n.fail(f"its body {body.name!r} takes {len(body.input)} inputs, and is given {len(given)}")
+        roles = {**scope.roles, **find_roles(body.node, body.initializer, self.functions)}
+        inner = Scope(prefix, roles, scope.opsets, scope, scope.depth + 1)
+        inner.attributes = scope.attributes
+        inner.initializers = {tensor.name: tensor for tensor in body.initializer}
+        inner.tensors.update({info.name: operand for info, operand in zip(body.input, given)})
+        self.nodes(body.node, inner)
+        return [self.look_up(output.name, inner, f"the body of {n.source}") for output in body.output]
+
+    def _write_out(self, n: OnnxNode, nodes: int) -> None:
         """Count the nodes of a body that is about to take the place of `n`, or of one step of it.
 
         Raises:
@@ -328,7 +343,7 @@ class Importer:
         """Walk a function's body in place of the node."""
         if scope.depth >= _DEEPEST:
             raise n.unsupported(f"functions call each other more than {_DEEPEST} deep")
-        self.write_out(n, len(body.node))
+        self._write_out(n, len(body.node))
         opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in body.opset_import}
         functions = self.functions
         inner = Scope(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from foreplan.errors import ModelError, ShapeError, UnsupportedError
+from foreplan.frontend.onnx.batch import Rebatch
 from foreplan.frontend.onnx.tensors import Constant, filled, from_tensor
 from foreplan.graph import Builder, DType, Kind, TensorType, Value
 from foreplan.graph.types import Shape, broadcast_shapes
@@ -17,8 +18,6 @@ from foreplan.ops.map import elementwise
 
 if TYPE_CHECKING:
     import onnx
-
-    from foreplan.frontend.onnx.batch import Rebatch
 
 Operand = Value | Constant
 Result = Operand | Sequence["Operand | None"]

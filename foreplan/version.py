@@ -1,0 +1,3 @@
+"""The version of foreplan, which plan files and measurements are of."""
+
+VERSION = "0.1.0"

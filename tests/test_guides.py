@@ -1,0 +1,159 @@
+"""The guides in docs/ that add something: their code runs, as it stands there."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+import runpy
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import foreplan as fp
+from foreplan.cli import cli
+from foreplan.graph import Op
+from foreplan.graph import op as declared
+from foreplan.graph.layouts import in_c_order
+from foreplan.graph.text import parse_graph
+from foreplan.lower import targets
+from foreplan.passes import Pass
+from foreplan.runtime.cpu import table as cpu_table
+from foreplan.runtime.cuda import table as cuda_table
+from foreplan.runtime.kernel import Family
+from tests.engines.engine import ENGINES, require
+from tests.gpu import compiled
+from tests.ops.check import check_vjp
+from tests.sweep.bounds import Sums
+from tests.sweep.judges import JUDGES, judge_draws
+from tests.sweep.table import ENTRIES, Entry
+
+ROOT = Path(__file__).resolve().parents[1]
+DEVICES = ROOT / "runtime" / "cuda" / "devices"
+JUDGED = [name for name in JUDGES if name not in ("card", "decomposition")]
+
+
+def files(guide: str) -> dict[str, str]:
+    """The files that a guide shows, by the paths in their first lines."""
+    blocks = re.findall(r"```(?:python|cpp)\n((?:#|//) (\S+)\n.*?)```", (ROOT / "docs" / guide).read_text(), re.S)
+    return {path: text for text, path in blocks}
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], ModuleType]:
+    """Import the text of a module under a name, until the test ends."""
+
+    def loaded(name: str, text: str) -> ModuleType:
+        path = tmp_path / f"{name}.py"
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return loaded
+
+
+@pytest.fixture
+def scale(
+    load: Callable[[str, str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[float], Op]:
+    """The op that the guide adds, with its kernels and its entry in the sweep."""
+    shown = files("adding-an-op.md")
+    monkeypatch.setattr(declared, "_REGISTRY", declared.registered_ops())
+    made = {
+        path: load(path.removesuffix(".py").replace("/", "."), text)
+        for path, text in shown.items()
+        if path.endswith(".py")
+    }
+    on_cpu, on_cuda = made["runtime/cpu/kernels/scale.py"], made["runtime/cuda/kernels/scale.py"]
+    monkeypatch.setitem(cpu_table.FAMILIES, "scale", Family({"loops": on_cpu.scale}, in_c_order, on_cpu.reads))
+    monkeypatch.setitem(cuda_table.FAMILIES, "scale", cuda_table._own(on_cuda.scale, reads=on_cuda.reads))
+    sources = tmp_path / "cuda"
+    sources.mkdir()
+    for file in compiled.FOLDER.glob("*.cu*"):
+        (sources / file.name).symlink_to(file)
+    (sources / "scale.cu").write_text(shown["cuda/scale.cu"])
+    monkeypatch.setattr(compiled, "FOLDER", sources)
+    cases, oracles = made["tests/sweep/cases/scale.py"], made["tests/sweep/oracles/scale.py"]
+    monkeypatch.setitem(ENTRIES, "scale", Entry(cases.scale, oracles.scale, Sums(lambda op, types: 1)))
+    return made["foreplan/ops/scale.py"].Scale
+
+
+@pytest.mark.parametrize("judge", JUDGED)
+def test_the_op_that_the_guide_adds_is_right_to_every_judge(scale: Callable[[float], Op], judge: str) -> None:
+    judge_draws(judge, "scale", 8)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_op_that_the_guide_adds_runs_on_every_engine(scale: Callable[[float], Op], engine: str) -> None:
+    require(engine)
+    x = np.linspace(-3, 3, 1001, dtype=np.float32)
+    ENGINES[engine].check(scale(0.5), x, rtol=1e-7)
+    ENGINES[engine].check_over(scale(0.5), [x], (0, 0), rtol=1e-7)
+    check_vjp(lambda b, x: b.apply(scale(0.5), x), x.astype(np.float64))
+
+
+def test_the_guide_names_every_method_of_an_op() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \|", (ROOT / "docs" / "adding-an-op.md").read_text().split("## Its kernels")[0], re.M
+    )
+    found = {
+        name
+        for name, member in vars(Op).items()
+        if name[0] != "_" and (callable(member) or isinstance(member, property))
+    }
+    assert set(rows) == found - {"check_count", "reads"}  # which serve those that state something
+
+
+def test_the_engine_that_the_guide_adds_trains(
+    load: Callable[[str, str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = files("adding-an-engine.md")
+    for path, text in shown.items():
+        load(path.removesuffix(".py").replace("/", "."), text)
+    monkeypatch.setitem(targets.ENGINES, "mine", targets.EngineInfo("runtime.mine"))
+    graph, losses = fp.models.build("mlp:width=32,batch=4"), {}
+    for target in ("numpy", "mine"):
+        step = fp.compile(graph, fp.losses.mean, fp.optim.SGD(0.1), target=target)
+        step.save(tmp_path / f"{target}.plan")
+        sessions = step.bind(seed=1), fp.load_plan(tmp_path / f"{target}.plan").bind(seed=1, poison=True)
+        data = {value.name: np.full(value.shape, 0.5, np.float32) for value in graph.inputs}
+        losses[target] = [[session.step(data).loss for _ in range(3)] for session in sessions]
+    assert losses["mine"] == losses["numpy"] and losses["mine"][0] == losses["mine"][1]
+    assert len(set(losses["mine"][0])) == 3
+    done = CliRunner().invoke(cli, ["estimate", "mlp:width=32,batch=4", "--target", "mine"])
+    assert done.exit_code == 0, done.output
+
+
+def test_the_pass_that_the_guide_adds_works(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "adding-a-pass.md").read_text()
+    (tmp_path / "guide.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", guide, re.S)))
+    found = runpy.run_path(str(tmp_path / "guide.py"))
+    usual, tried = map(int, capsys.readouterr().out.split())
+    assert tried <= usual
+    graph = parse_graph(
+        "graph %g\ninput %x: float32[2,3]\n%y: float32[2,3] = map(exprs=('a0',)) [%x] as %y\n"
+        "%z: float32[2,3] = map(exprs=('relu(a0)',)) [%y] as %z\noutput %z = %z\n"
+    )
+    (left,) = found["drop_identities"](graph).nodes
+    assert left.name == "z" and left.inputs == graph.inputs
+
+
+def test_the_card_that_the_guide_shows_is_one_of_the_package() -> None:
+    shown = re.findall(r"(?:^(?:    .*)?\n)+", (ROOT / "docs" / "adding-a-card.md").read_text(), re.M)
+    (block,) = [text for text in shown if "capability" in text]
+    assert textwrap.dedent(block).strip() == (DEVICES / "rtx4090.toml").read_text().strip()
+
+
+def test_the_guide_names_every_field_of_a_pass() -> None:
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", (ROOT / "docs" / "adding-a-pass.md").read_text(), re.M)
+    assert re.findall(r"\w+", " ".join(rows)) == [field.name for field in dataclasses.fields(Pass)]
