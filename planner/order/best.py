@@ -61,7 +61,8 @@ class _Best:
         self.count = make_count(arrays.problem, len(order))
         self.live = np.zeros(len(order), np.int64)
         self.nbytes = int(order_kernels.live_bytes(arrays, self.count, order, self.live))
-        self.least = int(order_kernels.unavoidable(arrays, order, self.live, effort.hardest))
+        hardest = np.argsort(-self.live, kind="stable")[: effort.hardest]
+        self.least = int(order_kernels.unavoidable(arrays, order, hardest))
 
     def keep(self, order: np.ndarray) -> bool:
         """Take an order if it is better."""

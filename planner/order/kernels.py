@@ -13,7 +13,7 @@ import numpy as np
 
 from foreplan import jit
 from foreplan.planner.memory.arrays import STORED
-from foreplan.planner.memory.kernels import measure
+from foreplan.planner.memory.kernels import copy, measure
 from foreplan.planner.order.arrays import STAYS, OrderArrays
 
 NEVER = np.int64(1) << np.int64(60)
@@ -55,7 +55,7 @@ def make_state(t: OrderArrays) -> State:
 @jit.compiled
 def begin(t, s):  # type: ignore[no-untyped-def]
     """Nothing has run; returns the live bytes that this begins with."""
-    s.left[:] = t.readers
+    copy(t.readers, s.left, s.left.size)
     s.ready_count[0] = 0
     s.done[:] = 0
     for node in range(s.waiting.size):
@@ -153,18 +153,18 @@ def live_bytes(t, c, order, live):  # type: ignore[no-untyped-def]
     for step in range(order.size):
         c.steps[step] = t.action[order[step]]
     highest, _ = measure(t.problem, c, order.size)
-    live[:] = c.level[: order.size]
+    copy(c.level, live, order.size)
     return highest
 
 
 @jit.compiled
-def unavoidable(t, order, live, hardest):  # type: ignore[no-untyped-def]
+def unavoidable(t, order, steps):  # type: ignore[no-untyped-def]
     """Bytes that every order needs: while a node runs, what was written before it of necessity and must be read then or
-    later of necessity lives; found for the nodes that need the most in one order.
+    later of necessity lives; found for some nodes, best those that need the most in one order.
 
     Args:
-        order: any; `live`: its live bytes.
-        hardest: the number of steps whose nodes are looked at.
+        order: any.
+        steps: those whose nodes are looked at.
     """
     n = order.size
     p = t.problem
@@ -177,7 +177,6 @@ def unavoidable(t, order, live, hardest):  # type: ignore[no-untyped-def]
     for step in range(n):
         step_of[order[step]] = step
     highest = np.int64(0)
-    steps = np.argsort(-live, kind="mergesort")[:hardest]
     needed = np.zeros(p.size.size, np.int8)
     for at in steps:
         node = order[at]

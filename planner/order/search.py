@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foreplan import jit
+from foreplan.planner.memory.kernels import copy
 from foreplan.planner.order.kernels import NEVER, begin, live_bytes, run, undo, weigh
 
 FOUND, NONE, UNKNOWN = 1, 0, -1  # what a search says: an order within the ceiling, that there is none, neither
@@ -65,7 +66,7 @@ def visit(visited, bits, key):  # type: ignore[no-untyped-def]
         slot = (slot + 1) & (table.size - 1)
     row = visited.used[0]
     if row < sets.shape[0]:
-        sets[row] = bits
+        copy(bits, sets[row], bits.size)
         table[slot] = row + 1
         visited.used[0] += 1
     return True
@@ -163,10 +164,10 @@ def search(t, s, c, visited, order, low, high, rank, ceiling, exact, most_work):
             if depth == n:
                 highest = ceiling
                 if exact:
-                    whole[low:high] = path
+                    copy(path, whole[low:], n)
                     highest = live_bytes(t, c, whole, live)
                 if highest <= ceiling:
-                    order[low:high] = path
+                    copy(path, order[low:], n)
                     return FOUND, NEVER, work
                 least = min(least, highest)
                 count = 0

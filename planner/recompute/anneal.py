@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foreplan import jit
+from foreplan.planner.memory.kernels import copy
 from foreplan.planner.recompute.kernels import measure_above
 from foreplan.planner.recompute.search import below, draw, record
 
@@ -292,15 +293,15 @@ def anneal(t, s, q, n, target, base, price, hot, trials, archive, seed):  # type
     Returns:
         The next seed.
     """
-    q.trial[:n] = q.now[:n]
+    copy(q.now, q.trial, n)
     n = tidy(t, s, q, n)
     if n < 1:
         return seed
     peak, excess, cost = weigh(t, s, q, n, target)
     q.trial[n:] = NOTHING
     record(archive, q.trial, peak, cost - base)
-    q.now[:n] = q.trial[:n]
-    q.level[:n] = s.counting.level[:n]
+    copy(q.trial, q.now, n)
+    copy(s.counting.level, q.level, n)
     met, temperature = 0, hot
     for number in range(trials):
         if number % (trials // _STAGES + 1) == 0:
@@ -309,7 +310,7 @@ def anneal(t, s, q, n, target, base, price, hot, trials, archive, seed):  # type
             price *= 0.9 if met > _PATIENCE // 2 else 1.1
             met = 0
         met += excess == 0
-        q.trial[:n] = q.now[:n]
+        copy(q.now, q.trial, n)
         size = n
         seed = draw(seed)
         changed = False
@@ -331,6 +332,6 @@ def anneal(t, s, q, n, target, base, price, hot, trials, archive, seed):  # type
             if float(below(seed, 1 << 20)) >= chance * chance * float(1 << 20):
                 continue
         n, excess, cost = size, new_excess, new_cost
-        q.now[:n] = q.trial[:n]
-        q.level[:n] = s.counting.level[:n]
+        copy(q.trial, q.now, n)
+        copy(s.counting.level, q.level, n)
     return seed

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foreplan import jit
+from foreplan.planner.memory.kernels import copy
 from foreplan.planner.recompute.arrays import DISCARD, DROP, KEEP, NEVER, OFFLOAD
 from foreplan.planner.recompute.kernels import evaluate
 from foreplan.planner.recompute.prices import count_above, following, worth
@@ -80,7 +81,7 @@ def record(archive, state, peak, cost):  # type: ignore[no-untyped-def]
             continue
         if peak < archive.peak[k] or cost < archive.cap_cost[k]:
             archive.peak[k], archive.cap_cost[k] = peak, cost
-            archive.cap_states[k] = state
+            copy(state, archive.cap_states[k], state.size)
     targets = archive.targets
     if peak > targets[0]:
         return
@@ -93,7 +94,7 @@ def record(archive, state, peak, cost):  # type: ignore[no-untyped-def]
             high = middle - 1
     if cost < archive.cost[low]:
         archive.cost[low] = cost
-        archive.states[low] = state
+        copy(state, archive.states[low], state.size)
 
 
 @jit.compiled
@@ -295,10 +296,10 @@ def polish(  # type: ignore[no-untyped-def]
                 i = min(max(j + (0, 0, 1, -1)[r % 4], 0), count - 1)
                 if archive.cost[j] <= 0 or archive.cost[i] >= NEVER:
                     continue
-                state[:] = archive.states[i]
+                copy(archive.states[i], state, state.size)
                 target = archive.targets[j]
             else:
-                state[:] = archive.cap_states[k]
+                copy(archive.cap_states[k], state, state.size)
                 target = archive.peak[k] - 1
             seed = ruin(t, state, plain, seed)
             score[:] = UNKNOWN
