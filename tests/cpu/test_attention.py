@@ -11,8 +11,8 @@ from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.runtime.cpu.kernels import attention, attention_cut, attention_grad
 from tests.cpu.check import expected, needs_onednn, run, type_of
 from tests.engines.engine import Engine, in_both_types
-from tests.engines.test_attention import NEAR, both, normal, operands
-from tests.kernels import attention_operands
+from tests.engines.test_attention import NEAR, both, operands
+from tests.kernels import attention_operands, normal
 
 pytestmark = needs_onednn()
 FORWARD, BACKWARD = NEAR["cpu"]

@@ -9,7 +9,7 @@ from foreplan.graph import Window
 from foreplan.ops.matmul import MatMul
 from tests.cpu.check import needs_onednn, type_of
 from tests.engines.engine import Engine, in_both_types
-from tests.engines.test_contraction import normal
+from tests.kernels import normal
 
 pytestmark = needs_onednn()
 

@@ -16,7 +16,7 @@ from foreplan.ops.conv.ops import Conv
 from foreplan.runtime.cpu.table import family_of
 from tests.cpu.check import THREADS, check, needs_onednn, type_of, ways
 from tests.engines.engine import Engine, in_both_types
-from tests.engines.test_convolution import normal
+from tests.kernels import normal
 from tests.profile import pick
 from tests.sweep.judges import judge_draws
 

@@ -10,7 +10,7 @@ from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.ops import Attention
 from foreplan.ops.attention.packed import PackedAttentionGrad
 from tests.engines.engine import Engine
-from tests.kernels import attention_operands, expected
+from tests.kernels import attention_operands, expected, normal
 from tests.ops.check import type_of
 
 # batch, query heads, key heads, queries, keys, depth, value depth
@@ -33,10 +33,6 @@ NEAR = {
 
 def operands(sizes: tuple[int, ...], heads_last: bool = False) -> list[np.ndarray]:
     return attention_operands(np.random.default_rng(sizes), sizes, heads_last)
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng((7, *shape)).standard_normal(shape).astype(np.float32)
 
 
 def both(

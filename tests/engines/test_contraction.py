@@ -8,6 +8,7 @@ import pytest
 from foreplan.graph import Window
 from foreplan.ops.matmul import MatMul
 from tests.engines.engine import Engine
+from tests.kernels import normal
 from tests.ops.check import type_of
 
 NEAR = {"atol": 1e-4}
@@ -27,10 +28,6 @@ BATCHES = [
     ((4, 1, 5, 7), (3, 7, 6)),
     ((1, 5, 7), (2, 1, 7, 6)),
 ]
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)
 
 
 @pytest.mark.bfloat16

@@ -11,6 +11,7 @@ from foreplan.graph import Op, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 from tests.engines.engine import Engine
+from tests.kernels import normal
 from tests.ops.check import type_of
 
 NEAR = {"rtol": 1e-4, "atol": 1e-4}
@@ -48,10 +49,6 @@ for axes in (1, 2, 3):
     for low in (0, 1, 2):
         geometry = (2,) * axes, ((low, 2 - low),) * axes, (1,) * axes
         CASES[f"{axes} axes, {low} before"] = (2, 4, *[8] * axes), 6, (3,) * axes, geometry
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)
 
 
 def operands(case: str) -> tuple[Conv, np.ndarray, np.ndarray, np.ndarray]:

@@ -6,9 +6,10 @@ import numpy as np
 
 from foreplan.graph.types import DTYPES
 from foreplan.ops.conv.ops import Conv, ConvWeightGrad
-from tests.engines.test_convolution import NEAR, gradients, lying, normal, operands
+from tests.engines.test_convolution import NEAR, gradients, lying, operands
 from tests.gpu.check import check, made, type_of
 from tests.gpu.compiled import needs_gcc
+from tests.kernels import normal
 
 pytestmark = needs_gcc
 
