@@ -12,7 +12,7 @@ from foreplan.runtime.cpu.gemm.tiles import Tiles
 from foreplan.runtime.cpu.gemm.vectors import Vectors
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.threads import set_threads
-from tests.cpu.check import laid_out, scratch, type_of
+from tests.cpu.check import WATCHED, laid_out, scratch, type_of
 
 EPSILON = float(np.finfo(np.float32).eps)
 EXPRS = ("(a1 - (a3 * (a0 + (0.5 * ((0.5 * a2) + a0)))))", "((0.5 * a2) + a0)")
@@ -34,7 +34,7 @@ def window(x: np.ndarray) -> Window:
 def surroundings_are_kept(out: np.ndarray) -> bool:
     """Whether nothing was written before or behind what `laid_out` gave."""
     start = out.ctypes.data - out.base.ctypes.data
-    return bool((out.base[:start] == 0xA5).all() and (out.base[start + out.nbytes :] == 0xA5).all())
+    return bool((out.base[:start] == WATCHED).all() and (out.base[start + out.nbytes :] == WATCHED).all())
 
 
 def multiplied(
