@@ -108,8 +108,13 @@ def run_kernel(
     inputs: Sequence[np.ndarray],
     over: tuple[int, int] | None = None,
     behind: Sequence[int] = (),
+    **more: Op,
 ) -> list[np.ndarray]:
-    """As `run`, of a kernel for inputs and outputs that lie so."""
+    """As `run`, of a kernel for inputs and outputs that lie so.
+
+    Args:
+        more: `op`, whose NumPy kernel stands in for a plan of cuDNN's.
+    """
     shifts, found = [*behind, *[0] * (len(reads) + len(writes) - len(behind))], []
     for reverse, fill in ((False, 0xFF), (True, 0x7F)):
         places = [laid_out(window, x, shift) for window, x, shift in zip(reads, inputs, shifts)]
@@ -119,7 +124,7 @@ def run_kernel(
             results[over[0]] = places[over[1]]
         workspace = Memory(kernel.workspace, fill)
         arrays = [array for _, array in places], [array for _, array in results]
-        Bound(kernel, *arrays, workspace.bytes, reverse)()
+        Bound(kernel, *arrays, workspace.bytes, reverse, **more)()
         for memory in (*(memory for memory, _ in (*places, *results)), workspace):
             memory.check()
         for i, ((_, array), x) in enumerate(zip(places, inputs)):
