@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
 from foreplan.errors import TargetError
-from foreplan.graph import Op, Window, as_dtype
+from foreplan.graph import Op, Window
 from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.table import FAMILIES, kernels_for, reads_of
 from foreplan.runtime.cpu.threads import set_threads
@@ -16,7 +16,7 @@ from tests.kernels import assert_near, expected, scratch
 from tests.ops.check import type_of
 
 THREADS = 1
-MARGIN = 64
+MARGIN, WATCHED = 64, 0xA5
 
 
 def needs_onednn() -> pytest.MarkDecorator:
@@ -30,14 +30,87 @@ def needs_onednn() -> pytest.MarkDecorator:
     return pytest.mark.filterwarnings("default")
 
 
+class Placed:
+    """An array that lies as a window says, in memory that is watched, some elements behind a line's beginning."""
+
+    def __init__(self, window: Window, content: np.ndarray | None, behind: int = 0) -> None:
+        type, item = window.type, window.type.dtype.itemsize
+        low, high = span(window)
+        raw = np.full(high - low + 2 * MARGIN + 64 + behind * item, WATCHED, np.uint8)
+        start = -(raw.ctypes.data - low) % 64 + MARGIN - low + behind * item
+        self.raw = raw
+        self.array = np.ndarray(type.shape, type.dtype.numpy, raw, start, window.strides)
+        self.own = np.zeros(len(raw), bool)
+        bytes_ = np.ndarray((*type.shape, item), np.uint8, raw, start, (*window.strides, 1))
+        mask = np.ndarray((*type.shape, item), bool, self.own, start, (*window.strides, 1))
+        mask[...] = True
+        if content is None:
+            bytes_[...] = 0x7E
+        else:
+            self.array[...] = content
+
+    def check(self, what: str) -> None:
+        """Raise where something else was written."""
+        assert (self.raw[~self.own] == WATCHED).all(), f"{what}: wrote outside its elements"
+
+
+def span(window: Window) -> tuple[int, int]:
+    """Bytes before the first element, as less than 0, and to the end of the last."""
+    reach = [(extent - 1) * step for extent, step in zip(window.shape, window.strides)] if window.type.size else []
+    return sum(min(0, step) for step in reach), sum(max(0, step) for step in reach) + window.type.dtype.itemsize
+
+
 def laid_out(array: np.ndarray, window: Window) -> np.ndarray:
-    """A copy that lies as a window says, 64 bytes aligned, with watched bytes on both sides."""
-    last = sum((extent - 1) * step for extent, step in zip(window.shape, window.strides)) + array.itemsize
-    raw = np.full(last + 3 * MARGIN, 0xA5, np.uint8)
-    start = -raw.ctypes.data % 64 + MARGIN
-    found = np.ndarray(array.shape, array.dtype, raw, start, window.strides)
-    found[...] = array
-    return found
+    """A copy that lies as a window says, in memory that is watched."""
+    return Placed(window, array).array
+
+
+def run_kernel(
+    kernel: CpuKernel,
+    reads: Sequence[Window],
+    writes: Sequence[Window],
+    inputs: Sequence[np.ndarray],
+    over: tuple[int, int] | None = None,
+    threads: int = THREADS,
+    behind: int = 0,
+    where: str = "",
+) -> list[np.ndarray]:
+    """What a kernel gives for inputs and outputs that lie so: the same twice over, whatever its memory holds, and
+    nothing else is written.
+
+    Args:
+        over: (output, input): the output takes that input's bytes, as the kernel says it may.
+        behind: elements from the beginning of a line to where inputs begin.
+        where: begins the message of an error.
+    """
+    given, outputs = [Placed(window, x, behind) for window, x in zip(reads, inputs)], [Placed(y, None) for y in writes]
+    before = [x.array.tobytes() for x in given]
+    if over is not None:
+        assert over in kernel.overwrites
+        outputs[over[0]] = given[over[1]]
+    memory = scratch(kernel.workspace + 2 * MARGIN)
+    memory[...] = WATCHED
+    own = memory[MARGIN : MARGIN + kernel.workspace]
+    own[...] = 0xFF
+    set_threads(threads)
+    call = kernel.bind([x.array for x in given], [y.array for y in outputs], own)
+    call()
+    first = [y.array.copy() for y in outputs]
+    for each in (*given, *outputs):
+        each.check(where)
+    around = np.concatenate([memory[:MARGIN], memory[MARGIN + own.size :]])
+    assert (around == WATCHED).all(), (
+        f"{where}: wrote {np.flatnonzero(around != WATCHED)} beside {own.size} of workspace"
+    )
+    for i, (x, content) in enumerate(zip(given, before)):
+        taken = over is not None and over[1] == i
+        assert taken or x.array.tobytes() == content, f"{where}: changed input {i}"
+    if over is None:
+        own[...] = 0x7F
+        call()
+        for y, array in zip(outputs, first):
+            assert y.array.tobytes() == array.tobytes(), f"{where}: another result the second time"
+    return first
 
 
 def run(
@@ -63,21 +136,7 @@ def run(
     found = kernels_for(op, wanted, layouts, threads)
     assert found, f"no kernel for {op} of {wanted}"
     kernel = found[way] if way else next(iter(found.values()))
-    arrays = [laid_out(np.asarray(x), window) for x, window in zip(inputs, wanted)]
-    outputs = [laid_out(np.full(type.shape, 77).astype(type.dtype.numpy), w) for type, w in zip(results, layouts)]
-    if over is not None:
-        assert over in kernel.overwrites
-        outputs[over[0]] = arrays[over[1]]
-    memory = scratch(kernel.workspace)
-    set_threads(threads)
-    call = kernel.bind(arrays, outputs, memory)
-    call()
-    first = [y.copy() for y in outputs]
-    if over is None:
-        memory[...] = 0x7F
-        call()
-        assert all(np.array_equal(a, b, equal_nan=as_dtype(a.dtype).is_float) for a, b in zip(first, outputs))
-    return first
+    return run_kernel(kernel, wanted, layouts, inputs, over, threads)
 
 
 def kernel_for(op: Op, inputs: Sequence[Window], outputs: Sequence[Window], threads: int) -> CpuKernel | None:
@@ -93,6 +152,17 @@ def ways(op: Op, inputs: Sequence[np.ndarray], windows: Sequence[Window] | None 
     return list(kernels_for(op, wanted, FAMILIES[op.name].layout(op, wanted, op.infer(types)), THREADS))
 
 
+def results(
+    op: Op,
+    inputs: Sequence[np.ndarray],
+    windows: Sequence[Window] | None = None,
+    over: tuple[int, int] | None = None,
+) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """What every kernel of the CPU gives, by its name."""
+    for way in ways(op, inputs, windows):
+        yield way, run(op, inputs, windows, over, way=way)
+
+
 def check(
     op: Op,
     *inputs: np.ndarray,
@@ -103,5 +173,5 @@ def check(
 ) -> None:
     """Assert that every kernel of the CPU agrees with NumPy's."""
     wanted = expected(op, inputs)
-    for way in ways(op, inputs, windows):
-        assert_near(run(op, inputs, windows, over, way=way), wanted, rtol, atol, way)
+    for way, found in results(op, inputs, windows, over):
+        assert_near(found, wanted, rtol, atol, way)

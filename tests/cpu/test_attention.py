@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 
@@ -11,39 +9,29 @@ from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.ops import Attention
 from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.runtime.cpu.kernels import attention, attention_cut, attention_grad
-from tests.cpu.check import check, expected, needs_onednn, run, type_of
-from tests.kernels import attention_operands
+from tests.cpu.check import expected, needs_onednn, run, type_of
+from tests.engines.engine import Engine, in_both_types
+from tests.engines.test_attention import NEAR, both, operands
+from tests.kernels import attention_operands, normal
 
 pytestmark = needs_onednn()
-RNG = np.random.default_rng(0)
-operands = partial(attention_operands, RNG)
-TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
+FORWARD, BACKWARD = NEAR["cpu"]
 
 # batch, query heads, key heads, queries, keys, depth, value depth
 SIZES = [(1, 2, 2, 300, 270, 8, 8), (1, 2, 1, 131, 260, 7, 9)]
 
 
-def normal(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
-
-
-def both(scale: float, causal: bool, heads_last: bool, inputs: list[np.ndarray], *mask: np.ndarray) -> None:
-    """Check forward and backward."""
-    forward = Attention(scale, causal, heads_last)
-    check(forward, *inputs, *mask, **TOLERANCE)
-    o, lse = expected(forward, [*inputs, *mask])
-    check(AttentionGrad(scale, causal, heads_last), *inputs, o, lse, normal(*o.shape), *mask, **TOLERANCE)
-
-
+@in_both_types("cpu")
 @pytest.mark.parametrize("heads_last", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_more_queries_than_a_block_has(sizes: tuple[int, ...], causal: bool, heads_last: bool) -> None:
-    both(0.3, causal, heads_last, operands(sizes, heads_last))
+def test_more_queries_than_a_block_has(engine: Engine, sizes: tuple[int, ...], causal: bool, heads_last: bool) -> None:
+    both(engine, Attention(0.3, causal, heads_last), operands(sizes, heads_last))
 
 
+@in_both_types("cpu")
 @pytest.mark.parametrize("causal", [False, True])
-def test_blocks_of_few_queries(monkeypatch: pytest.MonkeyPatch, causal: bool) -> None:
+def test_blocks_of_few_queries(monkeypatch: pytest.MonkeyPatch, engine: Engine, causal: bool) -> None:
     """Many blocks, as long sequences have."""
     from foreplan.runtime.cpu.table import _make
 
@@ -51,7 +39,7 @@ def test_blocks_of_few_queries(monkeypatch: pytest.MonkeyPatch, causal: bool) ->
         monkeypatch.setattr(attention_cut, name, 16)
     _make.cache_clear()
     for sizes in ((2, 3, 3, 61, 61, 8, 8), (1, 4, 2, 50, 75, 4, 6), (1, 2, 2, 75, 50, 4, 6)):
-        both(0.5, causal, True, operands(sizes, True))
+        both(engine, Attention(0.5, causal, True), operands(sizes, True))
     _make.cache_clear()
 
 
@@ -75,30 +63,29 @@ def test_large_scores_are_as_exact_as_numpys() -> None:
         assert np.linalg.norm(ours) <= 1.5 * np.linalg.norm(theirs)
 
 
+@in_both_types("cpu")
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    "sizes", [(2, 4, 4, 21, 21, 8, 8), (1, 2, 2, 270, 270, 8, 8), (1, 4, 2, 30, 30, 8, 8)], ids=str
-)
-def test_results_take_the_bytes_of_operands(sizes: tuple[int, ...], causal: bool) -> None:
-    inputs = operands(sizes, True)
-    check(Attention(0.3, causal, True), *inputs, over=(0, 0), **TOLERANCE)
+@pytest.mark.parametrize("sizes", [(1, 2, 2, 270, 270, 8, 8), (1, 4, 2, 30, 30, 8, 8)], ids=str)
+def test_results_take_the_bytes_of_all_operands_that_they_may(
+    engine: Engine, sizes: tuple[int, ...], causal: bool
+) -> None:
+    inputs, op = operands(sizes, True), AttentionGrad(0.3, causal, True)
+    engine.check(Attention(0.3, causal, True), *inputs, over=(0, 0), **FORWARD)
     o, lse = expected(Attention(0.3, causal, True), inputs)
-    g, op = normal(*o.shape), AttentionGrad(0.3, causal, True)
-    pairs = op.overwrites([type_of(x) for x in (*inputs, o, lse, g)], [type_of(x) for x in inputs])
-    for pair in pairs:
-        check(op, *inputs, o, lse, g, over=pair, **TOLERANCE)
+    given = [*inputs, o, lse, normal(*o.shape)]
+    engine.check_over(op, given, *op.overwrites([type_of(x) for x in given], [type_of(x) for x in inputs]), **BACKWARD)
 
 
+@in_both_types("cpu")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shared", [4, 2])
 @pytest.mark.parametrize("positions", [21, 270])
-def test_packed_queries_keys_and_values(positions: int, shared: int, causal: bool) -> None:
-    op = PackedAttentionGrad(0.3, 4, shared, causal)
-    x = normal(2, positions, (4 + 2 * shared) * 8)
+def test_packed_gradients_take_the_bytes_of_what_is_packed(
+    engine: Engine, positions: int, shared: int, causal: bool
+) -> None:
+    op, x = PackedAttentionGrad(0.3, 4, shared, causal), normal(2, positions, (4 + 2 * shared) * 8)
     o, lse = expected(Attention(0.3, causal, True), op.unpacked_arrays(x))
-    g = normal(*o.shape)
-    check(op, x, o, lse, g, **TOLERANCE)
-    check(op, x, o, lse, g, over=(0, 0), **TOLERANCE)
+    engine.check_over(op, [x, o, lse, normal(*o.shape)], None, (0, 0), **BACKWARD)
 
 
 def test_parts_of_several_threads_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

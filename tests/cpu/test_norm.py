@@ -6,20 +6,12 @@ import numpy as np
 import pytest
 
 from foreplan.ops.norm.batch import BatchNorm, BatchNormGrad, ChannelMoments
-from tests.cpu.check import check, needs_onednn, run
+from tests.cpu.check import needs_onednn, run
+from tests.engines.engine import Engine, in_both_types
+from tests.engines.test_batch_norm import SHAPES, images, vectors
 from tests.kernels import as_images
 
 pytestmark = needs_onednn()
-SHAPES = [(1, 1, 1, 1), (2, 3, 5, 7), (3, 17, 4, 4), (1, 16, 33, 1), (5, 40, 3, 3), (37, 19), (1, 5)]
-
-
-def images(shape: tuple[int, ...], seed: int, offset: float = 0.0) -> np.ndarray:
-    return (np.random.default_rng(seed).standard_normal(shape) + offset).astype(np.float32)
-
-
-def vectors(count: int, channels: int) -> list[np.ndarray]:
-    rng = np.random.default_rng(count)
-    return [rng.uniform(0.5, 2, channels).astype(np.float32) for _ in range(count)]
 
 
 def test_moments_of_a_mean_that_drifts() -> None:
@@ -37,11 +29,12 @@ def test_constant_channels_have_no_variance_but_what_float64_loses() -> None:
     assert (np.sqrt(variance) <= 1e-15 * np.abs(mean)).all()
 
 
+@in_both_types("cpu")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("over", [None, (0, 0)])
-def test_normalisation(shape: tuple[int, ...], over: tuple[int, int] | None) -> None:
+def test_normalisation(engine: Engine, shape: tuple[int, ...], over: tuple[int, int] | None) -> None:
     given = [images(shape, 5, 1.0), *vectors(4, shape[1])]
-    check(BatchNorm(1e-3), *given, windows=as_images(*given), over=over)
+    engine.check(BatchNorm(1e-3), *given, windows=as_images(*given), over=over)
 
 
 def test_the_same_bits_in_place_and_not() -> None:

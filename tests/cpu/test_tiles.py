@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,33 +13,16 @@ from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu.codegen.epilogue import FURTHER, MADE, Made
 from foreplan.runtime.cpu.gemm.tiles import GRAIN, Tiles, available
 from foreplan.runtime.cpu.onednn import library as c
-from foreplan.runtime.cpu.threads import set_threads
 from foreplan.runtime.kernel import Refused
-from tests.cpu.check import laid_out, needs_onednn, scratch, type_of
-from tests.cpu.products import EPSILON, made_of, normal, turned, updated, window
+from tests.cpu import products
+from tests.cpu.check import needs_onednn, scratch, type_of
+from tests.cpu.products import EPSILON, check_what_is_made, normal, turned, window
 
 pytestmark = [needs_onednn(), pytest.mark.skipif(not available(), reason="this processor has no tile registers")]
 HUGE = 3.396e38  # would be rounded to infinity as a bfloat16
 
 
-def multiplied(a: np.ndarray, b: np.ndarray, onto: np.ndarray | None = None, threads: int = 1) -> np.ndarray:
-    """What the kernel gives, twice over, its memory poisoned and the surroundings of its result watched."""
-    y = np.full((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), np.nan, np.float32)
-    results = []
-    for poison in (0xFF, 0x7F):
-        out = laid_out(y if onto is None else onto, Window.dense(type_of(y)))
-        set_threads(threads)
-        product = Tiles(window(a), window(b), window(out), add=onto is not None)
-        memory = scratch(product.scratchpad)
-        memory[...] = poison
-        places = (a, b, out, memory)
-        arguments = (c.SRC, c.WEIGHTS, c.DST, c.SCRATCHPAD)
-        product.bind({argument: x.ctypes.data for argument, x in zip(arguments, places)})()
-        assert (out.base[: out.ctypes.data - out.base.ctypes.data] == 0xA5).all()
-        assert (out.base[out.ctypes.data - out.base.ctypes.data + out.nbytes :] == 0xA5).all()
-        results.append(out)
-    np.testing.assert_array_equal(*results)
-    return results[0]
+multiplied = partial(products.multiplied, Tiles)
 
 
 def error(found: np.ndarray, a: np.ndarray, b: np.ndarray, onto: np.ndarray | None = None) -> float:
@@ -151,17 +135,9 @@ def test_what_is_refused() -> None:
      (300, 600, 90)],
 )  # fmt: skip
 def test_what_is_made_of_a_product(sizes: tuple[int, int, int], kinds: str, threads: int) -> None:
-    """An update by it, operands as large as it or broadcast, in their place and beside; sums of one pass and more."""
+    """Sums of one pass and more."""
     rows, depth, columns = sizes
-    a, b = normal(rows, depth), normal(depth, columns, seed=1)
-    shapes = {"whole": (rows, columns), "row": (columns,), "column": (rows, 1), "number": (1, 1)}
-    w, v = normal(rows, columns, seed=2), normal(*shapes[kinds], seed=3)
-    rate = np.full((), 0.25, np.float32)
-    wide = a.astype(np.float64) @ b
-    scale = np.abs(a).astype(np.float64) @ np.abs(b) + np.abs(w) + np.abs(v)
-    for over in ((), (0,), (0, 1)) if kinds == "whole" else ((), (0,)):
-        for ours, right in zip(made_of(Tiles, a, b, [w, v, rate], over, threads), updated(wide, w, v, rate)):
-            assert (np.abs(ours - right) / scale).max() < 4 * EPSILON
+    check_what_is_made(Tiles, normal(rows, depth), normal(depth, columns, seed=1), kinds, 4, threads)
 
 
 def test_what_is_made_of_narrow_operands() -> None:

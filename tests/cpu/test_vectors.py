@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from foreplan.graph import TensorType, Window, as_dtype
 from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu.gemm.vectors import SMALL, Vectors
-from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.kernel import Refused
-from tests.cpu.check import laid_out, needs_onednn, type_of
-from tests.cpu.products import EPSILON, made_of, normal, turned, updated, window
+from tests.cpu import products
+from tests.cpu.check import needs_onednn
+from tests.cpu.products import EPSILON, check_what_is_made, normal, turned
 
 pytestmark = needs_onednn()
 SIZES = [
@@ -27,16 +29,7 @@ SIZES = [
 ]
 
 
-def multiplied(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """What the kernel gives, the surroundings of its result watched."""
-    fresh = np.full((a.shape[0], b.shape[1]), np.nan, np.float32)
-    out = laid_out(fresh, Window.dense(type_of(fresh)))
-    Vectors(window(a), window(b), window(out)).bind(
-        {c.SRC: a.ctypes.data, c.WEIGHTS: b.ctypes.data, c.DST: out.ctypes.data}
-    )()
-    assert (out.base[: out.ctypes.data - out.base.ctypes.data] == 0xA5).all()
-    assert (out.base[out.ctypes.data - out.base.ctypes.data + out.nbytes :] == 0xA5).all()
-    return out
+multiplied = partial(products.multiplied, Vectors)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
@@ -73,18 +66,9 @@ def test_what_is_not_finite_stays_in_its_row_or_column(number: float) -> None:
 @pytest.mark.parametrize("kinds", ["whole", "row", "column", "number"])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_what_is_made_of_a_product(sizes: tuple[int, int, int], kinds: str, turn: bool) -> None:
-    """An update by it, operands as large as it or broadcast, in their place and beside."""
     rows, depth, columns = sizes
     a, b = normal(rows, depth), normal(depth, columns, seed=1)
-    b = turned(b) if turn else b
-    shapes = {"whole": (rows, columns), "row": (columns,), "column": (rows, 1), "number": (1, 1)}
-    w, v = normal(rows, columns, seed=2), normal(*shapes[kinds], seed=3)
-    rate = np.full((), 0.25, np.float32)
-    wide = a.astype(np.float64) @ b
-    scale = np.abs(a).astype(np.float64) @ np.abs(b) + np.abs(w) + np.abs(v)
-    for over in ((), (0,), (0, 1)) if kinds == "whole" else ((), (0,)):
-        for ours, right in zip(made_of(Vectors, a, b, [w, v, rate], over), updated(wide, w, v, rate)):
-            assert (np.abs(ours - right) <= scale * (depth + 4) * EPSILON).all()
+    check_what_is_made(Vectors, a, turned(b) if turn else b, kinds, depth + 4)
 
 
 def test_what_is_no_small_product_of_float32() -> None:

@@ -1,18 +1,80 @@
-"""The engines with kernels of their own, as the tests of this folder know them: each case runs on every one of them."""
+"""The engines with kernels of their own, as the tests of this folder know them: each case runs on every one of them.
+
+A case is written once, in float32. Marked `bfloat16`, it runs in that type too: tensors are rounded to it, and a result
+has to be what NumPy's kernel gives in float32 on the same numbers, rounded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 
-from foreplan.graph import Op, Window
+from foreplan.graph import Op, Window, as_dtype
+from foreplan.graph.types import FLOAT32
+from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 from tests.cpu import check as cpu
 from tests.gpu import check as gpu
+from tests.kernels import assert_near, expected
+from tests.ops.check import type_of
+from tests.profile import pick
 from tests.sweep.judges import JUDGES
 
 Windows = Sequence[Window] | None
+Results = Iterator[tuple[str, list[np.ndarray]]]
+
+BFLOAT16 = as_dtype("bfloat16")
+ULP = 2.0**-7  # of bfloat16: numbers lie at most so far apart, beside their size; rounding errs by half as much
+TINY = 1e-6
+SHARE = pick(0.1, 0.3, 1.0)  # of the cases of a test, those that run in bfloat16 too
+
+
+@dataclass(frozen=True)
+class Slack:
+    """How far results of bfloat16 may be from those of float32 on the same numbers.
+
+    Attributes:
+        ulps: of a result of bfloat16, in units in its last place.
+        exact: of any result, beside the largest, as where float32 sums are taken in another order.
+    """
+
+    ulps: float = 0.5
+    exact: float = 1e-5
+
+
+# Probabilities, and gradients of scores, are rounded before they are multiplied.
+PROBABILITIES = ("attention", "attention_grad", "packed_attention_grad", "linear_cross_entropy")
+# Means of products are taken away, or sums of them: what orders of sums differ by counts more.
+CENTRED = ("batch_norm_grad", "layer_norm_grad", "rms_norm_grad", "softmax_grad", "log_softmax_grad")
+SLACK = dict.fromkeys(PROBABILITIES, Slack(exact=ULP)) | dict.fromkeys(CENTRED, Slack(exact=1e-4))
+# A product is rounded before what it is added to, and may cancel with it.
+ADDED = Slack(ulps=1.0, exact=2.0**-8)
+
+
+def slack_of(op: Op, inputs: Sequence[np.ndarray], kernel: str) -> Slack:
+    """What a kernel of an op on such inputs is allowed."""
+    if op.name == "linear_cross_entropy" and kernel.startswith("cublaslt"):  # logits are rounded themselves
+        h, w = map(widened, inputs[:2])
+        return Slack(exact=ULP * (1 + float(np.abs(h @ w.T).max()) / 2))
+    products = op.name == "matmul" or op.name.startswith("conv")
+    adds = len(inputs) > 2 and inputs[2].dtype == BFLOAT16.numpy
+    return ADDED if products and (adds or op.name == "conv_map") else SLACK.get(op.name, Slack())
+
+
+def wide_inputs(op: Op, inputs: Sequence[np.ndarray]) -> set[int]:
+    """The inputs that stay float32 in training: statistics, scales and biases, which have fewer axes than other inputs
+    but for those named here; and what a wide sum is added to.
+    """
+    if op.name in ("matmul", "conv_weight_grad"):
+        return {2} if op.wide else set()  # type: ignore[attr-defined]
+    if op.name == "packed_attention_grad":
+        return {2}
+    if isinstance(op, LayerNorm | RMSNorm | LayerNormGrad | RMSNormGrad):
+        return set(range(1, getattr(op, "g", len(inputs))))
+    rank = next(x.ndim for x in inputs if x.dtype.kind == "f")
+    return {i for i, x in enumerate(inputs) if x.ndim < rank}
 
 
 @dataclass(frozen=True)
@@ -20,14 +82,49 @@ class Engine:
     """How an engine's kernels are run, in poisoned memory whose surroundings are watched.
 
     Attributes:
-        check: asserts that every kernel of an op gives what NumPy's does; of an op, its inputs, and by name `rtol`,
-            `atol`, `windows` (how inputs lie) and `over` (an output and the input whose bytes it takes).
-        run: what the first kernel gives; of an op, its inputs, `windows` and `over`.
+        name: the engine's.
+        results: what every kernel of an op gives, by its name; of an op, its inputs, `windows` (how they lie) and
+            `over` (an output and the input whose bytes it takes).
+        first: what the first of them gives.
+        narrow: whether tensors are of bfloat16.
     """
 
     name: str
-    check: Callable[..., None]
-    run: Callable[..., list[np.ndarray]]
+    results: Callable[..., Results]
+    first: Callable[..., list[np.ndarray]]
+    narrow: bool = False
+
+    def check(
+        self,
+        op: Op,
+        *inputs: np.ndarray,
+        rtol: float = 1e-5,
+        atol: float = 1e-5,
+        windows: Windows = None,
+        over: tuple[int, int] | None = None,
+        wide: Iterable[int] = (),
+    ) -> None:
+        """Assert that every kernel gives what NumPy's does.
+
+        Args:
+            rtol: of results in float32, as `atol`; those of bfloat16 have the `slack_of` their op.
+            wide: inputs that stay float32, beside the `wide_inputs`.
+        """
+        given, windows = self.given(op, inputs, windows, wide)
+        wanted = expected(op, [widened(x) for x in given] if self.narrow else given)
+        for name, found in self.results(op, given, windows, over):
+            if self.narrow:
+                assert_rounded(found, wanted, slack_of(op, given, name), name)
+            else:
+                assert_near(found, wanted, rtol, atol, name)
+
+    def run(
+        self, op: Op, inputs: Sequence[np.ndarray], windows: Windows = None, over: tuple[int, int] | None = None
+    ) -> list[np.ndarray]:
+        """What the first kernel gives."""
+        given, windows = self.given(op, inputs, windows)
+        found = self.first(op, given, windows, over)
+        return [widened(y) for y in found] if self.narrow else found
 
     def check_over(self, op: Op, given: Sequence[np.ndarray], *over: tuple[int, int] | None, **more: float) -> None:
         """Assert it for each way in which an output takes an input's bytes; None: in its own."""
@@ -39,10 +136,83 @@ class Engine:
         for windows in ways:
             self.check(op, *given, windows=windows, **more)
 
+    def given(
+        self, op: Op, inputs: Sequence[np.ndarray], windows: Windows = None, wide: Iterable[int] = ()
+    ) -> tuple[list[np.ndarray], Windows]:
+        """Inputs of the engine's type, and how these lie."""
+        if not self.narrow:
+            return list(inputs), windows
+        wide = wide_inputs(op, inputs).union(wide)
+        given = [x if i in wide or x.dtype != np.float32 else x.astype(BFLOAT16.numpy) for i, x in enumerate(inputs)]
+        if windows is None:
+            return given, None
+        return given, [x if x.type == type_of(y) else narrowed(x) for x, y in zip(windows, given)]
 
-ENGINES = {each.name: each for each in (Engine("cpu", cpu.check, cpu.run), Engine("cuda", gpu.check, gpu.run))}
+
+def narrowed(window: Window) -> Window:
+    """The same order of elements of half the size."""
+    assert window.type.dtype == FLOAT32
+    return Window(window.type.with_dtype(BFLOAT16), tuple(step // 2 for step in window.strides))
+
+
+def widened(array: np.ndarray) -> np.ndarray:
+    """The same numbers in float32; others as they are."""
+    return array.astype(np.float32) if array.dtype == BFLOAT16.numpy else array
+
+
+def assert_rounded(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray], slack: Slack, name: str) -> None:
+    """Assert that results are those of float32, rounded."""
+    for ours, theirs in zip(found, wanted, strict=True):
+        if not as_dtype(theirs.dtype).is_float:
+            np.testing.assert_array_equal(ours, theirs, err_msg=name)
+            continue
+        relative = slack.ulps * ULP if ours.dtype == BFLOAT16.numpy else 0.0
+        ours, theirs = (y.astype(np.float64) for y in (ours, theirs))
+        absolute = TINY + slack.exact * np.abs(theirs[np.isfinite(theirs)]).max(initial=0.0)
+        np.testing.assert_allclose(ours, theirs, rtol=relative, atol=absolute, err_msg=name)
+
+
+ENGINES = {each.name: each for each in (Engine("cpu", cpu.results, cpu.run), Engine("cuda", gpu.results, gpu.run))}
+
+
+NARROW = {name: replace(engine, narrow=True) for name, engine in ENGINES.items()}
+
+
+def label(engine: Engine) -> str:
+    """Its name and, but for float32, its type."""
+    return engine.name + " bfloat16" * engine.narrow
+
+
+def in_both_types(name: str) -> pytest.MarkDecorator:
+    """Run a test of one engine's own ways in float32 and in bfloat16."""
+    return pytest.mark.parametrize("engine", [ENGINES[name], NARROW[name]], ids=label)
 
 
 def require(name: str) -> None:
     """Skip where an engine's kernels cannot run: without oneDNN, or without a compiler that stands in for CUDA's."""
     JUDGES[name].require()
+
+
+def with_engines(metafunc: pytest.Metafunc, names: Iterable[str] = tuple(ENGINES)) -> None:
+    """Run a test that asks for `engine` on each of these; in bfloat16 too, where it is marked so."""
+    if "engine" not in metafunc.fixturenames:
+        return
+    types = (ENGINES, NARROW) if metafunc.definition.get_closest_marker("bfloat16") else (ENGINES,)
+    found = [engines[name] for engines in types for name in names]
+    metafunc.parametrize("engine", found, indirect=True, ids=label)
+
+
+def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Of each test's cases in bfloat16, those that the profile does not ask for: as good as evenly spread, whatever the
+    parameters are. The first always runs.
+    """
+    counts: dict[str, int] = {}
+    found = []
+    for item in items:
+        engine = item.callspec.params.get("engine") if hasattr(item, "callspec") else None
+        if isinstance(engine, Engine) and engine.narrow:
+            key = f"{item.nodeid.partition('[')[0]} {engine.name}"
+            counts[key] = counts.get(key, -1) + 1
+            if counts[key] * 0.6180339887 % 1 >= SHARE:  # multiples of the golden ratio fill [0, 1) evenly
+                found.append(item)
+    return found

@@ -35,6 +35,7 @@ def both(*arrays: np.ndarray) -> list[list[Window]]:
     return [[lie(type_of(x)) for x in arrays] for lie in (channels_last, Window.dense)]
 
 
+@pytest.mark.bfloat16
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_moments(engine: Engine, shape: tuple[int, ...]) -> None:
     x = images(shape, 1, 2.0)
@@ -63,6 +64,7 @@ def test_what_is_not_finite_shows_in_its_channel_alone(engine: Engine, place: in
     assert np.isfinite(mean[3:]).all() and np.isfinite(variance[3:]).all()
 
 
+@pytest.mark.bfloat16
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gradient(engine: Engine, shape: tuple[int, ...]) -> None:
     given = [images(shape, 6, 1.0), *vectors(3, shape[1]), images(shape, 7, 0.5)]
@@ -71,6 +73,7 @@ def test_gradient(engine: Engine, shape: tuple[int, ...]) -> None:
             engine.check(BatchNormGrad(1e-3), *given, windows=windows, over=over, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.bfloat16
 def test_channels_of_wider_images_are_read_as_they_lie(engine: Engine) -> None:
     x, g = images((3, 24, 4, 5), 10), images((3, 24, 4, 5), 11)
     engine.check(ChannelMoments(), x, windows=[slices(x)])

@@ -50,6 +50,7 @@ def checked(engine: Engine, op: Op, *given: np.ndarray) -> None:
     engine.check_lying(op, *given, ways=ways)
 
 
+@pytest.mark.bfloat16
 @pytest.mark.parametrize("case", CASES)
 def test_largest(engine: Engine, case: str) -> None:
     shape, *geometry = CASES[case]
@@ -59,6 +60,7 @@ def test_largest(engine: Engine, case: str) -> None:
     checked(engine, MaxPoolGrad(*geometry, shape=shape), index, images(pooled(case), 1))
 
 
+@pytest.mark.bfloat16
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_mean(engine: Engine, case: str, counted: bool) -> None:
@@ -87,6 +89,7 @@ def test_the_first_of_equal_elements_wins_and_its_gradient_goes_there(engine: En
     np.testing.assert_array_equal(dx, wanted)
 
 
+@pytest.mark.bfloat16
 def test_nan_wins_and_infinities_are_numbers(engine: Engine) -> None:
     x = images((2, 21, 6, 6), 7)
     x[0, 3, 2, 2] = x[1, 20, 0, 0] = np.nan

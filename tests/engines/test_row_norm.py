@@ -37,6 +37,7 @@ def apart(array: np.ndarray, axis: int) -> Window:
     return Window(type_of(array), tuple(strides))
 
 
+@pytest.mark.bfloat16
 @pytest.mark.parametrize(("shape", "axis"), CASES)
 @pytest.mark.parametrize("op", [LayerNorm, RMSNorm])
 def test_rows(engine: Engine, op: type[Op], shape: tuple[int, ...], axis: int) -> None:
@@ -45,6 +46,7 @@ def test_rows(engine: Engine, op: type[Op], shape: tuple[int, ...], axis: int) -
         engine.check_over(op(axis, 1e-3), [x, *vectors[:count]], None, (0, 0))
 
 
+@pytest.mark.bfloat16
 @pytest.mark.parametrize(("shape", "axis"), CASES)
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("op", [LayerNormGrad, RMSNormGrad])
@@ -57,6 +59,7 @@ def test_gradients(engine: Engine, op: type[Op], scaled: bool, shape: tuple[int,
     engine.check_over(op(axis, scaled), [*given, numbers(shape, 6)], None, (0, 0), (0, last), (0, last + 1), **near)
 
 
+@pytest.mark.bfloat16
 def test_the_same_bits_in_place_and_not(engine: Engine) -> None:
     x, scale, bias = numbers((65, 77), 6), numbers((77,), 8), numbers((77,), 9)
     normal = [engine.run(LayerNorm(1, 1e-5), [x, scale, bias], over=over) for over in (None, (0, 0))]
@@ -68,6 +71,7 @@ def test_the_same_bits_in_place_and_not(engine: Engine) -> None:
         assert all(np.array_equal(a, b) for other in results[1:] for a, b in zip(results[0], other))
 
 
+@pytest.mark.bfloat16
 def test_rows_with_gaps_are_read_as_they_lie(engine: Engine) -> None:
     given = of_gradient(LayerNormGrad, (3, 5, 19), 2, True)
     x, g, windows = given[0], given[-1], [Window.dense(type_of(a)) for a in given]
@@ -86,6 +90,7 @@ def test_a_mean_far_from_zero_costs_no_digits(engine: Engine, width: int) -> Non
     np.testing.assert_allclose(r, 1 / exact.std(1), rtol=1e-6)
 
 
+@pytest.mark.bfloat16
 def test_what_is_not_finite_stays_in_its_row(engine: Engine) -> None:
     x = numbers((4, 40), 17)
     x[1, 3], x[2, 5] = np.nan, np.inf

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
 
 from foreplan.graph import Op, TensorType, Window
 from foreplan.runtime.cuda.device import device_named
+from foreplan.runtime.cuda.kernels import linear_cross_entropy, lt
 from foreplan.runtime.cuda.launch import LaunchKernel
 from foreplan.runtime.cuda.libraries.cudnn import missing
 from foreplan.runtime.cuda.table import OWN, family_of, kernel_named
@@ -107,8 +108,13 @@ def run_kernel(
     inputs: Sequence[np.ndarray],
     over: tuple[int, int] | None = None,
     behind: Sequence[int] = (),
+    **more: Op,
 ) -> list[np.ndarray]:
-    """As `run`, of a kernel for inputs and outputs that lie so."""
+    """As `run`, of a kernel for inputs and outputs that lie so.
+
+    Args:
+        more: `op`, whose NumPy kernel stands in for a plan of cuDNN's.
+    """
     shifts, found = [*behind, *[0] * (len(reads) + len(writes) - len(behind))], []
     for reverse, fill in ((False, 0xFF), (True, 0x7F)):
         places = [laid_out(window, x, shift) for window, x, shift in zip(reads, inputs, shifts)]
@@ -118,7 +124,7 @@ def run_kernel(
             results[over[0]] = places[over[1]]
         workspace = Memory(kernel.workspace, fill)
         arrays = [array for _, array in places], [array for _, array in results]
-        Bound(kernel, *arrays, workspace.bytes, reverse)()
+        Bound(kernel, *arrays, workspace.bytes, reverse, **more)()
         for memory in (*(memory for memory, _ in (*places, *results)), workspace):
             memory.check()
         for i, ((_, array), x) in enumerate(zip(places, inputs)):
@@ -128,6 +134,21 @@ def run_kernel(
     for first, second in zip(*found):
         assert first.tobytes() == second.tobytes(), "the order of threads, or what the workspace holds, matters"
     return found[0]
+
+
+def results(
+    op: Op,
+    inputs: Sequence[np.ndarray],
+    windows: Sequence[Window] | None = None,
+    over: tuple[int, int] | None = None,
+) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """What every kernel but cuDNN's gives, by its name."""
+    own, reads, writes = made(op, [type_of(x) for x in inputs], windows)
+    found = {OWN: own}
+    for by_cublaslt in (lt.lt_kernels, linear_cross_entropy.lt_kernels):
+        found |= by_cublaslt(op, reads, writes, DEVICE, tf32=False)
+    for name, kernel in found.items():
+        yield name, run_kernel(kernel, reads, writes, inputs, over)
 
 
 def check(

@@ -11,12 +11,13 @@ from foreplan.ops.matmul_map import MatMulMap
 from foreplan.runtime.cuda.launch import Launch, LaunchKernel, Multiply, workspace_at
 from foreplan.runtime.cuda.table import OWN, kernel_named, kernels_for
 from foreplan.runtime.cuda.target import CudaTarget
-from tests.gpu.check import DEVICE, check, run, type_of
+from tests.engines.engine import ENGINES
+from tests.gpu.check import DEVICE, run, type_of
 from tests.gpu.compiled import needs_gcc
 
 pytestmark = needs_gcc
 RNG = np.random.default_rng(0)
-NAMES = [OWN, "cublaslt 0"]
+CUDA = ENGINES["cuda"]
 PLAIN, RESIDUAL = MatMulMap(("(a0 + a1)",), False, True), MatMulMap(("(a2 + (a0 + a1))",), False, True)
 NARROW = MatMulMap(("bfloat16((float32(a2) + (float32(a0) + a1)))",), False, True)
 
@@ -25,20 +26,14 @@ def f32(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("lead", [(5,), (2, 7), (1,), (2, 1, 3)], ids=str)
-def test_float32(lead: tuple[int, ...], name: str) -> None:
-    x, w, bias, added = f32(*lead, 9), f32(6, 9), f32(6), f32(*lead, 6)
-    check(PLAIN, *(x if x.ndim > 1 else x[None], w, bias), name=name)
-    check(RESIDUAL, x if x.ndim > 1 else x[None], w, bias, added if x.ndim > 1 else added[None], name=name)
+def test_a_bias_and_what_else_is_added_perhaps_in_its_place(lead: tuple[int, ...]) -> None:
+    given = [f32(*lead, 9), f32(6, 9), f32(6)]
+    CUDA.check(PLAIN, *given)
+    CUDA.check_over(RESIDUAL, [*given, f32(*lead, 6)], None, (0, 3))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_result_takes_the_bytes_of_what_is_added(name: str) -> None:
-    check(RESIDUAL, f32(2, 5, 9), f32(6, 9), f32(6), f32(2, 5, 6), over=(0, 3), name=name)
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [OWN, "cublaslt 0"])
 def test_a_wide_bias_of_a_narrow_product(name: str) -> None:
     """Which cuBLASLt takes in the product's type: beside float64 sums, within what bfloat16 rounds."""
     x, w, added = (f32(*shape).astype(ml_dtypes.bfloat16) for shape in ((40, 64), (24, 64), (40, 24)))
@@ -108,19 +103,18 @@ def test_what_cublaslt_does_not_add_stays_a_map() -> None:
     assert not fuses(op, *(x.astype(np.float64) for x in (f32(5, 9), f32(9, 6), f32(6))))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_where_tensors_lie_otherwise_a_map_follows_the_product(name: str) -> None:
+def test_where_tensors_lie_otherwise_a_map_follows_the_product() -> None:
     """Rows that do not lie evenly, and several products, which are fused when they lie in C order."""
     x, w, bias = f32(3, 5, 9), f32(9, 6), f32(6)
     apart = [Window(type_of(x), (7 * 36, 36, 4)), *(Window.dense(type_of(each)) for each in (w, bias))]
     op = MatMulMap(("(a0 + a1)",))
-    check(op, x, w, bias, windows=apart, name=name)
+    CUDA.check(op, x, w, bias, windows=apart)
     first, *_, last = kernels(op, x, w, bias, windows=apart)["cublaslt 0"].instructions
     assert isinstance(first, Multiply) and first.bias is None and isinstance(last, Launch)
-    check(op, f32(3, 5, 9), f32(3, 9, 6), f32(6), name=name)
+    CUDA.check(op, f32(3, 5, 9), f32(3, 9, 6), f32(6))
     added = f32(3, 5, 6)
     lying = [*apart, Window.dense(type_of(added))]
-    check(MatMulMap(("(a2 + (a0 + a1))",)), x, w, bias, added, windows=lying, over=(0, 3), name=name)
+    CUDA.check(MatMulMap(("(a2 + (a0 + a1))",)), x, w, bias, added, windows=lying, over=(0, 3))
 
 
 def test_a_name_of_no_kernel() -> None:

@@ -26,8 +26,7 @@ from foreplan.runtime.cuda.libraries import cudnn_sdpa
 from foreplan.runtime.cuda.libraries.cudnn import CudnnPlan
 from foreplan.runtime.cuda.target import CudaTarget
 from foreplan.runtime.kernel import Refused
-from tests.gpu.binder import Bound
-from tests.gpu.check import Memory, expected, laid_out, type_of, with_cudnn
+from tests.gpu.check import expected, run_kernel, type_of, with_cudnn
 from tests.gpu.compiled import needs_gcc
 from tests.kernels import attention_operands
 
@@ -132,15 +131,11 @@ def by_plans(op: Op, inputs: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
     for name, kernel in kernels.items():
         again = table.kernel_named(op, name, kernel.payload, reads, writes, H100)
         assert again is not None and again.instructions == kernel.instructions
-        places, found = [laid_out(w, x) for w, x in zip(reads, inputs)], [laid_out(w) for w in writes]
-        workspace = Memory(kernel.workspace, 0xFF)
-        Bound(kernel, [x for _, x in places], [y for _, y in found], workspace.bytes, op=op)()
-        for memory in (*(memory for memory, _ in (*places, *found)), workspace):
-            memory.check()
-        for (_, ours), theirs in zip(found, wanted, strict=True):
+        found = run_kernel(kernel, reads, writes, inputs, op=op)
+        for ours, theirs in zip(found, wanted, strict=True):
             error = np.linalg.norm(ours.astype(np.float64) - theirs)
             assert error <= (1e-5 if theirs.dtype == np.float32 else 1e-2) * np.linalg.norm(theirs.astype(float))
-        every.append([y for _, y in found])
+        every.append(found)
     return every
 
 

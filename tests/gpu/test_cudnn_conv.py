@@ -30,9 +30,8 @@ from foreplan.runtime.cuda.memory import DeviceMemory
 from foreplan.runtime.cuda.target import CudaTarget
 from foreplan.runtime.kernel import Refused
 from foreplan.runtime.planfile import save_plan
-from tests.gpu.binder import Bound
 from tests.gpu.card import FakeCard
-from tests.gpu.check import Memory, expected, laid_out, type_of, with_cudnn
+from tests.gpu.check import expected, run_kernel, type_of, with_cudnn
 from tests.gpu.compiled import needs_gcc
 from tests.gpu.cudnn_graph import written_by_cudnn
 
@@ -249,9 +248,7 @@ def test_weights_that_are_a_range_of_channels_are_copied(op: Op) -> None:
     y = channels_last(result)
     kernel = cudnn_conv.cudnn_kernel(op, (512).to_bytes(cudnn_conv.WORD, "little") + BETA, inputs, [y])
     assert kernel.workspace == 512 + w.nbytes
-    memory, found = Memory(kernel.workspace, 0xFF), laid_out(y)[1]
-    Bound(kernel, [laid_out(each, array)[1] for each, array in zip(inputs, (x, w))], [found], memory.bytes, op=op)()
-    memory.check()
+    (found,) = run_kernel(kernel, inputs, [y], [x, w], op=op)
     np.testing.assert_allclose(found, expected(op, [x, w])[0], rtol=1e-6, atol=1e-5)
 
 
@@ -318,10 +315,6 @@ def test_what_is_done_to_cudnns_result(case: str, lie: Callable[[TensorType], Wi
     kernel = cudnn_conv.cudnn_kernel(op, (512).to_bytes(cudnn_conv.WORD, "little") + blob, inputs, [layout])
     (wanted,) = expected(op, arrays)
     rounding = 2.0**-8 if arrays[0].dtype != np.float32 else 1e-6
-    for over in (False, True) if kernel.overwrites else (False,):
-        memory = Memory(kernel.workspace, 0xFF)
-        given = [laid_out(w, x)[1] for w, x in zip(inputs, arrays)]
-        y = given[2] if over else laid_out(layout)[1]
-        Bound(kernel, given, [y], memory.bytes, op=op)()
-        memory.check()
+    for over in (None, *kernel.overwrites):
+        (y,) = run_kernel(kernel, inputs, [layout], arrays, over, op=op)
         np.testing.assert_allclose(y, wanted, rtol=rounding, atol=1e-5)

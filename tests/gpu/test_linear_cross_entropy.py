@@ -27,10 +27,9 @@ def case(rows: int, depth: int, classes: int, dtype: str = "float32") -> list[np
     return [f32(rows, depth).astype(DTYPES[dtype].numpy), f32(classes, depth).astype(DTYPES[dtype].numpy), target]
 
 
-@pytest.mark.parametrize("wide", [True, False])
-def test_narrow_elements(wide: bool) -> None:
+def test_narrow_gradients_of_the_weights() -> None:
     given = case(20, 16, 40, "bfloat16")
-    check(LinearCrossEntropy(8, wide=wide), *given, f32(40), rtol=2e-2, atol=1e-2)
+    check(LinearCrossEntropy(8), *given, f32(40), rtol=2e-2, atol=1e-2)
 
 
 def by_cublaslt(
@@ -40,19 +39,6 @@ def by_cublaslt(
     types = [TensorType(DTYPES["int64" if len(shape) == 1 else dtype], shape) for shape in shapes]
     windows, outputs = ([Window.dense(type) for type in found] for found in (types, op.infer(types)))
     return dict(lt_kernels(op, windows, outputs, DEVICE, tf32=tf32))
-
-
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("mean", [True, False])
-@pytest.mark.parametrize(
-    ("rows", "depth", "classes", "chunk"), [(10, 5, 7, 4), (1, 1, 1, 8), (33, 20, 300, 16), (9, 6, 1101, 4)]
-)
-def test_products_by_cublaslt(rows: int, depth: int, classes: int, chunk: int, mean: bool, biased: bool) -> None:
-    given = [*case(rows, depth, classes), *([f32(classes)] if biased else [])]
-    op = LinearCrossEntropy(chunk, mean=mean)
-    for many in (chunk, 2 * chunk)[: 1 + (rows > chunk)]:
-        check(op, *given, name=f"cublaslt {many}", rtol=1e-4, atol=1e-5)
-        check(op, *given, name=f"cublaslt {many}", over=(1, 0), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("wide", [True, False])

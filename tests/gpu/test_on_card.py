@@ -25,7 +25,7 @@ from foreplan.runtime.cuda.libraries.capture import captured
 from foreplan.runtime.cuda.libraries.cudnn_sdpa import LEAST_COMPUTE
 from foreplan.runtime.cuda.table import kernel_named, kernels_for
 from tests.cpu.test_engine import MODELS, compiled, data_for, farthest, is_near
-from tests.engines.engine import ENGINES, Engine
+from tests.engines.engine import Engine, with_engines
 from tests.gpu import check
 from tests.gpu.on_card import CardBound, opened_or_skipped
 from tests.kernels import attention_operands
@@ -49,10 +49,15 @@ for module in (*MODULES, *SHARED):
     globals()[title] = type(title, (), tests)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The one engine whose kernels run on the card."""
+    with_engines(metafunc, ("cuda",))
+
+
 @pytest.fixture
-def engine() -> Engine:
-    """The one whose kernels run on the card."""
-    return ENGINES["cuda"]
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """As a test is given it."""
+    return request.param
 
 
 @pytest.fixture(autouse=True, scope="module")

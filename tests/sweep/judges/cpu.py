@@ -12,19 +12,18 @@ import numpy as np
 import pytest
 
 from foreplan.errors import TargetError
-from foreplan.graph import Op, TensorType, Window
+from foreplan.graph import TensorType, Window
 from foreplan.graph.layouts import channels_last
 from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.onednn.library import library
 from foreplan.runtime.cpu.table import FAMILIES, family_of, kernels_for
-from foreplan.runtime.cpu.threads import set_threads
 from foreplan.units import align_up
+from tests.cpu.check import run_kernel, span
 from tests.kernels import scratch
 from tests.sweep.bounds import Expected, complaint, expectation, of_kernel
 from tests.sweep.case import Case
 from tests.sweep.table import ENTRIES, Entry
 
-MARGIN, WATCH = 64, 0xA5
 SEVERAL = (2, 3, 5)  # threads
 
 
@@ -39,30 +38,6 @@ def require() -> None:
         library()
     except TargetError as error:
         pytest.skip(str(error))
-
-
-class Placed:
-    """An array that lies as a window says, in memory that is watched, some elements behind a line's beginning."""
-
-    def __init__(self, window: Window, content: np.ndarray | None, behind: int = 0) -> None:
-        type, item = window.type, window.type.dtype.itemsize
-        low, high = _span(window)
-        raw = np.full(high - low + 2 * MARGIN + 64 + behind * item, WATCH, np.uint8)
-        start = -(raw.ctypes.data - low) % 64 + MARGIN - low + behind * item
-        self.raw = raw
-        self.array = np.ndarray(type.shape, type.dtype.numpy, raw, start, window.strides)
-        self.own = np.zeros(len(raw), bool)
-        bytes_ = np.ndarray((*type.shape, item), np.uint8, raw, start, (*window.strides, 1))
-        mask = np.ndarray((*type.shape, item), bool, self.own, start, (*window.strides, 1))
-        mask[...] = True
-        if content is None:
-            bytes_[...] = 0x7E
-        else:
-            self.array[...] = content
-
-    def check(self, what: str) -> None:
-        """Raise where something else was written."""
-        assert (self.raw[~self.own] == WATCH).all(), f"{what}: wrote outside its elements"
 
 
 Lying = tuple[
@@ -86,7 +61,7 @@ def judge(case: Case, chosen: Iterable[Lying]) -> int:
         for over in (None, *kernel.overwrites):
             where = f"{way}, {threads} threads" + (f", {over[0]} in place of {over[1]}" if over else "")
             behind = case.number // len(SEVERAL) % 4 if over is None else 0  # only whole values are overwritten
-            _run(case.op, kernel, given, reads, writes, wanted[way], over, threads, behind, where)
+            _run(kernel, given, reads, writes, wanted[way], over, threads, behind, where)
         judged += 1
     return judged
 
@@ -134,7 +109,6 @@ def _layouts(case: Case) -> Iterator[list[Window]]:
 
 
 def _run(
-    op: Op,
     kernel: CpuKernel,
     arrays: Sequence[np.ndarray],
     reads: Sequence[Window],
@@ -145,32 +119,10 @@ def _run(
     behind: int,
     where: str,
 ) -> None:
-    given = [Placed(window, x, behind) for window, x in zip(reads, arrays)]
-    outputs = [Placed(window, None) for window in writes]
-    if over is not None:
-        if not _alike(reads[over[1]], writes[over[0]]):
-            return  # lowering gives it no such right
-        outputs[over[0]] = given[over[1]]
-    memory = scratch(kernel.workspace + 2 * MARGIN)
-    memory[...] = WATCH
-    own = memory[MARGIN : MARGIN + kernel.workspace]
-    own[...] = 0xFF
-    set_threads(threads)
-    call = kernel.bind([x.array for x in given], [y.array for y in outputs], own)
-    call()
-    first = [y.array.copy() for y in outputs]
-    for each in (*given, *outputs):
-        each.check(where)
-    around = np.concatenate([memory[:MARGIN], memory[MARGIN + own.size :]])
-    assert (around == WATCH).all(), f"{where}: wrote {np.flatnonzero(around != WATCH)} beside {own.size} of workspace"
-    for i, (x, array) in enumerate(zip(given, arrays)):
-        kept = over is not None and over[1] == i
-        assert kept or x.array.tobytes() == array.tobytes(), f"{where}: changed input {i}"
+    if over is not None and not _alike(reads[over[1]], writes[over[0]]):
+        return  # lowering gives it no such right
+    first = run_kernel(kernel, reads, writes, arrays, over, threads, behind, where)
     if over is None:
-        own[...] = 0x7F
-        call()
-        for y, before in zip(outputs, first):
-            assert y.array.tobytes() == before.tobytes(), f"{where}: another result the second time"
         for y, before in zip(_side_by_side(kernel, arrays, reads, writes), first):
             assert y.tobytes() == before.tobytes(), f"{where}: another result where memory lies side by side"
     for i, (y, each) in enumerate(zip(first, wanted, strict=True)):
@@ -182,7 +134,7 @@ def _side_by_side(
     kernel: CpuKernel, arrays: Sequence[np.ndarray], reads: Sequence[Window], writes: Sequence[Window]
 ) -> list[np.ndarray]:
     """The outputs where operands and workspace begin in the line behind the one before, as a plan may place them."""
-    spans = [_span(window) for window in (*reads, *writes)]
+    spans = [span(window) for window in (*reads, *writes)]
     starts = [0, *accumulate(align_up(high - low, 64) for low, high in spans)]
     memory = scratch(starts[-1] + kernel.workspace)
     placed = [
@@ -195,12 +147,6 @@ def _side_by_side(
         x[...] = content
     kernel.bind(placed[: len(reads)], placed[len(reads) :], memory[starts[-1] :])()
     return placed[len(reads) :]
-
-
-def _span(window: Window) -> tuple[int, int]:
-    """Bytes before the first element, as less than 0, and to the end of the last."""
-    reach = [(extent - 1) * step for extent, step in zip(window.shape, window.strides)] if window.type.size else []
-    return sum(min(0, step) for step in reach), sum(max(0, step) for step in reach) + window.type.dtype.itemsize
 
 
 def _alike(a: Window, b: Window) -> bool:

@@ -1,0 +1,94 @@
+"""What only bfloat16 has on the CPU engine: rounding of every number to the nearest, and maps between types."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foreplan.graph.layouts import channels_last
+from foreplan.ops.bits import MaskedMap, PackBits
+from foreplan.ops.join import Pad
+from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
+from foreplan.ops.map import Map
+from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, RowOp, Softmax, SoftmaxGrad
+from foreplan.runtime.cpu.codegen.elements import as_in, number
+from tests.cpu import test_softmax
+from tests.cpu.check import check, needs_onednn, type_of
+from tests.engines.engine import BFLOAT16, NARROW
+from tests.kernels import as_images, dense, expected, normal, packed
+
+pytestmark = needs_onednn()
+ENGINE = NARROW["cpu"]
+
+
+def test_elements_are_rounded_to_the_nearest_and_nan_stays() -> None:
+    """Every bfloat16, what lies half-way to the next and a little beside that, against ml_dtypes."""
+    import numba
+
+    @numba.njit
+    def there_and_back(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> None:
+        for k in range(len(x)):
+            y[k] = as_in(y, x[k])
+            z[k] = number(y[k])
+
+    high = np.arange(2**16, dtype=np.uint32) << 16
+    x = np.concatenate([high + low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]).view(np.float32)
+    y, z = np.zeros(x.size, np.uint16), np.zeros(x.size, np.float32)
+    there_and_back(x, y, z)
+    with np.errstate(invalid="ignore"):
+        wanted = x.astype(BFLOAT16.numpy)
+    numeric = ~np.isnan(x)
+    np.testing.assert_array_equal(y[numeric], wanted.view(np.uint16)[numeric])
+    np.testing.assert_array_equal(z, wanted.astype(np.float32))
+    assert np.isnan(z[~numeric]).all()
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 40), (2, 19, 5, 3)], ids=str)
+def test_maps_of_several_types(shape: tuple[int, ...]) -> None:
+    x, y = normal(*shape), np.abs(normal(*shape, seed=1)) + np.float32(0.5)
+    x.reshape(-1)[:3] = np.nan, np.inf, -np.inf
+    op = Map(("bfloat16(relu(float32(a0) * a1))", "float32(a0) + a1", "bfloat16(exp(float32(a0)))"))
+    for windows in (None, as_images(x, y)):
+        ENGINE.check(op, x, y, windows=windows, wide=[1])
+    ENGINE.check(Map(("bfloat16(float32(a0) * 3)",)), x, over=(0, 0))
+    ENGINE.check(PackBits("a0 > 0"), normal(*shape, 8))
+
+
+def test_copies_masks_and_slices() -> None:
+    image, x, more = (normal(*shape).astype(BFLOAT16.numpy) for shape in ((2, 24, 5, 8), (7, 24), (2, 3, 4)))
+    exactly = {"rtol": 0.0, "atol": 0.0}
+    check(Map(("a0",)), image, windows=as_images(image), **exactly)
+    for over in (None, (0, 1)):
+        check(MaskedMap(("where(a0, a1, 0.0)",)), packed(normal(7, 24, seed=1) > 0), x, over=over, **exactly)
+    check(Pad(((0, 0), (1, 2), (0, 0)), 1.5), more, **exactly)
+
+
+@pytest.mark.parametrize(("shape", "axis"), test_softmax.CASES)
+@pytest.mark.parametrize(("of", "gradient"), [(Softmax, SoftmaxGrad), (LogSoftmax, LogSoftmaxGrad)])
+def test_softmax_and_its_gradient(of: type[RowOp], gradient: type[RowOp], shape: tuple[int, ...], axis: int) -> None:
+    x, g = normal(*shape), normal(*shape, seed=1)
+    (y,) = expected(of(axis), [x])
+    lying = [channels_last(type_of(x))] * 2 if axis == 1 else dense(x, g)
+    for over in (None, (0, 0)):
+        ENGINE.check(of(axis), x, windows=lying[:1], over=over)
+    for over in (None, (0, 0), (0, 1)):
+        ENGINE.check(gradient(axis), y, g, windows=lying, over=over)
+
+
+def test_rows_with_numbers_that_are_not_finite() -> None:
+    x = normal(5, 40)
+    x[0, 3], x[1, 39], x[2], x[3, 7] = np.nan, np.inf, -np.inf, -np.inf
+    for op in (Softmax(1), LogSoftmax(1)):
+        ENGINE.check(op, x)
+
+
+@pytest.mark.parametrize(("shape", "axis"), test_softmax.CASES)
+def test_cross_entropy_and_its_gradient(shape: tuple[int, ...], axis: int) -> None:
+    x, target = normal(*shape), test_softmax.targets(shape, axis)
+    target.reshape(-1)[:1] = -100
+    _, lse = expected(CrossEntropy(axis), [x, target])
+    given = [x, target, lse, normal(*lse.shape)]
+    windows = [*([channels_last(type_of(x))] if axis == 1 else dense(x)), *dense(*given[1:])]
+    ENGINE.check(CrossEntropy(axis), *given[:2], windows=windows[:2])
+    for over in (None, (0, 0)):
+        ENGINE.check(CrossEntropyGrad(axis), *given, windows=windows, over=over)
