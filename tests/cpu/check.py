@@ -32,9 +32,10 @@ def needs_onednn() -> pytest.MarkDecorator:
 
 def laid_out(array: np.ndarray, window: Window) -> np.ndarray:
     """A copy that lies as a window says, 64 bytes aligned, with watched bytes on both sides."""
-    last = sum((extent - 1) * step for extent, step in zip(window.shape, window.strides)) + array.itemsize
-    raw = np.full(last + 3 * MARGIN, 0xA5, np.uint8)
-    start = -raw.ctypes.data % 64 + MARGIN
+    steps = [(extent - 1) * step for extent, step in zip(window.shape, window.strides)]
+    low, high = -sum(step for step in steps if step < 0), sum(step for step in steps if step > 0)
+    raw = np.full(low + high + array.itemsize + 3 * MARGIN, 0xA5, np.uint8)
+    start = -raw.ctypes.data % 64 + MARGIN + low
     found = np.ndarray(array.shape, array.dtype, raw, start, window.strides)
     found[...] = array
     return found
