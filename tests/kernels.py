@@ -56,9 +56,24 @@ def is_function_of(name: str, dtype: DType) -> bool:
     return name not in OF_INTEGERS or not dtype.is_float
 
 
+def normal(*shape: int, seed: int = 0, offset: float = 0.0) -> np.ndarray:
+    """Elements of float32 that are drawn from a normal distribution: the same ones for a shape and a seed."""
+    return np.asarray(np.random.default_rng((seed, *shape)).standard_normal(shape) + offset, np.float32)
+
+
 def as_images(*arrays: np.ndarray) -> list[Window]:
     """Tensors as they lie best: those of four axes with their channels last."""
     return [channels_last(type_of(x)) for x in arrays]
+
+
+def dense(*arrays: np.ndarray) -> list[Window]:
+    """Tensors in C order."""
+    return [Window.dense(type_of(x)) for x in arrays]
+
+
+def layouts(*arrays: np.ndarray) -> list[list[Window]]:
+    """Both ways in which tensors lie: images with their channels last, and all in C order."""
+    return [as_images(*arrays), dense(*arrays)]
 
 
 def drawn_windows(data: st.DataObject) -> list[Window]:

@@ -18,10 +18,9 @@ from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.reduce import Reduce
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, RowOp, Softmax, SoftmaxGrad
 from foreplan.runtime.cpu.codegen.elements import as_in, number
-from tests.cpu import test_softmax
 from tests.cpu.check import needs_onednn, run, type_of
 from tests.cpu.narrow import BF16, check_narrow, narrow, widened
-from tests.engines import test_batch_norm, test_pool, test_row_norm
+from tests.engines import test_batch_norm, test_pool, test_row_norm, test_softmax
 from tests.kernels import as_images
 
 pytestmark = needs_onednn()

@@ -1,4 +1,4 @@
-"""Fused linear cross-entropy on the CPU engine against NumPy's: chunks, blocks of classes, biases, odd values."""
+"""Losses of the CPU engine: digits, denormal probabilities, threads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
+from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.runtime.cpu.kernels import linear_cross_entropy
 from tests.cpu.check import needs_onednn, run
 from tests.kernels import expected
@@ -39,6 +40,11 @@ def test_probabilities_that_would_be_denormal_are_0() -> None:
     w[2] = -95
     _, dh, dw = run(LinearCrossEntropy(1), [np.ones((1, 1), np.float32), w, np.zeros(1, np.int64)])
     assert dw[1] == dw[2] == 0 and abs(dh[0, 0]) < 1e-6
+    x, target = np.zeros((1, 40), np.float32), np.array([1])
+    x[0, ::2] = -95.0
+    _, lse = expected(CrossEntropy(1), [x, target])
+    (dx,) = run(CrossEntropyGrad(1), [x, target, lse, np.ones(1, np.float32)])
+    assert not dx[0, ::2].any()
 
 
 def test_parts_of_several_threads_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
