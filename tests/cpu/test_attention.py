@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 
@@ -12,34 +10,22 @@ from foreplan.ops.attention.ops import Attention
 from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.runtime.cpu.kernels import attention, attention_cut, attention_grad
 from tests.cpu.check import check, expected, needs_onednn, run, type_of
-from tests.kernels import attention_operands
+from tests.engines.engine import ENGINES
+from tests.engines.test_attention import both, operands
+from tests.kernels import attention_operands, normal
 
 pytestmark = needs_onednn()
-RNG = np.random.default_rng(0)
-operands = partial(attention_operands, RNG)
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
 
 # batch, query heads, key heads, queries, keys, depth, value depth
 SIZES = [(1, 2, 2, 300, 270, 8, 8), (1, 2, 1, 131, 260, 7, 9)]
 
 
-def normal(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
-
-
-def both(scale: float, causal: bool, heads_last: bool, inputs: list[np.ndarray], *mask: np.ndarray) -> None:
-    """Check forward and backward."""
-    forward = Attention(scale, causal, heads_last)
-    check(forward, *inputs, *mask, **TOLERANCE)
-    o, lse = expected(forward, [*inputs, *mask])
-    check(AttentionGrad(scale, causal, heads_last), *inputs, o, lse, normal(*o.shape), *mask, **TOLERANCE)
-
-
 @pytest.mark.parametrize("heads_last", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_more_queries_than_a_block_has(sizes: tuple[int, ...], causal: bool, heads_last: bool) -> None:
-    both(0.3, causal, heads_last, operands(sizes, heads_last))
+    both(ENGINES["cpu"], Attention(0.3, causal, heads_last), operands(sizes, heads_last))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -51,7 +37,7 @@ def test_blocks_of_few_queries(monkeypatch: pytest.MonkeyPatch, causal: bool) ->
         monkeypatch.setattr(attention_cut, name, 16)
     _make.cache_clear()
     for sizes in ((2, 3, 3, 61, 61, 8, 8), (1, 4, 2, 50, 75, 4, 6), (1, 2, 2, 75, 50, 4, 6)):
-        both(0.5, causal, True, operands(sizes, True))
+        both(ENGINES["cpu"], Attention(0.5, causal, True), operands(sizes, True))
     _make.cache_clear()
 
 
@@ -76,38 +62,28 @@ def test_large_scores_are_as_exact_as_numpys() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    "sizes", [(2, 4, 4, 21, 21, 8, 8), (1, 2, 2, 270, 270, 8, 8), (1, 4, 2, 30, 30, 8, 8)], ids=str
-)
-def test_results_take_the_bytes_of_operands(sizes: tuple[int, ...], causal: bool) -> None:
-    inputs = operands(sizes, True)
+def test_results_of_several_blocks_take_the_bytes_of_operands(causal: bool) -> None:
+    inputs = operands((1, 2, 2, 270, 270, 8, 8), True)
     check(Attention(0.3, causal, True), *inputs, over=(0, 0), **TOLERANCE)
     o, lse = expected(Attention(0.3, causal, True), inputs)
-    g, op = normal(*o.shape), AttentionGrad(0.3, causal, True)
-    pairs = op.overwrites([type_of(x) for x in (*inputs, o, lse, g)], [type_of(x) for x in inputs])
-    for pair in pairs:
-        check(op, *inputs, o, lse, g, over=pair, **TOLERANCE)
+    given, op = (*inputs, o, lse, normal(*o.shape)), AttentionGrad(0.3, causal, True)
+    for pair in op.overwrites([type_of(x) for x in given], [type_of(x) for x in inputs]):
+        check(op, *given, over=pair, **TOLERANCE)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shared", [4, 2])
-@pytest.mark.parametrize("positions", [21, 270])
-def test_packed_queries_keys_and_values(positions: int, shared: int, causal: bool) -> None:
-    op = PackedAttentionGrad(0.3, 4, shared, causal)
-    x = normal(2, positions, (4 + 2 * shared) * 8)
+def test_packed_queries_keys_and_values_of_several_blocks(shared: int, causal: bool) -> None:
+    op, x = PackedAttentionGrad(0.3, 4, shared, causal), normal(2, 270, (4 + 2 * shared) * 8)
     o, lse = expected(Attention(0.3, causal, True), op.unpacked_arrays(x))
-    g = normal(*o.shape)
-    check(op, x, o, lse, g, **TOLERANCE)
-    check(op, x, o, lse, g, over=(0, 0), **TOLERANCE)
+    for over in (None, (0, 0)):
+        check(op, x, o, lse, normal(*o.shape), over=over, **TOLERANCE)
 
 
 def test_parts_of_several_threads_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = operands((2, 3, 3, 70, 70, 8, 8), True)
-    o, lse = expected(Attention(0.3, True, True), inputs)
-    for op, given in (
-        (Attention(0.3, True, True), inputs),
-        (AttentionGrad(0.3, True, True), [*inputs, o, lse, normal(*o.shape)]),
-    ):
+    inputs, forward = operands((2, 3, 3, 70, 70, 8, 8), True), Attention(0.3, True, True)
+    o, lse = expected(forward, inputs)
+    for op, given in ((forward, inputs), (AttentionGrad(0.3, True, True), [*inputs, o, lse, normal(*o.shape)])):
         alone = run(op, given)
         for module in (attention, attention_grad):
             monkeypatch.setattr(module, "GRAIN", 700)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from foreplan.graph import Op, Window
-from foreplan.graph.layouts import channels_last
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from foreplan.ops.window import Pads, count_positions
 from tests.engines.engine import Engine
+from tests.kernels import layouts
 from tests.ops.check import type_of
 
 # shape, then kernel, strides, pads, dilations
@@ -37,17 +37,16 @@ def pooled(case: str) -> tuple[int, ...]:
     return (*shape[:2], *count_positions(shape[2:], *geometry))
 
 
-def wider(array: np.ndarray) -> Window:
+def wider(array: np.ndarray, more: int = 5) -> Window:
     """Some of the channels of wider images, which lie last."""
     _, channels, height, width = array.shape
-    step = array.itemsize * (channels + 5)
+    step = array.itemsize * (channels + more)
     return Window(type_of(array), (height * width * step, array.itemsize, width * step, step))
 
 
 def checked(engine: Engine, op: Op, *given: np.ndarray) -> None:
     """In both orders of channels, and as some of those of wider images."""
-    ways = [None, [channels_last(type_of(x)) for x in given], [wider(x) for x in given]]
-    engine.check_lying(op, *given, ways=ways)
+    engine.check_lying(op, *given, ways=[*layouts(*given), [wider(x) for x in given]])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -65,6 +64,13 @@ def test_mean(engine: Engine, case: str, counted: bool) -> None:
     shape, *geometry = CASES[case]
     checked(engine, AvgPool(*geometry, counted), images(shape, 0))
     checked(engine, AvgPoolGrad(*geometry, counted, shape=shape), images(pooled(case), 1))
+
+
+def test_channels_of_wider_images_that_begin_at_whole_vectors(engine: Engine) -> None:
+    shape, *geometry = CASES["3x3 of 24"]
+    x = images(shape, 0)
+    for op in (MaxPool(*geometry, save_index=True), AvgPool(*geometry)):
+        engine.check(op, x, windows=[wider(x, 8)])
 
 
 @pytest.mark.parametrize(("kernel", "pads"), [((3, 2), ((1, 2), (0, 1))), ((2, 2), ((0, 1), (1, 1)))])

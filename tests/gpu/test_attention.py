@@ -1,8 +1,6 @@
-"""Attention and its gradients where it is packed, narrow, or too large."""
+"""Attention and its gradients where it is narrow or too large."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import numpy as np
 import pytest
@@ -11,35 +9,14 @@ from foreplan.graph import Window
 from foreplan.graph.types import DTYPES
 from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.ops import Attention
-from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.runtime.cuda.kernels.attention import attention
 from foreplan.runtime.kernel import Refused
-from tests.gpu.check import DEVICE, check, expected, type_of
+from tests.engines.test_attention import operands
+from tests.gpu.check import DEVICE, check, type_of
 from tests.gpu.compiled import needs_gcc
-from tests.kernels import attention_operands
+from tests.kernels import expected, normal
 
 pytestmark = needs_gcc
-RNG = np.random.default_rng(0)
-operands = partial(attention_operands, RNG)
-
-
-def normal(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
-
-
-def test_views_of_what_is_packed() -> None:
-    q, k, v = operands((2, 3, 3, 10, 10, 4, 4), heads_last=True)
-    packed = Window(type_of(q), (10 * 144, 144, 16, 4))
-    check(Attention(0.3, True, True), q, k, v, windows=[packed] * 3, rtol=1e-4, atol=2e-5)
-
-
-@pytest.mark.parametrize("shared", [4, 2])
-def test_packed_ones_that_lie_apart(shared: int) -> None:
-    op, x = PackedAttentionGrad(0.3, 4, shared, True), normal(2, 21, (4 + 2 * shared) * 8)
-    o, lse = expected(Attention(0.3, True, True), op.unpacked_arrays(x))
-    given = (x, o, lse, normal(*o.shape))
-    apart = Window(type_of(x), (21 * x.shape[2] * 8, x.shape[2] * 8, 4))
-    check(op, *given, windows=[apart, *(Window.dense(type_of(y)) for y in given[1:])], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
