@@ -8,30 +8,19 @@ import pytest
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.runtime.cpu.kernels import linear_cross_entropy
-from tests.cpu.check import needs_onednn, run
-from tests.kernels import expected
+from tests.cpu.check import check_as_exact, needs_onednn, run
+from tests.engines.test_linear_cross_entropy import operands
+from tests.kernels import expected, normal
 
 pytestmark = needs_onednn()
-RNG = np.random.default_rng(0)
-
-
-def operands(rows: int, depth: int, classes: int, spread: float = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    h, w = (RNG.standard_normal(shape).astype(np.float32) for shape in ((rows, depth), (classes, depth)))
-    return h, w * np.float32(spread), RNG.integers(0, classes, rows)
 
 
 def test_large_logits_are_nearly_as_exact_as_numpys() -> None:
-    """Beside what float64 gives, over ten draws: logits of some hundreds are rounded by what moves probabilities."""
-    op, draws = LinearCrossEntropy(16), []
-    for _ in range(10):
-        h, w, target = operands(20, 64, 1300, spread=30.0)
-        exact = expected(op, [h.astype(np.float64), w.astype(np.float64), target])
-        results = zip(run(op, [h, w, target]), expected(op, [h, w, target]), exact, strict=True)
-        draws.append([(ours - true, theirs - true) for ours, theirs, true in results])
-    for pairs in zip(*draws, strict=True):
-        ours, theirs = (np.abs(each) for each in zip(*pairs))
-        assert ours.max() <= 2 * theirs.max() + 1e-6
-        assert np.linalg.norm(ours) <= 2 * np.linalg.norm(theirs) + 1e-6
+    """Logits of some hundreds are rounded by what moves probabilities."""
+    rng, draws = np.random.default_rng(0), []
+    for h, w in ((normal(20, 64, seed=i), normal(1300, 64, seed=i)) for i in range(10)):
+        draws.append((h, w * np.float32(30), rng.integers(0, 1300, 20)))
+    check_as_exact(LinearCrossEntropy(16), draws, 2.0)
 
 
 def test_probabilities_that_would_be_denormal_are_0() -> None:
@@ -48,7 +37,7 @@ def test_probabilities_that_would_be_denormal_are_0() -> None:
 
 
 def test_parts_of_several_threads_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    op, given = LinearCrossEntropy(16), [*operands(40, 12, 700)]
+    op, given = LinearCrossEntropy(16), operands(40, 12, 700)
     alone = run(op, given)
     monkeypatch.setattr(linear_cross_entropy, "GRAIN", 2048)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(alone, run(op, given, threads=3), strict=True))

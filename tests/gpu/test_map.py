@@ -1,4 +1,4 @@
-"""Maps of a card: elements that move together, bits behind an address, copies between orders of axes."""
+"""Maps of a card: elements that move together, bits at any address, copies, many tensors in one launch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from foreplan.graph import Window
 from foreplan.graph.types import DTYPES
 from foreplan.ops.bits import MaskedMap
 from foreplan.ops.map import Map
+from foreplan.ops.multi_map import MultiMap
 from foreplan.runtime.cuda.launch import Copy, Launch
-from tests.gpu.check import check, made, run, type_of
+from foreplan.runtime.cuda.table import kernel_for
+from tests.gpu.check import DEVICE, check, made, run, type_of
 from tests.gpu.compiled import needs_gcc
 from tests.kernels import as_images, dense, layouts, normal, packed
 
@@ -70,3 +72,43 @@ def test_copies_from_one_order_of_axes_to_another(shape: tuple[int, ...], dtype:
         (only,) = kernel.instructions
         assert isinstance(only, Copy) == (found == windows)
         check(Map(("a0",)), x, windows=windows, rtol=0, atol=0)
+
+
+UPDATES = ("(a0 - (a3 * a1))", "((0.9 * a1) + (a4 * a2))")  # of many tensors, in one launch
+
+
+def operands(*sizes: int) -> list[np.ndarray]:
+    tensors = [x for size in sizes for x in normal(3, size)]
+    return [*tensors, *(np.array(x, np.float32) for x in (0.01, -3.0))]
+
+
+def test_tensors_of_many_sizes_in_one_launch() -> None:
+    sizes = (5, 128, 1, 129, 1000, 256)
+    op, inputs = MultiMap(UPDATES, 3, len(sizes)), operands(*sizes)
+    check(op, *inputs, rtol=0, atol=0)
+    kernel, _, _ = made(op, [type_of(x) for x in inputs])
+    (only,) = kernel.instructions
+    assert isinstance(only, Launch) and only.grid[0] == 1 + 1 + 1 + 2 + 8 + 2
+
+
+def test_results_take_the_bytes_of_their_own_operands() -> None:
+    op, inputs = MultiMap(UPDATES, 3, 2), operands(300, 7)
+    for t in range(2):
+        for o in range(2):
+            for i in range(3):
+                check(op, *inputs, rtol=0, atol=0, over=(2 * t + o, 3 * t + i))
+    kernel, _, _ = made(op, [type_of(x) for x in inputs])
+    assert (0, 3) not in kernel.overwrites and (2, 0) not in kernel.overwrites
+
+
+def test_other_types_no_scalars_and_vectors_with_gaps() -> None:
+    op = MultiMap(("float32((a0 + a1))",), 2, 2)
+    inputs = [x.astype(type) for x, type in zip(normal(4, 40), (DTYPES["bfloat16"].numpy, np.float32) * 2)]
+    gaps = [Window(type_of(x), (3 * x.itemsize,)) for x in inputs]
+    check(op, *inputs, rtol=0, atol=0, windows=gaps)
+
+
+def test_more_than_arguments_hold_are_refused() -> None:
+    op, inputs = MultiMap(UPDATES, 3, 80), operands(*[4] * 80)
+    windows = dense(*inputs)
+    assert kernel_for(op, windows, [Window.dense(y) for y in op.infer([x.type for x in windows])], DEVICE) is None
