@@ -22,7 +22,7 @@ TOGETHER = 16  # expressions in one map
 
 def units(dtype: DType, count: int) -> float:
     """Units in the last place, beside a number's size."""
-    return count * 2.0 ** -{2: 7, 4: 23, 8: 52}[dtype.itemsize if dtype.is_float else 4]
+    return count * 2.0 ** -{"bfloat16": 7, "float16": 10, "float64": 52}.get(dtype.name, 23)
 
 
 def is_exact(name: str) -> bool:
