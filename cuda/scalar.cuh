@@ -212,6 +212,7 @@ template <class T, class S> __device__ inline T to(S x) {
 
 // As an element of a narrower type, and back.
 template <class T> __device__ inline float rounded(float x) { return widened(narrowed<T>(x)); }
+template <class T> __device__ inline float rounded(double x) { return widened(narrowed<T>(x)); }
 template <> __device__ inline float rounded<bfloat16>(float x) { return rounded_to_bfloat(x); }
 
 #undef OF_NUMBERS

@@ -34,6 +34,12 @@ __device__ inline u16 half_of_float(float x) {
     return bits;
 }
 
+__device__ inline u16 half_of_double(double x) {
+    u16 bits;
+    asm("cvt.rn.f16.f64 %0, %1;" : "=h"(bits) : "d"(x));
+    return bits;
+}
+
 __device__ inline u16 bfloat_of_float(float x) {
 #if __CUDA_ARCH__ >= 800
     u16 bits;
@@ -76,6 +82,7 @@ template <> struct Narrow<bfloat16> {
 };
 template <> struct Narrow<float16> {
     template <class S> __device__ static float16 of(S x) { return float16{half_of_float(static_cast<float>(x))}; }
+    __device__ static float16 of(double x) { return float16{half_of_double(x)}; }  // through a float: rounded twice
 };
 template <class T, class S> __device__ inline T narrowed(S x) { return Narrow<T>::of(x); }
 

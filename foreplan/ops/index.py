@@ -146,12 +146,21 @@ class Gather(ReadAt):
         (wide,) = carve(workspace, ((min(INDICES, indices.size),), _INT64))
         for start in range(0, indices.size, INDICES):
             here = wide[: min(INDICES, indices.size - start)]
-            np.copyto(here, indices[start : start + here.size], casting="unsafe")
+            within(indices[start : start + here.size], data.shape[1], here)
             if here.size == indices.size:
                 _take(data, here, out)
             else:
                 for o in range(len(data)):
                     _take(data[o : o + 1], here, out[o : o + 1, start : start + here.size])
+
+
+def within(indices: np.ndarray, n: int, out: np.ndarray) -> None:
+    """Write indices modulo n, as int64; those of uint64 may be more than that holds."""
+    if indices.dtype == np.uint64:
+        np.remainder(indices, np.uint64(n), out=out, casting="unsafe")
+    else:
+        np.copyto(out, indices)
+        np.remainder(out, n, out=out)
 
 
 def _take(data: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
@@ -240,8 +249,7 @@ def _add_slabs(table: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> N
     else:
         rows, news = table.swapaxes(0, 1), updates.swapaxes(0, 1)
     for start in range(0, indices.size, 1024):
-        here = indices[start : start + 1024].astype(np.int64)
-        for j, index in enumerate(here.tolist(), start):
+        for j, index in enumerate(indices[start : start + 1024].tolist(), start):
             row = rows[index % n]
             np.add(row, news[j], out=row)
 
@@ -252,8 +260,7 @@ def _add_flat(table: np.ndarray, indices: np.ndarray, updates: np.ndarray, scrat
     iota(column)
     for start in range(0, indices.size, len(flat)):
         here = flat[: min(len(flat), indices.size - start)]
-        np.copyto(here, indices[start : start + len(here), None], casting="unsafe")
-        np.remainder(here, n, out=here)
+        within(indices[start : start + len(here), None], n, here)
         here *= len(column)
         here += column
         for o in range(outer):

@@ -17,7 +17,7 @@ from foreplan.graph import Builder, TensorType, Value, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape
 from foreplan.ops.blocks import Folded, Piece, can_fold, carve, carve_bytes, fold, folded_shape, iota
-from foreplan.ops.index import INDICES, AddAt, ReadAt, check_indices, check_known
+from foreplan.ops.index import INDICES, AddAt, ReadAt, check_indices, check_known, within
 from foreplan.ops.reduce import normalize_axes
 from foreplan.ops.shape import slice_axis
 
@@ -65,8 +65,7 @@ def _element_blocks(
         o, j, i = (slice(s, min(s + step, extent)) for s, step, extent in zip(at, extents, indices.shape))
         here = indices[o, j, i]
         places = flat[: here.size].reshape(here.shape)
-        np.copyto(places, here, casting="unsafe")
-        np.remainder(places, n, out=places)
+        within(here, n, places)
         places *= inner
         places += row[: here.shape[0], None, None]
         places += column[: here.shape[2]]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from foreplan.errors import TargetError
-from foreplan.graph import Op, Window
+from foreplan.graph import Op, Window, as_dtype
 from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.table import FAMILIES, kernels_for, reads_of
 from foreplan.runtime.cpu.threads import set_threads
@@ -175,3 +175,21 @@ def check(
     wanted = expected(op, inputs)
     for way, found in results(op, inputs, windows, over):
         assert_near(found, wanted, rtol, atol, way)
+
+
+def check_as_exact(op: Op, draws: Sequence[Sequence[np.ndarray]], norm: float) -> None:
+    """Assert that errors, beside what float64 gives, are no more than NumPy's: over several draws, as of one either may
+    be thrice as far off.
+
+    Args:
+        norm: how many times NumPy's the norm of all errors may be; the largest may be twice its largest.
+    """
+    found = []
+    for given in draws:
+        exact = expected(op, [x.astype(np.float64) if as_dtype(x.dtype).is_float else x for x in given])
+        results = zip(run(op, given), expected(op, given), exact, strict=True)
+        found.append([(ours - true, theirs - true) for ours, theirs, true in results])
+    for pairs in zip(*found, strict=True):
+        ours, theirs = (np.abs(each) for each in zip(*pairs))
+        assert ours.max() <= 2 * theirs.max() + 1e-6
+        assert np.linalg.norm(ours) <= norm * np.linalg.norm(theirs)

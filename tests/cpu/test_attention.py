@@ -9,7 +9,7 @@ from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.ops import Attention
 from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.runtime.cpu.kernels import attention, attention_cut, attention_grad
-from tests.cpu.check import expected, needs_onednn, run, type_of
+from tests.cpu.check import check_as_exact, expected, needs_onednn, run, type_of
 from tests.engines.engine import Engine, in_both_types
 from tests.engines.test_attention import NEAR, both, operands
 from tests.kernels import attention_operands, normal
@@ -44,23 +44,10 @@ def test_blocks_of_few_queries(monkeypatch: pytest.MonkeyPatch, engine: Engine, 
 
 
 def test_large_scores_are_as_exact_as_numpys() -> None:
-    """Beside what float64 gives, over ten draws: of one, either may be thrice as far off."""
-    draws = []
-    for seed in range(10):
-        rng = np.random.default_rng(seed)
-        inputs = attention_operands(rng, (1, 2, 2, 40, 50, 8, 8))
-        o, lse = expected(Attention(30.0), inputs)
-        g = rng.standard_normal(o.shape).astype(np.float32)
-        errors = []
-        for op, given in ((Attention(30.0), inputs), (AttentionGrad(30.0), [*inputs, o, lse, g])):
-            exact = expected(op, [x.astype(np.float64) for x in given])
-            results = zip(run(op, given), expected(op, given), exact, strict=True)
-            errors += [(ours - true, theirs - true) for ours, theirs, true in results]
-        draws.append(errors)
-    for pairs in zip(*draws, strict=True):
-        ours, theirs = (np.abs(each) for each in zip(*pairs))
-        assert ours.max() <= 2 * theirs.max() + 1e-6
-        assert np.linalg.norm(ours) <= 1.5 * np.linalg.norm(theirs)
+    draws = [attention_operands(np.random.default_rng(seed), (1, 2, 2, 40, 50, 8, 8)) for seed in range(10)]
+    check_as_exact(Attention(30.0), draws, 1.5)
+    gradients = [[*x, *expected(Attention(30.0), x), normal(1, 2, 40, 8, seed=i)] for i, x in enumerate(draws)]
+    check_as_exact(AttentionGrad(30.0), gradients, 1.5)
 
 
 @in_both_types("cpu")
@@ -89,12 +76,9 @@ def test_packed_gradients_take_the_bytes_of_what_is_packed(
 
 
 def test_parts_of_several_threads_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = operands((2, 3, 3, 70, 70, 8, 8), True)
-    o, lse = expected(Attention(0.3, True, True), inputs)
-    for op, given in (
-        (Attention(0.3, True, True), inputs),
-        (AttentionGrad(0.3, True, True), [*inputs, o, lse, normal(*o.shape)]),
-    ):
+    inputs, forward = operands((2, 3, 3, 70, 70, 8, 8), True), Attention(0.3, True, True)
+    o, lse = expected(forward, inputs)
+    for op, given in ((forward, inputs), (AttentionGrad(0.3, True, True), [*inputs, o, lse, normal(*o.shape)])):
         alone = run(op, given)
         for module in (attention, attention_grad):
             monkeypatch.setattr(module, "GRAIN", 700)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.graph.layouts import channels_last
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.join import Pad
-from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
 from foreplan.ops.map import Map
-from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, RowOp, Softmax, SoftmaxGrad
+from foreplan.ops.softmax import LogSoftmax, Softmax
 from foreplan.runtime.cpu.codegen.elements import as_in, number
-from tests.cpu import test_softmax
-from tests.cpu.check import check, needs_onednn, type_of
+from tests.cpu.check import check, needs_onednn
 from tests.engines.engine import BFLOAT16, NARROW
-from tests.kernels import as_images, dense, expected, normal, packed
+from tests.kernels import as_images, normal, packed
 
 pytestmark = needs_onednn()
 ENGINE = NARROW["cpu"]
@@ -63,32 +60,8 @@ def test_copies_masks_and_slices() -> None:
     check(Pad(((0, 0), (1, 2), (0, 0)), 1.5), more, **exactly)
 
 
-@pytest.mark.parametrize(("shape", "axis"), test_softmax.CASES)
-@pytest.mark.parametrize(("of", "gradient"), [(Softmax, SoftmaxGrad), (LogSoftmax, LogSoftmaxGrad)])
-def test_softmax_and_its_gradient(of: type[RowOp], gradient: type[RowOp], shape: tuple[int, ...], axis: int) -> None:
-    x, g = normal(*shape), normal(*shape, seed=1)
-    (y,) = expected(of(axis), [x])
-    lying = [channels_last(type_of(x))] * 2 if axis == 1 else dense(x, g)
-    for over in (None, (0, 0)):
-        ENGINE.check(of(axis), x, windows=lying[:1], over=over)
-    for over in (None, (0, 0), (0, 1)):
-        ENGINE.check(gradient(axis), y, g, windows=lying, over=over)
-
-
 def test_rows_with_numbers_that_are_not_finite() -> None:
     x = normal(5, 40)
     x[0, 3], x[1, 39], x[2], x[3, 7] = np.nan, np.inf, -np.inf, -np.inf
     for op in (Softmax(1), LogSoftmax(1)):
         ENGINE.check(op, x)
-
-
-@pytest.mark.parametrize(("shape", "axis"), test_softmax.CASES)
-def test_cross_entropy_and_its_gradient(shape: tuple[int, ...], axis: int) -> None:
-    x, target = normal(*shape), test_softmax.targets(shape, axis)
-    target.reshape(-1)[:1] = -100
-    _, lse = expected(CrossEntropy(axis), [x, target])
-    given = [x, target, lse, normal(*lse.shape)]
-    windows = [*([channels_last(type_of(x))] if axis == 1 else dense(x)), *dense(*given[1:])]
-    ENGINE.check(CrossEntropy(axis), *given[:2], windows=windows[:2])
-    for over in (None, (0, 0)):
-        ENGINE.check(CrossEntropyGrad(axis), *given, windows=windows, over=over)

@@ -12,7 +12,9 @@ from foreplan.graph.types import DTYPES
 from foreplan.lower import lower
 from foreplan.lower.fallbacks import Fallback, fallbacks
 from foreplan.ops.index import ScatterAdd
-from foreplan.ops.pool import MaxPool
+from foreplan.ops.pool import AvgPool, MaxPool
+from foreplan.ops.random import Random
+from foreplan.ops.softmax import Softmax
 from foreplan.runtime.cpu.table import family_of
 from tests.cpu.check import needs_onednn
 from tests.foreplan.shell import answer, foreplan
@@ -78,8 +80,12 @@ def test_the_command_line_lists_them(tmp_path: Path) -> None:
     [
         (MaxPool((17, 17), (1, 1), ((0, 0), (0, 0)), (1, 1), True), [("float32", (1, 4, 17, 17))]),
         (ScatterAdd(0, (3, 2)), [("int64", (4,)), ("int64", (4, 2))]),
+        (Softmax(1), [("float32", (2, 3, 4))]),
+        (AvgPool((2, 2), (1, 1), ((0, 0), (0, 0)), (1, 1)), [("float64", (1, 1, 5, 5))]),
+        (Random("normal", (8,)), [("uint64", (2,))]),
+        (Random("uniform", (8,), DTYPES["float64"]), [("uint64", (2,))]),
     ],
-    ids=["an index of two bytes", "sums of integers"],
+    ids=["an index of two bytes", "sums of integers", "rows", "means of float64", "normal numbers", "wide numbers"],
 )
 def test_what_no_kernel_here_does(op: Op, types: list[tuple[str, tuple[int, ...]]]) -> None:
     given = [TensorType(DTYPES[dtype], shape) for dtype, shape in types]

@@ -11,13 +11,10 @@ from foreplan.ops.join import Concat
 from foreplan.runtime.cpu.kernels.join import concat
 from foreplan.runtime.cpu.table import family_of
 from tests.cpu.check import laid_out, needs_onednn, scratch, type_of
-from tests.kernels import as_images
+from tests.engines.test_join import tensor
+from tests.kernels import as_images, dense
 
 pytestmark = needs_onednn()
-
-
-def tensor(shape: tuple[int, ...], seed: int, dtype: type = np.float32) -> np.ndarray:
-    return np.random.default_rng(seed).integers(-99, 99, shape).astype(dtype)
 
 
 def test_most_bytes_say_how_a_joined_tensor_lies() -> None:
@@ -25,10 +22,11 @@ def test_most_bytes_say_how_a_joined_tensor_lies() -> None:
     op, types = Concat(1), [type_of(small), type_of(large)]
     family = family_of(op, types, op.infer(types), 1)
     assert family is not None
-    for windows, wanted in ((as_images(small, large), True), ([Window.dense(types[0]), *as_images(large)], True)):
-        assert (family.layout(op, windows, op.infer(types))[0].strides[1] == 4) is wanted
-    windows = [*as_images(small), Window.dense(types[1])]
-    assert family.layout(op, windows, op.infer(types)) == [Window.dense(op.infer(types)[0])]
+    for windows in (as_images(small, large), [*dense(small), *as_images(large)]):
+        assert family.layout(op, windows, op.infer(types))[0].strides[1] == 4
+    assert family.layout(op, [*as_images(small), *dense(large)], op.infer(types)) == list(
+        map(Window.dense, op.infer(types))
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,7 +47,7 @@ def test_parts_that_may_lie_in_their_places(
     given, op = [tensor(shape, i) for i, shape in enumerate(shapes)], Concat(axis)
     types = [type_of(x) for x in given]
     results = op.infer(types)
-    windows = as_images(*given) if last else [Window.dense(type) for type in types]
+    windows = as_images(*given) if last else dense(*given)
     whole = channels_last(results[0]) if last else Window.dense(results[0])
     kernel = concat(op, windows, [whole])
     assert kernel.parts == wanted

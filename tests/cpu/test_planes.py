@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from foreplan.graph import Builder, Graph, TensorType, as_dtype
+from foreplan.graph import Builder, Graph, TensorType
 from foreplan.graph.types import FLOAT32
 from foreplan.lower import lower
 from foreplan.lower.fallbacks import fallbacks
-from foreplan.ops.pool import AvgPool, lrn
-from foreplan.runtime.cpu.table import family_of
+from foreplan.ops.pool import lrn
 from tests.cpu.check import needs_onednn
 
 pytestmark = needs_onednn()
@@ -28,9 +27,3 @@ def test_normalisation_over_channels_falls_back_nowhere_and_takes_channels_as_th
     assert not fallbacks(program)
     (call,) = (call for call in program.calls if call.op.name == "avg_pool")
     assert call.inputs[0].window.strides[2] == call.outputs[0].window.strides[2] == FLOAT32.itemsize
-
-
-def test_other_elements_have_no_kernel() -> None:
-    x = TensorType(as_dtype("float64"), (1, 1, 5, 5))
-    op = AvgPool((2, 2), (1, 1), ((0, 0), (0, 0)), (1, 1))
-    assert family_of(op, [x], op.infer([x]), 1) is None

@@ -6,16 +6,12 @@ import numpy as np
 import pytest
 
 from foreplan.graph import Window
-from foreplan.graph.layouts import channels_last
 from foreplan.ops.norm.batch import BatchNormGrad, ChannelMoments
 from tests.engines.engine import Engine
+from tests.kernels import as_images, dense, layouts, normal
 from tests.ops.check import type_of
 
 SHAPES = [(1, 1, 1, 1), (2, 3, 5, 7), (3, 17, 4, 4), (1, 16, 33, 1), (5, 40, 3, 3), (3, 64, 9, 7), (37, 19), (1, 5)]
-
-
-def images(shape: tuple[int, ...], seed: int, offset: float = 0.0) -> np.ndarray:
-    return (np.random.default_rng(seed).standard_normal(shape) + offset).astype(np.float32)
 
 
 def vectors(count: int, channels: int) -> list[np.ndarray]:
@@ -30,21 +26,16 @@ def slices(array: np.ndarray) -> Window:
     return Window(type_of(array), (height * width * step, 4, width * step, step))
 
 
-def both(*arrays: np.ndarray) -> list[list[Window]]:
-    """Channels last, and in C order."""
-    return [[lie(type_of(x)) for x in arrays] for lie in (channels_last, Window.dense)]
-
-
 @pytest.mark.bfloat16
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_moments(engine: Engine, shape: tuple[int, ...]) -> None:
-    x = images(shape, 1, 2.0)
-    engine.check_lying(ChannelMoments(), x, ways=both(x))
+    x = normal(*shape, seed=1, offset=2.0)
+    engine.check_lying(ChannelMoments(), x, ways=layouts(x))
 
 
 @pytest.mark.parametrize("offset", [1e3, 1e4, -1e5])
 def test_moments_of_a_mean_far_from_zero(engine: Engine, offset: float) -> None:
-    x = images((4, 20, 9, 9), 2, offset)
+    x = normal(4, 20, 9, 9, seed=2, offset=offset)
     mean, variance = engine.run(ChannelMoments(), [x])
     exact = x.astype(np.float64)
     np.testing.assert_allclose(mean, exact.mean((0, 2, 3)), rtol=1e-7)
@@ -55,7 +46,7 @@ def test_moments_of_a_mean_far_from_zero(engine: Engine, offset: float) -> None:
 
 @pytest.mark.parametrize("place", [0, 40])
 def test_what_is_not_finite_shows_in_its_channel_alone(engine: Engine, place: int) -> None:
-    x = images((2, 20, 5, 5), 4)
+    x = normal(2, 20, 5, 5, seed=4)
     flat = x.transpose(0, 2, 3, 1).reshape(-1, 20)
     flat[place, :3] = [np.nan, np.inf, -np.inf]
     given = np.ascontiguousarray(flat.reshape(2, 5, 5, 20).transpose(0, 3, 1, 2))
@@ -65,27 +56,34 @@ def test_what_is_not_finite_shows_in_its_channel_alone(engine: Engine, place: in
 
 
 @pytest.mark.bfloat16
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, (3, 5, 90, 40)], ids=str)
 def test_gradient(engine: Engine, shape: tuple[int, ...]) -> None:
-    given = [images(shape, 6, 1.0), *vectors(3, shape[1]), images(shape, 7, 0.5)]
-    for windows in both(*given):
+    given = [normal(*shape, seed=6, offset=1.0), *vectors(3, shape[1]), normal(*shape, seed=7, offset=0.5)]
+    for windows in layouts(*given):
         for over in (None, (0, 0), (0, 4)):
             engine.check(BatchNormGrad(1e-3), *given, windows=windows, over=over, rtol=1e-4, atol=1e-4)
 
 
+def test_the_same_bits_in_place_and_not(engine: Engine) -> None:
+    given = [normal(4, 37, 6, 6, seed=8, offset=1.0), *vectors(3, 37), normal(4, 37, 6, 6, seed=9)]
+    results = [engine.run(BatchNormGrad(1e-5), given, as_images(*given), over) for over in (None, (0, 0), (0, 4))]
+    for other in results[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(results[0], other))
+
+
 @pytest.mark.bfloat16
 def test_channels_of_wider_images_are_read_as_they_lie(engine: Engine) -> None:
-    x, g = images((3, 24, 4, 5), 10), images((3, 24, 4, 5), 11)
+    x, g = normal(3, 24, 4, 5, seed=10), normal(3, 24, 4, 5, seed=11)
     engine.check(ChannelMoments(), x, windows=[slices(x)])
     given = [x, *vectors(3, 24), g]
-    last = both(*given)[0]
-    for windows in ([slices(x), *last[1:4], slices(g)], [last[0], *map(Window.dense, map(type_of, given[1:]))]):
+    last = layouts(*given)[0]
+    for windows in ([slices(x), *last[1:4], slices(g)], [last[0], *dense(*given[1:])]):
         engine.check(BatchNormGrad(1e-3), *given, windows=windows, rtol=1e-4, atol=1e-4)
 
 
 def test_the_gradient_is_that_of_the_normalised_images(engine: Engine) -> None:
     """Against differences of a float64 evaluation."""
-    x, g = images((2, 3, 3, 2), 12).astype(np.float64), images((2, 3, 3, 2), 13).astype(np.float64)
+    x, g = normal(2, 3, 3, 2, seed=12).astype(np.float64), normal(2, 3, 3, 2, seed=13).astype(np.float64)
     scale = np.array([0.5, 1.5, -1.0])
 
     def weighted(x: np.ndarray) -> float:

@@ -9,6 +9,7 @@ from foreplan.graph import Window
 from foreplan.graph.types import DTYPES
 from foreplan.ops.index import Gather, ScatterAdd
 from tests.engines.engine import Engine
+from tests.kernels import dense, normal
 from tests.ops.check import type_of
 
 # Shape of the table, axis, shape of the indices.
@@ -35,7 +36,7 @@ def places(shape: tuple[int, ...], extent: int, dtype: str = "int64") -> np.ndar
 
 
 def updates_for(shape: tuple[int, ...], axis: int, indices: tuple[int, ...]) -> np.ndarray:
-    return np.random.default_rng(2).standard_normal((*shape[:axis], *indices, *shape[axis + 1 :])).astype(np.float32)
+    return normal(*shape[:axis], *indices, *shape[axis + 1 :])
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
@@ -62,7 +63,7 @@ def test_scatter_add(engine: Engine, shape: tuple[int, ...], axis: int, indices:
     engine.check_over(ScatterAdd(axis, shape), given, None, *[(0, 2)] * based)
 
 
-@pytest.mark.parametrize("dtype", ["int64", "int32"])
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint64"])
 def test_places_far_beyond_either_end_count_modulo_the_axis(engine: Engine, dtype: str) -> None:
     limits = np.iinfo(dtype)
     far = [place for place in (*FAR, limits.min, limits.max) if limits.min <= place <= limits.max]
@@ -73,16 +74,23 @@ def test_places_far_beyond_either_end_count_modulo_the_axis(engine: Engine, dtyp
     np.testing.assert_allclose(engine.run(ScatterAdd(0, (10, 4)), [indices, updates])[0], added, rtol=1e-6)
 
 
-def test_updates_with_gaps_are_read_as_they_lie(engine: Engine) -> None:
-    indices, updates = places((8,), 5), updates_for((5, 21), 0, (8,))
-    windows = [Window.dense(type_of(indices)), Window(type_of(updates), (4 * 30, 4))]
-    engine.check(ScatterAdd(0, (5, 21)), indices, updates, windows=windows)
+def test_updates_and_tables_are_read_as_they_lie(engine: Engine) -> None:
+    indices, updates, data = places((8,), 5), updates_for((5, 21), 0, (8,)), normal(6, 4)
+    apart = Window(type_of(updates), (4 * 30, 4))
+    engine.check(ScatterAdd(0, (5, 21)), indices, updates, windows=[*dense(indices), apart])
+    for strides in ((40, 4), (4, 24)):
+        engine.check(Gather(0), data, indices, windows=[Window(type_of(data), strides), *dense(indices)])
+
+
+@pytest.mark.parametrize(("extent", "count"), [(3, 9000), (1000, 4097), (300_000, 200)])
+def test_many_updates_are_added_in_their_order(engine: Engine, extent: int, count: int) -> None:
+    updates = 1e3 * normal(count, 2)
+    engine.check(ScatterAdd(0, (extent, 2)), places((count,), extent), updates, rtol=0, atol=0)
 
 
 def test_many_updates_of_one_slice_are_added_in_their_order(engine: Engine) -> None:
-    updates = np.random.default_rng(6).standard_normal((1000, 33)).astype(np.float32)
+    updates, wanted = normal(1000, 33), np.zeros(33, np.float32)
     (y,) = engine.run(ScatterAdd(0, (2, 33)), [np.ones(1000, np.int64), updates])
-    wanted = np.zeros(33, np.float32)
     for row in updates:
         wanted += row
     np.testing.assert_array_equal(y, np.stack([np.zeros(33, np.float32), wanted]))

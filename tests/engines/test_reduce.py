@@ -10,22 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreplan.graph import Window
-from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.reduce import Reduce
 from tests.engines.engine import ENGINES, Engine, require
+from tests.kernels import as_images, normal
 from tests.ops.check import type_of
 from tests.profile import pick
 
 
-def f32(*shape: int) -> np.ndarray:
-    """The same numbers whichever tests ran before."""
-    return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
-
-
-def near(engine: Engine, x: np.ndarray) -> dict[str, float]:
+def near(engine: Engine, x: np.ndarray, axes: tuple[int, ...]) -> dict[str, float]:
     """How far results may be: sums are as good as exact on `cpu`; on cards they round, each part of them."""
-    rounding = 2.0**-23 * float(np.abs(x).sum())
+    rounding = 2.0**-23 * float(np.abs(x).sum(axes).max())
     return {"rtol": 1e-6, "atol": 1e-5} if engine.name == "cpu" else {"rtol": 1e-5, "atol": 1e-6 + rounding}
 
 
@@ -35,25 +30,48 @@ def near(engine: Engine, x: np.ndarray) -> dict[str, float]:
 def test_any_axes(engine: Engine, how: str, axes: tuple[int, ...]) -> None:
     for shape in ((3, 5, 7), (2, 33, 64), (5, 1, 17), (1, 129, 2), (2, 3, 1030)):
         for keepdims in (False, True):
-            engine.check(Reduce(how, axes, keepdims, wide=keepdims), f32(*shape), **near(engine, f32(*shape)))
+            engine.check(
+                Reduce(how, axes, keepdims, wide=keepdims), normal(*shape), **near(engine, normal(*shape), axes)
+            )
 
 
 @pytest.mark.bfloat16
-@pytest.mark.parametrize("shape", [(2, 24, 5, 7), (3, 1, 2, 2), (1, 600, 3, 3), (2, 2, 40, 50)])
+@pytest.mark.parametrize("shape", [(2, 24, 5, 7), (3, 1, 2, 2), (1, 600, 3, 3), (2, 2, 40, 50), (3, 37, 9, 5)])
 @pytest.mark.parametrize("axes", [(2, 3), (0, 2, 3), (1,), (0, 1, 2, 3), (3,)])
 def test_images_with_their_channels_last(engine: Engine, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
-    x = f32(*shape)
+    x = normal(*shape)
     for how in ("sum", "mean", "max"):
-        engine.check(Reduce(how, axes), x, windows=[channels_last(type_of(x))], **near(engine, x))
+        (found,) = engine.run(Reduce(how, axes), [x], as_images(x))
+        np.testing.assert_allclose(found, getattr(x.astype(np.float64), how)(axis=axes), **near(engine, x, axes))
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int64", "int32", "int8", "uint8", "bool"])
+@pytest.mark.parametrize("how", ["sum", "max"])
+def test_one_image_that_is_repeated(engine: Engine, how: str) -> None:
+    x = np.broadcast_to(normal(37, 1, 1), (3, 37, 9, 5))
+    engine.check(Reduce(how, (0, 2, 3)), x, windows=[Window(type_of(x), (0, 4, 0, 0))], atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 9, 70, 1100])
+@pytest.mark.parametrize("width", [8, 12, 200])
+def test_rows_with_gaps_between_them(engine: Engine, width: int, rows: int) -> None:
+    x = normal(rows, 2, width)
+    for axes in ((0,), (0, 1)):
+        engine.check(Reduce("sum", axes), x, atol=1e-4)
+    for step in (width + 8, width + 1):
+        apart = Window(type_of(x), (8 * step, 4 * step, 4))
+        engine.check(Reduce("max", (0, 1)), x, windows=[apart])
+        engine.check(Reduce("mean", (0,)), x, windows=[apart], atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [x for x in DTYPES if x not in ("float32", "uint16", "uint32")])
 @pytest.mark.parametrize("how", ["sum", "prod", "max", "min"])
 def test_elements_of_any_type(engine: Engine, how: str, dtype: str) -> None:
-    x = (np.random.default_rng(1).standard_normal((6, 5, 40)) * 3).astype(DTYPES[dtype].numpy)
-    tolerance = 1e-14 if dtype == "float64" else 0.0
-    for axes in ((0,), (2,), (0, 2)):
-        engine.check(Reduce(how, axes), x, rtol=tolerance, atol=tolerance)
+    x = (3 * normal(6, 5, 40)).astype(DTYPES[dtype].numpy)
+    rounding = {"float64": 1e-14, "float16": 2e-3, "bfloat16": 1e-2}.get(dtype, 0.0)
+    for axes in ((0,), (2,), (0, 2))[: 3 if how == "sum" else 2]:
+        engine.check(Reduce(how, axes), x, rtol=rounding, atol=rounding)
+    if DTYPES[dtype].itemsize == 2 and DTYPES[dtype].is_float:
+        engine.check(Reduce(how, (2,), wide=True), x, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -75,7 +93,7 @@ def test_nothing_adds_up_to_zero(engine: Engine) -> None:
         ("mean", (1,), (3, 0, 4)),
         ("mean", (1,), (3, 0)),
     ):
-        engine.check(Reduce(how, axes), f32(*shape), rtol=0, atol=0)
+        engine.check(Reduce(how, axes), normal(*shape), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -89,8 +107,8 @@ def test_any_strides(name: str, data: st.DataObject) -> None:
         strides[axis] = step
         step *= shape[axis]
     axes = sorted(data.draw(st.sets(st.sampled_from(range(len(shape))))))
-    x = f32(*shape) if step else np.full(shape, 2.5, np.float32)
+    x = normal(*shape) if step else np.full(shape, 2.5, np.float32)
     op = Reduce(data.draw(st.sampled_from(["sum", "max"])), tuple(axes), data.draw(st.booleans()))
     engine = ENGINES[name]
-    engine.check(op, x, windows=[Window(type_of(x), tuple(strides))], **near(engine, x))
+    engine.check(op, x, windows=[Window(type_of(x), tuple(strides))], **near(engine, x, op.axes))
     assert math.prod(shape) == x.size

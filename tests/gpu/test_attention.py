@@ -11,9 +11,9 @@ from foreplan.ops.attention.ops import Attention
 from foreplan.runtime.cuda.kernels.attention import attention
 from foreplan.runtime.kernel import Refused
 from tests.engines.test_attention import operands
-from tests.gpu.check import DEVICE, check, expected, type_of
+from tests.gpu.check import DEVICE, check, type_of
 from tests.gpu.compiled import needs_gcc
-from tests.kernels import normal
+from tests.kernels import expected, normal
 
 pytestmark = needs_gcc
 

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from foreplan.graph.types import DTYPES
 from foreplan.ops.join import Concat
 from foreplan.runtime.cuda.launch import Copy
 from tests.gpu.binder import Bound
 from tests.gpu.check import laid_out, made, type_of
 from tests.gpu.compiled import needs_gcc
+from tests.kernels import normal
 
 pytestmark = needs_gcc
-RNG = np.random.default_rng(0)
-
-
-def some(*shape: int, dtype: str = "float32") -> np.ndarray:
-    return (RNG.standard_normal(shape) * 50).astype(DTYPES[dtype].numpy)
 
 
 def test_parts_that_lie_in_their_places_are_left_there() -> None:
-    given = [some(3, 5, 2), some(4, 5, 2), some(2, 5, 2)]
+    given = [normal(3, 5, 2), normal(4, 5, 2), normal(2, 5, 2)]
     kernel, wanted, (layout,) = made(Concat(0), [type_of(x) for x in given])
     assert kernel.parts == ((0, 0, 0), (0, 1, 120), (0, 2, 280))
     assert all(isinstance(each, Copy) for each in kernel.instructions)
@@ -29,5 +24,5 @@ def test_parts_that_lie_in_their_places_are_left_there() -> None:
     places = [laid_out(window, x)[1] for window, x in zip(wanted, given)]
     Bound(kernel, [places[0], y[3:7], places[2]], [y], np.zeros(0, np.uint8))()
     np.testing.assert_array_equal(y, np.concatenate(given))
-    kernel, _, _ = made(Concat(1), [type_of(x) for x in (some(3, 5), some(3, 2))])
+    kernel, _, _ = made(Concat(1), [type_of(x) for x in (normal(3, 5), normal(3, 2))])
     assert kernel.parts == ()

@@ -10,26 +10,23 @@ from foreplan.graph.types import DTYPES
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.runtime.cuda.kernels.linear_cross_entropy import lt_kernels
 from foreplan.runtime.cuda.launch import LaunchKernel, Multiply
+from tests.engines.test_linear_cross_entropy import operands
 from tests.gpu.check import DEVICE, check, run
 from tests.gpu.compiled import needs_gcc
+from tests.kernels import normal
 
 pytestmark = needs_gcc
-RNG = np.random.default_rng(0)
-
-
-def f32(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
 
 
 def case(rows: int, depth: int, classes: int, dtype: str = "float32") -> list[np.ndarray]:
-    target = RNG.integers(0, classes, rows)
+    h, w, target = operands(rows, depth, classes)
     target[::4] = -100
-    return [f32(rows, depth).astype(DTYPES[dtype].numpy), f32(classes, depth).astype(DTYPES[dtype].numpy), target]
+    return [h.astype(DTYPES[dtype].numpy), w.astype(DTYPES[dtype].numpy), target]
 
 
 def test_narrow_gradients_of_the_weights() -> None:
     given = case(20, 16, 40, "bfloat16")
-    check(LinearCrossEntropy(8), *given, f32(40), rtol=2e-2, atol=1e-2)
+    check(LinearCrossEntropy(8), *given, normal(40), rtol=2e-2, atol=1e-2)
 
 
 def by_cublaslt(
@@ -44,7 +41,7 @@ def by_cublaslt(
 @pytest.mark.parametrize("wide", [True, False])
 def test_narrow_products_by_cublaslt(wide: bool) -> None:
     """What is multiplied is all of one type; with a bias, the loss is as near as that of float32 logits."""
-    given, op = [*case(20, 16, 40, "bfloat16"), f32(40)], LinearCrossEntropy(8, wide=wide)
+    given, op = [*case(20, 16, 40, "bfloat16"), normal(40)], LinearCrossEntropy(8, wide=wide)
     check(op, *given, name="cublaslt 8", rtol=2e-2, atol=1e-2)
     (loss, *_), (wanted, *_) = (run(op, given, name=name) for name in ("cublaslt 16", "launches"))
     np.testing.assert_allclose(loss, wanted, rtol=1e-6)

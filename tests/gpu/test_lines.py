@@ -61,6 +61,12 @@ def test_elements_at_indices(shape: tuple[int, ...], axis: int) -> None:
         places = RNG.integers(-shape[axis], shape[axis], taken).astype(dtype)
         check(GatherElements(axis), with_ties(*shape), places)
         check(ScatterElementsAdd(axis, shape), places, RNG.standard_normal(taken).astype(np.float32))
+    far = {"int64": [10**18, -(10**18)], "int32": [], "uint64": [10**18, 2**63]}  # beyond either end
+    for dtype, some in far.items():
+        limits = np.iinfo(dtype)
+        beyond = np.resize(np.array([*some, limits.min, limits.max, 31], dtype), taken)
+        check(GatherElements(axis), with_ties(*shape), beyond)
+        check(ScatterElementsAdd(axis, shape), beyond, RNG.standard_normal(taken).astype(np.float32))
     check(GatherElements(axis), with_ties(*shape, dtype="bool"), places)
     check(ScatterElementsAdd(axis, shape), places, with_ties(*taken, dtype="int32"))
 

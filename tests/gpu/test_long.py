@@ -27,35 +27,29 @@ from foreplan.runtime.cuda.kernels import conv, index, join, lines, map, norm, p
 from foreplan.runtime.cuda.launch import Launch
 from tests.gpu.check import check, made, type_of
 from tests.gpu.compiled import needs_gcc
+from tests.kernels import normal
 
 pytestmark = needs_gcc
-RNG = np.random.default_rng(0)
 PLAIN = ((1, 1), ((1, 1), (1, 1)), (1, 1))
-WHOLE = RNG.integers(0, 5, 9)
-
-
-def f32(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
-
-
+WHOLE = np.array([3, 0, 4, 4, 1, 2, 0, 3, 1])
 CASES: list[tuple[Op, list[np.ndarray]]] = [
-    (Map(("(a0 + (a1 * a2))",)), [f32(2, 3, 5), f32(3, 1), f32(5)]),
-    (PackBits("(a0 > 0)"), [f32(16, 5)]),
-    (Reduce("sum", (0, 2)), [f32(4, 5, 6)]),
-    (MatMul(), [f32(2, 5, 6), f32(2, 6, 7)]),
-    (Conv(*PLAIN), [f32(2, 3, 5, 4), f32(4, 3, 3, 3)]),
-    (ConvDataGrad(*PLAIN, spatial=(5, 4)), [f32(2, 4, 5, 4), f32(4, 3, 3, 3)]),
-    (ConvWeightGrad(*PLAIN, kernel=(3, 3)), [f32(2, 3, 5, 4), f32(2, 4, 5, 4)]),
-    (ChannelMoments(), [f32(2, 6, 3, 5)]),
-    (MaxPool((2, 2), (2, 2), ((0, 0), (0, 0)), (1, 1), save_index=True), [f32(2, 3, 5, 5)]),
-    (Resize((2, 3, 7, 4)), [f32(2, 3, 5, 6)]),
-    (ResizeGrad((2, 3, 7, 4), extents=(2, 3, 5, 6)), [f32(2, 3, 7, 4)]),
-    (Softmax(1), [f32(6, 11)]),
-    (LayerNorm(1, 1e-5), [f32(6, 11), f32(11)]),
-    (Pad(((1, 0), (2, 3))), [f32(3, 4)]),
-    (Gather(0), [f32(5, 7), WHOLE]),
-    (ScatterAdd(0, (5, 7)), [WHOLE, f32(9, 7)]),
-    (CumSum(1), [f32(4, 5)]),
+    (Map(("(a0 + (a1 * a2))",)), [normal(2, 3, 5), normal(3, 1), normal(5)]),
+    (PackBits("(a0 > 0)"), [normal(16, 5)]),
+    (Reduce("sum", (0, 2)), [normal(4, 5, 6)]),
+    (MatMul(), [normal(2, 5, 6), normal(2, 6, 7)]),
+    (Conv(*PLAIN), [normal(2, 3, 5, 4), normal(4, 3, 3, 3)]),
+    (ConvDataGrad(*PLAIN, spatial=(5, 4)), [normal(2, 4, 5, 4), normal(4, 3, 3, 3)]),
+    (ConvWeightGrad(*PLAIN, kernel=(3, 3)), [normal(2, 3, 5, 4), normal(2, 4, 5, 4)]),
+    (ChannelMoments(), [normal(2, 6, 3, 5)]),
+    (MaxPool((2, 2), (2, 2), ((0, 0), (0, 0)), (1, 1), save_index=True), [normal(2, 3, 5, 5)]),
+    (Resize((2, 3, 7, 4)), [normal(2, 3, 5, 6)]),
+    (ResizeGrad((2, 3, 7, 4), extents=(2, 3, 5, 6)), [normal(2, 3, 7, 4)]),
+    (Softmax(1), [normal(6, 11)]),
+    (LayerNorm(1, 1e-5), [normal(6, 11), normal(11)]),
+    (Pad(((1, 0), (2, 3))), [normal(3, 4)]),
+    (Gather(0), [normal(5, 7), WHOLE]),
+    (ScatterAdd(0, (5, 7)), [WHOLE, normal(9, 7)]),
+    (CumSum(1), [normal(4, 5)]),
 ]
 
 

@@ -5,47 +5,35 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreplan.graph import Op, Window
-from foreplan.graph.layouts import channels_last
+from foreplan.graph import Op
 from foreplan.graph.types import DTYPES
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
-from foreplan.ops.window import count_positions
-from tests.gpu.check import check, check_unaligned, run, type_of
+from tests.engines.engine import ENGINES
+from tests.engines.test_pool import CASES, images, pooled
+from tests.gpu.check import check, check_unaligned, run
 from tests.gpu.compiled import needs_gcc
-from tests.kernels import as_images
+from tests.kernels import as_images, layouts
 
 pytestmark = needs_gcc
 # shape, then kernel, strides, pads, dilations
-CASES = {
-    "3x3": ((2, 19, 8, 7), (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1)),
-    "overlapping": ((3, 16, 5, 5), (5, 5), (1, 1), ((2, 2), (2, 2)), (1, 1)),
-    "3x3 of 24": ((2, 24, 9, 8), (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1)),
-    "one axis": ((2, 3, 17), (3,), (2,), ((1, 1),), (2,)),
-    "three axes": ((1, 4, 5, 4, 6), (2, 3, 2), (1, 2, 2), ((1, 0), (1, 1), (0, 0)), (1, 1, 2)),
+OTHER_AXES = {
+    "one": ((2, 3, 17), (3,), (2,), ((1, 1),), (2,)),
+    "three": ((1, 4, 5, 4, 6), (2, 3, 2), (1, 2, 2), ((1, 0), (1, 1), (0, 0)), (1, 1, 2)),
 }
-
-
-def images(shape: tuple[int, ...], seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(-9, 9, shape).astype(np.float32)  # with ties
-
-
-def pooled(case: str) -> tuple[int, ...]:
-    shape, *geometry = CASES[case]
-    return (*shape[:2], *count_positions(shape[2:], *geometry))
 
 
 def checked(op: Op, *given: np.ndarray) -> None:
     """In both ways that images lie."""
-    for lie in (channels_last, Window.dense):
-        check(op, *given, windows=[lie(type_of(x)) for x in given])
+    ENGINES["cuda"].check_lying(op, *given, ways=layouts(*given))
 
 
-@pytest.mark.parametrize("case", ["one axis", "three axes"])
-def test_other_numbers_of_axes(case: str) -> None:
-    shape, *geometry = CASES[case]
-    x, g = images(shape, 0), images(pooled(case), 1)
+@pytest.mark.parametrize("axes", OTHER_AXES)
+def test_other_numbers_of_axes(axes: str) -> None:
+    shape, *geometry = OTHER_AXES[axes]
+    x = images(shape, 0)
     checked(MaxPool(*geometry, save_index=True), x)
     _, index = run(MaxPool(*geometry, save_index=True), [x])
+    g = images(index.shape, 1)
     checked(MaxPoolGrad(*geometry, shape=shape), index, g)
     for counted in (False, True):
         checked(AvgPool(*geometry, counted), x)
@@ -63,8 +51,7 @@ def test_other_types(case: str, dtype: str) -> None:
         check(AvgPool(*geometry), x, rtol=narrow, atol=narrow)
         _, index = run(MaxPool(*geometry, save_index=True), [x])
         given = index, x[..., : index.shape[2], : index.shape[3]].copy()
-        windows = [channels_last(type_of(each)) for each in given]
-        check(MaxPoolGrad(*geometry, shape=shape), *given, rtol=narrow, atol=narrow, windows=windows)
+        check(MaxPoolGrad(*geometry, shape=shape), *given, rtol=narrow, atol=narrow, windows=as_images(*given))
 
 
 @pytest.mark.parametrize("case", ["3x3 of 24", "overlapping"])
@@ -78,15 +65,6 @@ def test_images_that_begin_at_unaligned_elements(case: str) -> None:
     check_unaligned(AvgPoolGrad(*geometry, shape=shape), g, windows=as_images(g))
 
 
-@pytest.mark.parametrize("more", [0, 3, 8])
-def test_channels_of_wider_images(more: int) -> None:
-    shape, *geometry = CASES["3x3 of 24"]
-    x, wide = images(shape, 0), 4 * (24 + more)
-    window = Window(type_of(x), (72 * wide, 4, 8 * wide, wide))
-    check(MaxPool(*geometry, save_index=True), x, windows=[window])
-    check(AvgPool(*geometry), x, windows=[window])
-
-
 def test_padding_that_is_all_there_is() -> None:
     geometry = ((2, 2), (1, 1), ((1, 1), (1, 1)), (1, 1))
     for shape in ((1, 8, 0, 3), (2, 3, 2, 0)):
@@ -96,8 +74,7 @@ def test_padding_that_is_all_there_is() -> None:
 
 
 def test_numbers_of_taps_that_need_two_bytes() -> None:
-    x = images((1, 2, 20, 20), 0)
-    geometry = ((17, 17), (2, 2), ((0, 0), (0, 0)), (1, 1))
+    x, geometry = images((1, 2, 20, 20), 0), ((17, 17), (2, 2), ((0, 0), (0, 0)), (1, 1))
     checked(MaxPool(*geometry, save_index=True), x)
     _, index = run(MaxPool(*geometry, save_index=True), [x])
     checked(MaxPoolGrad(*geometry, shape=x.shape), index, images(index.shape, 1))

@@ -8,16 +8,16 @@ from itertools import product
 import numpy as np
 import pytest
 
-from foreplan.graph import Op, TensorType, Window
-from foreplan.graph.layouts import channels_last
+from foreplan.graph import TensorType, Window
 from foreplan.graph.types import DTYPES
 from foreplan.ops.interpolation import COORDINATES, MODES, ROUNDINGS
 from foreplan.ops.resize import Resize, ResizeGrad
 from foreplan.runtime.cuda.launch import Copy
 from foreplan.runtime.cuda.table import kernel_for
+from tests.engines.engine import ENGINES
 from tests.gpu.check import DEVICE, check, made, run
 from tests.gpu.compiled import needs_gcc
-from tests.kernels import expected
+from tests.kernels import as_images, expected, layouts, normal
 from tests.ops.check import type_of
 
 pytestmark = needs_gcc
@@ -34,21 +34,15 @@ CASES = {
     "channels too": ((2, 3, 4, 5), (4, 7, 3, 5)),
     "no other axis": ((7,), (19,)),
 }
-LAYOUTS = [channels_last, Window.dense]
-
-
-def numbers(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def checked(before: tuple[int, ...], after: tuple[int, ...], *choices: object, **more: object) -> None:
     """Both ways, as images lie and in C order."""
-    ways: list[tuple[Op, np.ndarray]] = [
-        (Resize(after, *choices, **more), numbers(before)),  # type: ignore[arg-type]
-        (ResizeGrad(after, *choices, **more, extents=before), numbers(after)),  # type: ignore[arg-type]
-    ]
-    for (op, x), lie in product(ways, LAYOUTS):
-        check(op, x, windows=[lie(type_of(x))])
+    for op, x in (
+        (Resize(after, *choices, **more), normal(*before)),  # type: ignore[arg-type]
+        (ResizeGrad(after, *choices, **more, extents=before), normal(*after)),  # type: ignore[arg-type]
+    ):
+        ENGINES["cuda"].check_lying(op, x, ways=layouts(x))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -92,7 +86,7 @@ def test_weights(mode: str, how: dict[str, object]) -> None:
 def test_one_axis_after_the_other(mode: str, case: str, one_axis_a_pass: None) -> None:
     """Where a thread would have too much to add up; what lies between is in the workspace."""
     before, after = CASES[case]
-    kernel, _, _ = made(ResizeGrad(after, mode, extents=before), [type_of(numbers(after))])
+    kernel, _, _ = made(ResizeGrad(after, mode, extents=before), [type_of(normal(*after))])
     changed = sum(a != b for a, b in zip(before, after))
     assert len(kernel.instructions) == 1 + changed
     assert kernel.workspace >= 4 * math.prod(map(min, before, after))
@@ -101,7 +95,7 @@ def test_one_axis_after_the_other(mode: str, case: str, one_axis_a_pass: None) -
 
 def test_an_image_from_one_element_is_summed_up_by_many_threads() -> None:
     before, after = (2, 3, 1, 1), (2, 3, 40, 50)
-    kernel, _, _ = made(ResizeGrad(after, extents=before), [type_of(numbers(after))])
+    kernel, _, _ = made(ResizeGrad(after, extents=before), [type_of(normal(*after))])
     assert len(kernel.instructions) == 3
     checked(before, after, "linear", "align_corners")
 
@@ -113,9 +107,9 @@ def test_other_floats(mode: str, dtype: str, one_axis_a_pass: None) -> None:
     narrow = {"bfloat16": 2.0**-8, "float16": 2.0**-11}.get(dtype, 1e-12)
     before, after = (1, 19, 5, 6), (1, 19, 8, 3)
     for op, shape in ((Resize(after, mode), before), (ResizeGrad(after, mode, extents=before), after)):
-        x = numbers(shape).astype(DTYPES[dtype].numpy)
-        for lie in LAYOUTS:
-            (found,) = run(op, [x], [lie(type_of(x))])
+        x = normal(*shape).astype(DTYPES[dtype].numpy)
+        for windows in layouts(x):
+            (found,) = run(op, [x], windows)
             (wanted,) = expected(op, [x.astype(np.float64)])
             assert found.dtype == x.dtype
             np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=narrow, atol=1e-5 * narrow**0.5)
@@ -124,28 +118,28 @@ def test_other_floats(mode: str, dtype: str, one_axis_a_pass: None) -> None:
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "int64"])
 def test_what_is_not_interpolated_may_be_of_any_type(dtype: str) -> None:
     x = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5).astype(DTYPES[dtype].numpy)
-    check(Resize((2, 3, 9, 3), "nearest"), x, windows=[channels_last(type_of(x))])
+    check(Resize((2, 3, 9, 3), "nearest"), x, windows=as_images(x))
     check(Resize((2, 6, 4, 5), "nearest", "asymmetric", rounding="floor"), x)
 
 
 def test_numbers_that_are_none_spread_to_those_that_read_them() -> None:
     before, after = (1, 2, 6, 7), (1, 2, 9, 21)
-    for mode, lie in product(MODES, LAYOUTS):
-        x, g = numbers(before), numbers(after)
-        x[0, 0, 2, 3], x[0, 1, 5, 6], g[0, 0, 4, 4], g[0, 1, 0, 0] = np.nan, np.inf, np.nan, np.nan
-        check(Resize(after, mode, "align_corners"), x, windows=[lie(type_of(x))])
-        check(ResizeGrad(after, mode, "align_corners", extents=before), g, windows=[lie(type_of(g))])
+    x, g = normal(*before), normal(*after)
+    x[0, 0, 2, 3], x[0, 1, 5, 6], g[0, 0, 4, 4], g[0, 1, 0, 0] = np.nan, np.inf, np.nan, np.nan
+    for mode in MODES:
+        ENGINES["cuda"].check_lying(Resize(after, mode, "align_corners"), x, ways=layouts(x))
+        ENGINES["cuda"].check_lying(ResizeGrad(after, mode, "align_corners", extents=before), g, ways=layouts(g))
 
 
 def test_inputs_that_lie_anyhow() -> None:
-    x, type = numbers((2, 3, 5, 4)), type_of(numbers((2, 3, 5, 4)))
+    x = normal(2, 3, 5, 4)
     for strides in ((240, 80, -16, 4), (4, 8, 24, 120), (0, 0, 0, 0)):
-        given = np.broadcast_to(x[:1, :1, :1, :1], x.shape) if not any(strides) else x
-        check(Resize((2, 3, 7, 9)), np.ascontiguousarray(given), windows=[Window(type, strides)])
+        given = x if any(strides) else np.full_like(x, 0.5)
+        check(Resize((2, 3, 7, 9)), given, windows=[Window(type_of(x), strides)])
 
 
 def test_nothing_to_do_is_a_copy() -> None:
-    x = numbers((2, 3, 4, 5))
+    x = normal(2, 3, 4, 5)
     kernel, _, _ = made(Resize(x.shape), [type_of(x)])
     assert [type(each) for each in kernel.instructions] == [Copy]
     check(Resize(x.shape, "cubic"), x, rtol=0, atol=0)

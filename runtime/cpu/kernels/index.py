@@ -31,7 +31,11 @@ _compiled = jit.compiled(nogil=True)
 def _within(index, extent):  # type: ignore[no-untyped-def]
     """An index modulo the axis: a division only where it needs one."""
     wide = np.int64(index)
-    return wide if 0 <= wide < extent else wide % extent
+    if 0 <= wide < extent:
+        return wide
+    if index > 0:  # and of uint64 it may be more than int64 holds
+        return np.int64(np.uint64(index) % np.uint64(extent))
+    return wide % extent
 
 
 @_compiled

@@ -135,8 +135,8 @@ def _converted(text: str, own: DType, wanted: DType) -> str:
     if own == wanted:
         return text
     if wanted.wide != wanted:
-        whole = text if own.wide == FLOAT32 else f"scalar::to<float>({text})"
-        return f"scalar::rounded<{stored(wanted)}>({whole})"
+        number = text if own.is_float else f"scalar::to<float>({text})"
+        return f"scalar::rounded<{stored(wanted)}>({number})"
     return text if wide(own) == wide(wanted) else f"scalar::to<{wide(wanted)}>({text})"
 
 

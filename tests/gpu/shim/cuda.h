@@ -245,12 +245,13 @@ template <class T> inline T atomicMin(T* place, T value) { T old = *place; *plac
 template <class T> inline T atomicMax(T* place, T value) { T old = *place; *place = value > old ? value : old; return old; }
 
 inline float float_of_half(unsigned short bits) { _Float16 x; memcpy(&x, &bits, 2); return static_cast<float>(x); }
-inline unsigned short half_of_float(float value) {
+inline unsigned short half_of_double(double value) {
     const _Float16 x = static_cast<_Float16>(value);
     unsigned short bits;
     memcpy(&bits, &x, 2);
     return bits;
 }
+inline unsigned short half_of_float(float value) { return half_of_double(value); }
 inline unsigned short bfloat_of_float(float value) {
     const unsigned bits = __float_as_uint(value);
     if (value != value) return static_cast<unsigned short>(bits >> 16 | 0x40);
