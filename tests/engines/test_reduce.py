@@ -41,6 +41,9 @@ def test_any_axes(engine: Engine, how: str, axes: tuple[int, ...]) -> None:
 def test_images_with_their_channels_last(engine: Engine, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
     x = normal(*shape)
     for how in ("sum", "mean", "max"):
+        if engine.narrow:
+            engine.check(Reduce(how, axes), x, windows=as_images(x))
+            continue
         (found,) = engine.run(Reduce(how, axes), [x], as_images(x))
         np.testing.assert_allclose(found, getattr(x.astype(np.float64), how)(axis=axes), **near(engine, x, axes))
 
