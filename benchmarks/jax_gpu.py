@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from foreplan import lower, models, passes
-from foreplan.cli.data import made_up
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph.init import generator_for
+from foreplan.runtime.inputs import made_up
 from tests.oracle.jax_graph import run
 
 PRECISIONS = {"float32": "highest", "tf32": "tensorfloat32", "bf16": "default"}

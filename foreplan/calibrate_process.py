@@ -134,7 +134,7 @@ def held_at_most(proc: Path = Path("/proc")) -> int:
 
 def _measured(model: str, target: str, plan: str, load: bool) -> Mapping[str, int]:
     import foreplan as fp
-    from foreplan.cli.data import made_up
+    from foreplan.runtime.inputs import made_up
 
     if load:
         step = fp.load_plan(plan)

@@ -1,4 +1,4 @@
-"""What a user hands to a step: checked by name, shape, type and range before a byte is written."""
+"""What a user gives a step: checked by name, shape, type and range before a byte is written; or made up for timing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.errors import InputError
-from foreplan.lower.program import Slot
+from foreplan.lower.program import Program, Slot
 
 _FEW = 64  # numbers that Python looks at faster than NumPy
 
@@ -42,6 +42,21 @@ def check_inputs(
         name: check_array(slot := slots[name], array, micro_batches if slot.init is None else None)
         for name, array in given.items()
     }
+
+
+def made_up(program: Program, seed: int = 0, accumulate: int = 1) -> dict[str, np.ndarray]:
+    """Inputs for timing, of all micro-batches of a step: normal floats, integers in the range that the model takes."""
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, np.ndarray] = {}
+    for slot in program.required_inputs:
+        want = slot.operand.type
+        shape = want.shape if accumulate == 1 else (accumulate, *want.shape)
+        if want.dtype.is_float:
+            arrays[slot.name] = rng.standard_normal(shape, dtype=np.float32).astype(want.dtype.numpy)
+        else:
+            low, high = (0, 1) if slot.valid is None else (max(0, slot.valid[0]), slot.valid[1])
+            arrays[slot.name] = rng.integers(low, high, shape, endpoint=True).astype(want.dtype.numpy)
+    return arrays
 
 
 def check_array(slot: Slot, given: Any, micro_batches: int | None = None) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foreplan.cli.data import made_up, max_rss_bytes, read_arrays, samples_in, write_arrays
+from foreplan.cli.data import max_rss_bytes, read_arrays, samples_in, write_arrays
 from foreplan.cli.options import (
     echo,
     is_file,
@@ -167,6 +167,8 @@ def bench(model: str, steps: int, threads: int | None, seed: int, as_json: bool,
       foreplan bench resnet50 --batch 8 --steps 5 --threads 4
       foreplan bench model.onnx --batch 1 --infer --json
     """
+    from foreplan.runtime.inputs import made_up
+
     options["target"], own = with_threads(options["target"], threads)
     settings = settings_from(options)
     compiled = open_compiled(model, settings)

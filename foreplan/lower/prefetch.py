@@ -18,9 +18,7 @@ def with_prefetch(program: Program, body: Program | None = None) -> Program:
     """
     owner = program if body is None else body
     values, ahead = list(program.values), []
-    for slot in owner.inputs:
-        if slot.init is not None:
-            continue
+    for slot in owner.required_inputs:
         type, value = slot.operand.type, owner.values[slot.operand.value]
         ahead.append(replace(slot, operand=Operand(len(values), 0, type, type.strides), valid=None))
         values.append(Value(f"{value.name}/ahead", type.nbytes, value.alignment, STATE, Category.INPUTS, Role.STORED))

@@ -138,6 +138,11 @@ class Program(Problem):
     trusted: bool = True
 
     @property
+    def required_inputs(self) -> tuple[Slot, ...]:
+        """The inputs that have no default: a step cannot run without them."""
+        return tuple(slot for slot in self.inputs if slot.init is None)
+
+    @property
     def step_count(self) -> Slot | None:
         """The optimizer's count of updates, `step` unless the model has that name already; None without optimizer."""
         counts = (s for s in self.stored if s.kind is Kind.STATE and s.name.partition(".")[0] == "step")

@@ -9,7 +9,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.frontend.losses import attach_loss
-from foreplan.planner import separate
+from foreplan.planner import without_reuse
 from foreplan.runtime.session import Session
 from tests.cpu.check import needs_onednn
 
@@ -105,7 +105,7 @@ def test_a_step_gives_what_numpy_gives(name: str, training: bool, threads: int) 
     steps = [compiled(name, target, training) for target in ("numpy", f"cpu:threads={threads}")]
     data = data_for(steps[0])
     sessions = [step.bind(seed=1) for step in steps]
-    sessions.append(Session(steps[1].program, separate(steps[1].plan, steps[1].program), seed=1))
+    sessions.append(Session(steps[1].program, without_reuse(steps[1].plan, steps[1].program), seed=1))
     sessions.append(steps[1].bind(seed=1, poison=True))
     results = [session.step(data) for session in sessions]
     theirs, ours = results[0], results[1]

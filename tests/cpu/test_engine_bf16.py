@@ -9,7 +9,7 @@ import pytest
 import foreplan as fp
 from foreplan.frontend.losses import attach_loss
 from foreplan.lower.fallbacks import fallbacks
-from foreplan.planner import separate
+from foreplan.planner import without_reuse
 from foreplan.runtime.session import Session
 from tests.cpu.check import needs_onednn
 from tests.cpu.test_engine import MODELS, data_for, farthest, params
@@ -31,7 +31,7 @@ def compiled(name: str, target: str, training: bool, precision: str = "bf16") ->
 def test_nothing_falls_back_and_bits_do_not_depend_on_the_plan(name: str, training: bool, threads: int) -> None:
     step = compiled(name, f"cpu:threads={threads}", training)
     assert not fallbacks(step.program)
-    sessions = [step.bind(seed=1), Session(step.program, separate(step.plan, step.program), seed=1)]
+    sessions = [step.bind(seed=1), Session(step.program, without_reuse(step.plan, step.program), seed=1)]
     sessions.append(step.bind(seed=1, poison=True))
     data = data_for(step)
     results = [session.step(data) for session in sessions]
