@@ -36,7 +36,6 @@ from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
 from foreplan.passes.split_channels import split_channels
 from foreplan.passes.split_concats import split_concats
-from foreplan.passes.split_gradients import split_gradients
 from foreplan.passes.training import training_form
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 
@@ -147,7 +146,6 @@ SIMPLIFY: tuple[Callable[[Graph], Graph], ...] = (
     push_slices,
     wide_gradients,
     pack_attention,
-    split_gradients,
     accumulate,
     fuse_maps,
     wide_maps,
