@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any
 
 from foreplan import passes
-from foreplan.arguments import choice, instance, names_in
+from foreplan.arguments import REMAT, choice, instance, names_in
 from foreplan.collection import without_collection
 from foreplan.compiled import Compiled
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.graph import Graph
 from foreplan.lower import Program, lower, target_named
 from foreplan.lower.prefetch import with_prefetch
-from foreplan.options import REMAT, Options, taking_options
+from foreplan.options import Options, taking_options
 from foreplan.passes.optimizer import Optimizer
 from foreplan.planner import Plan, Problem
 from foreplan.planner import plan as search
@@ -157,7 +157,7 @@ def _passes(options: Options) -> Iterable[passes.Pass]:
 
 
 def plan(
-    problem: Problem, budget: int | float | str | None = None, remat: str = "free", checkpoint: Iterable[str] = ()
+    problem: Problem, budget: int | float | str | None = None, remat: str = "auto", checkpoint: Iterable[str] = ()
 ) -> Plan:
     """The lowest plan found for a problem, verified: see `foreplan.planner.plan`.
 

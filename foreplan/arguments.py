@@ -12,6 +12,7 @@ from typing import Any, SupportsIndex, TypeVar, cast
 from foreplan.errors import UsageError
 
 Kind = TypeVar("Kind")
+REMAT = ("off", "auto")  # whether the planner may recompute: see `foreplan.options`
 
 
 def shown(value: object) -> str:

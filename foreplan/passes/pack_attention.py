@@ -16,7 +16,8 @@ def pack_attention(graph: Graph) -> Graph:
     """Let the gradients of queries, keys and values be written side by side, over what they are gradients of.
 
     Where one product makes all three and attention reads them as slices, their gradients would be three tensors that
-    are then concatenated; all of these live beside what the forward pass kept.
+    are then concatenated; all of these live beside what the forward pass kept. This serves transformers such as
+    GPT-2 and ViT, which save the time of the concatenation.
 
     Requires: a whole training step. Ensures: the same results, bit for bit. Only without a mask, with heads behind
     positions, and where nobody else reads the three gradients.
