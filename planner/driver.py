@@ -28,8 +28,8 @@ def plan(
     """The lowest plan found for a problem, or the cheapest within a budget; verified.
 
     Args:
-        budget: what the arena must stay within: bytes, text such as "2GiB", or, as a float, a share of the arena that
-            is needed without recomputation, by the fastest actions.
+        budget: the most bytes of the arena: a number, text such as "2GiB", or a float, which is a share of the arena of
+            the fastest actions without recomputation.
         remat: what may be recomputed to save memory. "off": nothing. "auto": without a budget, what adds at most 1 %
             to the predicted time; with a budget, as little as meets it.
             Kernel candidates that are slower and need less workspace count as recomputation, but are also used
@@ -71,8 +71,8 @@ def plan_curve(problem: Problem, cost: str = "nanoseconds", *, thorough: bool = 
     """All plans from no recomputation to the least bytes found.
 
     Args:
-        cost: what recomputation should add little of: predicted "nanoseconds", from which budgets choose, or "flops".
-            Copies off the device have none, and count as many as run on average in the time that they take.
+        cost: what recomputation should add little of: predicted "nanoseconds", from which budgets choose, or "flops". A
+            copy off the device counts as the average number of flops that run in its time.
         thorough: search as long as for a budget; else a tenth of it or less, for plans some percent larger.
         effort: limits of all searches.
     """
@@ -97,7 +97,7 @@ def _allowed(budget: object, remat: str) -> int | float | None:
 def find_base(problem: Problem, effort: Effort = USUAL) -> Base:
     """The best schedule and layout over all orders, and the arena after each improvement, from program order on.
 
-    Orders are laid out by ascending bound, and those whose bound is not below the best arena so far not at all.
+    Orders are laid out by ascending bound, as long as that is below the best arena so far.
     """
     graph = dependences(problem)
     candidates: list[Schedule] = []
@@ -154,7 +154,7 @@ def _does_not_fit(found: Plan, problem: Problem, base: Base, allowed: int, remat
 
 
 def _price(found: Plan, problem: Problem, base: Base) -> str:
-    """What the smallest plan costs beyond the one without recomputation, for people."""
+    """How much more the smallest plan costs than the one without recomputation, for people."""
     order = tuple(step.action for step in found.steps)
     if sorted(order) == sorted(base.schedule.order):
         return ""
