@@ -74,8 +74,8 @@ def micro_batches(
 
 
 def inference(graph: Graph, outputs: Iterable[str] | None = None, precision: str = "float32") -> Graph:
-    """The forward pass alone, simplified; attention is one op, and convolutions add up what they give of concatenated
-    channels.
+    """The forward pass alone, simplified: attention is one op, and concatenations that only a convolution reads are
+    split.
 
     Args:
         graph: a model in inference form.
@@ -86,8 +86,8 @@ def inference(graph: Graph, outputs: Iterable[str] | None = None, precision: str
 
 
 def step_graphs(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph | None]:
-    """The graph of a step as it is lowered for its target, and that of the update after its micro-batches where it has
-    several.
+    """The graph of a step in the form that is lowered for its target, and that of the update if the step has
+    micro-batches.
 
     Args:
         watch: sees every pass that runs.
@@ -130,7 +130,7 @@ def _forward(graph: Graph, options: Options, watch: Watch | None = None) -> Grap
 
 
 def _training(graph: Graph, options: Options) -> passes.Settings:
-    """What is asked of the passes for a training step, after checking what was given."""
+    """The settings of the passes for a training step; checks the options before."""
     from foreplan.frontend.losses import attach_loss
 
     instance("a model", graph, Graph, _MODEL)
@@ -205,7 +205,7 @@ def compile(graph: Graph, options: Options) -> Compiled:
 
 
 def compile_with(graph: Graph, options: Options) -> Compiled:
-    """What `compile` does, with the options as one object.
+    """As `compile`, with the options as one object.
 
     Raises:
         DoesNotFitError, ForeplanError: see `compile`.
@@ -239,7 +239,7 @@ def compile_with(graph: Graph, options: Options) -> Compiled:
 
 
 def _step(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph | None]:
-    """The graph of a step, and that of the update after its micro-batches where there are several."""
+    """The graph of a step, and that of the update if the step has micro-batches."""
     if options.accumulate != 1:
         return _halves(graph, options, watch)
     if options.loss is not None or graph.loss is not None:

@@ -1,4 +1,4 @@
-"""What a caller may give: an argument of the wrong type is told at once, with what is expected of it."""
+"""Checks of a caller's arguments: an error at once says what was expected."""
 
 from __future__ import annotations
 
