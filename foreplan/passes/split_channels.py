@@ -12,7 +12,7 @@ from foreplan.ops.shape import slice_axis
 from foreplan.passes.rewrite import rewrite_groups
 
 PARTS = 4  # ranges of channels; each more costs one more pass over the second convolution's output
-SHARE = 4  # an activation dominates if it has at least 1 / SHARE of the bytes that the forward pass makes
+SHARE = 10  # an activation dominates if it has at least 1 / SHARE of the bytes that the forward pass makes
 CHEAPER = 4  # it is computed again if that takes at most 1 / CHEAPER of the flops of what reads it
 
 
@@ -38,8 +38,9 @@ def split_channels(graph: Graph) -> Graph:
     the gradient of a range is made and used before that of the next one. Neither the activation nor its gradient is
     then ever whole, once the planner drops the ranges and recomputes each when it is needed.
 
-    This serves networks in which one activation is a large part of a step, such as `conv_chain`. Elsewhere the peak
-    lies at another place, and four small convolutions take longer than a large one.
+    This serves networks in which one activation is a large part of a step, such as `conv_chain`. In others, such as
+    VGG-16, it lets recomputation save a little more, and takes time: four small convolutions take longer than a large
+    one.
 
     Requires: a simplified forward graph that is about to be differentiated. Ensures: the same results, up to the order
     of additions. Only where nobody else reads the activation, the first convolution is cheap beside the second, and

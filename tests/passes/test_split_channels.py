@@ -7,7 +7,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.graph import Graph, parse_graph
-from foreplan.passes import simplified, split_channels, training_form
+from foreplan.passes import split_channels
 from tests.ops.check import evaluate
 from tests.passes.steps import training_step
 
@@ -76,14 +76,6 @@ def test_what_stays_whole(changes: dict[str, str]) -> None:
         )
     graph = parse_graph(text)
     assert split_channels(graph) is graph
-
-
-@pytest.mark.parametrize(("name", "splits"), [("conv_chain:size=32", True), ("vgg16:batch=16,size=64", False)])
-def test_only_what_dominates_is_split(name: str, splits: bool) -> None:
-    """Half of what the chain makes lies between its first two convolutions. In VGG-16 that is an eighth: to split it
-    frees no byte at the peak, and its parts run longer than the whole."""
-    graph = simplified(training_form(fp.models.build(name)))
-    assert (split_channels(graph) is not graph) is splits
 
 
 @pytest.mark.thorough
