@@ -1,6 +1,6 @@
 """What each search of the planner brings: plans of ten models by the usual effort, and by it less one search each.
 
-`python -m benchmarks.ablation [MODEL ...]` writes the table into docs/planner.md and results/ablation.json. Budgets are
+`python benchmarks/ablation.py [MODEL ...]` writes the table into docs/planner.md and results/ablation.json. Budgets are
 shares of the way from the least arena of the usual effort up to its arena without recomputation. Seconds are processor
 time, of all threads together: without recomputation, with what is free, and the whole curve.
 """
@@ -8,19 +8,17 @@ time, of all threads together: without recomputation, with what is free, and the
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
-from pathlib import Path
 from typing import Any
+
+from pages import MIB, ROOT, change, put
 
 import foreplan as fp
 from foreplan.errors import DoesNotFitError
 from foreplan.planner import Curve, plan, plan_curve
 from foreplan.planner.effort import USUAL, WITHOUT, Effort
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "planner.md"
 RESULTS = ROOT / "benchmarks" / "results" / "ablation.json"
 MODELS = (
     "conv_chain:size=512",
@@ -35,14 +33,13 @@ MODELS = (
     "unet:batch=2",
 )
 SHARES = (0.75, 0.5, 0.25)
-MIB = 2**20
 
 
 def measure(program: Any, effort: Effort, budgets: list[int] | None) -> tuple[dict[str, Any], list[int]]:
     """Bytes, predicted nanoseconds and seconds of one effort, and the budgets that were asked for."""
     started = time.process_time()
     off = plan(program, remat="off", effort=effort).arena_bytes
-    free = plan(program, remat="free", effort=effort).arena_bytes
+    free = plan(program, remat="auto", effort=effort).arena_bytes
     curve = plan_curve(program, effort=effort)
     seconds = time.process_time() - started
     least = min(curve.plan(index).arena_bytes for index in range(max(len(curve) - 3, 0), len(curve)))
@@ -87,19 +84,13 @@ def lines(name: str, found: dict[str, Any]) -> list[str]:
     return made
 
 
-def change(value: int | None, usual: int) -> str:
-    """A number against the usual one."""
-    return "not met" if value is None else "=" if value == usual else f"{value / usual - 1:+.2%}"
-
-
 def write(results: dict[str, Any]) -> None:
     """Into the file of results, and as a table into the page."""
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     budgets = " | ".join(f"time at {share:.0%}" for share in SHARES)
     table = [f"| model, actions | effort | off | free | least | {budgets} | planned in |", "|---" * 9 + "|"]
     made = "\n".join(table + [line for name in MODELS if name in results for line in lines(name, results[name])])
-    pattern = r"(<!-- ablation -->\n).*?(<!-- /ablation -->)"
-    PAGE.write_text(re.sub(pattern, lambda found: f"{found[1]}{made}\n{found[2]}", PAGE.read_text(), flags=re.S))
+    put("docs/planner.md", "ablation", made)
 
 
 def main() -> None:

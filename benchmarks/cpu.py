@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import resource
 import statistics
 import subprocess
@@ -29,8 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pages import put
+
 FOLDER = Path(__file__).resolve().parent
-PAGE = FOLDER.parent / "docs" / "cpu.md"
 HEAD = (
     "| step | threads | ms of processor | MiB resident | best peer | ms | MiB | ratio |",
     "|---|---|---|---|---|---|---|---|",
@@ -255,8 +255,7 @@ def main() -> None:
     order = sorted(rows, key=lambda key: (key[1], list(CASES).index(key[0])))
     path.write_text(json.dumps([rows[key] for key in order], indent=1) + "\n")
     text = "\n".join([*HEAD, *(line(rows[key]) for key in order)])
-    pattern = r"(<!-- peers -->\n).*?(<!-- /peers -->)"
-    PAGE.write_text(re.sub(pattern, lambda found: f"{found[1]}{text}\n{found[2]}", PAGE.read_text(), flags=re.S))
+    put("docs/cpu.md", "peers", text)
 
 
 def line(row: dict[str, Any]) -> str:

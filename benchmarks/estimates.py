@@ -5,13 +5,9 @@ Run it with `make estimates`; it prints the table and writes it into README.md.
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+from pages import MIB, put
 
 import foreplan as fp
-
-README = Path(__file__).resolve().parents[1] / "README.md"
-MIB = 2**20
 
 
 def row(name: str) -> str:
@@ -44,9 +40,7 @@ def main() -> None:
     ]
     print("\n".join(head))
     table = "\n".join([*head, *(row(name) for name in fp.models.names())])
-    text = README.read_text()
-    replaced = re.sub(r"(<!-- estimates -->\n).*?(<!-- /estimates -->)", rf"\1{table}\n\2", text, flags=re.S)
-    README.write_text(replaced)
+    put("README.md", "estimates", table)
 
 
 if __name__ == "__main__":

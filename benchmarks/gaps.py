@@ -1,6 +1,6 @@
 """How far plans of the zoo are above their bounds, at several batch sizes, along the whole curve of budgets.
 
-`python -m benchmarks.gaps [MODEL ...]`, in the repository's root: a row a model and batch, with the points of its curve
+`python benchmarks/gaps.py [MODEL ...]`: a row a model and batch, with the points of its curve
 that were laid out, how many of them are above the highest live set of their schedule, and by how much at most; without
 models it also writes what each model comes to into docs/planner.md. Nothing is executed. A curve is searched as long as
 for a budget at the model's own batch, and shortly, as `plan_curve(..., thorough=False)` does, at the others.
@@ -8,15 +8,14 @@ for a budget at the model's own batch, and shortly, as `plan_curve(..., thorough
 
 from __future__ import annotations
 
-import re
 import sys
 import time
-from pathlib import Path
+
+from pages import put
 
 import foreplan as fp
 from foreplan.planner import Curve, Problem, plan_curve
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "planner.md"
 BATCHES = (1, 2, 3, 7, 8, 16, 32, 33)
 SHARES = (0.01, 0.05, 0.20)  # more cost than without recomputation, for which the lowest plan counts
 EVEN = 12  # points at even distances beside them, the first and the last of the curve among them
@@ -63,8 +62,7 @@ def main() -> None:
     table = "\n".join([HEAD, *(row(name) for name in sys.argv[1:] or fp.models.names())])
     print(table)
     if not sys.argv[1:]:
-        pattern = r"(<!-- gaps -->\n).*?(<!-- /gaps -->)"
-        PAGE.write_text(re.sub(pattern, rf"\1{table}\n\2", PAGE.read_text(), flags=re.S))
+        put("docs/planner.md", "gaps", table)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,12 @@ HEAD = (
 )
 
 
+def results(what: str, card: str) -> Path:
+    """Where results on a card lie."""
+    slug = re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-")
+    return FOLDER / "results" / f"{what}-{slug}.json"
+
+
 def compiled(model: str, precision: str, target: str) -> Any:
     """A training step as all contenders run it."""
     import foreplan as fp
@@ -255,8 +261,7 @@ def main() -> None:
         about = {"card": asked("name"), "driver": asked("driver_version")}
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemExit(f"there is no card to measure: nvidia-smi cannot be asked ({error})") from None
-    slug = re.sub(r"[^a-z0-9]+", "-", about["card"].lower()).strip("-")
-    path = FOLDER / "results" / f"gpu-{slug}.json"
+    path = results("gpu", about["card"])
     rows: dict[str, Any] = json.loads(path.read_text())["cases"] if path.exists() else {}
     begin = tuple(arguments.contenders.split(","))
     for model in MODELS:

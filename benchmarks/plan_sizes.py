@@ -13,7 +13,7 @@ from pathlib import Path
 import foreplan as fp
 
 SIZES = Path(__file__).with_name("plan_sizes.json")
-FORMS = {"inference": None, "training": "off", "training, free": "free"}
+FORMS = {"inference": None, "training": "off", "training, free": "auto"}
 PRECISIONS = {"": "float32", ", bf16": "bf16"}
 
 

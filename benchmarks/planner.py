@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
-from pathlib import Path
+
+from pages import MIB, put
 
 import foreplan as fp
 from foreplan.planner import plan_curve
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "planner.md"
-MIB = 2**20
 LIMITS = (0.0, 0.01, 0.05, 0.20)
 
 
@@ -52,8 +50,7 @@ def main() -> None:
     print("\n".join(head))
     table = "\n".join([*head, *(row(name) for name in names)])
     if not sys.argv[1:]:
-        pattern = r"(<!-- curve -->\n).*?(<!-- /curve -->)"
-        PAGE.write_text(re.sub(pattern, rf"\1{table}\n\2", PAGE.read_text(), flags=re.S))
+        put("docs/planner.md", "curve", table)
 
 
 if __name__ == "__main__":

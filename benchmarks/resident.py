@@ -21,8 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pages import MIB, put
+
 FOLDER = Path(__file__).resolve().parent
-PAGE = FOLDER.parent / "docs" / "memory.md"
 HEAD = (
     "| step | threads | process | arena | outside, predicted | resident beside the arena | off |",
     "|---|---|---|---|---|---|---|",
@@ -38,7 +39,6 @@ CASES = {
     "bert training, 4 layers, 128": ("bert_base:layers=4,batch=1,seq=128", True),
 }
 STEPS, LONGEST = 100, 5  # of a process; seconds after which no more steps are made
-MIB = 2**20
 HOLDERS = {  # of mapped files, by a part of the name
     "LLVM": "llvmlite", "Numba": "/numba/", "OpenBLAS": "openblas", "oneDNN": "libdnnl", "OpenMP": "libgomp",
     "NumPy": "/numpy/", "Python": "/python", "libstdc++": "libstdc++",
@@ -176,8 +176,7 @@ def main() -> None:
         return
     (FOLDER / "resident.json").write_text(json.dumps(rows, indent=1) + "\n")
     text = "\n".join([*HEAD, *map(line, rows)])
-    pattern = r"(<!-- resident -->\n).*?(<!-- /resident -->)"
-    PAGE.write_text(re.sub(pattern, lambda found: f"{found[1]}{text}\n{found[2]}", PAGE.read_text(), flags=re.S))
+    put("docs/memory.md", "resident", text)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,15 @@ before and after every model, and its best counts. Writes the tables into docs/c
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from pathlib import Path
+
+from pages import put
 
 import foreplan as fp
 from foreplan.frontend.losses import attach_loss
 from foreplan.runtime.cpu.machine import SIDE, measured
 from foreplan.runtime.inputs import made_up
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "cpu.md"
 MODELS = ("resnet50:batch=8", "gpt2_small:layers=4,batch=2,seq=256")
 STEPS = 5
 
@@ -69,8 +68,7 @@ def main() -> None:
         ]
     table = "\n".join(text)
     print(table)
-    pattern = r"(<!-- roofline -->\n).*?(<!-- /roofline -->)"
-    PAGE.write_text(re.sub(pattern, lambda found: f"{found[1]}{table}\n{found[2]}", PAGE.read_text(), flags=re.S))
+    put("docs/cpu.md", "roofline", table)
 
 
 if __name__ == "__main__":

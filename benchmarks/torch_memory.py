@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import gc
 import json
-import re
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch_gpu
+from gpu import results
 from torch.nn import functional as F
 
 MIB = 1 << 20
@@ -115,9 +114,7 @@ def main() -> None:
         peak = rows[-1]["steps"][-1]["backward"]
         print(case, f"{peak['most_live']:,.0f} MiB live, {peak['most_reserved']:,.0f} reserved", flush=True)
     about = {"card": card, "torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
-    slug = re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-")
-    path = Path(__file__).resolve().parent / "results" / f"pytorch-memory-{slug}.json"
-    path.write_text(json.dumps({**about, "cases": rows}, indent=1) + "\n")
+    results("pytorch-memory", card).write_text(json.dumps({**about, "cases": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What to try next where a step does not fit: what its mode and its target have."""
+"""What to try next when a step does not fit, in its mode and on its target."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from foreplan.planner import Problem, plan
 
 
 def explained(error: DoesNotFitError, problem: Problem) -> DoesNotFitError:
-    """What the planner says, with where the bytes are, and with what else can be tried where it is known what runs; as
-    it is where there is no plan to look at.
+    """The planner's error, with a table of the bytes and, for a program, with what else can be tried. Without a plan
+    the error stays as it is.
     """
     if error.plan is None:
         return error
@@ -20,8 +20,8 @@ def explained(error: DoesNotFitError, problem: Problem) -> DoesNotFitError:
 
 
 def of_halves(body: DoesNotFitError, update: Program | None) -> DoesNotFitError:
-    """What to say where the first half of a step does not fit, or all of it; where the second needs even more, its peak
-    and budget, and what helps either half.
+    """The error when a step, or its first half, does not fit. If the second half needs even more, the error has that
+    half's peak and budget, and advice for both.
     """
     if update is None:
         return body
@@ -48,7 +48,7 @@ def _told(error: DoesNotFitError, problem: Problem, advice: tuple[str, ...]) -> 
 
 
 def advice_for(program: Program) -> tuple[str, ...]:
-    """What to change in what is compiled, a line each."""
+    """What to change in the options, a line each."""
     trains, kinds = program.loss is not None, {slot.kind for slot in program.stored}
     advice = []
     if trains or Kind.ACCUMULATOR not in kinds:  # else it is the update after micro-batches, whatever these hold

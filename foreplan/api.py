@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any
 
 from foreplan import passes
-from foreplan.arguments import choice, instance, names_in
+from foreplan.arguments import REMAT, choice, instance, names_in
 from foreplan.collection import without_collection
 from foreplan.compiled import Compiled
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.graph import Graph
 from foreplan.lower import Program, lower, target_named
 from foreplan.lower.prefetch import with_prefetch
-from foreplan.options import REMAT, Options, taking_options
+from foreplan.options import Options, taking_options
 from foreplan.passes.optimizer import Optimizer
 from foreplan.planner import Plan, Problem
 from foreplan.planner import plan as search
@@ -74,8 +74,8 @@ def micro_batches(
 
 
 def inference(graph: Graph, outputs: Iterable[str] | None = None, precision: str = "float32") -> Graph:
-    """The forward pass alone, simplified; attention is one op, and convolutions add up what they give of concatenated
-    channels.
+    """The forward pass alone, simplified: attention is one op, and concatenations that only a convolution reads are
+    split.
 
     Args:
         graph: a model in inference form.
@@ -86,8 +86,8 @@ def inference(graph: Graph, outputs: Iterable[str] | None = None, precision: str
 
 
 def step_graphs(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph | None]:
-    """The graph of a step as it is lowered for its target, and that of the update after its micro-batches where it has
-    several.
+    """The graph of a step in the form that is lowered for its target, and that of the update if the step has
+    micro-batches.
 
     Args:
         watch: sees every pass that runs.
@@ -130,7 +130,7 @@ def _forward(graph: Graph, options: Options, watch: Watch | None = None) -> Grap
 
 
 def _training(graph: Graph, options: Options) -> passes.Settings:
-    """What is asked of the passes for a training step, after checking what was given."""
+    """The settings of the passes for a training step; checks the options before."""
     from foreplan.frontend.losses import attach_loss
 
     instance("a model", graph, Graph, _MODEL)
@@ -153,7 +153,7 @@ def _formed(graph: Graph, settings: passes.Settings, options: Options, watch: Wa
 
 
 def plan(
-    problem: Problem, budget: int | float | str | None = None, remat: str = "free", checkpoint: Iterable[str] = ()
+    problem: Problem, budget: int | float | str | None = None, remat: str = "auto", checkpoint: Iterable[str] = ()
 ) -> Plan:
     """The lowest plan found for a problem, verified: see `foreplan.planner.plan`.
 
@@ -201,7 +201,7 @@ def compile(graph: Graph, options: Options) -> Compiled:
 
 
 def compile_with(graph: Graph, options: Options) -> Compiled:
-    """What `compile` does, with the options as one object.
+    """As `compile`, with the options as one object.
 
     Raises:
         DoesNotFitError, ForeplanError: see `compile`.
@@ -235,7 +235,7 @@ def compile_with(graph: Graph, options: Options) -> Compiled:
 
 
 def _step(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph | None]:
-    """The graph of a step, and that of the update after its micro-batches where there are several."""
+    """The graph of a step, and that of the update if the step has micro-batches."""
     if options.accumulate != 1:
         return _halves(graph, options, watch)
     if options.loss is not None or graph.loss is not None:

@@ -1,4 +1,4 @@
-"""What a caller may give: an argument of the wrong type is told at once, with what is expected of it."""
+"""Checks of a caller's arguments: an error at once says what was expected."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, SupportsIndex, TypeVar, cast
 from foreplan.errors import UsageError
 
 Kind = TypeVar("Kind")
+REMAT = ("off", "auto")  # whether the planner may recompute: see `foreplan.options`
 
 
 def shown(value: object) -> str:

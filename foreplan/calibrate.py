@@ -1,4 +1,4 @@
-"""What lies outside the arena on the card in this machine, measured: `foreplan devices --calibrate`."""
+"""Measures the memory outside the arena on the card in this machine: `foreplan devices --calibrate`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Watched(Protocol):
 
 
 class _Preferring(CudaTarget):
-    """The card in this machine, with kernels of one library wherever it has any, else of ours."""
+    """The card in this machine, with one library's kernels where it has some, and foreplan's own elsewhere."""
 
     def __init__(self, library: str) -> None:
         super().__init__("")
@@ -59,10 +59,10 @@ def _library_of(kernel: str) -> str:
 
 
 def calibrate(watched: Watched, opened: Callable[[], Card], versions: Mapping[str, str]) -> Calibration:
-    """Measure what a process holds on a card besides its arena: first its context; then what a training step brings
-    that has kernels of ours alone, and what more one brings that has an installed library's; then a graph.
+    """Measure the memory that a process holds on a card besides its arena, in this order: its context; a training step
+    with foreplan's own kernels; the same with those of each installed library; a graph.
 
-    This must be the first that the process does on the card, and nothing else may use it meanwhile.
+    The process must not have used the card before, and nothing else may use it meanwhile.
 
     Args:
         watched: memory as nvidia-smi shows it.
@@ -70,7 +70,7 @@ def calibrate(watched: Watched, opened: Callable[[], Card], versions: Mapping[st
         versions: that the calibration is known by.
 
     Raises:
-        TargetError: there is no card to run on, or what was measured cannot be.
+        TargetError: there is no card to run on, or the figures measured are impossible.
     """
     idle = watched.used()
     card = opened()
@@ -106,14 +106,14 @@ def calibrate(watched: Watched, opened: Callable[[], Card], versions: Mapping[st
 
 
 def _kept(card: Card, library: str, used: Callable[[], int]) -> int:
-    """What is taken when a step that prefers a library has run, but for its arena."""
+    """The memory that is taken after a step that prefers a library has run, without its arena."""
     step, arena = _bound(card, library)
     _run(step, 2)
     return used() - arena
 
 
 def _bound(card: Card, library: str) -> tuple[CudaBound, int]:
-    """A training step, whose arena is all zeros, and how much memory that takes.
+    """A training step with an arena of zeros, and the memory that it takes.
 
     Raises:
         TargetError: a library is preferred that is not installed.

@@ -1,4 +1,4 @@
-"""What lies outside the arena in processes on this machine, measured: `foreplan devices --calibrate`.
+"""Measures the memory outside the arena in processes on this machine: `foreplan devices --calibrate`.
 
 Run as a program, it is one of the processes that are measured.
 """
@@ -25,10 +25,10 @@ STEPS = 3
 
 @dataclass(frozen=True)
 class Seen:
-    """What one process held.
+    """The memory that one process held.
 
     Attributes:
-        beside: bytes that were resident at most, but for the arena and the inputs.
+        beside: the most bytes that were resident, without the arena and the inputs.
         instructions: of the plan.
         actions: of the program.
     """
@@ -40,7 +40,7 @@ class Seen:
 
 def calibrate_process() -> Calibration:
     """Measure processes that compile a training step and run it, and others that load its plan and run it: a small step
-    and a large one, on each engine. What one kind holds more than another is what its parts take.
+    and a large one, on each engine. The differences between them are the figures of their parts.
 
     Raises:
         TargetError: this machine does not say what a process holds, or one has failed.
@@ -71,7 +71,7 @@ class _Engine:
     """The processes of one engine.
 
     Attributes:
-        small: what one held that has loaded the small step.
+        small: a process that has loaded the small step.
         loaded: bytes of that, but for what goes by a step's size.
         compiled: likewise of one that has compiled it.
         per_instruction: bytes for each instruction.
@@ -90,8 +90,8 @@ class _Engine:
         self.compiled = self.loaded + more[0] - self.per_action * compiled[0].actions
 
     def run(self, model: str, load: bool, target: str = "") -> Seen:
-        """What a process held that has compiled a step, which made it whatever compiled code the cache lacks, or has
-        loaded its plan.
+        """The memory of a process that has compiled a step, or has loaded its plan. One that compiles also makes the
+        compiled code that the cache lacks.
         """
         target = target or self.target
         plan = os.path.join(self.folder, f"{target} {model}.plan")
@@ -117,7 +117,7 @@ def _child(model: str, target: str, plan: str, load: bool = False) -> Seen:
 
 
 def held_at_most(proc: Path = Path("/proc")) -> int:
-    """Bytes of this process that were resident at most.
+    """The most bytes of this process that were resident.
 
     Raises:
         TargetError: the machine does not say. Source: proc_pid_status(5), VmHWM.

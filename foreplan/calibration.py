@@ -1,4 +1,4 @@
-"""What was measured outside arenas: the calibrations that come with foreplan, and the user's own."""
+"""Figures measured outside arenas: the calibrations that come with foreplan, and the user's own."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ class Kind:
     """A kind of thing that is calibrated: cards, or processes on the host.
 
     Attributes:
-        file: of the user's calibrations, in the folder of settings; and of those that come with foreplan.
+        file: the name of both files: the user's calibrations, in the folder of settings, and those that come with
+            foreplan.
         package: that these lie in.
         key: what names the thing in an entry, such as `card`.
         always: figures of every calibration.
-        perhaps: figures of those that could measure them.
+        perhaps: figures that only some calibrations have.
         assumed: figures that a table assumes where there is no calibration.
         where: for people, what the arenas lie on or in.
         page: of the documentation.
@@ -49,7 +50,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured of one thing.
+    """The calibration of one thing.
 
     Attributes:
         kind: of the thing.
@@ -91,10 +92,9 @@ class Table:
         return any(each.name == name for each in self.calibrated)
 
     def covers(self, name: str, versions: Mapping[str, str]) -> tuple[Calibration | None, bool]:
-        """The calibration of a thing, the latest, and whether it was made with these versions, as far as they are
-        given.
+        """The latest calibration of a thing, and whether it was made with these versions, as far as they are given.
 
-        One with these versions comes before any other.
+        A calibration with these versions is preferred.
         """
         own = [each for each in self.calibrated if each.name == name]
         same = [each for each in own if all(each.versions.get(name) == text for name, text in versions.items())]
@@ -106,7 +106,7 @@ def read_toml(text: str, wrong: str) -> dict[str, Any]:
     """A TOML file's tables.
 
     Raises:
-        TargetError: it is none, which is said after `wrong`.
+        TargetError: it is no TOML file; the message begins with `wrong`.
     """
     try:
         found = tomllib.loads(text)
@@ -122,7 +122,7 @@ def read_toml(text: str, wrong: str) -> dict[str, Any]:
 
 
 def read_table(text: str, origin: str, kind: Kind) -> Table:
-    """A table of calibrations from TOML; those that come with foreplan say how it is written.
+    """A table of calibrations from TOML; foreplan's own files describe the format.
 
     Raises:
         TargetError: it is no such table; names its origin and what is wrong.
@@ -196,7 +196,7 @@ def _packaged(kind: Kind) -> Table:
 
 
 def known(kind: Kind) -> Table:
-    """What comes with foreplan, and behind it, so that it comes before, what the user has measured.
+    """The calibrations that come with foreplan, then the user's: later ones are preferred.
 
     Raises:
         TargetError: the user's file cannot be read or is broken.
@@ -206,7 +206,7 @@ def known(kind: Kind) -> Table:
 
 
 def writable_file(kind: Kind) -> Path:
-    """The user's file, in a folder that is there.
+    """The user's file; makes its folder.
 
     Raises:
         UsageError: it cannot be written.

@@ -29,9 +29,9 @@ class Compiled:
         plan: the answer, verified.
         graph: the whole step as a graph; None where the plan came from a file.
         plan_seconds: wall time from the model's graph to the verified plan.
-        update: what runs after the micro-batches of a step that accumulates gradients, for each of which the program
-            runs; None: the program is the whole step.
-        options: what it was compiled with; a plan file keeps all but loss and optimizer.
+        update: of a step that accumulates gradients: what runs once after its micro-batches, for each of which the
+            program runs; None: the program is the whole step.
+        options: those that it was compiled with; a plan file keeps all but loss, optimizer and passes.
     """
 
     program: Program
@@ -59,15 +59,15 @@ class Compiled:
 
     @property
     def highest(self) -> tuple[Program, Plan]:
-        """What needs the most memory: the program and its plan, or those of the update where they need more."""
+        """The half of the step that needs more memory, as program and plan."""
         if self.update is None or self.update.plan.arena_bytes <= self.plan.arena_bytes:
             return self.program, self.plan
         return self.update.program, self.update.plan
 
     @property
     def memory(self) -> Memory:
-        """Where the bytes are, in the half of the step that needs more of them where it has two: peak, bounds,
-        categories, what is alive when, and what lies outside the arena.
+        """Where the bytes are: peak, bounds, categories, what is alive when, and what lies outside the arena. Of a step
+        in two halves, that of the half that needs more.
 
         Raises:
             TargetError: what the user has measured outside arenas cannot be read.
@@ -78,7 +78,7 @@ class Compiled:
 
     @property
     def _use(self) -> Use:
-        """What a process does with the step, as it has done this far, besides its highest half."""
+        """What this process does with the step besides its highest half."""
         from foreplan.lower.outside import Use, returned_bytes
 
         if self.update is None:
@@ -143,7 +143,8 @@ class Compiled:
         """Write the plan file: everything needed to verify, view and run it, but no weights.
 
         Args:
-            kernels: with machine code of the kernels that a card runs, so that who trusts the file compiles nothing.
+            kernels: with machine code of the kernels that a card runs, so that a reader who trusts the file compiles
+                nothing.
 
         Raises:
             UsageError, SessionError: the file cannot be written, or kernels are asked for and the plan is for no card.
@@ -205,7 +206,7 @@ def load_plan(path: str | Path, *, trust_code: bool = False, weights_folder: str
     """The compiled step that `Compiled.save` wrote; checked and verified, whatever the file holds: see docs/trust.md.
 
     Args:
-        trust_code: run machine code that the file has for a card, which is else made anew by `bind`.
+        trust_code: run the file's machine code for a card; else `bind` compiles it anew.
         weights_folder: where the files with weights are; None: beside the plan or below.
 
     Raises:

@@ -1,7 +1,8 @@
-"""What takes long to make, kept on disk by a name that says what it was made from; nothing depends on it being there.
+"""The disk cache: content that takes long to make, under a name that says what it was made from. Nothing depends on it.
 
 It lies in the folder that `FOREPLAN_CACHE_DIR` names, else in `foreplan` in the user's own cache (`XDG_CACHE_HOME`, or
-`~/.cache`). Some of it is code, and runs: a folder or file that anybody but this user and root may write is not used.
+`~/.cache`). Some of it is code, and runs: a folder or file that anybody except this user and root may write is not
+used.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _claimed: dict[str, int] = {}  # by file name, the descriptor of its lock
 
 
 def kept(name: str) -> bytes | None:
-    """What was kept under a file name, if it is there and whole."""
+    """The content kept under a file name, if it is there and whole."""
     with contextlib.suppress(OSError, MemoryError), _opened() as folder:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
         with os.fdopen(descriptor, "rb", buffering=0) as file:
@@ -101,7 +102,7 @@ def _folder() -> Path | None:
 
 @contextlib.contextmanager
 def _opened() -> Iterator[int]:
-    """The folder, which stays the same one whatever happens to its path.
+    """The folder as a descriptor, so that it stays the same one if its path changes.
 
     Raises:
         OSError: it is not there, or others may write it.
@@ -133,7 +134,7 @@ def _check(found: os.stat_result) -> None:
 
 
 def _write(folder: int, name: str, content: bytes) -> None:
-    """A whole file or none, whoever else writes the same one."""
+    """Write a whole file or none, even if others write the same one."""
     unfinished = f"{name}.{os.urandom(6).hex()}{_UNFINISHED}"
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
     try:
@@ -149,7 +150,7 @@ def _write(folder: int, name: str, content: bytes) -> None:
 
 @lru_cache(maxsize=1)
 def _make_room() -> None:
-    """Once in a process: remove what killed processes have left, and where there is too much, what was made first."""
+    """Once in a process: remove what killed processes have left and, if there is too much, the oldest files."""
     with _opened() as folder, os.scandir(folder) as entries:
         files = sorted(
             (found.st_mtime, found.st_size, entry.name)

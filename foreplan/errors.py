@@ -15,7 +15,7 @@ class ForeplanError(Exception):
     exit_code = 2
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By its message and its fields, whatever its own `__init__` asks for: errors cross from process to process."""
+        """Pickled by message and fields, and not by arguments of `__init__`: errors cross from process to process."""
         return _revived, (type(self), self.args, self.__dict__)
 
 

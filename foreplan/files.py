@@ -1,4 +1,5 @@
-"""Files: writing one so that a reader sees the old content or the new, and none that a document must not lead to."""
+"""Files: a reader of one that is written sees the old content or the new; and a document cannot name one outside its
+folder."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def confined(folder: str | os.PathLike[str], name: str) -> Path:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Say now, before a long computation, what would keep `open_atomically` from starting; writes nothing.
+    """Raise now, before a long computation, the errors with which `open_atomically` would start; writes nothing.
 
     Raises:
         UsageError: the path cannot be written: no such directory, no permission, a directory.
@@ -212,7 +213,7 @@ def _remove_if_left(path: str, here: bool) -> None:
 
 
 def _prefix(name: str) -> str:
-    """What names of files that are to take the place of one begin with; names have 255 bytes at most."""
+    """The beginning of names of files that are to replace a file; names have 255 bytes at most."""
     return f".{os.fsdecode(os.fsencode(name)[:100])}."
 
 
@@ -226,7 +227,7 @@ def _machine() -> str:
 
 
 def _sync_folder(folder: str, target: str) -> None:
-    """Let the new name outlast a power failure, where the file system can.
+    """Make the new name survive a power failure, if the file system can.
 
     Raises:
         SessionError: the disk does not say that it does.

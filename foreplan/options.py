@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, Field, dataclass, field, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from foreplan.arguments import choice, flag, names_in, whole
+from foreplan.arguments import REMAT, choice, flag, names_in, whole
 from foreplan.errors import UsageError
 from foreplan.units import parse_budget, parse_bytes
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Result = TypeVar("Result")
 Check = Callable[[str, Any], Any]
-REMAT = ("off", "free", "auto")
 PRECISIONS = ("float32", "bf16", "fp16")
 _WIDTH = 120
 
@@ -135,10 +134,10 @@ class Options:
         ),
     )
     remat: str = field(
-        default="free",
+        default="auto",
         metadata=_says(
-            "What may be recomputed to save memory: nothing (off), or what adds at most 1 % to the predicted time, and"
-            " with a budget as little as meets it (free, auto).",
+            "What may be recomputed to save memory: nothing (off), or as little as meets the budget and, without a "
+            "budget, what adds at most 1 % to the predicted time (auto).",
             flag="--remat",
             choices=REMAT,
         ),
@@ -267,7 +266,7 @@ class Options:
         return Options(**record)
 
     def __str__(self) -> str:
-        """Those that are not the defaults, as arguments of `compile`: `budget='2GiB', remat='auto'`."""
+        """Those that are not the defaults, as arguments of `compile`: `budget='2GiB', remat='off'`."""
         usual = USUAL.to_json()
         return ", ".join(f"{name}={value!r}" for name, value in self.to_json().items() if value != usual[name])
 

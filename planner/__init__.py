@@ -2,7 +2,7 @@
 
 from foreplan.planner.costs import Totals, totals
 from foreplan.planner.driver import plan, plan_curve
-from foreplan.planner.no_reuse import separate
+from foreplan.planner.no_reuse import without_reuse
 from foreplan.planner.placement.intervals import Interval, place_intervals, read_intervals, write_intervals
 from foreplan.planner.placement.offsets import Placement, place
 from foreplan.planner.plan import Buffer, Certificate, Plan, Step
@@ -54,7 +54,7 @@ __all__ = [
     "plan",
     "plan_curve",
     "read_intervals",
-    "separate",
+    "without_reuse",
     "totals",
     "verify",
     "write_intervals",

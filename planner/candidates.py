@@ -1,8 +1,8 @@
 """Kernel candidates: actions that differ in workspace and cost alone, such as kernels for one op.
 
-Candidates read and write the same in the same way, so which of them runs at a step changes the live bytes of that step
-and nothing else. So the search for orders and for what to recompute sees one of them, with the least workspace and the
-least cost that any has; `recompute.candidate_front` then chooses among them.
+Candidates read and write the same values in the same way: which of them runs at a step changes the live bytes of that
+step and nothing else. The searches therefore see one action for each set of candidates, with their least workspace and
+their least cost. `recompute.candidate_front` then chooses among them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class Lean:
     """A problem with one candidate of each set.
 
     Attributes:
-        whole: the problem with them; the same one where there are none.
+        whole: the problem with all candidates.
         problem: one action for each set of candidates.
         costs: of its actions.
-        sets: by its actions, what may run in their places, the one of the least workspace first.
+        sets: for each of these actions the candidates that may run in its place, that of the least workspace first.
     """
 
     whole: Problem

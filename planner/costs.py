@@ -1,4 +1,4 @@
-"""Costs: what actions cost, and what a schedule costs beyond the one base of every ratio that foreplan reports."""
+"""Costs: of actions, and of schedules against the base of every ratio that foreplan reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ COSTS = ("nanoseconds", "flops")
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What schedules cost together, and what they would without recomputation and copies, by the fastest kernels.
+    """The costs of some schedules together, and of the same steps without recomputation and copies, by the fastest
+    kernels.
 
     Attributes:
         flops: floating-point operations.
@@ -49,11 +50,11 @@ class Totals:
 def costs_of(problem: Problem, cost: str) -> list[int]:
     """What one run of each action costs, for choosing between schedules.
 
-    Bytes moved decide between actions without flops; they weigh next to nothing. Where nothing is known, runs count.
-    Copies off the device have no flops, and count as many as run on average in the time that they take.
+    Bytes moved weigh next to nothing: they decide between actions without flops. Where nothing is known, the number of
+    runs counts. A copy off the device has no flops: it counts as the average number of flops that run in its time.
 
     Args:
-        cost: "nanoseconds", or where no action has any, and on demand, "flops".
+        cost: "nanoseconds" or "flops"; where no action has nanoseconds, flops count.
 
     Raises:
         UsageError: another cost.
@@ -72,7 +73,7 @@ def costs_of(problem: Problem, cost: str) -> list[int]:
 def fastest(problem: Problem) -> tuple[int, ...]:
     """The base: the actions that run, once each, when nothing is recomputed and each is the fastest of its candidates.
 
-    It depends on the problem alone, whatever a plan of it chose.
+    It depends on the problem alone, and on no plan.
     """
     costs = costs_of(problem, "nanoseconds")
     lean = merge_candidates(problem, costs)
@@ -80,7 +81,7 @@ def fastest(problem: Problem) -> tuple[int, ...]:
 
 
 def totals(problem: Problem, orders: Iterable[Sequence[int]]) -> list[Totals]:
-    """What each of several schedules of a problem costs, beside the one base."""
+    """The cost of each of several schedules of a problem, with the base."""
     base = _sums(problem, fastest(problem))
     return [Totals(*_sums(problem, order), *base) for order in orders]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from foreplan.errors import DoesNotFitError, UsageError
+from foreplan.arguments import REMAT, choice
+from foreplan.errors import DoesNotFitError
 from foreplan.planner.candidates import merge_candidates
 from foreplan.planner.costs import costs_of, totals
 from foreplan.planner.effort import USUAL, Effort
@@ -20,23 +21,19 @@ from foreplan.planner.report import buffers
 from foreplan.planner.verify.wellformed import MOST, check_problem
 from foreplan.units import format_bytes, parse_budget
 
-REMAT = ("off", "free", "auto")
-
 
 def plan(
-    problem: Problem, budget: int | float | str | None = None, remat: str = "free", *, effort: Effort = USUAL
+    problem: Problem, budget: int | float | str | None = None, remat: str = "auto", *, effort: Effort = USUAL
 ) -> Plan:
     """The lowest plan found for a problem, or the cheapest within a budget; verified.
 
     Args:
-        budget: what the arena must stay within: bytes, text such as "2GiB", or, as a float, a share of the arena that
-            is needed without recomputation, by the fastest actions.
-        remat: what may be recomputed to save memory. "off": nothing. "free" and "auto": without a budget, what adds
-            at most 1 % to the predicted time; with one, as little as meets it, and nothing where it is met anyway.
-            Where actions are candidates, alike but for their workspace and time, slower ones that need less count as
-            recomputation does, with "off" as well.
-            Where the problem has actions that copy values off the device and back, these stand beside recomputation,
-            and with "off" a budget is met by them alone.
+        budget: the most bytes of the arena: a number, text such as "2GiB", or a float, which is a share of the arena of
+            the fastest actions without recomputation.
+        remat: what may be recomputed to save memory. "off": nothing. "auto": without a budget, what adds at most 1 %
+            to the predicted time; with a budget, as little as meets it.
+            Kernel candidates that are slower and need less workspace count as recomputation, but are also used
+            with "off". So are copies off the device and back, where the problem has them.
         effort: how long to search.
 
     All plans within budgets lie on one curve that does not depend on the budget, so a smaller budget never gives a
@@ -74,8 +71,8 @@ def plan_curve(problem: Problem, cost: str = "nanoseconds", *, thorough: bool = 
     """All plans from no recomputation to the least bytes found.
 
     Args:
-        cost: what recomputation should add little of: predicted "nanoseconds", from which budgets choose, or "flops".
-            Copies off the device have none, and count as many as run on average in the time that they take.
+        cost: what recomputation should add little of: predicted "nanoseconds", from which budgets choose, or "flops". A
+            copy off the device counts as the average number of flops that run in its time.
         thorough: search as long as for a budget; else a tenth of it or less, for plans some percent larger.
         effort: limits of all searches.
     """
@@ -88,20 +85,19 @@ def plan_curve(problem: Problem, cost: str = "nanoseconds", *, thorough: bool = 
 
 
 def _allowed(budget: object, remat: str) -> int | float | None:
-    """A budget as bytes or, a float, as a share.
+    """A budget in bytes, or as a share if it is a float.
 
     Raises:
-        UsageError: it is neither, or `remat` is none that there is.
+        UsageError: the budget is neither, or `remat` has no such value.
     """
-    if remat not in REMAT:
-        raise UsageError(f"remat must be one of {', '.join(map(repr, REMAT))}, got {remat!r}")
+    choice("remat", remat, REMAT)
     return None if budget is None else min(parse_budget(budget), MOST)
 
 
 def find_base(problem: Problem, effort: Effort = USUAL) -> Base:
     """The best schedule and layout over all orders, and the arena after each improvement, from program order on.
 
-    Orders are laid out by ascending bound, and those whose bound is not below the best arena so far not at all.
+    Orders are laid out by ascending bound, as long as that is below the best arena so far.
     """
     graph = dependences(problem)
     candidates: list[Schedule] = []
@@ -158,7 +154,7 @@ def _does_not_fit(found: Plan, problem: Problem, base: Base, allowed: int, remat
 
 
 def _price(found: Plan, problem: Problem, base: Base) -> str:
-    """What the smallest plan costs beyond the one without recomputation, for people."""
+    """How much more the smallest plan costs than the one without recomputation, for people."""
     order = tuple(step.action for step in found.steps)
     if sorted(order) == sorted(base.schedule.order):
         return ""

@@ -1,7 +1,7 @@
 """How long and how wide the planner searches: every limit of its searches, with its default.
 
-Limits are counted, never timed, so that a plan is a function of the problem and the effort. `USUAL` is what everything
-uses that is not told otherwise; other efforts serve tests and ablations.
+Limits are counted, never timed, so that a plan is a function of the problem and the effort. `USUAL` is the default
+everywhere; other efforts serve tests and ablations.
 """
 
 from __future__ import annotations
@@ -89,23 +89,23 @@ class RecomputeEffort:
         small: n: the smallest values, together 1/n of all bytes, are always kept.
         step: n: the peak falls from one target to the next by 1/n.
         coarse_step: the same where there are many gaps.
-        many: the most gaps that do not count as many.
+        many: a problem has many gaps if it has more than this.
         lowest: n: the last target is 1/n of the first.
         long: the most actions times gaps of a problem in which values are dropped one by one.
         aims: shares of the peak, in 256ths, above which bytes count when a value is chosen, in turn.
         boost: growth of an old score in each round, in 256ths.
-        hope: how many times as good as estimated a gap may turn out.
+        hope: the most times that a gap may turn out better than estimated.
         batches: batches dropped in vain that end a coarse descent.
         coarse_work: of a coarse descent.
         descent_work: of a descent value by value.
         polish_work: of ruining and recreating schedules.
         short_work: the same in a short search.
         polish_pair: the same for each pair of an action and a gap.
-        sweeps: the most sweeps of that.
-        patience: sweeps in vain that end it.
+        sweeps: the most sweeps of ruining and recreating.
+        patience: sweeps without success that end it.
         targets: about the number of targets that one sweep visits.
         rounds: tries at each target in a sweep.
-        eager: how many times as many at a cost that is asked for.
+        eager: times as many tries at a cost that is asked for.
         tries: dropped values that each try considers to keep.
         workers: threads; the schedules found do not depend on the number of processors.
         reordered: steps, in all, of the schedules whose orders are searched.
@@ -153,7 +153,7 @@ class PlacementEffort:
         work: of the systematic search by `place` alone: some tenths of a second.
         layout_work: of the systematic search for a plan; 0: neither it nor ejection.
         parts_work: of the systematic search for the largest buffers by themselves.
-        loose: parts of the bound; values of at least one such share may leave their alias sets, in turn.
+        loose: n, in turn: values of at least 1/n of the bound may leave their alias sets.
         quadratic: the most buffers for placers of quadratic work.
         skyline: the most buffers for the skyline, and for all that takes longer.
         searched: the most buffers for the systematic search.

@@ -12,11 +12,12 @@ from foreplan.planner.verify.verifier import verify
 from foreplan.units import align_up
 
 
-def separate(plan: Plan, problem: Problem) -> Plan:
-    """A verified plan of the same steps in which no byte is used twice, to compare a planned run with, bit for bit.
+def without_reuse(plan: Plan, problem: Problem) -> Plan:
+    """The no-reuse twin of a plan, verified: the same steps, and no byte used twice. A planned run must equal its run
+    bit for bit.
 
     Every write has 64-byte aligned memory of its own, unless it must take a read's bytes (a required overwrite, a
-    value with a home). Workspaces, whose content no step may rely on, share one stretch a region.
+    value with a home). All workspaces of a region share one stretch: no step may rely on what is in them.
     """
     order = [step.action for step in plan.steps]
     twin = schedule(problem, plan.certificate.order, order, in_place=False)
@@ -25,11 +26,11 @@ def separate(plan: Plan, problem: Problem) -> Plan:
     _stack_others(twin.alias_sets, offsets, tops)
     workspaces = _workspaces(problem, order, tops)
     heights = [align_up(top, problem.unit) for top in tops]
-    layout = Layout(offsets, workspaces, heights, "apart")
-    apart = assemble(problem, twin, layout, plan.order_lower_bound_bytes)
-    apart = replace(apart, certificate=replace(apart.certificate, stages=(("apart", apart.arena_bytes),)))
-    verify(apart, problem)
-    return apart
+    layout = Layout(offsets, workspaces, heights, "no reuse")
+    made = assemble(problem, twin, layout, plan.order_lower_bound_bytes)
+    made = replace(made, certificate=replace(made.certificate, stages=(("no reuse", made.arena_bytes),)))
+    verify(made, problem)
+    return made
 
 
 def _stack_others(alias_sets: AliasSets, offsets: list[int], tops: list[int]) -> None:

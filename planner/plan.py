@@ -1,4 +1,4 @@
-"""What a planner answers: which action runs when, and where everything lies; with bounds and why they hold."""
+"""A planner's answer: which action runs when, where everything lies, the bounds, and why they hold."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class Plan:
         ends: (value, offset) of every OUTPUT and STORED value when it ends.
         heights: bytes of each region.
         arena_bytes: the heights of the device's regions together, persistent values included.
-        lower_bound_bytes: the highest live set of this schedule; no plan of the same order is lower, wherever its
-            values lie and whatever it writes in place.
+        lower_bound_bytes: the highest live set of this schedule; no plan of the same order is lower, with any offsets
+            and any writes in place.
         order_lower_bound_bytes: no schedule of the problem's actions is lower; None where it was not proved.
         budget: what the arena was asked to stay within, in bytes, or None.
     """

@@ -1,4 +1,4 @@
-"""What a planner is asked: values with bytes, and actions that read and write them. Integers only.
+"""A planner's question: values with bytes, and actions that read and write them. Integers only.
 
 Glossary:
     value     bytes with one content, written once (SSA); a recomputed value has the same content again.
@@ -87,7 +87,7 @@ class Overwrite:
     Attributes:
         write: index into the action's writes.
         read: index into the action's reads.
-        required: the action works only so: an update in place, an accumulation (beta = 1).
+        required: the action works in no other way: an update in place, an accumulation (beta = 1).
     """
 
     write: int
@@ -123,9 +123,9 @@ class Action:
         flops: floating-point operations, multiply-add = 2.
         nbytes: bytes moved.
         nanoseconds: predicted on the target.
-        effect: it must run exactly once (an update), as against pure actions, which may run any number of times.
-        parts: which reads may lie within which writes from the start; those that do are gone after it, and it copies
-            the others.
+        effect: it must run exactly once (an update); pure actions may run any number of times.
+        parts: which reads may lie within which writes from the start. Such a read is gone after the action; the action
+            copies the others.
     """
 
     name: str
@@ -159,8 +159,8 @@ class Problem:
 
     @cached_property
     def unit(self) -> int:
-        """Bytes of which every workspace's offset and every height is a multiple: the largest alignment of any value,
-        so that regions put one above another stay aligned, and what is true of values is true of workspaces.
+        """Every workspace's offset and every height is a multiple of this number of bytes: the largest alignment of any
+        value. So regions that lie one above another stay aligned.
         """
         return max([ALIGNMENT, *(value.alignment for value in self.values)])
 
@@ -186,7 +186,8 @@ class Problem:
     def round_trips(self) -> dict[int, tuple[int, int]]:
         """By value, the actions that copy it out of the device's memory and back.
 
-        The first reads it alone and writes one value off the device, which nothing else writes or reads but the second.
+        The first reads this value alone and writes a value off the device. Only the second reads that, and no other
+        action writes it.
         """
         found: dict[int, tuple[int, int]] = {}
         for back, action in enumerate(self.actions):

@@ -18,14 +18,14 @@ from foreplan.planner.recompute.schedules import late_updates
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What the bytes are after a stage.
+    """The bytes after a stage.
 
     Attributes:
         name: program order, order, alias, updates, remat, reorder (where the plan has another order than the search for
             what to recompute) or placement.
         detail: what it did, for people.
         live_bytes: the highest live set of its schedule.
-        arena_bytes: height of the arena; as the first placer that is tried has it, until the last stage.
+        arena_bytes: height of the arena; before the last stage, by the first placer alone.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """How a plan came about.
+    """How a plan was found.
 
     Attributes:
         stages: in order.
@@ -48,9 +48,9 @@ class Stages:
 
 
 def explain(problem: Problem, plan: Plan) -> Stages:
-    """The stages that led to a plan, each with those before it: the listed order with updates after everything else and
-    nothing written in place that need not be; the best order; writing in place; updates as soon as they may be;
-    recomputation, each as late as something needs it; the same steps in the plan's own order; placement.
+    """The stages that led to a plan, each on top of those before it: the listed order, with all updates at the end and
+    no optional write in place; the best order; writing in place; updates as soon as possible; recomputation, each run
+    as late as possible; the same steps in the plan's own order; placement.
 
     The orders are searched again, so it takes as long as planning.
     """

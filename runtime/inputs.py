@@ -1,4 +1,4 @@
-"""What a user hands to a step: checked by name, shape, type and range before a byte is written; or made up."""
+"""What a user gives a step: checked by name, shape, type and range before a byte is written; or made up for timing."""
 
 from __future__ import annotations
 
@@ -42,6 +42,21 @@ def check_inputs(
         name: check_array(slot := slots[name], array, micro_batches if slot.init is None else None)
         for name, array in given.items()
     }
+
+
+def made_up(program: Program, seed: int = 0, accumulate: int = 1) -> dict[str, np.ndarray]:
+    """Inputs for timing, of all micro-batches of a step: normal floats, integers in the range that the model takes."""
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, np.ndarray] = {}
+    for slot in program.required_inputs:
+        want = slot.operand.type
+        shape = want.shape if accumulate == 1 else (accumulate, *want.shape)
+        if want.dtype.is_float:
+            arrays[slot.name] = rng.standard_normal(shape, dtype=np.float32).astype(want.dtype.numpy)
+        else:
+            low, high = (0, 1) if slot.valid is None else (max(0, slot.valid[0]), slot.valid[1])
+            arrays[slot.name] = rng.integers(low, high, shape, endpoint=True).astype(want.dtype.numpy)
+    return arrays
 
 
 def check_array(slot: Slot, given: Any, micro_batches: int | None = None) -> np.ndarray:
@@ -135,20 +150,3 @@ def _check_range(name: str, array: np.ndarray, valid: tuple[int, ...], what: str
         at = f" at {[int(i) for i in index]}" if index else ""
         also = "".join(f" or {other}" for other in others)
         raise InputError(f"{name!r} holds {array[index]}{at}, and {what} {low} to {high}{also}")
-
-
-def made_up(program: Program, seed: int = 0, accumulate: int = 1) -> dict[str, np.ndarray]:
-    """Inputs for timing, of all micro-batches of a step: normal floats, integers in the range that the model takes."""
-    rng = np.random.default_rng(seed)
-    arrays: dict[str, np.ndarray] = {}
-    for slot in program.inputs:
-        if slot.init is not None:
-            continue
-        want = slot.operand.type
-        shape = want.shape if accumulate == 1 else (accumulate, *want.shape)
-        if want.dtype.is_float:
-            arrays[slot.name] = rng.standard_normal(shape, dtype=np.float32).astype(want.dtype.numpy)
-        else:
-            low, high = (0, 1) if slot.valid is None else (max(0, slot.valid[0]), slot.valid[1])
-            arrays[slot.name] = rng.integers(low, high, shape, endpoint=True).astype(want.dtype.numpy)
-    return arrays

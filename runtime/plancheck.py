@@ -79,7 +79,7 @@ def _check_call(program: Program, index: int, target: Target, used: bool) -> Non
 
 def _check_ahead(program: Program) -> None:
     """Second slots are bytes of their own that no action touches; an input has one at most."""
-    inputs = {slot.name: slot.operand.type for slot in program.inputs if slot.init is None}
+    inputs = {slot.name: slot.operand.type for slot in program.required_inputs}
     touched = {operand.value for call in program.calls for operand in (*call.inputs, *call.outputs)}
     for slot in program.ahead:
         if slot.operand.value in touched:

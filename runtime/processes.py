@@ -11,7 +11,7 @@ from functools import lru_cache
 from foreplan.calibration import Kind, Table, known
 from foreplan.lower.outside import Use, returned_bytes
 from foreplan.lower.program import HOST, Program
-from foreplan.ops.expr.functions import COMPILED
+from foreplan.ops.expr.functions import FUNCTIONS
 from foreplan.outside import Basis, Part
 from foreplan.planner.plan import Plan
 from foreplan.units import align_up
@@ -88,7 +88,8 @@ def outside_on_host(
 
 def _calls_compiled(program: Program) -> bool:
     """Whether NumPy's kernels call a function that is compiled."""
-    return any(f"{name}(" in str(call.op) for call in program.calls for name in COMPILED)
+    compiled = [name for name, function in FUNCTIONS.items() if function.is_compiled]
+    return any(f"{name}(" in str(call.op) for call in program.calls for name in compiled)
 
 
 def machine() -> str:

@@ -12,7 +12,7 @@ from foreplan.errors import InputError, UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-    from foreplan.lower.program import Program, Slot
+    from foreplan.lower.program import Program
 
 Arrays = dict[str, "np.ndarray"]
 
@@ -67,11 +67,6 @@ def write_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> None:
                 np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
 
 
-def required(program: Program) -> tuple[Slot, ...]:
-    """The inputs that have no default."""
-    return tuple(slot for slot in program.inputs if slot.init is None)
-
-
 def samples_in(program: Program, arrays: Arrays, path: str) -> tuple[int, int]:
     """How many samples a data file has and how many of them a step takes: leading axes of arrays and of inputs.
 
@@ -84,7 +79,7 @@ def samples_in(program: Program, arrays: Arrays, path: str) -> tuple[int, int]:
     from foreplan.graph import TensorType
     from foreplan.runtime.inputs import check_elements
 
-    slots = required(program)
+    slots = program.required_inputs
     wanted = ", ".join(f"{slot.name}: {slot.operand.type}" for slot in slots)
     if missing := [slot.name for slot in slots if slot.name not in arrays]:
         raise InputError(f"{path!r} has no array {missing[0]!r}; a step takes {wanted}")
@@ -129,7 +124,7 @@ def epoch(
     import numpy as np
 
     order = np.random.default_rng([seed, number]).permutation(samples)
-    names = [slot.name for slot in required(program)]
+    names = [slot.name for slot in program.required_inputs]
     for start in range(0, samples - step + 1, step):
         # Sorted within the step, for reading in order: a batch is a set.
         chosen = np.sort(order[start : start + step])

@@ -44,7 +44,7 @@ def estimate(model: str, as_json: bool, **options: Any) -> None:
     \b
     Examples:
       foreplan estimate resnet50 --batch 32
-      foreplan estimate model.onnx --shapes x:32x3x224x224 --optimizer adamw --budget 2GiB --remat auto
+      foreplan estimate model.onnx --shapes x:32x3x224x224 --optimizer adamw --budget 2GiB
       foreplan estimate resnet50 --batch 8 --accumulate 4
       foreplan estimate gpt2_small --infer --json
     """
@@ -86,7 +86,7 @@ def plan(model: str, path: str | None, why: bool, kernels: bool, as_json: bool, 
     \b
     Examples:
       foreplan plan resnet50 --batch 32 -o resnet50.plan
-      foreplan plan model.onnx --batch 8 --budget 1GiB --remat auto -o model.plan
+      foreplan plan model.onnx --batch 8 --budget 1GiB -o model.plan
       foreplan plan resnet50 --target cuda:h100 --kernels -o resnet50.plan
       foreplan plan resnet50 --explain
     """

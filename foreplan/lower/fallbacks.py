@@ -1,4 +1,4 @@
-"""Which nodes of a program run NumPy's kernels, for want of one of its own."""
+"""Which nodes of a program run NumPy's kernels, because the engine has none for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Fallback:
 
 
 def fallbacks(program: Program) -> tuple[Fallback, ...]:
-    """The ops of a program that run NumPy's kernels, the most frequent first; none where these are the engine's own.
+    """The ops of a program that run NumPy's kernels, the most frequent first; none on the engine `numpy`.
 
     Copies to host memory and back are no ops of the model and do not count.
     """

@@ -39,8 +39,8 @@ def lower(
     """The planner's problem for a graph on a target, with what each action runs.
 
     Ops for which the target has no kernel are decomposed. Views become windows: no action, no bytes; where a kernel
-    cannot read a window as it lies, a dense copy is an action of its own. What runs NumPy's kernels on the target `cpu`
-    is noted.
+    cannot read a window as it lies, a dense copy is an action of its own. A note names the ops that run NumPy's kernels
+    on the target `cpu`.
 
     Args:
         offload: with a region of host memory, and actions that copy activations there and back (see `with_host`).
@@ -72,7 +72,8 @@ class _Lowering:
 
     def __init__(self, graph: Graph, target: Target, workspace: int | str) -> None:
         self.graph, self.target = graph, target
-        # The most workspace of a kernel; None: no limit. And of which share of others' time one with more is taken.
+        # The most workspace of a kernel; None: no limit. A kernel with more is taken if it needs at most this share of
+        # the time.
         self.most: int | None = None
         self.faster = 0.0
         if workspace == "auto":
@@ -173,9 +174,9 @@ class _Lowering:
     def candidates(
         self, op: Op, inputs: Sequence[Operand], outputs: Sequence[Operand]
     ) -> Sequence[tuple[Candidate, int]]:
-        """Kernels with their prices, the fastest first: those that no other beats in both time and workspace, and that
-        take no more of it than is allowed, or than any needs. The fastest alone for what has an effect, since every
-        such action runs.
+        """Kernels with their prices, the fastest first: those that no other beats in both time and workspace, within
+        the workspace that is allowed, or the least that any needs. For an op with an effect only the fastest, since
+        every such action runs.
         """
         reads, writes = [x.window for x in inputs], [y.window for y in outputs]
         kernels = self.target.kernels(op, reads, writes)
@@ -196,8 +197,8 @@ class _Lowering:
         return found[:1] if effect else found
 
     def updates_in_place(self, node: Node, new: Value, old: Value) -> bool:
-        """Whether the node's kernels may write the new content over the old: nobody reads the old later, and they
-        themselves do not read it, or may overwrite it (and see it whole, and in no other way).
+        """Whether the node's kernels may write the new content over the old: nobody reads the old content later, and
+        the kernels do not read it, or may overwrite it (and see it only once, and whole).
         """
         if self.last_read.get(old, -1) > self.position[node]:
             return False
@@ -274,8 +275,8 @@ class _Lowering:
         self.calls.append(Call(op, kernel.name, tuple(inputs), tuple(outputs), name, source, kernel.payload))
 
     def may_overwrite(self, inputs: Sequence[Operand], index: int, output: Operand) -> bool:
-        """Only a whole, dense value that the kernel sees in no other way, in the same region; a stored value only
-        by what has its home there.
+        """Only a whole, dense value that the kernel sees once, in the same region; a stored value only by its own next
+        content.
         """
         taken = inputs[index]
         old, new = self.values[taken.value], self.values[output.value]
@@ -303,7 +304,8 @@ class _Lowering:
         return op.cost([x.type for x in inputs], [x.type for x in outputs])
 
     def finish_updates(self) -> None:
-        """Copy new contents home where no kernel wrote them there: first those that others are about to replace."""
+        """Copy new contents home where no kernel wrote them there. A content that lies in another stored value's place
+        is saved before."""
         left = {}
         for old, new in self.graph.updates.items():
             operand, home = self.where[new], self.where[old].value
@@ -327,7 +329,7 @@ class _Lowering:
     def copy_to(
         self, operand: Operand, name: str, category: p.Category, role: p.Role, layout: Window | None = None
     ) -> Operand:
-        """A copy, in C order unless it is to lie otherwise."""
+        """A copy, in C order unless other strides are given."""
         index = self.new_value(name, operand.type.nbytes, category, role, ARENA)
         written = Operand(index, 0, operand.type, operand.type.strides if layout is None else layout.strides)
         self.act_copy(operand, written, f"{name}/copy")
@@ -339,7 +341,7 @@ class _Lowering:
         self.act(COPY, replace(kernel, overwrites=()), price, [operand], [written], name, "")
 
     def result(self, name: str, value: Value, category: p.Category) -> Slot:
-        """A value that is there at the end; what could be overwritten before then is copied."""
+        """A value that is there at the end of the step; it is copied if it could be overwritten before."""
         operand = self.where[value]
         root = self.values[operand.value]
         if root.role in (p.Role.INPUT, p.Role.STORED):

@@ -15,8 +15,8 @@ COPY = Map(("a0",))
 
 
 def with_host(program: Program, target: Target) -> Program:
-    """The program with a region of host memory, and a way there and back for each large value of the forward pass that
-    the backward pass reads. The planner may take it where it would otherwise keep or recompute the value.
+    """The program with a region of host memory, and with a copy there and a copy back for each large value of the
+    forward pass that the backward pass reads. The planner may use them instead of keeping or recomputing the value.
 
     References: Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network
     Design", MICRO 2016, for copying what the backward pass reads; Beaumont et al., NeurIPS 2021, for doing it beside

@@ -13,12 +13,12 @@ from foreplan.planner.plan import Plan
 
 @dataclass(frozen=True)
 class Use:
-    """What a process does with a step, as far as its memory goes by it.
+    """What a process does with a step, as far as its memory depends on it.
 
     Attributes:
         compiles: whether it has compiled the step; False: it has loaded the plan from a file.
         instructions: of the other half of a step that accumulates gradients.
-        actions: likewise.
+        actions: of the other half as well.
         returned: bytes of the arrays in one result; None: those of the program's own outputs and gradients.
     """
 
@@ -29,7 +29,7 @@ class Use:
 
 
 def outside(program: Program, plan: Plan, use: Use | None = None) -> tuple[Part, ...]:
-    """What a session of a planned step holds besides its arena: of its card; or where it runs on the host, in the whole
+    """What a session of a planned step holds besides its arena: on its card or, where it runs on the host, in the whole
     process. Nothing is known of targets that are not foreplan's own.
 
     Raises:

@@ -9,8 +9,8 @@ from foreplan.planner.problem import Category, Role, Value
 
 
 def with_prefetch(program: Program, body: Program | None = None) -> Program:
-    """The program with a second slot for each of its inputs that has no default: bytes that it neither reads nor
-    writes, and that are therefore kept from step to step. Copying them to the input's place is the engine's.
+    """The program with a second slot for each input that has no default. The program neither reads nor writes the slot,
+    so its bytes are kept from step to step; the engine copies them to the input's place.
 
     Args:
         program: from `lower`.
@@ -18,9 +18,7 @@ def with_prefetch(program: Program, body: Program | None = None) -> Program:
     """
     owner = program if body is None else body
     values, ahead = list(program.values), []
-    for slot in owner.inputs:
-        if slot.init is not None:
-            continue
+    for slot in owner.required_inputs:
         type, value = slot.operand.type, owner.values[slot.operand.value]
         ahead.append(replace(slot, operand=Operand(len(values), 0, type, type.strides), valid=None))
         values.append(Value(f"{value.name}/ahead", type.nbytes, value.alignment, STATE, Category.INPUTS, Role.STORED))

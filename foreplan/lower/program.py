@@ -1,4 +1,4 @@
-"""A program: a planner's Problem together with what each of its actions runs. The planner sees the Problem only."""
+"""A program: a planner's Problem, with the kernel that each action runs. The planner sees the Problem only."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Operand:
 
     @property
     def window(self) -> Window:
-        """How it lies, wherever that is."""
+        """How it lies, without its place."""
         return Window(self.type, self.strides)
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class Call:
         outputs: in the op's order, each a value of its own.
         node: name of the graph's node, for people.
         source: where the node comes from, for people.
-        payload: what else the kernel is, such as a library's own plan, serialised.
+        payload: further data of the kernel, such as a library's own plan, serialised.
     """
 
     op: Op
@@ -89,8 +89,8 @@ class Slot:
     Attributes:
         kind: what it is to the user.
         init: first content of a stored value; the default of an input that may be left out.
-        valid: lowest and highest value an integer input may have, then single values that it may have as well; None
-            where it may have any.
+        valid: the lowest and the highest value of an integer input, then single values that are allowed as well; None:
+            any value is allowed.
     """
 
     name: str
@@ -117,10 +117,9 @@ class Program(Problem):
         ahead: second slots of inputs, by the input's name, in region STATE: the next batch is copied there while a step
             runs. No action reads or writes them.
         notes: what import and passes changed, for people.
-        code: machine code of kernels of ours for a card, by what it was made from (`key_of` in nvrtc.py), in that
-            order; what is not here is made when a session is bound.
-        trusted: whether machine code of the program, in `code` and in the payloads of calls, may run; else engines make
-            their own.
+        code: machine code of foreplan's own kernels for a card, by the key of its source (`key_of` in nvrtc.py), in the
+            order of keys; a session makes what is missing when it is bound.
+        trusted: whether the machine code in `code` and in the payloads of calls may run; else engines make their own.
     """
 
     calls: tuple[Call, ...] = ()
@@ -136,6 +135,11 @@ class Program(Problem):
     notes: tuple[str, ...] = field(default=())
     code: tuple[tuple[str, bytes], ...] = ()
     trusted: bool = True
+
+    @property
+    def required_inputs(self) -> tuple[Slot, ...]:
+        """The inputs that have no default: a step cannot run without them."""
+        return tuple(slot for slot in self.inputs if slot.init is None)
 
     @property
     def step_count(self) -> Slot | None:

@@ -34,8 +34,8 @@ def find_segments(program: Program, entries: Sequence[str]) -> tuple[Segment, ..
     """The segments that entries name.
 
     An operation has a name, and its scopes are the beginnings of that name that end before a `.` or `/`:
-    `layer1.0.conv1/conv` is in `layer1`, `layer1.0` and `layer1.0.conv1`. A `/` that names of ONNX files begin with is
-    left out. The names of what an operation computes count as well, for ONNX files whose operations have none.
+    `layer1.0.conv1/conv` is in `layer1`, `layer1.0` and `layer1.0.conv1`. A leading `/`, as in names of ONNX files, is
+    left out. The names of an operation's results count as well, for ONNX files whose operations have no names.
 
     Args:
         entries: each a scope, such as `layer1`; a pattern as a shell has it, where each scope that matches is a segment
@@ -94,7 +94,7 @@ def backward_actions(program: Program) -> set[int]:
 
 
 def _scopes_of(program: Program, index: int) -> Iterator[str]:
-    """Of an operation's name, then of those of what it writes; outer ones first."""
+    """Of an operation's name, then of the names of its results; outer ones first."""
     action = program.actions[index]
     for name in dict.fromkeys([action.name, *(program.values[v].name for v in action.writes)]):
         own = name.lstrip("/")
@@ -141,8 +141,8 @@ def _unknown(scopes: dict[int, tuple[str, ...]], name: str, entry: str) -> Usage
 
 
 def _absorb(program: Program, idle: Iterable[int], taken: dict[int, str]) -> None:
-    """Give what the backward pass alone needs, and no gradient goes into, such as a mask, to the segment that makes all
-    that it reads.
+    """Add operations such as masks, which the backward pass alone needs and no gradient goes into, to the segment that
+    makes all their inputs.
     """
     for index in sorted(idle):
         action = program.actions[index]

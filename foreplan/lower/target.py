@@ -12,14 +12,14 @@ from foreplan.graph.op import Types
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """What predicted times are made of.
+    """The figures that predicted times are computed from.
 
     Attributes:
         name: for people.
         flops_per_second: of dense float32 contractions.
         bytes_per_second: of streaming reads and writes together.
         bus_bytes_per_second: copied between the device and host memory, in either direction.
-        needs: what plans for it depend on, by name: they run where it is the same, such as a library's version.
+        needs: what plans depend on, by name, such as a library's version: they run only where it is the same.
     """
 
     name: str
@@ -48,9 +48,9 @@ class Candidate:
         workspace: bytes of scratch memory, exact.
         overwrites: pairs (output, input): that output may take exactly that input's bytes.
         parts: (output, input, byte): that input may lie within that output already, from that byte on.
-        nanoseconds: predicted, where it is one of several; None: as the device's profile has the op's cost.
-        payload: what else of it goes into a plan, and is what runs: a library's own plan, serialised.
-        alignment: bytes of which every operand must be a multiple behind the beginning of its value.
+        nanoseconds: predicted; None: by the op's cost on the device's profile.
+        payload: further data that a plan keeps and that runs: a library's own plan, serialised.
+        alignment: every operand must begin a multiple of this number of bytes behind the beginning of its value.
     """
 
     name: str
@@ -70,38 +70,39 @@ class Target(Protocol):
 
     @property
     def profile(self) -> DeviceProfile:
-        """What the device does."""
+        """The speed of the device."""
 
     def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
-        """Whether an op that does what several do should take their place."""
+        """Whether one op should take the place of several ops."""
 
     def reads(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
-        """How every candidate takes the inputs: each as it lies, or else as a copy of it that has to be made first."""
+        """How every candidate takes the inputs: each as it lies, or as a copy that has to be made first."""
 
     def layouts(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
-        """How the outputs of an op lie, given how its inputs do: each without gaps, its axes in some order."""
+        """How the outputs of an op lie, given its inputs: each without gaps, its axes in some order."""
 
     def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:
-        """The candidates for an op on tensors that lie so, the preferred one first; none: lowering decomposes it."""
+        """The candidates for an op on tensors with this layout, the preferred one first; none: lowering decomposes
+        it."""
 
     def kernel(
         self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
     ) -> Candidate | None:
-        """The kernel that a plan names, with what else of it is there; None: there is no such kernel."""
+        """The kernel that a plan names, with its payload; None: there is no such kernel."""
 
     def price(self, op: Op, kernel: Candidate, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
         """What one run of a kernel takes, in nanoseconds, predicted or measured."""
 
 
 def named(kernels: Sequence[Candidate], name: str, payload: bytes) -> Candidate | None:
-    """The kernel of that name and nothing else to it, if it is among these."""
+    """The kernel of that name and without payload, if it is among these."""
     return next((kernel for kernel in kernels if kernel.name == name and kernel.payload == payload), None)
 
 
 def predicted(
     profile: DeviceProfile, op: Op, kernel: Candidate, inputs: Sequence[Window], outputs: Sequence[Window]
 ) -> int:
-    """What a kernel takes by its own model, or else by the roofline of its op."""
+    """A kernel's time by its own prediction, or else by the roofline of its op."""
     if kernel.nanoseconds is not None:
         return kernel.nanoseconds
     return profile.nanoseconds(op.cost([x.type for x in inputs], [y.type for y in outputs]))

@@ -1,4 +1,5 @@
-"""The engines, by name: where each is, and what is known of it without loading it. No other file has a list of them."""
+"""The engines, by name: where each is, and what is known of it before it is loaded. No other file has a list of
+them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class EngineInfo:
         package: its modules, loaded when they are asked for: `target` with `target(options, tune)`, `engine` with
             `engine(program, capture)`, `outside` with `outside(program, plan, use)`.
         on_card: whether its arena lies in a card's memory, apart from the host's.
-        falls_back: whether NumPy's kernels stand in for those that it has not.
+        falls_back: whether NumPy's kernels stand in for kernels that it lacks.
     """
 
     package: str
@@ -40,12 +41,12 @@ _UNKNOWN = EngineInfo("")
 
 
 def engine_info(target: str) -> EngineInfo:
-    """What is known of the engine of a target, such as `cpu:threads=2`; nothing of a target that a user brings."""
+    """What is known of the engine of a target, such as `cpu:threads=2`; an empty record for a user's own target."""
     return ENGINES.get(target.partition(":")[0], _UNKNOWN)
 
 
 def options_of(target: str) -> str:
-    """What stands behind the engine's name."""
+    """The options behind the engine's name."""
     return target.partition(":")[2]
 
 
@@ -56,7 +57,7 @@ def target_named(text: str, *, tune: bool = False) -> Target:
         tune: whether it measures its kernels on this machine.
 
     Raises:
-        UsageError: there is none, or it has no such option, or none that measures.
+        UsageError: there is no such target, it has no such option, or it cannot measure.
     """
     if not isinstance(text, str):
         raise UsageError(f"a target is one of {', '.join(ENGINES)}, such as 'cpu:threads=2', and is {shown(text)}")

@@ -1,4 +1,4 @@
-"""What an integer input may hold: what every op that selects by it can take."""
+"""The valid range of an integer input: the values that every op that selects by it can take."""
 
 from __future__ import annotations
 

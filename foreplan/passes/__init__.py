@@ -29,7 +29,6 @@ from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
 from foreplan.passes.split_channels import split_channels
 from foreplan.passes.split_concats import split_concats
-from foreplan.passes.split_gradients import split_gradients
 from foreplan.passes.training import training_form
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 
@@ -64,7 +63,6 @@ __all__ = [
     "simplified",
     "split_channels",
     "split_concats",
-    "split_gradients",
     "training_form",
     "updating",
     "wide_gradients",

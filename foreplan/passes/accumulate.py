@@ -16,9 +16,9 @@ def accumulate(graph: Graph) -> Graph:
     """Let a product, a convolution's or normalisation's gradient or a scatter-add add its result to the other summand.
 
     Requires: a whole training step, its sums not fused yet. Ensures: the same results, up to the blocks in
-    which products are computed. Of the two summands, the one that is computed later must come from an op that
-    accumulates, and be read by the sum alone; the other one must have bytes of its own (an ACCUMULATOR's, which last
-    from micro-batch to micro-batch, or those of a result), or nothing would be saved.
+    which products are computed. The summand that is computed later must come from an op that accumulates, and only the
+    sum may read it. The other one must have bytes of its own (those of a result, or of an ACCUMULATOR, which last from
+    micro-batch to micro-batch); otherwise nothing would be saved.
     """
     position = {node: i for i, node in enumerate(graph.nodes)}
     sums: dict[Node, tuple[Node, Value]] = {}  # what computes the later summand → the sum, and the earlier summand
@@ -45,7 +45,7 @@ def accumulate(graph: Graph) -> Graph:
 
 
 def _in_place(node: Node, base: Value) -> bool:
-    """Whether the node's op would add its result to a stored value where that lies."""
+    """Whether the node's op would add its result to a stored value, in its place."""
     types = [value.type for value in (*node.inputs, base)]
     return (0, node.op.accumulates) in node.op.overwrites(types, [base.type])
 

@@ -17,13 +17,14 @@ from foreplan.passes.optimizer import Optimizer, Updater
 
 
 class Consumer(Protocol):
-    """What becomes of the gradients: takes each as soon as it is there, and adds the nodes that use it."""
+    """The consumer of gradients: takes each as soon as it is complete, and adds the nodes that use it."""
 
     def update(self, parameter: Value, gradient: Value) -> None:
         """Use the gradient of a parameter whose old content nothing else will read."""
 
     def finish(self) -> dict[Value, Value]:
-        """The next content of every stored value that changes, after adding what had to wait for all gradients."""
+        """The next content of every stored value that changes; first adds the nodes that had to wait for all
+        gradients."""
 
 
 Consume = Callable[[Builder, LossScale | None], Consumer]
@@ -132,7 +133,7 @@ class _Backward:
                 raise ModelError(f"the vjp of {node.op.name} gives {flow!r} as the cotangent of {value!r}")
 
     def add(self, value: Value, flow: Value) -> None:
-        """Sum at once: what was summed dies, and the sum can take its bytes. Cotangents of slices wait: `take`."""
+        """Sum at once: the summands die, and the sum can take their bytes. Cotangents of slices wait for `take`."""
         for node in self.b.nodes[self.nodes_seen :]:
             self.producer.update((output, node) for output in node.outputs)
         self.nodes_seen = len(self.b.nodes)

@@ -45,7 +45,7 @@ class _Chain:
 
     @property
     def op(self) -> LinearCrossEntropy:
-        """What takes its place."""
+        """The op that takes its place."""
         entropy = self.entropy.op
         assert isinstance(entropy, CrossEntropy)
         w = self.product.inputs[1].type

@@ -1,4 +1,4 @@
-"""What constants alone determine, computed at once."""
+"""Values that constants alone determine, computed at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Known:
         """Of a graph.
 
         Args:
-            most: bytes of a value that is computed.
+            most: the most bytes of a value that is computed.
         """
         self.graph, self.arrays = graph, dict[Value, np.ndarray]()
         self.decided = {value for value in graph.stored if value.kind is Kind.CONSTANT}

@@ -1,4 +1,4 @@
-"""Ops that a target has no kernel for, as simpler ones."""
+"""Ops without a kernel on a target → simpler ops."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Machine(Protocol):
     name: str
 
     def kernels(self, op: Op, inputs: Windows, outputs: Windows) -> Sequence[object]:
-        """The candidates for an op on tensors that lie so; none: it is decomposed."""
+        """The candidates for an op on tensors with this layout; none: it is decomposed."""
 
     def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
-        """Whether an op that does what several do should take their place."""
+        """Whether one op should take the place of several ops."""
 
 
 def decompose(graph: Graph, machine: Machine) -> Graph:
-    """The graph with ops alone for which the target has a kernel.
+    """The graph with only such ops as the target has a kernel for.
 
     Raises:
         UnsupportedError: it has none for an op, and the op no decomposition; names the node.

@@ -38,7 +38,7 @@ class _Term:
 
     @property
     def is_exact(self) -> bool:
-        """Whether adding it is the same for a query that reads no key, too."""
+        """Whether adding it is exact, for a query that reads no key as well."""
         return self.low is None or self.low <= FAR
 
     def times(self, factor: float) -> _Term:
@@ -66,7 +66,7 @@ class _Side:
 
 @dataclass(frozen=True)
 class _Attention:
-    """What becomes one node.
+    """The nodes that become one.
 
     Attributes:
         last: the product with the values.
@@ -87,8 +87,9 @@ class _Attention:
 def fuse_attention(graph: Graph) -> Graph:
     """Let `attention` take the place of softmax(scale · q·kᵀ + mask)·v that is written out, as in most ONNX files.
 
-    The scale may be anywhere, on either side of the product. A mask is what maps add to scores, or put in their place
-    where it is as low as -1e9; one that is known and causal becomes `causal`, so that keys ahead are not looked at.
+    The scale may stand anywhere, on either side of the product. A mask is a term that maps add to scores, or a number
+    of -1e9 or less that they put in the place of scores. A constant causal mask becomes `causal`, so that later keys
+    are not looked at.
 
     Requires: a simplified forward graph. Ensures: the same results, up to the order of additions; a query that reads no
     key (all its scores are -inf) gives zeros instead of NaN. Only where nobody else reads scores or probabilities,
@@ -133,7 +134,7 @@ def _is_alone(graph: Graph, value: Value) -> bool:
 
 
 def _spelled_out(graph: Graph, value: Value, leaves: list[Value], inner: list[Node]) -> Expr:
-    """What a softmax reads, as an expression over leaves, which are not made by maps of the scores' shape alone."""
+    """The input of a softmax as an expression over leaves: values that no map of the scores' shape makes."""
     node = graph.producer.get(value)
     inside = node is not None and isinstance(node.op, Map) and len(node.outputs) == 1 and _is_alone(graph, value)
     if inside and node is not None and value.type == inner[0].outputs[0].type:
@@ -147,7 +148,7 @@ def _spelled_out(graph: Graph, value: Value, leaves: list[Value], inner: list[No
 
 
 def _as_scores(expr: Expr, index: int) -> _Scores | None:
-    """An expression as a multiple of the argument and what is added to it; None if it is something else."""
+    """An expression as a multiple of the argument plus terms; None if it is something else."""
     if expr == Arg(index):
         return _Scores(1.0)
     if index not in used_args(expr):
@@ -227,7 +228,7 @@ def _side(graph: Graph, value: Value, turned: bool) -> _Side:
 
 
 def _without_factor(graph: Graph, value: Value, nodes: list[Node]) -> tuple[Value, float]:
-    """What a side of the product is a multiple of, if it is, and the multiple."""
+    """The value that a side of the product is a multiple of, or the side itself, and the factor."""
     node = graph.producer.get(value)
     if node is None or not isinstance(node.op, Map) or len(node.inputs) != 1 or not _is_alone(graph, value):
         return value, 1.0
@@ -239,7 +240,7 @@ def _without_factor(graph: Graph, value: Value, nodes: list[Node]) -> tuple[Valu
 
 
 def _over(expr: Expr, leaves: Sequence[Value]) -> tuple[Expr, list[Value]]:
-    """An expression over those leaves alone that it uses."""
+    """An expression over only those leaves that it uses."""
     used = used_args(expr)
     return substitute(expr, [Arg(used.index(i)) if i in used else Arg(0) for i in range(len(leaves))]), [
         leaves[i] for i in used
@@ -247,7 +248,7 @@ def _over(expr: Expr, leaves: Sequence[Value]) -> tuple[Expr, list[Value]]:
 
 
 def _known_term(known: Known, term: Expr, leaves: Sequence[Value]) -> np.ndarray | None:
-    """What a term of a mask is, if constants alone decide it."""
+    """The content of a mask's term, if constants alone determine it."""
     expr, used = _over(term, leaves)
     if not known.decided.issuperset(used):
         return None

@@ -21,8 +21,8 @@ class _Chain:
     """A convolution and the nodes behind it, each of which alone reads the one before.
 
     Attributes:
-        expr: what they do to its result, a0; a further argument for each entry of `reads`.
-        reads: (node, index) of what is read beside it: an input of a map, or one like the vectors of a normalisation.
+        expr: the nodes' expression over the convolution's result, a0, and a further argument for each entry of `reads`.
+        reads: (node, index) of each further input: that of a map, or one of the shape of a normalisation's vectors.
     """
 
     conv: Node
@@ -52,8 +52,8 @@ class _Chain:
 def fuse_conv_maps(graph: Graph, accepts: Accepts) -> Graph:
     """`conv_map` for a convolution whose result goes through additions, products and a ReLU and nowhere else.
 
-    Requires: a graph that nobody differentiates any more. Ensures: the same results, but that a normalisation's factor
-    is made first, and that a narrow result is rounded only once.
+    Requires: a graph that nobody differentiates any more. Ensures: the same results up to rounding: a normalisation's
+    factor is computed first, and a narrow result is rounded only once.
     """
     groups: dict[Node, _Chain] = {}
     taken: set[Node] = set()
@@ -71,7 +71,7 @@ def fuse_conv_maps(graph: Graph, accepts: Accepts) -> Graph:
 
 
 def _longer(graph: Graph, chain: _Chain) -> _Chain | None:
-    """The chain with the node behind it, if that alone reads its result and does what one kernel can."""
+    """The chain with the node behind it, if only that node reads its result and one kernel can compute both."""
     (value,), readers = chain.last.outputs, graph.readers[chain.last.outputs[0]]
     if len(readers) != 1 or value in graph.results:
         return None
@@ -99,7 +99,7 @@ def _longer(graph: Graph, chain: _Chain) -> _Chain | None:
 
 
 def _wide(node: Node) -> Expr:
-    """A map's expression as of wide arguments and a wide result: without what widens and rounds narrow ones."""
+    """A map's expression over wide arguments and with a wide result: without conversions from and to narrow types."""
     assert isinstance(node.op, Map)
     (expr,), result = node.op.parsed, node.outputs[0].dtype
     if not result.is_narrow:
@@ -118,7 +118,8 @@ def _wide(node: Node) -> Expr:
 
 
 def _is_read_along(x: Value, result: Value) -> bool:
-    """Whether an input of a map is as the result, or one number a channel, which may be wide beside narrow images."""
+    """Whether an input of a map has the result's type, or is one number a channel, which may be wide beside narrow
+    images."""
     vector = (result.shape[1], *(1 for _ in result.shape[2:]))
     alike = x.dtype in (result.dtype, result.dtype.wide)
     return x.type == result.type or (alike and x.shape in (vector, (1, *vector)))

@@ -41,8 +41,9 @@ class _Pair:
 def fuse_matmul_maps(graph: Graph, accepts: Accepts) -> Graph:
     """`matmul_map` for a product that one map reads and nothing else.
 
-    Where it costs no memory: the product does not live at all, and its operands, if they live until the map runs, are
-    no larger; or what else the map reads is there when the product is made, as biases and residuals are.
+    Only where it costs no memory. The product itself is no longer kept. Either its operands, which may then live until
+    the map runs, are no larger than it; or the map's other inputs, such as biases and residuals, are there when the
+    product is computed.
 
     Requires: a graph that nobody differentiates any more. Ensures: the same results.
     """
@@ -60,8 +61,8 @@ def fuse_matmul_maps(graph: Graph, accepts: Accepts) -> Graph:
 
 
 def _updates_after_readers(graph: Graph) -> Graph:
-    """The graph with each node that makes the next content of a stored value behind the last that reads the content
-    now: what was fused reads later than it did, and only then may an update be in place.
+    """The graph with each update of a stored value moved behind the last reader of the old content. Fused nodes read
+    later than before, and an update in place must come after them.
     """
     position = {node: i for i, node in enumerate(graph.nodes)}
     behind: dict[Node, int] = {}

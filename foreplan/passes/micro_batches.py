@@ -13,7 +13,7 @@ from foreplan.passes.optimizer import Optimizer, Updater, zero
 
 
 class Accumulation:
-    """What a body keeps for the update: for each parameter the sum of its gradients, and how many there are.
+    """The values that a body keeps for the update: for each parameter the sum of its gradients, and their number.
 
     The body is forward, loss and backward of one micro-batch, differentiated with `consume`. It adds each parameter's
     gradient to an ACCUMULATOR, in place, counts, and moves running statistics and the random state on; its loss is the
@@ -27,12 +27,12 @@ class Accumulation:
         self._losses: tuple[Value, Value] | None = None  # their sum, and how many there are
 
     def consume(self, b: Builder, scale: LossScale | None) -> _Accumulators:
-        """What adds gradients up."""
+        """The consumer that adds gradients up."""
         self._scale = scale
         return _Accumulators(b, self._sums)
 
     def with_mean_loss(self, body: Graph) -> Graph:
-        """The body returning the mean loss, with the accumulators of losses and of how many there were."""
+        """The body that returns the mean loss, with accumulators of the losses and of their number."""
         loss = body.loss
         assert loss is not None
         b = Builder(base=body)

@@ -31,11 +31,11 @@ class Optimizer(Protocol):
 
     @property
     def clip_norm(self) -> float | None:
-        """All gradients together are scaled down to this norm where theirs is larger; None: they are not."""
+        """If the norm of all gradients together is larger than this, they are scaled down to it; None: never."""
 
     @property
     def state(self) -> tuple[str, ...]:
-        """Names of the tensors kept a parameter, of its own shape, all zero at first."""
+        """Names of the tensors that are kept for each parameter, of its shape, all zero at first."""
 
     @property
     def scalars(self) -> tuple[str, ...]:
@@ -167,7 +167,7 @@ class Updater:
             optimizer: the rule.
             micro_batches: a float32 scalar: how many gradients each one given is the sum of. It is then an ACCUMULATOR,
                 which the update divides by their number and clears.
-            scale: what gradients are larger by than they should be; where one is not finite, nothing is updated.
+            scale: the factor by which gradients are too large; if one of them is not finite, nothing is updated.
         """
         self.b, self.optimizer, self.count, self.scale = b, optimizer, micro_batches, scale
         self.updates: dict[Value, Value] = {}
@@ -184,7 +184,7 @@ class Updater:
             self.scalars = elementwise_many(b, exprs, next_step, name="corrections", outputs=optimizer.scalars)
 
     def update(self, parameter: Value, gradient: Value) -> None:
-        """Add the update of one parameter; at the end, if something of all gradients must be known first."""
+        """Add the update of one parameter, or keep it for the end if it needs a number of all gradients."""
         if self.optimizer.clip_norm is None and self.scale is None:
             self._update(parameter, gradient)
         else:
@@ -245,7 +245,7 @@ class Updater:
         return total
 
     def _factor(self, total: Value) -> Value:
-        """What gradients are multiplied by: min(1, clip_norm / ‖g‖), over their scale if they have one."""
+        """The factor of gradients: min(1, clip_norm / ‖g‖), divided by their scale if they have one."""
         limit = self.optimizer.clip_norm
         scale = None if self.scale is None else self.scale.scale
         larger = [each for each in (self.count, scale) if each is not None]

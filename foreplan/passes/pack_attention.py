@@ -13,10 +13,12 @@ from foreplan.passes.rewrite import rewrite
 
 
 def pack_attention(graph: Graph) -> Graph:
-    """Let the gradients of queries, keys and values be written side by side, over what they are gradients of.
+    """Let the gradients of queries, keys and values be written side by side, in the place of the tensor that holds all
+    three.
 
     Where one product makes all three and attention reads them as slices, their gradients would be three tensors that
-    are then concatenated; all of these live beside what the forward pass kept.
+    are then concatenated; all of these live beside what the forward pass kept. This serves transformers such as
+    GPT-2 and ViT, which save the time of the concatenation.
 
     Requires: a whole training step. Ensures: the same results, bit for bit. Only without a mask, with heads behind
     positions, and where nobody else reads the three gradients.
@@ -55,7 +57,7 @@ def _packed(graph: Graph, join: Node) -> tuple[Node, Value] | None:
 
 
 def _through(graph: Graph, value: Value) -> Value:
-    """What a value is a reshape of, or itself."""
+    """The value that this one is a reshape of, or itself."""
     node = graph.producer.get(value)
     return node.inputs[0] if node is not None and isinstance(node.op, Reshape) else value
 

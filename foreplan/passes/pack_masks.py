@@ -58,7 +58,7 @@ def _is_gradient(node: Node) -> bool:
 
 
 def _asks(node: Node, value: Value) -> bool:
-    """Whether a backward node reads a value in questions only."""
+    """Whether a backward node only asks yes-or-no questions of a value."""
     if not _is_gradient(node) or not isinstance(node.op, Map) or node.outputs[0].shape != value.shape:
         return False
     return node.inputs.count(value) == 1 and _questions(node, node.inputs.index(value)) is not None
@@ -78,7 +78,7 @@ def _condition(graph: Graph, value: Value) -> Expr | None:
 
 
 def _has_other_gradients(graph: Graph, value: Value) -> bool:
-    """Whether a backward node reads a value, itself or through views, other than in questions."""
+    """Whether a backward node reads a value, itself or through views, for more than yes-or-no questions."""
     return any(
         _has_other_gradients(graph, node.outputs[0]) if node.op.is_view else _is_gradient(node)
         for node in graph.readers[value]

@@ -1,10 +1,10 @@
-"""The passes between a model and what is lowered: one list, in the order in which they run.
+"""The passes between a model and lowering: one list, in the order in which they run.
 
     for each in PASSES: graph = each.run(graph, settings), where each.applies(settings)
 
-What helps whatever a graph is for (`SIMPLIFY`) runs whenever a stage has left something to it, so that a pass
-may stand in several places of the list. What any pass gives is held against the rules of `verify_graph`, and a result
-that breaks one is a `ModelError`.
+Passes that help every graph (`SIMPLIFY`) run after each stage that leaves them something to do, so a pass may stand in
+several places of the list. What any pass gives is held against the rules of `verify_graph`, and a result that breaks
+one is a `ModelError`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,12 @@ from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
 from foreplan.passes.split_channels import split_channels
 from foreplan.passes.split_concats import split_concats
-from foreplan.passes.split_gradients import split_gradients
 from foreplan.passes.training import training_form
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 
 
 class Stage(StrEnum):
-    """What a pass is for."""
+    """The purpose of a pass."""
 
     FORWARD = "forward"  # the model becomes the one that is asked for
     MEMORY = "memory"  # less has to live at once
@@ -55,7 +54,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True)
 class Settings:
-    """What is asked of the passes.
+    """The settings of the passes.
 
     Attributes:
         outputs: what a step returns beside the loss; None: all of the model's.
@@ -63,7 +62,7 @@ class Settings:
         trains: whether the graph becomes a training step.
         consume: what becomes of the gradients; None: the step returns them.
         accumulation: of micro-batches, for one of which the graph runs.
-        dtype: what is computed with where that may be narrow.
+        dtype: the element type of computations that may be narrow.
         machine: the target, for passes of its stage.
     """
 
@@ -103,7 +102,7 @@ class Pass:
 
 
 def _plain(function: Callable[[Graph], Graph], stage: Stage, applies: Callable[[Settings], bool] = _always) -> Pass:
-    """A pass that needs to know nothing but the graph, and that a step is right without."""
+    """An optional pass that needs nothing but the graph."""
     return Pass(function.__name__, stage, lambda graph, settings: function(graph), applies, optional=True)
 
 
@@ -134,7 +133,7 @@ def _decompose(graph: Graph, settings: Settings) -> Graph:
 
 
 def _fusing(fuse: Callable[[Graph, Callable[..., bool]], Graph]) -> Pass:
-    """A pass that makes one op of several where the target has a kernel for it."""
+    """A pass that makes one op of several, if the target has a kernel for it."""
 
     def run(graph: Graph, settings: Settings) -> Graph:
         assert settings.machine is not None
@@ -143,14 +142,13 @@ def _fusing(fuse: Callable[[Graph, Callable[..., bool]], Graph]) -> Pass:
     return Pass(fuse.__name__, Stage.TARGET, run, optional=True)
 
 
-# What helps whatever the graph is for, in the order in which each helps the next.
+# Passes that help every graph, in the order in which each helps the next.
 SIMPLIFY: tuple[Callable[[Graph], Graph], ...] = (
     fold_constants,
     share_common,
     push_slices,
     wide_gradients,
     pack_attention,
-    split_gradients,
     accumulate,
     fuse_maps,
     wide_maps,
@@ -195,8 +193,8 @@ class Ran:
     """A pass that ran.
 
     Attributes:
-        step: it, in the list.
-        graph: what it gave.
+        step: the pass, in the list.
+        graph: its result.
         seconds: of processor time.
         changed: whether that is another graph than before.
     """
@@ -255,7 +253,7 @@ def check_names(names: Iterable[str]) -> None:
     """Check that there are such passes.
 
     Raises:
-        UsageError: there is one that is not; lists those there are.
+        UsageError: there is no pass of a name; lists the names.
     """
     if unknown := [name for name in names if name not in NAMES]:
         raise UsageError(f"there is no pass {unknown[0]!r}; the passes are {', '.join(NAMES)}")
@@ -281,7 +279,7 @@ def _hold(graph: Graph, settings: Settings, wanted: Iterable[Property], who: str
 
 
 def simplified(graph: Graph) -> Graph:
-    """A graph after the passes that help whatever it is for."""
+    """A graph after the passes that help every graph."""
     for function in SIMPLIFY:
         graph = function(graph)
     return graph

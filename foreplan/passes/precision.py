@@ -1,4 +1,4 @@
-"""Narrow arithmetic with wide master weights: what is narrow in a training step or a forward pass, and what is not.
+"""Narrow arithmetic with wide master weights: which values of a training step or a forward pass are narrow.
 
 Parameters, statistics, optimizer state and everything a user gives or gets stay float32; images, hidden states and
 their gradients are of a narrow type, so that they take half the bytes, and contractions read parameters through a
@@ -63,7 +63,7 @@ def narrow_type(precision: str) -> DType:
 
 
 def with_precision(graph: Graph, dtype: DType) -> Graph:
-    """A forward graph that computes in a narrow type what may be narrow, and keeps everything else in float32.
+    """A forward graph with narrow values where they may be narrow, and float32 elsewhere.
 
     Contractions, normalisations, softmax and attention read and write narrow tensors; maps write them where one of
     those reads the result, and compute in float32 themselves. Sums are float32 in every kernel. Parameters, what is
@@ -92,7 +92,7 @@ class _Narrowing:
         return rewrite(self.graph, self.replace)
 
     def find_asked(self) -> tuple[set[Value], set[Value]]:
-        """Values that something with a narrow form reads: perhaps through maps and sums, and not through those."""
+        """Values that an op with a narrow form reads, directly or through maps and sums."""
         asked: set[Value] = set()
         read: set[Value] = set()
         for node in reversed(self.graph.nodes):
@@ -176,7 +176,8 @@ class _Narrowing:
         return made
 
     def narrow(self, b: Builder, x: Value) -> Value:
-        """A value in the narrow type; a view of one is a view of what is converted, but for a part of it."""
+        """A value in the narrow type. A view is taken of the converted value; of a part of a value only the part is
+        converted."""
         if x.dtype == self.dtype:
             return x
         if x in self.twins:
@@ -195,7 +196,7 @@ class _Narrowing:
 
 
 def _last_nodes(graph: Graph) -> set[Node]:
-    """Maps, sums, views and softmax whose results go into the loss, or what else a step returns, and nowhere else."""
+    """Maps, sums, views and softmax whose results go only into the loss or other results of a step."""
     found: set[Node] = set()
     for node in reversed(graph.nodes):
         if (
@@ -210,7 +211,7 @@ def _last_nodes(graph: Graph) -> set[Node]:
 
 
 def _reached(graph: Graph) -> set[Value]:
-    """What depends on an input of the step."""
+    """The values that depend on an input of the step."""
     found = set(graph.inputs)
     for node in graph.nodes:
         if not found.isdisjoint(node.inputs):

@@ -1,4 +1,4 @@
-"""What passes require of graphs and ensure, as it can be checked."""
+"""Properties of graphs that passes require and ensure, and their checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Property = Literal["loss", "training form", "backward", "kernels"]
 
 
 def complaint(wanted: Property, graph: Graph, machine: Machine | None) -> str:
-    """Why a graph has not a property; empty where it has."""
+    """Why a graph lacks a property; empty if it has it."""
     if wanted == "loss":
         return "" if graph.loss is not None else "it has none"
     if wanted == "training form":

@@ -1,4 +1,4 @@
-"""Slices of results → the same results of slices: what nobody reads is not computed."""
+"""Slices of results → results of slices: values that nobody reads are not computed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Narrowed = tuple[Op, list[Slice | None]]  # what computes the slice, and the sli
 
 
 def push_slices(graph: Graph) -> Graph:
-    """Compute only the slice of a forward result that is read, and of what that is computed from, and so on.
+    """Compute only the slice of a forward result that is read, and likewise of its inputs, and of theirs.
 
-    A classifier that reads one token of many needs no other one behind the last attention; a language model asked for
-    the last position's logits computes no others.
+    This serves classifiers that read one token of many, such as ViT, which then compute only that one behind the last
+    attention; and language models that are asked for the last position's logits.
 
     Ensures: the same results, up to the blocks in which products are computed. Only where all readers read the same
     slice, of at most half of the elements, through element-wise maps, products of rows, normalisations of rows,

@@ -1,4 +1,4 @@
-"""Copying a graph node by node with replacements: what every rewriting pass is made of."""
+"""Copying a graph node by node with replacements: every rewriting pass uses this."""
 
 from __future__ import annotations
 

@@ -17,7 +17,12 @@ FUSED_INPUTS = 8
 
 
 def fold_constants(graph: Graph) -> Graph:
-    """Compute at once what small constants alone determine. Ensures: same results; random ops and views stay."""
+    """Compute at once what small constants alone determine, and drop constants that no node reads.
+
+    This serves files and traced functions that compute with constants, and passes that leave constants behind.
+
+    Ensures: same results; random ops and views stay.
+    """
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         small = sum(value.type.nbytes for value in (*inputs, *node.outputs)) <= FOLD_BYTES

@@ -34,9 +34,13 @@ class _Pair:
 def split_channels(graph: Graph) -> Graph:
     """Let the second of two convolutions add up what ranges of channels of a dominant activation between them give.
 
-    Forward, a range is made and added to the second convolution's output, in place; backward, its gradient is made and
-    used before that of the next one. So neither the activation nor its gradient is ever whole, once the planner drops
-    the ranges and makes each again when it is needed.
+    Forward, a range is made, and what the second convolution gives of it is added to the output in place. Backward,
+    the gradient of a range is made and used before that of the next one. Neither the activation nor its gradient is
+    then ever whole, once the planner drops the ranges and recomputes each when it is needed.
+
+    This serves networks in which one activation is a large part of a step, such as `conv_chain`. In others, such as
+    VGG-16, it lets recomputation save a little more, and takes time: four small convolutions take longer than a large
+    one.
 
     Requires: a simplified forward graph that is about to be differentiated. Ensures: the same results, up to the order
     of additions. Only where nobody else reads the activation, the first convolution is cheap beside the second, and

@@ -33,7 +33,7 @@ def split_concats(graph: Graph) -> Graph:
     """Let a convolution that alone reads concatenated channels add up, in place, what it gives of each operand.
 
     Neither the concatenation nor its gradient is then ever made, and each operand lives only as long as it is needed
-    itself. By linearity: conv([x, y], [v w]) = conv(x, v) + conv(y, w).
+    itself. By linearity: conv([x, y], [v w]) = conv(x, v) + conv(y, w). This serves U-Nets.
 
     Requires: a forward graph. Ensures: the same results, up to the order of additions.
     """

@@ -22,7 +22,7 @@ class Change:
 
     @property
     def delta(self) -> int:
-        """How much more it is now; a number that is not there counts as 0."""
+        """The difference, after minus before; a missing number counts as 0."""
         return (self.after or 0) - (self.before or 0)
 
 
@@ -36,7 +36,7 @@ class Difference:
         sizes: arena, bounds, persistent, workspace; host memory where either has any.
         counts: instructions, recomputed actions, flops; copies to host memory and back where either may have any.
         categories: bytes of each category alive at the respective peak, where either has any.
-        buffers: by name, those that are alive at one peak only or have another size there; largest change first.
+        buffers: by name, those that are alive at only one of the two peaks, or differ in size; largest change first.
     """
 
     before: Memory

@@ -1,4 +1,4 @@
-"""What a plan's memory is made of: the peak, its bounds, and the buffers that are alive at any instruction."""
+"""The memory of a plan: the peak, its bounds, and the buffers that are alive at each instruction."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NamedBuffer:
-    """Bytes that are reserved for a stretch of instructions, in words.
+    """Bytes that are reserved for a stretch of instructions, with names for people.
 
     Attributes:
         name: of the value, or of the action whose workspace it is.
         nbytes: size.
-        category: what people call the bytes.
-        producer: the action that writes it; for a stored value its update; empty for what no action writes.
+        category: the name of their kind, for people.
+        producer: the action that writes it; for a stored value its update; empty if no action writes it.
         lower: the first instruction during which the bytes are reserved.
         upper: the one after the last (half-open).
         region: name of its region.
@@ -110,8 +110,8 @@ class Memory:
     Attributes:
         problem: what was planned; a `Program` gives shapes as well.
         plan: its plan.
-        outside: what lies outside the arena: on the card; or of a target on the host, in the whole process that steps.
-            Nothing of a bare problem.
+        outside: what lies outside the arena: on the card or, for a target on the host, in the whole process. Empty for
+            a bare problem.
         part: which part of a step this is, for people; empty for a whole one.
     """
 
@@ -122,7 +122,8 @@ class Memory:
 
     @classmethod
     def of(cls, problem: Problem, plan: Plan, part: str = "", use: Use | None = None) -> Memory:
-        """The memory of a plan, with what its target needs outside the arena, given what else the process does."""
+        """The memory of a plan, with what its target needs outside the arena; that depends on what else the process
+        does."""
         from foreplan.lower.outside import outside
         from foreplan.lower.program import Program
 
@@ -145,7 +146,7 @@ class Memory:
 
     @property
     def order_lower_bound(self) -> int | None:
-        """Proven over all schedules that the problem allows; None where it was not proved."""
+        """A proven bound over all schedules that the problem allows; None if none was proved."""
         return self.plan.order_lower_bound_bytes
 
     @property
@@ -213,7 +214,7 @@ class Memory:
 
     @cached_property
     def workspaces(self) -> tuple[tuple[str, str, int], ...]:
-        """By instruction that needs scratch memory its action, its kernel and the bytes, the largest first."""
+        """For each instruction that needs scratch memory: its action, its kernel and the bytes; the largest first."""
         calls = getattr(self.problem, "calls", ())
         used = dict.fromkeys(step.action for step in self.plan.steps)
         found = [
@@ -349,8 +350,8 @@ def _short(text: str, width: int) -> str:
 
 
 def does_not_fit(memory: Memory, capacity: int, advice: Sequence[str] = ()) -> str:
-    """Why a step does not fit, for people: needed, capacity, bounds, the peak and its five largest buffers. A budget is
-    one of the arena, on every target.
+    """Why a step does not fit, for people: needed, capacity, bounds, the peak and its five largest buffers. A budget
+    limits the arena, on every target.
 
     Args:
         memory: of the smallest plan found.

@@ -1,8 +1,7 @@
 """Gaps: a problem and one order of its actions as integer arrays, with the choices that recomputation has.
 
-Between two consecutive uses of a value (its write counts as the first) lies a gap. Over each gap the value may be
-kept, or dropped and recomputed when it is needed again. After its last use comes a tail: there a value may still serve
-to recompute others.
+Between two consecutive uses of a value (its write counts as the first) lies a gap. Over each gap the value is kept, or
+dropped and recomputed when it is needed again. After its last use comes a tail: there it may serve to recompute others.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ class Gaps(NamedTuple):
     Attributes:
         problem: its actions and values.
         order: the actions in base order.
-        destroy_at, destroys: values that are gone once it has run: overwritten of necessity, or replaced at home.
+        destroy_at, destroys: values that are gone once an action has run: it must overwrite them, or it replaces them
+            at home.
         cost: what another run of an action costs.
-        deadline: the last position for which an action may run again.
+        deadline: the last position at which an action may run again.
         background: bytes that live at each position beside the values.
         maker: the cheapest action that may run again to write it, or -1.
         made: position in the order of the action that writes each value first.
@@ -72,7 +72,7 @@ def make_gaps(
     """The gaps of an order; values below `smallest` bytes get no gaps, so they stay until their last use.
 
     Args:
-        again: whether anything may be recomputed; else values can be copied off the device and back at most.
+        again: whether values may be recomputed; else they may only be copied off the device and back.
     """
     p, values, actions = problem_arrays(problem), problem.values, problem.actions
     destroys = [
@@ -111,8 +111,8 @@ def _homes(problem: Problem, writes: Iterable[int]) -> set[int]:
 
 
 def plain_state(gaps: Gaps) -> np.ndarray:
-    """The state that recomputes nothing: everything is kept until its last use, int64[gaps]. What cannot be recomputed
-    stays for what may be recomputed from it.
+    """The state that recomputes nothing, int64[gaps]: everything is kept until its last use. A value that cannot be
+    recomputed stays longer, for others that may be recomputed from it.
     """
     tail = gaps.gap_last == len(gaps.order)
     return np.where(tail & (gaps.maker[gaps.gap_value] >= 0), DISCARD, KEEP).astype(np.int64)

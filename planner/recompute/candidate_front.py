@@ -1,8 +1,7 @@
 """The choice among candidates: a curve of schedules without them becomes one with them.
 
-Every step of a schedule takes the fastest of its candidates that its room allows, for every height that the arena may
-have. So a schedule of the search, which saw the least workspace, stands for many: from its own bytes up to those of the
-fastest.
+For every height of the arena, each step takes the fastest candidate that still fits. So a schedule of the search, which
+saw the least workspace, stands for many: from its own bytes up to those of the fastest candidates.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ class Option:
 
     Attributes:
         action: index into the actions of the whole problem.
-        nbytes: on the device, that it needs more than the one of the least workspace.
-        cost: more than that of the cheapest.
+        nbytes: on the device, beyond those of the candidate of the least workspace.
+        cost: beyond that of the cheapest candidate.
     """
 
     action: int
@@ -40,14 +39,13 @@ class Option:
 
 
 def choose_candidates(lean: Lean, costs: Sequence[int], curve: Curve, most: int | None = None) -> Curve:
-    """A curve of a lean problem as one of the whole: point 0 has the fastest everywhere, and recomputes nothing.
-
-    Costs are what a schedule takes beyond that.
+    """The curve of a lean problem as a curve of the whole problem: point 0 runs the fastest candidates and recomputes
+    nothing. Costs are those beyond point 0.
 
     Args:
         costs: of one run of each action of the whole problem.
         curve: of the lean problem, for its costs.
-        most: of the points that cost at most this the lowest is wanted, and no other.
+        most: only the lowest point of at most this cost is wanted.
     """
     if lean.problem is lean.whole:
         return curve
@@ -167,6 +165,6 @@ def _choices(steps: Sequence[_Steps], notable: int) -> list[tuple[int, int, int]
 
 
 def _evenly(points: Sequence[Point], most: int) -> list[Point]:
-    """So many points at most, evenly, the last among them."""
+    """At most `most` points, spread evenly, with the last."""
     count = min(len(points), most)
     return [points[(i + 1) * len(points) // count - 1] for i in range(count)]

@@ -42,10 +42,11 @@ def drop_batch(t, s, state, place, wanted, trust, chosen):  # type: ignore[no-un
 
 @jit.compiled
 def descend_coarsely(t, s, state, archive, most_cost, most_work, batches):  # type: ignore[no-untyped-def]
-    """Go down the targets, dropping a batch at the peak at a time; a batch in vain is taken back and trusted less.
+    """Go down the targets, dropping one batch of values at the peak after the other. A batch that does not help is
+    taken back, and its values are trusted less.
 
     Args:
-        batches: in vain, one after the other, that end the descent.
+        batches: number of batches in a row without success that ends the descent.
 
     Returns:
         The work done.

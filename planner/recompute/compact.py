@@ -17,9 +17,9 @@ _Rows = list[list[int]]
 def compact(gaps: Gaps, smallest: int) -> Gaps:
     """The gaps among those actions that read or write a value of `smallest` bytes or more that is not stored.
 
-    They are those of `gaps`, in their order, so a state of one is a state of the other. All other values count as
-    they live in the base order, whatever is recomputed, and stay until an action destroys them: recomputation from
-    them ends there. So what `measure` says of it is close, not exact.
+    They are those of `gaps`, in their order, so a state of one is a state of the other. All other values count with
+    their lives in the base order, and can be recomputed from until an action destroys them. So what `measure` finds is
+    close, not exact.
     """
     kept = _kept_values(gaps, smallest)
     reads, writes = _rows(gaps.problem.read_at, gaps.problem.reads), _rows(gaps.problem.write_at, gaps.problem.writes)

@@ -29,7 +29,7 @@ def as_late(problem: Problem, steps: Sequence[int], orders: Sequence[Sequence[in
     """The lowest schedule of some steps in which the first run of every action stands where one of the orders has it,
     and further runs as late as something needs them.
 
-    Recomputation is searched among schedules of this kind, so what the steps' own order is better by, was found later.
+    Recomputation is searched among schedules of this kind: by how much the steps' own order is better, was found later.
 
     Args:
         problem: that the steps solve.
@@ -37,7 +37,7 @@ def as_late(problem: Problem, steps: Sequence[int], orders: Sequence[Sequence[in
         orders: each of actions once.
 
     Returns:
-        None where no such schedule is one, or the steps are such a schedule themselves.
+        None where there is no such schedule, or where the steps are one already.
     """
     runs = unroll(problem, steps)
     try:

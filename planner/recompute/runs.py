@@ -1,8 +1,8 @@
 """Recomputation in small problems: a search over sequences of runs, in any order, beyond what gaps can say.
 
 A state of gaps recomputes as late as possible, in one order of the actions, and each value at most once between two of
-its uses. Where there are tens of actions, all that is affordable to leave behind: anneal.py changes sequences run
-by run, towards one ceiling of bytes after the other.
+its uses. With tens of actions, a search without these restrictions is affordable: anneal.py changes sequences run by
+run, towards one ceiling of bytes after the other.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _best(archive: Archive) -> list[tuple[int, ...]]:
 
 
 class _Worker:
-    """What one thread needs."""
+    """The memory of one thread."""
 
     def __init__(self, gaps: Gaps, problem: Problem, room: int, effort: SequenceEffort) -> None:
         from foreplan.planner.recompute import anneal as remat_anneal

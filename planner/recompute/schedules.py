@@ -73,7 +73,7 @@ def recompute(
         caps: costs for each of which the lowest schedule is wanted.
         most_cost: beyond which no schedule is wanted.
         thorough: search on after the first descent.
-        again: whether values may be computed again; else they are copied off the device at most.
+        again: whether values may be computed again; else they may only be copied off the device.
     """
     from foreplan.planner.recompute import coarse, kernels, search
 
@@ -128,8 +128,8 @@ def _ways(gaps: Gaps) -> list[Gaps]:
 def reordered(
     problem: Problem, points: Sequence[Point], caps: Sequence[int], bound: int, most: int, effort: Effort
 ) -> list[Point]:
-    """Points and, with their runs in better orders, as many of them as is quick: what the caps allow, and at most so
-    many evenly between.
+    """The points, and some of them with their runs in a better order: those that the caps allow, and others spread
+    evenly between them, as far as that is quick.
     """
     within = [max((i for i, point in enumerate(points) if point.cost <= cap), default=-1) for cap in caps]
     count = min(effort.recompute.reordered // max([len(point.order) for point in points], default=1), most)
@@ -142,8 +142,8 @@ def reordered(
 
 
 def _polish(gaps: Gaps, plain: np.ndarray, archive: Archive, work: int, patience: int, effort: RecomputeEffort) -> None:
-    """Search on from all that was found, in sweeps of several workers, each with its own random numbers; after every
-    sweep they share what they found, so it does not matter how fast each of them is.
+    """Search on from all schedules found, in sweeps of several workers, each with its own random numbers. They share
+    what they found after every sweep, so the speed of each does not matter.
     """
     from foreplan.planner.recompute import kernels, search
 
@@ -170,7 +170,7 @@ def _polish(gaps: Gaps, plain: np.ndarray, archive: Archive, work: int, patience
 
 
 def _smallest(problem: Problem, share: int) -> int:
-    """Bytes from which on a value may be dropped."""
+    """The least bytes of a value that may be dropped."""
     on_device = [region.on_device for region in problem.regions]
     sizes = sorted(v.nbytes for v in problem.values if v.role is Role.TRANSIENT and on_device[v.region])
     small = sum(sizes) // share
@@ -191,8 +191,8 @@ def frontier(points: Sequence[Point], bound: int) -> list[Point]:
 
 
 def late_updates(problem: Problem, order: Sequence[int]) -> list[int]:
-    """The order with updates that free nothing moved to its end: what they replace, such as the number of the step
-    that random values depend on, is then there for whatever runs again.
+    """The order with updates that free nothing moved to its end. What they replace, such as the step's number on which
+    random values depend, is then there for recomputation.
     """
     values, actions = problem.values, problem.actions
     stored = {v for v, value in enumerate(values) if value.role is Role.STORED}

@@ -1,7 +1,7 @@
 """Compiled search for states that need few bytes at little cost; importing this module imports Numba.
 
-Whatever is tried is recorded where it is the best yet, so that one search fills the whole curve from the highest peak
-to the lowest.
+Every state that is tried is recorded if it is the best so far. So one search fills the whole curve, from the highest
+peak to the lowest.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def greedy(t, s, state, target, aim, score, boost, hope, archive):  # type: igno
         aim: bytes above this share of the peak, in 256ths, are what counts.
         score: of each gap, as last seen; written.
         boost: what all scores are multiplied by each round, in 256ths, so that none is forgotten.
-        hope: how many times as good as estimated a gap may turn out.
+        hope: the most times that a gap may turn out better than estimated.
 
     Returns:
         The peak reached, its cost, and the work done.
@@ -201,9 +201,9 @@ def below(seed, n):  # type: ignore[no-untyped-def]
 def ruin(t, state, plain, seed):  # type: ignore[no-untyped-def]
     """Decide anew, at random, about some of the gaps that begin within a random stretch of the order.
 
-    Mostly what was dropped is kept again; else what is kept is dropped, or tails change, which nothing else does. A
-    value that can be copied off the device is so every other time that it would be dropped, and now and then it takes
-    the other way than it did.
+    Mostly a dropped value is kept again; else a kept one is dropped, or a tail changes, which no other search does. A
+    value that can be copied off the device is copied every other time that it would be dropped. Now and then a copied
+    value is dropped instead, and a dropped one copied.
 
     Returns:
         The next seed.

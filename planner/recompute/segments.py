@@ -30,10 +30,9 @@ WAYS = ("at once", "late")
 def plan_segments(problem: Problem, segments: Sequence[Collection[int]], forward: Collection[int]) -> Plan:
     """The lowest plan found that recomputes segments and nothing else; verified.
 
-    Every order that the planner has is tried, with each segment computed again in either of two ways: whole, when its
-    backward pass begins; or action by action, each as late as something needs its results, which keeps less where a
-    value is large and wanted late, and more where what it is computed from is larger still. Both run the same actions
-    equally often.
+    Every order of the planner is tried, with each segment computed again in two ways: as a whole, when its backward
+    pass begins; or action by action, each as late as possible. The second keeps less where a value is large and read
+    late, and more where its inputs are larger still. Both run the same actions equally often.
 
     Args:
         segments: actions of each, disjoint; those with an effect are not run again.
@@ -126,7 +125,7 @@ class _Order:
         position: of each action in it.
         made: by value, the position of the action that writes it.
         readers: by value, the actions of the order that read it.
-        gone: by value, the position of the action that takes its bytes of necessity; the length of the order for none.
+        gone: by value, the position of the action that must take its bytes; the length of the order for none.
     """
 
     def __init__(self, problem: Problem, order: Sequence[int]) -> None:
@@ -145,7 +144,7 @@ class _Order:
 
 
 def _taken(action: Action) -> list[int]:
-    """What an action reads and takes the bytes of, of necessity."""
+    """The values that an action reads and must take the bytes of."""
     return [action.reads[pair.read] for pair in action.overwrites if pair.required]
 
 

@@ -12,7 +12,7 @@ import pytest
 import foreplan as fp
 from foreplan.frontend.losses import attach_loss
 from foreplan.lower.fallbacks import fallbacks
-from foreplan.planner import separate
+from foreplan.planner import without_reuse
 from foreplan.runtime.session import Result, Session
 from tests.cpu.check import needs_onednn
 from tests.profile import cases
@@ -84,7 +84,7 @@ def is_near(reference: fp.Compiled, step: fp.Compiled, data: dict[str, np.ndarra
 
 def same_bits(step: fp.Compiled, data: dict[str, np.ndarray]) -> tuple[Result, Session]:
     """What a step gives and stores: the same bits as planned, with all tensors apart, and with poisoned memory."""
-    sessions = [step.bind(seed=1), Session(step.program, separate(step.plan, step.program), seed=1)]
+    sessions = [step.bind(seed=1), Session(step.program, without_reuse(step.plan, step.program), seed=1)]
     sessions.append(step.bind(seed=1, poison=True))
     first, *others = (session.step(data) for session in sessions)
     for result, session in zip(others, sessions[1:]):

@@ -8,7 +8,7 @@ import llvmlite.ir as ir
 import numpy as np
 import pytest
 
-from foreplan import disk_cache as kept
+from foreplan import disk_cache
 from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu.codegen import llvm
 from foreplan.runtime.cpu.codegen.loops import operand_kind
@@ -41,7 +41,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[str]) -> None:
-    monkeypatch.setattr(kept, "_folder", lambda: tmp_path / "new" / "folder")
+    monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path / "new" / "folder")
     for _ in range(3):
         assert doubled() == [0, 2, 4]
     assert len(compilations) == 1
@@ -56,7 +56,7 @@ def test_a_folder_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(kept, "_folder", lambda: tmp_path / "file" / "folder")
+    monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path / "file" / "folder")
     assert doubled() == doubled() == [0, 2, 4]
     assert len(compilations) == 2
 
@@ -64,7 +64,7 @@ def test_a_folder_that_cannot_be_written(
 def test_a_function_is_written_where_its_code_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[str]
 ) -> None:
-    monkeypatch.setattr(kept, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path)
     kind = operand_kind(FLOAT32, 4)
     written: list[str] = []
 

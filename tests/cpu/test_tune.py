@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import foreplan as fp
-from foreplan import disk_cache as kept
+from foreplan import disk_cache
 from foreplan.frontend import nn
 from foreplan.graph import Graph, Op
 from foreplan.runtime.cpu import tune
@@ -25,7 +25,7 @@ pytestmark = needs_onednn()
 
 @pytest.fixture(autouse=True)
 def nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(kept, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path)
     monkeypatch.setattr(tune, "measured", lambda threads: (100 * 10**9, 10 * 10**9))
     tune.prices.cache_clear()
     yield

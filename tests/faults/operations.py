@@ -16,7 +16,7 @@ import numpy as np
 from click.testing import CliRunner
 
 import foreplan as fp
-from foreplan import disk_cache as kept
+from foreplan import disk_cache
 from foreplan.cli import cli
 from foreplan.runtime.session import Session
 
@@ -116,18 +116,18 @@ class Keep(Operation):
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.new = folder, b"new" * 10_000
-        os.environ[kept.VARIABLE] = str(folder / "kept")
-        kept.keep("a", b"old")
+        os.environ[disk_cache.VARIABLE] = str(folder / "kept")
+        disk_cache.keep("a", b"old")
 
     def run(self) -> None:
-        kept.keep("a", self.new)
-        kept.kept("a")
+        disk_cache.keep("a", self.new)
+        disk_cache.kept("a")
 
     def check(self, done: bool) -> None:
         assert done, "nothing may depend on what is kept"
         assert os.listdir(self.folder / "kept") == ["a"]
-        assert kept.kept("a") in (b"old", self.new)
-        kept.keep("a", b"old")
+        assert disk_cache.kept("a") in (b"old", self.new)
+        disk_cache.keep("a", b"old")
 
 
 class Bind(Operation):

@@ -70,7 +70,7 @@ def model() -> onnx.ModelProto:
         (lambda: fp.compile(GRAPH, LOSS, SGD, checkpoint=3), "checkpoint takes a list of names"),
         (lambda: fp.compile(GRAPH, precision=16), "there is no precision 16"),
         (lambda: fp.compile(GRAPH, precision=["bf16"]), "there is no precision"),
-        (lambda: fp.compile(GRAPH, remat=None), "there is no remat None.*choose one of off, free, auto"),
+        (lambda: fp.compile(GRAPH, remat=None), "there is no remat None.*choose one of off, auto"),
         (lambda: fp.compile(GRAPH, 5, SGD), "is no loss; give one of"),
         (lambda: fp.compile(GRAPH, np.zeros(3), SGD), "is no loss; give one of"),
         (lambda: fp.compile(GRAPH, LOSS, 0.1), "the optimizer must be one such as"),

@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from foreplan import calibrate, calibrate_process
-from foreplan import disk_cache as kept
+from foreplan import calibrate, calibrate_process, disk_cache
 from foreplan.calibration import Calibration
 from foreplan.errors import TargetError
 from foreplan.runtime.cpu import tune
@@ -33,7 +32,7 @@ def test_every_card_is_listed() -> None:
 
 @needs_onednn()
 def test_the_processor_is_told_and_what_was_measured_of_it(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path)
     tune.prices.cache_clear()
     found = answer("devices")["cpu"]
     assert found["cores"] == len(os.sched_getaffinity(0)) and found["onednn"].startswith("3.")

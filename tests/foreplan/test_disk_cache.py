@@ -12,31 +12,31 @@ from pathlib import Path
 
 import pytest
 
-from foreplan import disk_cache as kept
+from foreplan import disk_cache
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(kept, "_folder", lambda: tmp_path / "kept")
-    monkeypatch.setattr(kept, "_make_room", kept._make_room.__wrapped__)  # each time
+    monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path / "kept")
+    monkeypatch.setattr(disk_cache, "_make_room", disk_cache._make_room.__wrapped__)  # each time
     return tmp_path / "kept"
 
 
 def test_what_was_made_first_makes_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "_LIMIT", 1000)
+    monkeypatch.setattr(disk_cache, "_LIMIT", 1000)
     for i in range(8):
-        kept.keep(str(i), bytes(200))
+        disk_cache.keep(str(i), bytes(200))
         os.utime(folder / str(i), (i, i))
     assert sorted(file.name for file in folder.iterdir()) == ["4", "5", "6", "7"]
-    assert kept.kept("7") == bytes(200) and kept.kept("0") is None
+    assert disk_cache.kept("7") == bytes(200) and disk_cache.kept("0") is None
 
 
 def test_what_a_killed_process_left_goes(folder: Path) -> None:
-    kept.keep("a", b"whole")
+    disk_cache.keep("a", b"whole")
     for name, age in (("a.0123456789ab.tmp", 2 * 3600), ("a.ba9876543210.tmp", 10)):
         (folder / name).write_bytes(b"half")
         os.utime(folder / name, (time.time() - age,) * 2)
-    kept.keep("b", b"whole")
+    disk_cache.keep("b", b"whole")
     assert sorted(file.name for file in folder.iterdir()) == ["a", "a.ba9876543210.tmp", "b"]
 
 
@@ -47,7 +47,7 @@ CLAIM = "from foreplan.disk_cache import claim; claim('a'); print('claimed', flu
 def test_nobody_waits_for_a_killed_process_nor_for_ever(
     folder: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "_PATIENCE", 60 if killed else 0.5)
+    monkeypatch.setattr(disk_cache, "_PATIENCE", 60 if killed else 0.5)
     environment = {**os.environ, "FOREPLAN_CACHE_DIR": str(folder)}
     with subprocess.Popen(
         [sys.executable, "-c", CLAIM], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -56,10 +56,10 @@ def test_nobody_waits_for_a_killed_process_nor_for_ever(
         if killed:
             other.kill()
         started = time.monotonic()
-        kept.claim("a")
+        disk_cache.claim("a")
         assert (time.monotonic() - started >= 0.5) != killed
-        kept.release("a")
-        kept.release("a")
+        disk_cache.release("a")
+        disk_cache.release("a")
         assert list(folder.iterdir()) == []
         other.kill()
 
@@ -83,7 +83,7 @@ def test_where_it_lies(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    found = kept._folder.__wrapped__()
+    found = disk_cache._folder.__wrapped__()
     assert found == (None if expected is None else Path(expected))
 
 
@@ -96,69 +96,69 @@ def test_a_place_in_a_current_folder_that_is_gone(
     (tmp_path / "gone").rmdir()
     monkeypatch.setenv("FOREPLAN_CACHE_DIR", "here")
     for name in ("_folder", "_tell"):
-        monkeypatch.setattr(kept, name, getattr(kept, name).__wrapped__)
-    kept.keep("a", b"content")
-    assert kept.kept("a") is None
+        monkeypatch.setattr(disk_cache, name, getattr(disk_cache, name).__wrapped__)
+    disk_cache.keep("a", b"content")
+    assert disk_cache.kept("a") is None
     assert "cannot be kept in 'here' (No such file or directory)" in capsys.readouterr().err
 
 
 def test_a_digest_tells_damage_and_not_intent(folder: Path) -> None:
     """So whoever may write there is trusted."""
-    kept.keep("a", b"ours")
+    disk_cache.keep("a", b"ours")
     (folder / "a").write_bytes(hashlib.sha256(b"theirs").digest() + b"theirs")
-    assert kept.kept("a") == b"theirs"
+    assert disk_cache.kept("a") == b"theirs"
     (folder / "a").write_bytes(hashlib.sha256(b"theirs").digest() + b"their")
-    assert kept.kept("a") is None
+    assert disk_cache.kept("a") is None
 
 
 @pytest.mark.parametrize("mode, used", [(0o755, True), (0o700, True), (0o775, False), (0o757, False), (0o1777, False)])
 def test_a_folder_that_others_may_write_is_not_used(
     mode: int, used: bool, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "_tell", kept._tell.__wrapped__)
-    kept.keep("a", b"before")
+    monkeypatch.setattr(disk_cache, "_tell", disk_cache._tell.__wrapped__)
+    disk_cache.keep("a", b"before")
     folder.chmod(mode)
-    assert kept.kept("a") == (b"before" if used else None)
-    kept.keep("b", b"after")
+    assert disk_cache.kept("a") == (b"before" if used else None)
+    disk_cache.keep("b", b"after")
     assert (folder / "b").exists() == used
     assert ("others may write there" in capsys.readouterr().err) != used
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646])
 def test_a_file_that_others_may_write_is_not_used(mode: int, folder: Path) -> None:
-    kept.keep("a", b"content")
+    disk_cache.keep("a", b"content")
     (folder / "a").chmod(mode)
-    assert kept.kept("a") is None
-    kept.keep("a", b"content")  # in its place
-    assert kept.kept("a") == b"content"
+    assert disk_cache.kept("a") is None
+    disk_cache.keep("a", b"content")  # in its place
+    assert disk_cache.kept("a") == b"content"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
 def test_a_file_of_another_user_is_not_used(folder: Path) -> None:
-    kept.keep("a", b"content")
+    disk_cache.keep("a", b"content")
     os.chown(folder / "a", 54321, 54321)
-    assert kept.kept("a") is None
+    assert disk_cache.kept("a") is None
 
 
 def test_a_link_is_no_file_that_is_kept(folder: Path) -> None:
-    kept.keep("a", b"content")
+    disk_cache.keep("a", b"content")
     (folder / "b").symlink_to("a")
-    assert kept.kept("b") is None
+    assert disk_cache.kept("b") is None
 
 
 def test_folders_above_are_not_looked_at(folder: Path) -> None:
     """Who may write one can put another folder in the place of this one, but not make it look like this user's."""
-    kept.keep("a", b"content")
+    disk_cache.keep("a", b"content")
     folder.parent.chmod(0o777)
-    assert kept.kept("a") == b"content"
+    assert disk_cache.kept("a") == b"content"
 
 
 READS = """
 import os
-from foreplan import disk_cache as kept
+from foreplan import disk_cache
 os.setgroups([]), os.setgid(54321), os.setuid(54321)
-print(kept.kept("a"))
-kept.keep("b", b"mine")
+print(disk_cache.kept("a"))
+disk_cache.keep("b", b"mine")
 """
 
 
@@ -169,10 +169,10 @@ def test_all_users_read_what_root_has_filled(mask: int, read: str, monkeypatch: 
     with tempfile.TemporaryDirectory(dir="/tmp") as above:  # pytest's own folder is closed to other users
         os.chmod(above, 0o755)
         folder = Path(above, "kept")
-        monkeypatch.setattr(kept, "_folder", lambda: folder)
+        monkeypatch.setattr(disk_cache, "_folder", lambda: folder)
         before = os.umask(mask)
         try:
-            kept.keep("a", b"content")
+            disk_cache.keep("a", b"content")
         finally:
             os.umask(before)
         environment = {**os.environ, "FOREPLAN_CACHE_DIR": str(folder)}

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import foreplan as fp
+from foreplan.arguments import REMAT
 from foreplan.cli.main import cli
-from foreplan.options import PRECISIONS, REMAT, Options, said_of
+from foreplan.options import PRECISIONS, Options, said_of
 from foreplan.passes import PRECISIONS as TYPES
 
 NAMES = [each.name for each in fields(Options)]

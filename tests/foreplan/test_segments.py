@@ -10,7 +10,7 @@ import pytest
 import foreplan as fp
 from foreplan.errors import UsageError
 from foreplan.lower.segments import find_segments
-from foreplan.planner import separate
+from foreplan.planner import without_reuse
 from foreplan.runtime.session import Session
 from tests.foreplan.shell import MODEL, answer, foreplan
 
@@ -52,7 +52,7 @@ def test_recomputing_changes_no_bit(entries: list[str]) -> None:
     arguments = (network(), fp.losses.cross_entropy, fp.optim.Adam(1e-2))
     step = fp.compile(*arguments, checkpoint=entries)
     plain = fp.compile(*arguments, remat="off")
-    twin = Session(step.program, separate(step.plan, step.program), seed=4)
+    twin = Session(step.program, without_reuse(step.plan, step.program), seed=4)
     same(step.bind(seed=4, poison=True), plain.bind(seed=4))
     same(step.bind(seed=4), twin)
     runs = Counter(s.action for s in step.plan.steps)

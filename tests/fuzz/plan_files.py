@@ -25,7 +25,7 @@ import foreplan as fp
 from foreplan.errors import ForeplanError, SessionError
 from foreplan.graph import Graph
 from foreplan.lower.program import Program
-from foreplan.planner import separate, verify
+from foreplan.planner import verify, without_reuse
 from foreplan.planner.memory.bounds import order_bound
 from foreplan.runtime import planread
 from foreplan.runtime.planfile import plan_text
@@ -348,8 +348,8 @@ def _meaning(step: fp.Compiled) -> list[Any]:
 
 def apart(step: fp.Compiled) -> Session:
     update = step.update
-    twin = None if update is None else replace(update, plan=separate(update.plan, update.program))
-    return Session(step.program, separate(step.plan, step.program), update=twin, seed=1)
+    twin = None if update is None else replace(update, plan=without_reuse(update.plan, update.program))
+    return Session(step.program, without_reuse(step.plan, step.program), update=twin, seed=1)
 
 
 def _results(bind: Callable[[], Session], batches: list[dict[str, np.ndarray]]) -> list[bytes]:

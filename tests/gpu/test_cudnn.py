@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import foreplan as fp
-from foreplan import disk_cache as kept
+from foreplan import disk_cache
 from foreplan.errors import TargetError
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
@@ -37,7 +37,7 @@ SAME = ((1, 1), ((1, 1), (1, 1)), (1, 1))  # strides, pads and dilations of 3 x 
 @pytest.fixture(autouse=True)
 def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test asks cuDNN anew."""
-    monkeypatch.setattr(kept, "_folder", lambda: tmp_path / "kept")
+    monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path / "kept")
     cudnn_conv_plans._answers.cache_clear()
     yield
     cudnn_conv_plans._answers.cache_clear()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreplan import disk_cache as kept
+from foreplan import disk_cache
 from foreplan.graph import Op, Window
 from foreplan.graph.types import DTYPES, tensor_type
 from foreplan.ops.attention.gradient import AttentionGrad
@@ -37,7 +37,7 @@ def kept_by_this_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     """What cuDNN answers is kept for these tests alone."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("kept")
-        patch.setattr(kept, "_folder", lambda: folder)
+        patch.setattr(disk_cache, "_folder", lambda: folder)
         cudnn_sdpa._answers.cache_clear()
         yield
         cudnn_sdpa._answers.cache_clear()
@@ -157,7 +157,7 @@ def test_plans_are_kept_and_alike_from_run_to_run(monkeypatch: pytest.MonkeyPatc
         patch.setattr(cudnn_sdpa, "_asked_elsewhere", lambda *_: pytest.fail("asked again"))
         assert plans(op, inputs) == first
     cudnn_sdpa._answers.cache_clear()
-    monkeypatch.setattr(kept, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path)
     assert [*map(but_for_arguments, plans(op, inputs))] == [*map(but_for_arguments, first)]
     cudnn_sdpa._answers.cache_clear()
     assert "memfd:libcuda" not in Path("/proc/self/maps").read_text(), "the stand-in is for another process"
@@ -240,7 +240,7 @@ def test_where_cudnn_cannot_be_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     """Attention is left to kernels of ours, which is said, and nothing of it is kept."""
     inputs = dense(*["bfloat16[1,3,48,16]"] * 3)
     windows = windows_of(Attention(0.25), inputs)
-    monkeypatch.setattr(kept, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.warns(UserWarning, match="run instead"):
         assert not attention_plans(Attention(0.25), *windows, device_named("h100"))
@@ -258,7 +258,7 @@ def test_a_compiler_that_fails_is_no_answer(monkeypatch: pytest.MonkeyPatch, tmp
     """cuDNN's engines for attention are compiled; that they could not be is told, and asked anew the next time."""
     inputs = dense(*["bfloat16[1,3,48,16]"] * 3)
     windows = windows_of(Attention(0.25), inputs)
-    monkeypatch.setattr(kept, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path)
     real = cudnn_sdpa.subprocess.run
 
     def without_nvrtc(command: list[str], **options: Any) -> Any:

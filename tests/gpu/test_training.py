@@ -10,7 +10,7 @@ import pytest
 import foreplan as fp
 from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.frontend.losses import attach_loss
-from foreplan.planner import separate
+from foreplan.planner import without_reuse
 from foreplan.runtime.cuda.libraries import driver
 from foreplan.runtime.session import Session
 from tests.cpu.test_engine import data_for, farthest, shake
@@ -48,7 +48,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch, make: object, reverse: bool = Fa
 
 def cards(monkeypatch: pytest.MonkeyPatch, step: fp.Compiled, seed: int) -> list[Session]:
     """Poisoned; with threads in reverse; and with every value in memory of its own."""
-    alone = partial(Session, step.program, separate(step.plan, step.program), seed=seed)
+    alone = partial(Session, step.program, without_reuse(step.plan, step.program), seed=seed)
     return [
         on_the_cpu(monkeypatch, partial(step.bind, seed=seed, poison=True)),
         on_the_cpu(monkeypatch, partial(step.bind, seed=seed), reverse=True),

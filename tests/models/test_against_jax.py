@@ -9,7 +9,7 @@ import foreplan as fp
 from foreplan import passes
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph, parse_graph
-from foreplan.planner import separate
+from foreplan.planner import without_reuse
 from foreplan.runtime.session import Session
 from tests.oracle.jax_graph import loss_and_gradients
 from tests.profile import cases
@@ -91,7 +91,7 @@ def _content(value: object) -> np.ndarray:
 def test_planned_equals_unplanned_bit_for_bit_and_poison_changes_nothing(name: str) -> None:
     graph, loss = model(name)
     step = fp.compile(graph, loss=loss, optimizer=fp.optim.Nesterov(0.01))
-    apart = separate(step.plan, step.program)
+    apart = without_reuse(step.plan, step.program)
     sessions = [step.bind(), Session(step.program, apart), step.bind(poison=True)]
     for seed in range(2):
         losses = {session.step(data_for(step, seed)).loss for session in sessions}

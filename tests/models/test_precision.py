@@ -17,7 +17,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.graph.init import generator_for
-from foreplan.planner import separate
+from foreplan.planner import without_reuse
 from foreplan.runtime.session import Session
 from tests.profile import cases
 
@@ -48,7 +48,7 @@ def test_the_whole_zoo_is_here() -> None:
 def compiled(name: str, precision: str, optimizer: bool) -> fp.Compiled:
     graph = fp.models.build(f"{name}:{SMALL[name]}")
     rule = fp.optim.Nesterov(0.002) if optimizer else None
-    return fp.compile(graph, fp.models.default_loss(name), rule, precision=precision, remat="free" if rule else "off")
+    return fp.compile(graph, fp.models.default_loss(name), rule, precision=precision, remat="auto" if rule else "off")
 
 
 def inputs(step: fp.Compiled) -> dict[str, np.ndarray]:
@@ -142,7 +142,7 @@ def test_ten_training_steps_in_float16(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_planned_run_is_the_unplanned_one(name: str) -> None:
     step = compiled(name, "bf16", True)
-    planned, apart = step.bind(seed=4), Session(step.program, separate(step.plan, step.program), seed=4)
+    planned, apart = step.bind(seed=4), Session(step.program, without_reuse(step.plan, step.program), seed=4)
     data = inputs(step)
     for _ in range(2):
         assert planned.step(data).loss == apart.step(data).loss

@@ -7,8 +7,9 @@ import pytest
 
 import foreplan as fp
 from foreplan.graph import Graph, parse_graph
+from foreplan.ops.conv.ops import ConvDataGrad
 from foreplan.passes import split_concats
-from tests.ops.check import evaluate
+from tests.ops.check import allocated_bytes, evaluate
 from tests.passes.steps import training_step
 
 RNG = np.random.default_rng(0)
@@ -80,3 +81,11 @@ def test_unet_concatenates_nothing() -> None:
     assert any(node.op.name == "concat" for node in graph.nodes)
     images = [call for call in step.program.calls if call.op.name == "concat" and call.outputs[0].type.shape[0] == 2]
     assert not images
+
+
+def test_weights_of_a_range_of_channels_are_not_copied() -> None:
+    for kernel, pad in ((3, 1), (1, 0)):
+        op = ConvDataGrad((1, 1), ((pad, pad),) * 2, (1, 1), spatial=(6, 6))
+        g, w = np.ones((1, 128, 6, 6), np.float32), np.ones((128, 256, kernel, kernel), np.float32)
+        part = w[:, 64:192]
+        assert allocated_bytes(op, g, part) < part.nbytes // 2 and not part.flags.c_contiguous

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from foreplan.planner import Plan, Problem, plan, plan_curve, separate
+from foreplan.planner import Plan, Problem, plan, plan_curve, without_reuse
 from foreplan.planner.memory.liveness import LiveRanges, live_ranges
 from tests.planner.executor import contents
 from tests.planner.problems import joined_problem, priced, random_problem, with_round_trips
@@ -61,7 +61,7 @@ def bases(seeds: Iterable[int]) -> Iterator[Base]:
         good = plan(problem)
         if good.steps:
             yield Base.of(problem, good)
-            yield Base.of(problem, separate(good, problem))
+            yield Base.of(problem, without_reuse(good, problem))
         if seed % 2 == 0:
             problem = random_training(seed, 3 + seed % 5)
             curve = plan_curve(problem, thorough=False)

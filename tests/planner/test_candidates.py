@@ -100,7 +100,7 @@ def test_smaller_budgets_give_smaller_and_slower_plans(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_plans_of_random_problems_verify_and_stay_above_the_bound(seed: int) -> None:
     problem = with_kernels(priced(random_problem(seed), seed), seed)
-    for remat in ("off", "free"):
+    for remat in ("off", "auto"):
         found = plan(problem, remat=remat)
         verify(found, problem)
         assert order_bound(problem) <= found.lower_bound_bytes <= found.arena_bytes

@@ -22,8 +22,8 @@ from foreplan.planner import (
     check_problem,
     plan,
     plan_curve,
-    separate,
     verify,
+    without_reuse,
 )
 from foreplan.planner.memory.bounds import order_bound, reserved_bytes
 from foreplan.planner.order.dependences import dependences
@@ -253,7 +253,7 @@ def test_every_plan_of_a_curve_computes_the_right_bytes(seed: int, actions: int)
         found = curve.plan(index)
         assert bound <= found.lower_bound_bytes
         outcome = Machine(found, problem).run()
-        assert Machine(separate(found, problem), problem).run() == outcome
+        assert Machine(without_reuse(found, problem), problem).run() == outcome
     costs = [point.cost for point in curve.points]
     bounds = [point.bound for point in curve.points]
     assert costs == sorted(set(costs)) and bounds == sorted(set(bounds), reverse=True)

@@ -20,8 +20,8 @@ from foreplan.planner import (
     check_problem,
     plan,
     plan_curve,
-    separate,
     verify,
+    without_reuse,
 )
 from foreplan.planner.candidates import merge_candidates
 from foreplan.planner.memory.bounds import live_bytes
@@ -67,7 +67,7 @@ def test_plan_lies_between_bounds_and_sum(seed: int, actions: int) -> None:
 def test_plan_and_its_twin_compute_the_same_bytes(seed: int, actions: int) -> None:
     problem = random_problem(seed, actions)
     found = plan(problem)
-    twin = separate(found, problem)
+    twin = without_reuse(found, problem)
     assert [step.action for step in twin.steps] == [step.action for step in found.steps]
     assert Machine(found, problem).run() == Machine(twin, problem).run()
 
@@ -76,7 +76,7 @@ def test_plan_and_its_twin_compute_the_same_bytes(seed: int, actions: int) -> No
 @given(seeds, sizes)
 def test_what_a_plan_holds_lies_between_the_live_set_and_the_arena(seed: int, actions: int) -> None:
     problem = random_problem(seed, actions)
-    for found in (plan(problem), separate(plan(problem), problem)):
+    for found in (plan(problem), without_reuse(plan(problem), problem)):
         held = sum(category_series(found, problem).values())
         live = live_bytes(problem, [step.action for step in found.steps])
         assert live.max() == found.lower_bound_bytes and live.argmax() == found.certificate.peak_step
@@ -111,7 +111,7 @@ def test_plans_of_drawn_problems(problem: Problem) -> None:
     outcome = Machine(found, problem).run()
     right = contents(problem)
     assert all(content == right[v] for v, content in outcome.items())
-    assert Machine(separate(found, problem), problem).run() == outcome
+    assert Machine(without_reuse(found, problem), problem).run() == outcome
 
 
 @settings(max_examples=pick(1, 2, 8), deadline=None)
@@ -126,7 +126,7 @@ def test_curves_of_drawn_problems(problem: Problem) -> None:
         assert found.order_lower_bound_bytes is not None
         assert found.order_lower_bound_bytes <= found.lower_bound_bytes <= found.arena_bytes
         assert Machine(found, problem).run() == outcome
-        assert Machine(separate(found, problem), problem).run() == outcome
+        assert Machine(without_reuse(found, problem), problem).run() == outcome
         within = curve.within(found.arena_bytes)
         assert within.arena_bytes <= found.arena_bytes
         spent = sum(problem.actions[step.action].nanoseconds for step in within.steps)
@@ -142,7 +142,7 @@ def test_parts_made_in_their_places_give_what_copied_ones_give() -> None:
         problem = joined_problem(seed)
         check_problem(problem)
         found = plan(problem)
-        assert Machine(found, problem).run() == Machine(separate(found, problem), problem).run()
+        assert Machine(found, problem).run() == Machine(without_reuse(found, problem), problem).run()
         for step in found.steps:
             parts = problem.actions[step.action].parts
             placed += sum(step.reads[part.read] == step.writes[part.write] + part.offset for part in parts)

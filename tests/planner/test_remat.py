@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreplan.errors import DoesNotFitError, UsageError
-from foreplan.planner import Category, Overwrite, Plan, Problem, Role, plan, plan_curve, separate, verify
+from foreplan.planner import Category, Overwrite, Plan, Problem, Role, plan, plan_curve, verify, without_reuse
 from foreplan.planner.memory.bounds import reserved_bytes
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import HEURISTICS
@@ -80,7 +80,7 @@ def test_every_plan_of_a_curve_computes_the_right_bytes(seed: int, actions: int)
     for index in range(len(curve)):
         found = curve.plan(index)
         outcome = Machine(found, problem).run()
-        apart = separate(found, problem)
+        apart = without_reuse(found, problem)
         assert Machine(apart, problem).run() == outcome
     costs = [point.cost for point in curve.points]
     bounds = [point.bound for point in curve.points]

@@ -8,7 +8,7 @@ import pytest
 import foreplan as fp
 from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.graph import Graph
-from foreplan.planner import Plan, plan_curve, separate, verify
+from foreplan.planner import Plan, plan_curve, verify, without_reuse
 from foreplan.planner.placement.layout import assemble, lay_out, schedule
 from foreplan.planner.recompute.arrays import DISCARD, KEEP, make_gaps
 from foreplan.planner.recompute.kernels import generate, make_scratch
@@ -84,7 +84,7 @@ def check(graph: Graph, loss: object) -> None:
     expected = bits(step.bind(seed=3), data)
     found = dropping(step, 0)
     assert bits(Session(step.program, found, seed=3), data) == expected
-    assert bits(Session(step.program, separate(found, step.program), seed=3), data) == expected
+    assert bits(Session(step.program, without_reuse(found, step.program), seed=3), data) == expected
 
 
 @pytest.mark.parametrize("name", CASES)

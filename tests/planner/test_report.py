@@ -13,7 +13,7 @@ from foreplan.planner import (
     bytes_by_category,
     live_at,
     plan,
-    separate,
+    without_reuse,
 )
 from tests.planner.problems import Maker
 from tests.planner.test_verify import chain, joined
@@ -62,7 +62,7 @@ def test_a_smaller_value_in_place_counts_from_the_step_after() -> None:
 
 def test_the_twin_uses_no_byte_twice() -> None:
     problem, good = chain()
-    twin = separate(good, problem)
+    twin = without_reuse(good, problem)
     w, x, a, b, new, y = range(6)
     at = dict(twin.starts) | dict(twin.ends)
     at |= {v: o for s in twin.steps for v, o in zip(problem.actions[s.action].writes, s.writes)}
@@ -70,7 +70,7 @@ def test_the_twin_uses_no_byte_twice() -> None:
     spans = sorted((at[v], at[v] + problem.values[v].nbytes) for v in (x, a, b, y))
     spans.append((twin.steps[1].workspace, twin.steps[1].workspace + 64))
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
-    assert twin.certificate.placement == "apart"
+    assert twin.certificate.placement == "no reuse"
     assert twin.arena_bytes == 64 + 3 * 128 + 64 + 64
 
 
@@ -89,7 +89,7 @@ def test_parts_in_place_hold_their_bytes_until_the_whole_does() -> None:
 
 def test_the_twin_of_a_plan_copies_every_part() -> None:
     problem, good = joined()
-    twin = separate(good, problem)
+    twin = without_reuse(good, problem)
     join = twin.steps[3]
     assert all(low + 64 <= join.writes[0] or low >= join.writes[0] + 256 for low in join.reads)
 

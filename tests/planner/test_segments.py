@@ -10,7 +10,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.planner import Action, Overwrite, Plan, Problem, Region, Role, Value, separate
+from foreplan.planner import Action, Overwrite, Plan, Problem, Region, Role, Value, without_reuse
 from foreplan.planner.recompute.segments import plan_segments
 from tests.planner.executor import Machine
 from tests.planner.problems import random_problem
@@ -100,7 +100,7 @@ def test_any_segments_give_the_right_bytes(seed: int, count: int) -> None:
     segments = [[action for action in actions if labels[action] == label] for label in range(rng.randint(1, 3))]
     found = plan_segments(problem, segments, ahead)
     outcome = Machine(found, problem).run()
-    assert Machine(separate(found, problem), problem).run() == outcome
+    assert Machine(without_reuse(found, problem), problem).run() == outcome
     inside = {action for segment in segments for action in segment}
     for index, times in runs(found).items():
         assert times == 1 or (times == 2 and index in inside and not problem.actions[index].effect)

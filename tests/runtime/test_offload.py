@@ -14,7 +14,7 @@ from foreplan.errors import PlanError, SessionError, UsageError
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph
 from foreplan.lower.program import ARENA, HOST
-from foreplan.planner import Category, Plan, separate
+from foreplan.planner import Category, Plan, without_reuse
 from foreplan.runtime.session import Session
 from foreplan.views.diff import diff
 from tests.foreplan.shell import foreplan
@@ -70,7 +70,7 @@ def test_copies_change_no_bit(name: str, share: float) -> None:
     # Only copies bring it down so far: nothing may be recomputed.
     step = compiled(name, offload=True, budget=share, remat="off")
     assert copies(step) >= 4 and step.arena_bytes <= plain.arena_bytes * share
-    apart = Session(step.program, separate(step.plan, step.program))
+    apart = Session(step.program, without_reuse(step.plan, step.program))
     sessions = [plain.bind(), step.bind(), step.bind(poison=True), apart]
     first, *others = bits(sessions, data_for(step))
     assert all(other == first for other in others)

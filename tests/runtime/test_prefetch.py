@@ -25,7 +25,7 @@ def batches(step: fp.Compiled, count: int, leading: tuple[int, ...] = ()) -> lis
 
 def second_slots(step: fp.Compiled, alignment: int) -> int:
     """Bytes of the inputs without a default, each aligned."""
-    types = [slot.operand.type for slot in step.program.inputs if slot.init is None]
+    types = [slot.operand.type for slot in step.program.required_inputs]
     return sum(align_up(type.nbytes, alignment) for type in types)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.graph import Graph
-from foreplan.planner import separate
+from foreplan.planner import without_reuse
 from foreplan.runtime.session import Session
 from tests.profile import pick
 
@@ -183,11 +183,11 @@ def test_poison_changes_no_result() -> None:
 
 
 def test_the_planned_run_equals_the_unplanned_run_bit_for_bit() -> None:
-    from foreplan.planner import separate
+    from foreplan.planner import without_reuse
     from foreplan.runtime.session import Session
 
     step = compiled(classifier(dropout=0.2))
-    planned, apart = step.bind(seed=4), Session(step.program, separate(step.plan, step.program), seed=4)
+    planned, apart = step.bind(seed=4), Session(step.program, without_reuse(step.plan, step.program), seed=4)
     assert apart.plan.arena_bytes > planned.plan.arena_bytes
     for seed in range(3):
         assert planned.step(batch(seed)) == apart.step(batch(seed))
@@ -300,11 +300,11 @@ def test_concatenations_in_place_change_no_bit(training: bool) -> None:
         for planned in step.plan.steps
         for part in problem.actions[planned.action].parts
     )
-    apart = Session(problem, separate(step.plan, problem), seed=3)
+    apart = Session(problem, without_reuse(step.plan, problem), seed=3)
     sessions = [step.bind(seed=3), step.bind(seed=3, poison=True), apart]
     rng = np.random.default_rng(0)
     data: dict[str, np.ndarray] = {}
-    for slot in (slot for slot in problem.inputs if slot.init is None):
+    for slot in problem.required_inputs:
         type = slot.operand.type
         data[slot.name] = rng.random(type.shape, np.float32) if type.dtype.is_float else np.zeros(type.shape, np.int64)
     for _ in range(2):

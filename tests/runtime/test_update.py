@@ -10,7 +10,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.graph import Kind
-from foreplan.planner import separate
+from foreplan.planner import without_reuse
 from foreplan.runtime.planfile import plan_text
 from foreplan.runtime.session import Session
 from foreplan.runtime.update import Update
@@ -22,8 +22,8 @@ from tests.runtime.test_session import classifier
 def test_planned_equals_unplanned_and_poison_changes_nothing(halves: fp.Compiled) -> None:
     assert halves.update is not None
     update = halves.update
-    apart = Update(3, update.program, separate(update.plan, update.program))
-    unplanned = Session(halves.program, separate(halves.plan, halves.program), update=apart, seed=4)
+    apart = Update(3, update.program, without_reuse(update.plan, update.program))
+    unplanned = Session(halves.program, without_reuse(halves.plan, halves.program), update=apart, seed=4)
     sessions = [halves.bind(seed=4), unplanned, halves.bind(seed=4, poison=True)]
     for seed in range(3):
         data = data_for(halves, seed, (3,))

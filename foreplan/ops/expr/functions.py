@@ -25,6 +25,7 @@ class Function:
         result: `same` (the promoted type of the arguments), `bool`, or `float` (the promoted type, never an integer).
         partials: from (args…, y) the partial derivatives; y is the function's own result. None: not differentiable.
         uses_output: the partials read y and not the arguments, so that a root call needs only its output kept.
+        is_compiled: NumPy lacks it and Numba compiles it: a process that runs it loads Numba.
     """
 
     compute: Callable[[], Callable[..., Any]]
@@ -32,6 +33,7 @@ class Function:
     result: str = "same"
     partials: Partials | None = None
     uses_output: bool = False
+    is_compiled: bool = False
 
 
 def _np(name: str) -> Callable[[], Callable[..., Any]]:
@@ -130,7 +132,6 @@ def _zero(*args: Expr) -> Sequence[Scalar]:
 
 _TWO_OVER_SQRT_PI = 2.0 / math.sqrt(math.pi)
 
-COMPILED = frozenset({"erf"})  # functions that NumPy lacks and Numba compiles: a process that runs them loads it
 FUNCTIONS: dict[str, Function] = {
     "add": Function(_np("add"), 2, "same", lambda a, b, y: (1.0, 1.0)),
     "sub": Function(_np("subtract"), 2, "same", lambda a, b, y: (1.0, -1.0)),
@@ -173,7 +174,9 @@ FUNCTIONS: dict[str, Function] = {
     "atanh": Function(_np("arctanh"), 1, "float", lambda x, y: (1.0 / (1.0 - x * x),)),
     "sigmoid": Function(_special("sigmoid"), 1, "float", lambda x, y: (y * (1.0 - y),), True),
     "relu": Function(_relu, 1, "same", lambda x, y: (where(y > 0, 1.0, 0.0),), True),
-    "erf": Function(_special("erf"), 1, "float", lambda x, y: (_TWO_OVER_SQRT_PI * call("exp", -(x * x)),)),
+    "erf": Function(
+        _special("erf"), 1, "float", lambda x, y: (_TWO_OVER_SQRT_PI * call("exp", -(x * x)),), is_compiled=True
+    ),
     "isnan": Function(_np("isnan"), 1, "bool"),
     "isinf": Function(_np("isinf"), 1, "bool"),
     "eq": Function(_np("equal"), 2, "bool"),

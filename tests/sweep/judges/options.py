@@ -52,7 +52,7 @@ def options(rng: Random) -> Drawn:
     if rng.random() < 0.5:
         drawn["budget"] = rng.uniform(0.3, 0.99)
     if rng.random() < 0.5:
-        drawn["remat"] = rng.choice(["off", "free", "auto"])
+        drawn["remat"] = rng.choice(["off", "auto"])
     if rng.random() < 0.4:
         drawn["accumulate"] = rng.choice([2, 3])
     for name, share in (("offload", 0.2), ("prefetch", 0.2)):

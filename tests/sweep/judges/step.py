@@ -7,7 +7,7 @@ import numpy as np
 import foreplan as fp
 from foreplan.graph import Graph
 from foreplan.passes import differentiate
-from foreplan.planner import separate
+from foreplan.planner import without_reuse
 from foreplan.runtime.session import Session
 from tests.sweep.steps import batch, drawn_step
 
@@ -35,7 +35,7 @@ def judge(seed: str, targets: tuple[str, ...] = ("numpy", "cpu:threads=1", "cpu:
 def _changes(graph: Graph, target: str) -> dict[str, np.ndarray]:
     """The loss of a step and what it takes from each parameter, after holding the plan against memory apart."""
     step = fp.compile(graph, optimizer=fp.optim.SGD(RATE), target=target)
-    planned, apart = step.bind(seed=1), Session(step.program, separate(step.plan, step.program), seed=1)
+    planned, apart = step.bind(seed=1), Session(step.program, without_reuse(step.plan, step.program), seed=1)
     names = [value.name for value in graph.parameters]
     before = {name: planned.parameters[name] for name in names}
     given = batch(graph)
