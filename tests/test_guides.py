@@ -155,5 +155,6 @@ def test_the_card_that_the_guide_shows_is_one_of_the_package() -> None:
 
 
 def test_the_guide_names_every_field_of_a_pass() -> None:
-    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", (ROOT / "docs" / "adding-a-pass.md").read_text(), re.M)
+    page = (ROOT / "docs" / "adding-a-pass.md").read_text().partition("| field | what |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", page, re.M)
     assert re.findall(r"\w+", " ".join(rows)) == [field.name for field in dataclasses.fields(Pass)]
