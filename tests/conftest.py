@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis.internal.conjecture import providers
 
-from tests.profile import PROFILE, Profile
+from foreplan.planner import driver
+from foreplan.planner.effort import USUAL
+from tests.profile import PROFILE, SHORT, Profile
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,6 +28,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         dropped = set(left)
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in dropped]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_searches() -> Iterator[None]:
+    """Plans within budgets are found in a tenth of the time; most tests ask no more of them than to be right."""
+    with pytest.MonkeyPatch.context() as patch:
+        for function in (driver.plan, driver.plan_curve):
+            patch.setitem(function.__kwdefaults__, "effort", SHORT)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def whole_searches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a test is marked `whole_search`."""
+    if request.node.get_closest_marker("whole_search"):
+        for function in (driver.plan, driver.plan_curve):
+            monkeypatch.setitem(function.__kwdefaults__, "effort", USUAL)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,6 +13,8 @@ from typing import TypeVar
 
 import pytest
 
+from foreplan.planner.effort import Effort, RecomputeEffort, SequenceEffort
+
 Amount = TypeVar("Amount")
 
 
@@ -25,6 +27,18 @@ class Profile(IntEnum):
 
 
 PROFILE = Profile[os.environ.get("FOREPLAN_TESTS", "usual").upper()]
+
+
+# How long the planner searches in tests that are not marked `whole_search`.
+SHORT = Effort(
+    recompute=RecomputeEffort(
+        descent_work=2_000_000,
+        reordered=400,
+        polish_work=5_000_000,
+        polish_pair=300,
+        sequences=SequenceEffort(trials=10, work=2_000_000),
+    )
+)
 
 
 def pick(fast: Amount, usual: Amount, everything: Amount) -> Amount:

@@ -113,6 +113,7 @@ def test_pareto_command(curve: list[dict[str, Any]], monkeypatch: pytest.MonkeyP
     foreplan("pareto", MODEL, "--budget", "1GiB", code=2)
 
 
+@pytest.mark.whole_search  # as the command does
 def test_a_point_of_the_curve_is_what_its_budget_gives(curve: list[dict[str, Any]]) -> None:
     for point in curve[:: pick(8, 6, 1)]:
         estimated = answer("estimate", MODEL, "--budget", point["budget_bytes"])

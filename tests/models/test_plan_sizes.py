@@ -11,6 +11,8 @@ import pytest
 import foreplan as fp
 from tests.profile import cases
 
+pytestmark = pytest.mark.whole_search
+
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "plan_sizes.py"
 KEPT = json.loads(BENCHMARK.with_suffix(".json").read_text())
 

@@ -14,6 +14,8 @@ from foreplan.planner.effort import USUAL, WITHOUT
 from tests.planner.problems import training_net
 from tests.profile import cases
 
+pytestmark = pytest.mark.whole_search
+
 
 def kinds(effort: Any) -> Iterator[Any]:
     yield effort

@@ -13,6 +13,8 @@ from tests.planner.near_optimal import SHARES, Comparison, compare
 from tests.planner.training_graphs import GRAPHS, nothing_in_place
 from tests.profile import pick
 
+pytestmark = pytest.mark.whole_search
+
 SECONDS = 60
 FAST = ("random0", "random3", "random5", "random8")
 NAMES, SHARES_ASKED, LEAST = pick((FAST, (0.7, 0.6), 4), (FAST, SHARES, 8), (tuple(GRAPHS), SHARES, 50))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -153,6 +154,7 @@ def _print(found: Plan, problem: Problem) -> str:
     return hashlib.sha256(f"{found.as_text(problem)}{found.certificate}{problem.digest}".encode()).hexdigest()
 
 
+@pytest.mark.whole_search
 def test_plans_do_not_depend_on_the_hash_seed_or_on_what_was_planned_before() -> None:
     script = "from tests.planner.test_properties import prints; print(*prints())"
     root = Path(__file__).parents[2]

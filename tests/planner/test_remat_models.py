@@ -16,6 +16,8 @@ from foreplan.planner.recompute.schedules import late_updates
 from foreplan.runtime.session import Session
 from tests.profile import cases
 
+pytestmark = pytest.mark.whole_search
+
 STEPS = 2
 SMALL = [
     "mlp:batch=16,width=16,layers=3",
