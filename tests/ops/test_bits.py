@@ -7,7 +7,7 @@ import pytest
 
 from foreplan.graph import Op
 from foreplan.ops.bits import MaskedMap, PackBits
-from tests.ops.check import allocated_bytes, decomposed, refused, run_op
+from tests.ops.check import decomposed, refused, run_op
 
 RNG = np.random.default_rng(0)
 SHAPES = [(8,), (3, 5, 8), (2, 3, 60_000), (7, 24_000), (40_000, 3), (0, 4)]
@@ -47,12 +47,6 @@ def test_a_masked_map_is_a_map_of_truth_values(shape: tuple[int, ...]) -> None:
 )
 def test_decompositions(op: Op, arrays: list[np.ndarray]) -> None:
     np.testing.assert_array_equal(decomposed(op, *arrays), run_op(op, *arrays))
-
-
-def test_allocates_nothing() -> None:
-    x = RNG.standard_normal((40, 64, 1000)).astype(np.float32)
-    assert allocated_bytes(PackBits("(a0 > 0)"), x) < 80_000
-    assert allocated_bytes(MaskedMap(("where(a0, a1, 0.0)",)), packed(x > 0), x) < 120_000
 
 
 def test_refusals() -> None:

@@ -12,7 +12,7 @@ import pytest
 from foreplan.graph import TensorType, as_dtype
 from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad, conv, conv_transpose
 from tests.frontend.onnx.models import of_one_node
-from tests.ops.check import allocated_bytes, built, check_vjp, refused, run_op, type_of
+from tests.ops.check import built, check_vjp, refused, run_op, type_of
 from tests.oracle.peers import jax, jit
 
 # (x shape, w shape, strides, pads, dilations, groups)
@@ -193,25 +193,6 @@ def test_cost_is_two_a_multiply_add(name: str) -> None:
     assert Conv(*geometry).cost([x, w], [y]).flops == expected
     assert ConvDataGrad(*geometry, spatial=xs[2:]).cost([y, w], [x]).flops == expected
     assert ConvWeightGrad(*geometry, kernel=ws[2:]).cost([x, y], [w]).flops == expected
-
-
-@pytest.mark.parametrize(
-    ("xs", "ws", "groups"),
-    [((4, 16, 40, 40), (16, 16, 3, 3), 1), ((1, 8, 96, 96), (8, 1, 3, 3), 8), ((2, 32, 32, 32), (32, 32, 1, 1), 1)],
-)
-def test_memory_is_only_the_workspace(xs: tuple[int, ...], ws: tuple[int, ...], groups: int) -> None:
-    pad = (ws[2] - 1) // 2
-    geometry = ((1, 1), ((pad, pad),) * 2, (1, 1), groups)
-    x, w, g = (np.ones(s, np.float32) for s in (xs, ws, (xs[0], ws[0], *xs[2:])))
-    for op, inputs in (
-        (Conv(*geometry), (x, w)),
-        (Conv(*geometry), (x, w, np.ones(ws[0], np.float32))),
-        (ConvDataGrad(*geometry, spatial=xs[2:]), (g, w)),
-        (ConvDataGrad(*geometry, spatial=xs[2:]), (g, w, x)),
-        (ConvWeightGrad(*geometry, kernel=ws[2:]), (x, g)),
-        (ConvWeightGrad(*geometry, kernel=ws[2:]), (x, g, w)),
-    ):
-        assert allocated_bytes(op, *inputs) < 128 * 1024, op  # NumPy's own iteration buffers
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -9,10 +9,9 @@ from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Value
 from foreplan.ops.index import Gather, ScatterAdd, gather, gather_nd, one_hot
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd, gather_elements
-from tests.ops.check import allocated_bytes, built, check_vjp, run_op, type_of
+from tests.ops.check import built, check_vjp, run_op, type_of
 
 RNG = np.random.default_rng(0)
-NUMPY_BUFFERS = 80_000  # NumPy may take one of 8,192 elements an operand, whatever the size
 CASES = [
     ((9, 4), 0, (5,)),
     ((9, 4), 1, (2, 3)),
@@ -152,18 +151,6 @@ def test_one_hot(dtype: str) -> None:
                 if -depth <= indices[place] < depth:
                     wanted[place][indices[place]] = 1
             np.testing.assert_array_equal(found, wanted)
-
-
-def test_allocates_nothing() -> None:
-    table, wide = RNG.standard_normal((5000, 3)).astype(np.float32), RNG.standard_normal((500, 300)).astype(np.float32)
-    for dtype in (np.int64, np.int32):
-        at = indices_for(500, (80000,)).astype(dtype)
-        assert allocated_bytes(Gather(0), table, at) < NUMPY_BUFFERS
-        assert allocated_bytes(ScatterAdd(0, (5000, 3)), at, np.ones((80000, 3), np.float32)) < NUMPY_BUFFERS
-        assert allocated_bytes(ScatterAdd(0, (500, 300)), at[:4000], np.ones((4000, 300), np.float32)) < NUMPY_BUFFERS
-        elements = indices_for(500, (500, 300)).astype(dtype)
-        assert allocated_bytes(GatherElements(0), wide, elements) < NUMPY_BUFFERS
-        assert allocated_bytes(ScatterElementsAdd(0, (500, 300)), elements, wide) < NUMPY_BUFFERS
 
 
 def test_valid_range_and_refusals() -> None:

@@ -11,7 +11,7 @@ from foreplan.graph import Array, Builder, Fill, Kind, Normal, TensorType, Value
 from foreplan.ops.linear_cross_entropy import LOGITS_BYTES, LinearCrossEntropy, _is_one, linear_cross_entropy
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad, cross_entropy
 from foreplan.ops.map import elementwise
-from tests.ops.check import allocated_bytes, check_vjp, pull_back, run_op, type_of
+from tests.ops.check import check_vjp, pull_back, run_op, type_of
 from tests.oracle.peers import jax, jnp
 
 RNG = np.random.default_rng(0)
@@ -165,17 +165,6 @@ def test_workspace() -> None:
         assert bytes_for(4096, classes, 8) <= 64 * 2**20
     assert bytes_for(4096, 50_257, 8) > 256 * 50_257 * 4
     assert LOGITS_BYTES < 64 * 2**20
-
-
-def test_allocates_nothing() -> None:
-    logits, target = sample((60, 3000), 1)
-    logits = logits.astype(np.float32)
-    lse = scipy.special.logsumexp(logits, 1)
-    assert allocated_bytes(CrossEntropy(1), logits, target) < 80_000
-    assert allocated_bytes(CrossEntropyGrad(1), logits, target, lse, lse) < 80_000
-    assert allocated_bytes(CrossEntropy(0), logits, RNG.integers(0, 60, 3000).astype(np.int32)) < 200_000
-    h, w = RNG.standard_normal((60, 50)).astype(np.float32), RNG.standard_normal((3000, 50)).astype(np.float32)
-    assert allocated_bytes(LinearCrossEntropy(16), h, w, target.astype(np.int32)) < 80_000
 
 
 def test_ranges_and_refusals() -> None:

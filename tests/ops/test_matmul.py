@@ -77,10 +77,6 @@ def test_strides_that_blas_takes_and_others() -> None:
 def test_heads_side_by_side_are_not_copied() -> None:
     q = np.ones((2, 64, 4, 32), np.float32).transpose(0, 2, 1, 3)
     assert allocated_bytes(MatMul(False, True), q, q) < 16 * 1024
-    a, b = np.ones((512, 300), np.float32), np.ones((300, 400), np.float32)
-    for op, x in ((MatMul(), a), (MatMul(True, False), np.ascontiguousarray(a.T))):
-        assert allocated_bytes(op, x, b) < 16 * 1024
-        assert allocated_bytes(op, x, b, np.ones((512, 400), np.float32)) < 16 * 1024
 
 
 def test_cost_is_two_a_multiply_add() -> None:

@@ -17,7 +17,7 @@ from foreplan.ops.norm import rows as row_norm_module
 from foreplan.ops.norm.batch import BatchNorm, BatchNormGrad, BatchNormTrain, ChannelMoments, batch_norm
 from foreplan.ops.norm.masked import MaskedBatchNormGrad
 from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad, group_norm, layer_norm, rms_norm
-from tests.ops.check import allocated_bytes, built, check_vjp, decomposed, evaluate, refused, run_op, type_of
+from tests.ops.check import built, check_vjp, decomposed, evaluate, refused, run_op, type_of
 from tests.oracle.peers import jax, jit, jnp
 
 EPS = 1e-3
@@ -238,28 +238,6 @@ def test_group_and_instance_norm() -> None:
         normal = (grouped - grouped.mean(2, keepdims=True)) / np.sqrt(grouped.var(2, keepdims=True) + EPS)
         expected = normal.reshape(x.shape) * _per_channel(scale, 4) + _per_channel(bias, 4)
         np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
-
-
-def test_memory_is_only_the_workspace(request: pytest.FixtureRequest) -> None:
-    if "small" in request.node.name:
-        pytest.skip("what kernels allocate is measured with their own block sizes, not with tiny ones")
-    x = _rng().standard_normal((8, 32, 56, 56)).astype(np.float32)
-    v = np.ones(32, np.float32)
-    rows = x.reshape(-1, 768 if x.size % 768 == 0 else 3136)
-    w, r = np.ones(rows.shape[1], np.float32), np.ones(len(rows), np.float32)
-    for op, inputs in (
-        (BatchNorm(EPS), (x, v, v, v, v)),
-        (ChannelMoments(), (x,)),
-        (BatchNormGrad(EPS), (x, v, v, v, x)),
-        (LayerNorm(1, EPS), (rows, w, w)),
-        (LayerNormGrad(1), (rows, w, r, r, rows)),
-        (LayerNormGrad(1), (rows, w, r, r, rows, rows)),
-        (RMSNorm(1, EPS), (rows, w)),
-        (RMSNormGrad(1), (rows, w, r, rows)),
-    ):
-        assert allocated_bytes(op, *inputs) < 128 * 1024, op  # NumPy's own iteration buffers
-        types = [type_of(a) for a in inputs]
-        assert op.workspace(types, op.infer(types)) <= 1 << 20
 
 
 def test_what_does_not_fit_is_refused() -> None:

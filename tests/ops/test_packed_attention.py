@@ -9,7 +9,7 @@ from foreplan.graph import Window
 from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.ops import Attention
 from foreplan.ops.attention.packed import PackedAttentionGrad
-from tests.ops.check import allocated_bytes, decomposed, refused, run_op, type_of
+from tests.ops.check import decomposed, refused, run_op, type_of
 
 RNG = np.random.default_rng(0)
 
@@ -53,11 +53,6 @@ def test_its_decomposition() -> None:
     x, _, others = operands(2, 5, 4, 2, 3, True)
     op = PackedAttentionGrad(0.3, 4, 2, True)
     np.testing.assert_allclose(decomposed(op, x, *others), run_op(op, x, *others), rtol=1e-10)
-
-
-def test_allocates_nothing() -> None:
-    x, _, others = operands(1, 600, 2, 2, 32, True, np.float32)
-    assert allocated_bytes(PackedAttentionGrad(0.3, 2, 2, True), x, *others) < 100_000
 
 
 def test_refusals() -> None:

@@ -14,7 +14,7 @@ from foreplan.ops import window
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, avg_pool, lrn, max_pool
 from foreplan.ops.window import Windows, count_positions, is_empty
 from tests.frontend.onnx.models import of_one_node
-from tests.ops.check import allocated_bytes, built, check_vjp, refused, run_op, type_of
+from tests.ops.check import built, check_vjp, refused, run_op, type_of
 
 GEOMETRIES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "halving": ((2, 3, 8, 6), {"kernel": (2, 2)}),
@@ -163,20 +163,6 @@ def test_local_response_normalisation(size: int) -> None:
     (got,) = built(lambda b, v: lrn(b, v, size, 0.3, 0.6, 1.5), x)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
     check_vjp(lambda b, v: lrn(b, v, size, 0.3, 0.6, 1.5), x)
-
-
-def test_memory_is_only_the_workspace() -> None:
-    x = np.ones((2, 32, 96, 96), np.float32)
-    geometry: Any = ((3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1))
-    y, index = run_op(MaxPool(*geometry, save_index=True), x)
-    for op, inputs in (
-        (MaxPool(*geometry), (x,)),
-        (MaxPool(*geometry, save_index=True), (x,)),
-        (MaxPoolGrad(*geometry, x.shape), (index, y)),
-        (AvgPool(*geometry), (x,)),
-        (AvgPoolGrad(*geometry, shape=x.shape), (y,)),
-    ):
-        assert allocated_bytes(op, *inputs) < 128 * 1024, op  # NumPy's own iteration buffers
 
 
 def test_what_does_not_fit_is_refused() -> None:

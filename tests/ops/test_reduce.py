@@ -10,7 +10,7 @@ import pytest
 from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Builder, TensorType, as_dtype
 from foreplan.ops.reduce import Reduce, normalize_axes, reduce, sum_to_shape
-from tests.ops.check import allocated_bytes, built, check_vjp, evaluate, run_op, type_of
+from tests.ops.check import built, check_vjp, evaluate, run_op, type_of
 
 NUMPY = {"sum": np.sum, "mean": np.mean, "prod": np.prod, "max": np.max, "min": np.min}
 AXES = [axes for n in (1, 2, 3) for axes in combinations(range(3), n)]
@@ -91,13 +91,6 @@ def test_sum_to_shape_is_the_adjoint_of_broadcasting(shape: tuple[int, ...]) -> 
     assert got.shape == shape
     t = np.random.default_rng(1).standard_normal(shape)
     np.testing.assert_allclose((got * t).sum(), (x * np.broadcast_to(t, full)).sum())
-
-
-def test_memory_is_only_the_workspace() -> None:
-    x = np.ones((8, 64, 56, 56), np.float32)
-    for how in NUMPY:
-        for axes in ((0,), (0, 2, 3), (1,), (2, 3), (0, 1, 2, 3), (3,), (1, 3)):
-            assert allocated_bytes(Reduce(how, axes), x) < 16 * 1024
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

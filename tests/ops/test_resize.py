@@ -15,7 +15,7 @@ from foreplan.ops import resize as resize_module
 from foreplan.ops.interpolation import COORDINATES, ROUNDINGS
 from foreplan.ops.resize import Resize, ResizeGrad, resize
 from tests.frontend.onnx.models import by_onnxruntime, model, node
-from tests.ops.check import allocated_bytes, check_vjp, refused, run_op
+from tests.ops.check import check_vjp, refused, run_op
 
 
 @pytest.fixture(params=["whole", "small blocks"], autouse=True)
@@ -118,15 +118,6 @@ def test_differences(mode: str) -> None:
         check_vjp(lambda b, v, shape=shape: resize(b, v, shape, mode=mode), x)
     check_vjp(lambda b, v: resize(b, v, (1, 2, 2, 3), mode=mode, antialias=True), x)
     check_vjp(lambda b, g: b.apply(ResizeGrad((1, 2, 4, 5), mode, extents=(1, 2, 3, 8)), g), x)
-
-
-def test_memory_is_only_the_workspace(request: pytest.FixtureRequest) -> None:
-    if "small" in request.node.name:
-        pytest.skip("what kernels allocate is measured with their own block sizes, not with tiny ones")
-    x = np.ones((2, 8, 128, 128), np.float32)
-    for mode in ("nearest", "linear"):
-        assert allocated_bytes(Resize((2, 8, 256, 256), mode), x) < 128 * 1024
-        assert allocated_bytes(ResizeGrad((2, 8, 128, 128), mode, extents=(2, 8, 64, 64)), x) < 128 * 1024
 
 
 def test_what_does_not_fit_is_refused() -> None:
