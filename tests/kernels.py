@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from hypothesis import strategies as st
@@ -141,3 +141,13 @@ def assert_near(
             np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=atol, err_msg=name)
         else:
             np.testing.assert_array_equal(ours, theirs, err_msg=name)
+
+
+def differences(f: Callable[[np.ndarray], float], x: np.ndarray) -> np.ndarray:
+    """The gradient of a function at x, by differences in float64."""
+    found = np.zeros_like(x)
+    for at in np.ndindex(x.shape):
+        step = np.zeros_like(x)
+        step[at] = 1e-6
+        found[at] = (f(x + step) - f(x - step)) / 2e-6
+    return found

@@ -8,8 +8,8 @@ import pytest
 from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.ops import Attention
 from foreplan.ops.attention.packed import PackedAttentionGrad
-from foreplan.runtime.cpu.kernels import attention, attention_cut, attention_grad
-from tests.cpu.check import check_as_exact, expected, needs_onednn, run, type_of
+from foreplan.runtime.cpu.kernels import attention_cut
+from tests.cpu.check import check_as_exact, expected, needs_onednn, type_of
 from tests.engines.engine import Engine, in_both_types
 from tests.engines.test_attention import NEAR, both, operands
 from tests.kernels import attention_operands, normal
@@ -73,13 +73,3 @@ def test_packed_gradients_take_the_bytes_of_what_is_packed(
     op, x = PackedAttentionGrad(0.3, 4, shared, causal), normal(2, positions, (4 + 2 * shared) * 8)
     o, lse = expected(Attention(0.3, causal, True), op.unpacked_arrays(x))
     engine.check_over(op, [x, o, lse, normal(*o.shape)], None, (0, 0), **BACKWARD)
-
-
-def test_parts_of_several_threads_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs, forward = operands((2, 3, 3, 70, 70, 8, 8), True), Attention(0.3, True, True)
-    o, lse = expected(forward, inputs)
-    for op, given in ((forward, inputs), (AttentionGrad(0.3, True, True), [*inputs, o, lse, normal(*o.shape)])):
-        alone = run(op, given)
-        for module in (attention, attention_grad):
-            monkeypatch.setattr(module, "GRAIN", 700)
-        assert all(a.tobytes() == b.tobytes() for a, b in zip(alone, run(op, given, threads=3), strict=True))

@@ -16,6 +16,7 @@ from foreplan.planner import without_reuse
 from foreplan.runtime.session import Result, Session
 from tests.cpu.check import needs_onednn
 from tests.profile import cases
+from tests.runtime.micro_batches import data_for
 
 pytestmark = needs_onednn()
 MODELS = [
@@ -37,19 +38,6 @@ def compiled(name: str, target: str, training: bool, precision: str = "float32")
         return fp.compile(graph, target=target, precision=precision)
     graph = attach_loss(graph, fp.models.default_loss(name), [next(iter(graph.outputs))])
     return fp.compile(graph, optimizer=fp.optim.Nesterov(0.01), target=target, precision=precision)
-
-
-def data_for(step: fp.Compiled) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    given: dict[str, np.ndarray] = {}
-    for slot in (slot for slot in step.program.inputs if slot.init is None):
-        type = slot.operand.type
-        if type.dtype.is_float:
-            given[slot.name] = rng.standard_normal(type.shape).astype(type.dtype.numpy)
-        else:
-            low, high = (slot.valid or (0, 1))[:2]
-            given[slot.name] = rng.integers(max(low, 0), high + 1, type.shape)
-    return given
 
 
 def shake(session: Session) -> None:

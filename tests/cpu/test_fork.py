@@ -14,6 +14,7 @@ import pytest
 
 import foreplan as fp
 from tests.cpu.check import needs_onednn
+from tests.runtime.micro_batches import data_for
 
 pytestmark = [needs_onednn(), pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 SECONDS = 120  # after which a child counts as hung
@@ -29,17 +30,7 @@ def compiled() -> fp.Compiled:
 
 def bits(session: fp.Session, times: int = 2) -> bytes:
     """Of the loss and the parameters after some steps of a session that was just bound."""
-    rng = np.random.default_rng(0)
-    names = {slot.name: slot.operand.type for slot in session.program.inputs if slot.init is None}
-    loss = None
-    for _ in range(times):
-        data = {
-            name: rng.standard_normal(type.shape, np.float32)
-            if type.dtype.is_float
-            else rng.integers(0, 10, type.shape)
-            for name, type in names.items()
-        }
-        loss = session.step(data).loss
+    loss = [session.step(data_for(session, seed)).loss for seed in range(times)][-1]
     return np.float64(loss).tobytes() + b"".join(session.parameters[name].tobytes() for name in session.parameters)
 
 
@@ -122,10 +113,7 @@ def test_a_watched_step_and_an_error_in_a_child() -> None:
     def told() -> bytes:
         with pytest.raises(ZeroDivisionError):
             threads.with_team(lambda: 1 // 0, 2)
-        data = {
-            slot.name: np.zeros(slot.operand.type.shape, slot.operand.type.dtype.numpy) for slot in step.program.inputs
-        }
-        _, timings = step.bind(seed=1).trace({name: x for name, x in data.items() if x.ndim})
+        _, timings = step.bind(seed=1).trace(data_for(step))
         return str(len(timings)).encode()
 
     assert int(in_a_child(FORK, told)) == len(step.plan.steps)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad
-from foreplan.runtime.cpu.kernels import linear_cross_entropy
 from tests.cpu.check import check_as_exact, needs_onednn, run
-from tests.engines.test_linear_cross_entropy import operands
 from tests.kernels import expected, normal
 
 pytestmark = needs_onednn()
@@ -34,10 +31,3 @@ def test_probabilities_that_would_be_denormal_are_0() -> None:
     _, lse = expected(CrossEntropy(1), [x, target])
     (dx,) = run(CrossEntropyGrad(1), [x, target, lse, np.ones(1, np.float32)])
     assert not dx[0, ::2].any()
-
-
-def test_parts_of_several_threads_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    op, given = LinearCrossEntropy(16), operands(40, 12, 700)
-    alone = run(op, given)
-    monkeypatch.setattr(linear_cross_entropy, "GRAIN", 2048)
-    assert all(a.tobytes() == b.tobytes() for a, b in zip(alone, run(op, given, threads=3), strict=True))

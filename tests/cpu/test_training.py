@@ -14,6 +14,7 @@ from foreplan.lower.fallbacks import fallbacks
 from foreplan.runtime.session import Session
 from tests.cpu.check import needs_onednn
 from tests.cpu.test_engine import is_near
+from tests.runtime.micro_batches import data_for
 from tests.runtime.test_light_models import NAMES, check_forward
 
 pytestmark = needs_onednn()
@@ -62,10 +63,7 @@ def test_a_step_of_resnet50() -> None:
         for target in ("cpu:threads=1", "numpy")
     )
     assert not fallbacks(ours.program)
-    data = {
-        "images": np.random.default_rng(0).standard_normal((2, 3, 224, 224), np.float32),
-        "target": np.array([1, 2]),
-    }
+    data = data_for(ours)
     losses = [step.bind(seed=0).step(data).loss for step in (ours, theirs)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert is_near(theirs, ours, data, seed=0)
@@ -100,8 +98,7 @@ def test_a_hundred_steps_allocate_nothing_that_stays() -> None:
     mallinfo.restype = _Allocated
     graph = fp.models.build("resnet18:batch=2,size=64,classes=7")
     step = fp.compile(graph, loss=fp.losses.cross_entropy, optimizer=fp.optim.Nesterov(0.1), target="cpu:threads=1")
-    session, rng = step.bind(), np.random.default_rng(0)
-    data = {"images": rng.standard_normal((2, 3, 64, 64), np.float32), "target": np.array([1, 2])}
+    session, data = step.bind(), data_for(step)
 
     def used() -> tuple[int, int]:
         found = mallinfo()

@@ -1,7 +1,7 @@
 """The engines with kernels of their own, as the tests of this folder know them: each case runs on every one of them.
 
 A case is written once, in float32. Marked `bfloat16`, it runs in that type too: tensors are rounded to it, and a result
-has to be what NumPy's kernel gives in float32 on the same numbers, rounded.
+has to be what NumPy's kernel gives in float32 on the same numbers, rounded. `of_type` gives engines of other types.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from foreplan.graph import Op, Window, as_dtype
+from foreplan.graph import DType, Op, Window, as_dtype
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 from tests.cpu import check as cpu
@@ -26,40 +26,43 @@ Windows = Sequence[Window] | None
 Results = Iterator[tuple[str, list[np.ndarray]]]
 
 BFLOAT16 = as_dtype("bfloat16")
-ULP = 2.0**-7  # of bfloat16: numbers lie at most so far apart, beside their size; rounding errs by half as much
+# Of each type, how far numbers lie apart at most, beside their size; rounding errs by half as much.
+ULPS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}
 TINY = 1e-6
 SHARE = pick(0.1, 0.3, 1.0)  # of the cases of a test, those that run in bfloat16 too
 
 
 @dataclass(frozen=True)
 class Slack:
-    """How far results of bfloat16 may be from those of float32 on the same numbers.
+    """How far results of a type may be from those of float32, or of float64, on the same numbers.
 
     Attributes:
-        ulps: of a result of bfloat16, in units in its last place.
-        exact: of any result, beside the largest, as where float32 sums are taken in another order.
+        ulps: of a result of that type, in units in its last place.
+        exact: of any result, beside the largest, as where sums are taken in another order: of narrow types.
+        rounded: likewise, in units of the type, as what is multiplied or added to is rounded to it.
     """
 
     ulps: float = 0.5
     exact: float = 1e-5
+    rounded: float = 0.0
 
 
 # Probabilities, and gradients of scores, are rounded before they are multiplied.
 PROBABILITIES = ("attention", "attention_grad", "packed_attention_grad", "linear_cross_entropy")
 # Means of products are taken away, or sums of them: what orders of sums differ by counts more.
 CENTRED = ("batch_norm_grad", "layer_norm_grad", "rms_norm_grad", "softmax_grad", "log_softmax_grad")
-SLACK = dict.fromkeys(PROBABILITIES, Slack(exact=ULP)) | dict.fromkeys(CENTRED, Slack(exact=1e-4))
+SLACK = dict.fromkeys(PROBABILITIES, Slack(rounded=1.0)) | dict.fromkeys(CENTRED, Slack(exact=1e-4))
 # A product is rounded before what it is added to, and may cancel with it.
-ADDED = Slack(ulps=1.0, exact=2.0**-8)
+ADDED = Slack(ulps=1.0, rounded=0.5)
 
 
 def slack_of(op: Op, inputs: Sequence[np.ndarray], kernel: str) -> Slack:
     """What a kernel of an op on such inputs is allowed."""
     if op.name == "linear_cross_entropy" and kernel.startswith("cublaslt"):  # logits are rounded themselves
         h, w = map(widened, inputs[:2])
-        return Slack(exact=ULP * (1 + float(np.abs(h @ w.T).max()) / 2))
+        return Slack(rounded=1 + float(np.abs(h @ w.T).max()) / 2)
     products = op.name == "matmul" or op.name.startswith("conv")
-    adds = len(inputs) > 2 and inputs[2].dtype == BFLOAT16.numpy
+    adds = len(inputs) > 2 and inputs[2].dtype != np.float32
     return ADDED if products and (adds or op.name == "conv_map") else SLACK.get(op.name, Slack())
 
 
@@ -86,13 +89,18 @@ class Engine:
         results: what every kernel of an op gives, by its name; of an op, its inputs, `windows` (how they lie) and
             `over` (an output and the input whose bytes it takes).
         first: what the first of them gives.
-        narrow: whether tensors are of bfloat16.
+        dtype: of tensors.
     """
 
     name: str
     results: Callable[..., Results]
     first: Callable[..., list[np.ndarray]]
-    narrow: bool = False
+    dtype: DType = FLOAT32
+
+    @property
+    def narrow(self) -> bool:
+        """Whether tensors are of less than float32."""
+        return self.dtype.is_narrow
 
     def check(
         self,
@@ -107,16 +115,16 @@ class Engine:
         """Assert that every kernel gives what NumPy's does.
 
         Args:
-            rtol: of results in float32, as `atol`; those of bfloat16 have the `slack_of` their op.
+            rtol: of results in float32, as `atol`; those of other types have the `slack_of` their op.
             wide: inputs that stay float32, beside the `wide_inputs`.
         """
         given, windows = self.given(op, inputs, windows, wide)
         wanted = expected(op, [widened(x) for x in given] if self.narrow else given)
         for name, found in self.results(op, given, windows, over):
-            if self.narrow:
-                assert_rounded(found, wanted, slack_of(op, given, name), name)
-            else:
+            if self.dtype == FLOAT32:
                 assert_near(found, wanted, rtol, atol, name)
+            else:
+                assert_rounded(found, wanted, self.dtype, slack_of(op, given, name), name)
 
     def run(
         self, op: Op, inputs: Sequence[np.ndarray], windows: Windows = None, over: tuple[int, int] | None = None
@@ -140,47 +148,56 @@ class Engine:
         self, op: Op, inputs: Sequence[np.ndarray], windows: Windows = None, wide: Iterable[int] = ()
     ) -> tuple[list[np.ndarray], Windows]:
         """Inputs of the engine's type, and how these lie."""
-        if not self.narrow:
+        if self.dtype == FLOAT32:
             return list(inputs), windows
-        wide = wide_inputs(op, inputs).union(wide)
-        given = [x if i in wide or x.dtype != np.float32 else x.astype(BFLOAT16.numpy) for i, x in enumerate(inputs)]
+        wide = wide_inputs(op, inputs).union(wide) if self.narrow else ()
+        given = [x if i in wide or x.dtype != np.float32 else x.astype(self.dtype.numpy) for i, x in enumerate(inputs)]
         if windows is None:
             return given, None
-        return given, [x if x.type == type_of(y) else narrowed(x) for x, y in zip(windows, given)]
+        return given, [x if x.type == type_of(y) else self.of_elements(x) for x, y in zip(windows, given)]
 
-
-def narrowed(window: Window) -> Window:
-    """The same order of elements of half the size."""
-    assert window.type.dtype == FLOAT32
-    return Window(window.type.with_dtype(BFLOAT16), tuple(step // 2 for step in window.strides))
+    def of_elements(self, window: Window) -> Window:
+        """The same order of elements of this engine's type."""
+        assert window.type.dtype == FLOAT32
+        size = self.dtype.itemsize
+        return Window(window.type.with_dtype(self.dtype), tuple(step * size // 4 for step in window.strides))
 
 
 def widened(array: np.ndarray) -> np.ndarray:
-    """The same numbers in float32; others as they are."""
-    return array.astype(np.float32) if array.dtype == BFLOAT16.numpy else array
+    """The same numbers in float32, of narrower ones; others as they are."""
+    return array.astype(np.float32) if as_dtype(array.dtype).is_narrow else array
 
 
-def assert_rounded(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray], slack: Slack, name: str) -> None:
-    """Assert that results are those of float32, rounded."""
+def assert_rounded(
+    found: Sequence[np.ndarray], wanted: Sequence[np.ndarray], dtype: DType, slack: Slack, name: str
+) -> None:
+    """Assert that results are those of float32 or float64, rounded to a type."""
+    ulp, exact = ULPS[dtype.name], 1.0 if dtype.is_narrow else ULPS["float64"] / ULPS["float32"]
     for ours, theirs in zip(found, wanted, strict=True):
         if not as_dtype(theirs.dtype).is_float:
             np.testing.assert_array_equal(ours, theirs, err_msg=name)
             continue
-        relative = slack.ulps * ULP if ours.dtype == BFLOAT16.numpy else 0.0
+        relative = slack.ulps * ulp if ours.dtype == dtype.numpy else 0.0
         ours, theirs = (y.astype(np.float64) for y in (ours, theirs))
-        absolute = TINY + slack.exact * np.abs(theirs[np.isfinite(theirs)]).max(initial=0.0)
+        largest = np.abs(theirs[np.isfinite(theirs)]).max(initial=0.0)
+        absolute = TINY * exact + max(slack.exact * exact, slack.rounded * ulp) * largest
         np.testing.assert_allclose(ours, theirs, rtol=relative, atol=absolute, err_msg=name)
 
 
 ENGINES = {each.name: each for each in (Engine("cpu", cpu.results, cpu.run), Engine("cuda", gpu.results, gpu.run))}
 
 
-NARROW = {name: replace(engine, narrow=True) for name, engine in ENGINES.items()}
+def of_type(name: str, dtype: str) -> Engine:
+    """An engine on tensors of another type."""
+    return replace(ENGINES[name], dtype=as_dtype(dtype))
+
+
+NARROW = {name: of_type(name, "bfloat16") for name in ENGINES}
 
 
 def label(engine: Engine) -> str:
     """Its name and, but for float32, its type."""
-    return engine.name + " bfloat16" * engine.narrow
+    return engine.name if engine.dtype == FLOAT32 else f"{engine.name} {engine.dtype}"
 
 
 def in_both_types(name: str) -> pytest.MarkDecorator:

@@ -54,6 +54,7 @@ def test_one_image_that_is_repeated(engine: Engine, how: str) -> None:
     engine.check(Reduce(how, (0, 2, 3)), x, windows=[Window(type_of(x), (0, 4, 0, 0))], atol=1e-4)
 
 
+@pytest.mark.bfloat16
 @pytest.mark.parametrize("rows", [1, 3, 9, 70, 1100])
 @pytest.mark.parametrize("width", [8, 12, 200])
 def test_rows_with_gaps_between_them(engine: Engine, width: int, rows: int) -> None:

@@ -149,27 +149,22 @@ def test_losses_inside_a_traced_function():
 
 
 def test_errors():
-    two = trace(lambda x: {"a": x, "b": x + 1}, spec((3, 4)))
-    with pytest.raises(UsageError, match=r"reads one output.*2 \(a: float32\[3,4\], b"):
-        attach_loss(two, losses.cross_entropy)
-    with pytest.raises(UsageError, match="takes 1 outputs"):
-        attach_loss(two, lambda a: a.mean())
-    with pytest.raises(UsageError, match="choose one of cross_entropy"):
-        attach_loss(two, "crossentropy")
+    two, one = trace(lambda x: {"a": x, "b": x + 1}, spec((3, 4))), identity((3, 4))
+    for error, told, model, loss in (
+        (UsageError, r"reads one output.*2 \(a: float32\[3,4\], b", two, losses.cross_entropy),
+        (UsageError, "takes 1 outputs", two, lambda a: a.mean()),
+        (UsageError, "choose one of cross_entropy", two, "crossentropy"),
+        (UsageError, "is no loss", one, 3),
+        (UsageError, "already", attach_loss(identity(3), losses.mean), losses.mean),
+        (TraceError, "scalar", one, lambda y: y.mean(0)),
+        (TraceError, "scalar", identity((3, 4), "int64"), lambda y: (y > 0).sum()),
+        (ShapeError, "two axes", identity(3), losses.cross_entropy),
+        (ShapeError, "'x' as", identity(3), lambda y, x=spec(4): x.mean() + y.mean()),  # noqa: B008
+    ):
+        with pytest.raises(error, match=told):
+            attach_loss(model, loss)
     with pytest.raises(UsageError, match="no output 'c'"):
         attach_loss(two, losses.mean, outputs=["c"])
-    with pytest.raises(UsageError, match="is no loss"):
-        attach_loss(identity((3, 4)), 3)
-    with pytest.raises(UsageError, match="already"):
-        attach_loss(attach_loss(identity(3), losses.mean), losses.mean)
-    with pytest.raises(TraceError, match="scalar"):
-        attach_loss(identity((3, 4)), lambda y: y.mean(0))
-    with pytest.raises(TraceError, match="scalar"):
-        attach_loss(identity((3, 4), "int64"), lambda y: (y > 0).sum())
-    with pytest.raises(ShapeError, match="two axes"):
-        attach_loss(identity(3), losses.cross_entropy)
-    with pytest.raises(ShapeError, match="'x' as"):
-        attach_loss(identity(3), lambda y, x=spec(4): x.mean() + y.mean())  # noqa: B008
 
 
 @pytest.mark.parametrize("axis", [2, 5, -3])

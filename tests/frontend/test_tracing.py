@@ -64,24 +64,13 @@ UNARY = (
     np.isfinite, np.deg2rad, np.rad2deg, np.positive,
 )  # fmt: skip
 POSITIVE = (np.sqrt, np.log, np.log1p, np.log2, np.log10, np.reciprocal)
+SMALL = (np.arcsin, np.arccos, np.arctanh)
 
 
-@pytest.mark.parametrize("ufunc", UNARY, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("ufunc", UNARY + POSITIVE + SMALL, ids=lambda f: f.__name__)
 def test_unary_ufuncs(ufunc):
-    if ufunc is np.positive:
-        same(lambda x: ufunc(x) + 0.5, A)
-    else:
-        same(ufunc, A)
-
-
-@pytest.mark.parametrize("ufunc", POSITIVE, ids=lambda f: f.__name__)
-def test_unary_ufuncs_of_positive_numbers(ufunc):
-    same(ufunc, P)
-
-
-@pytest.mark.parametrize("ufunc", [np.arcsin, np.arccos, np.arctanh], ids=lambda f: f.__name__)
-def test_unary_ufuncs_of_small_numbers(ufunc):
-    same(ufunc, A / 4)
+    given = P if ufunc in POSITIVE else A / 4 if ufunc in SMALL else A
+    same(lambda x: ufunc(x) + 0.5 if ufunc is np.positive else ufunc(x), given)
 
 
 def test_scipy_ufuncs():

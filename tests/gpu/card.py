@@ -16,11 +16,10 @@ import numpy as np
 from foreplan.errors import PlanError
 from foreplan.graph import Op, Window
 from foreplan.lower.target import Candidate
-from foreplan.runtime.cuda.launch import Launch, Multiply
+from foreplan.runtime.cuda.launch import Launch, Matrix, Multiply
 from foreplan.runtime.cuda.libraries.driver import Run
 from foreplan.runtime.cuda.table import OWN
 from foreplan.runtime.cuda.target import CudaTarget
-from tests.gpu.binder import multiply
 from tests.gpu.compiled import function
 
 Plan = Callable[[Mapping[int, int], int], None]  # runs on addresses of tensors, and of workspace
@@ -130,19 +129,19 @@ class FakeCard:
 
     def launching(self, launch: Launch, arguments: bytes, code: bytes | None = None) -> Run:
         run, size = function(launch.source, launch.entry)
-        assert size == len(arguments)
+        assert size == len(arguments), f"{launch.entry} takes {size} bytes of arguments, and gets {len(arguments)}"
         extents = [(ctypes.c_uint * 3)(*each) for each in (launch.grid, launch.block)]
-        return partial(self.enqueue, partial(self._launch, run, extents, arguments))
+        return partial(self.enqueue, partial(self._launch, launch.entry, run, extents, arguments))
 
     def _launch(
-        self, run: Callable[..., bytes | None], extents: list[ctypes.Array[ctypes.c_uint]], arguments: bytes
+        self, entry: str, run: Callable[..., bytes | None], extents: list[ctypes.Array[ctypes.c_uint]], arguments: bytes
     ) -> None:
         if self.fail_after is not None:
             self.fail_after -= 1
             if self.fail_after < 0:
                 raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered")
         failed = run(*extents, int(self.reverse), arguments)
-        assert failed is None, failed
+        assert failed is None, f"{entry}: {failed.decode()}"
 
     def copying(self, target: int, source: int, nbytes: int, beside: bool = False) -> Run:
         return partial(self.enqueue, partial(self._copy, target, source, nbytes, beside), beside)
@@ -218,3 +217,36 @@ class FakeCard:
             yield
         finally:
             self.forbidden = False
+
+
+def multiply(product: Multiply, places: tuple[int, ...], workspace: int) -> None:
+    """What cuBLASLt does, on host memory, with float64 sums; its workspace is left poisoned."""
+    assert not product.nbytes or workspace % 256 == 0, "cuBLASLt wants its workspace so aligned"
+    ctypes.memset(workspace, 0xFF, product.nbytes)
+    for i in range(product.batch):
+        a, b, c, d = (
+            matrix_at(matrix, place, i) for matrix, place in zip((product.a, product.b, product.c, product.d), places)
+        )
+        left, right = a.T if product.transpose_a else a, b.T if product.transpose_b else b
+        found = left.astype(np.float64) @ right.astype(np.float64)
+        if product.adds:
+            found += c.astype(np.float64)
+        if product.bias is not None:
+            assert places[4] % 16 == 0
+            found += bias_at(places[4], product).astype(np.float64)[:, None]
+        d[...] = found
+
+
+def bias_at(place: int, product: Multiply) -> np.ndarray:
+    """A number for each row of the result."""
+    count, dtype = product.d.rows, product.d.dtype.numpy
+    return np.ndarray(count, dtype, (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(place))
+
+
+def matrix_at(matrix: Matrix, place: int, i: int) -> np.ndarray:
+    """A matrix of a batch that begins at an address: its elements and nothing else."""
+    item = matrix.dtype.itemsize
+    assert matrix.leading >= matrix.rows
+    span = ((matrix.columns - 1) * matrix.leading + matrix.rows) * item
+    memory = (ctypes.c_uint8 * span).from_address(place + i * matrix.stride * item)
+    return np.ndarray((matrix.rows, matrix.columns), matrix.dtype.numpy, memory, strides=(item, matrix.leading * item))

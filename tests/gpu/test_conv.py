@@ -1,12 +1,12 @@
-"""Convolutions and their gradients where the engines differ: cropped images, sums in parts, other types."""
+"""Convolutions and their gradients where the engines differ: cropped images, sums in parts."""
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
-from foreplan.graph.types import DTYPES
 from foreplan.ops.conv.ops import Conv, ConvWeightGrad
-from tests.engines.test_convolution import NEAR, gradients, lying, operands
+from tests.engines.engine import NARROW
+from tests.engines.test_convolution import NEAR, gradients, lying
 from tests.gpu.check import check, made, type_of
 from tests.gpu.compiled import needs_gcc
 from tests.kernels import normal
@@ -29,15 +29,5 @@ def test_sums_over_many_positions_are_taken_in_parts() -> None:
     kernel, _, _ = made(weight, [type_of(x), type_of(g)])
     assert len(kernel.instructions) == 2
     check(weight, x, g, normal(4, 3, 3, 3), over=(0, 2), rtol=1e-4, atol=1e-3)
-    narrow = [a.astype(DTYPES["bfloat16"].numpy) for a in (x, g)]
-    check(weight, *narrow, rtol=1e-2, atol=0.1)
-    wide = ConvWeightGrad((1, 1), ((1, 1), (1, 1)), (1, 1), kernel=(3, 3), wide=True)
-    check(wide, *narrow, rtol=1e-4, atol=1e-3)
-
-
-def test_float16() -> None:
-    conv, *given = operands("3x3")
-    x, w, g = (a.astype(np.float16) for a in given)
-    check(conv, x, w, rtol=2e-2, atol=2e-2)
-    check(conv, x, w, normal(7), rtol=2e-2, atol=2e-2)
-    check(gradients(conv, x, w)[0], g, w, rtol=2e-2, atol=2e-2)
+    for wide in (False, True):
+        NARROW["cuda"].check(replace(weight, wide=wide), x, g)

@@ -1,4 +1,4 @@
-"""The CUDA engine with what cuDNN plans: the NumPy kernel of each op stands in for its plan."""
+"""The CUDA engine with what cuDNN plans: attention by what a plan itself says, convolutions by their NumPy kernels."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN, WORD, _as_cudnn_make
 from foreplan.runtime.cuda.libraries import driver
 from foreplan.runtime.cuda.libraries.cudnn import ADDING
 from foreplan.runtime.cuda.memory import span_of
+from tests.cpu.test_engine import farthest
 from tests.gpu.binder import convolved
 from tests.gpu.card import FakeCard
 from tests.gpu.check import needs_cudnn
 from tests.gpu.compiled import needs_gcc
+from tests.gpu.cudnn_graph import execute, memory_at
 from tests.runtime.micro_batches import compiled as trained
 from tests.runtime.micro_batches import data_for
 
@@ -40,26 +42,14 @@ def stand_in(card: FakeCard, program: Program) -> int:
     """Have the card run what cuDNN planned for a program; returns how many plans there are."""
 
     def attention_of(call: Call, needed: int) -> None:
-        inputs, outputs = ([operand.window for operand in found] for found in (call.inputs, call.outputs))
-        op = call.op
-        if isinstance(op, PackedAttentionGrad):
-            parts = op.unpacked_types([window.type for window in inputs])[:3]
-            (x, *others), (dx,) = inputs, outputs
-            inputs, outputs = ([window for _, window in op.unpacked_windows(whole, parts)] for whole in (x, dx))
-            inputs, op = [*inputs, *others], op.unpacked
+        blob = call.payload[WORD:]
 
         def run(tensors: Mapping[int, int], workspace: int) -> None:
             assert workspace % 256 == 0 and all(address % 16 == 0 for address in tensors.values())
-            arrays = [array_at(tensors[i], window) for i, window in enumerate([*inputs, *outputs], 1)]
-            given, results = arrays[: len(inputs)], arrays[len(inputs) :]
             (np.ctypeslib.ctypes.c_char * needed).from_address(workspace).raw = b"\xff" * needed
-            types = [window.type for window in inputs], [window.type for window in outputs]
-            made = [np.empty(y.shape, y.dtype) for y in results]
-            op.compute([np.ascontiguousarray(x) for x in given], made, np.empty(op.workspace(*types), np.uint8))
-            for y, result in zip(results, made):
-                y[...] = result
+            execute(blob, memory_at(blob, tensors))
 
-        card.plans[call.payload[WORD:]] = needed, run
+        card.plans[blob] = needed, run
 
     def plan_of(call: Call, needed: int) -> None:
         inputs, outputs = ([operand.window for operand in found] for found in (call.inputs[:2], call.outputs))
@@ -123,9 +113,7 @@ def test_plans_of_cudnn_get_their_tensors_and_workspace(card: FakeCard, precisio
         first = first or wanted  # what rounding does to later losses, which are far smaller, is in proportion to it
         assert abs(found - wanted) <= (1e-4 * wanted if precision == "float32" else 1e-2 * first)
     if precision == "float32":
-        for name, array in theirs.stored.items():
-            moved = np.linalg.norm(array.astype(np.float64) - start[name])
-            assert np.linalg.norm(ours.stored[name].astype(np.float64) - array) <= 1e-3 * moved + 1e-7, name
+        assert farthest(ours, theirs, start) <= 1e-3
 
 
 def test_a_plan_that_needs_more_workspace_than_it_said(card: FakeCard) -> None:

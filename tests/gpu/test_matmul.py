@@ -1,12 +1,11 @@
-"""Matrix products by kernels of ours: what one launch does, sums in parts, other types."""
+"""Matrix products by kernels of ours: what one launch does, sums in parts."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from foreplan.graph.types import DTYPES
 from foreplan.ops.matmul import MatMul
+from tests.engines.engine import NARROW
 from tests.gpu.check import check, made, type_of
 from tests.gpu.compiled import needs_gcc
 
@@ -30,18 +29,8 @@ def test_long_sums_are_taken_in_parts() -> None:
     assert len(kernel.instructions) == 2 and kernel.workspace > 0
     check(MatMul(True), a, b, rtol=1e-4, atol=1e-3)
     check(MatMul(True), a, b, f32(5, 40), over=(0, 2), rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_other_types(dtype: str) -> None:
-    a, b = (f32(*shape).astype(DTYPES[dtype].numpy) for shape in ((33, 20), (20, 7)))
-    narrow = {"float16": 2e-3, "bfloat16": 1e-2, "float64": 1e-12}[dtype]
-    check(MatMul(), a, b, rtol=narrow, atol=narrow)
-    if dtype != "float64":
-        check(MatMul(wide=True), a, b, rtol=1e-5, atol=1e-5)
-        long = (f32(6000, 5).astype(a.dtype), f32(6000, 4).astype(a.dtype))
-        check(MatMul(True), *long, rtol=narrow, atol=0.2)
-        check(MatMul(True, wide=True), *long, f32(5, 4), rtol=1e-4, atol=1e-3)
+    for wide in (False, True):
+        NARROW["cuda"].check_over(MatMul(True, wide=wide), [a, b, f32(5, 40)], None, (0, 2))
 
 
 def test_nothing_to_sum() -> None:

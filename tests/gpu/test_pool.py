@@ -1,4 +1,4 @@
-"""Pooling and its gradients where the other engine has no kernels: other numbers of axes, other types, any address."""
+"""Pooling and its gradients where the other engine has no kernels: other numbers of axes, integers, any address."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from foreplan.graph import Op
-from foreplan.graph.types import DTYPES
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 from tests.engines.engine import ENGINES
 from tests.engines.test_pool import CASES, images, pooled
-from tests.gpu.check import check, check_unaligned, run
+from tests.gpu.check import check_unaligned, run
 from tests.gpu.compiled import needs_gcc
 from tests.kernels import as_images, layouts
 
@@ -40,18 +39,11 @@ def test_other_numbers_of_axes(axes: str) -> None:
         checked(AvgPoolGrad(*geometry, counted, shape=shape), g)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int32", "uint8"])
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8])
 @pytest.mark.parametrize("case", ["3x3", "3x3 of 24"])
-def test_other_types(case: str, dtype: str) -> None:
+def test_largest_integers(case: str, dtype: type) -> None:
     shape, *geometry = CASES[case]
-    x = np.abs(images(shape, 0)).astype(DTYPES[dtype].numpy)
-    checked(MaxPool(*geometry, save_index=True), x)
-    if DTYPES[dtype].is_float:
-        narrow = {"bfloat16": 2e-2, "float16": 2e-3}.get(dtype, 1e-12)
-        check(AvgPool(*geometry), x, rtol=narrow, atol=narrow)
-        _, index = run(MaxPool(*geometry, save_index=True), [x])
-        given = index, x[..., : index.shape[2], : index.shape[3]].copy()
-        check(MaxPoolGrad(*geometry, shape=shape), *given, rtol=narrow, atol=narrow, windows=as_images(*given))
+    checked(MaxPool(*geometry, save_index=True), np.abs(images(shape, 0)).astype(dtype))
 
 
 @pytest.mark.parametrize("case", ["3x3 of 24", "overlapping"])

@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
+import pytest
 
+from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Fill, Graph, Kind, Node, Op, TensorType, Value, as_dtype
 from foreplan.graph.init import generator_for
 from foreplan.graph.op import op_text, parse_op
+from foreplan.graph.types import tensor_type
 from foreplan.ops.map import elementwise
 
 GUARD = 64  # bytes on either side of outputs and workspace, whose content must survive
@@ -114,6 +117,26 @@ def decomposed(op: Op, *arrays: np.ndarray, hard: bool = True) -> list[np.ndarra
     graph = b.finish({f"y{i}": value for i, value in enumerate(made)})
     found = evaluate(graph, {f"x{i}": x for i, x in enumerate(arrays)}, hard=hard)
     return [found[value] for value in made]
+
+
+def built(build: Callable[..., Value | Sequence[Value]], *arrays: np.ndarray) -> list[np.ndarray]:
+    """What a graph gives that is built of inputs with this content.
+
+    Args:
+        build: from (builder, a value an array) to one value or several.
+    """
+    b = Builder()
+    made = build(b, *(b.input(f"x{i}", type_of(x)) for i, x in enumerate(arrays)))
+    values = [made] if isinstance(made, Value) else list(made)
+    graph = b.finish({f"y{i}": value for i, value in enumerate(values)})
+    found = evaluate(graph, {f"x{i}": x for i, x in enumerate(arrays)})
+    return [found[value] for value in values]
+
+
+def refused(told: str, op: Op, *types: str) -> None:
+    """Assert that an op takes no inputs of these types, and what it says."""
+    with pytest.raises(ShapeError, match=told):
+        op.infer([tensor_type(text) for text in types])
 
 
 def run_op(op: Op, *arrays: np.ndarray) -> list[np.ndarray]:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreplan.errors import ShapeError
-from foreplan.graph import Builder, TensorType, as_dtype
+from foreplan.graph import TensorType, as_dtype
 from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad, conv, conv_transpose
-from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
+from tests.frontend.onnx.models import of_one_node
+from tests.ops.check import built, check_vjp, refused, run_op, type_of
 from tests.oracle.peers import jax, jit
 
 # (x shape, w shape, strides, pads, dilations, groups)
@@ -155,44 +155,13 @@ def test_gradients_are_differentiable(name: str) -> None:
     ],
 )
 def test_transposed(strides: Any, pads: Any, dilations: Any, output_padding: Any, groups: int) -> None:
-    import onnx
-    import onnxruntime
-
     rng = np.random.default_rng(4)
     x = rng.standard_normal((2, 4, 4, 5)).astype(np.float32)
     w, c = rng.standard_normal((4, 3, 3, 2)).astype(np.float32), rng.standard_normal(3 * groups).astype(np.float32)
-    node = onnx.helper.make_node(
-        "ConvTranspose",
-        ["x", "w", "c"],
-        ["y"],
-        strides=strides,
-        pads=[low for low, _ in pads] + [high for _, high in pads],
-        dilations=dilations,
-        output_padding=output_padding,
-        group=groups,
-    )
-    infos = [
-        onnx.helper.make_tensor_value_info(n, 1, None if n == "y" else a.shape)
-        for n, a in (("x", x), ("w", w), ("c", c), ("y", x))
-    ]
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph([node], "g", infos[:3], infos[3:]),
-        opset_imports=[onnx.helper.make_opsetid("", 17)],
-        ir_version=8,
-    )
-    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x, "w": w, "c": c})[0]
-    b = Builder()
-    values = [b.input(n, type_of(a)) for n, a in (("x", x), ("w", w), ("c", c))]
-    y = conv_transpose(
-        b,
-        *values,
-        strides=strides,
-        pads=pads,
-        dilations=dilations,
-        output_padding=output_padding,
-        groups=groups,
-    )
-    got = evaluate(b.finish({"y": y}), {"x": x, "w": w, "c": c})[y]
+    how = {"strides": strides, "dilations": dilations, "output_padding": output_padding}
+    sides = [side for ends in zip(*pads) for side in ends]
+    expected = of_one_node("ConvTranspose", x, group=groups, pads=sides, constants={"w": w, "c": c}, **how)
+    (got,) = built(lambda b, x, w, c: conv_transpose(b, x, w, c, pads=pads, groups=groups, **how), x, w, c)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -226,50 +195,17 @@ def test_cost_is_two_a_multiply_add(name: str) -> None:
     assert ConvWeightGrad(*geometry, kernel=ws[2:]).cost([x, y], [w]).flops == expected
 
 
-@pytest.mark.parametrize(
-    ("xs", "ws", "groups"),
-    [((4, 16, 40, 40), (16, 16, 3, 3), 1), ((1, 8, 96, 96), (8, 1, 3, 3), 8), ((2, 32, 32, 32), (32, 32, 1, 1), 1)],
-)
-def test_memory_is_only_the_workspace(xs: tuple[int, ...], ws: tuple[int, ...], groups: int) -> None:
-    pad = (ws[2] - 1) // 2
-    geometry = ((1, 1), ((pad, pad),) * 2, (1, 1), groups)
-    x, w, g = (np.ones(s, np.float32) for s in (xs, ws, (xs[0], ws[0], *xs[2:])))
-    for op, inputs in (
-        (Conv(*geometry), (x, w)),
-        (Conv(*geometry), (x, w, np.ones(ws[0], np.float32))),
-        (ConvDataGrad(*geometry, spatial=xs[2:]), (g, w)),
-        (ConvDataGrad(*geometry, spatial=xs[2:]), (g, w, x)),
-        (ConvWeightGrad(*geometry, kernel=ws[2:]), (x, g)),
-        (ConvWeightGrad(*geometry, kernel=ws[2:]), (x, g, w)),
-    ):
-        assert allocated_bytes(op, *inputs) < 128 * 1024, op  # NumPy's own iteration buffers
-
-
 def test_what_does_not_fit_is_refused() -> None:
-    op = Conv((1, 1), ((0, 0), (0, 0)), (1, 1))
-    for x, w, match in (
-        (_type(1, 3, 5, 5), _type(4, 2, 3, 3), "takes 2 channels"),
-        (_type(1, 3, 5, 5), _type(4, 3, 3), "needs images"),
-        (_type(1, 3, 2, 5), _type(4, 3, 3, 3), "does not fit"),
-        (_type(1, 3, 5), _type(4, 3, 3), "spatial axes"),
-    ):
-        with pytest.raises(ShapeError, match=match):
-            op.infer([x, w])
-    with pytest.raises(ShapeError, match="bias"):
-        op.infer([_type(1, 3, 5, 5), _type(4, 3, 3, 3), _type(3)])
-    with pytest.raises(ShapeError, match="added to must be of its type"):
-        ConvDataGrad((1, 1), ((0, 0), (0, 0)), (1, 1), spatial=(5, 5)).infer(
-            [_type(1, 4, 3, 3), _type(4, 3, 3, 3), _type(1, 3, 5, 4)]
-        )
-    with pytest.raises(ShapeError, match="windows"):
-        ConvDataGrad((1, 1), ((0, 0), (0, 0)), (1, 1), spatial=(9, 9)).infer([_type(1, 4, 3, 3), _type(4, 3, 3, 3)])
-    with pytest.raises(ShapeError, match="at least 1"):
-        Conv((0, 1), ((0, 0), (0, 0)), (1, 1)).infer([_type(1, 3, 5, 5), _type(4, 3, 3, 3)])
-    with pytest.raises(ShapeError, match="whole groups"):
-        Conv((1, 1), ((0, 0), (0, 0)), (1, 1), 2).infer([_type(1, 4, 5, 5), _type(3, 2, 3, 3)])
-
-
-def test_images_without_channels_are_refused() -> None:
-    x, w = TensorType(as_dtype("float32"), (1, 0, 5)), TensorType(as_dtype("float32"), (2, 0, 3))
-    with pytest.raises(ShapeError, match="at least one channel"):
-        Conv((1,), ((0, 0),), (1,)).infer([x, w])
+    once = ((1, 1), ((0, 0), (0, 0)), (1, 1))
+    images, weights = "float32[1,3,5,5]", "float32[4,3,3,3]"
+    refused("takes 2 channels", Conv(*once), images, "float32[4,2,3,3]")
+    refused("needs images", Conv(*once), images, "float32[4,3,3]")
+    refused("does not fit", Conv(*once), "float32[1,3,2,5]", weights)
+    refused("spatial axes", Conv(*once), "float32[1,3,5]", "float32[4,3,3]")
+    refused("bias", Conv(*once), images, weights, "float32[3]")
+    gradient = ["float32[1,4,3,3]", weights]
+    refused("added to must be of its type", ConvDataGrad(*once, spatial=(5, 5)), *gradient, "float32[1,3,5,4]")
+    refused("windows", ConvDataGrad(*once, spatial=(9, 9)), *gradient)
+    refused("at least 1", Conv((0, 1), *once[1:]), images, weights)
+    refused("whole groups", Conv(*once, 2), "float32[1,4,5,5]", "float32[3,2,3,3]")
+    refused("at least one channel", Conv((1,), ((0, 0),), (1,)), "float32[1,0,5]", "float32[2,0,3]")

@@ -9,10 +9,9 @@ from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Value
 from foreplan.ops.index import Gather, ScatterAdd, gather, gather_nd, one_hot
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd, gather_elements
-from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
+from tests.ops.check import built, check_vjp, run_op, type_of
 
 RNG = np.random.default_rng(0)
-NUMPY_BUFFERS = 80_000  # NumPy may take one of 8,192 elements an operand, whatever the size
 CASES = [
     ((9, 4), 0, (5,)),
     ((9, 4), 1, (2, 3)),
@@ -118,10 +117,7 @@ def test_elements(shape: tuple[int, ...], axis: int, m: int, dtype: str) -> None
 
 def test_element_gradients_with_smaller_indices() -> None:
     data, indices = RNG.standard_normal((4, 5)), indices_for(5, (3, 6))
-    b = Builder()
-    x, i = b.input("x", type_of(data)), b.input("i", type_of(indices))
-    y = gather_elements(b, x, i, -1)
-    found = evaluate(b.finish({"y": y}), {"x": data, "i": indices})[y]
+    (found,) = built(lambda b, x, i: gather_elements(b, x, i, -1), data, indices)
     np.testing.assert_array_equal(found, np.take_along_axis(data[:3], indices, 1))
     check_vjp(lambda b, x, i: gather_elements(b, x, i, 1), data, indices)
     check_vjp(lambda b, i, u: b.apply(ScatterElementsAdd(1, (3, 7)), i, u), indices, RNG.standard_normal((3, 6)))
@@ -132,10 +128,7 @@ def test_element_gradients_with_smaller_indices() -> None:
 def test_gather_nd(batch_dims: int, dtype: str) -> None:
     data = RNG.standard_normal((2, 3, 4, 5))
     indices = np.stack([indices_for(2 if batch_dims == 0 else 3, (2, 6)), indices_for(3, (2, 6))], -1).astype(dtype)
-    b = Builder()
-    x, i = b.input("x", type_of(data)), b.input("i", type_of(indices))
-    y = gather_nd(b, x, i, batch_dims)
-    found = evaluate(b.finish({"y": y}), {"x": data, "i": indices})[y]
+    (found,) = built(lambda b, x, i: gather_nd(b, x, i, batch_dims), data, indices)
     if batch_dims:
         wanted = np.stack([data[n][tuple(np.moveaxis(indices[n], -1, 0))] for n in range(2)])
     else:
@@ -151,27 +144,13 @@ def test_one_hot(dtype: str) -> None:
         indices[1, 0] = -2
     for depth in (4, 300):
         for axis in (-1, 0, 1):
-            b = Builder()
-            i = b.input("i", type_of(indices))
-            y = one_hot(b, i, depth, axis, "float64")
-            found = np.moveaxis(evaluate(b.finish({"y": y}), {"i": indices})[y], axis, -1)
+            (made,) = built(lambda b, i, depth=depth, axis=axis: one_hot(b, i, depth, axis, "float64"), indices)
+            found = np.moveaxis(made, axis, -1)
             wanted = np.zeros((2, 3, depth))
             for place in np.ndindex(2, 3):
                 if -depth <= indices[place] < depth:
                     wanted[place][indices[place]] = 1
             np.testing.assert_array_equal(found, wanted)
-
-
-def test_allocates_nothing() -> None:
-    table, wide = RNG.standard_normal((5000, 3)).astype(np.float32), RNG.standard_normal((500, 300)).astype(np.float32)
-    for dtype in (np.int64, np.int32):
-        at = indices_for(500, (80000,)).astype(dtype)
-        assert allocated_bytes(Gather(0), table, at) < NUMPY_BUFFERS
-        assert allocated_bytes(ScatterAdd(0, (5000, 3)), at, np.ones((80000, 3), np.float32)) < NUMPY_BUFFERS
-        assert allocated_bytes(ScatterAdd(0, (500, 300)), at[:4000], np.ones((4000, 300), np.float32)) < NUMPY_BUFFERS
-        elements = indices_for(500, (500, 300)).astype(dtype)
-        assert allocated_bytes(GatherElements(0), wide, elements) < NUMPY_BUFFERS
-        assert allocated_bytes(ScatterElementsAdd(0, (500, 300)), elements, wide) < NUMPY_BUFFERS
 
 
 def test_valid_range_and_refusals() -> None:

@@ -10,10 +10,10 @@ from foreplan.graph import Builder, Value
 from foreplan.ops.join import Concat, Pad, Unslice, concat, pad, split, sum_of_unslices, unslice
 from foreplan.ops.map import elementwise
 from foreplan.ops.shape import slice_axis
-from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
+from tests.ops.check import built, check_vjp, evaluate, run_op, type_of
 
 RNG = np.random.default_rng(0)
-NUMPY_MODES = {"constant": "constant", "edge": "edge", "reflect": "reflect", "wrap": "wrap"}
+MODES = ("constant", "edge", "reflect", "wrap")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
@@ -27,13 +27,13 @@ def test_concat(axis: int, dtype: str) -> None:
     check_vjp(lambda b, *values: concat(b, values, axis - 3), *floats)
 
 
-@pytest.mark.parametrize("mode", NUMPY_MODES)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("pads", [((2, 1), (0, 0)), ((0, 2), (3, 0)), ((1, 2), (2, 3)), ((2, 2), (1, 0))])
 def test_pad(pads: tuple[tuple[int, int], ...], mode: str) -> None:
     x = RNG.standard_normal((3, 5))
     value = {"constant_values": -2.5} if mode == "constant" else {}
     (y,) = run_op(Pad(pads, -2.5 if mode == "constant" else 0.0, mode), x)
-    np.testing.assert_array_equal(y, np.pad(x, pads, NUMPY_MODES[mode], **value))
+    np.testing.assert_array_equal(y, np.pad(x, pads, mode, **value))
     check_vjp(lambda b, x: pad(b, x, pads, mode=mode), x)
 
 
@@ -50,8 +50,8 @@ def test_pad_takes_away_where_negative() -> None:
 def test_pad_of_four_axes() -> None:
     x = RNG.standard_normal((2, 3, 4, 5)).astype(np.float32)
     pads = ((1, 0), (0, 0), (2, 1), (1, 3))
-    for mode in NUMPY_MODES:
-        np.testing.assert_array_equal(run_op(Pad(pads, 0.0, mode), x)[0], np.pad(x, pads, NUMPY_MODES[mode]))
+    for mode in MODES:
+        np.testing.assert_array_equal(run_op(Pad(pads, 0.0, mode), x)[0], np.pad(x, pads, mode))
 
 
 @pytest.mark.parametrize("starts,steps", [((1, 0), (1, 1)), ((0, 1), (2, 3)), ((6, 7), (-2, -3))])
@@ -78,9 +78,7 @@ def test_split_is_the_inverse_of_concat() -> None:
         return concat(b, parts, 1)
 
     x = RNG.standard_normal((2, 6))
-    b = Builder()
-    y = build(b, b.input("x", type_of(x)))
-    np.testing.assert_array_equal(evaluate(b.finish({"y": y}), {"x": x})[y], x)
+    np.testing.assert_array_equal(built(build, x)[0], x)
     check_vjp(build, x)
 
 
@@ -119,14 +117,6 @@ def test_sum_of_unslices_that_do_not_join() -> None:
         assert sum_of_unslices(b, b.nodes[start:]) is None
     elementwise(b, lambda a: a * 2, x)
     assert sum_of_unslices(b, b.nodes[-1:]) is None
-
-
-def test_allocates_nothing() -> None:
-    x = RNG.standard_normal((100, 1000)).astype(np.float32)
-    assert allocated_bytes(Concat(1), x, x) < 8192
-    assert allocated_bytes(Unslice((100, 3000), (0, 5), (1, 2)), x) < 8192
-    for mode in NUMPY_MODES:
-        assert allocated_bytes(Pad(((3, 3), (5, 5)), 0.0, mode), x) < 8192
 
 
 def test_refusals() -> None:

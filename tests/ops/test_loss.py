@@ -11,8 +11,8 @@ from foreplan.graph import Array, Builder, Fill, Kind, Normal, TensorType, Value
 from foreplan.ops.linear_cross_entropy import LOGITS_BYTES, LinearCrossEntropy, _is_one, linear_cross_entropy
 from foreplan.ops.loss import CrossEntropy, CrossEntropyGrad, cross_entropy
 from foreplan.ops.map import elementwise
-from tests.ops.check import allocated_bytes, check_vjp, pull_back, run_op, type_of
-from tests.oracle.peers import jax, jnp
+from tests.ops.check import check_vjp, pull_back, run_op, type_of
+from tests.oracle.peers import jax, jit, jnp
 
 RNG = np.random.default_rng(0)
 SHAPES = [((7,), 0), ((4, 9), 1), ((9, 4), 0), ((2, 5, 3, 4), 1), ((5, 40_000), 1), ((2, 6, 20_000), 1), ((0, 4), 1)]
@@ -87,6 +87,11 @@ def linear(h: jax.Array, w: jax.Array, target: jax.Array, ignore: int) -> jax.Ar
     return -jnp.where(counts, picked, 0.0).sum() / counts.sum()
 
 
+@jit()
+def linear_and_gradients(h: jax.Array, w: jax.Array, target: jax.Array, ignore: int) -> tuple[jax.Array, ...]:
+    return jax.value_and_grad(linear, (0, 1))(h, w, target, ignore)
+
+
 @pytest.mark.parametrize(
     "rows,classes,chunk,ignore", [(7, 5, 256, -100), (13, 11, 4, -100), (6, 9, 1, 3), (6, 70_000, 4, 3)]
 )
@@ -94,7 +99,7 @@ def test_linear_cross_entropy(rows: int, classes: int, chunk: int, ignore: int) 
     h, w = RNG.standard_normal((rows, 6)), RNG.standard_normal((classes, 6))
     target = np.where(np.arange(rows) % 4 == 1, ignore, RNG.integers(0, classes, rows))
     with jax.enable_x64(True):
-        loss, (dh, dw) = jax.value_and_grad(linear, (0, 1))(h, w, target, ignore)
+        loss, (dh, dw) = linear_and_gradients(h, w, target, ignore)
     for dtype, tolerance in ((np.float64, 1e-9), (np.float32, 2e-4)):
         found = run_op(LinearCrossEntropy(chunk, ignore), h.astype(dtype), w.astype(dtype), target.astype(np.int32))
         for got, wanted in zip(found, (loss, dh, dw)):
@@ -113,7 +118,7 @@ def test_linear_cross_entropy_with_a_bias(rows: int, classes: int, chunk: int, m
         return count * linear(jnp.hstack([h, columns]), jnp.hstack([w, bias[:, None]]), target, -100)
 
     with jax.enable_x64(True):
-        wanted = jax.value_and_grad(loss, (0, 1, 2))(h, w, bias)
+        wanted = jit()(jax.value_and_grad(loss, (0, 1, 2)))(h, w, bias)
     found = run_op(LinearCrossEntropy(chunk, mean=mean), h, w, target, bias)
     for got, expected_one in zip(found, (wanted[0], *wanted[1])):
         np.testing.assert_allclose(got, expected_one, rtol=1e-9, atol=1e-10)
@@ -165,17 +170,6 @@ def test_workspace() -> None:
         assert bytes_for(4096, classes, 8) <= 64 * 2**20
     assert bytes_for(4096, 50_257, 8) > 256 * 50_257 * 4
     assert LOGITS_BYTES < 64 * 2**20
-
-
-def test_allocates_nothing() -> None:
-    logits, target = sample((60, 3000), 1)
-    logits = logits.astype(np.float32)
-    lse = scipy.special.logsumexp(logits, 1)
-    assert allocated_bytes(CrossEntropy(1), logits, target) < 80_000
-    assert allocated_bytes(CrossEntropyGrad(1), logits, target, lse, lse) < 80_000
-    assert allocated_bytes(CrossEntropy(0), logits, RNG.integers(0, 60, 3000).astype(np.int32)) < 200_000
-    h, w = RNG.standard_normal((60, 50)).astype(np.float32), RNG.standard_normal((3000, 50)).astype(np.float32)
-    assert allocated_bytes(LinearCrossEntropy(16), h, w, target.astype(np.int32)) < 80_000
 
 
 def test_ranges_and_refusals() -> None:

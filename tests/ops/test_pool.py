@@ -6,8 +6,6 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 
 from foreplan.errors import ShapeError
@@ -15,22 +13,8 @@ from foreplan.graph import Builder, TensorType, as_dtype
 from foreplan.ops import window
 from foreplan.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, avg_pool, lrn, max_pool
 from foreplan.ops.window import Windows, count_positions, is_empty
-from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
-
-
-def onnx_result(op: str, x: np.ndarray, opset: int = 19, **attributes: Any) -> np.ndarray:
-    node = onnx.helper.make_node(op, ["x"], ["y"], **attributes)
-    infos = [onnx.helper.make_tensor_value_info("x", 1, x.shape), onnx.helper.make_tensor_value_info("y", 1, None)]
-    graph = onnx.helper.make_graph([node], "g", infos[:1], infos[1:])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=8)
-    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
-
-
-def _run(build: Any, x: np.ndarray) -> np.ndarray:
-    b = Builder()
-    y = build(b, b.input("x", type_of(x)))
-    return evaluate(b.finish({"y": y}), {"x": x})[y]
-
+from tests.frontend.onnx.models import of_one_node
+from tests.ops.check import built, check_vjp, refused, run_op, type_of
 
 GEOMETRIES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "halving": ((2, 3, 8, 6), {"kernel": (2, 2)}),
@@ -72,8 +56,8 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def test_max(name: str) -> None:
     shape, geometry = GEOMETRIES[name]
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    expected = onnx_result("MaxPool", x, **_attributes(geometry))
-    np.testing.assert_array_equal(_run(lambda b, v: max_pool(b, v, **geometry), x), expected)
+    expected = of_one_node("MaxPool", x, **_attributes(geometry))
+    np.testing.assert_array_equal(built(lambda b, v: max_pool(b, v, **geometry), x)[0], expected)
 
 
 @pytest.mark.usefixtures("blocks")
@@ -82,8 +66,8 @@ def test_max(name: str) -> None:
 def test_mean(name: str, count_include_pad: bool) -> None:
     shape, geometry = GEOMETRIES[name]
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    expected = onnx_result("AveragePool", x, **_attributes(geometry), count_include_pad=int(count_include_pad))
-    got = _run(lambda b, v: avg_pool(b, v, count_include_pad=count_include_pad, **geometry), x)
+    expected = of_one_node("AveragePool", x, **_attributes(geometry), count_include_pad=int(count_include_pad))
+    (got,) = built(lambda b, v: avg_pool(b, v, count_include_pad=count_include_pad, **geometry), x)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -171,45 +155,24 @@ def test_integers() -> None:
 def test_local_response_normalisation(size: int) -> None:
     x = np.random.default_rng(0).standard_normal((2, 7, 3, 4)).astype(np.float32)
     if size % 2:
-        expected = onnx_result("LRN", x, size=size, alpha=0.3, beta=0.6, bias=1.5)
+        expected = of_one_node("LRN", x, size=size, alpha=0.3, beta=0.6, bias=1.5)
     else:  # ONNX Runtime has odd sizes only; the operator's definition, written out
         ends = [(max(0, c - (size - 1) // 2), c + size // 2 + 1) for c in range(7)]
         sums = np.stack([(x[:, low:high].astype(np.float64) ** 2).sum(1) for low, high in ends], 1)
         expected = x / (1.5 + 0.3 / size * sums) ** 0.6
-    got = _run(lambda b, v: lrn(b, v, size, 0.3, 0.6, 1.5), x)
+    (got,) = built(lambda b, v: lrn(b, v, size, 0.3, 0.6, 1.5), x)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
     check_vjp(lambda b, v: lrn(b, v, size, 0.3, 0.6, 1.5), x)
 
 
-def test_memory_is_only_the_workspace() -> None:
-    x = np.ones((2, 32, 96, 96), np.float32)
-    geometry: Any = ((3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1))
-    y, index = run_op(MaxPool(*geometry, save_index=True), x)
-    for op, inputs in (
-        (MaxPool(*geometry), (x,)),
-        (MaxPool(*geometry, save_index=True), (x,)),
-        (MaxPoolGrad(*geometry, x.shape), (index, y)),
-        (AvgPool(*geometry), (x,)),
-        (AvgPoolGrad(*geometry, shape=x.shape), (y,)),
-    ):
-        assert allocated_bytes(op, *inputs) < 128 * 1024, op  # NumPy's own iteration buffers
-
-
 def test_what_does_not_fit_is_refused() -> None:
-    x = TensorType(as_dtype("float32"), (1, 2, 3, 3))
-    with pytest.raises(ShapeError, match="does not fit"):
-        MaxPool((4, 4), (1, 1), ((0, 0), (0, 0)), (1, 1)).infer([x])
-    with pytest.raises(ShapeError, match="floating-point"):
-        AvgPool((2, 2), (1, 1), ((0, 0), (0, 0)), (1, 1)).infer([x.with_dtype("int32")])
-    with pytest.raises(ShapeError, match="pools to"):
-        AvgPoolGrad((2, 2), (1, 1), ((0, 0), (0, 0)), (1, 1), shape=(1, 2, 9, 9)).infer([x])
-    with pytest.raises(ShapeError, match="pools to"):
-        MaxPoolGrad((2, 2), (1, 1), ((0, 0), (0, 0)), (1, 1), shape=(1, 2, 9, 9)).infer([x, x])
-    with pytest.raises(ShapeError, match=r"\[N, C"):
-        MaxPool((), (), (), ()).infer([x.with_shape((2, 3))])
-    far = 10**12
-    with pytest.raises(ShapeError, match="foreplan takes 4194304 at most"):
-        AvgPool((2, far), (1, 1), ((0, 1), (0, far - 1)), (1, 1)).infer([x])
+    x, apart, far = "float32[1,2,3,3]", ((1, 1), ((0, 0), (0, 0)), (1, 1)), 10**12
+    refused("does not fit", MaxPool((4, 4), *apart), x)
+    refused("floating-point", AvgPool((2, 2), *apart), "int32[1,2,3,3]")
+    refused("pools to", AvgPoolGrad((2, 2), *apart, shape=(1, 2, 9, 9)), x)
+    refused("pools to", MaxPoolGrad((2, 2), *apart, shape=(1, 2, 9, 9)), x, x)
+    refused(r"\[N, C", MaxPool((), (), (), ()), "float32[2,3]")
+    refused("foreplan takes 4194304 at most", AvgPool((2, far), (1, 1), ((0, 1), (0, far - 1)), (1, 1)), x)
 
 
 def test_of_a_window_only_the_taps_within_the_image_are_walked() -> None:

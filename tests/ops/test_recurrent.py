@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 
 from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Builder, TensorType, Value, as_dtype
 from foreplan.ops.recurrent import Unstack, activation, gru, lstm, rnn
-from tests.ops.check import check_vjp, evaluate, run_op, type_of
+from tests.frontend.onnx.models import by_onnxruntime, model, node
+from tests.ops.check import built, check_vjp, run_op
 
 T, N, I, H = 4, 3, 5, 2  # noqa: E741
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -40,28 +39,16 @@ def _arrays(kind: str, ways: int, *names: str, seed: int = 0) -> dict[str, np.nd
 
 
 def _runtime(kind: str, arrays: dict[str, np.ndarray], **attributes: Any) -> list[np.ndarray]:
-    names = [slot if slot in arrays else "" for slot in SLOTS[: 8 if kind == "LSTM" else 6]]
-    while not names[-1]:
-        names.pop()
-    outputs = ["y", "h", "c"][: 3 if kind == "LSTM" else 2]
-    node = onnx.helper.make_node(kind, names, outputs, hidden_size=H, **attributes)
-    infos = [
-        onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-        for n, a in arrays.items()
-    ]
-    results = [onnx.helper.make_tensor_value_info(n, 1, None) for n in outputs]
-    graph = onnx.helper.make_graph([node], "g", infos, results)
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, arrays)
+    read = " ".join(slot if slot in arrays else "-" for slot in SLOTS[: 8 if kind == "LSTM" else 6])
+    names = ["y", "h", "c"][: 3 if kind == "LSTM" else 2]
+    layer = node(kind, read, " ".join(names), hidden_size=H, **attributes)
+    constants = {name: x for name, x in arrays.items() if name != "x"}
+    found = by_onnxruntime(model([layer], {"x": arrays["x"].shape}, names, constants, 17), x=arrays["x"])
+    return [found[name] for name in names]
 
 
 def _ours(kind: str, arrays: dict[str, np.ndarray], **options: Any) -> list[np.ndarray]:
-    b = Builder()
-    values = {n: b.input(n, type_of(a)) for n, a in arrays.items()}
-    made = BUILDS[kind](b, **values, **options)
-    graph = b.finish({f"y{i}": value for i, value in enumerate(made)})
-    found = evaluate(graph, arrays)
-    return [found[value] for value in made]
+    return built(lambda b, *values: BUILDS[kind](b, **dict(zip(arrays, values)), **options), *arrays.values())
 
 
 def _compare(kind: str, arrays: dict[str, np.ndarray], attributes: dict[str, Any], **options: Any) -> None:

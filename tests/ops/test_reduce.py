@@ -10,7 +10,7 @@ import pytest
 from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Builder, TensorType, as_dtype
 from foreplan.ops.reduce import Reduce, normalize_axes, reduce, sum_to_shape
-from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
+from tests.ops.check import built, check_vjp, evaluate, run_op, type_of
 
 NUMPY = {"sum": np.sum, "mean": np.mean, "prod": np.prod, "max": np.max, "min": np.min}
 AXES = [axes for n in (1, 2, 3) for axes in combinations(range(3), n)]
@@ -87,19 +87,10 @@ def test_axes_as_users_write_them() -> None:
 def test_sum_to_shape_is_the_adjoint_of_broadcasting(shape: tuple[int, ...]) -> None:
     full = (2, 3, 4) if len(shape) < 3 else (5, 3, 4)
     x = np.random.default_rng(0).standard_normal(full)
-    b = Builder()
-    y = sum_to_shape(b, b.input("x", type_of(x)), shape)
-    got = evaluate(b.finish({"y": y}), {"x": x})[y]
+    (got,) = built(lambda b, x: sum_to_shape(b, x, shape), x)
     assert got.shape == shape
     t = np.random.default_rng(1).standard_normal(shape)
     np.testing.assert_allclose((got * t).sum(), (x * np.broadcast_to(t, full)).sum())
-
-
-def test_memory_is_only_the_workspace() -> None:
-    x = np.ones((8, 64, 56, 56), np.float32)
-    for how in NUMPY:
-        for axes in ((0,), (0, 2, 3), (1,), (2, 3), (0, 1, 2, 3), (3,), (1, 3)):
-            assert allocated_bytes(Reduce(how, axes), x) < 16 * 1024
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

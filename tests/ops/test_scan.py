@@ -8,7 +8,7 @@ import pytest
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder
 from foreplan.ops.scan import CumSum, cumsum
-from tests.ops.check import allocated_bytes, check_vjp, run_op, type_of
+from tests.ops.check import check_vjp, run_op, type_of
 
 RNG = np.random.default_rng(0)
 
@@ -28,12 +28,6 @@ def test_against_triangular_matrices(axis: int, exclusive: bool, reverse: bool) 
         (y,) = run_op(CumSum(axis, exclusive, reverse), x)
         np.testing.assert_allclose(y, expected(x, axis, exclusive, reverse), rtol=1e-12, atol=1e-12)
     check_vjp(lambda b, x: cumsum(b, x, axis, exclusive, reverse), RNG.standard_normal((3, 4, 2)))
-
-
-def test_allocates_nothing() -> None:
-    x = RNG.standard_normal((100, 1000)).astype(np.float32)
-    assert allocated_bytes(CumSum(1, True, True), x) < 8192
-    assert allocated_bytes(CumSum(0), x) < 8192
 
 
 def test_refuses_what_has_no_sum() -> None:

@@ -9,10 +9,9 @@ import scipy.special
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, Softmax, SoftmaxGrad, log_softmax, softmax
-from tests.ops.check import allocated_bytes, check_vjp, evaluate, run_op, type_of
+from tests.ops.check import check_vjp, decomposed, run_op, type_of
 
 RNG = np.random.default_rng(0)
-NUMPY_BUFFERS = 120_000  # NumPy may take one of 8,192 elements an operand, whatever the size
 SHAPES = [((5,), 0), ((3, 7), 1), ((3, 7), 0), ((2, 4, 3), 1), ((2, 0, 3), 1), ((0, 3), 1), ((300, 301), 0)]
 BOTH = [(Softmax, softmax, scipy.special.softmax), (LogSoftmax, log_softmax, scipy.special.log_softmax)]
 
@@ -43,20 +42,7 @@ def test_gradients_and_decompositions(op: type, helper, expected, shape, axis) -
     axis %= len(shape)
     grad = SoftmaxGrad if op is Softmax else LogSoftmaxGrad
     for one, arrays in ((op(axis), [x]), (grad(axis), [expected(x, axis), RNG.standard_normal(shape)])):
-        b = Builder()
-        values = [b.input(f"x{i}", type_of(array)) for i, array in enumerate(arrays)]
-        (y,) = one.decompose(b, values)
-        found = evaluate(b.finish({"y": y}), {f"x{i}": array for i, array in enumerate(arrays)})[y]
-        np.testing.assert_allclose(found, run_op(one, *arrays)[0], rtol=1e-10, atol=1e-12)
-
-
-def test_allocates_nothing_and_works_in_blocks() -> None:
-    x = RNG.standard_normal((4, 300, 500)).astype(np.float32)
-    for op in (Softmax, LogSoftmax, SoftmaxGrad, LogSoftmaxGrad):
-        arrays = [x, x] if op in (SoftmaxGrad, LogSoftmaxGrad) else [x]
-        for axis in range(3):
-            assert allocated_bytes(op(axis), *arrays) < NUMPY_BUFFERS
-            assert op(axis).workspace([type_of(x)] * len(arrays), [type_of(x)]) < 512 * 1024
+        np.testing.assert_allclose(decomposed(one, *arrays), run_op(one, *arrays), rtol=1e-10, atol=1e-12)
 
 
 def test_refusals() -> None:

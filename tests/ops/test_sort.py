@@ -8,10 +8,9 @@ import pytest
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder
 from foreplan.ops.sort import ArgReduce, TopK, arg_reduce, top_k
-from tests.ops.check import allocated_bytes, check_vjp, run_op, type_of
+from tests.ops.check import check_vjp, run_op, type_of
 
 RNG = np.random.default_rng(0)
-NUMPY_BUFFERS = 80_000  # NumPy may take one of 8,192 elements an operand, whatever the size
 DTYPES = ["float32", "float64", "int64", "uint64", "int32", "uint8", "bool"]
 
 
@@ -91,13 +90,6 @@ def test_gradient_goes_to_the_chosen_elements() -> None:
     x = RNG.permutation(24).reshape(2, 4, 3) * 0.5
     check_vjp(lambda b, x: top_k(b, x, 2, 1)[0], x)
     check_vjp(lambda b, x: top_k(b, x, 3, largest=False)[0], x)
-
-
-def test_allocates_nothing() -> None:
-    x = RNG.standard_normal((40, 3000)).astype(np.float32)
-    for op in (TopK(5, 1), TopK(40, 0), TopK(5, 1, False), ArgReduce("max", 1), ArgReduce("min", 0, last=True)):
-        assert allocated_bytes(op, x) < NUMPY_BUFFERS, op
-    assert allocated_bytes(TopK(5, 1), x.astype(np.int64)) < NUMPY_BUFFERS
 
 
 def test_refuses_what_is_not_there() -> None:

@@ -16,7 +16,7 @@ def perceptron(batch: int) -> Graph:
     return fp.models.build(f"mlp:batch={batch},width=16,layers=2,inputs=12,classes=5")
 
 
-def data_for(step: fp.Compiled, seed: int, leading: tuple[int, ...] = ()) -> Arrays:
+def data_for(step: fp.Compiled | Session, seed: int = 0, leading: tuple[int, ...] = ()) -> Arrays:
     rng = np.random.default_rng(seed)
     given: Arrays = {}
     for slot in step.program.inputs:

@@ -66,6 +66,14 @@ def by_onnxruntime(proto: onnx.ModelProto, **inputs: np.ndarray) -> dict[str, np
     return dict(zip(names, session.run(names, inputs)))
 
 
+def of_one_node(
+    op: str, x: np.ndarray, constants: dict[str, np.ndarray] | None = None, **attributes: Any
+) -> np.ndarray:
+    """What ONNX Runtime gives for one op of x and constants."""
+    made = node(op, " ".join(["x", *(constants or {})]), "y", **attributes)
+    return by_onnxruntime(model([made], {"x": x.shape}, ["y"], constants, opset=19), x=x)["y"]
+
+
 def random(*shape: int, seed: int = 0) -> np.ndarray:
     """Standard normal float32 numbers."""
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)

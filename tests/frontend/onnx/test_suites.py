@@ -7,6 +7,7 @@ refused for another reason, fails here; `python -m tests.frontend.onnx.test_suit
 from __future__ import annotations
 
 import re
+import textwrap
 import warnings
 from collections import defaultdict
 from pathlib import Path
@@ -87,8 +88,8 @@ def _listed() -> dict[str, str]:
     found, reason = {}, ""
     for line in REFUSED.read_text().splitlines():
         if line.startswith("  "):
-            assert line.strip() not in found, line
-            found[line.strip()] = reason
+            assert found.keys().isdisjoint(line.split()), line
+            found |= dict.fromkeys(line.split(), reason)
         else:
             reason = line
     return found
@@ -129,8 +130,13 @@ def _write() -> None:
         for case in cases(kind):
             if why := refusal(case):
                 reasons[why].append(case.name)
-    REFUSED.write_text(
-        "".join(f"{why}\n" + "".join(f"  {n}\n" for n in sorted(reasons[why])) for why in sorted(reasons))
+    REFUSED.write_text("".join(f"{why}\n{_together(names)}\n" for why, names in sorted(reasons.items())))
+
+
+def _together(names: list[str]) -> str:
+    """As many names to a line as it holds."""
+    return textwrap.fill(
+        " ".join(sorted(names)), 120, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
     )
 
 

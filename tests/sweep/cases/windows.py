@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from random import Random
 
 from foreplan.graph import TensorType, as_dtype
@@ -180,15 +181,5 @@ def resize(rng: Random) -> Case:
 def resize_grad(rng: Random) -> Case:
     """Its gradient."""
     before, op = _resized(rng)
-    of = ResizeGrad(
-        op.shape,
-        op.mode,
-        op.coordinate,
-        op.scales,
-        op.rounding,
-        op.cubic_a,
-        op.exclude_outside,
-        op.antialias,
-        before,
-    )
+    of = ResizeGrad(*(getattr(op, field.name) for field in fields(op)), extents=before)
     return Case(of, (given(rng, float_type(rng), op.shape, strange=("tiny",)),))
