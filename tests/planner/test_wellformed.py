@@ -106,9 +106,9 @@ WRONG = [
     (with_action(1, reads=(2, 3)), r"action 'g': reads and writes 'b'; a value has one content"),
     (with_action(0, reads=(0, 4)), r"action 'f': reads 't' before any action writes it"),
     (with_action(1, workspace=-1), r"action 'g': workspace is -1, and must not be negative"),
-    (with_action(1, workspace=2**60), r"the workspace of a problem come to 1.15e\+18"),
-    (with_value(1, nbytes=MOST - 512), r"the bytes of values of a problem come to"),  # with alignments
-    (with_action(1, nanoseconds=2**62), r"the nanoseconds of a problem come to"),
+    (with_action(1, workspace=2**60), r"the workspace of a problem add up to 1.15e\+18"),
+    (with_value(1, nbytes=MOST - 512), r"the bytes of values of a problem add up to"),  # with alignments
+    (with_action(1, nanoseconds=2**62), r"the nanoseconds of a problem add up to"),
     (
         replace(GOOD, actions=tuple(replace(action, flops=MOST // 4 + 1) for action in GOOD.actions)),
         r"the flops of a problem add up to 7.21e\+16; at most 72057594037927936 are allowed",
@@ -141,7 +141,7 @@ WRONG = [
         with_action(1, reads=(2, 0), overwrites=(Overwrite(0, 0),), parts=(Part(0, 1, 0),)),
         r"action 'g': a write that takes other bytes, or is at home, cannot have parts",
     ),
-    (with_action(3, overwrites=(), parts=(Part(0, 1, 0),)), r"action 'update': .* is written at home, has no parts"),
+    (with_action(3, overwrites=(), parts=(Part(0, 1, 0),)), r"action 'update': .* or is at home, cannot have parts"),
     (replace(GOOD, regions=(Region("arena", on_device=1),)), r"region 'arena': on_device must be True or False, got 1"),  # type: ignore[arg-type]
     (replace(GOOD, regions=()), r"a problem needs at least one region"),
     (replace(GOOD, regions=("arena",)), r"a problem's regions must be a tuple of Region"),
