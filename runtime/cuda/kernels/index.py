@@ -102,8 +102,7 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
 
 
 class _Order:
-    """Positions of indices, sorted by the indices' places: their addresses in the workspace, and the launches that
-    sort.
+    """Positions of indices, sorted by the indices' places: their addresses in the workspace, and their launches.
 
     Attributes:
         positions, places: sorted positions, and the place of each.
