@@ -329,8 +329,7 @@ def _before_softmax(logits: Tensor, axis: int) -> Tensor:
 
 
 def _same_axis(shape: Shape, axis: int, other: Shape) -> int:
-    """The axis of `other` that corresponds to axis `axis` of `shape`, if one is a reshape of the other; -1 if there is
-    none."""
+    """The axis of `other` that is the axis `axis` of `shape`, if one is a reshape of the other; -1: there is none."""
     outer = math.prod(shape[:axis])
     found = (i for i, extent in enumerate(other) if extent == shape[axis] and math.prod(other[:i]) == outer)
     return next(found, -1)
