@@ -1,15 +1,13 @@
 // Attention and its gradients work tile by tile: scores exist for ROWS of one side and COLUMNS of the other at a time.
-//
 // A block has ROWS queries (keys in `attention_keys`) and goes over the other side's tiles in order. Its SIDE x SIDE
-// threads share out every tile of results: a thread has every SIDE-th row from its own on, and in scores every SIDE-th
-// column, so that what it reads of shared memory, four neighbours at a time, is used for several results.
-//
-// ELEMENT is the type of queries, keys and values, MASK_ELEMENT that of what is added to scores.
+// threads share every tile of results: a thread has every SIDE-th row from its own on, and in scores every SIDE-th
+// column. So it uses each read of shared memory, four neighbours at a time, for several results.
+// ELEMENT is the type of queries, keys and values, MASK_ELEMENT that of the mask that is added to scores.
 #pragma once
 #include "scalar.cuh"
 
 constexpr int THREADS = SIDE * SIDE, DOWN = ROWS / SIDE, ACROSS = COLUMNS / SIDE;
-// Of inner loops that are unrolled: with many results a thread, more would spill registers.
+// Unrolling of inner loops: with many results a thread, more would spill registers.
 constexpr int TURNS = MASKED || DOWN * ACROSS >= 8 ? 1 : 2;
 constexpr float LOWEST = -3e38f;  // so that a row of -inf alone has exp(-inf) = 0 and not NaN
 
@@ -144,7 +142,7 @@ __device__ inline float masked(float score, const Arguments& a, i64 b, i64 h, i6
     return score;
 }
 
-// What the threads of a row come to.
+// The combined value of the threads of a row.
 template <class Combine> __device__ inline float of_row(float x, Combine combine) {
 #pragma unroll
     for (int lanes = SIDE / 2; lanes; lanes /= 2) x = combine(x, __shfl_xor_sync(0xffffffffu, x, lanes));

@@ -1,7 +1,7 @@
-// Gradients of attention: probabilities are made again from the logarithms of their sums (Dao et al. 2022).
+// Gradients of attention: probabilities are recomputed from the logarithms of their sums (Dao et al. 2022).
 #include "attention.cuh"
 
-// dq of a tile of queries; and g · o, and gradients of scores if they are asked for.
+// dq of a tile of queries; also g · o, and gradients of scores if they are wanted.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_queries(const Arguments a) {
     alignas(16) __shared__ float q[ROWS * OF_DEPTH], g[ROWS * OF_VALUES], other[OTHER], ds[ROWS * OF_SCORES];
     const i64 first = blockIdx.x % a.tiles * ROWS, h = blockIdx.x / a.tiles % a.heads, b = blockIdx.x / a.tiles / a.heads;

@@ -1,4 +1,4 @@
-// What batch normalisation's gradient needs of channels: sums of g and of g · (x − mean), and what they come to.
+// The gradient of batch normalisation by channels: sums of g and of g · (x − mean), and their totals.
 //
 // g is a function of OPERANDS tensors, `gradient`, which is generated; with KEEPS it is written, too. SCALE, MEAN and
 // VARIANCE are the element types of these vectors, which may be narrow where sums are not.
@@ -34,12 +34,12 @@ struct Arguments {
     Number* vectors;  // [3, channels]: slope, shift and factor of dx = (g - (x - mean) · slope - shift) · factor
 };
 
-// VECTOR channels of g at a few positions: all that it is made of is read first.
+// VECTOR channels of g at a few positions: all operands are read first.
 template <bool WHOLE, int AHEAD>
 __device__ inline void gradients(const Arguments& a, const Own& own, const i64 (&positions)[AHEAD],
                                  Vector<Number, VECTOR> (&g)[AHEAD]);
 
-// Whether all of that can move together.
+// Whether all these channels can move together.
 __device__ inline bool are_whole(const Arguments& a);
 
 template <bool WHOLE> __device__ inline void sum_up(const Arguments& a, const Own& own, Pair (&found)[VECTOR]) {

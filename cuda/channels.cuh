@@ -2,10 +2,10 @@
 //
 // A block goes over the positions of a part of the images (grid.y parts) with ACROSS threads for neighbouring channels,
 // VECTOR of them each, and as many rows of such threads as there is room for. A thread reads a few positions (AHEAD)
-// before it works on the first; channels move together where those of all tensors can (WHOLE), else one by one. What
-// rows have, and then what parts have, is put together in a fixed order. A multiprocessor has room for BLOCKS of them,
-// and the grid is no larger than what runs at a time. RANK axes number the positions; ELEMENT is the images'. If VECTOR
-// is more than 1, channels of every tensor of theirs lie side by side.
+// before it works on the first; channels move together where those of all tensors can (WHOLE), else one by one. Results
+// of rows, and then of parts, are combined in a fixed order. A multiprocessor has room for BLOCKS blocks, and the grid
+// is no larger than the blocks that run at a time. RANK axes number the positions; ELEMENT is the images'. If VECTOR is
+// more than 1, channels of every tensor of theirs lie side by side.
 #pragma once
 #include "place.cuh"
 
@@ -27,13 +27,13 @@ template <int WIDTH, int EACH> struct Share {
         first = begin + row;
         last = left > 0 ? (end < count ? end : count) : 0;
     }
-    // How many positions the thread goes over.
+    // The number of positions of the thread.
     __device__ i64 count() const { return first < last ? (last - first + HEIGHT - 1) / HEIGHT : 0; }
-    // Whether there is a `k`-th position from one of them on; and that, or the one itself again. What is read again is
-    // left out by a choice of numbers, not by a branch: compilers move a load into the branch that uses it.
+    // Whether there is a `k`-th position from one of them on; and that position, or the first one again. A select, not
+    // a branch, drops the repeated number: compilers move a load into the branch that uses it.
     __device__ bool there(i64 position, int k) const { return k == 0 || position + k * HEIGHT < last; }
     __device__ i64 ahead(i64 position, int k) const { return there(position, k) ? position + k * HEIGHT : position; }
-    // The channel of which the thread has what `combine` gives; -1: of none.
+    // The channel whose result of `combine` the thread has; -1: none.
     __device__ i64 combined(i64 channels) const {
         const int lane = threadIdx.x % (THREADS / EACH);
         const i64 found = (static_cast<i64>(blockIdx.x) * WIDTH + lane) * EACH + threadIdx.x / (THREADS / EACH);
@@ -50,7 +50,7 @@ struct Images {
     __device__ i64 offset(i64 position, const i64 (&extents)[RANK], i64 channel) const {
         return offset_of<RANK>(static_cast<INDEX>(position), extents, strides) + channel * channel_step;
     }
-    // Whether VECTOR channels of every position can move together, but for the last ones.
+    // Whether VECTOR channels of every position can move together, except the last ones.
     template <class T> __device__ bool is_whole() const {
         return VECTOR == 1 || (any(reinterpret_cast<u64>(start)) % alignof(Vector<T, VECTOR>) == 0);
     }

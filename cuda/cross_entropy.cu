@@ -10,7 +10,7 @@ struct Arguments {
     Rows gradient;
 };
 
-// 0 for items to be ignored, NaN for those whose target is no class.
+// 0 for ignored items, NaN for items whose target is no class.
 __device__ inline Number marked(Number x, i64 target, const Arguments& a) {
     if (target == a.ignored) return 0;
     return target < 0 || target >= a.count ? static_cast<Number>(NOT_A_NUMBER) : x;

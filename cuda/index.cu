@@ -1,4 +1,4 @@
-// Slices of one axis read at the places that indices name; an index counts modulo the axis.
+// Slices of one axis, read at the places of indices; an index counts modulo the axis.
 //
 // PLACE is the type of indices, VECTOR how many elements of a slice are read at a time. Tensors are [outer, n, inner].
 #include "place.cuh"

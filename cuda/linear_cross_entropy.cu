@@ -1,7 +1,7 @@
-// What happens to a chunk of logits between the products that make them and those that use their gradient.
+// The work on a chunk of logits between the products that make them and the products that use their gradient.
 //
-// ELEMENT is the logits' type, GRADIENT that of their gradient, TARGET that of classes; MEAN: losses are weighted by one
-// over the items that count.
+// ELEMENT is the logits' type, GRADIENT that of their gradient, TARGET that of classes; MEAN: the weight of losses is
+// one over the number of items that count.
 #include "rows.cuh"
 
 struct Arguments {
@@ -12,7 +12,7 @@ struct Arguments {
     Number* weight;  // of each item that counts
 };
 
-// The weight, by one block: `rows` targets, `count` of no meaning.
+// The weight, computed by one block: `rows` targets; `count` is not used.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) weight_of_items(const Arguments a) {
     __shared__ i64 counts[THREADS];
     i64 own = 0;

@@ -1,5 +1,5 @@
-// What works on lines of a tensor along one axis, or on their elements: cumulative sums, the places of extremes, the
-// largest elements in order, and elements read and added at the places that indices name.
+// Kernels on lines of a tensor along one axis, or on their elements: cumulative sums, the places of extremes, the
+// largest elements in order, and elements that are read or added at the places of indices.
 //
 // A thread has a line, or an element of one. RANK axes number the lines; PLACE is the type of indices.
 #include "place.cuh"
@@ -62,8 +62,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) arg_reduce(const Arguments
     *reinterpret_cast<i64*>(a.places.line(number)) = place;
 }
 
-// An element's rank is the number of those before it: larger ones, and equal ones at lower places; what is no number is
-// last. A thread an element.
+// An element's rank is the number of elements before it: larger ones, and equal ones at lower places; NaN is last. A
+// thread has one element.
 extern "C" __global__ void __launch_bounds__(THREADS) top_k(const Arguments a) {
     const INDEX number = static_cast<INDEX>(blockIdx.x) * THREADS + threadIdx.x;
     const INDEX line = number / static_cast<INDEX>(a.count);
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather_elements(const Argu
         *reinterpret_cast<const ELEMENT*>(a.source.line(line) + place * a.source.step);
 }
 
-// In the order of the indices of a line; what is added to is zero at first.
+// In the order of the indices of a line; the result is zero at first.
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_elements_add(const Arguments a) {
     const INDEX line = static_cast<INDEX>(blockIdx.x) * THREADS + threadIdx.x;
     if (line >= static_cast<INDEX>(a.lines)) return;

@@ -1,8 +1,8 @@
-// Element-wise expressions over tensors of one shape, however they lie.
+// Element-wise expressions over tensors of one shape and any layout.
 //
-// A thread computes VECTOR neighbours along the innermost axis of the loop: it reads all elements that it needs before
-// it writes, so that an output may take the bytes of an input that lies alike. What lies side by side moves together if
-// all that the thread reads and writes can (WHOLE), and else one by one. `compute` and `misplaced` are generated.
+// A thread computes VECTOR neighbours along the innermost axis of the loop: it reads all its elements before it writes,
+// so an output may take the bytes of an input with the same layout. Neighbouring elements move together if those of all
+// operands can (WHOLE), else one by one. `compute` and `misplaced` are generated.
 //
 // RANK axes, neighbours merged; OPERANDS tensors, inputs first; INDEX holds the number of units.
 // The second launch bound lets ptxas spend registers, so that all loads are under way before the first is waited for.
@@ -68,7 +68,7 @@ __device__ inline void write_gaps(const Place& place, const Vector<T, VECTOR>& f
         if (i < count) *reinterpret_cast<T*>(place.start + place.offset + i * place.step) = found.at[i];
 }
 
-// How far a row or bits begin behind a place from which they could move together.
+// The distance of a row's (or bits') beginning from a place where they could move together.
 template <class T> __device__ inline u32 misplaced_row(const Place& place) {
     return static_cast<u32>(reinterpret_cast<u64>(place.start + place.offset)) % alignof(Vector<T, VECTOR>);
 }
@@ -77,7 +77,7 @@ template <class> __device__ inline u32 misplaced_bits(const Place& place) {
     return static_cast<u32>(place.offset) % BITS_APART<VECTOR>;
 }
 
-// Zero if all can.
+// Zero if all operands can move together.
 __device__ inline u32 misplaced(const Place (&at)[OPERANDS]);
 
 template <bool WHOLE> __device__ inline void compute(const Place (&at)[OPERANDS], i64 count);

@@ -1,7 +1,6 @@
 // One map of many small tensors, whose elements lie side by side: a thread has an element of one of them.
-//
-// TENSORS of them, each with OWN operands and RESULTS; SCALARS are shared by all. A thread reads all that it needs before
-// it writes: a result may take the bytes of an operand of the same tensor. `compute` is generated.
+// TENSORS tensors, each with OWN operands and RESULTS; all share SCALARS. A thread reads all its elements before it
+// writes: a result may take the bytes of an operand of the same tensor. `compute` is generated.
 #include "scalar.cuh"
 
 struct Arguments {

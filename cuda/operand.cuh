@@ -1,5 +1,5 @@
-// What products are made of: tensors read at a pair of places, one along the rows or columns of the result (outer) and
-// one along what is summed over (inner).
+// The operands of products: tensors that are read at a pair of places, one along the rows or columns of the result
+// (outer) and one along the sum (inner).
 #pragma once
 #include "place.cuh"
 
@@ -20,8 +20,8 @@ template <int OUTER_RANK, int INNER_RANK> struct Plain {
 };
 
 // Images that windows slide over: a position (item and window) and a tap (place in the window and channel) read the
-// element at (position · position_steps + tap · tap_steps + shifts) / divisors along each axis, and zero where that is
-// no whole number or outside.
+// element at (position · position_steps + tap · tap_steps + shifts) / divisors along each axis, and zero if that is no
+// whole number or outside.
 template <int AXES, bool DIVIDED> struct Images {
     struct Part {
         i64 offset;

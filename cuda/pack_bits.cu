@@ -1,7 +1,7 @@
 // A condition at each element, eight to a byte.
 //
-// A thread makes one byte. RANK axes in the order of the bits, neighbours merged; ELEMENT is the tensor's type and
-// `condition`, which is generated, what is asked. INDEX holds the number of elements.
+// A thread makes one byte. RANK axes in the order of the bits, neighbours merged; ELEMENT is the tensor's type;
+// `condition` is generated. INDEX holds the number of elements.
 #include "scalar.cuh"
 
 struct Arguments {

@@ -15,7 +15,7 @@ template <class T, int N> union Packed {
     __device__ void load(const void* from, bool there = true) {
         words = there ? *static_cast<const decltype(words)*>(from) : decltype(words){};
     }
-    // Nothing that came of them stays in registers: what follows takes elements out anew.
+    // Unpacked elements do not stay in registers: later code unpacks them again.
     __device__ void forget() {
 #ifndef FOREPLAN_SHIM
 #pragma unroll

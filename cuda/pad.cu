@@ -1,8 +1,8 @@
-// Tensors put into larger ones: each element of the result looks up the one it comes from, or is `fill`.
+// Tensors put into larger ones: each element of the result is read from its source, or is `fill`.
 //
 // RANK axes in the order in which the result lies. Along each, the source's element i lies at first + i · step of the
-// result; what lies elsewhere is filled (CONSTANT), or taken from the nearest end (EDGE), mirrored at it (REFLECT) or from
-// the other end (WRAP), as MODE says.
+// result. MODE says how other elements are made: filled (CONSTANT), from the nearest end (EDGE), mirrored at it
+// (REFLECT) or from the other end (WRAP).
 #include "place.cuh"
 
 enum Mode { CONSTANT, EDGE, REFLECT, WRAP };

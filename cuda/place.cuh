@@ -2,7 +2,7 @@
 #pragma once
 #include "types.cuh"
 
-// Where the element of a place lies, the last of the axes running fastest.
+// The address of a place's element; the last axis runs fastest.
 template <int AXES>
 __device__ inline i64 offset_of(INDEX place, const i64 (&extents)[AXES], const i64 (&strides)[AXES]) {
     i64 offset = 0;
@@ -15,7 +15,7 @@ __device__ inline i64 offset_of(INDEX place, const i64 (&extents)[AXES], const i
     return offset + static_cast<i64>(place) * strides[0];
 }
 
-// The place on an axis that an index names, which counts modulo the axis; it takes a division only beyond either end.
+// The place of an index on an axis: it counts modulo the axis, with a division only beyond either end.
 template <class T> __device__ inline i64 place_of(T index, i64 extent) {
     i64 place = static_cast<i64>(index);
     if (place < 0 && static_cast<T>(-1) > static_cast<T>(0)) return static_cast<i64>(index % static_cast<u64>(extent));

@@ -1,12 +1,12 @@
-// The largest element or the mean of each window, and what pulls their gradients back.
+// The largest element or the mean of each window, and their gradients.
 //
-// A thread has VECTOR neighbouring channels of a window, channels fastest. A gradient is gathered: a thread has as many
-// elements along each axis as windows are apart, so that they lie in the same windows, and looks those up. Whatever is
-// read of several taps or windows is read before the first of it is used.
+// A thread has VECTOR neighbouring channels of a window, channels fastest. A gradient is gathered: a thread has a block
+// of elements, along each axis as many as the stride. These lie in the same windows, which the thread looks up. Reads
+// of several taps or windows come before their first use.
 //
 // Images have AXES spatial axes. KERNEL, STRIDES, LOWS (padding before the first element) and DILATIONS are lists with
 // a number for each. ELEMENT is the images' type, PLACE that of saved numbers of taps, SAVE whether there are any,
-// NEUTRAL what is lowest, ENTRY which kernel it is. INDEX holds numbers of elements, OFFSET bytes within a tensor.
+// NEUTRAL the lowest number, ENTRY the kernel. INDEX holds numbers of elements, OFFSET bytes within a tensor.
 #include "scalar.cuh"
 
 constexpr int THREADS = 256, MOST_TAPS = 9, MOST_WINDOWS = 5;  // read at a time
@@ -35,7 +35,7 @@ __device__ constexpr int dilation_of(int axis) {
 // Elements from the first tap of a window to the last.
 __device__ constexpr int reach_of(int axis) { return (kernel_of(axis) - 1) * dilation_of(axis); }
 
-// How many windows may have a tap on an element, along one axis.
+// The number of windows that may have a tap on an element, along one axis.
 __device__ constexpr int windows_of(int axis) { return reach_of(axis) / stride_of(axis) + 1; }
 
 // The last window that begins at or before the first element, along one axis.
@@ -49,7 +49,7 @@ __device__ constexpr int product_of(int (*of)(int)) {
     return product;
 }
 
-// How many of something are read at a time, at most so many, and about as many each time.
+// The number of items that are read at a time: up to a limit, and about as many each time.
 __device__ constexpr int shared_out(int count, int most) {
     const int times = (count + most - 1) / most;
     return (count + times - 1) / times;
@@ -77,8 +77,8 @@ struct Arguments {
     Tensor source, target, saved;
 };
 
-// VECTOR channels side by side, if they are ALIGNED in one piece. What is outside is not skipped, but read at the first
-// element: a branch would have each read wait for the one before.
+// VECTOR channels side by side, in one piece if they are ALIGNED. Elements outside are not skipped, but read at the
+// first element: with a branch, each read would wait for the one before.
 template <bool ALIGNED, class T>
 __device__ inline Vector<T, VECTOR> read(const Tensor& x, bool inside, OFFSET offset) {
     const char* from = x.start + (inside ? offset : 0);
@@ -107,7 +107,7 @@ __device__ inline void write_numbers(const Tensor& y, OFFSET offset, const Numbe
     write<ALIGNED>(y, offset, rounded);
 }
 
-// What a thread has: an item, the first of its channels, and a place along each axis of an element, or of a block.
+// The part of a thread: an item, its first channel, and the place of an element or a block along each axis.
 struct Element {
     OFFSET n, c;
     i32 place[AXES];
@@ -126,7 +126,7 @@ struct Element {
     }
 };
 
-// A tap of the window at a position: where it lies, and whether that is inside.
+// A tap of the window at a position: its place, and whether that is inside.
 struct Tap {
     i32 at[AXES];
     bool inside;
@@ -142,7 +142,7 @@ struct Tap {
     }
 };
 
-// A window that may have taps on a block of elements, in the order of positions. `before`: so many before the last one.
+// A window that may have taps on a block of elements: in the order of positions, `before` windows before the last.
 struct Over {
     i32 at[AXES], before[AXES];
     bool inside;
@@ -158,7 +158,7 @@ struct Over {
     }
 };
 
-// An element of a block: where it lies, and whether that is inside.
+// An element of a block: its place, and whether that is inside.
 struct Member {
     i32 at[AXES], behind[AXES];  // behind: from the block's first one
     bool inside;
@@ -187,7 +187,7 @@ struct Member {
     }
 };
 
-// How many taps of a window count for its mean, at least 1 along each axis.
+// The number of taps of a window that count for its mean, at least 1 along each axis.
 __device__ inline Number counted(const Arguments& a, const i32 (&position)[AXES]) {
     i32 product = 1;
 #pragma unroll
@@ -221,7 +221,7 @@ template <bool ALIGNED, class Use> __device__ inline void over_taps(const Argume
     }
 }
 
-// What a window gives to the elements that it has taps on: its gradient to the one that won.
+// The share of elements in a window's gradient: the largest element gets all of it.
 template <bool ALIGNED> struct Won {
     static constexpr bool aligned = ALIGNED;
     Vector<ELEMENT, VECTOR> found;
@@ -241,7 +241,7 @@ template <bool ALIGNED> struct Won {
     }
 };
 
-// Its gradient, shared out among all that count.
+// The gradient is shared among all taps that count.
 template <bool ALIGNED> struct Share {
     static constexpr bool aligned = ALIGNED;
     Vector<ELEMENT, VECTOR> found;
@@ -260,7 +260,7 @@ template <bool ALIGNED> struct Share {
     }
 };
 
-// Writes a block's elements: of each, the sum of what windows give to it, in the order of their positions.
+// Writes a block's elements: for each, the sum of its shares of windows, in the order of their positions.
 template <class Gift> __device__ inline void gather_gradients(const Arguments& a, const Element& block) {
     constexpr int READ = Gift::aligned ? shared_out(WINDOWS, MOST_WINDOWS) : 1;
     Gift found[READ];

@@ -5,8 +5,8 @@
 // (grid.y), each part has results of its own, to be added up afterwards.
 //
 // A and B are operands of operand.cuh, RESULTS and ADDED plain ones (along m and n); A_INNER and B_INNER say whether
-// neighbouring threads read neighbouring terms. A_ELEMENT and B_ELEMENT are what is read, RESULT what is
-// written.
+// neighbouring threads read neighbouring terms. A_ELEMENT and B_ELEMENT are the types that are read, RESULT the type
+// that is written.
 #include "operand.cuh"
 
 constexpr int EACH = 4, SIDE = TILE / EACH, THREADS = SIDE * SIDE, DEPTH = 16, LOADS = TILE * DEPTH / THREADS;
@@ -23,7 +23,7 @@ struct Arguments {
     ADDED added;
 };
 
-// What one thread moves of an operand into shared memory, tile after tile.
+// The part of an operand that one thread moves into shared memory, tile after tile.
 template <class Operand, class T, bool INNER> struct Loader {
     typename Operand::Outer outer[LOADS];
     bool inside[LOADS];

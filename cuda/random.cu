@@ -1,8 +1,8 @@
 // Random numbers from counters: Philox4x32-10 of Salmon et al. (SC 2011), as foreplan/ops/random.py says.
 //
-// A thread has one counter: four numbers, or two of 64 bits. DISTRIBUTION is one of the three below; REAL is what
-// numbers are made in, ELEMENT what they are stored as. Products and sums are rounded one by one, so that uniform
-// numbers are the same everywhere.
+// A thread has one counter: four numbers, or two of 64 bits. DISTRIBUTION is one of the three below; REAL is the type
+// of arithmetic, ELEMENT that of stored numbers. Products and sums are rounded one by one, so uniform numbers are the
+// same everywhere.
 #include "scalar.cuh"
 
 enum Distribution { BERNOULLI, UNIFORM, NORMAL };

@@ -1,12 +1,12 @@
-// Reductions: of each output's terms, which may lie in any way.
+// Reductions of each output's terms, in any layout.
 //
-// A block has 256 / LANES threads with VECTOR outputs each and LANES threads for each of these; where it has a part of the
-// terms alone (grid.y parts), what it writes is reduced once more. Every thread adds up runs of eight terms before they
+// A block has 256 / LANES threads with VECTOR outputs each and LANES threads for each of these; if it has only a part
+// of the terms (grid.y parts), its results are reduced once more. Every thread adds up runs of eight terms before they
 // join its total, and totals are added in pairs: the order never depends on what runs first.
 //
-// ELEMENT and RESULT are stored types; COMBINE takes two numbers to one, NEUTRAL changes nothing. TERMS_SIDE_BY_SIDE: of
-// neighbouring threads the terms are neighbours, else the outputs, and if VECTOR is more than 1, those of a thread, too.
-// KEPT and REDUCED axes.
+// ELEMENT and RESULT are stored types; COMBINE makes one number of two; NEUTRAL is its neutral element.
+// TERMS_SIDE_BY_SIDE: neighbouring threads have neighbouring terms; else they have neighbouring outputs, and so has
+// each thread if VECTOR is more than 1. KEPT and REDUCED axes.
 #include "packed.cuh"
 #include "place.cuh"
 #include "scalar.cuh"

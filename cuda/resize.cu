@@ -1,12 +1,12 @@
-// Tensors resized along any axes, and the gradient of that: each element of the result is a weighted sum of elements.
+// Resizing along any axes, and its gradient: each element of the result is a weighted sum of elements.
+// For each place of each axis that changes, `taps` writes the places of the other tensor that it reads (the first and
+// their number) and their weights; for a gradient (TRANSPOSED), the places that read it. LINES axes change; a thread
+// has a place of one. MODE and ROUNDING say how an axis is resized, EXCLUDED whether places outside have weight 0,
+// NORMALISED whether weights are divided by their sum. Coordinates are computed in double, like NumPy's, since they are
+// rounded to places.
 //
-// `taps` tells for each place of each axis that changes which places of the other tensor it reads, the first and how many,
-// and with what weights; of a gradient (TRANSPOSED), those that read it. LINES axes change; a thread has a place of one.
-// MODE and ROUNDING are how an axis is resized, EXCLUDED whether what is outside has weight 0, NORMALISED whether weights
-// are divided by their sum. Coordinates are taken in double, and as NumPy takes them, since they are rounded to places.
-//
-// `resize` has a thread for VECTOR neighbouring elements of the result, whose RANK axes are in the order in which it lies;
-// RESIZED has a bit for each of them that changes. SOURCE and TARGET are element types.
+// `resize` has a thread for VECTOR neighbouring elements of the result, whose RANK axes are in the order of its memory;
+// RESIZED has a bit for each axis that changes. SOURCE and TARGET are element types.
 #include "scalar.cuh"
 
 enum Mode { NEAREST, LINEAR, CUBIC };
@@ -60,7 +60,7 @@ __device__ inline double kernel_at(double distance, double a) {
     return d < 2 ? ((d - 5) * d + 8) * d * a - 4 * a : 0;
 }
 
-// The weights of what one element reads.
+// The weights of one element's terms.
 struct Weights {
     const Line& line;
     double a, rest, total;
@@ -93,7 +93,7 @@ __device__ inline void read_by(const Line& line, i64 place, double a) {
     line.taps.spans[place] = found;
 }
 
-// Coordinates never fall, and so those who read a place are neighbours; what is outside is read at the nearest end.
+// Coordinates never fall, so the readers of a place are neighbours; places outside are read at the nearest end.
 __device__ inline void readers_of(const Line& line, i64 place, double a) {
     i64 low = 0, high = line.after;
     while (low < high) {
@@ -132,14 +132,14 @@ struct Arguments {
     Taps taps[RANK];
 };
 
-// What one thread adds up.
+// The sum of one thread.
 struct Sum {
     const Arguments& a;
     i64 places[RANK], left;
     Span spans[RANK];
     Number numbers[VECTOR];
 
-    // All terms along the axes from one on, of what begins at `from`.
+    // All terms along the axes from one on; the tensor begins at `from`.
     template <int AXIS> __device__ __forceinline__ void add(const char* from, Number weight) {
         if constexpr (AXIS == RANK) {
             const Vector<SOURCE, VECTOR> x = load<SOURCE, VECTOR>(from, left);
@@ -155,7 +155,7 @@ struct Sum {
                 const char* next = from + (place < 0 ? 0 : place < last ? place : last) * a.source_steps[AXIS];
                 if constexpr (WEIGHTED) {
                     const Number share = taps.weights[places[AXIS] * taps.most + t];
-                    // What has no weight is not read: if it is no number, it must not spread.
+                    // An element with weight 0 is not read: NaN must not spread.
                     if (!TRANSPOSED || share != 0) add<AXIS + 1>(next, weight * share);
                 } else {
                     add<AXIS + 1>(next, weight);

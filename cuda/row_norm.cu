@@ -1,9 +1,8 @@
 // Normalisation of rows, and its gradients.
-//
-// CENTRED: the mean is taken away first. SCALED and BIASED: there are such parameters, of type PARAMETER. ADDED: the
-// gradient of x is added to something. WHOLE: rows are whole vectors, and HELD says how many of each a thread has in
-// registers; 0: too many for that. Each thread writes only elements of a row that it alone reads, after the row's sums:
-// results may take the bytes of x, of g or of what is added.
+// CENTRED: the mean is subtracted first. SCALED and BIASED: there are such parameters, of type PARAMETER. ADDED: the
+// gradient of x is added to a tensor. WHOLE: rows are whole vectors. HELD: the vectors of each row that a thread keeps
+// in registers; 0: they are too many. A thread writes only elements that no other thread reads, after the row's sums:
+// results may take the bytes of x, of g or of the summand.
 #include "rows.cuh"
 
 constexpr int ACROSS = 8, LANES = THREADS / ACROSS;  // where rows are summed: threads for columns, and for rows
@@ -28,7 +27,7 @@ struct Arguments {
     template <class T> __device__ static bool begins(const void* place) { return is_aligned<T, VECTOR>(place); }
 };
 
-// A line; ALIGNED: it is whole vectors, which are read and written as such.
+// A line; ALIGNED: it consists of whole vectors, which are read and written as such.
 template <bool ALIGNED> struct Place {
     Line line;
 
@@ -45,7 +44,7 @@ template <bool ALIGNED> struct Place {
     }
 };
 
-// What a thread has of a row, MOST vectors in registers from the beginning; 0: read whenever they are used.
+// A thread's part of a row, MOST vectors in registers from the beginning; 0: they are read at each use.
 template <int MOST> struct Held {
     Line line;
     i64 width;
@@ -58,7 +57,7 @@ template <int MOST> struct Held {
             at[n].load(line.start + i * (VECTOR > 1 ? sizeof(ELEMENT) : line.step), i < width);
         }
     }
-    // Wide numbers that came of them, and parameters, would not all fit into registers.
+    // Their wide numbers, and parameters, would not all fit into registers.
     __device__ void forget() {
 #pragma unroll
         for (int n = 0; n < MOST; ++n) at[n].forget();
@@ -187,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MORE) row_norm_grad(const 
     else differentiate<0>(a, shared);
 }
 
-// What a thread sums up of its columns over every LANES-th row: g · normalised, and g.
+// A thread's sums of its columns over every LANES-th row: of g · normalised, and of g.
 template <bool ALIGNED> struct Columns {
     const Arguments& a;
     i64 column;
@@ -236,7 +235,7 @@ template <bool ALIGNED> struct Columns {
     }
 };
 
-// Sums over the rows of a part (grid.y parts): threads across have VECTOR columns each. What threads have is added up
+// Sums over the rows of a part (grid.y parts): threads across have VECTOR columns each. Results of threads are added up
 // within warps and then over warps, each number by a thread.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) row_norm_columns(const Arguments a) {
     __shared__ Number totals[THREADS / WARP][2][COLUMNS];

@@ -1,8 +1,8 @@
 // Rows of tensors, each the work of a team of TEAM neighbouring threads: a power of two, at most 32, or whole warps. A
 // thread takes VECTOR neighbouring elements at a time.
 //
-// RANK axes number the rows of every tensor; ELEMENT is what rows hold, unless said otherwise. If VECTOR is more than 1,
-// elements of every row that is taken so lie side by side.
+// RANK axes number the rows of every tensor; ELEMENT is the type of rows, unless said otherwise. If VECTOR is more than
+// 1, elements of these rows lie side by side.
 #pragma once
 #include "packed.cuh"
 #include "place.cuh"
@@ -67,8 +67,8 @@ struct Rows {
     __device__ Line line(i64 row) const {
         return Line{start + offset_of<RANK>(static_cast<INDEX>(row), extents, strides), step};
     }
-    // Elements of a line, of `count`, before the first that lies as the tensor's first one does among vectors. It depends
-    // on extents and strides alone.
+    // Elements of a line, of `count`, before the first one that has the alignment of the tensor's first element. The
+    // number depends only on extents and strides.
     template <class T> __device__ i64 head(const Line& line, i64 count) const {
         if constexpr (VECTOR == 1) return 0;
         const i64 found = (-(line.start - start) & (VECTOR * sizeof(T) - 1)) / sizeof(T);
@@ -89,7 +89,7 @@ __device__ inline int lane_of_team() { return threadIdx.x % TEAM; }
 // The first element that a thread takes.
 __device__ inline i64 first_of_lane() { return threadIdx.x % TEAM * VECTOR; }
 
-// What the team's numbers come to, the same for each of its threads; all threads of the block take part.
+// The combination of the team's numbers, the same for each of its threads; all threads of the block take part.
 template <class Combine> __device__ inline Number combined(Number x, Combine combine, Number* shared) {
 #pragma unroll
     for (int lanes = (TEAM < WARP ? TEAM : WARP) / 2; lanes; lanes /= 2)
@@ -107,8 +107,8 @@ template <class Combine> __device__ inline Number combined(Number x, Combine com
     return x;
 }
 
-// Calls `use` with some vectors of a line at a time, all of which are read before, and with the element that the first of
-// them begins at; STRIDE elements lie from one to the next. Returns the first element that is left.
+// Calls `use` with some vectors of a line at a time, after reading them all, and with the first element; vectors are
+// STRIDE elements apart. Returns the first element that is left.
 template <class Use> __device__ inline i64 use_groups(const Line& x, i64 count, Use use) {
     i64 i = first_of_lane();
     if (!is_aligned<ELEMENT, VECTOR>(x.start)) return i;
@@ -134,7 +134,7 @@ template <class Use> __device__ inline void use_vectors(const Line& x, i64 count
 struct Exponentials {
     Number high, sum;
 
-    // So many more elements.
+    // Further elements.
     template <int MANY> __device__ void add(const Number (&numbers)[MANY]) {
         Number higher = high;
 #pragma unroll

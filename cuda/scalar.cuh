@@ -1,4 +1,4 @@
-// Scalar functions of expressions, with NumPy's meaning of them.
+// Scalar functions of expressions, with NumPy's meaning.
 #pragma once
 #include "types.cuh"
 
@@ -113,12 +113,12 @@ FUNCTION sign(T x) {
     return x > zero ? one : x < zero ? negative(one) : x;  // x: zero or NaN
 }
 
-// NaN where one of two is.
+// NaN if one of the two is NaN.
 FUNCTION maximum(T a, T b) { return a > b || a != a ? a : b; }
 FUNCTION minimum(T a, T b) { return a < b || a != a ? a : b; }
 FUNCTION clip(T x, T low, T high) { return minimum(maximum(x, low), high); }
 FUNCTION relu(T x) { return maximum(x, static_cast<T>(0)); }
-// By the power that is at most 1: the other is infinite where the result is a small number, not zero.
+// By the power that is at most 1: the other power is infinite where the result is small, but not zero.
 FUNCTION sigmoid(T x) {
     const T one = static_cast<T>(1), power = exponential(-absolute(x));
     return (x < static_cast<T>(0) ? power : one) / (one + power);
@@ -137,7 +137,7 @@ FUNCTION power(T a, T b) {
     }
 }
 
-// The quotient rounded toward zero, and 0 where there is none.
+// The quotient rounded toward zero; 0 if there is none.
 FUNCTION whole_quotient(T a, T b) {
     if (b == static_cast<T>(0)) return static_cast<T>(0);
     if constexpr (is_signed<T>)
@@ -187,7 +187,7 @@ FUNCTION bits_not(T x) {
     if constexpr (IsTruth<T>::value) return !x;
     else return static_cast<T>(~x);
 }
-// What is shifted out is lost: zero, or what is left of the sign.
+// Bits that are shifted out are lost: the result is zero, or -1 by the sign.
 FUNCTION shift_left(T a, T b) {
     const u64 count = static_cast<u64>(b);
     return count < 8 * sizeof(T) ? static_cast<T>(static_cast<u64>(a) << count) : static_cast<T>(0);

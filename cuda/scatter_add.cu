@@ -1,14 +1,13 @@
-// Slices of one axis added at the places that indices name, those of one place in the order of the indices.
-//
-// First the positions of indices are sorted by the places that these name, those of one place in their own order: a
-// radix sort, by one digit of the places in each pass, lowest first. A block has a tile of positions: `count_digits`
-// counts the digits of each tile, and `sort_by_digit` moves positions to where they belong; a tile that is alone needs
-// no counting beforehand. Then `scatter_add` has a thread for a part of a slice: that at the first position of a place
-// adds up all that have the place. Nothing but counts is added up by atomics.
+// Slices of one axis, added at the places of indices; slices of one place in the order of the indices.
+// First the positions of indices are sorted by their places, in a stable radix sort: by one digit of the places in each
+// pass, lowest first. A block has a tile of positions: `count_digits` counts the digits of each tile, and
+// `sort_by_digit` moves positions to where they belong; a single tile needs no counting before. Then `scatter_add` has
+// a thread for a part of a slice: the thread at the first position of a place adds up all slices of that place. Only
+// counts use atomics.
 //
 // PLACE is the type of indices, INDEX that of positions, BITS are those of a digit. VECTOR elements of a slice lie side
-// by side in both tensors, and are moved at a time; a thread reads from AHEAD slices before it adds. ADDS is whether
-// there is something in the table. Tensors are [outer, n, inner].
+// by side in both tensors, and are moved at a time; a thread reads from AHEAD slices before it adds. ADDS: the table
+// already holds numbers. Tensors are [outer, n, inner].
 #include "place.cuh"
 
 constexpr int WARP = 32;
@@ -139,7 +138,7 @@ template <bool ALIGNED> __device__ inline Elements elements_at(const char* from)
     return found;
 }
 
-// Adds the slices from a position of the sorted ones on that have one place, a part of each, to that of the table.
+// Adds a part of all slices of one place, from a sorted position on, to that part of the table.
 template <bool ALIGNED> __device__ inline void add_slices(const Arguments& a, INDEX slot, const char* from, char* to) {
     constexpr int TAKEN = ALIGNED ? AHEAD : 1;
     const INDEX place = a.places[slot], last = static_cast<INDEX>(a.count) - 1;

@@ -1,7 +1,7 @@
-// Softmax, its logarithm, and what pulls their gradients back from results and cotangents, row by row.
+// Softmax, its logarithm, and their gradients from results and cotangents, row by row.
 //
-// LOGARITHM and GRADIENT say which of the four it is. Each thread writes only elements that it alone reads, and after
-// the whole row's sums: the result may take the bytes of an input.
+// LOGARITHM and GRADIENT say which of the four it is. Each thread writes only elements that no other thread reads,
+// after the whole row's sums: the result may take the bytes of an input.
 #include "rows.cuh"
 
 struct Arguments {

@@ -1,8 +1,8 @@
 // A copy between tensors whose elements lie side by side along different axes: through shared memory, tile by tile.
 //
 // `across` is the axis along which the source's elements lie side by side, `down` that of the target's. ELEMENT is a
-// word as long as an element; TILE elements along both axes, ROWS of them at a time; RANK other axes. A thread reads
-// all that it has of a tile before it stores the first.
+// word of an element's size; TILE elements along both axes, ROWS of them at a time; RANK other axes. A thread reads its
+// whole part of a tile before it stores the first element.
 #include "types.cuh"
 
 // GAP: elements behind a row of a tile, so that those of a column lie in different banks of shared memory.

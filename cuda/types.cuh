@@ -119,8 +119,8 @@ template <class T, int N> __device__ inline void store_each(void* to, const Vect
         if (i < count) static_cast<T*>(to)[i] = elements.at[i];
 }
 
-// Together if they can be. Where a thread reads several operands, it should find that out once, for all of them: the
-// next load waits for what is computed of this one before the branches meet.
+// Together if that is possible. A thread with several operands should check this once for all of them: else the next
+// load waits for the computation on this one, before the branches meet.
 template <class T, int N> __device__ inline Vector<T, N> load(const void* from, i64 count = N) {
     return count >= N && is_aligned<T, N>(from) ? load_vector<T, N>(from) : load_each<T, N>(from, count);
 }
@@ -141,7 +141,7 @@ template <int N> __device__ inline Vector<bool, N> load_bits(const char* from, i
     return found;
 }
 
-// A multiple of it is where N of packed bits side by side must begin to be bytes, or a part of one.
+// N packed bits side by side must begin at a multiple of this to be whole bytes, or a part of one byte.
 template <int N> constexpr u32 BITS_APART = N < 8 ? N : 8;
 
 template <int N> __device__ inline Vector<bool, N> load_bits(const char* from, i64 first) {

@@ -51,7 +51,7 @@ def advice_for(program: Program) -> tuple[str, ...]:
     """What to change in the options, a line each."""
     trains, kinds = program.loss is not None, {slot.kind for slot in program.stored}
     advice = []
-    if trains or Kind.ACCUMULATOR not in kinds:  # else it is the update after micro-batches, whatever these hold
+    if trains or Kind.ACCUMULATOR not in kinds:  # else it is the update, and its memory does not depend on the batch
         parts = " (accumulate=k takes k of them a step)" if trains and program.step_count else ""
         advice.append(f"a smaller batch{parts} or shorter sequences")
     if _has_optimizer_state(program):

@@ -16,7 +16,7 @@ REMAT = ("off", "auto")  # whether the planner may recompute: see `foreplan.opti
 
 
 def shown(value: object) -> str:
-    """A wrong argument for people, short."""
+    """A wrong argument as short text."""
     return f"{reprlib.repr(value)} ({type(value).__name__})"
 
 
@@ -55,7 +55,7 @@ def flag(what: str, value: Any) -> bool:
     """True or False, Python's or NumPy's.
 
     Raises:
-        UsageError: anything else, 0 and 1 too.
+        UsageError: anything else, also 0 and 1.
     """
     if not isinstance(value, bool) and not _is_flag(value):
         raise UsageError(f"{what} is True or False, and was given {shown(value)}")
@@ -63,13 +63,13 @@ def flag(what: str, value: Any) -> bool:
 
 
 def instance(what: str, value: Any, kind: type[Kind], how: str) -> Kind:
-    """Something of one class.
+    """A value of one class.
 
     Args:
-        how: to get one, for people.
+        how: the way to get one, for the message.
 
     Raises:
-        UsageError: something else.
+        UsageError: a value of another class.
     """
     if not isinstance(value, kind):
         raise UsageError(f"{what} must be a {kind.__name__}, and is {shown(value)}: {how}")
@@ -80,7 +80,7 @@ def choice(what: str, value: Any, choices: Iterable[str]) -> str:
     """One of several words.
 
     Raises:
-        UsageError: another, or no text.
+        UsageError: another word, or no text.
     """
     listed = list(choices)
     if not isinstance(value, str) or value not in listed:
@@ -93,7 +93,7 @@ def names_in(what: str, names: Any) -> list[str]:
     """A list of names.
 
     Raises:
-        UsageError: one name by itself, or something that is no name.
+        UsageError: a single name, or an element that is no name.
     """
     if isinstance(names, str):
         raise UsageError(f"{what} takes a list of names: {what}=[{names!r}]")

@@ -26,7 +26,7 @@ from foreplan.units import align_up
 
 MODEL = "resnet18:batch=4,size=64"  # whose training step is measured
 NODES = 1 << 14  # of the graph that is measured: many, since memory comes in pages
-STEPS = 100  # within which nothing may change
+STEPS = 100  # steps in which the memory may not change
 
 
 class Watched(Protocol):
@@ -54,7 +54,7 @@ class _Preferring(CudaTarget):
 
 
 def _library_of(kernel: str) -> str:
-    """Which has it; empty: it is one of ours."""
+    """The library of a kernel; empty: it is foreplan's own."""
     return next(iter(libraries_of([kernel])), "")
 
 
@@ -67,7 +67,7 @@ def calibrate(watched: Watched, opened: Callable[[], Card], versions: Mapping[st
     Args:
         watched: memory as nvidia-smi shows it.
         opened: opens the card.
-        versions: that the calibration is known by.
+        versions: of libraries; they identify the calibration.
 
     Raises:
         TargetError: there is no card to run on, or the figures measured are impossible.

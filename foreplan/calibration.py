@@ -15,7 +15,7 @@ from foreplan.errors import TargetError, UsageError
 from foreplan.files import check_writable, write_atomically
 from foreplan.home import own_folder
 
-MOST = 1 << 62  # what no figure is
+MOST = 1 << 62  # above every figure
 _HEAD = """\
 # What processes hold {where} besides their arenas. `foreplan devices --calibrate` writes it, and estimates go by it;
 # {page} says what it means.

@@ -1,7 +1,7 @@
-"""The disk cache: content that takes long to make, under a name that says what it was made from. Nothing depends on it.
+"""The disk cache: content that takes long to make, under a name that depends on its sources. It may be deleted.
 
 It lies in the folder that `FOREPLAN_CACHE_DIR` names, else in `foreplan` in the user's own cache (`XDG_CACHE_HOME`, or
-`~/.cache`). Some of it is code, and runs: a folder or file that anybody except this user and root may write is not
+`~/.cache`). Some of it is code, and runs: a folder or file that others than this user and root may write is not
 used.
 """
 
@@ -25,13 +25,13 @@ VARIABLE = "FOREPLAN_CACHE_DIR"
 _DIGEST = hashlib.sha256().digest_size
 _LIMIT = 1 << 30  # bytes of all files together
 _UNFINISHED = ".tmp"
-_FORSAKEN = 3600  # seconds after which nobody finishes a file
-_PATIENCE = 60  # seconds that a process waits for what another one makes
+_FORSAKEN = 3600  # seconds after which an unfinished file is abandoned
+_PATIENCE = 60  # seconds that a process waits for another one's content
 _claimed: dict[str, int] = {}  # by file name, the descriptor of its lock
 
 
 def kept(name: str) -> bytes | None:
-    """The content kept under a file name, if it is there and whole."""
+    """The content kept under a file name, if it is there and complete."""
     with contextlib.suppress(OSError, MemoryError), _opened() as folder:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
         with os.fdopen(descriptor, "rb", buffering=0) as file:
@@ -43,7 +43,7 @@ def kept(name: str) -> bytes | None:
 
 
 def keep(name: str, content: bytes) -> None:
-    """Keep bytes under a file name. Where that cannot be, it is said once on standard error."""
+    """Keep bytes under a file name. If that fails, a note says so once on standard error."""
     try:
         with _made() as folder:
             _write(folder, name, content)
@@ -53,9 +53,9 @@ def keep(name: str, content: bytes) -> None:
 
 
 def claim(name: str) -> None:
-    """Wait until no other process makes what this file name stands for; from then on others wait for this one.
+    """Wait until no other process makes the content of this file name; from then on others wait for this one.
 
-    They wait until `release`, or this process ends, and a minute at most. Where no lock can be, nobody waits.
+    They wait until `release` or the end of this process, at most a minute. Without a lock, nobody waits.
     """
     if name in _claimed:
         return
@@ -92,9 +92,9 @@ def release(name: str) -> None:
 
 @lru_cache(maxsize=1)
 def _folder() -> Path | None:
-    """Where things are kept; None: nowhere, since nothing names a place."""
+    """The folder of the cache; None: no variable and no home names one."""
     if chosen := os.environ.get(VARIABLE):
-        with contextlib.suppress(FileNotFoundError):  # of the current folder, which may be gone
+        with contextlib.suppress(FileNotFoundError):  # the current folder may be gone
             return Path(chosen).absolute()
         return Path(chosen)
     return own_folder("XDG_CACHE_HOME", ".cache")
@@ -134,7 +134,7 @@ def _check(found: os.stat_result) -> None:
 
 
 def _write(folder: int, name: str, content: bytes) -> None:
-    """Write a whole file or none, even if others write the same one."""
+    """Write a complete file or none, even if others write the same one."""
     unfinished = f"{name}.{os.urandom(6).hex()}{_UNFINISHED}"
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
     try:
@@ -150,7 +150,7 @@ def _write(folder: int, name: str, content: bytes) -> None:
 
 @lru_cache(maxsize=1)
 def _make_room() -> None:
-    """Once in a process: remove what killed processes have left and, if there is too much, the oldest files."""
+    """Once in a process: remove files that killed processes have left and, if there is too much, the oldest files."""
     with _opened() as folder, os.scandir(folder) as entries:
         files = sorted(
             (found.st_mtime, found.st_size, entry.name)
@@ -167,11 +167,11 @@ def _make_room() -> None:
 
 @lru_cache(maxsize=1)
 def _tell(path: Path | None, reason: str) -> None:
-    """Say once what keeps things from being kept."""
+    """Say once why nothing can be kept."""
     if sys.stderr is not None:
         where = "" if path is None else f" in {str(path)!r}"
         print(
-            f"note: compiled code cannot be kept{where} ({reason}), so that every process compiles anew; "
-            f"let {VARIABLE} name a folder that this user alone can write",
+            f"note: compiled code cannot be kept{where} ({reason}), so every process compiles again; "
+            f"let {VARIABLE} name a folder that only this user can write",
             file=sys.stderr,
         )

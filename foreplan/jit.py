@@ -1,10 +1,10 @@
-"""How this project compiles with Numba: machine code is kept on disk, and used where it is whole and still right.
+"""Compiling with Numba: machine code is kept on disk, and used again if it is complete and up to date.
 
     @compiled
     def total(x): ...
 
-Numba's own cache takes what it finds for whole, needs a place that can be written, and does not see that a function has
-changed which another one calls.
+Numba's own cache does not check that files are complete, needs a folder that can be written, and does not notice a
+change in a function that another one calls.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def compiled(function: Any = None, **options: Any) -> Any:
     """A function that Numba compiles when it is first called with arguments of new types.
 
     Args:
-        function: in Python; None: what is returned takes it.
-        options: of `numba.njit`, but for `cache`.
+        function: in Python; None: the result is a decorator.
+        options: of `numba.njit`, without `cache`.
     """
     if function is None:
         return partial(compiled, **options)
@@ -48,7 +48,7 @@ def compiled(function: Any = None, **options: Any) -> Any:
 
 
 class _Kept(NullCache):
-    """What a dispatcher asks for machine code before it compiles, and gives that to when it has."""
+    """The cache of a dispatcher: it asks here for machine code before it compiles, and stores it here afterwards."""
 
     def __init__(self, dispatcher: Any) -> None:
         self._dispatcher = dispatcher
@@ -71,7 +71,7 @@ class _Kept(NullCache):
         release(name)
 
     def _name(self, sig: Any, codegen: Any) -> str:
-        """Says everything that machine code depends on."""
+        """A name that depends on everything that the machine code depends on."""
         versions = numba.__version__, llvmlite.__version__, sys.implementation.cache_tag
         flags = [getattr(config, name) for name in ("OPT", "BOUNDSCHECK", "DEBUGINFO_DEFAULT")]
         about = repr((versions, flags, codegen.magic_tuple(), str(sig), _source(self._dispatcher)))
@@ -80,7 +80,7 @@ class _Kept(NullCache):
 
 @cache
 def _source(dispatcher: Any) -> str:
-    """Changes with the function, with all that it calls, and with how they are compiled."""
+    """A digest of the function, of all functions that it calls, and of their options."""
     digest, waiting, seen = hashlib.sha256(), [dispatcher], {dispatcher}
     while waiting:
         text, called = _written(waiting.pop())
@@ -111,13 +111,13 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _code(code: CodeType) -> Any:
-    """Instructions with their names and constants, without where they stand in a file."""
+    """Instructions with their names and constants, without their line numbers."""
     constants = [_code(c) if isinstance(c, CodeType) else _described(c) for c in code.co_consts]
     return code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants
 
 
 def _described(value: Any) -> str:
-    """A value that machine code may hold, alike in every process."""
+    """A value that machine code may hold, as text that is the same in every process."""
     if isinstance(value, frozenset):
         return repr(sorted(map(repr, value)))
     if isinstance(value, np.ndarray):
@@ -145,7 +145,7 @@ def _home(value: Any) -> str:
 
 @cache
 def _sources(part: str) -> str:
-    """Changes with any file of a part: for what is no function that Numba compiles, and tells it what to compile."""
+    """A digest of all files of a part, for Python code that tells Numba what to compile."""
     path = Path(str(sys.modules[part].__file__))
     files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -1,4 +1,4 @@
-"""What a process holds outside the arena of a step: one part, with its basis."""
+"""One part of the memory that a process holds outside the arena of a step, with its basis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What memory costs in recomputation: the curve of a program, and the largest batch that fits a memory."""
+"""The cost of less memory, by recomputation: the curve of a program, and the largest batch that fits a memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from foreplan.views.memory import Memory
 SHARES = (0.01, 0.05, 0.20)  # the lowest plans within these shares of added flops and time are always points
 APART = 0.96  # other points are at least this much lower than the one before
 BISECT = 3  # consecutive answers on one side, after which the limit is sought in the middle
-FARTHEST = 16  # times a count that is known to fit, the next one tried
+FARTHEST = 16  # the next count tried is at most this many times one that fits
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class Point:
     """One plan of the curve.
 
     Attributes:
-        budget_bytes: the smallest budget that gives it.
-        peak_bytes: the arena and what lies outside it; see `Memory.peak`.
+        budget_bytes: the smallest budget that gives this plan.
+        peak_bytes: the arena and the memory outside it; see `Memory.peak`.
         arena_bytes: height of the arena.
-        host_bytes: host memory for what is copied there; 0 where the program offers no copies.
+        host_bytes: host memory for values copied there; 0 where the program offers no copies.
         lower_bound_bytes: highest live set of its schedule.
         extra_flops_ratio: added flops over those of the fastest kernels without recomputation.
         extra_seconds_ratio: likewise of predicted time.
@@ -49,8 +49,8 @@ def pareto(problem: Problem, floor: int = 0) -> tuple[Point, ...]:
     of predicted time, the least possible found, and points between.
 
     Args:
-        problem: what is planned.
-        floor: bytes of arena that are needed for something else at another time.
+        problem: the problem to plan.
+        floor: bytes of arena that another program needs at another time.
     """
     plans: dict[int, Plan] = {}
     for cost in ("nanoseconds", "flops"):
@@ -92,7 +92,7 @@ def _beats(a: Point, b: Point) -> bool:
 
 
 def affordable(problem: Problem, most_flops: float | None = None) -> Curve:
-    """The curve of added time, or that of added flops as far as a share of them where it has a limit."""
+    """The curve of added time; or, with a limit, the curve of added flops up to that share."""
     curve = plan_curve(problem, "nanoseconds" if most_flops is None else "flops")
     if most_flops is None:
         return curve
@@ -102,18 +102,18 @@ def affordable(problem: Problem, most_flops: float | None = None) -> Curve:
 
 
 def largest(needed: Callable[[int], int], memory: int, first: int = 1, fixed: int = 0) -> int:
-    """The largest count (of samples, say) that fits, if what one count needs never exceeds what a larger one does; else
-    a count that fits and is followed by one that does not.
+    """The largest count (of samples, say) that fits, if a larger count never needs less; else a count that fits,
+    followed by one that does not.
 
-    What is needed grows nearly in proportion to the count, so the next count tried is where a straight line through
-    what is known meets the memory; bisection takes over where that closes in from one side (as in the Illinois form of
+    The bytes needed grow nearly in proportion to the count. So the next count tried is where a straight line through
+    the known counts meets the memory. Bisection takes over if the tries stay on one side (as in the Illinois form of
     regula falsi: Dowell and Jarratt, BIT 1971).
 
     Args:
-        needed: from a count to bytes: at most `memory` where the count fits.
-        memory: bytes that are there.
+        needed: the bytes that a count needs: at most `memory` where the count fits.
+        memory: bytes available.
         first: the count to try first.
-        fixed: about what is needed whatever the count.
+        fixed: about the bytes that every count needs.
 
     Returns:
         0 where not even one fits.

@@ -1,4 +1,4 @@
-"""Recomputing by hand: the plan of a step in which named segments are recomputed, and nothing else."""
+"""Recomputation by hand: the plan of a step that recomputes the named segments, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def plan_checkpoints(program: Program, entries: Sequence[str]) -> Plan:
         entries: see `foreplan.lower.segments.find_segments`.
 
     Raises:
-        UsageError: an entry names nothing, or only what nothing needs again; segments overlap; there is no loss.
+        UsageError: an entry names nothing, or only values not needed again; segments overlap; there is no loss.
     """
     segments = find_segments(program, entries)
     found = plan_segments(program, [segment.actions for segment in segments], forward_actions(program))
@@ -28,7 +28,7 @@ def plan_checkpoints(program: Program, entries: Sequence[str]) -> Plan:
     again = {segment.entry for segment in segments if any(runs[action] > 1 for action in segment.actions)}
     if idle := [entry for entry in entries if entry not in again]:
         raise UsageError(
-            f"checkpoint {idle[0]!r} recomputes nothing: all that it computes is read outside, or not by the backward "
-            "pass; name a larger part of the model"
+            f"checkpoint {idle[0]!r} recomputes nothing: all its results are read outside of it, or not by the "
+            "backward pass; name a larger part of the model"
         )
     return found

@@ -1,4 +1,4 @@
-"""What a plan holds where and when, for tables, pictures and errors; derived from its steps alone."""
+"""Which values a plan holds where and when, for tables, pictures and errors; derived from its steps alone."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from foreplan.units import align_up
 def buffers(plan: Plan, problem: Problem) -> tuple[Buffer, ...]:
     """Every stretch of bytes that a verified plan reserves, workspaces included, in order of time and then of offset.
 
-    A value lives from the step that writes it (0 if it was there before) to its last read, or to the end. Where a
-    value takes the bytes of another in place, they are its own from that very step on; if it is smaller, from the step
-    after. Likewise a value that is made of parts in place holds its bytes from the step on that joins them, and a part
-    until then. An input that nobody reads is gone when the first step begins. No two buffers that overlap in time
-    overlap in bytes, so the sizes of those live at a step add up.
+    A value lives from the step that writes it (0 if it was there before) to its last read, or to the end. A value that
+    takes the bytes of another in place holds them from that step on; if it is smaller, from the next step on. A value
+    that is made of parts in place holds its bytes from the step that joins them on, and each part until then. An input
+    that nobody reads is gone when the first step begins. Buffers that overlap in time do not overlap in bytes, so the
+    sizes at a step add up.
     """
     return tuple(sorted(_Ledger(plan, problem).close(), key=lambda b: (b.lower, b.region, b.offset, b.upper, b.value)))
 
@@ -29,12 +29,12 @@ def live_at(plan: Plan, problem: Problem, step: int) -> tuple[Buffer, ...]:
 
 
 def bytes_by_category(plan: Plan, problem: Problem, step: int) -> dict[Category, int]:
-    """Bytes on the device at one step by what people call them.
+    """Bytes on the device at one step by category.
 
-    Their sum is what the plan holds there. At the peak it is the plan's lower bound, or above it where the plan has a
-    write beside a read whose bytes it might take.
+    Their sum is what the plan holds at that step. At the peak the sum is the plan's lower bound, or more where a write
+    lies beside a read whose bytes it could have taken.
 
-    Each buffer counts as the value that its bytes hold, rounded up to what anything in its region is aligned to.
+    Each buffer has the category of its value; its size is rounded up to the smallest alignment in its region.
     """
     return {category: int(series[step]) for category, series in category_series(plan, problem).items()}
 
@@ -42,7 +42,7 @@ def bytes_by_category(plan: Plan, problem: Problem, step: int) -> dict[Category,
 def category_series(plan: Plan, problem: Problem) -> dict[Category, np.ndarray]:
     """`bytes_by_category` of all steps at once: int64[steps] for each category, in the order of `Category`.
 
-    Step 0 counts with what is there when it begins, if that is more.
+    For step 0, the values that are there when it begins count instead, if they are more.
     """
     steps = max(len(plan.steps), 1)
     grain = granularities(problem)
@@ -66,7 +66,7 @@ def category_series(plan: Plan, problem: Problem) -> dict[Category, np.ndarray]:
 
 
 class _Ledger:
-    """Buffers being found by going through the steps; a buffer is known by its value and offset while it is live."""
+    """The search for buffers, step by step; a buffer is known by its value and offset while it is live."""
 
     def __init__(self, plan: Plan, problem: Problem) -> None:
         self.problem = problem

@@ -1,4 +1,4 @@
-"""Debug modes: poison and guards prove on a real run that kernels touch what the plan says; trace times each step."""
+"""Debug modes: poison and guards check on a real run that kernels touch only planned bytes; trace times each step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from foreplan.planner.plan import Buffer, Plan
 from foreplan.runtime.engine import Memory
 
 POISON = 0xFF  # an array of these bytes is NaN in every float type
-MARGIN = 4096  # bytes watched on each side of what a step may write
+MARGIN = 4096  # bytes watched on each side of a step's outputs and workspace
 
 
 class Poison:
-    """Fills bytes with poison when nothing alive lies in them, and watches the bytes around what each step may write.
+    """Fills bytes that hold no live value with poison, and watches the bytes around each step's outputs and workspace.
 
     A kernel that reads dead bytes then computes NaNs; one that writes past its outputs or workspace is refused.
     """
@@ -40,7 +40,7 @@ class Poison:
         self.unused_at_start = [gap for region, used in zip(regions, starting) for gap in _gaps(region, used)]
 
     def _taken_in_place(self, buffer: Buffer) -> bool:
-        """Whether the first step after the buffer's life still reads it, and gives its bytes to what it writes."""
+        """Whether the first step after the buffer's life still reads it, and writes its result over it."""
         step = self.plan.steps[buffer.upper]
         return (buffer.value, buffer.offset) in zip(self.program.actions[step.action].reads, step.reads)
 
@@ -54,7 +54,7 @@ class Poison:
         self.margins = [(span, span.copy()) for span in self._margins(step)]
 
     def after(self, step: int, seconds: float) -> None:
-        """Compare the bytes around what the step wrote, then poison what has died.
+        """Compare the bytes around the step's writes, then poison the buffers that have died.
 
         Raises:
             SessionError: names the node that wrote outside its outputs and workspace.
@@ -110,10 +110,10 @@ class Trace:
         self.program, self.plan, self.timings = program, plan, timings
 
     def before(self, step: int) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     def after(self, step: int, seconds: float) -> None:
-        """Note how long it took."""
+        """Store its time."""
         index = self.plan.steps[step].action
         action, call = self.program.actions[index], self.program.calls[index]
         self.timings.append(Timing(action.name, call.op.name, seconds, action.nbytes, action.flops))

@@ -19,11 +19,11 @@ from foreplan.lower.program import Program, Slot
 from foreplan.runtime.engine import Place
 
 FORMAT = "foreplan.checkpoint.1"
-# One key of the file's metadata holds all of ours: the safetensors library writes several keys in any order.
+# One key of the file's metadata holds all of foreplan's: the safetensors library writes keys in any order.
 KEY = "foreplan"
 _RESERVED = "__metadata__"
-# Element types as the format names them. Written here, since the library copies all values first, and ends the process
-# where there is no memory for that.
+# Element types as the format names them. They are written here, since the library first copies all values, and ends the
+# process if there is no memory for that.
 _TYPES = {
     **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
     **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
@@ -34,7 +34,7 @@ _TYPES = {
 
 
 def save_checkpoint(path: str, program: Program, places: Mapping[str, Place]) -> None:
-    """Write parameters, buffers and state, the same bytes for the same content; constants belong to the model and are
+    """Write parameters, buffers and state: the same bytes for the same content. Constants belong to the model and are
     left out, and so are accumulators, which are zero between steps.
 
     Raises:
@@ -56,7 +56,7 @@ def save_checkpoint(path: str, program: Program, places: Mapping[str, Place]) ->
     with open_atomically(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for slot in ordered:
-            if slot.operand.type.size:  # what has no bytes cannot be seen as bytes
+            if slot.operand.type.size:  # NumPy cannot view a value of no bytes as bytes
                 file.write(np.ascontiguousarray(places[slot.name].read()).data.cast("B"))
 
 
@@ -67,18 +67,17 @@ def load_checkpoint(
     state: bool = True,
     begun: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Read a checkpoint into the stored values, with little memory beside them: all of it, or none if anything is wrong
-    with the file.
+    """Read a checkpoint into the stored values with little further memory: all of it, or nothing if anything in the
+    file is wrong.
 
-    A file that has no state at all leaves the program's as it is, and a program that keeps none (inference) passes
-    over the file's.
+    A file without state leaves the program's state as it is. A program without state (inference) ignores the file's.
 
     Args:
-        state: False reads parameters and buffers alone, whatever state the file has.
-        begun: called when all was checked, before the first value is written.
+        state: False reads only parameters and buffers, whatever state the file has.
+        begun: called after all checks, before the first value is written.
 
     Returns:
-        Whether everything was read that the program keeps from step to step.
+        Whether the file had everything that the program keeps from step to step.
 
     Raises:
         SessionError: the file cannot be read, or does not hold what the program needs.
@@ -86,7 +85,7 @@ def load_checkpoint(
     from safetensors import safe_open
 
     if os.path.isdir(path):
-        raise SessionError(f"{path!r} is a directory, and no checkpoint")
+        raise SessionError(f"{path!r} is a directory, not a checkpoint")
     with _readable(path), safe_open(path, framework="numpy") as file:
         slots = _check(path, program, set(file.keys()), _state_in(file.metadata() or {}), state)
         found = {slot.name: file.get_slice(_key(slot)) for slot in slots}
@@ -100,7 +99,7 @@ def load_checkpoint(
 
 @contextmanager
 def _readable(path: str) -> Iterator[None]:
-    """Say of what goes wrong within that a file is no checkpoint, or cannot be read."""
+    """Turn errors within into errors that say: the file is no checkpoint, or cannot be read."""
     from safetensors import SafetensorError
 
     try:
@@ -112,13 +111,13 @@ def _readable(path: str) -> Iterator[None]:
     except (SafetensorError, OSError, ValueError, TypeError) as error:
         raise SessionError(f"{path!r} is not a checkpoint that can be read: {error}") from None
     except BaseException as error:
-        if type(error).__module__ != "pyo3_runtime":  # the library's own way to end: a panic, where memory is short
+        if type(error).__module__ != "pyo3_runtime":  # the library panics if memory is short
             raise
         raise SessionError(f"{path!r} cannot be read: {error}; is there enough memory?") from None
 
 
 def _check_type(path: str, slot: Slot, found: Any) -> None:
-    """Hold the shape and type of a tensor in a file against the slot's."""
+    """Compare the shape and type of a tensor in a file with the slot's."""
     name, shape, want = found.get_dtype(), tuple(found.get_shape()), slot.operand.type
     if shape != want.shape or name != _TYPES[want.dtype.name]:
         own = next((own for own, theirs in _TYPES.items() if theirs == name), name)
@@ -127,7 +126,7 @@ def _check_type(path: str, slot: Slot, found: Any) -> None:
 
 
 def _read(found: Any, out: np.ndarray) -> None:
-    """Read a tensor into an array of its shape and type, a block at a time; the library reads none without elements."""
+    """Read a tensor into an array of its shape and type, a block at a time; the library cannot read empty tensors."""
     if not out.size:
         return
     if out.nbytes <= BLOCK or out.ndim == 0:
@@ -144,12 +143,12 @@ def _kept(program: Program) -> list[Slot]:
 
 
 def _key(slot: Slot) -> str:
-    """A value's name in a file, which keeps one name for itself: what is called so has a dot more, and likewise it."""
+    """A value's name in a file. The file needs one name itself: values of this name (and any dots) get one more dot."""
     return f"{slot.name}." if slot.name.rstrip(".") == _RESERVED else slot.name
 
 
 def _state_in(metadata: Mapping[str, str]) -> set[str]:
-    """Names of what the file calls state; empty for a file that another tool wrote."""
+    """The names of the file's state; empty for a file that another tool wrote."""
     about: Any = json.loads(metadata.get(KEY, "{}"))
     names = about.get("state", []) if isinstance(about, dict) else []
     return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
@@ -169,7 +168,7 @@ def _check(path: str, program: Program, names: set[str], state_in_file: set[str]
     for name in foreign:
         if name not in state_in_file:
             raise SessionError(f"{path!r} is of another model: its {name!r} has no place in {program.model!r}")
-    # A program that takes no step, such as one that returns gradients, may have a random state and needs no more.
+    # A program without updates, such as one that returns gradients, may have a random state, but no other.
     if with_state and (missing or (foreign and program.step_count is not None)):
         difference = f"it has no {missing[0]!r}" if missing else f"its {foreign[0]!r} has no place here"
         raise SessionError(

@@ -1,4 +1,4 @@
-"""What a session asks of an engine: memory for the regions, and a plan bound to it as a flat list of ready calls."""
+"""What an engine gives a session: memory for the regions, and a plan bound to it as a flat list of ready calls."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Place(Protocol):
         """Give it these elements, converted to its type."""
 
     def fetch(self, into: np.ndarray) -> Run:
-        """Begin to copy its elements, as they are behind all that was begun before, into an array on the host.
+        """Begin to copy its elements into an array on the host, after all work that was begun before.
 
-        The call that is returned waits until they are there, and is made before the next fetch.
+        The returned call waits until they are there; it must be made before the next fetch.
         """
 
 
@@ -53,17 +53,17 @@ class Ahead(Protocol):
     """The second slot of an input."""
 
     def write(self, array: np.ndarray) -> None:
-        """Give it these elements, converted to its type, beside a step that runs."""
+        """Give it these elements, converted to its type, while a step runs."""
 
     def move(self) -> None:
-        """Copy them to the input's own place, behind all that was begun before."""
+        """Copy them to the input's own place, after all work that was begun before."""
 
 
 class Bound(Protocol):
     """A plan bound to memory: `run` executes every step, in order, and allocates nothing."""
 
     def run(self) -> None:
-        """Execute the plan once; on a device it may still be running when this returns, and what reads waits."""
+        """Execute the plan once. On a device it may still run when this returns; reads wait for it."""
 
     def run_watched(self, watch: Watch) -> None:
         """Execute the plan once and call `watch` around every step, for debugging."""
@@ -82,7 +82,7 @@ class Watch(Protocol):
         """Called before step number `step` runs."""
 
     def after(self, step: int, seconds: float) -> None:
-        """Called after it ran and took so long."""
+        """Called after it ran; `seconds` is its time."""
 
 
 class Engine(Protocol):
@@ -91,7 +91,7 @@ class Engine(Protocol):
     name: str
 
     def allocate(self, heights: Sequence[int]) -> Sequence[Memory]:
-        """One arena on the device holding regions of these heights, aligned as the target says; the regions in order.
+        """One arena on the device holding regions of these heights, aligned as the target says; returns the regions.
 
         Raises:
             MemoryError, SessionError: there is no memory for it.

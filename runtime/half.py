@@ -1,4 +1,4 @@
-"""A program bound to a session's memory: what is given to it is written, it runs, and its results are read."""
+"""A program bound to a session's memory: its inputs are written, it runs, and its results are read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Half:
         self._poison = Poison(program, plan, regions) if poison else None
 
     def write_ahead(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write the inputs of a run to come into their second slots, where there are any."""
+        """Write the inputs of a later run into their second slots, where there are any."""
         if self._ahead:
             self._written_ahead = None
             for name, place in self._ahead.items():
@@ -54,8 +54,8 @@ class Half:
             self._written_ahead = arrays
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write every input: the given array, or else its default. What was written ahead is moved to its place: the
-        same mapping, not an equal one.
+        """Write every input: the given array, or else its default. Inputs written ahead are moved to their place, if
+        this is the same mapping, not an equal one.
         """
         if self._poison is not None:
             self._poison.start()
@@ -77,7 +77,7 @@ class Half:
             self.bound.run_watched(watching)
 
     def fetch(self, slot: Slot, into: np.ndarray) -> Run:
-        """Begin to copy a result of the last run into an array; the call that is returned waits for it."""
+        """Begin to copy a result of the last run into an array; the returned call waits for it."""
         return self._results[id(slot)].fetch(into)
 
 
@@ -86,7 +86,7 @@ def _at(slot: Slot, offsets: Mapping[int, int]) -> At:
 
 
 def _default(slot: Slot) -> np.ndarray:
-    """What an input is where nothing is given."""
+    """The value of an input that is not given."""
     array = np.empty(slot.operand.type.shape, slot.operand.type.dtype.numpy)
     assert slot.init is not None
     slot.init.fill(array, generator_for(0, slot.name))

@@ -1,4 +1,4 @@
-"""What a user gives a step: checked by name, shape, type and range before a byte is written; or made up for timing."""
+"""A step's inputs: checked by name, shape, type and range before a byte is written; or made up for timing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from foreplan.errors import InputError
 from foreplan.lower.program import Program, Slot
 
-_FEW = 64  # numbers that Python looks at faster than NumPy
+_FEW = 64  # so few numbers are checked faster by Python than by NumPy
 
 
 def check_inputs(
@@ -78,33 +78,33 @@ def check_array(slot: Slot, given: Any, micro_batches: int | None = None) -> np.
 
 
 def _array(name: str, given: Any) -> np.ndarray:
-    """Anything as NumPy takes it for an array, or by DLPack.
+    """Any object as an array, by NumPy or by DLPack.
 
     Raises:
-        InputError: it is no array, or elements of it are masked, which would be lost.
+        InputError: it is no array, or some elements are masked: the mask would be lost.
     """
     for part in given if isinstance(given, list | tuple) else (given,):
         if isinstance(part, np.ma.MaskedArray) and (count := np.ma.count_masked(part)):
             raise InputError(
-                f"{name!r} has {count} masked elements, and a step knows no masks: write .filled(value), or give the "
+                f"{name!r} has {count} masked elements, but a step ignores masks: write .filled(value), or give the "
                 "mask as an input of the model"
             )
     try:
         array = np.from_dlpack(given) if _is_dlpack_alone(given) else np.asarray(given)
     except MemoryError:
         raise
-    except Exception as error:  # whatever another library's array says
+    except Exception as error:  # another library's array may raise anything
         raise InputError(f"{name!r} cannot be made an array: {error}") from None
     if array.dtype == object and not array.ndim:
         if given is None:
             raise InputError(f"{name!r} must be an array and is None")
         how = next((f": write .{how}()" for how in ("toarray", "todense") if hasattr(given, how)), "")
-        raise InputError(f"{name!r} is a {type(given).__name__}, and no array{how}")
+        raise InputError(f"{name!r} is a {type(given).__name__}, not an array{how}")
     return array
 
 
 def _is_dlpack_alone(given: Any) -> bool:
-    """Whether NumPy's own protocols do not know it."""
+    """Whether it has DLPack's protocol and none of NumPy's."""
     own = ("__array__", "__array_interface__", "__array_struct__")
     return hasattr(given, "__dlpack__") and not any(hasattr(given, name) for name in own)
 

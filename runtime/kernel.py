@@ -1,4 +1,4 @@
-"""What the tables of all engines are made of: kernels, families of them by op, and how one is refused."""
+"""The parts of every engine's table: kernels, their families by op, and the error that refuses one."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Refused(Exception):
 
 
 class Kernel(Protocol):
-    """One op on tensors that lie in a certain way, as lowering has to know it.
+    """One op on tensors of a certain layout, as lowering sees it.
 
-    One that joins tensors may also have `parts`, triples (output, input, byte): that input may lie within that output
-    already, from that byte on. One of several for an op has `nanoseconds`, what it is predicted to take.
+    A kernel that joins tensors may also have `parts`, triples (output, input, byte): the input may already lie within
+    the output, from that byte on. One of several kernels for an op has `nanoseconds`, its predicted time.
     """
 
     @property
@@ -46,9 +46,9 @@ class Family(Generic[Make]):
     """Kernels of one op.
 
     Attributes:
-        ways: what makes the kernels, by the names that plans know them by, each for tensors that lie in a certain way.
-        layout: how outputs lie, given how inputs do.
-        reads: how input `index` is taken: as it lies, or as a copy that lies so.
+        ways: functions that make the kernels for tensors of a certain layout, by the names that plans have for them.
+        layout: the outputs' layout, given the inputs'.
+        reads: how input `index` is taken: as it lies, or as a copy with another layout.
         images: whether tensors of four axes may best lie with their channels last.
     """
 

@@ -1,4 +1,4 @@
-"""What a plan file says of a program, held against what its kernels really do."""
+"""The check of a plan file's program against its kernels."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def slots_of(program: Program) -> Iterator[tuple[str, Slot]]:
 
 
 def check_program(program: Program, plan: Plan) -> None:
-    """What can be derived of a program must be what its calls make it: the verifier trusts the problem.
+    """Check everything in a program that follows from its calls, since the verifier trusts the problem.
 
-    Types are right already, and so is what else of an action follows from its call.
+    Types, and the fields of actions that are derived from their calls, are right already.
 
     Args:
-        plan: the verifier proves it, but for what it has no use for.
+        plan: the verifier proves it, except for the fields that it does not need.
 
     Raises:
         PlanError: names the node, slot or value, and what is wrong with it.
@@ -36,7 +36,7 @@ def check_program(program: Program, plan: Plan) -> None:
     target = target_named(program.target)
     _check_device(program, target)
     if program.regions not in (REGIONS, WITH_HOST):
-        raise PlanError(f"its regions are {[region.name for region in program.regions]}, which no program has")
+        raise PlanError(f"its regions are {[region.name for region in program.regions]}, and no program has these")
     check_problem(program)
     for _, slot in slots_of(program):
         _check_window(program, slot.operand, f"slot {slot.name!r}")
@@ -47,12 +47,12 @@ def check_program(program: Program, plan: Plan) -> None:
     check_slots(program, target)
     for number, step in enumerate(plan.steps):
         if 0 <= step.action < len(program.actions) and not program.actions[step.action].workspace and step.workspace:
-            raise PlanError(f"step {number} needs no workspace, and has one at {step.workspace}")
+            raise PlanError(f"step {number} needs no workspace, but has one at {step.workspace}")
 
 
 def _check_call(program: Program, index: int, target: Target, used: bool) -> None:
-    """Windows, kernel, workspace and rights of one action; what else the kernels are that are not used, such as
-    a plan of cuDNN's, is not in the file.
+    """Windows, kernel, workspace and rights of one action. The payloads of unused kernels, such as a plan of cuDNN's,
+    are not in the file.
     """
     action, call = program.actions[index], program.calls[index]
     where = f"node {call.node!r}"
@@ -78,27 +78,27 @@ def _check_call(program: Program, index: int, target: Target, used: bool) -> Non
 
 
 def _check_ahead(program: Program) -> None:
-    """Second slots are bytes of their own that no action touches; an input has one at most."""
+    """Second slots have bytes of their own, which no action touches; an input has at most one."""
     inputs = {slot.name: slot.operand.type for slot in program.required_inputs}
     touched = {operand.value for call in program.calls for operand in (*call.inputs, *call.outputs)}
     for slot in program.ahead:
         if slot.operand.value in touched:
-            raise PlanError(f"the second slot of {slot.name!r} is no bytes of its own")
+            raise PlanError(f"the second slot of {slot.name!r} has no bytes of its own")
         if inputs and inputs.pop(slot.name, None) != slot.operand.type:
-            raise PlanError(f"there is a second slot for {slot.name!r}, and no such input without a default")
+            raise PlanError(f"there is a second slot for {slot.name!r}, but no such input without a default")
     if program.ahead and inputs:
-        raise PlanError(f"other inputs have a second slot, and {next(iter(inputs))!r} has none")
+        raise PlanError(f"other inputs have a second slot, but {next(iter(inputs))!r} has none")
 
 
 def _check_device(program: Program, target: Target) -> None:
-    """What the plan depends on must be as it was where it was made."""
+    """Everything that the plan depends on must be as on the machine that made it."""
     here = dict(target.profile.needs)
     for name, wanted in program.profile.needs if program.profile is not None else ():
         if here.get(name) != wanted:
             raise PlanError(f"it was made for {name} {wanted}, and this machine has {here.get(name, 'none')}")
     if program.profile is None or len(program.profile.needs) != len(here) or program.target != target.name:
         raise PlanError(
-            f"it does not say all that it was made for: target {target.name}, {', '.join(here) or 'no more'}"
+            f"it does not name everything that it was made for: target {target.name}, {', '.join(here) or 'no more'}"
         )
 
 

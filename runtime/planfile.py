@@ -27,8 +27,8 @@ DERIVED = ("accumulate", "offload")  # options that follow from the rest of the 
 
 
 def save_plan(path: str, program: Program, plan: Plan, update: Update | None = None, options: Options = USUAL) -> None:
-    """Write a program and its plan, and those of its update. Parameters are described, not stored; small constants are
-    stored, and so is the machine code that a program has.
+    """Write a program and its plan, and those of its update. Parameters are described, not stored. Small constants and
+    the program's machine code are stored.
 
     Raises:
         UsageError, SessionError: the file cannot be written; an older one at the same place is as it was.
@@ -41,14 +41,14 @@ def plan_text(
 ) -> str:
     """The content of a plan file: JSON whose lists have one record a line.
 
-    What follows from other records is left out, or held against them when the file is read: docs/trust.md has a table.
+    Facts that follow from other records are left out, or checked against them when the file is read: see docs/trust.md.
 
     Args:
         program: what runs; the body, where there is an update.
         plan: its plan.
         update: the other half of a step that accumulates gradients.
         options: what the step was compiled with.
-        folder: where the file will be; that of the weights is named from there, so that both can move together.
+        folder: where the file will be; the weights' folder is named relative to it, so that both can move together.
     """
     header = {
         "foreplan": VERSION,
@@ -65,7 +65,7 @@ def plan_text(
     if update is not None:
         lines[-1] += ","
         slots = (_slot_record(role, slot, None) for role, slot in slots_of(update.program))
-        # What is stored is as in the body.
+        # The stored values are those of the body.
         lines += [
             f'"micro_batches": {update.micro_batches},',
             '"update": {',
@@ -77,7 +77,7 @@ def plan_text(
 
 
 def digest_of(body: str) -> str:
-    """SHA-256 of what stands behind the digest in a plan file."""
+    """SHA-256 of all text after the digest in a plan file."""
     return hashlib.sha256(body.encode()).hexdigest()
 
 
@@ -94,7 +94,7 @@ def _half(program: Program, plan: Plan, slots: Iterable[Any]) -> Iterator[str]:
     yield f'"plan": {_json(about)},'
     yield from _section("regions", ([r.name, r.on_device] for r in program.regions))
     yield from _section("values", (_value_record(value) for value in program.values))
-    used = {step.action for step in plan.steps}  # what else the kernels of others are would never run
+    used = {step.action for step in plan.steps}  # payloads of unused kernels would never run
     calls = [call if i in used else replace(call, payload=b"") for i, call in enumerate(program.calls)]
     yield from _section("actions", (_action_record(a, c) for a, c in zip(program.actions, calls)))
     yield from _section("slots", slots)
@@ -149,7 +149,7 @@ def _action_record(action: Action, call: Call) -> dict[str, Any]:
 
 
 def _slot_record(role: str, slot: Slot, folder: str | None) -> dict[str, Any]:
-    """A slot; files with weights are named from a folder, and without one what is stored has none here."""
+    """A slot. Files with weights are named relative to a folder; without one, stored slots have no content here."""
     record: dict[str, Any] = {"role": role, "name": slot.name, "at": _operand_record(slot.operand)}
     if role == "stored":
         record["kind"] = str(slot.kind)
@@ -159,7 +159,7 @@ def _slot_record(role: str, slot: Slot, folder: str | None) -> dict[str, Any]:
 
 
 def weights_folder_of(program: Program) -> str | None:
-    """The folder that all files with weights are in or below; None where there are none."""
+    """The folder that holds all files with weights, also in subfolders; None where there are none."""
     folders = {str(s.init.path.parent) for s in (*program.inputs, *program.stored) if isinstance(s.init, Stored)}
     return os.path.commonpath(folders) if folders else None
 

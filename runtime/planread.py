@@ -1,4 +1,4 @@
-"""Reading a plan file, which is untrusted: all it says is checked, but for the schedules, which `verify` proves."""
+"""Reading a plan file. It is untrusted: everything is checked here, except the schedules, which `verify` proves."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _KINDS = {
 def read_plan(
     path: str, trust_code: bool = False, folder: str | Path | None = None
 ) -> tuple[Program, Plan, Update | None, Options]:
-    """Read a plan file and check all of it but the schedules themselves, which `verify` proves.
+    """Read a plan file and check all of it, except the schedules, which `verify` proves.
 
     Args:
         trust_code: whether machine code that the file has may run.
@@ -80,8 +80,8 @@ def _with_weights(program: Program, path: str, folder: str | Path | None) -> Pro
             file = confined(base if folder is None else folder, os.path.relpath(slot.init.path, named_from))
         except ValueError as error:
             raise PlanError(
-                f"{path!r}: the weights of {slot.name!r} are not where a plan may lead to: {error}. If the model is "
-                "there and you trust it, give its folder (weights_folder=…, --weights-folder)"
+                f"{path!r}: the weights of {slot.name!r} are not in a place that a plan may name: {error}. If the "
+                "model is there and you trust it, give its folder (weights_folder=…, --weights-folder)"
             ) from None
         return replace(slot, init=replace(slot.init, path=file))
 
@@ -120,15 +120,15 @@ def _parse(text: str, folder: str) -> tuple[Program, Plan, Update | None, Option
         kept = {slot.name: slot for slot in program.stored}
         update = Update(_int(data["micro_batches"]), *_half(data["update"], about, weights, kept))
     elif any(slot.kind is Kind.ACCUMULATOR for slot in program.stored):
-        raise PlanError("the file has the first half of a step, and not the second")
+        raise PlanError("the file has the first half of a step, but not the second")
     options = _options(header["options"], program, update)
     if plan_text(program, plan, update, options, folder) != text:
-        raise PlanError("the file holds something that foreplan would not have written, or has written otherwise")
+        raise PlanError("the file holds something that foreplan does not write, or writes otherwise")
     return program, plan, update, options
 
 
 def _options(record: Mapping[str, Any], program: Program, update: Update | None) -> Options:
-    """What the step was compiled with, which has to fit what it is."""
+    """The options of the step, which must fit its content."""
     derived = {
         "accumulate": 1 if update is None else update.micro_batches,
         "offload": len(program.regions) > HOST,
@@ -137,9 +137,9 @@ def _options(record: Mapping[str, Any], program: Program, update: Update | None)
         raise PlanError("its options are not as foreplan writes them")
     options = Options.from_json(record | derived)
     if engine_info(str(options.target)) is not engine_info(program.target):
-        raise PlanError(f"it was compiled for {options.target}, and its step is one for {program.target}")
+        raise PlanError(f"it was compiled for {options.target}, but its step is for {program.target}")
     if program.ahead and not options.prefetch:
-        raise PlanError("it was compiled without second slots for inputs, and has some")
+        raise PlanError("it was compiled without second slots for inputs, but has some")
     return options
 
 
@@ -148,7 +148,7 @@ def _half(data: Mapping[str, Any], about: Program, folder: str, kept: Mapping[st
 
     Args:
         about: model and target.
-        kept: slots of the other half, which have the first contents of what is stored.
+        kept: slots of the other half, which hold the first contents of stored values.
     """
     program, plan = _program(data, about, folder, kept), _plan(data)
     check_program(program, plan)
@@ -256,7 +256,7 @@ def _operand(record: Sequence[Any]) -> Operand:
 
 
 def _action(record: Mapping[str, Any], call: Call, values: Sequence[Value]) -> Action:
-    """An action, most of which follows from its call."""
+    """An action; most of its fields follow from its call."""
     reads = tuple(dict.fromkeys(operand.value for operand in call.inputs))
     writes = tuple(operand.value for operand in call.outputs)
     homes = [values[value].home for value in writes]

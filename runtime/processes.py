@@ -1,4 +1,4 @@
-"""What a process on the host holds besides the arena of a planned step that it runs."""
+"""The memory that a process on the host holds besides the arena of its step."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _LIBRARIES = {"numpy": "numpy", "numba": "numba", "llvmlite": "llvmlite", "onedn
 def outside_on_host(
     program: Program, plan: Plan, use: Use, threads: int | None = None, table: Table | None = None
 ) -> tuple[Part, ...]:
-    """What a process holds besides the arena and its user's own arrays, once it has run a few steps, so that the sum is
-    its resident memory. Compiled code is taken to be in the cache; a process that compiles it takes more, once.
+    """The memory that a process holds besides the arena and its user's own arrays after a few steps; the sum is its
+    resident memory. Compiled code is assumed to be in the cache; a process that compiles it takes more, once.
 
     Args:
-        threads: that compiled loops have; None: the step runs NumPy's kernels alone.
-        table: by default what comes with foreplan and what the user has measured.
+        threads: of compiled loops; None: the step runs NumPy's kernels alone.
+        table: by default the calibrations that come with foreplan, and the user's.
     """
     table, versions = table or processes(), versions_here()
     found, same = table.covers(machine(), versions)
@@ -93,13 +93,13 @@ def _calls_compiled(program: Program) -> bool:
 
 
 def machine() -> str:
-    """What calibrations of processes on this machine go by, such as `Linux x86_64`."""
+    """The name of this machine in calibrations of processes, such as `Linux x86_64`."""
     return f"{platform.system()} {platform.machine()}"
 
 
 @lru_cache(maxsize=1)
 def versions_here() -> Mapping[str, str]:
-    """Of what a process holds, where it is installed."""
+    """The versions of the libraries that a process holds, where they are installed."""
     found = {"python": platform.python_version()}
     for name, package in _LIBRARIES.items():
         try:
@@ -110,7 +110,7 @@ def versions_here() -> Mapping[str, str]:
 
 
 def processes() -> Table:
-    """What comes with foreplan and what the user has measured, of processes on the host.
+    """The calibrations of processes on the host that come with foreplan, and the user's.
 
     Raises:
         TargetError: the user's file cannot be read or is broken.

@@ -1,4 +1,4 @@
-"""How much more host memory this process can take before the kernel ends it."""
+"""How much more host memory this process can take before the operating system ends it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _V2 = {"limit": "memory.max", "used": "memory.current", "cache": ("inactive_file
 
 @dataclass(frozen=True)
 class Room:
-    """Memory that can still be taken.
+    """Memory that is still available.
 
     Attributes:
-        nbytes: how much; what holds copies of files counts, as the kernel drops those first.
-        total: what there is in all.
-        source: who says so, for people.
+        nbytes: how much; memory that holds copies of files counts, as the kernel drops these first.
+        total: the memory in all.
+        source: where the figure comes from, for people.
     """
 
     nbytes: int
@@ -34,9 +34,9 @@ class Room:
 
 
 def check_room(nbytes: int, plan: Plan) -> None:
-    """Hold what a session would allocate against what can still be taken; where nothing says so, anything goes.
+    """Check the bytes that a session would allocate against the memory available; if that is not known, all is allowed.
 
-    The kernel gives addresses for more than there is, and ends the process when it writes there.
+    Linux gives addresses for more memory than there is, and ends the process when it writes there.
 
     Raises:
         DoesNotFitError: it is more.
@@ -57,11 +57,11 @@ def check_room(nbytes: int, plan: Plan) -> None:
 
 
 def room(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Room | None:
-    """The least of what the machine has available, free swap included, and what each control group of this process
-    leaves; None where nothing says.
+    """The least of the machine's available memory, free swap included, and of the memory that each control group of
+    this process leaves; None if nothing is known.
 
     Args:
-        proc, cgroups: where the kernel tells.
+        proc, cgroups: the kernel's folders with these figures.
 
     Source: proc_meminfo(5), cgroups(7); Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of Linux.
     """
@@ -73,7 +73,7 @@ def room(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> 
         found.append(Room(machine["MemAvailable"] + swap, total, f"{proc / 'meminfo'}, MemAvailable and SwapFree"))
     for folder, names in _folders(proc, cgroups):
         limit, used = (_number(folder / str(names[which])) for which in ("limit", "used"))
-        if limit is None or used is None or limit >= 1 << 62:  # version 1 writes a number that is none
+        if limit is None or used is None or limit >= 1 << 62:  # version 1 writes a huge number for `no limit`
             continue
         stat = _numbers(folder / "memory.stat")
         cache = min(used, sum(stat.get(name, 0) for name in names["cache"]))
@@ -85,7 +85,7 @@ def room(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> 
 
 
 def _folders(proc: Path, cgroups: Path) -> Iterator[tuple[Path, Mapping[str, str | Sequence[str]]]]:
-    """The control groups that hold this process, each within the next; in a container the outer ones are not there."""
+    """The control groups that hold this process, each within the next; in a container, without the outer ones."""
     for line in _text(proc / "self" / "cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -110,7 +110,7 @@ def _swap(folder: Path, free: int) -> int:
 
 
 def _number(file: Path) -> int | None:
-    """None where there is none: `max`, or no such file."""
+    """The number in a file; None for `max`, or without the file."""
     text = _text(file).strip()
     return int(text) if text.isascii() and text.isdigit() else None
 

@@ -33,16 +33,16 @@ from foreplan.units import format_bytes
 Arrays = dict[str, np.ndarray]
 
 _WAY_OUT = "load the last checkpoint, or bind again"
-_CARD = Turn()  # of all sessions on a card: they queue their work in one stream
+_CARD = Turn()  # the turn of all sessions on a card: they queue their work in one stream
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one step returns; copies, which stay as they are when the next step runs.
+    """The results of one step: copies, which the next step does not change.
 
     Attributes:
-        loss: the loss, its mean over the micro-batches where there are any; None where the program has none.
-        outputs: by name; of all micro-batches, where there are any, one behind the other along a leading axis.
+        loss: the loss, or its mean over the micro-batches; None where the program has none.
+        outputs: by name; those of micro-batches one behind the other along a leading axis.
         gradients: by parameter, where the program returns them.
     """
 
@@ -53,10 +53,10 @@ class Result:
 
 @dataclass(eq=False)
 class _Begun:
-    """A step that has begun, of which a card may have everything still to do.
+    """A step that has begun; a card may still have all of its work to do.
 
     Attributes:
-        waits: what has to be waited for.
+        waits: calls that wait for the results.
         read: the arrays that results are copied into.
         loss: likewise; None where the program has none.
         result: what the step returns, once it is done.
@@ -71,17 +71,17 @@ class _Begun:
 class Session:
     """One arena and what runs in it. Nothing that grows with the model is allocated after it was made.
 
-    A session may be used from several threads and serves one call at a time: a step, `save`, `load`, reading or writing
-    a parameter. Another call waits for its turn. Sessions that share an arena (`share`), and all that run on a card,
-    take turns with one another; others run side by side. In a forked process nobody waits for a thread that is not
-    there, and a session that was forked in the middle of a step says so.
+    A session may be used from several threads. It serves one call at a time: a step, `save`, `load`, reading or writing
+    a parameter; another call waits for its turn. Sessions that share an arena (`share`), and all sessions on a card,
+    take turns; others run side by side. A forked process does not wait for threads that it does not have; a session
+    that was forked in the middle of a step raises an error.
 
     Attributes:
-        program: what runs; of a step that accumulates gradients, the half that runs for each micro-batch.
-        plan: where and when.
+        program: the program; of a step that accumulates gradients, the half that runs for each micro-batch.
+        plan: its plan.
         update: the other half, or None.
-        allocated_bytes: how much memory was allocated for the arena.
-        host_bytes: how much host memory was allocated for what is copied there.
+        allocated_bytes: memory allocated for the arena.
+        host_bytes: host memory allocated for values that are copied there.
         parameters: the trained values, by name.
         stored: everything that a checkpoint holds: parameters, buffers, optimizer state, step count, random state.
     """
@@ -103,21 +103,21 @@ class Session:
         Args:
             program: from `lower`.
             plan: for that program.
-            update: what runs after the micro-batches of a step, where `program` is the body of one.
-            seed: of everything that is drawn; each value depends on the seed and its own name alone.
-            threads: of the BLAS library, for the whole process; None leaves them as they are. A plan for the target
-                cpu has decided on them already.
-            share: another session of the same model, whose parameters and buffers this one uses in place; its
-                transient memory too, where that is large enough.
+            update: runs after the micro-batches of a step, where `program` is its body.
+            seed: of all random contents; each value depends only on the seed and its own name.
+            threads: of the BLAS library, for the whole process; None leaves them as they are. A plan for the target cpu
+                has fixed them already.
+            share: another session of the same model. This one uses its parameters and buffers in place, and its
+                transient memory if that is large enough.
             poison: overwrite dead bytes with NaN patterns and check every write. Slow; for finding bugs.
             capture: whether a card runs its steps as one graph, captured in the first; if not, kernel by kernel.
 
         Raises:
-            UsageError: a seed or a number of threads that is none.
+            UsageError: the seed or the number of threads is not valid.
             VerificationError: the plan is not right for the program.
-            TargetError: there is no card, or none that the step was planned for.
-            SessionError: the sessions cannot share, or there is no memory.
-            DoesNotFitError: it would take more host memory than the machine, or a limit of this process, leaves.
+            TargetError: there is no card of the kind that the step was planned for.
+            SessionError: the sessions cannot share, or memory is short.
+            DoesNotFitError: it needs more host memory than the machine or a limit of this process leaves.
         """
         seed = whole("a seed", seed, 0, (1 << 63) - 1)
         threads = None if threads is None else whole("threads", threads, 1)
@@ -155,7 +155,7 @@ class Session:
         self._results: tuple[Slot, ...] = (*program.outputs, *program.gradients)
         self._broken = ""
         self._begun: _Begun | None = None
-        self._taking: set[int] = set()  # threads whose batches are made in this moment
+        self._taking: set[int] = set()  # threads that are making a batch at this moment
         self._stored = self._body.stored
         slots = {slot.name: slot for slot in program.stored}
         kept = {slot.name: self._stored[slot.name] for slot in program.stored if slot.kind.is_kept}
@@ -170,8 +170,8 @@ class Session:
         """Run the program once; where it accumulates gradients, once for each micro-batch, and then its update.
 
         Args:
-            inputs: arrays by name; inputs with a default (the learning rate) may be left out. Micro-batches are given
-                at once: every input without a default has a leading axis that counts them.
+            inputs: arrays by name; inputs with a default (the learning rate) may be left out. All micro-batches are
+                given at once: every input without a default has a leading axis for them.
 
         Raises:
             InputError: a wrong array; nothing has run and nothing has changed.
@@ -182,16 +182,16 @@ class Session:
             return self._finish(self._begin(parts, {}))
 
     def steps(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
-        """Run a step for each batch, and give its result: as `step` does, with the same results bit for bit.
+        """Run a step for each batch and yield its result, bit for bit the same as `step` gives.
 
-        The next batch is taken from `batches` and checked while a step runs on a card, before that step's result is
-        given; on other engines too, so that a program does the same everywhere. Where the plan has second slots for
-        inputs (`compile(prefetch=True)`), it is copied to the card meanwhile. An error, of a batch or in taking it, is
-        raised behind the results of the steps before. While a batch is made, other threads may have their turn.
+        While a step runs on a card, the next batch is taken from `batches` and checked, before that step's result is
+        given. Other engines take batches in the same order. With second slots for inputs (`compile(prefetch=True)`),
+        the batch is also copied to the card meanwhile. An error of a batch is raised after the results of all earlier
+        steps. While a batch is made, other threads may use the session.
 
         Args:
-            batches: what `step` takes, one after the other: a list, or a generator that makes them, which may
-                use the arrays of a batch again for the next one.
+            batches: inputs as `step` takes them: a list, or a generator, which may use the arrays of a batch again for
+                the next one.
 
         Raises:
             InputError: a wrong array, or no batches; nothing has changed since the last result.
@@ -204,7 +204,7 @@ class Session:
         return self._steps(iter(batches))
 
     def trace(self, inputs: Mapping[str, Any] | None = None) -> tuple[Result, list[Timing]]:
-        """`step`, with every instruction that it runs timed."""
+        """Run `step` and time every instruction."""
         timings: list[Timing] = []
         halves = [half for half in (self._body, self._update) if half is not None]
         watches = {half: Trace(half.program, half.plan, timings) for half in halves}
@@ -213,7 +213,7 @@ class Session:
             return self._finish(self._begin(parts, watches)), timings
 
     def save(self, path: str | Path) -> None:
-        """Write all that lasts to a safetensors file: `load` continues from it bit for bit.
+        """Write all stored values to a safetensors file: `load` continues from it bit for bit.
 
         Raises:
             UsageError, SessionError: the file cannot be written; an older one at the same place is as it was.
@@ -227,16 +227,16 @@ class Session:
             save_checkpoint(text, self.program, self._stored)
 
     def load(self, path: str | Path, *, state: bool = True) -> None:
-        """Read what `save` wrote; a file of parameters and buffers alone leaves the rest as it is.
+        """Read a file that `save` wrote; a file of only parameters and buffers leaves all else as it is.
 
         Args:
             path: of the checkpoint.
-            state: False reads parameters and buffers alone: the state of the optimizer, the step count and the random
-                state stay as they are.
+            state: False reads only parameters and buffers: the optimizer's state, the step count and the random state
+                stay as they are.
 
         Raises:
             SessionError: the file is damaged, of another model, or has the state of another optimizer; the session is
-                as it was. What is interrupted after all that was checked leaves a session that says so, until the next.
+                unchanged. If writing the values is interrupted, the session refuses to run until the next `load`.
         """
         from foreplan.runtime.checkpoint import load_checkpoint
 
@@ -248,7 +248,7 @@ class Session:
             self._broken = before
             if whole:
                 for slot in self.program.stored:
-                    if slot.kind is Kind.ACCUMULATOR:  # an interrupted step has left its sums
+                    if slot.kind is Kind.ACCUMULATOR:  # an interrupted step may have left sums
                         self._stored[slot.name].fill(lambda sums: sums.fill(0))
                 self._broken = ""
 
@@ -258,7 +258,7 @@ class Session:
 
     @property
     def steps_done(self) -> int:
-        """How many updates the parameters have had."""
+        """The number of updates so far."""
         count = self.program.step_count
         return 0 if count is None else int(self.stored[count.name])
 
@@ -281,7 +281,7 @@ class Session:
             raise error
 
     def _take(self, batches: Iterator[Mapping[str, Any]]) -> tuple[list[Arrays] | None, Exception | None]:
-        """The next batch, checked and on its way to the second slots; None at the end, or with what went wrong."""
+        """The next batch, checked, with its copy to the second slots begun; None at the end, or with the error."""
         self._refuse_if_taking()
         try:
             self._taking.add(get_ident())
@@ -305,8 +305,8 @@ class Session:
         return [_micro_batch(self._inputs, arrays, i) for i in range(count)]
 
     def _begin(self, batches: Sequence[Arrays], watches: Mapping[Half, Watch]) -> _Begun:
-        """Begin a step. On a card all of it is queued by then, and what is written ahead meanwhile, or by another
-        session that shares its memory, changes no result.
+        """Begin a step. On a card all its work is queued when this returns. So neither writes ahead, nor writes of
+        another session that shares its memory, change its results.
         """
         self._refuse_if_taking()
         self._settle()
@@ -315,7 +315,7 @@ class Session:
         read = [_empty(slot, () if update is None else (len(batches),)) for slot in slots]
         begun = _Begun([], read, None if self.program.loss is None else _empty(self.program.loss, ()))
         waits = begun.waits
-        self._broken = "it has not ended"  # until it has, whatever happens
+        self._broken = "it has not ended"  # stays so if anything interrupts it
         try:
             for i, arrays in enumerate(batches):
                 body.write(arrays)
@@ -339,7 +339,7 @@ class Session:
         return begun
 
     def _settle(self) -> None:
-        """Wait for the step that has begun, if one has: the next use of its memory would spoil its results."""
+        """Wait for the step that has begun, if any: the next use of its memory would spoil its results."""
         begun = self._begun
         if begun is None:
             return
@@ -355,10 +355,10 @@ class Session:
         self._broken, self._begun = "", None
 
     def _finish(self, begun: _Begun) -> Result:
-        """What a step returns that has begun, or that another thread's call has waited for."""
+        """The result of a step that has begun, or that another thread's call has waited for."""
         if begun.result is None:
             self._settle()
-        if begun.result is None:  # another thread's call has waited for it, and been told why it failed
+        if begun.result is None:  # another thread's call waited for it, and raised its error
             raise SessionError(f"the step was interrupted; {_WAY_OUT}")
         return begun.result
 
@@ -375,7 +375,7 @@ class Session:
 
 
 def _micro_batch(slots: Mapping[str, Slot], arrays: Arrays, index: int) -> Arrays:
-    """The inputs of one micro-batch: a slice of what has a leading axis for them, the rest as it is."""
+    """The inputs of one micro-batch: slices of inputs with a leading axis for them, the others as they are."""
     return {name: array[index] if slots[name].init is None else array for name, array in arrays.items()}
 
 
@@ -390,7 +390,7 @@ def _empty(slot: Slot, leading: tuple[int, ...]) -> np.ndarray:
 
 
 def _wanted(heights: Sequence[int], share: Session | None) -> tuple[dict[int, Memory], list[int]]:
-    """The regions on the device that another session has already, and the height of each that is to be allocated."""
+    """The device regions that another session already has, and the heights of those to allocate."""
     taken: dict[int, Memory] = {}
     if share is not None:
         taken[PARAMETERS] = share.regions[PARAMETERS]

@@ -101,7 +101,7 @@ class _Elementwise(Loss):
         return {"target": output}
 
     def term(self, output: ex.Expr, target: ex.Expr) -> ex.Expr:
-        """What is averaged, from one element of each."""
+        """The averaged term, from one element of each."""
         raise NotImplementedError
 
     def __call__(self, *tensors: Tensor, **inputs: Tensor) -> Tensor:
@@ -305,7 +305,7 @@ def _producer(x: Tensor) -> Node | None:
 
 
 def _taken_in(node: Node, kind: str, loss: str) -> Tensor:
-    """What the model's last node reads, with a note that the loss does that node's work."""
+    """The input of the model's last node, with a note that the loss does that node's work."""
     current().at().note(
         f"the model's {kind} {node.name!r} is taken into the loss {loss}, which reads its input "
         f"{node.inputs[0].name!r}; the model's output stays as it is"
@@ -314,9 +314,9 @@ def _taken_in(node: Node, kind: str, loss: str) -> Tensor:
 
 
 def _before_softmax(logits: Tensor, axis: int) -> Tensor:
-    """What a closing softmax or log-softmax along the classes reads; the logits themselves if there is none.
+    """The input of a final softmax or log-softmax along the classes; the logits themselves if there is none.
 
-    A reshape may stand behind it, as long as the classes remain an axis: older opsets write a softmax so.
+    A reshape may follow the softmax, if the classes remain an axis: older opsets write a softmax so.
     """
     node, classes = _producer(logits), axis
     while node is not None and node.op.name == "reshape" and classes >= 0:
@@ -329,14 +329,14 @@ def _before_softmax(logits: Tensor, axis: int) -> Tensor:
 
 
 def _same_axis(shape: Shape, axis: int, other: Shape) -> int:
-    """The axis of `other` that is the axis `axis` of `shape`, where one is a reshape of the other; -1 if none is."""
+    """The axis of `other` that is the axis `axis` of `shape`, if one is a reshape of the other; -1: there is none."""
     outer = math.prod(shape[:axis])
     found = (i for i, extent in enumerate(other) if extent == shape[axis] and math.prod(other[:i]) == outer)
     return next(found, -1)
 
 
 def _before_sigmoid(logits: Tensor) -> Tensor:
-    """What the model's closing sigmoid reads; the logits themselves if there is none."""
+    """The input of the model's final sigmoid; the logits themselves if there is none."""
     node = _producer(logits)
     if node is None or getattr(node.op, "exprs", None) != ("sigmoid(a0)",):
         return logits

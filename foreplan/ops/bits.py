@@ -45,7 +45,7 @@ class PackBits(Op):
         return (TensorType(BYTE, (x.size // 8,)),)
 
     def flops(self, inputs: Types, outputs: Types) -> int:
-        """The condition at each element; putting bits together is no arithmetic."""
+        """The condition at each element; packing bits is no arithmetic."""
         return Map((self.condition,)).flops(inputs, [inputs[0].with_dtype(BOOL)])
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
@@ -112,7 +112,7 @@ class MaskedMap(Op):
         return index > 0
 
     def flops(self, inputs: Types, outputs: Types) -> int:
-        """As the map's; taking bits apart is no arithmetic."""
+        """As the map's; unpacking bits is no arithmetic."""
         return self.map.flops(self._types(inputs, outputs[0].shape), outputs)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
@@ -130,7 +130,7 @@ class MaskedMap(Op):
             self.map.compute([truth, *parts[: len(inputs) - 1]], parts[len(inputs) - 1 :], workspace)
 
     def decompose(self, b: Builder, inputs: Values) -> Values:
-        """Truth values made whole, then a map."""
+        """Bits unpacked to truth values, then a map."""
         bits, *others = inputs
         shape = broadcast_shapes(*(value.shape for value in others))
         columns = reshape(b, bits, (bits.type.size, 1))

@@ -50,7 +50,7 @@ def can_fold(type: TensorType, strides: tuple[int, ...], axis: int) -> bool:
 
 
 def can_reshape(type: TensorType, strides: tuple[int, ...], shape: Shape) -> bool:
-    """Whether a window with these byte strides is a window in another shape too, so that no copy is needed."""
+    """Whether a window with these byte strides can have another shape without a copy."""
     window = np.lib.stride_tricks.as_strided(np.empty(0, type.dtype.numpy), type.shape, strides)
     try:
         np.reshape(window, shape, copy=False)
@@ -60,7 +60,7 @@ def can_reshape(type: TensorType, strides: tuple[int, ...], shape: Shape) -> boo
 
 
 def block_extents(folded: Folded, limit: int = BLOCK) -> tuple[int, int]:
-    """How much of the outer and the inner extent one block holds, the middle one being whole.
+    """The outer and the inner extent of one block; the middle extent is whole.
 
     A block has at most `limit` elements, or one row (64 adjacent ones where rows are not dense) if rows are longer.
     """
@@ -94,9 +94,9 @@ def iota(out: np.ndarray) -> np.ndarray:
 def flush(p: np.ndarray) -> None:
     """Lower probabilities by what is lost in their last bits, down to 0, in place.
 
-    No denormal number is left, on which a matrix product takes many times as long. In float32, probabilities from
-    1e-23 up stay as they are, and so does 0. Narrower elements all stay: in float16, what would be lost is no small
-    number, and products of them are slow in any case.
+    No denormal number is left; matrix products take many times as long with these. In float32, probabilities from 1e-23
+    up stay as they are, and so does 0. Narrower elements all stay: float16 would lose numbers that matter, and its
+    products are slow in any case.
     """
     if p.itemsize < 4:
         return

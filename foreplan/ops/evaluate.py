@@ -1,4 +1,4 @@
-"""Kernels run while a graph is made: what constants determine is computed at once."""
+"""Kernels run while a graph is made: results of constants are computed at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def content(value: Value) -> np.ndarray:
 
 
 def computed(op: Op, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What an op with a kernel gives of arrays in C order; infinities and NaNs are results like any other."""
+    """The results of an op's kernel on arrays in C order; infinities and NaNs are results like any other."""
     types = types_of(*arrays)
     results = op.infer(types)
     outputs = [np.empty(type.shape, type.dtype.numpy) for type in results]
@@ -29,7 +29,7 @@ def computed(op: Op, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def evaluate(nodes: Iterable[Node], known: dict[Value, np.ndarray], most: int) -> bool:
-    """Add to `known` what the nodes give, ops without a kernel by their decomposition.
+    """Add the nodes' results to `known`; ops without a kernel are decomposed.
 
     Args:
         nodes: in order.
@@ -37,7 +37,7 @@ def evaluate(nodes: Iterable[Node], known: dict[Value, np.ndarray], most: int) -
         most: bytes of a result and of a kernel's workspace.
 
     Returns:
-        Whether all was computed; nothing larger than `most` is.
+        Whether all was computed; larger results than `most` are not.
     """
     for node in nodes:
         arrays = [np.ascontiguousarray(known[value]).reshape(value.shape) for value in node.inputs]

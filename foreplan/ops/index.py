@@ -1,7 +1,7 @@
 """Reading and adding at places that other tensors name: gather and scatter-add of whole slices.
 
-Indices may be negative and then count from the end. What users give is checked before a step begins (`valid_range`);
-inside a step an index is taken modulo the axis, so that no kernel reads or writes anything else.
+Indices may be negative and then count from the end. Indices from users are checked before a step begins
+(`valid_range`). Inside a step, an index counts modulo the axis, so no kernel reads or writes elsewhere.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from foreplan.ops.reduce import normalize_axes
 from foreplan.ops.shape import reshape, slice_axis
 
 INDICES = 8 * 1024  # indices a block
-SLAB = 128  # elements an index: from here on, one addition an index is faster than flat indices
+SLAB = 128  # elements an index: with more, one addition an index is faster than flat indices
 
 MOST_POSITIONS = 1 << 24  # that a graph holds as a constant
 
@@ -51,7 +51,7 @@ def check_indices(type: TensorType) -> None:
 
 
 def check_known(indices: Value, extent: int, part: Any = ...) -> None:
-    """Hold indices that the graph holds itself against the extent they count along; others are known in a step alone.
+    """Check indices that are constants of the graph against the extent of their axis; others are known only in a step.
 
     Args:
         part: which of the indices, as an array is indexed; all of them by default.
@@ -68,7 +68,7 @@ def check_known(indices: Value, extent: int, part: Any = ...) -> None:
 
 @dataclass(frozen=True)
 class ReadAt(Op):
-    """What reads data (input 0) at indices (input 1).
+    """Ops that read data (input 0) at indices (input 1).
 
     Attributes:
         axis: which the indices count along, not negative.
@@ -82,13 +82,13 @@ class ReadAt(Op):
         return (-extent, extent - 1) if index == 1 else None
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """Bytes of the indices, and of the what is read and written."""
+        """Bytes of the indices, and of the elements read and written."""
         return Cost(0, inputs[1].nbytes + 2 * outputs[0].nbytes)
 
 
 @dataclass(frozen=True)
 class AddAt(Op):
-    """What adds updates (input 1) at indices (input 0), in the order of the indices: the same bits every time.
+    """Ops that add updates (input 1) at indices (input 0), in the order of the indices: the same bits every time.
 
     Attributes:
         axis: which the indices count along, not negative.
@@ -155,7 +155,7 @@ class Gather(ReadAt):
 
 
 def within(indices: np.ndarray, n: int, out: np.ndarray) -> None:
-    """Write indices modulo n, as int64; those of uint64 may be more than that holds."""
+    """Write indices modulo n, as int64; indices of uint64 may be too large for int64."""
     if indices.dtype == np.uint64:
         np.remainder(indices, np.uint64(n), out=out, casting="unsafe")
     else:
@@ -201,7 +201,7 @@ class ScatterAdd(AddAt):
         return [None, rows, *[g] * (len(inputs) - 2)]
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
-        """What is added to may be changed in place."""
+        """The third input may be changed in place."""
         return ((0, 2),) if len(inputs) == 3 else ()
 
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:

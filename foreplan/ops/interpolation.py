@@ -1,4 +1,4 @@
-"""How one axis is resized: which elements each element of the result reads, and with what weights."""
+"""How one axis is resized: the elements that each element of the result reads, and their weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Where elements of a resized axis lie among those before: i at (i + shift) · factor / divisor − shift + extra."""
+    """Coordinates of new elements among the old ones: i lies at (i + shift) · factor / divisor − shift + extra."""
 
     shift: float
     factor: float
@@ -23,7 +23,7 @@ class Coordinates:
     extra: float
 
     def of(self, indices: np.ndarray) -> np.ndarray:
-        """Float64, of indices in float64; taken in this order, so that every engine rounds alike."""
+        """Coordinates of indices, in float64; in this order of operations, so that every engine rounds alike."""
         return (indices + self.shift) * self.factor / self.divisor - self.shift + self.extra
 
 
@@ -62,18 +62,18 @@ class Interpolation:
 
     @property
     def shrink(self) -> float:
-        """What distances are multiplied with: less than 1 where the kernel is stretched."""
+        """The factor of distances: less than 1 where the kernel is stretched."""
         return min(self.scale, 1.0) if self.antialias else 1.0
 
     @property
     def first(self) -> int:
-        """Of the elements that are read, the first, counted from the one at a coordinate or right before it."""
+        """The first element that is read, relative to the one at a coordinate or right before it."""
         reach = {"nearest": 0, "linear": 1, "cubic": 2}[self.mode]
         return math.floor(-reach / self.shrink) + 1 if reach else 0
 
     @property
     def terms(self) -> int:
-        """How many elements are read."""
+        """The number of elements that are read."""
         return 1 if self.mode == "nearest" else 2 - 2 * self.first
 
     @property
@@ -83,12 +83,12 @@ class Interpolation:
 
     @property
     def table(self) -> Table:
-        """All of it."""
+        """The table of the whole axis."""
         return _table(self)
 
     @property
     def most_readers(self) -> int:
-        """Elements of the result that read one element, at most, those between the first and the last being counted."""
+        """The most elements of the result from the first to the last one that read the same element."""
         indices, places = self.table.indices, np.arange(self.before)
         counts = np.searchsorted(indices[0], places, "right") - np.searchsorted(indices[-1], places, "left")
         return int(counts.max())
@@ -110,7 +110,7 @@ class Table:
 
     @property
     def transposed(self) -> Table:
-        """The table of the adjoint: which outputs each input went to."""
+        """The table of the adjoint: the outputs that read each input."""
         return _transpose(self)
 
 
@@ -124,7 +124,7 @@ def _transpose(table: Table) -> Table:
             if weight:
                 goes_to[index][o] = goes_to[index].get(o, 0.0) + weight
     most = max(1, *map(len, goes_to))
-    # Rows with fewer terms repeat one of their own with weight 0, so that what is not finite spreads no further.
+    # Rows with fewer terms repeat one of their own with weight 0, so that infinities and NaN spread no further.
     found = np.zeros((most, table.inputs), np.int64)
     shares = np.zeros((most, table.inputs))
     for i, row in enumerate(goes_to):

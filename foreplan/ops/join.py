@@ -1,4 +1,4 @@
-"""Ops that put tensors into larger ones: concat, pad, unslice; and `split`, which takes them apart again."""
+"""Ops that put tensors into larger ones: concat, pad, unslice; and `split`, which cuts a tensor into pieces."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ class Concat(CopyOp):
         return gradients
 
     def parts(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int, int], ...]:
-        """All inputs, where each is one stretch of the output: no axis before this one has more than one index."""
+        """All inputs, if each is one stretch of the output: every axis before this one has extent 1."""
         if any(extent != 1 for extent in outputs[0].shape[: self.axis]):
             return ()
         starts = itertools.accumulate((type.nbytes for type in inputs), initial=0)
         return tuple((0, i, start) for i, (_, start) in enumerate(zip(inputs, starts)))
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """One copy an input, but for those that lie where they belong."""
+        """One copy an input, except for inputs that already lie in place."""
         before: tuple[slice, ...] = (slice(None),) * self.axis
         start = 0
         for x in inputs:
@@ -97,7 +97,7 @@ class Pad(CopyOp):
 
     Attributes:
         pads: one pair an axis, none negative (`pad` crops where users write negative ones).
-        value: what the added elements hold in the mode `constant`.
+        value: of the added elements in the mode `constant`.
         mode: constant; edge (the outermost element again); reflect (mirrored at the outermost element, which is not
             repeated); wrap (the other end continues).
     """
@@ -125,7 +125,7 @@ class Pad(CopyOp):
         return (x.with_shape(tuple(low + extent + high for (low, high), extent in zip(self.pads, x.shape))),)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
-        """The middle of the cotangent; the other modes also send the margins' back to where they were read."""
+        """The middle of the cotangent; the other modes also add the margins' cotangents where the margins were read."""
         (x,), g = inputs, only(cotangents)
         for axis, ((low, high), extent) in enumerate(zip(self.pads, x.shape)):
             middle = slice_axis(b, g, axis, low, extent)
@@ -139,7 +139,7 @@ class Pad(CopyOp):
         return [g]
 
     def _margin_gradient(self, b: Builder, g: Value, axis: int, extent: int, end: str) -> Value:
-        """The cotangent of a margin, added up where its elements were read from, among zeros."""
+        """The cotangent of a margin, added up at the places that the margin was read from, among zeros."""
         count, shape = g.shape[axis], list(g.shape)
         starts, steps = [0] * len(shape), [1] * len(shape)
         shape[axis] = extent
@@ -164,7 +164,7 @@ class Pad(CopyOp):
                 target.fill(self.value)
 
     def stretches(self, pads: tuple[int, int], extent: int) -> Iterator[tuple[slice, slice | None]]:
-        """(where in y, what of x goes there or None for the value) along one axis."""
+        """(slice of y, slice of x that goes there, or None for the value) along one axis."""
         low, high = pads
         yield slice(low, low + extent), slice(0, extent)
         sources: tuple[slice | None, slice | None] = {
@@ -240,7 +240,7 @@ def pad(b: Builder, x: Value, pads: Sequence[tuple[int, int]], value: float = 0.
 
 
 def unslice(b: Builder, g: Value, shape: Shape, starts: Sequence[int], steps: Sequence[int]) -> Value:
-    """`g` among zeros, at the places that a slice reads; `g` itself where that is everything in order."""
+    """`g` among zeros, at the places that a slice reads; `g` itself if the slice reads everything in order."""
     if g.shape == tuple(shape) and all(step == 1 for step in steps):
         return g
     return b.apply(Unslice(tuple(shape), tuple(starts), tuple(steps)), g)
@@ -249,8 +249,8 @@ def unslice(b: Builder, g: Value, shape: Shape, starts: Sequence[int], steps: Se
 def sum_of_unslices(b: Builder, nodes: Sequence[Node]) -> Value | None:
     """The sum of unslices that lie side by side, without adding zeros: their inputs concatenated.
 
-    Cotangents of slices that take a tensor apart are such a sum. None where the nodes are no unslices of one shape
-    with steps of 1, or leave gaps, or overlap.
+    The cotangents of a split tensor's pieces are such a sum. None if the nodes are not unslices of one shape with steps
+    of 1, or if they leave gaps or overlap.
     """
     places = [(node.op, node.inputs[0]) for node in nodes if isinstance(node.op, Unslice)]
     if len(places) != len(nodes) or any(step != 1 for op, _ in places for step in op.steps):

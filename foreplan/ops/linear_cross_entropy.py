@@ -1,4 +1,4 @@
-"""Cross-entropy fused with the matrix that makes the logits, which never exist whole."""
+"""Cross-entropy fused with the product that makes the logits, which never exist all at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PRODUCT_BYTES = 2 * 2**20  # likewise the product that is added to the weights' 
 @register
 @dataclass(frozen=True)
 class LinearCrossEntropy(Op):
-    """(loss, dh, dw) of the mean cross-entropy of logits h·wᵀ (+ bias), without the logits ever being whole.
+    """(loss, dh, dw) of the mean cross-entropy of logits h·wᵀ (+ bias), without all logits at once.
 
     Inputs h[rows, depth], w[classes, depth], target[rows], and optionally bias[classes], whose gradient then is a
     fourth output. The loss is the mean over the items whose target is not `ignore_index` (0 if there are none); the
@@ -79,7 +79,7 @@ class LinearCrossEntropy(Op):
         return flows
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
-        """dh takes the bytes of h, a chunk of which is read for the last time before its gradient is written."""
+        """dh takes the bytes of h: the last read of a chunk comes before its gradient is written."""
         return ((1, 0),)
 
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
@@ -107,7 +107,7 @@ class LinearCrossEntropy(Op):
         return carve_bytes(*pieces, *self._wide_pieces(inputs))
 
     def _wide_pieces(self, inputs: Types) -> list[Piece]:
-        """Rows of h and of dh, those twice, some classes' rows of w, dw and dbias: nothing of what is wide already."""
+        """Rows of h, rows of dh twice, some classes' rows of w, dw and dbias; only tensors that are narrow."""
         (h, w, _, *bias), wide = inputs[:4], inputs[0].dtype.wide.numpy
         narrow = h.dtype.is_narrow
         rows, depth = min(self.chunk, h.shape[0]) * narrow, h.shape[1]
@@ -195,10 +195,10 @@ class LinearCrossEntropy(Op):
 
 @dataclass(frozen=True)
 class _Products:
-    """Products with w: all of it at once, or, where it is narrow, some classes after the other.
+    """Products with w: with all of it, or, if it is narrow, with some classes at a time.
 
     Attributes:
-        scratch: where some rows of w are widened; its length is how many. None: w is wide.
+        scratch: some rows of w are widened here; its length is their number. None: w is wide.
     """
 
     w: np.ndarray

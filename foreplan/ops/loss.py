@@ -40,7 +40,7 @@ class Items:
     columns: slice
     index: np.ndarray  # of each item's target logit among all logits in C order
     ignored: np.ndarray
-    wrong: np.ndarray  # the target is no class, which shows as NaN (what users give is checked before a step begins)
+    wrong: np.ndarray  # the target is no class, so the loss is NaN (users' targets are checked before a step begins)
     number: np.ndarray  # scratch, a number an item
     picked: np.ndarray  # likewise
 
@@ -87,7 +87,7 @@ def item_blocks(folded: Folded, target: np.ndarray, ignore_index: int, scratch: 
 
 @dataclass(frozen=True)
 class _ItemOp(Op):
-    """What cross-entropy and its gradient share: inputs 0 and 1 are logits and target.
+    """The common part of cross-entropy and its gradient: inputs 0 and 1 are logits and target.
 
     Attributes:
         axis: of the classes, not negative.
@@ -119,7 +119,7 @@ class _ItemOp(Op):
 class CrossEntropy(_ItemOp):
     """(loss, lse) an item: lse = log Σ exp(logits) along the classes, loss = lse - logits[target].
 
-    The loss is 0 where the target is `ignore_index`, and NaN where it is neither that nor a class. Both are wide where
+    The loss is 0 if the target is `ignore_index`, and NaN if the target is no class otherwise. Loss and lse are wide if
     the logits are narrow.
     """
 
@@ -250,7 +250,7 @@ class CrossEntropyGrad(_ItemOp):
 
 
 def _take(flat: np.ndarray, block: Items) -> None:
-    """Each item's target element, of all in C order, to `picked`."""
+    """Copy each item's target element, counted in C order over all, to `picked`."""
     if flat.dtype == block.picked.dtype:
         np.take(flat, block.index, out=block.picked, mode="clip")
     else:

@@ -64,9 +64,9 @@ class Map(Op):
         return tuple(TensorType(dtype, shape) for dtype in dtypes)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
-        """Symbolic: one map an input that is wanted, summed over the axes along which it was broadcast.
+        """Symbolic: one map for each wanted input, summed over the axes along which it was broadcast.
 
-        What is summed for a wide input of a narrow result is narrow itself, and its sum is wide.
+        For a wide input of a narrow result, the terms are narrow and their sum is wide.
         """
         n = len(inputs)
         flows: dict[int, Expr] = {}
@@ -87,7 +87,7 @@ class Map(Op):
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """Any output may take the bytes of any input of its own type: blocks are read whole before they are written.
 
-        Except that outputs are copied out one after the other, so an input that a later one is must still be there.
+        But outputs are copied one after the other: an input that is itself a later output must still be there.
         """
         conditions = {
             part.args[0].index
@@ -106,7 +106,7 @@ class Map(Op):
         return scalar_flops(*self.parsed) * outputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """One block a register; none where a single ufunc does it all."""
+        """One block a register; none if a single ufunc does all the work."""
         kernel = _compile(self.exprs, tuple(type.dtype for type in inputs))
         return 0 if kernel.direct else kernel.register_bytes(min(BLOCK, outputs[0].size))
 
@@ -189,7 +189,7 @@ def _blocks(inputs: Arrays, outputs: Arrays, block: int) -> Iterator[tuple[list[
         for i, array in enumerate(arrays)
     ]
     n = len(inputs)
-    # The innermost axes that fit a block together, and one axis before them that is cut.
+    # The innermost axes that fit into a block together, and one axis before them, which is cut.
     cut, inner = len(shape) - 1, 1
     while cut > 0 and inner * shape[cut] <= block:
         inner *= shape[cut]
@@ -205,8 +205,8 @@ def _blocks(inputs: Arrays, outputs: Arrays, block: int) -> Iterator[tuple[list[
 def merged_axes(
     shape: Shape, strides: Sequence[tuple[int, ...]], order: Iterable[int] | None = None
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """(extent, stride of each operand) of axes in an order, by default their own: those of extent 1 dropped, neighbours
-    merged where all operands allow.
+    """(extent, stride of each operand) of axes in an order, by default their own: without axes of extent 1, with
+    neighbours merged if all operands allow it.
     """
     axes: list[tuple[int, tuple[int, ...]]] = []
     for axis in range(len(shape)) if order is None else order:
@@ -241,7 +241,7 @@ def _compile(texts: tuple[str, ...], dtypes: tuple[DType, ...]) -> _Kernel:
         return len(registers) - 1
 
     def operand(arg: Expr, dtype: DType | None) -> tuple[tuple[str, int] | np.generic, int | None]:
-        """Where the argument is, converted to `dtype` if that differs; and the register used up by converting."""
+        """The place of an argument, converted to `dtype` if need be; and the register that the conversion takes."""
         if isinstance(arg, Const):
             return (dtype or FLOAT32).numpy.type(arg.value), None
         place = ("arg", arg.index) if isinstance(arg, Arg) else where_is[arg]
@@ -315,7 +315,7 @@ def rounded(exprs: Sequence[Expr], args: Sequence[DType], results: Sequence[DTyp
 
 
 def without_rounding(expr: Expr, args: Sequence[DType]) -> Expr:
-    """The expression without its conversions to narrow types, and without those that then convert nothing."""
+    """The expression without its conversions to narrow types, and without those that then have no effect."""
     memo: dict[Expr, Expr] = {}
     for part in subexpressions(expr):
         memo[part] = part
@@ -359,7 +359,7 @@ def elementwise(
 
 @lru_cache(maxsize=4096)
 def _prepare(expr: Expr, inputs: tuple[DType, ...], dtype: DType | None) -> tuple[tuple[int, ...], str]:
-    """Which inputs an expression reads, and its text over these alone, simplified and converted to a type."""
+    """The inputs that an expression reads, and its text over only these, simplified and converted to a type."""
     used = tuple(used_args(expr))
     if not used:
         raise ShapeError(f"the expression {expr} reads none of its inputs")

@@ -54,15 +54,15 @@ class MatMul(Op):
         return (product,)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
-        """da = g·bᵀ and db = aᵀ·g, the latter first: with it done, a's bytes may be free for da; dc = g."""
+        """db = aᵀ·g first, then da = g·bᵀ, which may take a's bytes; dc = g."""
         (x, w), (whole,) = inputs[:2], cotangents
         assert whole is not None
         g = convert(b, whole, x.dtype)
         dw = dx = None
         if b.wants(w):
             if len(w.shape) == 2 and len(x.shape) > 2 and not self.transpose_a:
-                # A shared right side: fold the batch into the rows, so that no gradient a batch item is made.
-                count = math.prod(x.shape[:-1])  # which cannot be told from the size where a row has no elements
+                # A shared right side: fold the batch into the rows; so there is no separate gradient for each item.
+                count = math.prod(x.shape[:-1])  # the size does not tell this if rows have no elements
                 rows, grads = reshape(b, x, (count, x.shape[-1])), reshape(b, g, (count, g.shape[-1]))
                 dw = matmul(b, grads, rows, True, False) if self.transpose_b else matmul(b, rows, grads, True, False)
             else:
@@ -81,7 +81,7 @@ class MatMul(Op):
         return [dx, dw, *[whole] * (len(inputs) - 2)]
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
-        """What is added to may be changed in place."""
+        """The third input may be changed in place."""
         return ((0, 2),) if len(inputs) == 3 else ()
 
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
@@ -110,7 +110,7 @@ class MatMul(Op):
         return max(1, min(product.shape[-2], PRODUCT_BYTES // row))
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """NumPy's matmul, which hands each matrix to BLAS; what is added to c some rows at a time.
+        """NumPy's matmul, which passes each matrix to BLAS; products are added to c some rows at a time.
 
         Of narrow operands, tiles in float32.
         """

@@ -1,4 +1,4 @@
-"""A matrix product and what is done to each element of it, before it is written."""
+"""A matrix product with an epilogue: a map of each element before it is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BYTE = np.dtype(np.uint8)
 class MatMulMap(Op):
     """y_i = f_i(a · b, c1, c2, …): a product, and a map of it and of further inputs, such as an optimizer's update.
 
-    Inputs: a […, m, k] and b […, k, n], or turned; then what the map reads beside the product, broadcast to […, m, n].
+    Inputs: a […, m, k] and b […, k, n], or transposed; then the map's further inputs, broadcast to […, m, n].
     Outputs: one an expression, each […, m, n]. Made for targets that have such a kernel, from a graph that needs no
     derivative any more.
 
@@ -45,7 +45,7 @@ class MatMulMap(Op):
 
     @property
     def map(self) -> Map:
-        """What is done to it."""
+        """The map of the product."""
         return Map(self.exprs)
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
@@ -60,7 +60,7 @@ class MatMulMap(Op):
         return outputs
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
-        """As the map: the product is whole before that begins."""
+        """As the map: the product is complete before the map begins."""
         (y,) = self.matmul.infer(inputs[:2])
         return tuple((o, i + 1) for o, i in self.map.overwrites([y, *inputs[2:]], outputs) if i)
 
@@ -74,7 +74,7 @@ class MatMulMap(Op):
         return self.matmul.flops(inputs[:2], product) + self.map.flops([y, *inputs[2:]], outputs)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """The product, and what either needs."""
+        """The product, and the larger workspace of both."""
         (y,) = product = self.matmul.infer(inputs[:2])
         needed = self.matmul.workspace(inputs[:2], product), self.map.workspace([y, *inputs[2:]], outputs)
         return carve_bytes((y.shape, y.dtype.numpy), ((max(needed),), _BYTE))

@@ -27,9 +27,9 @@ class MultiMap(Op):
     more.
 
     Attributes:
-        exprs: of a0, …: first what is of t, then the scalars.
-        own: how many inputs each t has.
-        count: how many t there are.
+        exprs: of a0, …: first the inputs of t, then the scalars.
+        own: number of inputs of each t.
+        count: number of t.
     """
 
     name: ClassVar[str] = "multi_map"
@@ -40,21 +40,21 @@ class MultiMap(Op):
 
     @property
     def map(self) -> Map:
-        """What is done to each."""
+        """The map of each t."""
         return Map(self.exprs)
 
     @property
     def scalars(self) -> int:
-        """How many inputs all share."""
+        """The number of inputs that all share."""
         return max((1 + i for i in used_args(*self.map.parsed)), default=0) - self.own
 
     def each(self, inputs: Sequence[Operand]) -> list[list[Operand]]:
-        """What the map reads for one t after the other."""
+        """The map's inputs for one t after the other."""
         shared = inputs[self.own * self.count :]
         return [[*inputs[t * self.own : (t + 1) * self.own], *shared] for t in range(self.count)]
 
     def results(self, outputs: Sequence[Operand], t: int) -> Sequence[Operand]:
-        """What the map gives for t."""
+        """The map's results for t."""
         return outputs[t * len(self.exprs) : (t + 1) * len(self.exprs)]
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
@@ -83,7 +83,7 @@ class MultiMap(Op):
         return sum(self.map.flops(x, self.results(outputs, t)) for t, x in enumerate(self.each(inputs)))
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """What the largest needs."""
+        """The workspace of the largest map."""
         return max(self.map.workspace(x, self.results(outputs, t)) for t, x in enumerate(self.each(inputs)))
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Pooling: the largest element or the mean of each window, and what pulls their gradients back."""
+"""Pooling: the largest element or the mean of each window, and its gradients."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class MaxPool(_Pool):
         return (y, y.with_dtype(self.index_dtype)) if self.save_index else (y,)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
-        """The cotangent goes to the element that won; without a saved index it is found again from x."""
+        """The cotangent goes to the largest element; without a saved index, this is found again from x."""
         (x,), g = inputs, cotangents[0]
         if g is None or not b.wants(x):
             return [None]
@@ -134,7 +134,7 @@ class MaxPool(_Pool):
                 candidate = workspace[: source.size * x.itemsize].view(x.dtype).reshape(source.shape)
                 changed = workspace[align_up(count * x.itemsize, 64) :][: source.size].view(bool).reshape(source.shape)
                 np.maximum(target, source, out=candidate)
-                np.equal(target, target, out=changed)  # a NaN stays, though it is none that comes later
+                np.equal(target, target, out=changed)  # a NaN stays, also if later elements are numbers
                 np.not_equal(candidate, target, out=changed, where=changed)
                 np.copyto(outputs[1][where][(..., *inside)], i, where=changed)
                 np.copyto(target, candidate)
@@ -167,12 +167,12 @@ class MaxPoolGrad(_Pool):
         return 2 * inputs[1].size * math.prod(self.kernel)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """A block of gradients of one tap, and a block of where it won; channels of an image, if they are narrow."""
+        """A block of gradients of one tap, and of flags where it won; channels of an image, if they are narrow."""
         count = block_size(inputs[1].shape)
         return image_bytes(outputs[0]) + align_up(count * inputs[1].dtype.itemsize, 64) + count
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """Tap by tap: the gradients of windows that this tap won are added where it lies."""
+        """Tap by tap: the gradients of windows that this tap won are added at its place."""
         (index, g), (dx,) = inputs, outputs
         for items, channels, image, rest in images_of(dx, workspace):
             self._add(index[items, channels], g[items, channels], image, rest)
@@ -319,7 +319,7 @@ class AvgPoolGrad(_MeanPool):
 
 
 def _ceil_excess(extent: Shape, kernel: Shape, strides: Shape, pads: Pads, dilations: Shape) -> Shape:
-    """High padding an axis that makes room for a last partial window that starts on the image or its low padding."""
+    """High padding of each axis, for a last partial window that starts on the image or its low padding."""
     excess = []
     for size, taps, stride, (low, high), gap in zip(extent, kernel, strides, pads, dilations):
         reach = gap * (taps - 1) + 1
@@ -339,7 +339,7 @@ def _geometry(
     pads: Padding = None,
     dilations: PerAxis = None,
 ) -> tuple[Shape, Shape, Pads, Shape, Shape]:
-    """Kernel, strides, pads with what ceil mode adds, dilations, and what it adds."""
+    """Kernel, strides, pads including those of ceil mode, dilations, and the pads of ceil mode."""
     axes = len(x.shape) - 2
     taps = per_axis(kernel, axes)
     steps = taps if strides is None else per_axis(strides, axes)

@@ -1,8 +1,8 @@
-"""Counter-based random numbers, and dropout, whose mask is such a number and so never has to be kept.
+"""Counter-based random numbers, and dropout, whose mask consists of such numbers and so is never kept.
 
-Every element is a pure function of (seed, step, stream, its own place), so that it has the same bits however the
-tensor is cut into blocks, whenever it is computed again, and on any engine. The generator is Philox4x32-10 of Salmon et
-al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Counter j makes the 32-bit words 4j … 4j+3:
+Every element is a pure function of (seed, step, stream, its own place). So it has the same bits for any blocks, at
+every recomputation, and on any engine. The generator is Philox4x32-10 of Salmon et al., "Parallel random numbers: as
+easy as 1, 2, 3" (SC 2011). Counter j makes the 32-bit words 4j … 4j+3:
 
     counter = (j, stream, step mod 2³², step div 2³²)      key = (seed mod 2³², seed div 2³²)
 
@@ -83,7 +83,7 @@ def philox4x32(words: np.ndarray, key: tuple[int, int], scratch: Arrays) -> None
 @register
 @dataclass(frozen=True)
 class Random(Op):
-    """Independent random numbers from the state uint64[2] (seed, step); how is written at the top of this file.
+    """Independent random numbers from the state uint64[2] (seed, step), by the rules at the top of this file.
 
     Attributes:
         distribution: uniform on [low, high), normal with mean and std, or bernoulli: 1 with probability p.
@@ -135,7 +135,7 @@ class Random(Op):
         return 2 if self.distribution != "bernoulli" and self.dtype.itemsize == 8 else 1
 
     def flops(self, inputs: Types, outputs: Types) -> int:
-        """Ten rounds of eight operations a counter, and what turns words into numbers."""
+        """Ten rounds of eight operations a counter, and the operations that turn words into numbers."""
         after = {"uniform": 4, "normal": 8, "bernoulli": 1}[self.distribution]
         return (20 * self._words_an_element + after) * outputs[0].size
 
@@ -221,7 +221,7 @@ class Random(Op):
 
 
 def _integers(words: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, int]:
-    """The words as integers that a number is made of, and how many of their upper bits it holds."""
+    """The words as the integers of each number, and how many of their upper bits a number holds."""
     return (words.view(_UINT64), 53) if dtype.itemsize == 8 else (words, 24)
 
 
@@ -260,7 +260,7 @@ class Dropout(ViewOp):
         np.copyto(outputs[0], inputs[0])
 
     def for_training(self, b: Builder, inputs: Values, training: Training) -> Values | None:
-        """x / (1 - ratio) where a random bit is set, else 0; the bits are drawn anew from the state when needed."""
+        """x / (1 - ratio) where a random bit is set, else 0; the bits are drawn again from the state when needed."""
         (x,) = inputs
         if not self.ratio:
             return [x]

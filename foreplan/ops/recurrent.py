@@ -24,7 +24,7 @@ from foreplan.ops.shape import broadcast_to, reshape, slice_axis, transpose
 
 Activation = Callable[[Expr], Expr]
 
-# name → from (alpha, beta), None where not given, to the function
+# name → a function of (alpha, beta), None if not given, that returns the activation
 _ACTIVATIONS: dict[str, Callable[[float | None, float | None], Activation]] = {
     "relu": lambda a, b: relu,
     "tanh": lambda a, b: tanh,
@@ -96,7 +96,7 @@ def _zeros(b: Builder, dtype: DType, shape: Shape) -> Value:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What all three kinds of layer are given.
+    """The inputs of all three kinds of layer.
 
     Attributes:
         x: inputs [T, N, I].
@@ -141,7 +141,7 @@ class _Layer:
                 raise ShapeError(f"the {name} of a recurrent layer must have the shape {shape}: {value!r}")
 
     def gate(self, x: Expr) -> Expr:
-        """What goes into a gate's activation."""
+        """The input of a gate's activation."""
         return x if self.limit is None else clip(x, -self.limit, self.limit)
 
 
@@ -252,7 +252,7 @@ def _gates(b: Builder, sums: Value, count: int) -> list[Value]:
 
 
 def _sum(b: Builder, *values: Value | None) -> Value:
-    """Of the values that are there, in one map."""
+    """The sum of the given values, in one map."""
     there = [value for value in values if value is not None]
     total: Expr = Arg(0)
     for i in range(1, len(there)):
@@ -272,7 +272,7 @@ def _lstm_step(b: Builder, layer: _Layer, way: _Way, sums: Value, states: list[V
     f, g, show = way.activations
     s = _sum(b, sums, matmul(b, h, way.r, transpose_b=True), way.input_bias, way.state_bias)
     hidden = h.shape[1]
-    # Peepholes: how much each gate sees of the cell; i, o and f, in this order.
+    # Peepholes: weights of the cell in the gates i, o and f, in this order.
     (peephole,) = way.extra
     peeps = [slice_axis(b, peephole, 0, i * hidden, hidden) for i in range(3)] if peephole is not None else []
     values = [*_gates(b, s, 4), c, *peeps]
@@ -318,12 +318,12 @@ def _gru_step(b: Builder, layer: _Layer, way: _Way, sums: Value, states: list[Va
 
 
 class Options(TypedDict, total=False):
-    """What all three kinds of layer may be told.
+    """The options of all three kinds of layer.
 
     Attributes:
         direction: forward, reverse or bidirectional; forward by default.
         activations: of one direction after the other; the layer's own by default.
-        limit: what goes into activations is clipped to ±limit; not by default.
+        limit: inputs of activations are clipped to ±limit; not by default.
         layout: 1 for the batch first; 0 by default.
     """
 

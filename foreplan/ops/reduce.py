@@ -72,7 +72,7 @@ class Reduce(Op):
         g = reshape(b, g, kept)
         if self.how in ("sum", "mean"):
             if self.how == "mean":
-                share = 1.0 / max(1, self._count(x.shape))  # of no elements there is no gradient
+                share = 1.0 / max(1, self._count(x.shape))  # without elements there is no gradient
                 g = elementwise(b, lambda g: g * share, g)
             return [broadcast_to(b, convert(b, g, x.dtype), x.shape)]
         hits = elementwise(b, lambda x, y: where(call("eq", x, y), 1.0, 0.0), x, reshape(b, y, kept), dtype=x.dtype)
@@ -84,7 +84,7 @@ class Reduce(Op):
         return inputs[0].size
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """A partial sum, where there are several; the sum itself where it is rounded at the end."""
+        """A partial sum, if there are several; the sum itself, if it is rounded at the end."""
         if self._rounds(outputs[0]):
             return carve_bytes(*self._pieces(inputs[0], outputs[0]))
         return outputs[0].nbytes if self._cut(inputs[0].shape)[1] else 0
@@ -98,9 +98,9 @@ class Reduce(Op):
         return y.dtype.is_narrow and self.how not in ("max", "min")
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """One ufunc reduction, or several of a run of terms each where one would add up too many rounding errors."""
+        """One ufunc reduction; or one for each run of terms, if a single one would add up too many rounding errors."""
         (x,), (y,) = inputs, outputs
-        if not y.size:  # NumPy refuses the largest of nothing even where no one asks for it
+        if not y.size:  # NumPy refuses the largest of no elements, even for an empty result
             return
         ufunc, (from_, to) = _UFUNCS[self.how], types_of(x, y)
         axis, count = self._cut(x.shape)
@@ -124,11 +124,11 @@ class Reduce(Op):
             np.copyto(y, total, casting="unsafe")
 
     def _count(self, shape: Shape) -> int:
-        """Of the elements that make one of the result."""
+        """The number of elements that make one element of the result."""
         return math.prod(shape[axis] for axis in self.axes)
 
     def _cut(self, shape: Shape) -> tuple[int, int]:
-        """The axis of a sum that is cut into runs, and how many elements of it make one; (0, 0) for no cut.
+        """The axis of a sum that is cut into runs, and the elements of a run; (0, 0) for no cut.
 
         NumPy adds in pairs along the last axes, where they are reduced, but one by one along those before them.
         """

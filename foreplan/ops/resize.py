@@ -31,12 +31,12 @@ class _Interpolation(Op):
     Attributes:
         shape: of the resized tensor, all axes.
         mode: nearest, linear or cubic.
-        coordinate: how an output index becomes a coordinate among the inputs; one of COORDINATES.
+        coordinate: the rule from an output index to a coordinate among the inputs; one of COORDINATES.
         scales: output extent over input extent as coordinates take it, an entry an axis; the shapes' ratio if empty.
         rounding: how `nearest` rounds a coordinate; one of ROUNDINGS.
         cubic_a: the free coefficient of the cubic kernel (Keys 1981).
         exclude_outside: neighbours outside the tensor have weight 0 (and the others more), instead of the edge's value.
-        antialias: where an axis shrinks, stretch the linear or cubic kernel over all that it skips.
+        antialias: where an axis shrinks, stretch the linear or cubic kernel over all skipped elements.
     """
 
     shape: Shape
@@ -62,7 +62,7 @@ class _Interpolation(Op):
             raise ShapeError(f"{self.mode} interpolation needs floating-point elements, and got {x}")
 
     def axes(self, extents: Shape) -> dict[int, Interpolation]:
-        """How each axis is resized that changes."""
+        """The interpolation of each axis that changes."""
         found = {}
         for axis, (before, after) in enumerate(zip(extents, self.shape)):
             scale = self.scales[axis] if self.scales else after / before
@@ -81,11 +81,11 @@ class _Interpolation(Op):
         return found
 
     def tables(self, extents: Shape) -> dict[int, Table]:
-        """For each axis that changes, which inputs each output reads."""
+        """For each axis that changes, the inputs that each output reads."""
         return {axis: found.table for axis, found in self.axes(extents).items()}
 
     def steps(self, shape: Shape) -> tuple[_Step, ...]:
-        """How an input of a shape becomes the output, axis by axis."""
+        """The steps from an input of a shape to the output, axis by axis."""
         raise NotImplementedError
 
     def flops(self, inputs: Types, outputs: Types) -> int:
@@ -264,7 +264,7 @@ def resize(
 
     Raises:
         ShapeError: an attribute is unknown, or x cannot be resized so.
-        UnsupportedError: an axis is so long that the table of what is read would not fit a graph.
+        UnsupportedError: an axis is too long for its table to fit a graph.
     """
     try:
         op = Resize(

@@ -1,4 +1,4 @@
-"""Ops that only look at bytes in another shape: reshape, transpose, slice, broadcast. They cost nothing."""
+"""Ops that view the same bytes in another shape: reshape, transpose, slice, broadcast. They cost nothing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Reshape(ViewOp):
         return [reshape(b, only(cotangents), inputs[0].shape)]
 
     def view(self, input: TensorType, strides: tuple[int, ...]) -> View | None:
-        """Dense inputs always; strided ones where axes are only split, or merged that are contiguous."""
+        """Always for dense inputs; for strided ones, if axes are only split, or contiguous axes are merged."""
         window = np.lib.stride_tricks.as_strided(np.empty(0, input.dtype.numpy), input.shape, strides)
         try:
             window = np.reshape(window, self.shape, copy=False)

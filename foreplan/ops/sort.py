@@ -19,12 +19,12 @@ from foreplan.ops.reduce import normalize_axes
 BLOCK = 8 * 1024  # elements a block, unless one row is longer
 
 _INT64 = np.dtype(np.int64)
-_LOW_BITS = 21  # of a 64-bit integer go beside the index in a sort key
+_LOW_BITS = 21  # bits of a 64-bit integer that lie beside the index in a sort key
 _INDEX_BITS = 31
 
 
 def _row_extents(folded: Folded) -> tuple[int, int]:
-    """How many rows a block takes from the outer and from the inner extent."""
+    """The outer and the inner extent of a block of rows."""
     outer, n, inner = folded
     rows = max(1, BLOCK // max(1, n))
     return (min(outer, max(1, rows // max(1, inner))), inner) if rows >= inner else (min(outer, 1), rows)
@@ -158,7 +158,7 @@ class TopK(Op):
         return [((count * n,), np.dtype(np.complex128)), *indices, ((count * self.k,), dtype), *numbers]
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """Sort keys that are pairs of an element and its position, in place.
+        """Sort keys in place; each is a pair of an element and its position.
 
         NumPy sorts complex numbers by real part, then by imaginary part. An element of up to 53 significant bits is
         the real part; of a 64-bit integer the lowest bits move to the imaginary part, above the position.

@@ -1,4 +1,4 @@
-"""Sliding windows over spatial axes: what convolution, pooling and their gradients have in common."""
+"""Sliding windows over spatial axes, for convolution, pooling and their gradients."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from foreplan.graph.types import Shape, TensorType, types_of
 from foreplan.units import align_up
 
 Pads = tuple[tuple[int, int], ...]
-Index = tuple[Any, ...]  # what NumPy arrays are indexed with
+Index = tuple[Any, ...]  # an index of a NumPy array
 
 PLANE_BLOCK = 1 << 16  # elements of a block that is walked tap by tap: it stays in a core's cache
-IMAGE_BLOCK = 1 << 20  # elements of narrow images that are widened together, to be added to
+IMAGE_BLOCK = 1 << 20  # elements of narrow images that are widened together, before additions
 MOST_TAPS = 1 << 22  # of a window
 WIDE = np.dtype(np.float32)  # in which sums of narrow elements are taken
 
@@ -79,7 +79,7 @@ class Windows:
         return tuple(product(*map(range, self.kernel)))
 
     def reach(self, tap: Shape, box: Box) -> tuple[Index, Index]:
-        """Where a tap falls inside the extent: slices of the box's positions, and slices of the extent they read.
+        """Where a tap falls inside the extent: slices of the box's positions, and of the extent that they read.
 
         Both select nothing where the tap falls outside for every position of the box.
         """
@@ -97,7 +97,7 @@ class Windows:
         return tuple(inside), tuple(source)
 
     def reached(self, box: Box) -> Iterator[tuple[int, Index, Index]]:
-        """(number of the tap, and what `reach` says) for each tap that falls inside from some position of the box."""
+        """(number of the tap, result of `reach`) for each tap that falls inside at some position of the box."""
         for tap in product(*(self._near(axis, box) for axis in range(len(self.kernel)))):
             inside, source = self.reach(tap, box)
             if not is_empty(inside):
@@ -178,9 +178,9 @@ def _together(shape: Shape) -> tuple[int, int]:
 
 
 def images_of(images: np.ndarray, workspace: np.ndarray) -> Iterator[tuple[slice, slice, np.ndarray, np.ndarray]]:
-    """Zeros to add to: (items, channels, these images, the rest of the workspace).
+    """Images of zeros, for additions: (items, channels, these images, the rest of the workspace).
 
-    All of them as they lie; or, if they are narrow, some channels after the other in float32, rounded behind.
+    All of them as they lie; or, if they are narrow, some channels at a time in float32, which are rounded afterwards.
     """
     (type,) = types_of(images)
     if not type.dtype.is_narrow:

@@ -1,1 +1,1 @@
-"""What is alive when, in which bytes, and what no plan can go below."""
+"""Which values are live when, in which bytes, and lower bounds of plans."""

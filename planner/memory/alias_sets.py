@@ -1,4 +1,4 @@
-"""Alias: which writes take the bytes of a read that dies at the same step."""
+"""Alias sets: which writes take the bytes of a read that dies at the same step."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class AliasSets:
     Attributes:
         of: the alias set of each instance.
         at: byte of the alias set at which each instance begins.
-        over: the instance whose bytes each instance takes over, or -1 where it starts an alias set or follows at home a
-            stored value that its action does not read.
-        wholes: instances that were made of others in their places.
+        over: the instance whose bytes each instance takes over, or -1: it starts an alias set, or is a next content of
+            a stored value that its action does not read.
+        wholes: instances that were made of parts in place.
         region: of each alias set.
-        nbytes: its largest instance's, which is its first but for what is made within it.
+        nbytes: its largest instance's: the first one, or a whole whose parts are made in place.
         alignment: the largest of its instances'.
         lower: its first instance's.
         upper: its last instance's.
@@ -41,7 +41,7 @@ class AliasSets:
     stored: list[int]
 
     def within(self) -> set[int]:
-        """Instances whose bytes count with a whole of which they are parts, or were made over by one."""
+        """Instances whose bytes count as those of a whole: its parts, and instances whose bytes a part took over."""
         last = {self.of[instance]: instance for instance in sorted(self.wholes)}
         return {i for i, alias_set in enumerate(self.of) if i < last.get(alias_set, 0)} if last else set()
 
@@ -57,12 +57,12 @@ def merge(
     """AliasSets of one order: required overwrites always, optional ones (if `optional`) where they lower the live set.
     Instances in `apart` take no bytes that they need not take.
 
-    An optional overwrite needs a read that dies at that very step. Where a read could serve several writes, the
-    largest gets it. A write much smaller than the read would hold the rest of its bytes for as long as it lives, so
-    it takes them only if those bytes times those steps come to less than what is saved.
+    An optional overwrite needs a read that dies at that very step. If a read could serve several writes, the largest
+    gets it. A write that is smaller than the read holds unused bytes as long as it lives. So it takes the read's bytes
+    only if the unused bytes, times these steps, are no more than the bytes that it saves.
 
     Raises:
-        PlanError: a required overwrite of what is read again later: the order is wrong.
+        PlanError: a required overwrite of a value that is read again later: the order is wrong.
     """
     none = len(ranges.values)
     alias_sets = AliasSets([], [0] * none, [-1] * none, frozenset(), [], [], [], [], [], [])

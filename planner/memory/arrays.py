@@ -1,4 +1,4 @@
-"""Problem arrays: a problem as integers, what compiled loops read of its actions and values."""
+"""Problem arrays: the actions and values of a problem as integers, for compiled loops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from foreplan.planner.problem import ALIGNMENT, Problem, Role
 from foreplan.planner.rows import array, flat, slices
 from foreplan.units import align_up
 
-INPUT, STORED = 1, 2  # what is there when a step begins; the second throughout
+INPUT, STORED = 1, 2  # values that are there when a step begins; stored ones stay throughout
 
 
 class Arrays(NamedTuple):
@@ -20,10 +20,10 @@ class Arrays(NamedTuple):
     Attributes:
         read_at, reads: values that each action reads.
         write_at, writes: values that it writes.
-        pair_at, pair_write, pair_read, pair_required: its overwrites that concern the live bytes, by slots: required
-            ones first, then in the order in which they get their chance.
-        part_at, part_write, part_read, part_offset: reads that may lie within a write already, by slots, and from which
-            byte of it on; none at home.
+        pair_at, pair_write, pair_read, pair_required: its overwrites that change the live bytes, by their positions in
+            its writes and reads: required ones first, then in the order in which they are tried.
+        part_at, part_write, part_read, part_offset: reads that may be made in place within a write, by positions, and
+            the byte of the write at which each begins; none for writes at home.
         workspace: bytes on the device while an action runs.
         size: bytes on the device of each value, rounded; 0 for next contents at home and on the host.
         nbytes: plain size of each value.
@@ -91,7 +91,7 @@ def stay(p: Arrays) -> np.ndarray:
 
 
 def _pairs(problem: Problem, index: int) -> list[tuple[int, int, int]]:
-    """Overwrites of an action that concern the live bytes, by the rules of `alias_sets.merge`: (write, read,
+    """Overwrites of an action that change the live bytes, by the rules of `alias_sets.merge`: (write, read,
     required).
     """
     action, values = problem.actions[index], problem.values

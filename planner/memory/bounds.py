@@ -1,4 +1,4 @@
-"""Lower bounds: what no placement of a schedule can go below, and what no schedule can."""
+"""Lower bounds: of any placement of a schedule, and of any schedule."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from foreplan.planner.memory.liveness import LiveRanges, live_ranges
 from foreplan.planner.problem import ALIGNMENT, Action, Problem, Role
 from foreplan.units import align_up
 
-# Values that the bound over all schedules follows from one end of the step to the other. Of no effort: a plan file is
-# read with a bound that is computed anew.
+# How many values the bound over all schedules follows through the step. It is no field of an effort: the bound is
+# computed again when a plan file is read.
 HELD = 32
 
 
@@ -32,8 +32,8 @@ def granularities(problem: Problem) -> list[int]:
 def live_bytes(problem: Problem, order: Sequence[int]) -> np.ndarray:
     """Bytes on the device that every plan of an order needs at each step, int64[steps]: the live set.
 
-    It holds wherever values lie and whatever is written in place; docs/planner.md defines it. Step 0 counts with what
-    is there when it begins, if that is more.
+    It holds for every placement and every choice of overwrites; docs/planner.md defines it. For step 0, the values
+    that are there when it begins count instead, if they are more.
 
     Raises:
         PlanError: as `live_ranges`.
@@ -61,10 +61,9 @@ def live_bytes(problem: Problem, order: Sequence[int]) -> np.ndarray:
 def _saved(problem: Problem, action: Action, dying: Sequence[bool], sizes: _DeviceBytes) -> int:
     """The most bytes that an action's writes share with those of its reads that nobody needs later.
 
-    Each read serves one write, or lies in one whole; what must be written over a read is. Of the rest, the writes with
-    most bytes that can each have a read of their own: greedy, each tried with augmenting paths, which is optimal, as
-    such sets of writes are the independent sets of a matroid (Edmonds and Fulkerson, "Transversals and matroid
-    partition", 1965).
+    Each read serves one write, or lies in one whole. Required overwrites come first. Of the other writes, the set with
+    the most bytes is taken in which each has a read of its own. A greedy choice with augmenting paths finds it: such
+    sets are the independent sets of a matroid (Edmonds and Fulkerson, "Transversals and matroid partition", 1965).
     """
     values = problem.values
     free = [dies and values[v].role is not Role.STORED and values[v].home < 0 for dies, v in zip(dying, action.reads)]
@@ -73,7 +72,7 @@ def _saved(problem: Problem, action: Action, dying: Sequence[bool], sizes: _Devi
     saved = 0
     for pair in action.overwrites:
         taken = sizes.of[action.writes[pair.write]]
-        if pair.required and free[pair.read] and taken:  # one of no bytes takes none
+        if pair.required and free[pair.read] and taken:  # a write of no bytes takes none
             free[pair.read] = False
             saved += taken
     must = {pair.write for pair in action.overwrites if pair.required}
@@ -95,7 +94,7 @@ def _saved(problem: Problem, action: Action, dying: Sequence[bool], sizes: _Devi
 def _serve(
     write: tuple[int, int], wishes: dict[tuple[int, int], list[int]], served: dict[tuple[int, int], int]
 ) -> bool:
-    """Give a write a read of its own, letting others change theirs; whether that can be."""
+    """Give a write a read of its own; other writes may change theirs. Returns whether that is possible."""
     holder = {read: other for other, read in served.items()}
     asked: dict[int, tuple[int, int]] = {}  # by read, the write that asked for it first
     queue = [write]
@@ -117,8 +116,8 @@ def _serve(
 def reserved_bytes(problem: Problem, order: Sequence[int], ranges: LiveRanges, alias_sets: AliasSets) -> np.ndarray:
     """Bytes on the device that the planner sets aside at each step for the alias sets of an order, int64[steps].
 
-    Stored values count throughout, inputs through step 0 at least, a write that takes a read's bytes from the step
-    after, what is made of parts in place whole from the first of them, a workspace at its step.
+    Stored values count throughout, inputs at least at step 0, a workspace at its step. A write that takes a read's
+    bytes counts from the next step on. A whole that is made of parts in place counts from its first part on.
     """
     sizes, within = _DeviceBytes(problem), alias_sets.within()
     change = [0] * (ranges.steps + 1)
@@ -135,12 +134,12 @@ def reserved_bytes(problem: Problem, order: Sequence[int], ranges: LiveRanges, a
 
 
 def order_bound(problem: Problem) -> int:
-    """Bytes below which no schedule of the problem's actions goes, recomputing ones included.
+    """Bytes below which no schedule of the problem's actions goes, even with recomputation.
 
-    Whatever the order, some sets of bytes coexist on the device: stored values always, all inputs when the step
-    begins, all outputs when it ends, and, when an action that every schedule must run does so for the first time, what
-    it reads and writes (less what may lie in place), its workspace, and what is held meanwhile (`_held`). An action
-    must run if it has an effect or is the only producer of a value that an output or such an action needs.
+    In every order, these lie on the device together: stored values always; all inputs when the step begins; all
+    outputs when it ends. And when an action that must run does so for the first time: its reads and writes (less what
+    may lie in place), its workspace, and the values held meanwhile (`_held`). An action must run if it has an effect,
+    or is the only producer of a value that an output or such an action needs.
     """
     problem = merge_candidates(problem, [0] * len(problem.actions)).problem
     sizes = _DeviceBytes(problem)
@@ -161,9 +160,9 @@ def order_bound(problem: Problem) -> int:
 
 
 def _held(problem: Problem, unavoidable: list[int], sizes: _DeviceBytes) -> dict[int, set[int]]:
-    """By action, what must be there when it runs for the first time, in every schedule, because it can be made neither
-    later nor again: inputs, and results of actions with an effect that must precede it, if something else, that needs
-    the action's results, must read them. The largest such values only, which keeps this near-linear.
+    """By action, the values that every schedule must hold when the action first runs, since they cannot be made later
+    or again: inputs, and results of actions with an effect that must precede it. Each is read by some action that must
+    follow it. Only the largest such values count, which keeps this near-linear.
     """
     needs = _needs(problem, unavoidable)
     feeds: dict[int, list[int]] = {index: [] for index in unavoidable}
@@ -195,7 +194,7 @@ def _needs(problem: Problem, unavoidable: list[int]) -> dict[int, list[int]]:
 
 
 def _reach(starts: list[int], edges: dict[int, list[int]]) -> set[int]:
-    """What can be reached along edges, the starts included."""
+    """The nodes that can be reached along edges, the starts included."""
     seen = set(starts)
     stack = list(starts)
     while stack:
@@ -207,7 +206,7 @@ def _reach(starts: list[int], edges: dict[int, list[int]]) -> set[int]:
 
 
 class _DeviceBytes:
-    """Sizes as a lower bound may count them: rounded to the region's granularity, none on the host or at home."""
+    """Sizes as a lower bound may count them: rounded to the region's granularity; 0 on the host and at home."""
 
     def __init__(self, problem: Problem) -> None:
         self.grain = granularities(problem)
@@ -239,6 +238,6 @@ def _unavoidable(problem: Problem) -> list[int]:
 
 
 def _first_producers(problem: Problem, v: int) -> tuple[int, ...]:
-    """The actions that can write a value for the first time: all but the copy of itself from off the device."""
+    """The actions that can write a value for the first time: all but the copy that brings it back to the device."""
     back = problem.round_trips.get(v, (-1, -1))[1]
     return tuple(index for index in problem.producers[v] if index != back)

@@ -15,11 +15,11 @@ from foreplan.units import align_up
 
 
 def join(problem: Problem, order: Sequence[int], ranges: LiveRanges, alias_sets: AliasSets) -> AliasSets:
-    """The alias sets of an order with parts in their places, where that nowhere makes more bytes live.
+    """The alias sets of an order with parts in their places, where that raises no peak.
 
-    The whole holds its bytes from the step on that writes the first part in its place. So of those parts that die in
-    the step that joins them, the ones made last are placed, as many as can be without more bytes set aside than before
-    at the highest step of that stretch.
+    The whole holds its bytes from the step that writes the first part in its place. So only parts that die in the step
+    that joins them are placed, those that are made last first: as many as possible, while the most bytes reserved over
+    these steps do not rise.
     """
     steps = [step for step, index in enumerate(order) if problem.actions[index].parts]
     if not steps:
@@ -31,7 +31,7 @@ def join(problem: Problem, order: Sequence[int], ranges: LiveRanges, alias_sets:
 
 
 class _Joins:
-    """AliasSets that lie within others, and the bytes reserved at each step."""
+    """Alias sets that lie within others, and the bytes reserved at each step."""
 
     def __init__(self, problem: Problem, ranges: LiveRanges, alias_sets: AliasSets, live: np.ndarray) -> None:
         self.problem, self.ranges, self.before, self.live = problem, ranges, alias_sets, live
@@ -41,7 +41,7 @@ class _Joins:
         self.wholes: set[int] = set()
 
     def run(self, step: int, action: Action) -> None:
-        """Place what can be placed of one step's parts."""
+        """Place as many of one step's parts as possible."""
         for write, whole in enumerate(self.ranges.writes[step]):
             into = self.before.of[whole]
             if self.before.over[whole] >= 0 or self.problem.values[action.writes[write]].home >= 0:
@@ -56,7 +56,7 @@ class _Joins:
                 self.wholes.add(whole)
 
     def _may_lie_within(self, piece: int, part: Part, step: int) -> bool:
-        """Whether a part dies in the step, and nothing that had its bytes before it reaches beyond them."""
+        """Whether a part dies in the step, and no earlier value in its alias set is larger."""
         value, alias_set = self.problem.values[self.ranges.values[piece]], self.before.of[piece]
         return (
             value.role is Role.TRANSIENT
@@ -69,7 +69,7 @@ class _Joins:
         )
 
     def _place(self, step: int, into: int, found: Sequence[tuple[int, Part]]) -> bool:
-        """Put parts into an alias set, if no more bytes are live than before."""
+        """Put parts into an alias set, if the most bytes reserved over these steps do not rise."""
         pieces = [(self.before.of[piece], part) for piece, part in found]
         first = min(self.lower[alias_set] for alias_set, _ in pieces)
         more = np.zeros(step + 1 - first, np.int64)
@@ -92,7 +92,7 @@ class _Joins:
         return align_up(self.before.nbytes[alias_set], self.grain[region]) if counts else 0
 
     def alias_sets(self) -> AliasSets:
-        """What is left of the alias sets, numbered anew."""
+        """The alias sets that remain, numbered anew."""
         old = self.before
         left = [alias_set for alias_set in range(len(old.region)) if alias_set not in self.inside]
         number = {alias_set: i for i, alias_set in enumerate(left)}

@@ -1,7 +1,7 @@
 """Compiled count of live bytes, which all searches use; importing this module imports Numba.
 
-It counts by the rules of `liveness`, `alias_sets` and `bounds.reserved_bytes`, which say the same in Python for one
-schedule; a test holds both to what the verifier's replay sees.
+It counts by the rules of `liveness`, `alias_sets` and `bounds.reserved_bytes`, which compute the same in Python for one
+schedule. A test compares both with the verifier's replay.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from foreplan.planner.memory.arrays import STORED, Arrays
 
 
 class Parts(NamedTuple):
-    """What is needed besides where something is made of parts in their places.
+    """Further arrays, for values that are made of parts in place.
 
     Attributes:
         taken, dies: `Count.over` and `Count.dying` of every step.
-        first, widest, aligned: of each value, of the alias set that it belongs to at the step: the first step, bytes,
-            and alignment; the last is 0 where the set may lie in no whole.
+        first, widest, aligned: for each value, the first step, the bytes and the alignment of the alias set that it
+            belongs to at the step; alignment 0: the set may lie in no whole.
         chosen: of each part, whether it lies within its whole.
     """
 
@@ -38,7 +38,7 @@ class Count(NamedTuple):
     Attributes:
         steps: the actions of the schedule.
         live: of each value, whether it is there.
-        last: of each value, the step that reads it last before it is written again, as seen from the current one.
+        last: of each value, the last step that reads it before it is written again, seen from the current one.
         dying: of each read of a step, whether nobody needs it later.
         over: of each write of a step, the read whose bytes it takes, counted from 1; 0 for none.
         level: live bytes of each step, as last measured.
@@ -55,7 +55,7 @@ class Count(NamedTuple):
 
 
 def make_count(p: Arrays, steps: int) -> Count:
-    """Room for schedules of at most that many steps."""
+    """Room for schedules of at most `steps` steps."""
     values = len(p.size)
     reads, writes = (int(np.diff(at).max(initial=0)) + 1 for at in (p.read_at, p.write_at))
     parts = None
@@ -70,8 +70,8 @@ def make_count(p: Arrays, steps: int) -> Count:
 
 @jit.compiled
 def copy(source, target, count):  # type: ignore[no-untyped-def]
-    """Copy the first elements of an array. Numba compiles it in a fraction of the time of an assignment to a slice,
-    with which it compiles what tells of arrays that do not fit.
+    """Copy the first elements of an array. Numba compiles it much faster than an assignment to a slice, which
+    also needs the code of an error for arrays of unequal length.
     """
     for i in range(count):
         target[i] = source[i]
@@ -89,7 +89,7 @@ def measure(p, s, length):  # type: ignore[no-untyped-def]
 
 @jit.compiled
 def go_back(p, s, parts, length):  # type: ignore[no-untyped-def]
-    """What `measure` does, from the last step to the first: what is read and not live yet dies there."""
+    """The loop of `measure`, from the last step to the first: a value that is read and not live yet dies there."""
     live, last, dying = s.live, s.last, s.dying
     level, unread = np.int64(0), np.int64(0)
     for v in range(p.size.size):
@@ -176,7 +176,7 @@ def in_place(p, s, a, step, length):  # type: ignore[no-untyped-def]
 @jit.compiled
 def join(p, s, parts, length):  # type: ignore[no-untyped-def]
     """Let parts lie within their wholes from the start, step by step, by the rules of `concatenations.join`: as many as
-    can without more bytes than before at the highest step of the stretch that they live through.
+    possible, while the highest step that they live through does not rise.
     """
     first, widest, aligned = parts.first, parts.widest, parts.aligned
     for v in range(p.size.size):
@@ -189,7 +189,7 @@ def join(p, s, parts, length):  # type: ignore[no-untyped-def]
         for k in range(p.write_at[a + 1] - writes):
             v = p.writes[writes + k]
             old = parts.taken[step * s.over.size + k] if paired else 0
-            if old:  # what lay there before tells where the alias set begins, unless it is gone from this step on
+            if old:  # it goes on in the alias set of the value whose bytes it takes
                 u = p.reads[reads + old - 1]
                 first[v], widest[v], aligned[v] = first[u], widest[u], aligned[u]
                 if aligned[v]:
@@ -202,7 +202,7 @@ def join(p, s, parts, length):  # type: ignore[no-untyped-def]
 
 @jit.compiled
 def place(p, s, parts, step, a, write):  # type: ignore[no-untyped-def]
-    """Put parts into one whole: those that begin last, if not all can be."""
+    """Put parts into one whole: all of them, or else those that begin last."""
     whole, chosen = p.writes[p.write_at[a] + write], parts.chosen
     low, high, reads = p.part_at[a], p.part_at[a + 1], p.read_at[a]
     earliest = np.int64(0)  # parts that begin before this step stay apart
@@ -216,7 +216,7 @@ def place(p, s, parts, step, a, write):  # type: ignore[no-untyped-def]
         if found == 0:
             return
         before, after = np.int64(0), np.int64(0)
-        for turn in range(2):  # look, then do
+        for turn in range(2):  # first measure, then apply
             for at in range(begin, step + 1):
                 more = p.size[whole] if at < step else np.int64(0)
                 for k in range(low, high):
@@ -241,7 +241,7 @@ def place(p, s, parts, step, a, write):  # type: ignore[no-untyped-def]
 
 @jit.compiled
 def lies_within(p, s, parts, step, a, k, earliest):  # type: ignore[no-untyped-def]
-    """Whether a part dies in the step, began late enough, and nothing that had its bytes before it reaches beyond."""
+    """Whether a part dies in the step, begins late enough, and no earlier value in its alias set is larger."""
     read = p.part_read[k]
     v = p.reads[p.read_at[a] + read]
     return (

@@ -1,4 +1,4 @@
-"""Liveness: from which step to which every value's bytes are needed, for one order of the actions."""
+"""Liveness: the steps during which every value's bytes are needed, for one order of the actions."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from foreplan.planner.problem import Problem, Role
 class LiveRanges:
     """Instances of values and when they live; half-open [lower, upper) over steps.
 
-    An instance is one write of a value, or its being there when the step begins; a value that is computed twice has
+    An instance is one write of a value, or its content when the step begins; a value that is computed twice has
     two. Inputs and stored values come first, in the problem's order, then writes in the order of the steps.
 
     Attributes:
-        steps: how many there are; an empty schedule counts as one step, in which inputs and stored values live.
+        steps: their number; an empty schedule counts as one step, in which inputs and stored values live.
         values: the value of each instance.
         lower: the step that writes it, or 0.
         upper: one past the step that reads it last, or `steps`.
         kept: whether it must still be there when the last step has run.
         reads: for each step, the instance of each of its action's reads.
-        writes: likewise of its writes.
+        writes: likewise for its writes.
     """
 
     steps: int

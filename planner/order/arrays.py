@@ -1,4 +1,4 @@
-"""What the search for orders needs of a problem, as integer arrays for compiled loops."""
+"""A problem as integer arrays, for the compiled search for orders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foreplan.planner.order.dependences import Dependences
 from foreplan.planner.problem import Problem
 from foreplan.planner.rows import array, flat, slices
 
-STAYS = 1 << 40  # readers of what nothing frees
+STAYS = 1 << 40  # number of readers of a value that nothing frees
 
 
 class OrderArrays(NamedTuple):
@@ -23,14 +23,14 @@ class OrderArrays(NamedTuple):
         action: of each node.
         before_at, before: nodes that must run before each node, each once.
         after_at, after: nodes that must run after it, each once.
-        loose: whether a node has a write that would hold bytes of a read and not use them.
-        readers: how many nodes read each value; more than there can be of one that stays to the end.
-        event_at, events: of each patient node, those that must follow it or read what it reads; none for the others.
-            While it frees nothing, it may as well wait until one of them comes next: it then needs no more than that
-            one does.
+        loose: whether a node has a write that could take the bytes of a larger read, and not use all of them.
+        readers: how many nodes read each value; STAYS for one that stays to the end.
+        event_at, events: for each patient node, the nodes that must follow it or read a value that it reads; none for
+            other nodes. While a patient node frees nothing, it may wait until one of its events comes next: it needs no
+            more bytes than that event.
         base: bytes of stored values, which live throughout.
         given: bytes of inputs that some node reads.
-        unread: bytes of inputs that none reads: they live through the first step.
+        unread: bytes of inputs that no node reads: they live through the first step.
     """
 
     problem: Arrays
@@ -49,11 +49,11 @@ class OrderArrays(NamedTuple):
 
 
 def order_arrays(problem: Problem, graph: Dependences, most_readers: int = USUAL.order.readers) -> OrderArrays | None:
-    """The arrays of a dependence graph; None where two nodes write the same value, so that what lives between depends
-    on which of them ran last.
+    """The arrays of a dependence graph; None where two nodes write the same value: which values live would
+    depend on which of them ran last.
 
     Args:
-        most_readers: of what a node reads, for it to count as patient: keeps this near-linear.
+        most_readers: the values that a patient node reads have at most this many readers; keeps this near-linear.
     """
     actions = [problem.actions[index] for index in graph.actions]
     written = [v for a in actions for v in a.writes]
@@ -85,7 +85,7 @@ def order_arrays(problem: Problem, graph: Dependences, most_readers: int = USUAL
 
 
 def hills(p: Arrays, graph: Dependences) -> list[int]:
-    """Bytes that each node needs at least beyond those that live before it: what may be in place is."""
+    """The least bytes that each node needs beyond those that live before it: every write that may be in place is."""
     fresh = p.size[p.writes]
     action = np.repeat(np.arange(len(p.workspace)), np.diff(p.pair_at))
     fresh[p.write_at[action] + p.pair_write] = 0
@@ -94,7 +94,7 @@ def hills(p: Arrays, graph: Dependences) -> list[int]:
 
 
 def _loose(p: Arrays) -> np.ndarray:
-    """Of each action, whether it has a write that would hold bytes of a read and not use them."""
+    """Of each action, whether it has a write that could take the bytes of a larger read, and not use all of them."""
     action = np.repeat(np.arange(len(p.workspace)), np.diff(p.pair_at))
     new, old = p.writes[p.write_at[action] + p.pair_write], p.reads[p.read_at[action] + p.pair_read]
     wasteful = (p.pair_required == 0) & ~stay(p)[old] & (p.rounded[old] != p.rounded[new])
@@ -106,10 +106,10 @@ def _loose(p: Arrays) -> np.ndarray:
 def _events(
     p: Arrays, graph: Dependences, after: list[list[int]], remains: list[bool], most_readers: int
 ) -> list[list[int]]:
-    """What patient nodes wait for; nothing for others.
+    """The nodes that each patient node waits for; none for other nodes.
 
-    A node is patient if all that it writes remains when it has run, and its workspace is no more than what each of
-    those that it waits for needs beyond what lives before, whatever is in place.
+    A node is patient if all its results remain after it has run, and its workspace is no more than the least bytes
+    that each node it waits for needs beyond those that live before.
     """
     stays, least = stay(p).tolist(), hills(p, graph)
     reads = [[v for v in p.reads[p.read_at[a] : p.read_at[a + 1]].tolist() if not stays[v]] for a in graph.actions]

@@ -1,4 +1,4 @@
-"""The best order found: named heuristics, then an exact search where it ends in time, then windows and moves."""
+"""A better order than a given one: an exact search where it ends in time, then moves, then windows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BestOrder:
 def improve(
     problem: Problem, graph: Dependences, order: Sequence[int], effort: OrderEffort = USUAL.order
 ) -> BestOrder | None:
-    """An order that needs no more than a given one; None where the search does not understand the problem."""
+    """An order that needs no more than a given one; None if that is empty, or two nodes write the same value."""
     arrays = order_arrays(problem, graph, effort.readers)
     if arrays is None or not order:
         return None
@@ -42,12 +42,12 @@ def improve(
         best.move()
     if best.nbytes > best.least:
         best.search_windows()
-    joins = any(problem.actions[index].parts for index in graph.actions)  # of which the search knows nothing
+    joins = any(problem.actions[index].parts for index in graph.actions)  # the search knows nothing of parts
     return BestOrder(tuple(graph.actions[i] for i in best.order.tolist()), best.nbytes, 0 if joins else best.least)
 
 
 class _Best:
-    """The best order so far, its live bytes, and what no order goes below."""
+    """The best order so far, its live bytes, and a lower bound of all orders."""
 
     def __init__(self, arrays: OrderArrays, order: np.ndarray, effort: OrderEffort) -> None:
         from foreplan.planner.memory.kernels import make_count
@@ -74,7 +74,7 @@ class _Best:
         return True
 
     def attempt(self, low: int, high: int, ceiling: int, most_work: int, exact: bool = False) -> tuple[int, int, int]:
-        """Search one window: what `order_search.search` says."""
+        """Search one window, as `order_search.search`; an order that is no better counts as UNKNOWN."""
         rank = np.empty(len(self.order), np.int64)
         rank[self.order] = np.arange(len(self.order))
         order = self.order.copy()
@@ -90,8 +90,8 @@ class _Best:
     def search_whole(self) -> None:
         """Close in on the optimum over all orders from both sides, until the work is spent.
 
-        A ceiling that cannot be decided counts as too low. The last one tried is right below the best, which proves it
-        optimal if there is no order within it.
+        A ceiling that cannot be decided counts as too low. The last ceiling is one byte below the best: if no
+        order stays within it, the best is optimal.
         """
         n, most = len(self.order), self.effort.search_work
         if n > self.effort.whole or not most:
@@ -120,7 +120,7 @@ class _Best:
             self.least = self.nbytes
 
     def search_windows(self) -> None:
-        """The same for some nodes on both sides of the peak, between the others as they are."""
+        """Search the nodes around the peak; all other nodes stay where they are."""
         n, most = len(self.order), self.effort.window_work
         for nodes in self.effort.windows:
             work = 0

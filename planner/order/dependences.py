@@ -1,4 +1,4 @@
-"""Which actions run, and what must run before what: the rules that every order obeys."""
+"""Which actions run, and which must run before which: the rules that every order obeys."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Dependences:
 def dependences(problem: Problem) -> Dependences:
     """Choose the actions that run, once each, and derive their partial order.
 
-    An action reads after a write of what it reads. One that takes the bytes of another value, because it must (a
-    required overwrite) or because it writes the next content of a stored value (`home`), runs after every other
-    reader of the old content.
+    An action runs after the writers of its reads. An action that takes the bytes of another value, by a required
+    overwrite or by writing the next content of a stored value (`home`), runs after every other reader of the old
+    content.
 
     Raises:
         PlanError: no order can exist; names the actions and values that contradict each other.
@@ -56,7 +56,7 @@ def dependences(problem: Problem) -> Dependences:
 
 
 def _choose(problem: Problem) -> list[int]:
-    """Actions with an effect, and for every value that is needed its first listed producer; not what nobody needs."""
+    """Only actions with an effect, and the first listed producer of every other value that is needed."""
     chosen = {index for index, action in enumerate(problem.actions) if action.effect}
     there = [value.role in (Role.INPUT, Role.STORED) for value in problem.values]
     needed = [v for v, value in enumerate(problem.values) if value.role is Role.OUTPUT]
@@ -117,7 +117,7 @@ def _check_pair(problem: Problem, name: str, old: int, new: int) -> None:
 
 
 def name_cycle(problem: Problem, graph: Dependences, stuck: list[int]) -> PlanError:
-    """The error for nodes that cannot run, each having to run before another of them."""
+    """The error for nodes of which each must run before another one of them."""
     left = set(stuck)
     node = stuck[0]
     path: list[int] = []
@@ -128,6 +128,6 @@ def name_cycle(problem: Problem, graph: Dependences, stuck: list[int]) -> PlanEr
         node = next(earlier for earlier in graph.before[node] if earlier in left)
     names = [problem.actions[graph.actions[i]].name for i in reversed(path[seen[node] :])]
     return PlanError(
-        f"no order can run these actions, each of which must precede the next and the last the first: {names}; "
+        f"no order can run these actions: each must precede the next, and the last must precede the first: {names}; "
         "an action that overwrites a value must follow every reader of it"
     )

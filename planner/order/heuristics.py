@@ -20,7 +20,7 @@ Heuristic = Callable[[Problem, Dependences], list[int]]
 
 
 def program_order(problem: Problem, graph: Dependences) -> list[int]:
-    """The listed order; where that would overwrite what is still to be read, the nearest order that does not.
+    """The listed order; where that would overwrite a value before its last read, the nearest order that does not.
 
     Kahn, "Topological sorting of large networks", CACM 1962, with the lowest index first.
     """
@@ -30,7 +30,7 @@ def program_order(problem: Problem, graph: Dependences) -> list[int]:
 def updates_first(problem: Problem, graph: Dependences) -> list[int]:
     """Program order, but every update runs as soon as it may: after the last reader of what it overwrites.
 
-    So a gradient dies right after it is made: the optimizer fused into the backward pass of Lv et al., "Full
+    So a gradient dies right after it is made. Lv et al. fuse the optimizer into the backward pass like this: "Full
     Parameter Fine-tuning for Large Language Models with Limited Resources" (LOMO), arXiv 2306.09782.
     """
     return _by_priority(problem, graph, [0 if update else 1 for update in _updates(problem, graph)])
@@ -39,10 +39,10 @@ def updates_first(problem: Problem, graph: Dependences) -> list[int]:
 def frees_first(problem: Problem, graph: Dependences) -> list[int]:
     """Program order, but an action after which no more bytes live than before runs at once.
 
-    Of several such the one that needs the fewest bytes while it runs goes first, then the one that frees the most: in
-    Liu's terms segments that end lower than they begin, by ascending hill ("An application of generalized tree
-    pebbling to sparse matrix factorization", SIAM J. Algebraic Discrete Methods 1987). Weight gradients come before
-    data gradients by it, since after them their layer's input is dead.
+    Of several such actions, the one that needs the fewest bytes while it runs goes first, then the one that frees the
+    most. In Liu's terms: segments that end lower than they begin, by ascending hill ("An application of generalized
+    tree pebbling to sparse matrix factorization", SIAM J. Algebraic Discrete Methods 1987). So weight gradients come
+    before data gradients, since their layer's input is dead after them.
     """
     return _by_freed_bytes(problem, graph, only_free=True)
 
@@ -50,15 +50,15 @@ def frees_first(problem: Problem, graph: Dependences) -> list[int]:
 def least_memory_first(problem: Problem, graph: Dependences) -> list[int]:
     """Of the ready actions always the one after which the fewest bytes live.
 
-    The greedy list scheduling known as least peak memory first; the trade-off it makes locally is the one of Sethi
-    and Ullman, "The generation of optimal code for arithmetic expressions", JACM 1970, and for graphs of Kayaaslan et
+    This greedy list scheduling is known as least peak memory first. It makes locally the trade-off of Sethi and
+    Ullman, "The generation of optimal code for arithmetic expressions", JACM 1970, and, for graphs, of Kayaaslan et
     al., "Scheduling series-parallel task graphs to minimize peak memory", Theoretical Computer Science 2018.
     """
     return _by_freed_bytes(problem, graph, only_free=False)
 
 
 def depth_first(problem: Problem, graph: Dependences) -> list[int]:
-    """As late as possible: what each final action needs, depth first, the largest operand first.
+    """Each action as late as possible: depth first from the final actions, the largest operand first.
 
     A depth-first traversal against the edges, finished nodes first (Tarjan, "Depth-first search and linear graph
     algorithms", SIAM J. Computing 1972); larger subtrees first is the rule of Sethi and Ullman (JACM 1970), with the
@@ -84,7 +84,7 @@ def depth_first(problem: Problem, graph: Dependences) -> list[int]:
 
 
 def updates_last(problem: Problem, graph: Dependences, order: Sequence[int]) -> list[int]:
-    """An order with its updates at the end, as an optimizer that runs after the whole backward pass has them."""
+    """An order with its updates at the end, like an optimizer that runs after the whole backward pass."""
     place = {action: step for step, action in enumerate(order)}
     late = [len(order) if update else 0 for update in _updates(problem, graph)]
     return _by_priority(problem, graph, [place[action] + more for action, more in zip(graph.actions, late)])
@@ -125,9 +125,9 @@ def _by_priority(problem: Problem, graph: Dependences, priority: list[int]) -> l
 def _by_freed_bytes(problem: Problem, graph: Dependences, *, only_free: bool) -> list[int]:
     """List scheduling by the bytes that live after a node less those before it.
 
-    A write that only updates read counts as nothing: they can follow at once and free it, as they do a weight gradient.
-    A node's figure falls when it becomes the last reader of something; it then is pushed again, and the outdated
-    entry is passed over. A heap entry is pushed at most once a read, so the whole is O((n + reads) log n).
+    A write that only updates read, such as a weight gradient, counts as nothing: the updates can follow at once and
+    free it. A node's figure falls when it becomes the last reader of a value. The node is then pushed again, and its
+    old entry is skipped. Each read pushes at most one entry, so the whole is O((n + reads) log n).
     """
     p = problem_arrays(problem)
     size, stays, updates = p.size.tolist(), stay(p).tolist(), _updates(problem, graph)

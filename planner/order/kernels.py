@@ -1,8 +1,8 @@
 """Compiled inner loops of the search for orders; importing this module imports Numba.
 
-A set of nodes that holds, with each node, all that must precede it decides which values live after it has run, so the
-state of a search is that set. `weigh` finds what a node needs while it runs as `memory.kernels.measure` does, from what
-is known of the nodes behind it.
+The nodes that have run decide which values live, in whatever order they ran. So the state of a search is this set of
+nodes. `weigh` counts the bytes that a node needs while it runs as `memory.kernels.measure` does, but knows only the
+nodes that have run.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class State(NamedTuple):
     Attributes:
         left: of each value, the readers that have not run.
         waiting: of each node, the nodes before it that have not run.
-        eager: likewise, patient ones not counted.
+        eager: likewise, without patient nodes.
         ready: nodes that can run, in the first `ready_count[0]` places.
         place: of each ready node, where in `ready` it is.
         ready_count: how many are ready.
         done: whether each node has run.
-        over: of each value, whether it takes the bytes of a read of the node at hand.
-        taken: of each value, whether the node at hand gives its bytes to a write.
+        over: of each value, whether it takes the bytes of a read of the current node.
+        taken: of each value, whether the current node gives its bytes to a write.
     """
 
     left: np.ndarray
@@ -54,7 +54,7 @@ def make_state(t: OrderArrays) -> State:
 
 @jit.compiled
 def begin(t, s):  # type: ignore[no-untyped-def]
-    """Nothing has run; returns the live bytes that this begins with."""
+    """Begin with nothing that has run; returns the live bytes at this point."""
     copy(t.readers, s.left, s.left.size)
     s.ready_count[0] = 0
     s.done[:] = 0
@@ -74,8 +74,8 @@ def begin(t, s):  # type: ignore[no-untyped-def]
 def weigh(t, s, node):  # type: ignore[no-untyped-def]
     """Bytes that a ready node needs beyond those live before it, and by how many the live bytes grow.
 
-    Whether a write takes more bytes than it needs depends on how long it lives, which is not known yet: the figure of
-    such a node is the least it can be.
+    Whether a write takes more bytes than it needs depends on how long it lives, which is not known yet. The result for
+    such a node is the least that is possible.
     """
     p, a = t.problem, t.action[node]
     hill, growth = p.workspace[a], np.int64(0)
@@ -104,7 +104,7 @@ def weigh(t, s, node):  # type: ignore[no-untyped-def]
 
 @jit.compiled
 def run(t, s, node):  # type: ignore[no-untyped-def]
-    """Let a ready node have run."""
+    """Run a ready node."""
     p, a = t.problem, t.action[node]
     for k in range(p.read_at[a], p.read_at[a + 1]):
         s.left[p.reads[k]] -= 1
@@ -159,8 +159,8 @@ def live_bytes(t, c, order, live):  # type: ignore[no-untyped-def]
 
 @jit.compiled
 def unavoidable(t, order, steps):  # type: ignore[no-untyped-def]
-    """Bytes that every order needs: while a node runs, what was written before it of necessity and must be read then or
-    later of necessity lives; found for some nodes, best those that need the most in one order.
+    """Bytes that every order needs, found for some nodes: best for those that need the most in one order. While a node
+    runs, a value lives if its writer must run before the node, and the node, or one that must follow it, reads it.
 
     Args:
         order: any.

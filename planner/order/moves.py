@@ -10,8 +10,8 @@ from foreplan.planner.order.kernels import NEVER, begin, live_bytes, run, undo, 
 
 @jit.compiled
 def replay(t, s, order, low, high, level, limit, places):  # type: ignore[no-untyped-def]
-    """The highest live bytes over the steps [low, high) and how often they are reached; NEVER where that is no order
-    or goes beyond a limit. The state is left as it was."""
+    """The highest live bytes over the steps [low, high) and how often they are reached; NEVER if the order is not
+    possible or exceeds a limit. The state is left as it was."""
     highest, times, step = np.int64(0), 0, low
     while step < high:
         node = order[step]

@@ -1,13 +1,13 @@
 """Compiled search for an order whose live bytes stay within a ceiling; importing this module imports Numba.
 
 Depth first over sets of nodes that have run, each set once. Two rules of dominance make it narrow:
-- a node after which no more bytes live than before, and that stays within the ceiling while it runs, runs at once:
-  moved to the front of any order, it makes none of the others need more;
-- a patient node waits until one that must follow it, or that reads what it reads, may come next.
-The first is Liu's ("An application of generalized tree pebbling to sparse matrix factorization", SIAM J. Algebraic
-Discrete Methods 1987), here for graphs; sets visited once are the dynamic programming over antichains of Ahn et al.,
-"Ordering Chaos: Memory-Aware Scheduling of Irregularly Wired Neural Networks for Edge Devices" (SERENITY), MLSys 2020,
-whose search is bounded by a budget of bytes likewise.
+- A node runs at once if no more bytes live after it than before, and it stays within the ceiling while it runs: at the
+  front of any order, it makes no other node need more.
+- A patient node waits until a node that must follow it, or that reads one of its reads, may come next.
+The first rule is Liu's ("An application of generalized tree pebbling to sparse matrix factorization", SIAM J. Algebraic
+Discrete Methods 1987), here for graphs. Visiting each set once is the dynamic programming over antichains of Ahn et
+al., "Ordering Chaos: Memory-Aware Scheduling of Irregularly Wired Neural Networks for Edge Devices" (SERENITY), MLSys
+2020, whose search has a budget of bytes as well.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from foreplan import jit
 from foreplan.planner.memory.kernels import copy
 from foreplan.planner.order.kernels import NEVER, begin, live_bytes, run, undo, weigh
 
-FOUND, NONE, UNKNOWN = 1, 0, -1  # what a search says: an order within the ceiling, that there is none, neither
-_CHOICES = 1 << 20  # room for choices that wait on the way down
+FOUND, NONE, UNKNOWN = 1, 0, -1  # a search found an order within the ceiling, proved that there is none, or neither
+_CHOICES = 1 << 20  # room on the stack of choices
 
 
 class Visited(NamedTuple):
-    """Sets that the search has been to.
+    """Sets that the search has visited.
 
     Attributes:
         table: index into `sets` plus one, by hash; 0 for none.
         sets: bits of the nodes that have run, a row a set.
-        used: how many there are.
-        keys: of each node, what the hash of a set with it is changed by.
+        used: how many sets there are.
+        keys: of each node, a random number: the hash of a set is the XOR of its nodes' numbers.
     """
 
     table: np.ndarray
@@ -51,7 +51,7 @@ def make_visited(nodes: int, most: int) -> Visited:
 
 @jit.compiled
 def visit(visited, bits, key):  # type: ignore[no-untyped-def]
-    """Whether a set is new; notes it if there is room."""
+    """Whether a set is new; stores it if there is room."""
     table, sets = visited.table, visited.sets
     slot = key & (table.size - 1)
     while table[slot]:
@@ -74,7 +74,7 @@ def visit(visited, bits, key):  # type: ignore[no-untyped-def]
 
 @jit.compiled
 def due(t, s, node):  # type: ignore[no-untyped-def]
-    """Whether a node need not wait: it is not patient, or frees something, or what it waits for may come next."""
+    """Whether a node need not wait: it is not patient, frees something, or a node that it waits for may come next."""
     if t.event_at[node] == t.event_at[node + 1]:
         return True
     p, a = t.problem, t.action[node]
@@ -89,11 +89,11 @@ def due(t, s, node):  # type: ignore[no-untyped-def]
 
 @jit.compiled
 def choose(t, s, level, ceiling, local, rank, exact, extra, choices, top):  # type: ignore[no-untyped-def]
-    """Put what may run next on the stack of choices, the best last.
+    """Put the nodes that may run next on the stack of choices, the best last.
 
     Returns:
-        How many there are, whether that is one that dominates all others, the fewest bytes above the ceiling that a
-        refused one needs, and the work done.
+        How many there are; whether it is a single node that dominates all others; the fewest bytes that a refused node
+        needs, above the ceiling; the work done.
     """
     count, least, work = 0, NEVER, np.int64(0)
     best, best_rank = -1, NEVER

@@ -1,10 +1,10 @@
-"""The core of an instance of offset search: what is left without the buffers that always find a place.
+"""The core of an instance of offset search: the buffers that do not always find a place.
 
-A buffer fits into a capacity wherever those that live with it lie, if even the offsets that each of them denies it, all
-counted apart, are fewer than it could have. Such a buffer may be placed last, so it does not count for the others
-either, and more of them turn out to be such: as vertices of low degree are set aside in the colouring of graphs (Matula
-and Beck, "Smallest-last ordering and clustering and graph coloring algorithms", Journal of the ACM 1983). A placement
-of the core within the capacity, or any larger one, thus becomes a placement of all. Compiled by Numba.
+A placed buffer denies some offsets to each buffer that lives with it. If all others together deny a buffer fewer
+offsets than the capacity has, it always finds a place, so it can be placed last. It then denies nothing to the others,
+so that more of them always find a place. Graph colouring sets aside vertices of low degree in the same way (Matula and
+Beck, "Smallest-last ordering and clustering and graph coloring algorithms", Journal of the ACM 1983). So a placement of
+the core within the capacity, or any larger one, becomes a placement of all. Compiled by Numba.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def set_aside(lower, upper, size, alignment, total, count, capacity, order):  # 
         total: bytes of the others that live with each buffer; changed.
         count: how many of them have bytes; changed.
         capacity: a multiple of the smallest alignment.
-        order: written: those set aside, each of which finds a place when all others but those before it lie.
+        order: written: the buffers set aside; each finds a place when all but those before it are placed.
 
     Returns:
         How many there are.
@@ -65,7 +65,7 @@ def outside_core(
 
 
 def _together(lower: np.ndarray, upper: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """The weight of all others that live with each buffer: of those born before it dies, less those dead by then."""
+    """The weight of all others that live with each buffer: of those born before it dies, less those already dead."""
     births, deaths = np.argsort(lower, kind="stable"), np.argsort(upper, kind="stable")
     born = np.concatenate([[0], np.cumsum(weight[births])])[np.searchsorted(lower[births], upper)]
     dead = np.concatenate([[0], np.cumsum(weight[deaths])])[np.searchsorted(upper[deaths], lower, side="right")]

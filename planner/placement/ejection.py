@@ -1,11 +1,11 @@
 """Ejection search for a placement within a capacity. Compiled by Numba.
 
-Each buffer in turn goes where it throws out the least of what lies there, at best nothing, and what is thrown out waits
-for its own turn. The least is counted in penalties: one for every time that a buffer had to throw out others, so those
-that are hard to place come to stay (ejection chains: Glover, "Ejection chains, reference structures and alternating
-path methods for traveling salesman problems", Discrete Applied Mathematics 1996; the penalties: Nagata and Bräysy,
-"A powerful route minimization heuristic for the vehicle routing problem with time windows", Operations Research
-Letters 2009). Short runs from several starts succeed more often than long ones.
+Each buffer in turn goes where it throws out the least, at best nothing. A buffer that is thrown out waits for its next
+turn. The least is counted in penalties: a buffer gets one each time it has to throw out others, so buffers that are
+hard to place tend to stay (ejection chains: Glover, "Ejection chains, reference structures and alternating path methods
+for traveling salesman problems", Discrete Applied Mathematics 1996; the penalties: Nagata and Bräysy, "A powerful route
+minimization heuristic for the vehicle routing problem with time windows", Operations Research Letters 2009). Short runs
+from several starts succeed more often than long ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _draw(random, count):  # type: ignore[no-untyped-def]
 
 @jit.compiled
 def _denied(i, first, near, size, alignment, offsets, penalty, at, change):  # type: ignore[no-untyped-def]
-    """The aligned offsets that placed buffers deny buffer i: where their penalties begin and end to count.
+    """The aligned offsets that placed buffers deny buffer i: where their penalties begin and stop to count.
 
     Returns:
         How many changes there are, written to `at` and `change` in no order; and the penalties at offset 0.
@@ -51,7 +51,7 @@ def _denied(i, first, near, size, alignment, offsets, penalty, at, change):  # t
 
 @jit.compiled
 def _cheapest(count, here, at, change, step, top, random):  # type: ignore[no-untyped-def]
-    """The offset up to `top` of the least penalties, the lowest if that is none, else any where they change.
+    """The offset up to `top` with the least penalties: the lowest if these are 0, else a random one where they change.
 
     Returns:
         The offset, its penalties, and the random number to go on with.

@@ -1,12 +1,12 @@
 """Exact offset search: does an instance fit into a capacity, and what is the least it fits into?
 
-Runs of one systematic search (search.py) that differ in where they decide and what they try first, each given up
-after some failures, twice as many in every round: such searches have heavy tails, which restarts cut off (Gomes, Selman
-and Kautz, "Boosting combinatorial search through randomization", AAAI 1998). What runs prove dead, the others skip.
-Where some placement is known, many short runs are guided by it: they try the buffers in the order in which they lie
-there, so that each looks for a lower placement that is much like it (Beck, "Solution-guided multi-point constructive
-search for job shop scheduling", Journal of Artificial Intelligence Research 2007). All is bounded by counted work,
-never by a clock, so the same instance gives the same placement anywhere.
+One systematic search (search.py) runs many times. Runs differ in where they decide and what they try first. Each gives
+up after some failures, twice as many in every round: the times of such searches have heavy tails, which restarts cut
+off (Gomes, Selman and Kautz, "Boosting combinatorial search through randomization", AAAI 1998). Runs skip what earlier
+runs proved dead. A known placement guides many short runs: they try the buffers in its order, and so look for a lower
+placement that is much like it (Beck, "Solution-guided multi-point constructive search for job shop scheduling", Journal
+of Artificial Intelligence Research 2007). Counted work bounds all this, never a clock, so the same instance gives the
+same placement anywhere.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DEAD = 1 << 18  # no-goods kept
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a search for a placement within a capacity came to.
+    """The result of a search for a placement within a capacity.
 
     Attributes:
         offsets: one a buffer, int64; None if none was found.
@@ -52,7 +52,7 @@ def fit(
     """Look for a placement within a capacity, until about the given work is done.
 
     Args:
-        guide: offsets, int64, of a placement that is too high; what is found is likely to be much like it.
+        guide: offsets, int64, of a placement that is too high; the search prefers placements that are much like it.
         seed: of the random numbers.
     """
     state, path = empty_state(sections), empty_path(sections)
@@ -119,9 +119,9 @@ class Descent:
     Attributes:
         sections: what is placed.
         offsets: of the lowest placement known, int64.
-        bound: what no placement goes below.
-        goal: a height that will do; not below `bound`.
-        work: how much is left to do.
+        bound: no placement is lower.
+        goal: a height that is low enough; not below `bound`.
+        work: how much work is left.
         effort: all other limits.
     """
 
@@ -158,7 +158,7 @@ class Descent:
         return verdict.offsets is not None
 
     def halve(self, share: int) -> None:
-        """Ask for the goal, then for halves of what remains above it, until an eighth of that is left."""
+        """Ask for the goal, then halve the range between failure and height, until an eighth of it is left."""
         enough = max(1, (self.height - self.bound) >> 3)
         failed, capacity = self.bound - 1, self.goal
         while not self.ended and self.height - failed > enough:
@@ -167,7 +167,7 @@ class Descent:
             capacity = min(max(self.goal, failed + (self.height - failed) // 2), self.height - 1)
 
     def follow(self, share: int) -> None:
-        """Ask for a little less than there is, guided by it, until that fails at the smaller of two steps."""
+        """Ask for a little less than the height, guided by the placement, until the smallest step fails."""
         step = 0
         while not self.ended and step < len(self.effort.parts):
             height = self.height
@@ -187,15 +187,15 @@ def descend(
 ) -> Descent:
     """Lower a placement, in rounds that spend twice as much on a try as the one before.
 
-    What more work finds is never higher than what less work finds.
+    More work never gives a higher placement than less work.
 
     Args:
         offsets: of a placement, int64.
-        bound: what no placement goes below.
-        goal: a height that will do, not below `bound`.
+        bound: no placement is lower.
+        goal: a height that is low enough, not below `bound`.
         work: about how much to do in all.
         effort: all other limits.
-        straight: nothing but the goal will do, so spend a half on it at once, and stop where it is proved impossible.
+        straight: only the goal is low enough: try it at once with half of the work; stop if it is proved impossible.
     """
     descent = Descent(sections, offsets, bound, goal, work, effort)
     if straight:

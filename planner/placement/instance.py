@@ -54,7 +54,7 @@ def checked(
 
 
 def _integers(name: str, given: Any) -> np.ndarray:
-    """A sequence of whole numbers as int64[n]; times stay far from where their differences overflow."""
+    """A sequence of whole numbers as int64[n]; times are limited so that their differences cannot overflow."""
     try:
         array = np.asarray(given)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):

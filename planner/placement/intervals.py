@@ -26,7 +26,7 @@ class Interval:
     Attributes:
         id: as the file names it.
         lower: when its bytes begin to be needed.
-        upper: when they no longer are (half-open).
+        upper: when they are no longer needed (half-open).
         size: bytes.
         alignment: its offset must be a multiple of this power of two.
         offset: where it lies already, or -1.
@@ -107,7 +107,7 @@ def _interval(where: str, header: list[str], row: list[str]) -> Interval:
 def place_intervals(
     intervals: Sequence[Interval], capacity: int | None = None, work: int = USUAL.placement.work
 ) -> Placement:
-    """Offsets for intervals, those with an offset staying where they are.
+    """Offsets for intervals; those with an offset stay where they are.
 
     Args:
         capacity: bytes that must not be exceeded; the first placement within it will do.

@@ -18,13 +18,13 @@ from foreplan.units import align_up
 
 @dataclass(frozen=True)
 class Schedule:
-    """An order of actions with what follows from it.
+    """An order of actions, and what follows from it.
 
     Attributes:
         name: of the heuristic that found the order.
         order: indices of actions, one a step.
         ranges: when every instance lives.
-        alias_sets: which share bytes.
+        alias_sets: the instances that share bytes.
         bound: the most bytes that its alias sets and workspaces reserve at any step.
     """
 
@@ -37,7 +37,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything of a schedule lies.
+    """The offsets of a schedule.
 
     Attributes:
         alias_sets: offset of each alias set.
@@ -66,7 +66,7 @@ def schedule(problem: Problem, name: str, order: Sequence[int], *, in_place: boo
 def settle(
     problem: Problem, plan: Schedule, layout: Layout, effort: PlacementEffort = USUAL.placement
 ) -> tuple[Schedule, Layout]:
-    """A schedule and its layout; where that is above the bound, the lowest one of its loosened forms as well."""
+    """A schedule and its layout; where that is above the bound, the lowest of these and of its loosened forms."""
     best, height = plan, arena_bytes(problem, layout.heights)
     for share in effort.loose:
         loose = loosened(problem, plan, plan.bound // share) if height > plan.bound else None
@@ -78,11 +78,11 @@ def settle(
 
 
 def loosened(problem: Problem, plan: Schedule, least: int) -> Schedule | None:
-    """The same order with results of at least `least` bytes beside what they could be written over, where that is free.
+    """The same order, but results of at least `least` bytes no longer overwrite a read where both fit below the bound.
 
-    A value that goes on in the same bytes through many actions is one long buffer. Where as much less lives than at
-    the peak that both find room, such an alias set may be cut: the next value then lies anywhere, which leaves
-    placement more freedom. None where nothing can be cut.
+    Values that follow one another in the same bytes through many actions are one long buffer. Where two of them fit
+    below the bound together, the alias set may be cut: the next value can then lie anywhere, which gives placement
+    more freedom. None if nothing can be cut.
     """
     alias_sets, ranges = plan.alias_sets, plan.ranges
     live = reserved_bytes(problem, plan.order, ranges, alias_sets)
@@ -103,9 +103,9 @@ def loosened(problem: Problem, plan: Schedule, least: int) -> Schedule | None:
 def lay_out(
     problem: Problem, plan: Schedule, effort: PlacementEffort = USUAL.placement, *, quick: bool = False
 ) -> Layout:
-    """Offsets for a schedule: in every region stored values from the bottom as listed, the rest above them, packed.
+    """Offsets for a schedule: in every region the stored values at the bottom, as listed, the others packed above.
 
-    Stored values live throughout, so this costs nothing; and programs that list the same ones first agree on them.
+    Stored values live throughout, so this costs nothing. Programs that list the same ones first place them alike.
 
     Args:
         quick: take what the first placer finds.
@@ -142,7 +142,7 @@ def lay_out(
 
 
 def stack_stored(alias_sets: AliasSets, region: int, offsets: list[int]) -> int:
-    """Put a region's stored values one above the other, as listed; returns the bytes they take."""
+    """Put a region's stored values one above another, as listed; returns the bytes they take."""
     top = 0
     for alias_set, stored in enumerate(alias_sets.stored):
         if stored >= 0 and alias_sets.region[alias_set] == region:

@@ -1,8 +1,8 @@
 """Offsets: placing buffers, rectangles in time and memory, so that none that live together overlap.
 
 Finding the lowest height is NP-hard (dynamic storage allocation: Garey and Johnson, "Computers and Intractability",
-1979, SR2), but the highest live set, which no height can be below, is nearly always reached on programs: so try named
-heuristics until one does, and then search systematically (exact.py), which may also prove a higher bound.
+1979, SR2). No height is below the highest live set, and programs nearly always reach it. So named heuristics are tried
+until one reaches it. After them comes a systematic search (exact.py), which may also prove a higher bound.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Placement:
         height: the highest end of any.
         lower_bound: height below which no placement goes: the highest live set, each buffer rounded up to the smallest
             alignment (all but the topmost, which need not fill its last unit), or more where the search proved it.
-        heuristic: what found it.
+        heuristic: the placers that found it.
     """
 
     offsets: np.ndarray
@@ -57,17 +57,17 @@ def place(
 
     Args:
         lower: when each buffer's bytes begin to be needed; any integers.
-        upper: when they end to be.
+        upper: when they are no longer needed.
         size: bytes; 0 takes no place.
         alignment: powers of two that the offsets are multiples of, or one for all.
         fixed: offsets given beforehand, -1 for the others.
-        capacity: a height that will do; without it, the search goes on toward the lower bound.
-        work: how long to search where heuristics reach neither: buffers and sections looked at, several hundred
-            millions a second. The result depends on it, and never on a clock.
+        capacity: a height that is low enough; without it, the search goes on toward the lower bound.
+        work: how long to search if heuristics reach neither, in buffers and sections looked at: several hundred
+            millions a second. The result depends on it, never on a clock.
         effort: all other limits.
 
     Raises:
-        PlanError: arrays that are not of whole numbers or of unequal length, an empty life, a negative size, numbers
+        PlanError: arrays of other than whole numbers, or of unequal length, an empty life, a negative size, numbers
             beyond 2**56, or fixed buffers that overlap.
         UsageError: a capacity or work that is no whole number of at least 0.
     """
@@ -81,7 +81,7 @@ def place(
 def _place(
     instance: Instance, capacity: int | None, work: int, effort: PlacementEffort, *, by_parts: bool = True
 ) -> Placement:
-    """As `place`; `by_parts`: the largest first where nothing else serves."""
+    """As `place`; `by_parts`: may place the largest buffers first if nothing else helps."""
     bound, grain = _lower_bound(instance)
     goal, ceiling = max(bound, capacity or 0), -(-bound // grain) * grain
     nothing = Placement(np.maximum(instance.fixed, 0), NO_LIMIT, bound, "nothing to place")
@@ -96,7 +96,7 @@ def _place(
 
 
 def _by_heuristics(instance: Instance, best: Placement, goal: int, ceiling: int, effort: PlacementEffort) -> Placement:
-    """What is found until one of the named placers reaches the goal."""
+    """The best placement of the named placers, which run until one reaches the goal."""
     trial = np.zeros_like(best.offsets)
     for name, attempt in _attempts(instance, ceiling, effort):
         found, _ = attempt(best.height, trial)
@@ -116,11 +116,11 @@ def _by_core(
     effort: PlacementEffort,
     by_parts: bool,
 ) -> Placement:
-    """Place the core at greater length, and then the others, which find a place above no more than its height."""
+    """Search longer for the core, then place the others: they find a place within its height, or within the goal."""
     from foreplan.planner.placement.core import outside_core
 
     others = outside_core(instance.lower, instance.upper, instance.size, instance.alignment, goal)
-    if not len(others):  # all are as good as tied to one another, and ejection seldom comes to an end
+    if not len(others):  # all buffers hinder one another, and ejection seldom succeeds
         return _at_length(instance, best, capacity, goal, work, effort, (), by_parts=False)
     core = np.delete(np.arange(len(instance.size)), others)
     inner = _some(instance, core)
@@ -147,11 +147,11 @@ def _at_length(
     *,
     by_parts: bool,
 ) -> Placement:
-    """What takes longer than the named placers, until something reaches the goal."""
+    """Searches that take longer than the named placers, until one reaches the goal."""
     if work and len(instance.size) <= effort.few and best.height > goal:
         return _search(instance, best, capacity, work, effort)
     few_stick_out = best.height - goal <= goal >> 3
-    searched = capacity is not None and len(instance.size) <= effort.searched  # to a capacity, it is the quicker way
+    searched = capacity is not None and len(instance.size) <= effort.searched  # for a capacity, `_search` is faster
     if best.height > goal and few_stick_out and not searched:
         best = _shaken(instance, best, goal, effort)
     if best.height > goal and capacity is None and work:
@@ -162,7 +162,7 @@ def _at_length(
 
 
 def _around(instance: Instance, some: np.ndarray, placed: Placement, others: np.ndarray) -> Placement:
-    """Some buffers where they are placed, and others, in this order, in what these leave free."""
+    """Some buffers stay where they are placed; the others, in this order, fill the gaps."""
     fixed = np.full(len(instance.size), -1)
     fixed[some] = placed.offsets
     offsets = np.zeros(len(fixed), np.int64)
@@ -197,7 +197,7 @@ def _search(instance: Instance, best: Placement, capacity: int | None, work: int
 def _by_ejection(
     instance: Instance, best: Placement, goal: int, effort: PlacementEffort, shares: Sequence[int]
 ) -> Placement:
-    """Runs of the ejection search, all of them from other starts: at the goal, and then between it and the best."""
+    """Runs of the ejection search, each from another start: for the goal, and then between it and the best height."""
     from foreplan.planner.placement.ejection import eject
     from foreplan.planner.placement.sections import together
 
@@ -212,7 +212,7 @@ def _by_ejection(
     for share in shares:
         done = 0
         while done < share:
-            kept = run % 4 == 3  # what lies within the capacity in the best
+            kept = run % 4 == 3  # start from the best, as far as it lies within the capacity
             offsets = np.where(best.offsets + size > capacity, -1, best.offsets) if kept else np.full_like(size, -1)
             arrays = (*neighbours, size, instance.alignment)
             random = np.uint64((run + 1) * RANDOM % 2**64)
@@ -232,7 +232,7 @@ def _by_ejection(
 
 
 def _largest_first(instance: Instance, best: Placement, goal: int, effort: PlacementEffort) -> Placement:
-    """The largest buffers, as many as can be searched, by themselves, and then the others in what these leave free."""
+    """Place the largest buffers alone, as many as can be searched; then the others fill the gaps."""
     order = _by_size(instance)
     for count in effort.largest if len(order) > effort.searched else effort.fewer:
         if best.height <= goal or count >= len(order):
@@ -266,14 +266,14 @@ def _lower_bound(instance: Instance) -> tuple[int, int]:
 
 
 def _kernels() -> Any:
-    """The compiled loops; importing them imports Numba, so it is done when something is placed."""
+    """The compiled loops; importing them imports Numba, so only a placement does it."""
     from foreplan.planner.placement import placers
 
     return placers
 
 
 def _attempts(instance: Instance, ceiling: int, effort: PlacementEffort) -> Iterator[tuple[str, _Attempt]]:
-    """Placers by name, those with the best prospects for their time first."""
+    """Placers by name: first those that are likely to succeed in a short time."""
     n = len(instance.size)
     if not (instance.fixed >= 0).any():
         yield from _online(instance, ceiling)
@@ -292,7 +292,7 @@ def _attempts(instance: Instance, ceiling: int, effort: PlacementEffort) -> Iter
 
 def _pairs(instance: Instance) -> int:
     """How many pairs of buffers live at the same time."""
-    born = np.searchsorted(np.sort(instance.lower), instance.upper)  # born before a buffer dies, itself among them
+    born = np.searchsorted(np.sort(instance.lower), instance.upper)  # born before a buffer dies, the buffer included
     dead = np.searchsorted(np.sort(instance.upper), instance.lower, side="right")
     return int((born - dead - 1).sum()) // 2
 
@@ -312,7 +312,7 @@ def _by_area(instance: Instance) -> np.ndarray:
 
 
 def _by_lifetime(instance: Instance) -> np.ndarray:
-    """Longest-lived first, as nested lifespans want it."""
+    """Longest-lived first, which suits nested lives."""
     n = np.arange(len(instance.size))
     return np.lexsort((n, instance.lower, -instance.size, instance.lower - instance.upper))
 
@@ -324,8 +324,8 @@ def _greedy(instance: Instance, order: np.ndarray, best_fit: bool, limit: int, o
 
 
 def _online(instance: Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]:
-    """A free list walked forward in time, and backward: what is born last going back is freed last, so nested lives
-    stack. Knuth, "The Art of Computer Programming" 1, section 2.5, has best fit and first fit and free lists."""
+    """A free list, forward and backward in time: backward, lives that end last are placed first, so nested lives stack.
+    For free lists, best fit and first fit see Knuth, "The Art of Computer Programming" 1, section 2.5."""
     kernels = _kernels()
     lives = np.sort(instance.upper - instance.lower)
     short = int(lives[len(lives) // 2])
@@ -350,10 +350,10 @@ def _online(instance: Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]:
 
 
 def _shaken(instance: Instance, best: Placement, goal: int, effort: PlacementEffort) -> Placement:
-    """The skyline by orders that are shaken a little, again and again, until one reaches the goal or the work is done.
+    """Skylines by orders that are changed a little, again and again, until one reaches the goal or the work is done.
 
-    Orders that differ by a few exchanges often differ in height where few buffers stick out. Every other try shakes an
-    order as it was at first; those between go on from the last that was no higher.
+    Where few buffers stick out, a few exchanges in an order often change the height. Half of the tries change one of
+    the first orders; the other half go on from the last order that was no higher.
     """
     kernels = _kernels()
     first = (_by_area(instance), _by_lifetime(instance))
@@ -361,7 +361,7 @@ def _shaken(instance: Instance, best: Placement, goal: int, effort: PlacementEff
     heights = [NO_LIMIT] * len(orders)
     lower, upper, births = _ranked(instance)
     rank = np.empty(len(births), np.int64)
-    offsets = np.zeros(len(births), np.int64)  # the skyline leaves those of empty buffers as they are
+    offsets = np.zeros(len(births), np.int64)  # the skyline does not write those of empty buffers
     random, done, tries = np.uint64(1), 0, 0
     while done < effort.shaking and best.height > goal:
         which, turn = tries % len(orders), tries // len(orders)

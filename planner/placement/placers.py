@@ -1,7 +1,7 @@
 """Compiled inner loops of the placer; importing this module imports Numba.
 
 All take int64 arrays, one entry a buffer: half-open [lower, upper) in time, size, alignment, and give offsets. All
-break ties by the order they are given, so the same arrays give the same offsets anywhere. A placer gives up, with a
+break ties by the order of their input, so the same arrays give the same offsets anywhere. A placer gives up, with a
 height of -1, as soon as it would reach `limit`, the lowest height known.
 """
 
@@ -16,7 +16,7 @@ NOWHERE = np.int64(1) << np.int64(62)
 
 @jit.compiled
 def _columns(lower, upper):  # type: ignore[no-untyped-def]
-    """Columns of equal width in time, as many as hold all buffers in a few entries each: (columns, first, width)."""
+    """Columns of equal width in time, as many as possible with a few entries a buffer: (columns, first, width)."""
     n = lower.size
     first, last = lower.min(), upper.max()
     columns = np.int64(1024)
@@ -46,7 +46,7 @@ def greedy(order, lower, upper, size, alignment, fixed, best_fit, limit, offsets
     """
     n = order.size
     columns, origin, width = _columns(lower, upper)
-    latest = np.full(columns, -1, np.int64)  # entry of each column, from which `before` leads to the others
+    latest = np.full(columns, -1, np.int64)  # the latest entry of each column; `before` leads to the others
     item = np.empty(8 * n + 8, np.int64)
     before = np.empty(8 * n + 8, np.int64)
     entries = 0
@@ -192,7 +192,7 @@ def online(births, deaths, lower, upper, size, alignment, best_fit, short, ceili
 
 @jit.compiled
 def shake(order, moves, random, rank):  # type: ignore[no-untyped-def]
-    """Exchange some buffers of an order with others up to a quarter of all away.
+    """Exchange some buffers of an order with others, at most a quarter of the order away.
 
     Args:
         order: buffers; left as it is.
@@ -201,7 +201,7 @@ def shake(order, moves, random, rank):  # type: ignore[no-untyped-def]
         rank: written: of each buffer in the new order.
 
     Returns:
-        The random number to go on with.
+        The next random number.
     """
     n = order.size
     new = order.copy()

@@ -2,17 +2,17 @@
 
 Compiled by Numba.
 
-The state is a skyline: buffers are placed from below, each onto what is placed, and everything else goes above. Only
-placements are looked at in which nothing can be pushed down, each buffer resting on another, a fixed one, or 0, and
-rounded up to its alignment: pushing down turns every placement into such a one that is no higher ("canonical" in
-Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning", ASPLOS 2023). Three
-rules raise least offsets until none does any more, or one cannot go below the capacity:
+The state is a skyline: buffers are placed from below, each on top of the placed ones, and all others go above. The
+search only looks at placements in which no buffer can be pushed down: each rests on another one, on a fixed one, or on
+0, rounded up to its alignment. Pushing down turns every placement into such a placement that is no higher ("canonical"
+in Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning", ASPLOS 2023). Three
+rules raise least offsets until nothing changes, or a buffer does not fit below the capacity:
 
-- pile: in a section, what starts at some height or above has to fit between there and the capacity, and what cannot
-  have ended below a buffer has to fit above it (edge finding on one machine: Carlier and Pinson, "An algorithm for
+- pile: in a section, buffers that start at some height or above must fit between it and the capacity, and buffers that
+  cannot end below a buffer must fit above it (edge finding on one machine: Carlier and Pinson, "An algorithm for
   solving the job-shop problem", Management Science 1989);
-- rest: a buffer above the skyline rests on others that are not placed, at last on one that rests on the skyline;
-- twins: of buffers that may be exchanged, the second lies above the first.
+- rest: a buffer above the skyline rests on others that are not placed, and the last of them rests on the skyline;
+- twins: of two buffers that may be exchanged, the second lies above the first.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from foreplan.planner.placement.sections import Sections
 NOWHERE = 1 << 62
 TOP, MARK, WORK, FROM, TO = range(5)  # entries of State.scalars
 
-# A round of inference ends after this many visits for each section: what it would still find comes by tiny steps.
-# A constant of the compiled code, and of no effort: it guards against inference without end.
+# A round of inference ends after this many visits for each section, since further steps are tiny. It is a constant of
+# the compiled code, not a field of an effort: it guards against inference without end.
 VISITS = 1000
 
 
 class State(NamedTuple):
-    """A partial placement, with what has to be undone when it is taken back.
+    """A partial placement, with the changes to undo when it is taken back.
 
     Attributes:
         least: least offset of each buffer; its offset if placed.
-        rest: highest end of what is placed and lives with it.
-        placed: buffers that lie.
+        rest: highest end of the placed buffers that live with it.
+        placed: whether each buffer is placed.
         left: bytes not placed, by section.
         floor: the least offset of any buffer not placed, by section; right where not `stale`.
-        choices: how many buffers have that least offset, by section, likewise.
-        crossing: whether one not placed lives in the section before too, likewise.
+        choices: how many buffers have that least offset, by section; likewise.
+        crossing: whether a buffer not placed also lives in the section before; likewise.
         stale: sections in which something has changed since.
         dirty: sections in which something has changed since the last inference.
-        peak: not below the highest least offset in a section.
+        peak: the highest least offset in a section, or more.
         trail: buffers whose entries changed, with `trail_least` and `trail_rest` from before.
         marked: the decision (scalars[MARK]) at which each buffer was last put on the trail.
         scalars: length of the trail; number of the decision; work done; first and last dirty section.
@@ -73,7 +73,7 @@ class State(NamedTuple):
 
 
 def empty_state(sections: Sections) -> State:
-    """Nothing placed, all of it to be looked at."""
+    """Nothing is placed, and every section has to be looked at."""
     n, count = len(sections.size), len(sections.cover_first) - 1
     trail = 200 * n + 100_000
     least = np.maximum(sections.fixed, 0)
@@ -110,7 +110,7 @@ def align(offset, alignment):  # type: ignore[no-untyped-def]
 
 @jit.compiled
 def put(sections, state, i, capacity):  # type: ignore[no-untyped-def]
-    """Place a buffer at its least offset; False if a fixed one is in the way, or one then ends above the capacity."""
+    """Place a buffer at its least offset; False if that moves a fixed one, or one above the capacity."""
     scalars = state.scalars
     fits = True
     low, high = sections.lower[i], sections.upper[i]
@@ -195,7 +195,8 @@ def undo(sections, state, i, top):  # type: ignore[no-untyped-def]
 def _above(size, alignment, least_of, here, i, base, roof):  # type: ignore[no-untyped-def]
     """The least offset of a buffer in a pile, the buffers `here`, or NOWHERE.
 
-    What cannot have ended below it must fit above it, so it starts at `base` plus what can have ended at the latest.
+    Buffers that cannot end below it must fit above it. So its offset is at most `base` plus the bytes that can end
+    below.
     """
     least = least_of[i]
     below = np.int64(0)
@@ -318,7 +319,7 @@ def _rest(sections, state, capacity):  # type: ignore[no-untyped-def]
 
 @jit.compiled
 def infer(sections, state, capacity, roof, any_fixed):  # type: ignore[no-untyped-def]
-    """Apply all rules until nothing follows any more; False if the rest cannot be placed.
+    """Apply all rules until nothing changes; False if the remaining buffers cannot be placed.
 
     Args:
         roof: the capacity rounded up to the smallest alignment, as rounded sizes are.

@@ -1,9 +1,9 @@
 """Systematic search for a placement within a capacity. Compiled by Numba.
 
-At a node, take a valley of the skyline (of floors: in each section the least offset that any buffer not placed may
-have), and in it a section. Either one of the buffers that may lie on that floor does, or none does: then all of their
-least offsets rise. These options exclude each other, so no placement is met twice. A node that is exhausted is dead
-whatever lies below it, so its least offsets are remembered ("no-goods") for as long as the capacity stays the same.
+The floor of a section is the least offset that any buffer not placed may have. A node takes a valley of the floors, and
+a section in it. Either one of the buffers that may lie on the floor lies there, or none does: then all their least
+offsets rise. These options exclude each other, so no placement is met twice. An exhausted node is dead, whatever lies
+below it. So its least offsets are remembered ("no-goods") as long as the capacity stays the same.
 
 Buffers that are not placed fall into groups that have no time in common, and nodes of one group have no effect on
 another: when a group has no placement, the search goes back to the last decision that touched it.
@@ -21,7 +21,7 @@ from foreplan.planner.placement.sections import Sections
 
 FOUND, NONE, OPEN = 1, 0, -1  # outcomes of `search`
 
-# Which valley to take, all with the fewest options as the second criterion.
+# Which valley to take; of equal ones, the one with the fewest options.
 LOWEST, FEWEST, NARROWEST, TIGHTEST = range(4)
 
 _DEPTH = 8  # nodes on the way down, for each buffer
@@ -36,7 +36,7 @@ class Path(NamedTuple):
         key: of the group's state, for the no-goods.
         trail: length of the trail when the current option was taken, or -1.
         first: where the node's options begin in `options`.
-        next: the option to take next; the one at the end is that none of them lies on the floor.
+        next: the option to take next; the last option is that none of them lies on the floor.
         taken: the buffer that the current option placed, or -1.
         options: buffers.
     """
@@ -140,7 +140,7 @@ def _key(sections, state, low, high):  # type: ignore[no-untyped-def]
 
 @jit.compiled
 def _open(sections, state, path, depth, s, rank, random, noise):  # type: ignore[no-untyped-def]
-    """List a node's options by rank, now and then exchanging two; returns the random number to go on with."""
+    """List a node's options by rank, sometimes with two exchanged; returns the next random number."""
     first = path.first[depth]
     end = first
     for k in range(sections.cover_first[s], sections.cover_first[s + 1]):
@@ -235,20 +235,20 @@ def search(sections, state, path, rank, rule, noise, seed, capacity, roof, any_f
     """Look for a placement of what `state` has not placed, depth first.
 
     Args:
-        rank: of each buffer; of the options at a node, those of low rank are taken first.
+        rank: of each buffer; a node takes options of low rank first.
         rule: LOWEST, FEWEST, NARROWEST or TIGHTEST: the valley to decide on.
         noise: exchange an option with a later one this often in a thousand times.
-        seed: not 0; of the random numbers for that, those of an xorshift generator (Marsaglia, J. Statistical Software
+        seed: of the random numbers for `noise`, not 0; the generator is xorshift (Marsaglia, J. Statistical Software
             2003).
         roof: the capacity rounded up to the smallest alignment.
         any_fixed: whether any buffer is fixed.
-        dead: keys of groups without a placement within this capacity, a power of two of them; updated.
+        dead: keys of groups without a placement within this capacity, an array of a power of two; updated.
         failures: give up after this many options that led nowhere.
         budget: give up when the state's work exceeds this.
 
     Returns:
-        FOUND, with offsets in `state.least`; NONE, if there is no placement; or OPEN, if it gave up. In both latter
-        cases nothing is placed in `state`.
+        FOUND, with offsets in `state.least`; NONE, if there is no placement; or OPEN, if it gave up. After NONE
+        and OPEN, nothing is placed in `state`.
     """
     if not infer(sections, state, capacity, roof, any_fixed):
         return NONE

@@ -17,7 +17,7 @@ class Sections(NamedTuple):
     Attributes:
         lower: the first section in which each buffer lives.
         upper: the section after the last.
-        size: bytes, rounded up to the smallest alignment of all, as whatever lies above it sees it.
+        size: bytes, rounded up to the smallest alignment of all; buffers above it see this size.
         need: bytes as given, which the topmost buffer needs below the capacity.
         alignment: powers of two.
         fixed: offset that is given, or -1.

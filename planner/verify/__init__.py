@@ -1,1 +1,1 @@
-"""What proves a plan, and what makes a problem one that can be planned."""
+"""The proof of a plan, and the check of a problem."""

@@ -1,6 +1,6 @@
 """The verifier: replays a plan over abstract memory and proves that every read sees its value.
 
-It shares no code with what makes plans, only the problem's and the plan's types, and is always on.
+It is always on. It shares no code with the planner, only the types of problems and plans.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _Range = tuple[int, int, int]  # address, end, index of the write or -1 for the 
 def verify(plan: Plan, problem: Problem) -> None:
     """Prove that a plan is right for a problem (itself well-formed: `check_problem`), in time near-linear in its size.
 
-    That is: it answers this problem; each effect happens exactly once; everything lies within its region and aligned;
-    each read sees its value whole; writes and workspaces touch nothing that the same step reads or writes, except for
-    permitted overwrites, and required ones are taken; stored bytes change to their next content only; what must be
-    there at the end is; and the plan's figures are what its own offsets and lives come to.
+    That is: it answers this problem; each effect happens exactly once; everything is aligned and lies within its
+    region; each read sees its whole value; writes and workspaces touch nothing that the same step reads or writes,
+    except for permitted overwrites, and required ones are taken; stored bytes change to their next content only; at the
+    end, every needed value is there; and the plan's figures follow from its own offsets and lives.
 
     Raises:
-        VerificationError: names the step, its action, the values and the bytes of the first thing that is wrong.
+        VerificationError: names the step, its action, the values and the bytes of the first error.
     """
     _check_form(plan, problem)
     _check_effects(plan, problem)
@@ -75,11 +75,11 @@ def _check_effects(plan: Plan, problem: Problem) -> None:
 
 
 def _live_bytes(plan: Plan, problem: Problem) -> list[int]:
-    """Bytes on the device that any plan of these steps needs at each of them, wherever values lie: from the last step
-    to the first, what is read there or needed later, what is written, and workspace, less what may share bytes.
+    """Bytes on the device that any plan of these steps needs at each step, for every placement: values that are read
+    there or needed later, writes and workspace, less the bytes that may be shared; from the last step to the first.
 
-    Sizes are rounded up to the smallest alignment in their region. What is there at the start counts at step 0, if it
-    is more.
+    Sizes are rounded up to the smallest alignment in their region. For step 0, the values that are there at the start
+    count instead, if they are more.
     """
     values, regions = problem.values, problem.regions
     grain = [ALIGNMENT] * len(regions)
@@ -113,8 +113,8 @@ def _live_bytes(plan: Plan, problem: Problem) -> list[int]:
 
 
 def _shared(problem: Problem, action: Action, dying: set[int], size: list[int]) -> int:
-    """The most bytes that writes can have in common with dying reads: what must overwrite one does; of the rest, the
-    largest set of writes with a read each, found one by one from the largest write on, by alternating paths.
+    """The most bytes that writes can share with dying reads. Required overwrites come first. Of the other writes, the
+    set with the most bytes in which each has its own read; alternating paths find it, from the largest write on.
     """
     values = problem.values
     takers: list[tuple[int, list[int]]] = []  # bytes in common, and the reads that may give them
@@ -180,7 +180,7 @@ class _Replay:
         self.where = "at the start"
         self.unit = _unit(problem)
         self.home: dict[int, int] = {}  # offsets of stored values
-        self.made: set[int] = set()  # values that were there or have been written, for those of no bytes
+        self.made: set[int] = set()  # values that are there or were written; only this tells for values of no bytes
         self.guarded: list[list[tuple[int, int, int]]] = [[] for _ in problem.regions]
 
     # What is there before and after.
@@ -244,7 +244,7 @@ class _Replay:
             self._write(value, offset)
 
     def _in_place(self, action: Action, step: Step) -> set[tuple[int, int]]:
-        """The permitted pairs (write, read) that this step takes: overwrites at the first byte, parts at theirs."""
+        """The permitted pairs (write, read) that this step takes: overwrites at the first byte, parts at their own."""
         values = self.problem.values
         permitted = [(pair.write, pair.read, 0, pair.required) for pair in action.overwrites]
         permitted += [(part.write, part.read, part.offset, False) for part in action.parts]
@@ -318,7 +318,7 @@ class _Replay:
         if low < high:
             self.memory[self.problem.values[value].region].write(low, Content(high, value, low))
 
-    # People.
+    # Names in errors.
 
     def _name(self, value: int, low: int) -> str:
         return f"{self.problem.values[value].name!r} at [{low}, {low + self.problem.values[value].nbytes})"
@@ -350,7 +350,7 @@ class _Replay:
 
 
 def _overlaps(ranges: list[_Range], wanted: _Range) -> list[_Range]:
-    """Those of sorted disjoint ranges that overlap another."""
+    """The ranges that overlap the wanted one, of sorted disjoint ranges."""
     low, high, _ = wanted
     i = bisect_left(ranges, (low, 0, 0))
     if i and ranges[i - 1][1] > low:

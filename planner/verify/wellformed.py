@@ -1,4 +1,4 @@
-"""What makes a problem one that can be planned: types, indices, sizes, sharing, and an order that can run."""
+"""The check of a problem before it is planned: types, indices, sizes, sharing, and an order that can run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_problem(problem: Problem) -> None:
     Numbers are Python's own `int`: a NumPy integer, which would overflow in silence, or a bool is refused.
 
     Raises:
-        UsageError: something else than a problem.
+        UsageError: the argument is not a Problem.
         PlanError: names the value or action and the rule it breaks.
     """
     if not isinstance(problem, Problem):
@@ -58,7 +58,7 @@ def _check_int(where: str, name: str, number: Any) -> None:
     if type(number) is not int:
         raise PlanError(f"{where}: {name} must be an int, got {number!r:.80} ({type(number).__name__})")
     if number.bit_length() > WORD:
-        raise PlanError(f"{where}: {name} is a number of {number.bit_length()} bits, and must fit into {WORD + 1}")
+        raise PlanError(f"{where}: {name} is a number of {number.bit_length()} bits, but only {WORD + 1} are allowed")
 
 
 def _told(items: Any) -> str:
@@ -146,7 +146,7 @@ def _check_action(problem: Problem, action: Action, there: set[int]) -> None:
 def _check_overwrites(problem: Problem, action: Action) -> None:
     for pair in action.overwrites:
         if not (0 <= pair.write < len(action.writes) and 0 <= pair.read < len(action.reads)):
-            raise PlanError(f"action {action.name!r}: an overwrite pair names no write or no read of its own")
+            raise PlanError(f"action {action.name!r}: an overwrite names a write or a read that the action lacks")
         new, old = problem.values[action.writes[pair.write]], problem.values[action.reads[pair.read]]
         if new.nbytes > old.nbytes or new.region != old.region:
             raise PlanError(
@@ -154,14 +154,14 @@ def _check_overwrites(problem: Problem, action: Action) -> None:
                 "in another region"
             )
     if len({(pair.write, pair.read) for pair in action.overwrites}) < len(action.overwrites):
-        raise PlanError(f"action {action.name!r}: an overwrite pair is there twice")
+        raise PlanError(f"action {action.name!r}: an overwrite is listed twice")
 
 
 def _check_parts(problem: Problem, action: Action) -> None:
     ends: dict[int, int] = {}
     for part in sorted(action.parts, key=lambda part: (part.write, part.offset)):
         if not (0 <= part.write < len(action.writes) and 0 <= part.read < len(action.reads)):
-            raise PlanError(f"action {action.name!r}: a part names no write or no read of its own")
+            raise PlanError(f"action {action.name!r}: a part names a write or a read that the action lacks")
         whole, piece = problem.values[action.writes[part.write]], problem.values[action.reads[part.read]]
         if not ends.get(part.write, 0) <= part.offset <= whole.nbytes - piece.nbytes or whole.region != piece.region:
             raise PlanError(
@@ -172,7 +172,7 @@ def _check_parts(problem: Problem, action: Action) -> None:
         raise PlanError(f"action {action.name!r}: a read is a part of two writes, or twice of one")
     over = {pair.write for pair in action.overwrites}
     if any(part.write in over or problem.values[action.writes[part.write]].home >= 0 for part in action.parts):
-        raise PlanError(f"action {action.name!r}: what takes other bytes, or is written at home, has no parts")
+        raise PlanError(f"action {action.name!r}: a write that takes other bytes, or is at home, cannot have parts")
 
 
 def _check_sums(problem: Problem) -> None:
@@ -181,4 +181,4 @@ def _check_sums(problem: Problem) -> None:
         sums[number] = sum(getattr(action, number) for action in problem.actions)
     for what, total in sums.items():
         if total > MOST:
-            raise PlanError(f"the {what} of a problem come to {total:.3g}, and at most {MOST} can be")
+            raise PlanError(f"the {what} of a problem add up to {total:.3g}; at most {MOST} are allowed")

@@ -26,9 +26,9 @@ class CpuBound(NumpyBound):
     """A plan on the CPU engine.
 
     Attributes:
-        threads: that work on each kernel, whichever of Python's threads runs the plan: OpenMP keeps their number for
-            each of those, and begins with its own for a new one.
-        joined: the calls, those of compiled functions made by one.
+        threads: the number that works on each kernel. OpenMP keeps it apart for each Python thread, with its own
+            default, so it is set for whichever thread runs the plan.
+        joined: the calls; one call makes several of compiled functions.
     """
 
     def __init__(self, program: Program, plan: Plan, regions: Sequence[Memory]) -> None:
@@ -53,7 +53,7 @@ class CpuBound(NumpyBound):
 
     @cached_property
     def apart(self) -> Sequence[Run]:
-        """The calls one by one, each made in the way that all are: what is denormal is zero meanwhile."""
+        """The calls one by one, each made as in `run`: denormal numbers count as zero."""
         return [one_after_another(*joined([call])) for call in self.calls]
 
     def bind(self, call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray], scratch: np.ndarray) -> Run:
@@ -68,7 +68,7 @@ class CpuBound(NumpyBound):
 
 
 def _threads(program: Program) -> int:
-    """How many a program was planned for."""
+    """The number of threads that a program was planned for."""
     return target(options_of(program.target)).threads
 
 
@@ -78,7 +78,7 @@ class CpuEngine(NumpyEngine):
     name = "cpu"
 
     def use_threads(self, program: Program, threads: int | None) -> None:
-        """Those that it was planned for; kernels that fall to NumPy use as many."""
+        """The threads that the program was planned for; NumPy's kernels use as many."""
         from threadpoolctl import threadpool_limits
 
         planned = _threads(program)

@@ -1,4 +1,4 @@
-"""What a CPU kernel is: the exact bytes that it needs, and a call bound to addresses."""
+"""CPU kernels: the exact bytes that each needs, and a call bound to addresses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CpuKernel(Kernel, Protocol):
         """A call that runs it on this memory, creating no Python object for any tensor.
 
         Args:
-            inputs, outputs: arrays that lie as the windows said.
+            inputs, outputs: arrays with the layouts of the windows.
             workspace: uint8, `workspace` bytes, 64-byte aligned, content undefined.
         """
 
@@ -57,16 +57,16 @@ class LoopKernel:
 
 @dataclass(frozen=True)
 class Several:
-    """A call that makes several."""
+    """A call that makes several calls."""
 
     runs: tuple[Run, ...]
 
     def __call__(self) -> None:
-        """One after the other."""
+        """Make the calls one after the other."""
         for run in self.runs:
             run()
 
 
 def one_after_another(*runs: Run) -> Run:
-    """A call that makes these."""
+    """A call that makes these calls."""
     return runs[0] if len(runs) == 1 else Several(runs)

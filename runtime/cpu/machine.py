@@ -1,4 +1,4 @@
-"""What this machine's processor is, and what it was measured to do."""
+"""This machine's processor, and its measured speed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Machine:
     """A processor and the library on it.
 
     Attributes:
-        model: what it calls itself.
-        instruction_set: that oneDNN makes code for.
+        model: the processor's own name.
+        instruction_set: the one that oneDNN makes code for.
         onednn: the library's version.
-        cores: that this process may use.
-        cache_bytes: of one core's second-level cache, and of the last level, which cores share; 0 where not known.
+        cores: those that this process may use.
+        cache_bytes: of one core's second-level cache, and of the last-level cache, which cores share; 0: not known.
     """
 
     model: str
@@ -70,7 +70,7 @@ def _text(path: str | Path) -> str:
 
 
 def measured(threads: int) -> tuple[int, int]:
-    """Operations and bytes a second: of a large product of float32, and of a copy that no cache holds."""
+    """Operations and bytes a second: of a large product of float32, and of a copy too large for any cache."""
     set_threads(threads)
     a, b, y = (np.ones((SIDE, SIDE), np.float32) for _ in range(3))
     matrix = Window.dense(TensorType(FLOAT32, (SIDE, SIDE)))
@@ -86,8 +86,8 @@ def measured(threads: int) -> tuple[int, int]:
 
 
 def least_seconds(call: Callable[[], object], threads: int, times: int = TIMES) -> float:
-    """The least time of some calls, after one that is not counted: of the processor where one thread works, which what
-    else the machine does moves less, else wall time.
+    """The least time of some calls, after one that is not counted: processor time where one thread works, as other work
+    on the machine changes it less, else wall time.
     """
     clock = time.thread_time if threads == 1 else time.perf_counter
 
@@ -104,6 +104,6 @@ def least_seconds(call: Callable[[], object], threads: int, times: int = TIMES) 
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """So many bytes as kernels want them: uint8, from the beginning of a cache line on, content undefined."""
+    """Memory for kernels: uint8, from the beginning of a cache line on, content undefined."""
     raw = np.empty(nbytes + LINE, np.uint8)
     return raw[-raw.ctypes.data % LINE :][:nbytes]

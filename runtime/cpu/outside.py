@@ -1,4 +1,4 @@
-"""What a process holds besides the arena of a step that runs oneDNN and compiled loops."""
+"""The memory that a process holds besides the arena of a step that runs oneDNN and compiled loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ways to run a convolution or a product are predicted to take, where several are there to choose from.
+"""Predicted times of the ways to run a convolution or a product, to choose one from several.
 
 Rates were measured on one core with AVX-512 and AMX; `tune` measures instead.
 """
@@ -12,20 +12,20 @@ from foreplan.graph.types import FLOAT32
 from foreplan.runtime.cpu.threads import current_threads
 from foreplan.units import align_up
 
-# Bytes a nanosecond: of weights taken to another layout and their gradients from there; of results that are added to
-# others, in a second pass and by a product itself; of a gradient that oneDNN spreads over positions that no tap saw.
+# Bytes a nanosecond: of weights and their gradients that change layout; of results that are added to others, in a
+# second pass, and by the product itself; of a gradient that oneDNN spreads over positions that no tap saw.
 WEIGHTS, WEIGHTS_BACK, SECOND_PASS, ADDED, SPREAD = 4, 2, 12, 32, 5
 # Nanoseconds of a number that is gathered for a product; bytes a nanosecond of weights that a product packs, of
 # several taps and of one.
 GATHERED, PACKED, PACKED_ROWS = 1, 12, 24
-# Bytes a nanosecond that a map reads and writes in a core's cache, and what that holds.
+# Bytes a nanosecond that a map reads and writes in a core's cache, and bytes that the cache holds.
 MAPPED, CACHE = 60, 2**21
 # Operations a nanosecond of small products by vector instructions, and nanoseconds of a call.
 VECTORS, NEAR = 100, 100
 # Bytes a nanosecond of images of float32 on both sides of a convolution.
 IMAGES = 16
-# Of products of float32: operations a nanosecond on tile registers, numbers that are packed, read and written for that;
-# bytes that oneDNN reads and writes, and those where they fit half a core's cache; and nanoseconds of a call.
+# Of products of float32, by tile registers: operations a nanosecond, and numbers packed, read and written; by oneDNN:
+# bytes read and written, and the same where they fit half a core's cache; and nanoseconds of a call.
 TILES, MOVED, READ, READ_NEAR, CALL = 480, 5, 11, 20, 500
 
 
@@ -56,10 +56,10 @@ def product(a: Window, b: Window, y: Window) -> int:
 
 
 def tiles(count: int, rows: int, columns: int, depth: int, packed: int) -> int:
-    """So many products of matrices by `tiles`.
+    """Some products of matrices by `tiles`.
 
     Args:
-        packed: rows and columns that are.
+        packed: packed rows and columns.
     """
     rows, columns, depth = (align_up(extent, 32) for extent in (rows, columns, depth))
     moved = rows * depth + depth * columns + rows * columns + align_up(packed, 32) * depth
@@ -80,11 +80,11 @@ def vectors(rows: int, columns: int, depth: int, across: bool) -> int:
 
 
 def direct(w: Window, y: Window, added: int = 0, spread: int = 0) -> int:
-    """A convolution of oneDNN, or its data's gradient, with results y or their cotangents.
+    """A convolution by oneDNN, or its data's gradient; y are results or cotangents.
 
     Args:
         added: bytes that are added to others.
-        spread: bytes of a gradient, of which some are of positions that no tap saw.
+        spread: bytes of a gradient that has positions which no tap saw.
     """
     passes = w.type.nbytes // WEIGHTS + added // SECOND_PASS + spread // SPREAD + _images(w, y)
     return (_operations(w, y) // _rates(y).direct + passes) // current_threads()
@@ -97,7 +97,7 @@ def products(w: Window, y: Window, added: int = 0) -> int:
 
 
 def columns(w: Window, y: Window) -> int:
-    """A convolution of several taps as a product of what is gathered: what weights take to be packed included."""
+    """A convolution of several taps as a product of gathered numbers, with the time to pack the weights."""
     gathered = y.type.size // y.shape[1] * (w.type.size // w.shape[0])
     passes = gathered * GATHERED + w.type.nbytes // PACKED
     return (_operations(w, y) // _rates(y).products + passes) // current_threads()
@@ -115,12 +115,12 @@ def products_weights(w: Window, g: Window) -> int:
 
 
 def mapped(nbytes: int) -> int:
-    """What a map reads and writes right after it was made: from a core's cache, where that holds it."""
+    """A map right after its inputs were made: from a core's cache, if that holds them."""
     return nbytes // (MAPPED if nbytes < CACHE else 2 * SECOND_PASS) // current_threads()
 
 
 def _images(w: Window, y: Window) -> int:
-    """What both images take to be read and written; of narrow ones the rates tell."""
+    """Reading and writing both images; for narrow ones the rates include it."""
     positions = y.type.size // y.shape[1]
     return 0 if y.type.dtype.is_narrow else FLOAT32.itemsize * positions * (w.shape[1] + y.shape[1]) // IMAGES
 

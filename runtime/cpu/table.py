@@ -1,4 +1,4 @@
-"""Which kernel runs an op on the CPU, how its outputs lie, and what it reads as it lies."""
+"""The kernels of each op on the CPU, the layout of its outputs, and the inputs that it reads as they lie."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def _as_reference(op: Op, index: int, window: Window) -> Window:
 
 
 def _product_reads(op: Op, index: int, window: Window) -> Window:
-    """Factors as the reference kernel takes them; what else the map reads with its rows side by side."""
+    """Factors as the reference kernel takes them; the map's other inputs with their rows side by side."""
     item = window.type.dtype.itemsize
     rows = index > 1 and (window.type.rank == 0 or window.shape[-1] == 1 or window.strides[-1] == item)
     return window if rows else _as_reference(op, index, window) if index < 2 else Window.dense(window.type)
 
 
 def _conv_reads(op: Op, index: int, window: Window) -> Window:
-    """Images with their channels last; weights, and what is added, with any strides; vectors in C order."""
+    """Images with their channels last; weights and summands with any strides; vectors in C order."""
     image = index == 0 or (index == 1 and op.name == "conv_weight_grad")
     last = channels_last(window.type)
     if not image:
@@ -77,7 +77,7 @@ def _mean_reads(op: Op, index: int, window: Window) -> Window:
 def _depth_together(op: Op, index: int, window: Window) -> Window:
     """As the reference kernel takes it, the last axis without gaps."""
     window = _as_reference(op, index, window)
-    whole = index == 6 or window.strides[-1] == window.type.dtype.itemsize  # a mask lies anyhow
+    whole = index == 6 or window.strides[-1] == window.type.dtype.itemsize  # a mask may lie in any way
     return window if whole else Window.dense(window.type)
 
 
@@ -152,7 +152,7 @@ FAMILIES: Mapping[str, Family[Make]] = {
 
 @lru_cache(maxsize=8192)
 def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], threads: int) -> Mapping[str, CpuKernel]:
-    set_threads(threads)  # scratch memory depends on how many there are
+    set_threads(threads)  # scratch memory depends on their number
     found = {}
     for name, make in FAMILIES[op.name].ways.items():
         with suppress(Refused):
@@ -166,13 +166,13 @@ def kernels_for(op: Op, inputs: Windows, outputs: Windows, threads: int) -> Mapp
 
 
 def family_of(op: Op, inputs: Types, outputs: Types, threads: int) -> Family[Make] | None:
-    """The family of an op if it has a kernel for these types, tensors lying as it likes best."""
+    """The family of an op, if it has a kernel for these types in its preferred layouts."""
     return None if _liked(op, inputs, outputs, threads) is None else FAMILIES[op.name]
 
 
 def reads_of(op: Op, inputs: Windows, outputs: Types, threads: int) -> Windows | None:
-    """How the inputs of an op are taken: each as it lies or as a copy that lies so, or all as the family likes best;
-    None where it has no kernel.
+    """How the inputs of an op are taken: each as it lies or as a copy in another layout, or all in the family's
+    preferred layouts; None without a kernel.
     """
     liked = _liked(op, [x.type for x in inputs], outputs, threads)
     if liked is None:
@@ -183,7 +183,7 @@ def reads_of(op: Op, inputs: Windows, outputs: Types, threads: int) -> Windows |
 
 
 def _liked(op: Op, inputs: Types, outputs: Types, threads: int) -> Windows | None:
-    """Inputs that lie as the family of an op likes best, if it has a kernel for them."""
+    """Inputs in the preferred layouts of an op's family, if it has a kernel for them."""
     family = FAMILIES.get(op.name)
     if family is None:
         return None

@@ -1,4 +1,4 @@
-"""The target `cpu`: oneDNN and compiled loops, and the NumPy kernel for what has neither."""
+"""The target `cpu`: oneDNN and compiled loops, and NumPy's kernels for ops that have neither."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foreplan.graph.op import Types
 from foreplan.lower.target import Candidate, DeviceProfile, named, predicted
 from foreplan.runtime.numpy.target import reference, reference_reads
 
-MOST_THREADS = 1024  # of one program; more than a system lets a process have end it
+MOST_THREADS = 1024  # of one program; a system ends processes that have too many
 
 
 class CpuTarget:
@@ -21,8 +21,8 @@ class CpuTarget:
 
     Attributes:
         name: `cpu`, with the number of threads where it was given: plans depend on it.
-        threads: that work on each kernel.
-        tune: whether kernels are measured on this machine, each once, and the machine itself; else all is predicted.
+        threads: the number that works on each kernel.
+        tune: whether kernels and the machine are measured, each once; else all times are predicted.
     """
 
     alignment = 64
@@ -34,7 +34,7 @@ class CpuTarget:
 
     @cached_property
     def profile(self) -> DeviceProfile:
-        """What the machine does: as one with AVX-512 was measured, or this one itself."""
+        """The speed of the machine: that of a machine with AVX-512, or measured on this one."""
         from foreplan.runtime.cpu.machine import this_machine
 
         # A large product and a stream copy; threads share the memory.
@@ -48,7 +48,7 @@ class CpuTarget:
         return DeviceProfile(self.name, flops, stream, stream // 2, needs)
 
     def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
-        """Where there is a kernel."""
+        """Where there is a kernel for the fused op."""
         from foreplan.runtime.cpu.table import family_of
 
         return family_of(op, inputs, outputs, self.threads) is not None
@@ -61,7 +61,7 @@ class CpuTarget:
         return reference_reads(op, inputs) if found is None else found
 
     def layouts(self, op: Op, inputs: Sequence[Window], outputs: Types) -> Sequence[Window]:
-        """Images with their channels last where the kernel has them so; else in C order."""
+        """Images with their channels last if the kernel has that; else in C order."""
         from foreplan.runtime.cpu.table import family_of
 
         family = family_of(op, [x.type for x in inputs], outputs, self.threads)
@@ -81,11 +81,11 @@ class CpuTarget:
     def kernel(
         self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
     ) -> Candidate | None:
-        """One of the kernels that there are."""
+        """The kernel of that name."""
         return named(self.kernels(op, inputs, outputs), name, payload)
 
     def price(self, op: Op, kernel: Candidate, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
-        """Measured, or predicted; what NumPy runs is predicted."""
+        """Measured or predicted; NumPy's kernels are always predicted."""
         from foreplan.runtime.cpu.table import kernels_for
 
         found = kernels_for(op, inputs, outputs, self.threads).get(kernel.name) if self.tune else None
@@ -97,7 +97,7 @@ class CpuTarget:
 
 
 def target(options: str = "", tune: bool = False) -> CpuTarget:
-    """The target, on as many threads as `threads=2` says, or as there are processors.
+    """The target, with the threads that `threads=2` names, or as many as there are processors.
 
     Raises:
         UsageError: there is no such option.

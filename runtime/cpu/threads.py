@@ -18,7 +18,7 @@ from foreplan.runtime.cpu.onednn.library import library
 from foreplan.runtime.kernel import Run
 
 T = TypeVar("T")
-_forked: set[int] = set()  # the thread of which this process, a forked one, has a copy
+_forked: set[int] = set()  # in a forked process: the thread that this one copied
 
 
 def _note_fork() -> None:
@@ -32,9 +32,9 @@ os.register_at_fork(after_in_child=_note_fork)
 def with_team(call: Callable[[], T], threads: int) -> T:
     """The result of a call whose kernels use `threads` threads.
 
-    GCC's OpenMP keeps a team of threads for each thread that begins a parallel part. A forked process has a copy of
-    the thread that forked it and none of its team, for which the copy would wait without end. So the copy leaves the
-    call to a new thread, which gets a team of its own and ends with it; that takes some hundred microseconds.
+    GCC's OpenMP keeps a team of threads for each thread that begins a parallel part. A forked process has a copy of the
+    forking thread, but not its team, and would wait for the team without end. So the copy leaves the call to a new
+    thread with a team of its own; that takes some hundred microseconds.
     """
     if threads == 1 or threading.get_ident() not in _forked:
         return call()
@@ -51,7 +51,7 @@ def with_team(call: Callable[[], T], threads: int) -> T:
     worker.start()
     try:
         worker.join()
-    except BaseException:  # Ctrl-C: what runs ends before anybody looks at its memory
+    except BaseException:  # Ctrl-C: the call ends before anybody reads its memory
         worker.join()
         raise
     return done.result()
@@ -63,19 +63,19 @@ def set_threads(count: int) -> None:
 
 
 def threads_set(count: int) -> Run:
-    """A call of the compiled function that does what `set_threads` says, for the thread that makes it."""
+    """A call of the compiled function behind `set_threads`, for the thread that makes the call."""
     return partial(library().openmp.omp_set_num_threads, count)
 
 
 def current_threads() -> int:
-    """How many `set_threads` allows."""
+    """The number that `set_threads` has set."""
     count: int = library().openmp.omp_get_max_threads()
     return count
 
 
 @contextmanager
 def threads_set_to(count: int) -> Iterator[None]:
-    """Within, primitives are described or made for `count` threads."""
+    """A context in which primitives are described or made for `count` threads."""
     threads = current_threads()
     set_threads(count)
     try:
@@ -85,7 +85,7 @@ def threads_set_to(count: int) -> Iterator[None]:
 
 
 def one_thread() -> AbstractContextManager[None]:
-    """Within, primitives are described for one thread: they are small, or a team's member runs them by itself."""
+    """A context in which primitives are described for one thread: they are small, or run by one thread each."""
     return threads_set_to(1)
 
 
@@ -97,14 +97,14 @@ def ranged(
     *arguments: object,
     own: np.ndarray | None = None,
 ) -> Run:
-    """A call that runs a compiled loop over a range; several threads take parts of it where it is long enough.
+    """A call that runs a compiled loop over a range; several threads share a long range.
 
     Args:
-        function: compiled, and called as function(start, stop, *arguments); its parts must not depend on one another,
-            so that results do not depend on how many there are.
-        grain: the least that is worth a part of its own.
+        function: compiled, and called as function(start, stop, *arguments). Its parts must not depend on one another,
+            so that results do not depend on the number of parts.
+        grain: the least length of a part.
         threads: the most parts.
-        own: a row for each thread, which its part takes as one more argument.
+        own: a row for each thread, a further argument of its part.
     """
     parts = max(1, min(threads, count // max(grain, 1)))
     bounds = [count * i // parts for i in range(parts + 1)]

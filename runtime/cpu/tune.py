@@ -1,4 +1,4 @@
-"""What kernels take on this machine: each measured once, by what it does and how its tensors lie, and kept on disk."""
+"""The times of kernels on this machine: each measured once for an op and its layouts, and kept on disk."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.machine import Machine, aligned, least_seconds, measured, this_machine
 from foreplan.version import VERSION
 
-ENOUGH = 0.05  # seconds of runs after which no more are made
+ENOUGH = 0.05  # seconds after which no further run begins
 LEAST, MOST = 3, 20  # runs, whatever they take
 
 
 class Prices:
-    """Nanoseconds of kernels, measured where they are not known yet.
+    """Nanoseconds of kernels, measured if they are not known yet.
 
     Attributes:
-        machine: that they are of.
+        machine: the one that is measured.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -36,7 +36,7 @@ class Prices:
         self._known: dict[str, list[int]] = data.get("prices", {})
 
     def kernel(self, op: Op, name: str, kernel: CpuKernel, inputs: Windows, outputs: Windows, threads: int) -> int:
-        """What one run of a kernel takes."""
+        """The time of one run of a kernel."""
         lie = " ".join(f"{w.type}/{','.join(map(str, w.strides))}" for w in (*inputs, *outputs))
         key = f"{op} {name} threads={threads} {lie}"
         return self._of(key, lambda: [round(_seconds(op, kernel, inputs, outputs, threads) * 1e9)])[0]
@@ -47,7 +47,7 @@ class Prices:
         return flops, nbytes
 
     def known_rates(self, threads: int) -> tuple[int, int] | None:
-        """These, if they were measured before."""
+        """The machine's rates, if they were measured before."""
         found = self._known.get(_machine(threads))
         return None if found is None else (found[0], found[1])
 
@@ -65,12 +65,12 @@ def _machine(threads: int) -> str:
 
 @lru_cache(maxsize=1)
 def prices() -> Prices:
-    """Those of this machine."""
+    """The prices of this machine."""
     return Prices(this_machine())
 
 
 def _seconds(op: Op, kernel: CpuKernel, inputs: Windows, outputs: Windows, threads: int) -> float:
-    """The least time of some runs on made-up numbers, results written over what they may take."""
+    """The least time of some runs on made-up numbers; results overwrite the inputs that they may."""
     rng = np.random.default_rng(0)
     types = [window.type for window in inputs]
     given = [_array(window, op.valid_range(i, types), rng) for i, window in enumerate(inputs)]
@@ -80,7 +80,7 @@ def _seconds(op: Op, kernel: CpuKernel, inputs: Windows, outputs: Windows, threa
         if inputs[index] == outputs[output] and not {("out", output), ("in", index)} & taken:
             results[output] = given[index]
             taken |= {("out", output), ("in", index)}
-    scratch = aligned(kernel.workspace)  # calls hold addresses alone
+    scratch = aligned(kernel.workspace)  # calls hold only addresses
     run = kernel.bind(given, results, scratch)
     with np.errstate(all="ignore"):
         first = least_seconds(run, threads, 1)
@@ -88,7 +88,7 @@ def _seconds(op: Op, kernel: CpuKernel, inputs: Windows, outputs: Windows, threa
 
 
 def _array(window: Window, valid: Sequence[int] | None, rng: np.random.Generator | None) -> np.ndarray:
-    """Memory that lies as a window says, with numbers that its op takes."""
+    """Memory with the layout of a window, and numbers that its op can take."""
     type, item = window.type, window.type.dtype.itemsize
     span = sum((extent - 1) * step for extent, step in zip(type.shape, window.strides)) + item if type.size else 0
     raw = aligned(span)

@@ -1,6 +1,6 @@
-"""The CUDA engine: device profiles, and what runs each op on a card, known without one.
+"""The CUDA engine: device profiles, and the kernels of each op, which can be planned without a card.
 
-`target` says what lowering needs to know, `table` which kernel runs an op, `launch` what a kernel comes to, `engine`
-binds a plan. The rooms: `libraries` are NVIDIA's and the driver, `kernels` has the kernels of some ops each; their CUDA
-C++ is in cuda/.
+`target` describes the engine to lowering, `table` has the kernels of each op, `launch` describes them as data, `engine`
+binds a plan. The folders: `libraries` are NVIDIA's and the driver, `kernels` has the kernels; their CUDA C++ is in
+cuda/.
 """

@@ -1,4 +1,4 @@
-"""What is measured of cards outside the arena, and the table of that which comes with foreplan."""
+"""Measured memory of cards outside the arena, and the table of calibrations that comes with foreplan."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def libraries_of(kernels: Iterable[str]) -> list[str]:
 
 
 def calibrations() -> Table:
-    """What comes with foreplan and what the user has measured, of cards.
+    """The calibrations of cards that come with foreplan, and the user's.
 
     Raises:
         TargetError: the user's file cannot be read or is broken.

@@ -1,4 +1,4 @@
-"""What a planned step comes to on a card: instructions, and machine code of its kernels."""
+"""A planned step on a card: its instructions, and the machine code of its kernels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def instructions(program: Program, plan: Plan, device: Device) -> Iterator[Instr
 
 
 def with_code(program: Program, plan: Plan) -> Program:
-    """The program with machine code of every kernel of ours that its plan runs, so that binding it compiles nothing.
+    """The program with the machine code of foreplan's own kernels in its plan, so that binding compiles nothing.
 
     Raises:
         UsageError: the target is no card.
@@ -39,7 +39,7 @@ def with_code(program: Program, plan: Plan) -> Program:
     """
     if not engine_info(program.target).on_card:
         raise UsageError(
-            f"kernels are put into plans for cards alone, and this one is for {program.target}: leave them out, or "
+            f"only plans for cards can hold kernels, and this one is for {program.target}: leave them out, or "
             f"plan for a target such as cuda:h100"
         )
     device = device_of(program)

@@ -20,14 +20,14 @@ PRECISIONS = ("float32", "tensorfloat32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Device:
-    """What planning needs to know of a card. Two are equal if every figure is.
+    """The figures of a card that planning needs. Two devices are equal if all figures are.
 
     Attributes:
         name: in targets, such as `h100`.
         title: as the driver calls it, such as `NVIDIA H100 80GB HBM3`.
         capability: compute capability, such as "9.0".
-        multiprocessors: how many.
-        memory_bytes: that programs can have, as the driver reports it.
+        multiprocessors: their number.
+        memory_bytes: memory for programs, as the driver reports it.
         bytes_per_second: of streaming reads and writes of device memory together, at most.
         bus_bytes_per_second: copied between device and host memory in one direction, at most.
         l2_bytes: of the second-level cache.
@@ -69,12 +69,12 @@ class Device:
         return 10 * int(major) + int(minor)
 
     def peak(self, precision: str) -> int:
-        """Floating-point operations per second of dense products; what a card lacks, it does in float32."""
+        """Floating-point operations per second of dense products; float32's for precisions that a card lacks."""
         peaks = dict(self.peaks)
         return peaks.get(precision, peaks["float32"])
 
     def at_work(self, parts: int) -> float:
-        """The share of multiprocessors that work where each takes one of `parts` parts: at most all."""
+        """The share of multiprocessors that work if each takes one of `parts` parts; at most 1."""
         return min(1.0, parts / self.multiprocessors)
 
     def as_json(self) -> dict[str, Any]:

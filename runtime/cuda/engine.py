@@ -41,7 +41,7 @@ class CudaBound:
     Attributes:
         of_step: the calls of each step.
         calls: all of them, in order.
-        replay: the graph that was captured of them; None where none has been.
+        replay: their captured graph; None before it is captured.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class CudaBound:
         self._crossing = self._staged(plan)
 
     def run(self) -> None:
-        """Execute the plan once: at first call by call, which is when the driver loads kernels, then as one graph."""
+        """Execute the plan once: the first time call by call, when the driver loads kernels; then as one graph."""
         with told("in the middle of a step"), self.card.allocating_nothing():
             if self.replay is not None:
                 self.replay()
@@ -97,7 +97,7 @@ class CudaBound:
         return DeviceAhead(self.card, self.place(*first), self._address(*second))
 
     def _staged(self, plan: Plan) -> dict[tuple[Operand, int], DevicePlace]:
-        """Inputs and results, with the pinned memory that they cross through: one allocation."""
+        """Inputs and results, with pinned memory for their transfers: one allocation."""
         program, starts, ends = self.program, dict(plan.starts), dict(plan.ends)
         results: list[Slot] = [*program.outputs, *program.gradients, *([program.loss] if program.loss else [])]
         crossing = [(slot.operand, starts[slot.operand.value]) for slot in program.inputs]
@@ -176,8 +176,8 @@ def ready(card: Card, instruction: Instruction, where: Where, code: bytes | None
     """One instruction as a call on a card; None where there is nothing to do.
 
     Args:
-        where: the address that a place has.
-        code: machine code of a launch; None: it is made.
+        where: gives the address of a place.
+        code: machine code of a launch; None: it is compiled.
     """
     if isinstance(instruction, Launch):
         return card.launching(instruction, packed(instruction, where), code)
@@ -195,7 +195,7 @@ def ready(card: Card, instruction: Instruction, where: Where, code: bytes | None
 
 
 def packed(launch: Launch, where: Where) -> bytes:
-    """The structure that a kernel takes: eight bytes each of addresses, int64 and double."""
+    """The structure of a kernel's arguments: addresses, int64 and double, eight bytes each."""
     words = [where(word) if isinstance(word, Address) else word for word in launch.arguments]
     return b"".join(struct.pack("<d" if isinstance(word, float) else "<q", word) for word in words)
 
@@ -209,8 +209,8 @@ class CudaEngine:
         """An engine on a card.
 
         Args:
-            target: that programs were lowered for.
-            card: that there is.
+            target: the one that programs were lowered for.
+            card: the card in this machine.
             capture: whether steps are replayed as one graph; if not, call by call.
 
         Raises:
@@ -247,7 +247,7 @@ class CudaEngine:
         return [DeviceMemory(self.card, block, first + start, nbytes) for start, nbytes in zip(starts, heights)]
 
     def use_threads(self, program: Program, threads: int | None) -> None:
-        """A card decides on its own."""
+        """Nothing: a card schedules its own threads."""
         if threads is not None:
             raise UsageError(f"threads are the CPU's, and the step runs on {self.card.title}: leave them out")
 
@@ -267,7 +267,7 @@ def engine(program: Program, capture: bool) -> CudaEngine:
 
 
 def _stacked(heights: Sequence[int]) -> tuple[list[int], int]:
-    """Where regions begin, one behind the other and aligned, and how high they are together."""
+    """The beginnings of regions, one behind the other and aligned, and the height of all."""
     starts, total = [], 0
     for height in heights:
         starts.append(align_up(total, ALIGNMENT))

@@ -1,4 +1,4 @@
-"""What a kernel on a card comes to: launches and copies as plain data, with no pointer and no array in them.
+"""Kernels on a card as plain data: launches and copies, without pointers and arrays.
 
 A session binds them to addresses; tests run the same ones on the CPU.
 """
@@ -23,7 +23,7 @@ from foreplan.units import align_up, ceil_div
 FOLDER = Path(__file__).parents[2] / "cuda"
 ALIGNMENT = 256  # bytes; of every value and workspace
 STANDARD = "-std=c++17"
-THREADS = 256  # of a block, unless a kernel wants others
+THREADS = 256  # threads of a block, unless a kernel has another number
 MAPS = ("map.cu", "multi_map.cu", "pack_bits.cu")  # which compute expressions of a graph
 
 Grid = tuple[int, int, int]
@@ -53,12 +53,12 @@ def stored(dtype: DType) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """A translation unit: a file of cuda/ with what it is made for.
+    """A translation unit: a file of cuda/ with its macros.
 
     Attributes:
         file: its name in cuda/.
-        defines: macros and what they stand for.
-        generated: text that comes behind the file, such as a function that it declares.
+        defines: macros and their values.
+        generated: text behind the file, such as a function that the file declares.
     """
 
     file: str
@@ -67,28 +67,28 @@ class Source:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Of a compiler. Maps round each product and each sum, as NumPy does: an expression has the same bits wherever
-        it is computed, fused with others or not, and a mask agrees with what it masks.
+        """Options of a compiler. Maps round each product and each sum, as NumPy does. So an expression has the same
+        bits everywhere, fused with others or not, and a mask agrees with the values that it masks.
         """
         return (STANDARD, *(["-fmad=false"] if self.file in MAPS else []))
 
     @property
     def text(self) -> str:
-        """What a compiler is given; it finds included files in `FOLDER`."""
+        """The text for a compiler; it finds included files in `FOLDER`."""
         macros = [f"#define {name} {value}\n" for name, value in self.defines]
         return f'{"".join(macros)}#include "{self.file}"\n{self.generated}'
 
 
 @lru_cache(maxsize=1)
 def sources_digest() -> str:
-    """Changes with any file of cuda/: a part of what compiled code is known by."""
+    """A digest of all files of cuda/: a part of the key of compiled code."""
     files = sorted(file for file in FOLDER.iterdir() if file.suffix in (".cu", ".cuh"))
     return sha256(b"".join(file.name.encode() + b"\n" + file.read_bytes() for file in files)).hexdigest()
 
 
 @dataclass(frozen=True)
 class Address:
-    """A place in what a kernel is bound to.
+    """A place in a kernel's operands or workspace.
 
     Attributes:
         of: what it lies in.
@@ -101,22 +101,22 @@ class Address:
     offset: int = 0
 
     def behind(self, nbytes: int) -> Address:
-        """So many bytes further."""
+        """The place some bytes further."""
         return Address(self.of, self.index, self.offset + nbytes)
 
 
 def input_at(index: int, offset: int = 0) -> Address:
-    """So many bytes behind the first element of an input."""
+    """The place some bytes behind the first element of an input."""
     return Address("input", index, offset)
 
 
 def output_at(index: int, offset: int = 0) -> Address:
-    """So many bytes behind the first element of an output."""
+    """The place some bytes behind the first element of an output."""
     return Address("output", index, offset)
 
 
 def workspace_at(offset: int = 0) -> Address:
-    """So many bytes behind the beginning of the workspace."""
+    """The place some bytes behind the beginning of the workspace."""
     return Address("workspace", 0, offset)
 
 
@@ -132,7 +132,7 @@ class Launch:
         entry: its name.
         grid: blocks.
         block: threads of each.
-        arguments: the members of the one structure that it takes, eight bytes each: an address, an int64 or a double.
+        arguments: the members of its one structure, eight bytes each: an address, an int64 or a double.
     """
 
     source: Source
@@ -161,7 +161,7 @@ class Clear:
 
 @dataclass(frozen=True)
 class Execute:
-    """A plan of cuDNN's run.
+    """A run of one of cuDNN's plans.
 
     Attributes:
         blob: the plan, serialised.
@@ -177,7 +177,7 @@ class Execute:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix whose columns lie one behind the other, as BLAS has them, and those behind it in a batch.
+    """A matrix whose columns lie one behind the other, as in BLAS, and the further matrices of its batch.
 
     Attributes:
         start: where its first element lies.
@@ -200,13 +200,13 @@ class Multiply:
     """Products of matrices by cuBLASLt, one call: d = op(a) op(b), with c added, and with a number for each row of d.
 
     Attributes:
-        a, b, c, d: what is multiplied, what is added, and the result, which may be c. Where nothing is added, c is d.
+        a, b, c, d: the factors, the summand, and the result, which may be c. Without a summand, c is d.
         transpose_a, transpose_b: whether op turns the matrix around.
         adds: whether c is added.
         batch: how many products.
         tf32: whether float32 may be rounded to TensorFloat-32 first. Sums are float32 in any case.
         workspace: where its scratch memory lies, and how many bytes it has at most.
-        bias: where the numbers lie that are added to all columns, side by side and of d's type; None: there are none.
+        bias: the place of the numbers that are added to all columns, side by side and of d's type; None: no bias.
     """
 
     a: Matrix
@@ -230,7 +230,7 @@ class Multiply:
 
     @property
     def terms(self) -> int:
-        """That are summed for an element."""
+        """The number of terms of an element."""
         return self.a.rows if self.transpose_a else self.a.columns
 
     def __str__(self) -> str:
@@ -253,7 +253,7 @@ class LaunchKernel:
         overwrites: pairs (output, input): that output may take exactly that input's bytes.
         parts: triples (output, input, byte): that input may lie within that output already, from that byte on.
         nanoseconds: predicted, where there are several for an op; None: as the card's profile has the op's cost.
-        payload: what goes into a plan of it, beside its name, so that it can be made again: a plan of cuDNN.
+        payload: further data in a plan, beside the kernel's name, to make the kernel again: a plan of cuDNN.
         alignment: bytes of which every operand's address must be a multiple.
     """
 
@@ -295,7 +295,7 @@ def relocated(each: Instruction, moved: Callable[[Address], Address]) -> Instruc
 
 
 def added_in_place(inputs: Windows, y: Window) -> tuple[tuple[int, int], ...]:
-    """The pair of a result and of the third input, which is added to it, where that lies as the result does."""
+    """The pair of a result and the third input, its summand, if both have the same layout."""
     return ((0, 2),) if len(inputs) == 3 and lie_alike(inputs[2], y) else ()
 
 
@@ -344,7 +344,7 @@ def launch(
     """A launch of blocks of `threads` threads along one axis.
 
     Args:
-        file, defines, generated: see `Source`; an element type stands for its C++ type in memory, a truth for 0 or 1.
+        file, defines, generated: see `Source`; an element type becomes its C++ type in memory, a bool 0 or 1.
 
     Raises:
         Refused: a grid has no room for these blocks.

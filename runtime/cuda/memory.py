@@ -21,10 +21,10 @@ _HALF = (
 
 @contextlib.contextmanager
 def told(when: str, harmless: bool = False) -> Iterator[None]:
-    """Say what the driver says as an error of a session; it may come from anything that was queued before.
+    """Turn errors of the driver into errors of a session; any work queued before may have caused them.
 
     Args:
-        harmless: whether no session can have been damaged by what is done meanwhile.
+        harmless: whether the work within cannot have damaged a session.
     """
     try:
         yield
@@ -68,8 +68,8 @@ class DeviceMemory:
 class DevicePlace:
     """A tensor on a card.
 
-    What crosses at every step goes through pinned memory of its own: it is given before the card has taken it, and
-    waits only until the card has taken what was given before.
+    A tensor that is copied at every step has pinned memory of its own. A write returns before the card has read this
+    memory, and waits only until the card has read the content before.
     """
 
     def __init__(self, card: Card, window: Window, first: int, pinned: np.ndarray | None = None) -> None:
@@ -79,22 +79,22 @@ class DevicePlace:
         self.start = first - self.low
         self.pinned = pinned
         self.taken = None if pinned is None else card.event()
-        self.last: Event | None = self.taken  # behind what crossed last
+        self.last: Event | None = self.taken  # after the last transfer
 
     def read(self) -> np.ndarray:
-        """Its elements, when the card is done with all that is queued."""
+        """Its elements, when the card has done all queued work."""
         memory = self._host()
         with told("while a tensor was read"):
             self._fetch(memory)
         return self.elements(memory)
 
     def fill(self, make: Callable[[np.ndarray], object]) -> None:
-        """Give it elements, behind all that is queued."""
+        """Give it elements, after all queued work."""
         memory = self._host()
         with told("while a tensor was written"):
             self.wait()
             if not self.window.is_compact:
-                self._fetch(memory)  # what lies between its elements stays
+                self._fetch(memory)  # bytes between its elements stay
         make(self.elements(memory))
         with told("while a tensor was written"):
             if self.nbytes:
@@ -106,7 +106,7 @@ class DevicePlace:
         self.fill(lambda elements: np.copyto(elements, array, "unsafe"))
 
     def fetch(self, into: np.ndarray) -> Run:
-        """Begin to copy its elements, behind all that is queued; the call waits for them."""
+        """Begin to copy its elements, after all queued work; the returned call waits for them."""
         memory = self._host()
         with told("while a result was fetched"):
             if self.nbytes:
@@ -120,7 +120,7 @@ class DevicePlace:
         np.copyto(into, self.elements(memory))
 
     def wait(self) -> None:
-        """Until the pinned memory is free again: what crossed last is where it should be."""
+        """Wait until the last transfer is done, so that the pinned memory is free again."""
         if self.last is not None:
             self.last.wait()
 
@@ -148,10 +148,10 @@ class DevicePlace:
 
 
 class DeviceAhead:
-    """The second slot of an input on a card: what is written crosses beside the step that runs.
+    """The second slot of an input on a card: a write is copied there while a step runs.
 
-    It goes through the input's pinned memory, and on from the slot to the input within the card. Events keep the order:
-    the move waits until all has arrived, and the next batch until the slot has been moved from.
+    The copy goes through the input's pinned memory to the slot, and later from the slot to the input. Events keep the
+    order: the move waits until all has arrived, and the next batch waits until the move is done.
     """
 
     def __init__(self, card: Card, place: DevicePlace, start: int) -> None:
@@ -160,7 +160,7 @@ class DeviceAhead:
         self.arrived, self.moved = card.event(beside=True), card.event()
 
     def write(self, array: np.ndarray) -> None:
-        """Give it these elements, in the queue beside."""
+        """Give it these elements, in the second queue."""
         place = self.place
         memory = place.pinned
         assert memory is not None

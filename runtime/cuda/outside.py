@@ -1,4 +1,4 @@
-"""What a process holds on a card besides its arena: context, libraries, code, the captured graph."""
+"""The memory that a process holds on a card besides its arena: context, libraries, code, the captured graph."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.libraries.driver import versions_beside
 from foreplan.units import align_up
 
-PAGE = 2 << 20  # bytes; in which a driver gives out device memory
+PAGE = 2 << 20  # bytes; a driver gives out device memory in such pages
 
 
 def outside(program: Program, plan: Plan, use: Use) -> tuple[Part, ...]:
-    """What a session of a planned step holds on its card besides the arena."""
+    """The memory that a session of a planned step holds on its card besides the arena."""
     device, table = device_of(program), calibrations()
     nodes = sum(1 for _ in instructions(program, plan, device))
     libraries = libraries_of(program.calls[step.action].kernel for step in plan.steps)
@@ -35,18 +35,18 @@ def outside_arena(
     versions: Mapping[str, str] | None = None,
     table: Table | None = None,
 ) -> tuple[Part, ...]:
-    """What a session holds on a card besides its arena, so that the sum is what nvidia-smi shows.
+    """The memory that a session holds on a card besides its arena; nvidia-smi shows the sum.
 
     Args:
         device: the card.
         arena_bytes: of the arena, which takes whole pages.
         launches: of the captured step; 0 where nothing is captured.
         libraries: those of LIBRARIES that the step calls.
-        versions: those that are known, of `driver`, `cuda`, `cudnn` and `cupy`.
-        table: by default what comes with foreplan and what the user has measured.
+        versions: known ones, of `driver`, `cuda`, `cudnn` and `cupy`.
+        table: by default the calibrations that come with foreplan, and the user's.
 
     Raises:
-        TargetError: what the user has measured cannot be read.
+        TargetError: the user's calibrations cannot be read.
     """
     table = table or calibrations()
     found, same = table.covers(device.title, versions or {})
@@ -55,7 +55,7 @@ def outside_arena(
     assumed["context_bytes"] = align_up(assumed.pop("context_bytes_per_thread") * threads, PAGE)
 
     def part(name: str, key: str, count: int | None = None) -> Part:
-        """Of figures that go by a count, in pages."""
+        """A part of figures that grow with a count, in pages."""
         basis: Basis = "assumed"
         if found is not None and key in found.figures:
             figure, basis = found.figures[key], "calibrated" if same else "assumed"

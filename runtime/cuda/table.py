@@ -1,4 +1,4 @@
-"""Which kernel runs an op on a card, how its outputs lie, and what it reads as it lies."""
+"""The kernels of each op on a card, the layout of its outputs, and the inputs that it reads as they lie."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN, cudnn_kernel, cudnn_
 from foreplan.runtime.cuda.launch import LaunchKernel, Make
 from foreplan.runtime.kernel import Family, Layout, Reads, Refused, as_it_lies
 
-OWN = "launches"  # the name of our own kernels in plans
+OWN = "launches"  # the name of foreplan's own kernels in plans
 Kernels = Mapping[str, LaunchKernel]
 Price = Callable[[Op, Windows, Windows, Device], int]
 
 
 @dataclass(frozen=True)
 class Library:
-    """What one of NVIDIA's libraries has for an op.
+    """The kernels of one of NVIDIA's libraries for an op.
 
     Attributes:
-        name: with which its kernels' names begin; a space follows.
-        kernels: by name, given the op, its windows, the card, and whether TensorFloat-32 is allowed and the same bits
-            are asked for each time; none where it has none.
-        named: the kernel of a name and payload in a plan, given the op, both, its windows, and the card.
-        own_price: what a kernel of ours takes for such an op: they have no tensor cores.
+        name: its kernels' names begin with it; a space follows.
+        kernels: by name, given the op, its windows, the card, whether TensorFloat-32 is allowed, and whether results
+            must have the same bits each time; may be empty.
+        named: the kernel for a name and payload in a plan, given the op, both, its windows, and the card.
+        own_price: the time of foreplan's own kernel for the op; it uses no tensor cores.
     """
 
     name: str
@@ -64,11 +64,11 @@ class Library:
 
 @dataclass(frozen=True)
 class CudaFamily(Family[Make]):
-    """Kernels of ours, and those of a library.
+    """Foreplan's own kernels, and those of a library.
 
     Attributes:
-        library: what a library has besides.
-        fuses: whether the op is better than those that it does the work of; None: where there is a kernel for it.
+        library: further kernels, of a library.
+        fuses: whether the op is better than the ops that it replaces; None: if there is a kernel for it.
     """
 
     library: Library | None = None
@@ -86,10 +86,10 @@ def _cudnn(
     *,
     rounds: bool = False,
 ) -> Library:
-    """Plans of cuDNN's, of which a plan of ours has all that there is.
+    """Plans of cuDNN's; foreplan's plan holds them whole.
 
     Args:
-        rounds: whether there are some that round float32 to TensorFloat-32.
+        rounds: whether some of them round float32 to TensorFloat-32.
     """
 
     def kernels(op: Op, inputs: Windows, outputs: Windows, device: Device, tf32: bool, deterministic: bool) -> Kernels:
@@ -105,7 +105,7 @@ def _cudnn(
 
 
 def _cublaslt(several: Callable[..., Kernels], own_price: Price) -> Library:
-    """Calls of cuBLASLt, which follow from the op and the name."""
+    """Calls of cuBLASLt; the op and the name determine them."""
 
     def kernels(op: Op, inputs: Windows, outputs: Windows, device: Device, tf32: bool, deterministic: bool) -> Kernels:
         return several(op, inputs, outputs, device, tf32=tf32)
@@ -184,7 +184,7 @@ def _make(op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], devic
 
 
 def kernel_for(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel | None:
-    """The kernel for an op on tensors that lie so; None where there is none."""
+    """The kernel for an op on tensors with these layouts; None if there is none."""
     return _make(op, tuple(inputs), tuple(outputs), device) if op.name in FAMILIES else None
 
 
@@ -203,8 +203,8 @@ def _ways(
 def kernels_for(
     op: Op, inputs: Windows, outputs: Windows, device: Device, *, tf32: bool = False, deterministic: bool = True
 ) -> Mapping[str, LaunchKernel]:
-    """The kernels for an op on tensors that lie so, by name: launches of ours, calls of cuBLASLt, and cuDNN's plans
-    where it is installed.
+    """The kernels for an op on tensors with these layouts, by name: foreplan's launches, calls of cuBLASLt, and plans
+    of cuDNN where it is installed.
 
     Args:
         tf32: whether cuDNN and cuBLASLt may round float32 to TensorFloat-32 on its way into products.
@@ -214,7 +214,7 @@ def kernels_for(
 
 
 def takes_place(op: Op, inputs: Windows, outputs: Windows, device: Device, *, tf32: bool, deterministic: bool) -> bool:
-    """Whether an op that does what several do is better off than they are."""
+    """Whether an op is better than the several ops that it replaces."""
     if (family := FAMILIES.get(op.name)) and family.fuses:
         return family.fuses(op, inputs, outputs, device)
     return bool(kernels_for(op, inputs, outputs, device, tf32=tf32, deterministic=deterministic))
@@ -223,7 +223,7 @@ def takes_place(op: Op, inputs: Windows, outputs: Windows, device: Device, *, tf
 def kernel_named(
     op: Op, name: str, payload: bytes, inputs: Windows, outputs: Windows, device: Device
 ) -> LaunchKernel | None:
-    """The kernel that a plan names, of cuDNN's from what the plan has of it; None where there is none such."""
+    """The kernel that a plan names, cuDNN's from its payload; None if there is no such kernel."""
     if name == OWN and not payload:
         return kernel_for(op, inputs, outputs, device)
     library = FAMILIES[op.name].library if op.name in FAMILIES else None

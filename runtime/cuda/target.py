@@ -1,4 +1,4 @@
-"""The target `cuda`: launches on a card that is described, whether there is one or not."""
+"""The target `cuda`: launches on a described card, which need not be in this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAUNCH = 1000
 
 
 class CudaTarget:
-    """A card. What it has no kernel for is decomposed, or refused: nothing runs elsewhere.
+    """A card. Ops without a kernel are decomposed or refused: nothing runs elsewhere.
 
     Attributes:
         name: `cuda:` and the card's name: plans depend on it.
@@ -63,7 +63,7 @@ class CudaTarget:
         )
 
     def fuses(self, op: Op, inputs: Types, outputs: Types) -> bool:
-        """Where that is better, of tensors in C order."""
+        """Whether that is better, for tensors in C order."""
         from foreplan.runtime.cuda.table import takes_place
 
         reads, writes = ([Window.dense(type) for type in types] for types in (inputs, outputs))
@@ -84,7 +84,7 @@ class CudaTarget:
         return family.layout(op, inputs, outputs) if family else [Window.dense(type) for type in outputs]
 
     def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:
-        """Launches of ours, where there are some for such tensors, and what libraries have; the fastest first."""
+        """Foreplan's own launches, if there are some for such tensors, and libraries' kernels; the fastest first."""
         from foreplan.runtime.cuda.table import kernels_for
 
         found = kernels_for(op, inputs, outputs, self.device, tf32=self.tf32, deterministic=self.deterministic)
@@ -94,7 +94,7 @@ class CudaTarget:
     def kernel(
         self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
     ) -> Candidate | None:
-        """Launches of ours, or what a library runs, which need not be there to be told."""
+        """Foreplan's own launches, or a library's kernel; the library need not be installed."""
         from foreplan.runtime.cuda.table import kernel_named
 
         found = kernel_named(op, name, payload, inputs, outputs, self.device)

@@ -204,7 +204,7 @@ def test_bytes_that_change_bring_about_no_other_error(text: str, tmp_path: Path)
 
 def test_only_plans_for_cards_have_kernels(tmp_path: Path) -> None:
     path = tmp_path / "step.plan"
-    with pytest.raises(UsageError, match="for cards alone, and this one is for numpy"):
+    with pytest.raises(UsageError, match="can hold kernels, and this one is for numpy"):
         compiled(perceptron(4)).save(path, kernels=True)
     assert not path.exists()
 
@@ -223,4 +223,4 @@ def test_the_command_line(tmp_path: Path) -> None:
     foreplan("verify", path)
     foreplan("verify", path, "--trust-code")
     assert "-o FILE" in foreplan("plan", MODEL, "--kernels", "--explain", code=2).stderr
-    assert "for cards alone" in foreplan("plan", MODEL, "--kernels", "-o", path, code=2).stderr
+    assert "can hold kernels" in foreplan("plan", MODEL, "--kernels", "-o", path, code=2).stderr

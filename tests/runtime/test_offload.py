@@ -148,7 +148,7 @@ def test_a_plan_file_has_the_copies_and_the_host_region(tmp_path: Path) -> None:
     ) and again.host_bytes == step.host_bytes
     text = (tmp_path / "step.plan").read_text()
     body = text.split("\n", 2)[2].removesuffix("\n}\n").replace('["host",false]', '["host",true]')
-    with pytest.raises(PlanError, match="which no program has"):
+    with pytest.raises(PlanError, match="and no program has these"):
         rewritten(tmp_path / "edited.plan", text, body)
 
 

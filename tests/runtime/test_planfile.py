@@ -201,10 +201,10 @@ HARMFUL = {
         "must be a floating-point scalar",
     ),
     "two losses": (lambda data: data["slots"].append(slot(data, "loss")), "several losses"),
-    "a valid range": (lambda data: targets(data).update(valid=[-9, 9]), "would not have written"),
+    "a valid range": (lambda data: targets(data).update(valid=[-9, 9]), "does not write"),
     "a bound that is the arena": (
         change("plan", lambda p: p.update(order_lower_bound_bytes=p["arena_bytes"])),
-        "would not have written",
+        "does not write",
     ),
     "a parameter taken for a constant": (lambda data: slot(data, "stored").update(kind="constant"), "changes, and no"),
     "a state taken for a parameter": (
@@ -236,10 +236,10 @@ HARMFUL = {
         "needs no workspace",
     ),
     "another version's": (change("header", lambda h: h.update(foreplan="9.0")), "written by foreplan '9.0'"),
-    "a number as a truth": (change("regions", lambda r: r[0].__setitem__(1, 1)), "would not have written"),
-    "an unknown key": (lambda data: data.update(extra=1), "would not have written"),
-    "a number too many": (change("steps", lambda s: s[0].append(0)), "would not have written"),
-    "no machine": (change("header", lambda h: h.update(device=None)), "all that it was made for"),
+    "a number as a truth": (change("regions", lambda r: r[0].__setitem__(1, 1)), "does not write"),
+    "an unknown key": (lambda data: data.update(extra=1), "does not write"),
+    "a number too many": (change("steps", lambda s: s[0].append(0)), "does not write"),
+    "no machine": (change("header", lambda h: h.update(device=None)), "everything that it was made for"),
     "a gradient of nothing": (
         lambda data: data["slots"].append(slot(data, "loss") | {"role": "gradient"}),
         "no such parameter",
@@ -305,19 +305,19 @@ def test_resealed_changes_are_refused(tmp_path: Path, text: str, name: str) -> N
 AHEAD = {
     "the input's own bytes": (
         lambda data: slot(data, "ahead").update(at=slot(data, "input")["at"]),
-        "the second slot of 'x' is no bytes of its own",
+        "the second slot of 'x' has no bytes of its own",
     ),
     "a second slot of nothing": (
         lambda data: slot(data, "ahead").update(name="nothing"),
-        "there is a second slot for 'nothing', and no such input without a default",
+        "there is a second slot for 'nothing', but no such input without a default",
     ),
     "a second slot of another type": (
         lambda data: slot(data, "ahead").update(at=slot(data, "ahead", 1)["at"]),
-        "there is a second slot for 'x', and no such input",
+        "there is a second slot for 'x', but no such input",
     ),
     "one second slot too few": (
         lambda data: data["slots"].remove(slot(data, "ahead", 1)),
-        "other inputs have a second slot, and 'target' has none",
+        "other inputs have a second slot, but 'target' has none",
     ),
     "two second slots of one input": (
         lambda data: data["slots"].append(slot(data, "ahead")),

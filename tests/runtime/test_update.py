@@ -113,7 +113,7 @@ HARMFUL = {
         "two inputs and stored values are named",
     ),
     "another target": (lambda data: data["header"].update(target="tpu"), "no target"),
-    "the update alone dropped": (lambda data: (data.pop("update"), data.pop("micro_batches")), "and not the second"),
+    "the update alone dropped": (lambda data: (data.pop("update"), data.pop("micro_batches")), "but not the second"),
     "an update with a result": (
         lambda data: data["update"]["slots"].append({"role": "output", "name": "y", "at": step_count(data["update"])}),
         "returns something, which nobody reads",

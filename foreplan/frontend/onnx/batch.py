@@ -1,8 +1,8 @@
 """Another batch size for a model that was exported with a fixed one.
 
 The model is imported twice: as exported, which gives every tensor's shape, and with the new batch. An extent that
-differs between the two is one that carries the batch; so the second import knows at every Reshape which extent of a
-written shape was the batch, and sees at every other node whether the batch got through.
+differs between the two carries the batch. So the second import knows at every Reshape which extent of a written shape
+was the batch, and at every other node whether the batch arrived.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
 class Rebatched(Protocol):
-    """What the change has to know of a node, which is an `OnnxNode`."""
+    """The part of an `OnnxNode` that the change of batch needs."""
 
     op_type: str
     source: str
@@ -26,7 +26,7 @@ class Rebatched(Protocol):
 
     @property
     def inputs(self) -> Sequence[object]:
-        """What it reads."""
+        """Its inputs."""
 
     def has(self, index: int) -> bool:
         """Whether input `index` is given."""
@@ -40,7 +40,7 @@ class Rebatch:
 
     Attributes:
         shapes: the shape of every tensor of the model as exported, by its unique name.
-        notes: what was rewritten.
+        notes: the rewritten shapes.
     """
 
     def __init__(self, old: int, new: int, shapes: Mapping[str, Shape]) -> None:
@@ -63,7 +63,7 @@ class Rebatch:
         return self.before(n, index) != n.shape(index)
 
     def scaled(self, extent: int) -> int | None:
-        """An extent that holds the old batch, with the new one in its place; None where it holds none."""
+        """An extent with the new batch in place of the old one; None if it does not contain the batch."""
         whole, rest = divmod(extent * self.new, self.old)
         return None if rest else whole
 
@@ -116,7 +116,7 @@ class Rebatch:
         )
 
     def fixed(self, n: Rebatched, reason: str) -> ShapeError:
-        """The error for a node that holds on to the batch of the export."""
+        """The error for a node that fixes the batch of the export."""
         return ShapeError(
             f"{n.source} fixes the batch at {self.old}, so the model cannot be imported with batch {self.new}: "
             f"{reason}; import it with batch {self.old}, or export it again with a symbolic batch"

@@ -99,8 +99,8 @@ class Importer:
         batch: the change of batch size in progress, if any.
         path: the model's file, if it is one.
         shapes: the shape of every tensor by its full name, for a later import with another batch.
-        written: nodes of the bodies of loops, branches and functions that have been written out.
-        most_written: how many of them a file of this size may come to.
+        written: the number of nodes written out from bodies of loops, branches and functions.
+        most_written: the most such nodes that a file of this size may have.
     """
 
     def __init__(self, model: Model, batch: Rebatch | None = None) -> None:
@@ -151,8 +151,8 @@ class Importer:
         return self.b.finish(outputs, updates=self.updates)
 
     def _compare(self, info: onnx.ValueInfoProto, found: TensorType) -> None:
-        """An output against what the file declares, as ONNX Runtime does it: another element type is an error, and with
-        another shape the one that is computed counts, with a note.
+        """Compare an output with the file's declaration, as ONNX Runtime does: another element type is an error; for
+        another shape, the computed one counts, with a note.
         """
         where, declared = f"{self.model.label}: output {info.name!r}", info.type.tensor_type
         kind = info.type.WhichOneof("value") or "tensor_type"
@@ -258,7 +258,7 @@ class Importer:
         return (at or scope).full_name(name)
 
     def _results(self, n: OnnxNode, scope: Scope, name: str, domain: str) -> list[Operand | None] | None:
-        """What the node gives, one an output; None where another walk has already put it into the scope."""
+        """The node's results, one an output; None if another walk has already put them into the scope."""
         if (domain, n.op_type) in self.functions:
             self._expand(n, self.functions[domain, n.op_type], scope, name)
             return None
@@ -282,7 +282,7 @@ class Importer:
         return [result] if isinstance(result, Value | Constant) else list(result)
 
     def _guarded(self, n: OnnxNode, translate: Callable[[], Translated]) -> Translated:
-        """Run a translation; whatever it stumbles over is the model's fault and is told as such."""
+        """Run a translation; its errors are faults of the model, and say so."""
         try:
             return translate()
         except ShapeError as error:
@@ -330,7 +330,7 @@ class Importer:
         """Count the nodes of a body that is about to take the place of `n`, or of one step of it.
 
         Raises:
-            UnsupportedError: with them it is more than any file should mean.
+            UnsupportedError: the model then has more nodes than any file should.
         """
         self.written += 1 + nodes
         if self.written > self.most_written:
@@ -362,7 +362,7 @@ class Importer:
     # Names.
 
     def _finish(self, n: OnnxNode, results: Iterable[Operand | None], first: int, scope: Scope, node_name: str) -> None:
-        """Give what was made its names in the file, and put the outputs into the scope."""
+        """Give the new nodes and values their names in the file, and put the outputs into the scope."""
         found = list(results)
         wanted = {
             operand: name
@@ -413,7 +413,7 @@ class Importer:
         return renamed
 
     def _free(self, name: str) -> str:
-        """A name for what the file does not name, and that no tensor of the file will want."""
+        """A name for a value without one in the file; no tensor of the file has the same name."""
         while name in self._reserved:
             name += "'"
         return name

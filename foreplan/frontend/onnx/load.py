@@ -1,4 +1,4 @@
-"""An ONNX file, path or ModelProto → a checked ModelProto that holds no large weights, and where those are."""
+"""An ONNX file, path or ModelProto → a checked ModelProto without large weights, and the places of these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a translation sees of one ONNX node: its inputs, attributes and opset, and the builder it adds nodes to."""
+"""One ONNX node for its translation: its inputs, attributes and opset, and the builder it adds nodes to."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def translates(*op_types: str, domain: str = "") -> Callable[[AnyTranslation], A
 
 
 class Context(Protocol):
-    """What every translation of one model shares.
+    """The common context of all translations of a model.
 
     Attributes:
         b: where nodes are added.
@@ -66,7 +66,7 @@ class OnnxNode:
         proto: as it stands in the file.
         op_type: its operator.
         opset: version of the operator's domain.
-        inputs: what the node reads; None where an optional input is left out.
+        inputs: of the node; None for an optional input that is left out.
         source: `model.onnx: node 'conv1' (Conv)`, which begins every message.
         b: where nodes are added.
         batch: the change of batch size in progress, if any.
@@ -99,7 +99,7 @@ class OnnxNode:
         self._context = context
         self._attributes = {attribute.name: attribute for attribute in proto.attribute}
 
-    # What it reads.
+    # Inputs.
 
     def has(self, index: int) -> bool:
         """Whether input `index` is given."""
@@ -272,7 +272,7 @@ class OnnxNode:
             raise ShapeError(f"{self.source}: the axes {list(axes)} are not distinct")
         return found
 
-    # What it gives.
+    # Outputs.
 
     @property
     def output_count(self) -> int:

@@ -1,4 +1,4 @@
-"""Nodes of an ONNX graph in an order in which they can run; files usually hold them so, and always should."""
+"""Nodes of an ONNX graph in an order in which they can run. Files should have such an order, and usually do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def in_order(nodes: Sequence[onnx.NodeProto], label: str) -> list[tuple[int, onnx.NodeProto]]:
-    """(place in the file, node), each behind what it reads; the file's own order where that is one.
+    """(place in the file, node), each behind the nodes that it reads; the file's own order if that is valid.
 
     Raises:
         ModelError: two nodes give the same tensor, or nodes wait for each other in a circle.

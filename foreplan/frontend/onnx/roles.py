@@ -1,4 +1,4 @@
-"""Which constants of a model are trained: found from where they are read, before anything is translated."""
+"""Which constants of a model are trained: their readers decide, before anything is translated."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def find_roles(
     initializers: Iterable[onnx.TensorProto] = (),
     functions: Mapping[tuple[str, str], onnx.FunctionProto] | None = None,
 ) -> dict[str, Kind]:
-    """PARAMETER or BUFFER for the tensors of one scope that are so used; whatever else is constant is a CONSTANT.
+    """PARAMETER or BUFFER for the tensors of one scope with such a use; all other constants are CONSTANT.
 
     A weight that reaches its slot through other constants (a transposed matrix, a reshaped scale, a weight that is
-    a norm times a direction) makes parameters of what it was computed from. Only tensors of floats can be trained;
-    who stores them sees to that.
+    a norm times a direction) makes parameters of the constants that it was computed from. Only tensors of floats can be
+    trained; this is checked where they are stored.
     """
     search = _Search(functions or {})
     for tensor in initializers:
@@ -72,7 +72,7 @@ class _Search:
         self.functions = functions
         self.is_function = is_function
         self.constants: set[str] = set()
-        self.learned: set[str] = set()  # initializers, and what is only a rearrangement of them
+        self.learned: set[str] = set()  # initializers, and mere rearrangements of them
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.contents: dict[str, onnx.TensorProto] = {}
         self.makers: dict[str, onnx.NodeProto] = {}
@@ -119,7 +119,7 @@ class _Search:
         return sum(extent != 1 for extent in shape) == 1 or (name in self.learned and math.prod(shape) > 1)
 
     def claim(self, name: str, kind: Kind) -> None:
-        """Give a constant its role, and what it was computed from as well."""
+        """Give a constant its role, and the same role to the constants that it was computed from."""
         pending = [name]
         while pending:
             name = pending.pop()
@@ -127,7 +127,7 @@ class _Search:
                 continue
             self.roles[name] = kind
             maker = self.makers.get(name)
-            # Within a function everything may be an activation: only what is a weight by its place is followed back.
+            # Within a function every tensor may be an activation: only weights by their place are followed back.
             if maker is None or maker.op_type in _SHAPES or (self.is_function and maker.op_type not in _REARRANGING):
                 continue
             pending += [source for source in maker.input if source]
@@ -139,7 +139,7 @@ class _Search:
             self.contents[name] = tensor
 
     def note_shape(self, node: onnx.NodeProto) -> None:
-        """The shapes of constants, as far as biases need them. What is broken is left for the import to tell."""
+        """The shapes of constants, as far as biases need them. Errors in them are left to the import."""
         if not node.output:
             return
         first = node.input[0] if node.input else ""
@@ -149,7 +149,7 @@ class _Search:
         elif node.op_type == "Constant" and "value_floats" in attributes:
             self.shapes[node.output[0]] = (len(attributes["value_floats"].floats),)
         elif node.op_type in ("Unsqueeze", "Identity", "Reshape", "Cast") and first in self.shapes:
-            # Axes of extent 1 come and go: all that `is_bias` asks is how many longer ones there are.
+            # Axes of extent 1 do not matter: `is_bias` only counts longer ones.
             self.shapes[node.output[0]] = self.shapes[first]
         elif node.op_type == "ConstantOfShape" and first in self.contents:
             with contextlib.suppress(ForeplanError):
@@ -161,7 +161,7 @@ class _Search:
         """The inputs of a model's own function that are weights inside it."""
         key = (function.domain, function.name)
         if key not in self.slots:
-            self.slots[key] = frozenset()  # while it is being found: a function that calls itself has none
+            self.slots[key] = frozenset()  # until it is found: a function that calls itself has none
             inner = _Search(self.functions, is_function=True)
             inner.slots = self.slots
             inner.constants.update(function.input)

@@ -90,7 +90,7 @@ def _type(model: Model, name: str, dtype: DType, shape: Shape) -> TensorType:
 
 
 def user_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Inputs that are not initializers: before IR version 4 those had to be listed as well."""
+    """Inputs that are not initializers: before IR version 4, initializers had to be listed as inputs, too."""
     held = {tensor.name for tensor in graph.initializer}
     held |= {tensor.values.name for tensor in graph.sparse_initializer}
     return [info for info in graph.input if info.name not in held]

@@ -1,4 +1,4 @@
-"""TensorProto → a typed constant whose bytes stay where they are, unless they are few or shapes."""
+"""TensorProto → a typed constant. Its bytes stay in the file, unless they are few or belong to a shape."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Constant:
     Attributes:
         name: unique within the model.
         init: its content, perhaps still in a file.
-        array: the content, where it is known at import: integers, and floats that are few.
+        array: the content, if it is known at import: integers, and a few floats.
         kind: what it becomes when it is stored: PARAMETER, BUFFER or CONSTANT.
-        value: itself in the graph, once something has read it.
+        value: its value in the graph, after its first reader.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Constant:
 
     @property
     def is_foldable(self) -> bool:
-        """Whether it is known now and will not change."""
+        """Whether its content is known now and never changes."""
         return self.array is not None and self.kind is Kind.CONSTANT
 
 
@@ -113,7 +113,7 @@ def from_tensor(tensor: onnx.TensorProto, name: str, path: Path | None, where: s
     """The constant that a TensorProto describes.
 
     Args:
-        tensor: an initializer or an attribute; whatever reads a tensor's content comes here.
+        tensor: an initializer or an attribute; all reads of a tensor's content come here.
         name: of the constant.
         path: the model's file; external data lie beside it.
         where: begins every message.
@@ -194,7 +194,7 @@ def _bytes_before(file: Path, offset: int) -> bytes:
 
 
 def _beside(model: Path, location: str, where: str) -> Path:
-    """The file of external data: in the model's folder or below, never elsewhere, whatever links say.
+    """The file of external data: in the model's folder or below, never elsewhere, even by links.
 
     Raises:
         ModelError: it lies elsewhere, is missing or is not a file.

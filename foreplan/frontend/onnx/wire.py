@@ -1,7 +1,7 @@
-"""ONNX files without their weights: the protobuf wire format walked just far enough to cut large tensors out.
+"""ONNX files without their weights: the protobuf wire format is read only as far as needed to cut out large tensors.
 
-A tensor's bytes are replaced by the reference that ONNX itself uses for bytes in another file, pointing back into
-the same one; what is left is small, and everything behind treats both cases alike.
+A tensor's bytes are replaced by the reference that ONNX itself uses for bytes in another file; it points back into the
+same file. The result is small, and later stages treat both cases alike.
 
 Source: the protocol buffers encoding guide (tag = field << 3 | wire type) and the field numbers of onnx.proto.
 """

@@ -1,4 +1,4 @@
-"""NumPy's functions on traced tensors: the table that NumPy's own dispatch is answered from."""
+"""NumPy's functions on traced tensors: the table of traced forms for NumPy's own dispatch."""
 
 from __future__ import annotations
 

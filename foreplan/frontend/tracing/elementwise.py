@@ -177,7 +177,7 @@ def apply(name: str, fn: Callable[..., Expr], *operands: Any) -> Tensor:
     b = tracer.at()
     expr = as_expr(fn(*exprs))
     if len(used_args(expr)) < len(values) or isinstance(expr, Arg):
-        # Arithmetic with 0 and 1 has been done away with, and with it perhaps a shape or an element type.
+        # Simplification removed arithmetic with 0 and 1, and with it perhaps a shape or an element type.
         whole = Call(name, tuple(exprs)) if name in FUNCTIONS else expr
         dtype = infer_dtypes([value.dtype for value in values], whole)[whole]
         if not isinstance(expr, Arg) or len(values) > 1 or values[0].dtype != dtype:
@@ -212,7 +212,7 @@ def select(condition: Any, a: Any, b: Any) -> Tensor:
     like = common_float(a, b)
     condition = as_bool(as_tensor(condition))
     if is_scalar(a) and is_scalar(b):
-        # Literals alone have no element type in an expression; NumPy's is the one people expect.
+        # Literals alone have no element type in an expression; NumPy's type is used, which people expect.
         kind = np.result_type(type(literal(a)), type(literal(b))).name
         return apply("where", lambda c, a, b: ex.cast(Call("where", (c, a, b)), _LITERAL_DTYPES[kind]), condition, a, b)
     return apply("where", where, condition, *(x if is_scalar(x) else as_tensor(x, like) for x in (a, b)))

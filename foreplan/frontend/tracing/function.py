@@ -24,7 +24,7 @@ def trace(fn: Callable[..., Any], *specs: Any, name: str | None = None, **named_
 
     Args:
         fn: takes tensors and returns a tensor, a tuple or list of them, or a dict; `foreplan.nn` in it makes
-            parameters. It runs once, and Python's `if` and `for` in it are settled then.
+            parameters. It runs once; Python's `if` and `for` in it are decided then.
         specs: for the function's parameters in order.
         name: of the graph; the function's own by default.
         named_specs: for parameters by name.
@@ -33,7 +33,7 @@ def trace(fn: Callable[..., Any], *specs: Any, name: str | None = None, **named_
         The forward graph. Outputs are named by a dict's keys, or `output`, or `output_0`, `output_1`, …
 
     Raises:
-        TraceError: the function needs the value of a tensor, or does what cannot be traced; names the line.
+        TraceError: the function needs the value of a tensor, or does something that cannot be traced; names the line.
         ShapeError: shapes or element types do not fit each other; names the line.
         UsageError: the specs do not fit the function's parameters.
     """
@@ -47,7 +47,7 @@ def trace(fn: Callable[..., Any], *specs: Any, name: str | None = None, **named_
 
 
 def function_name(fn: Callable[..., Any], nameless: str = "graph") -> str:
-    """What to call a function: its own name, that of what a partial wraps, or that of an object's class."""
+    """The name of a function: its own, that of the function in a partial, or that of an object's class."""
     inner = getattr(fn, "func", fn)
     found = getattr(inner, "__name__", type(inner).__name__)
     return nameless if found == "<lambda>" else found
@@ -91,7 +91,7 @@ def _inputs(tracer: Tracer, b: Builder, bound: inspect.BoundArguments) -> inspec
 
 
 def named_outputs(tracer: Tracer, result: Any) -> dict[str, Value]:
-    """What a traced function returned, as the outputs of its graph.
+    """The results of a traced function, as the outputs of its graph.
 
     Raises:
         TraceError: it returned something else than tensors, or nothing.

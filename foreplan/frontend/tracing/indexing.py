@@ -30,7 +30,7 @@ def index(x: Tensor, key: Any) -> Tensor:
     b = current().at()
     starts, extents, steps, shape = [], [], [], []
     chosen: list[tuple[int, Any]] = []  # (axis of the sliced tensor, indices)
-    places: list[str] = []  # what each key is: advanced keys must stand together
+    places: list[str] = []  # the kind of each key: advanced keys must stand together
     axis = 0
     for part in keys:
         if part is None:
@@ -118,7 +118,7 @@ def _range(key: Any, extent: int, axis: int) -> tuple[int, int, int]:
 
 
 def _check_adjacent(places: Sequence[str]) -> None:
-    """NumPy moves the axes of indices that are kept apart to the front; that form is refused rather than guessed."""
+    """NumPy moves the axes of separated indices to the front; this form is refused."""
     advanced = [i for i, place in enumerate(places) if place in ("tensor", "int")]
     if advanced[-1] - advanced[0] + 1 != len(advanced):
         raise fail("integer and tensor indices with a slice or None between them are not traced; index in two steps")

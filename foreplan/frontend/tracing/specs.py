@@ -1,4 +1,4 @@
-"""What a traced function is given instead of an array: an element type and a static shape."""
+"""A traced function's argument instead of an array: an element type and a static shape."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Tensor:
 
     Attributes:
         tracer: the trace it belongs to.
-        value: what it stands for in the graph.
+        value: its value in the graph.
     """
 
     __slots__ = ("tracer", "value")
@@ -53,7 +53,7 @@ class Tensor:
         self.tracer = tracer
         self.value = value
 
-    # What is known while tracing
+    # Known while tracing
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -259,7 +259,7 @@ class Tensor:
 
         return apply_function(func, args, kwargs)
 
-    # What needs values
+    # Operations that need values
 
     __bool__ = _no_value("`if`, `while`, `and`, `or`, `not` or bool()", "choose element by element with np.where")
     __float__ = _no_value("float()", "keep it a tensor, and return it from the function to see it")
@@ -284,7 +284,7 @@ class Tensor:
 
 
 def _unpacked(given: tuple[Any, ...]) -> tuple[int, ...]:
-    """What `f(1, 2)` and `f((1, 2))` both mean."""
+    """The same arguments for `f(1, 2)` and `f((1, 2))`."""
     if len(given) == 1 and isinstance(given[0], Sequence | np.ndarray):
         return tuple(given[0])
     return () if given == (None,) else given
@@ -316,7 +316,7 @@ def as_tensor(x: Any, like: DType | None = None) -> Tensor:
 
     Args:
         x: a tensor, or anything that np.asarray takes.
-        like: element type of literals, and of float64 arrays, if that is a float; float32 where nothing says.
+        like: element type of literals, and of float64 arrays, if it is a float; float32 by default.
 
     Raises:
         TraceError: the tensor belongs to another trace, or the array holds what a graph cannot.

@@ -1,4 +1,4 @@
-"""The trace in progress: the graph being built, where the user's code stands, and the names of parameters."""
+"""The trace in progress: the graph being built, the current line of the user's code, and the names of parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MODELS = os.path.join(_FOREPLAN, "models") + os.sep
 
 
 def _is_traced(path: str) -> bool:
-    """Whether a file holds code that is traced: it is neither foreplan's nor NumPy's own, but for foreplan's models."""
+    """Whether a file holds traced code: neither foreplan's nor NumPy's own, except foreplan's models."""
     return path.startswith(_MODELS) or not path.startswith((_FOREPLAN, _NUMPY))
 
 
@@ -40,7 +40,7 @@ def caller() -> str:
 
 
 def _raised_at(error: BaseException) -> str:
-    """`file.py:line` of the innermost frame that an error passed and that is traced."""
+    """`file.py:line` of the innermost traced frame that an error passed through."""
     found, entry = "", error.__traceback__
     while entry is not None:
         path = entry.tb_frame.f_code.co_filename
@@ -59,7 +59,7 @@ class Tracer:
     """One graph being built by running Python code.
 
     Attributes:
-        parameters: what `nn.parameter` and `nn.buffer` made, by full name.
+        parameters: results of `nn.parameter` and `nn.buffer`, by full name.
         swapped: value → the value that it is with its last two axes exchanged, so that products can say "transposed".
     """
 
@@ -94,7 +94,7 @@ class Tracer:
         """While the body runs, this is the trace that functions build in.
 
         Raises:
-            ShapeError: as the body does, with the user's line added where it is missing.
+            ShapeError: errors of the body, with the user's line added if it is missing.
         """
         token = _CURRENT.set(self)
         try:
@@ -121,11 +121,11 @@ class Tracer:
             self._builder.scope = before
 
     def full_name(self, name: str) -> str:
-        """A name with the scopes around it before it: `layer1.0.conv1.weight`."""
+        """A name behind the names of its scopes: `layer1.0.conv1.weight`."""
         return ".".join([*self._path, name])
 
     def numbered_name(self, kind: str) -> str:
-        """A name for a layer that was given none: `linear0`, `linear1`, … within its scope."""
+        """A name for a layer without a given name: `linear0`, `linear1`, … within its scope."""
         full = self.full_name(kind)
         number = self._counts.get(full, 0)
         self._counts[full] = number + 1

@@ -1,4 +1,4 @@
-"""What convolution and its gradients have in common: attributes, windows, and what they check and read."""
+"""The common part of convolution and its gradients: attributes, windows, checks, and layouts that they read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foreplan.ops.window import Pads, Windows, count_positions, spatial_is_dense
 
 @dataclass(frozen=True)
 class ConvOp(Op):
-    """What convolution and its gradients have in common.
+    """The common part of convolution and its gradients.
 
     Attributes:
         strides: elements from one window to the next, an entry a spatial axis.
@@ -56,7 +56,7 @@ class ConvOp(Op):
         return set(kernel) == {1} == set(self.strides) and not any(map(any, self.pads))
 
     def is_depthwise(self, x: TensorType | np.ndarray, w: TensorType | np.ndarray) -> bool:
-        """Whether images x and weights w are of a convolution of each channel by itself."""
+        """Whether a convolution of images x with weights w treats each channel by itself."""
         return is_depthwise(x.shape[1], w.shape, self.groups)
 
     def check(self, x: TensorType, w: TensorType) -> None:

@@ -1,7 +1,7 @@
 """The NumPy kernels of depth-wise convolution: multiply-adds of shifted planes, a cache's worth at a time.
 
 With stride 1 over two axes, planes are first laid out with their padding. Then a tap is one shift of the whole flat
-block, the few positions that wrap into the next row are computed and dropped, and every call runs over long rows.
+block, and every call runs over long rows. The few positions that wrap into the next row are computed and dropped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A convolution and what is done to each element of its result, before it is written."""
+"""A convolution with an epilogue: a map of each element of its result before it is written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ADD, SUB, MUL, RELU = "add", "sub", "mul", "relu"
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that is done to every element: a function of it, and perhaps of another input.
+    """One step of an epilogue: a function of every element, and perhaps of another input.
 
     Attributes:
         function: add, sub, mul or relu.
@@ -33,7 +33,7 @@ class Step:
 
 @lru_cache(maxsize=4096)
 def steps_of(expr: Expr) -> tuple[Step, ...] | None:
-    """An expression of a0 as steps from it on, each other argument taken once; None where it is no such chain."""
+    """An expression as a chain of steps from a0 on, with each other argument once; None if it is none."""
     if expr == Arg(0):
         return ()
     if not isinstance(expr, Call):
@@ -58,10 +58,10 @@ def steps_of(expr: Expr) -> tuple[Step, ...] | None:
 class ConvMap(ConvOp):
     """y = f(x * w (+ bias), a1, a2, …): a convolution, and a map of its result and of further inputs.
 
-    Inputs: x [N, C, *S], w [K, C/groups, *R], bias [K] where there is one, then what the map reads beside the result,
-    each of one number a channel or as the output; vectors may be wide beside narrow images, which are computed with in
-    float32 and rounded once. Output: as the convolution's. Made for targets that have such a kernel, from a graph that
-    needs no derivative any more.
+    Inputs: x [N, C, *S], w [K, C/groups, *R], bias [K] if there is one, then the map's further inputs, each of one
+    number a channel or as the output. Vectors may be wide beside narrow images; the map is computed in float32 and
+    rounded once. Output: as the convolution's. Made for targets that have such a kernel, from a graph that needs no
+    derivative any more.
 
     Attributes:
         expr: of a0, the result, and the further inputs.
@@ -79,12 +79,12 @@ class ConvMap(ConvOp):
 
     @property
     def map(self) -> Map:
-        """What is done to its result."""
+        """The map of its result."""
         return Map((self.expr,))
 
     @property
     def own(self) -> int:
-        """How many inputs are the convolution's."""
+        """The number of the convolution's own inputs."""
         return 2 + self.biased
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:

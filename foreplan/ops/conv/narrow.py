@@ -55,7 +55,7 @@ def narrow_conv(
 ) -> Iterator[tuple[np.ndarray, slice, slice]]:
     """Products of weights and columns, block by block: (product [items, K, positions], items, positions).
 
-    The caller does the rest to each in place; then it is rounded and written.
+    The caller finishes each product in place; then it is rounded and written.
     """
     types = _types(x, w, y)
     plan = _blocking(*types)
@@ -105,7 +105,7 @@ def narrow_data_grad(
     """dx = weightsᵀ · gradients, added tap by tap into some channels of an image (+ base).
 
     Args:
-        base: what dx is added to; may be dx itself.
+        base: the tensor that dx is added to; may be dx itself.
     """
     types = _types(dx, w, g)
     plan, taps, inner = _blocking(*types), math.prod(w.shape[2:]), w.shape[0] // groups
@@ -159,7 +159,7 @@ def narrow_weight_grad(
     """dw = Σ gradients · columnsᵀ over blocks (+ base).
 
     Args:
-        base: what dw is added to; may be dw itself.
+        base: the tensor that dw is added to; may be dw itself.
     """
     types = _types(x, dw, g)
     memory, aside, product, total = carve(workspace, *weight_grad_pieces(*types, groups))

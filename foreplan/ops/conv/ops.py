@@ -54,8 +54,8 @@ from foreplan.ops.window import Geometry, Padding, Pads, PerAxis, Windows, count
 class Conv(ConvOp):
     """y[n, k, o] = Σ_{c, r} w[k, c, r] · x[n, c, o·stride − low + r·dilation] (+ bias[k]), a cross-correlation.
 
-    Inputs: x [N, C, *S], w [K, C/groups, *R], optionally bias [K], which may be wide beside narrow images, or what is
-    added to, as the output. Output: [N, K, *O].
+    Inputs: x [N, C, *S], w [K, C/groups, *R], optionally bias [K], which may be wide beside narrow images, or a summand
+    as large as the output. Output: [N, K, *O].
     """
 
     name: ClassVar[str] = "conv"
@@ -75,7 +75,7 @@ class Conv(ConvOp):
         return (y,)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
-        """Weights first: with their gradient done, x's bytes may be free for the data's."""
+        """The weights' gradient first: then x's bytes may be free for the data's."""
         (x, w, *added), g = inputs, only(cotangents)
         dw = b.apply(ConvWeightGrad(*self.geometry, kernel=w.shape[2:]), x, g) if b.wants(w) else None
         gradients: list[Value | None] = [None, dw]
@@ -96,7 +96,7 @@ class Conv(ConvOp):
         return ((0, 2),) if self._is_added_to(inputs, outputs) and not depthwise else ()
 
     def flops(self, inputs: Types, outputs: Types) -> int:
-        """2·C/groups·taps an output element, and one more for what is added."""
+        """2·C/groups·taps an output element, and one more for a summand."""
         taps = math.prod(inputs[1].shape[1:])
         return outputs[0].size * (2 * taps + (len(inputs) > 2))
 
@@ -186,7 +186,7 @@ class ConvDataGrad(ConvOp):
         return (dx,)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
-        """It is linear in g (whose cotangent is a convolution) and in w; what is added to gets the cotangent itself."""
+        """It is linear in g (whose cotangent is a convolution) and in w; a summand gets the cotangent itself."""
         (g, w), t = inputs[:2], only(cotangents)
         dw = b.apply(ConvWeightGrad(*self.geometry, kernel=w.shape[2:]), t, g) if b.wants(w) else None
         dg = b.apply(Conv(*self.geometry), t, w) if b.wants(g) else None
@@ -274,7 +274,7 @@ class ConvWeightGrad(ConvOp):
         return (dw,)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
-        """It is linear in x and in g; the cotangent plays the weights, and is that of what is added to."""
+        """It is linear in x and in g, with the cotangent as weights; a summand gets the cotangent itself."""
         (x, g), whole = inputs[:2], only(cotangents)
         t = convert(b, whole, x.dtype)
         dg = b.apply(Conv(*self.geometry), x, t) if b.wants(g) else None

@@ -1,6 +1,6 @@
 """Batch normalisation (Ioffe and Szegedy 2015) in inference and training, and its gradient.
 
-The kernels go over a few channels at a time, so that a channel is still in the cache when it is read again.
+The kernels work on a few channels at a time, so that a channel is still in the cache for its second read.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class BatchNormTrain(ChannelNorm):
         return gradients
 
     def decompose(self, b: Builder, inputs: Values) -> Values:
-        """The statistics, and y from them: where y is computed again, the statistics are not."""
+        """The statistics, and y from them, so that recomputing y does not recompute the statistics."""
         x, scale, bias = inputs
         mean, variance = b.node(ChannelMoments(), x)
         (y,) = BatchNorm(self.epsilon).decompose(b, [x, scale, bias, mean, variance])
@@ -324,12 +324,12 @@ class BatchNormGrad(ChannelNorm):
 
 
 def _share(x: Value) -> float:
-    """Of one element in the mean of its channel."""
+    """The weight of one element in the mean of its channel."""
     return x.shape[1] / max(1, x.type.size)
 
 
 def _vector_shape(x: Value) -> Shape:
-    """That of a vector a channel, to go with x."""
+    """The shape of a vector of channels that broadcasts to x."""
     return (-1, *(1 for _ in x.shape[2:]))
 
 

@@ -1,4 +1,4 @@
-"""The gradient of batch normalisation of what a mask lets through, as behind a ReLU."""
+"""The gradient of batch normalisation before a mask, such as a ReLU's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from foreplan.ops.norm.batch import BatchNormGrad, ChannelNorm
 @register
 @dataclass(frozen=True)
 class MaskedBatchNormGrad(ChannelNorm):
-    """`batch_norm_grad` of a gradient that is a `masked_map` of what is read: g = expr(a0, a1, …), a0 a mask's bits.
+    """`batch_norm_grad` of a gradient that is a `masked_map` of the inputs: g = expr(a0, a1, …), a0 a mask's bits.
 
     Inputs: x [N, C, *S], scale, mean, variance [C], bits as `masked_map` takes them, and one or more tensors as x.
     Outputs: dx as x, dscale, dbias [C], wide if x is narrow, and g, if others read it.
@@ -34,12 +34,12 @@ class MaskedBatchNormGrad(ChannelNorm):
 
     @property
     def masked(self) -> MaskedMap:
-        """What makes g."""
+        """The map that makes g."""
         return MaskedMap((self.expr,))
 
     @property
     def gradient(self) -> BatchNormGrad:
-        """What is done with g."""
+        """The gradient that takes g."""
         return BatchNormGrad(self.epsilon)
 
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
@@ -56,7 +56,7 @@ class MaskedBatchNormGrad(ChannelNorm):
         return (*found, g) if self.keeps else found
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
-        """dx may take the bytes of x, and g those of a tensor that it is made of; if it is not kept, dx may."""
+        """dx may take the bytes of x, and g those of a tensor that it is made of; without g as an output, dx may."""
         return ((0, 0), *((3 if self.keeps else 0, i) for i in range(5, len(inputs))))
 
     def flops(self, inputs: Types, outputs: Types) -> int:
@@ -65,7 +65,7 @@ class MaskedBatchNormGrad(ChannelNorm):
         return self.masked.flops(rest[3:], [x]) + self.gradient.flops([x, *rest[:3], x], outputs[:3])
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """g, where it is not kept, and the more that one of both needs."""
+        """g, if it is not kept, and the larger workspace of both."""
         x, *rest = inputs
         both = self.masked.workspace(rest[3:], [x]), self.gradient.workspace([x, *rest[:3], x], outputs[:3])
         return max(both) + (0 if self.keeps else carve_bytes((x.shape, x.dtype.numpy)))

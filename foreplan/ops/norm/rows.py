@@ -36,7 +36,7 @@ class _RowNorm(Op):
     axis: int
     epsilon: float
 
-    centred: ClassVar[bool]  # whether the mean is taken away first
+    centred: ClassVar[bool]  # whether the mean is subtracted first
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The type of x, and statistics a row: the mean if it is taken away, and 1 / deviation."""
@@ -150,8 +150,8 @@ class _RowNormGrad(Op):
     """Gradients from x, the scale if there was one, the rows' statistics and g.
 
     With x̂ = (x − mean) · r and h = g · scale: dbias = Σ g and dscale = Σ g · x̂ over rows;
-    dx = r · (h − mean(h) − x̂ · mean(h · x̂)) with means over the row, the first of them only if x was centred. What may
-    come behind g, of x's type, is added to dx before that is rounded: the gradient along a residual's path.
+    dx = r · (h − mean(h) − x̂ · mean(h · x̂)) with means over the row, the first of them only if x was centred. A
+    further input behind g, of x's type, is added to dx before dx is rounded: the gradient of a residual path.
 
     Attributes:
         axis: the first normalised axis.
@@ -170,7 +170,7 @@ class _RowNormGrad(Op):
 
     @property
     def g(self) -> int:
-        """The index of g, which r is before, and the mean before that."""
+        """The index of g; r stands before it, and the mean before r."""
         return self.accumulates - 1
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
@@ -187,7 +187,7 @@ class _RowNormGrad(Op):
         return (x, *rest[: self.scaled] * (1 + self.centred))
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
-        """dx may take the bytes of what is added, of g or of x: rows are read whole before they are written."""
+        """dx may take the bytes of the summand, of g or of x: rows are read whole before they are written."""
         return (*((0, i) for i in reversed(range(self.g, len(inputs)))), (0, 0))
 
     def flops(self, inputs: Types, outputs: Types) -> int:

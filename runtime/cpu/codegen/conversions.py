@@ -1,4 +1,4 @@
-"""Element types on the CPU: what holds their values while one computes, in memory, and how one becomes another.
+"""Element types on the CPU: their types in registers and in memory, and conversions between them.
 
 Halves (float16, bfloat16) are computed with as float32 and rounded after each operation, as NumPy does.
 """
@@ -16,7 +16,7 @@ _INTEGERS = {1: INT8, 2: INT16, 4: INT32, 8: INT64}
 
 
 def register_type(dtype: DType) -> ir.Type:
-    """The type of values while one computes with them."""
+    """The type of values in registers, for arithmetic."""
     if dtype.is_float:
         return DOUBLE if dtype.itemsize == 8 else FLOAT
     return BIT if dtype.category == "bool" else _INTEGERS[dtype.itemsize]
@@ -28,7 +28,7 @@ def memory_type(dtype: DType) -> ir.Type:
 
 
 def loaded(e: Lanes, x: ir.Value, dtype: DType) -> ir.Value:
-    """What was in memory, to compute with."""
+    """A value from memory, for arithmetic."""
     b = e.builder
     if dtype.category == "bool":
         return b.icmp_unsigned("!=", x, e.constant(INT8, 0))
@@ -38,7 +38,7 @@ def loaded(e: Lanes, x: ir.Value, dtype: DType) -> ir.Value:
 
 
 def stored(e: Lanes, x: ir.Value, dtype: DType) -> ir.Value:
-    """What goes to memory."""
+    """A value as memory holds it."""
     b = e.builder
     if dtype.category == "bool":
         return b.zext(x, e.type(INT8))
@@ -48,7 +48,7 @@ def stored(e: Lanes, x: ir.Value, dtype: DType) -> ir.Value:
 
 
 def rounded(e: Lanes, x: ir.Value, dtype: DType) -> ir.Value:
-    """A float32 value as the nearest one of a half; others as they are."""
+    """A float32 value, rounded to the nearest value of a half; others as they are."""
     b = e.builder
     if dtype.name == "float16":
         return b.fpext(b.fptrunc(x, e.type(HALF)), e.type(FLOAT))
@@ -90,7 +90,7 @@ def _to_float(e: Lanes, x: ir.Value, old: DType, new: DType) -> ir.Value:
 
 
 def _to_odd(e: Lanes, x: ir.Value) -> ir.Value:
-    """A float64 value as float32, toward an odd last bit where it is inexact: it can then be rounded again."""
+    """A float64 value as float32, rounded to an odd last bit if it is inexact, so that it can be rounded again."""
     b = e.builder
     near = b.fptrunc(x, e.type(FLOAT))
     back, bits = b.fpext(near, e.type(DOUBLE)), e.bits(near)
@@ -102,8 +102,8 @@ def _to_odd(e: Lanes, x: ir.Value) -> ir.Value:
 
 
 def _float_to_integer(e: Lanes, x: ir.Value, old: DType, new: DType) -> ir.Value:
-    """Toward zero, by way of an integer of 32 or 64 bits; what that does not hold is the nearest number that it holds,
-    NaN the least: LLVM leaves it open, and lanes would differ.
+    """Toward zero, by way of an integer of 32 or 64 bits. Values beyond its range become the nearest number in range,
+    NaN the least one: LLVM leaves this open, and lanes would differ.
     """
     signed = new.name != "uint64"
     bits = 64 if new.itemsize == 8 or new.name == "uint32" else 32

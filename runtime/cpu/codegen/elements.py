@@ -1,9 +1,9 @@
-"""Elements of rows in loops that Numba compiles: of float32 as they are, of bfloat16 as the upper half of one's bits.
+"""Elements of rows in loops that Numba compiles: float32 as it is, bfloat16 as the upper half of a float32's bits.
 
     out[k] = as_in(out, number(row[k]) * 2)     # each row of either type
 
-Numba and NumPy have no bfloat16: arrays of it come to loops as integers of sixteen bits (`bits`). Computed is in
-float32; what is written is rounded to the nearest, ties to even, and NaN stays. Of float32 both are nothing at all.
+Numba and NumPy have no bfloat16: loops take arrays of it as integers of sixteen bits (`bits`). They compute in float32.
+Results are rounded to nearest, ties to even; NaN stays. For float32, both conversions do nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMES = ("float32", BFLOAT16.name)
 
 
 def bits(array: np.ndarray) -> np.ndarray:
-    """An array of bfloat16 as one of integers, which NumPy moves and Numba takes; others as they are."""
+    """An array of bfloat16 as integers, which NumPy can move and Numba can take; others as they are."""
     return array.view(np.uint16) if array.dtype.name == BFLOAT16.name else array
 
 
@@ -44,7 +44,7 @@ def check_elements(*windows: Window) -> None:
 
 
 def check_float(*windows: Window) -> None:
-    """Raise unless loops take these as float32 alone, as statistics, parameters and sums are beside narrow images.
+    """Raise unless all are float32, like statistics, parameters and sums beside narrow images.
 
     Raises:
         Refused: there is another type among them.
@@ -55,8 +55,8 @@ def check_float(*windows: Window) -> None:
 
 
 def _with_wide_vectors(b: ir.IRBuilder) -> Lanes:
-    """Instructions in a function that LLVM is to vectorise with 512 bits where there are such registers: on some
-    processors it prefers half of them, which makes conversions slow. llvmlite knows no attributes with values.
+    """Instructions in a function that LLVM shall vectorise with 512 bits, if there are such registers. On some
+    processors LLVM prefers 256 bits, which makes conversions slow. llvmlite knows no attributes with values.
     """
     set.add(b.function.attributes, '"prefer-vector-width"="512"')
     return Lanes(b)
@@ -88,12 +88,12 @@ as_in: Any = _as_in
 
 
 def room(row: np.ndarray, line: np.ndarray) -> np.ndarray:
-    """Where float32 values of a row are made: in its own place if it is of float32, else in scratch memory."""
+    """The place for a row's float32 values: the row itself if it is of float32, else scratch memory."""
     raise NotImplementedError("compiled loops alone call it")
 
 
 def settled(row: np.ndarray, made: np.ndarray) -> None:
-    """Bring what was made in float32 to a row, unless that is of float32: then it is there already."""
+    """Write float32 values to a row; a row of float32 has them already."""
     raise NotImplementedError("compiled loops alone call it")
 
 
@@ -112,7 +112,7 @@ def _settled(row, made):  # type: ignore[no-untyped-def]
 
 
 def lines(window: Window, width: int, threads: int) -> Piece:
-    """Scratch memory for `room`: a line a thread, of no element where none is needed."""
+    """Scratch memory for `room`: a line a thread, empty if none is needed."""
     return (threads, 0 if window.type.dtype == FLOAT32 else width), np.dtype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""What is made of the results of a product before they are written, as windows and as instructions."""
+"""Epilogues: maps of the results of a product before they are written, as windows and as instructions."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from foreplan.runtime.cpu.codegen.loops import CONTIGUOUS, FIXED, STRIDED, Memor
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.kernel import Refused
 
-FURTHER, MADE = 1 << 24, 1 << 25  # arguments of what is made: each of further inputs, and each output
+FURTHER, MADE = 1 << 24, 1 << 25  # arguments of the epilogue: each further input, and each output
 
 
 @dataclass(frozen=True)
 class Then:
-    """What is made of the results, each.
+    """The epilogue of each result.
 
     Attributes:
-        exprs: of a result, a0, and of further operands, an output each.
-        further: how these lie along a row of results.
+        exprs: one an output, over a result, a0, and further operands.
+        further: how these operands lie along a row of results.
         outputs: likewise.
     """
 
@@ -38,10 +38,10 @@ class Then:
 
 @dataclass(frozen=True)
 class Made:
-    """What is made of a product instead of writing it.
+    """The epilogue of a product, instead of writing it.
 
     Attributes:
-        exprs: of the product, a0, and further inputs, an output each.
+        exprs: one an output, over the product, a0, and further inputs.
         inputs: further ones, each broadcast to the product's shape, of strides 0 along some axes.
         outputs: of that shape.
     """
@@ -57,17 +57,17 @@ class Made:
 
     @property
     def beside(self) -> int:
-        """Bytes that are read and written beside the operands of the product and one result."""
+        """Bytes that are read and written besides the operands of the product and one result."""
         return sum(x.type.nbytes for x in (*self.inputs, *self.outputs[1:]) if all(x.strides))
 
     @property
     def then(self) -> Then:
-        """As loops know it."""
+        """The same in the form that loops take."""
         further, outputs = (
             tuple(operand_kind(x.type.dtype, x.strides[-1]) for x in found) for found in (self.inputs, self.outputs)
         )
         if any(x.kind == STRIDED for x in (*further, *outputs)) or any(x.kind == FIXED for x in outputs):
-            raise Refused(f"{', '.join(self.exprs)} of what does not lie along rows")
+            raise Refused(f"{', '.join(self.exprs)} of operands that do not lie along rows")
         return Then(self.exprs, further, outputs)
 
 
@@ -75,12 +75,12 @@ class Making:
     """Writes what is made of float32 results, some of a row at a time.
 
     Attributes:
-        then: what it is.
-        rows: of each operand the address, and bytes to the next row, from the table.
+        then: the epilogue.
+        rows: of each operand, the address and the bytes to the next row, from the table.
     """
 
     def __init__(self, writer: Writer, then: Then, first: int) -> None:
-        """Of operands that the table has from an entry on, two entries each."""
+        """Take operands from the table: two entries each, from an entry on."""
         self.w, self.b, self.then = writer, writer.b, then
         self.exprs = [parse_expr(text) for text in then.exprs]
         self.operands = (*then.further, *then.outputs)
@@ -88,11 +88,11 @@ class Making:
 
     @property
     def entries(self) -> int:
-        """How many of the table these are."""
+        """The number of these entries."""
         return 2 * len(self.operands)
 
     def at(self, row: ir.Value, column: ir.Value) -> list[ir.Value]:
-        """Where a row of each begins, at a column."""
+        """The address of each operand at a row and a column."""
         b, found = self.b, []
         for (address, stride), x in zip(self.rows, self.operands):
             along = self.w.number(x.dtype.itemsize if x.kind == CONTIGUOUS else 0)
@@ -101,7 +101,7 @@ class Making:
         return found
 
     def make(self, x: ir.Value, places: Sequence[ir.Value], some: Memory) -> None:
-        """Of some elements, given the places of a row."""
+        """Compute some elements, given the places of a row."""
         count = len(self.then.further)
         found = [x, *(self._read(some, *each) for each in zip(self.operands, places[:count]))]
         results = emit(some.e, self.exprs, found, [FLOAT32, *(operand.dtype for operand in self.then.further)])
@@ -109,14 +109,14 @@ class Making:
             some.write(operand, Place(start, None), self.w.number(0), y)
 
     def _read(self, some: Memory, operand: Operand, start: ir.Value) -> ir.Value:
-        """Some elements of a further operand's row, or the one that there is."""
+        """Some elements of a further operand's row, or its only element."""
         if operand.kind == CONTIGUOUS:
             return some.read(operand, Place(start, None), self.w.number(0))
         return loaded(some.e, some.e.splat(self.b.load(start, typ=memory_type(operand.dtype))), operand.dtype)
 
 
 def entries_of(made: Made, addresses: Mapping[int, int], top: int = 0, left: int = 0) -> list[int]:
-    """What the table has of operands, from a row and a column on.
+    """The table's entries for operands, from a row and a column on.
 
     Args:
         addresses: by argument; the first output is `DST`.

@@ -35,7 +35,7 @@ def _intrinsic(name: str) -> Emit:
 
 
 def _libm(name: str, ours: Callable[[Lanes, ir.Value], ir.Value] | None = None) -> Emit:
-    """The C library's function lane by lane, or ours for float32."""
+    """The C library's function lane by lane, or foreplan's own for float32."""
 
     def emit(e: Lanes, t: DType, *x: ir.Value) -> ir.Value:
         element = register_type(t)
@@ -57,7 +57,7 @@ def _compare(sign: str) -> Emit:
 
 
 def _is_number(x: ir.Value) -> bool:
-    """Whether it is a literal, and no NaN."""
+    """Whether an expression is a literal other than NaN."""
     if not isinstance(x, ir.Constant) or x.constant is None:
         return False
     first = x.constant[0].constant if isinstance(x.constant, list) else x.constant

@@ -1,8 +1,8 @@
-"""Transcendental functions of float32 as straight lines of instructions, for lanes and for loops that Numba vectorises.
+"""Transcendental functions of float32 without branches, for lanes and for loops that Numba vectorises.
 
-All take and give infinity, NaN and subnormal numbers as NumPy's do, and err by the units in the last place that
-tests/cpu/test_functions.py states. Coefficients were fitted in float64 by reweighted least squares (Lawson, 1961) to
-the least relative error of the result. Sums that cancel are fused multiply-adds: Numba's `reassoc` cannot reorder them.
+All treat infinity, NaN and subnormal numbers as NumPy does. Their errors, in units in the last place, are in
+tests/cpu/test_functions.py. Coefficients were fitted in float64 by reweighted least squares (Lawson, 1961) to the least
+relative error of the result. Sums that cancel are fused multiply-adds: Numba's `reassoc` cannot reorder them.
 
     from foreplan.runtime.cpu.codegen.functions import exp32      # in a loop compiled by Numba: exp32(x[i])
 """
@@ -126,7 +126,7 @@ def log(e: Lanes, x: ir.Value) -> ir.Value:
 
 
 def log1p(e: Lanes, x: ir.Value) -> ir.Value:
-    """Logarithm of 1 + x, corrected by what the sum rounds off; not for loops that may reorder sums."""
+    """Logarithm of 1 + x, corrected by the rounding error of the sum; not for loops that may reorder sums."""
     b, one = e.builder, _number(e, 1.0)
     total = b.fadd(one, x)
     lost = b.fsub(x, b.fsub(total, one))
@@ -164,7 +164,7 @@ def erf(e: Lanes, x: ir.Value) -> ir.Value:
 
 
 def divmod(e: Lanes, x: ir.Value, y: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Quotient rounded down and what is left, with the sign of y, of float32 or float64; as NumPy's."""
+    """Quotient rounded down, and the remainder with the sign of y, of float32 or float64; as NumPy's."""
     b = e.builder
     element = DOUBLE if e.bits(x).type != e.type(INT32) else FLOAT
     zero, one = e.constant(element, 0.0), e.constant(element, 1.0)

@@ -13,7 +13,7 @@ def _element(e: Lanes, x: ir.Value) -> ir.IntType:
 
 
 def _safe(e: Lanes, t: DType, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Where b is zero, and b, or 1 where a / b has no value."""
+    """Whether b is zero; and b, or 1 where a / b has no value."""
     element = _element(e, a)
     zero, one = e.constant(element, 0), e.constant(element, 1)
     empty = e.builder.icmp_unsigned("==", b, zero)
@@ -40,7 +40,7 @@ def divide(e: Lanes, t: DType, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 def c_remainder(e: Lanes, t: DType, a: ir.Value, b: ir.Value) -> ir.Value:
-    """What is left, with the sign of a."""
+    """The remainder, with the sign of a."""
     return _divided(e, t, a, b)[1]
 
 
@@ -61,7 +61,7 @@ def floor_divide(e: Lanes, t: DType, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 def remainder(e: Lanes, t: DType, a: ir.Value, b: ir.Value) -> ir.Value:
-    """What is left of rounding down, with the sign of b."""
+    """The remainder of rounding down, with the sign of b."""
     rest = c_remainder(e, t, a, b)
     return e.select(_lower(e, t, rest, b), e.builder.add(rest, b), rest) if t.category == "int" else rest
 
@@ -74,7 +74,7 @@ def shift_left(e: Lanes, t: DType, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 def shift_right(e: Lanes, t: DType, a: ir.Value, b: ir.Value) -> ir.Value:
-    """a / 2^b rounded down; what is left of the sign where all bits are shifted out."""
+    """a / 2^b rounded down; 0 or -1, by the sign, where all bits are shifted out."""
     element = _element(e, a)
     within = e.builder.icmp_unsigned("<", b, e.constant(element, element.width))
     if t.category == "int":
@@ -84,7 +84,7 @@ def shift_right(e: Lanes, t: DType, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 def power(e: Lanes, a: ir.Value, b: ir.Value) -> ir.Value:
-    """a to the b by squaring, which wraps around; of no meaning where b is negative."""
+    """a to the b by squaring, which wraps around; the result has no meaning if b is negative."""
     element = _element(e, a)
     name = f"power.i{element.width}"
     if e.builder.module.globals.get(name) is None:

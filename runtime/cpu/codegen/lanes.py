@@ -1,4 +1,4 @@
-"""Instructions on several lanes at once: what functions and loops are written in, whatever compiles them."""
+"""Instructions on several lanes at once: functions and loops are written in them, for both compilers."""
 
 from __future__ import annotations
 
@@ -104,18 +104,18 @@ class Lanes:
         return self.builder.bitcast(x, self.type(element))
 
     def behind(self, address: ir.Value, nbytes: ir.Value) -> ir.Value:
-        """So many bytes behind an address."""
+        """An address some bytes further."""
         return self.builder.gep(address, [nbytes], source_etype=INT8)
 
     def prefetch(self, address: ir.Value, *, write: bool = False) -> None:
         """Let a line of memory come to the first cache, to be read or written soon."""
-        hints = (ir.Constant(INT32, hint) for hint in (int(write), 3, 1))  # as near as can be, as data
+        hints = (ir.Constant(INT32, hint) for hint in (int(write), 3, 1))  # to the nearest cache, as data
         self.call("llvm.prefetch.p0", ir.VoidType(), address, *hints)
 
 
 def exchanged(count: int, apart: int) -> tuple[list[int], list[int]]:
-    """The order of lanes of two values, numbered one after the other, that leaves in the first, and in the second, what
-    is at places without and with a bit: lanes so far apart change places between them.
+    """The order of the lanes of two values, numbered one after the other, after an exchange: the first gets the lanes
+    at places without a bit, the second those with it, so lanes at this distance change places.
     """
     lanes = range(count)
     low = [lane if not lane & apart else count + lane - apart for lane in lanes]

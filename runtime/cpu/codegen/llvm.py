@@ -1,6 +1,6 @@
 """Functions of LLVM's intermediate representation, compiled for this processor; only this file calls its compiler.
 
-Machine code is kept on disk, named by what it was made from.
+Machine code is kept on disk, under a name made from its sources.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INT64, POINTER = ir.IntType(64), ir.PointerType()
 NAME = "kernel"  # of the function in its module that is called
 # kernel(start, stop, table) works on [start, stop) of what the table describes.
 KERNEL = ir.FunctionType(ir.VoidType(), [INT64, INT64, POINTER])
-STATUS = ir.FunctionType(ir.IntType(32), [INT64, INT64, POINTER])  # likewise, and gives 0 or what went wrong
+STATUS = ir.FunctionType(ir.IntType(32), [INT64, INT64, POINTER])  # likewise; returns 0 or an error's number
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)
 _engines: list[binding.ExecutionEngine] = []  # own the machine code
 
@@ -54,10 +54,10 @@ def compiled(function: ir.Function) -> Callable[[int, int, Any], None]:
 
 
 def compiled_as(key: object, write: Callable[[], ir.Function]) -> Callable[[int, int, Any], None]:
-    """As `compiled`, of a function that is only written where its machine code is not on disk.
+    """As `compiled`, but the function is written only if its machine code is not on disk.
 
     Args:
-        key: what it is made from, all of which its `repr` tells; the source files that write functions are known.
+        key: all that the function is made from, as its `repr`; except the source files that write functions.
     """
     return _CALL(_loaded(f"{_sources()} {key!r}", lambda: str(write().module)))
 
@@ -86,14 +86,14 @@ def _loaded(key: str, text: Callable[[], str]) -> int:
 
 
 def source_files() -> list[Path]:
-    """What writes functions: all of this engine, and the ops with their expressions."""
+    """The files that write functions: all of this engine, and the ops with their expressions."""
     folders = [Path(str(package.__file__)).parent for package in (foreplan.runtime.cpu, foreplan.ops)]
     return [file for folder in folders for file in sorted(folder.rglob("*.py"))]
 
 
 @lru_cache(maxsize=1)
 def _sources() -> str:
-    """Changes with any of these files."""
+    """A digest of these files."""
     return hashlib.sha256(b"".join(file.read_bytes() for file in source_files())).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What compiled loops are written with: counting, tables, and steps of sixteen elements from and to memory."""
+"""The parts of compiled loops: counting, tables, and steps of sixteen elements from and to memory."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def bits_kind(strides: Sequence[int]) -> Operand:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a row of an operand begins: its address, of bits the address of all, and the number of the row's first."""
+    """The beginning of an operand's row: its address; of bits the tensor's address, and the number of the first bit."""
 
     address: ir.Value
     bit: ir.Value | None
 
 
 class Writer:
-    """Writes the instructions of a function of (start, stop, table), one that gives nothing unless its type says so."""
+    """Writes the instructions of a function of (start, stop, table), which returns nothing unless its type says so."""
 
     def __init__(self, type: ir.FunctionType = KERNEL) -> None:
         self.function, self.b = new_function(type)
@@ -79,7 +79,7 @@ class Writer:
         return self.b.load(self.b.gep(table, [index], source_etype=INT64), typ=INT64)
 
     def local(self, type: ir.Type) -> ir.Value:
-        """Memory of the function's own; llvmlite's pointers to it have a type, which others have not."""
+        """Memory of the function; llvmlite's pointers to it are typed, unlike others."""
         return self.b.inttoptr(self.b.ptrtoint(self.b.alloca(type), INT64), POINTER)
 
     def unravelled(self, row: ir.Value, extents: Sequence[ir.Value]) -> list[ir.Value]:
@@ -103,7 +103,7 @@ class Writer:
 
     @contextmanager
     def counted(self, start: ir.Value, stop: ir.Value, step: int) -> Iterator[ir.Value]:
-        """Instructions for start, start + step, … while a whole step is left before `stop`."""
+        """A loop over start, start + step, … while a whole step is left before `stop`."""
         function, before = self.b.function, self.b.block
         check, body, after = (function.append_basic_block() for _ in range(3))
         self.b.branch(check)
@@ -119,7 +119,7 @@ class Writer:
         self.b.position_at_end(after)
 
     def in_steps(self, low: ir.Value, high: ir.Value, step: Callable[[ir.Value, ir.Value | None], None]) -> None:
-        """Instructions for elements [low, high) of an axis, several at a time: `step` writes them.
+        """A loop over elements [low, high) of an axis, several at a time; `step` writes its instructions.
 
         Args:
             step: called with the place of the first element, and with how many there are (None: `WIDTH`).
@@ -150,7 +150,7 @@ class Memory:
         return self.b.icmp_signed("<", lanes, e.splat(self.b.trunc(count, INT32)))
 
     def read(self, operand: Operand, place: Place, stride: ir.Value) -> ir.Value:
-        """Its elements, to compute with; zero in lanes where there is none."""
+        """Its elements, for arithmetic; zero in lanes without an element."""
         if operand.kind == BITS:
             return self._read_bits(place)
         if operand.kind == STRIDED_BITS:
@@ -164,7 +164,7 @@ class Memory:
         return loaded(self.e, x, operand.dtype)
 
     def write(self, operand: Operand, place: Place, stride: ir.Value, x: ir.Value) -> None:
-        """Let its elements be these."""
+        """Write its elements."""
         if operand.kind == BITS:
             self._write_bits(place, x)
             return

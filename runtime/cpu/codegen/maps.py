@@ -1,8 +1,8 @@
 """Loops over tensors that compute scalar expressions, sixteen elements at a time, as machine code.
 
 A loop is made for expressions, element types, the number of axes, and how each operand lies along the innermost one.
-Addresses, extents and strides come in a table, so that one loop serves tensors of any size. Every step reads all
-elements that it needs before it writes: an output may be any input that lies alike.
+Addresses, extents and strides come in a table, so one loop serves tensors of any size. Every step reads all
+its elements before it writes: an output may overwrite any input with the same layout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from foreplan.runtime.cpu.codegen.lanes import Lanes
 from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
 from foreplan.runtime.cpu.codegen.loops import FIXED, WIDTH, Memory, Operand, Place, Writer
 
-UNIT = 1024  # elements that are one of a loop's parts where there is a single axis
+UNIT = 1024  # elements of a part of a loop with a single axis
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Loop:
 
 @cache
 def compiled_loop(loop: Loop) -> Callable[[int, int, bytes], None]:
-    """A call of (start, stop, table) for rows [start, stop): places of all axes but the last, in C order; or, where
-    there is one axis alone, for units of `UNIT` elements.
+    """A call of (start, stop, table) for rows [start, stop): places of all axes but the last, in C order; or, with a
+    single axis, for units of `UNIT` elements.
 
     The table is int64: the extent of each axis, and for each input and output its address (of bits: of the first's
     byte) and its stride along each axis, in bytes (of bits: in bits).

@@ -1,4 +1,4 @@
-"""Calls of compiled functions one after the other, or on several threads, with no interpreter between them."""
+"""Calls of compiled functions one after the other, or on several threads, without the interpreter in between."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECORD = 2 + ARGUMENTS  # its address, whether it gives a status, and what it is
 
 
 def joined(runs: Iterable[Run]) -> list[Run]:
-    """The same calls in the same order, those of compiled functions that follow one another as one."""
+    """The same calls in the same order; successive calls of compiled functions are joined into one."""
     groups = groupby(_each(runs), is_native)
     return [call for native, group in groups for call in ([Joined(group)] if native else group)]
 
@@ -38,7 +38,7 @@ def _each(runs: Iterable[Run]) -> Iterator[Run]:
 
 
 class _Table:
-    """Calls as records for the function that makes them, and the calls themselves, which own what they need."""
+    """Calls as records for the function that makes them, and the calls themselves, which own their memory."""
 
     def __init__(self, runs: Iterable[Run]) -> None:
         self.runs = tuple(_each(runs))
@@ -83,7 +83,7 @@ class Joined:
 def together(parts: Sequence[Run]) -> Run:
     """A call that makes each of several, all of compiled functions, on a thread of OpenMP's own.
 
-    They are oneDNN's threads too: no others wait for a core while these do.
+    oneDNN uses the same threads, so no others compete for a core.
     """
     if len(parts) == 1:
         return parts[0]
@@ -153,10 +153,10 @@ def _checker() -> Callable[[int, int, object], int]:
 
 
 class _Caller(Writer):
-    """Writes the function that calls the others. A function takes no notice of more numbers than it has arguments.
+    """Writes the function that calls the others. A function ignores numbers beyond its arguments.
 
-    Meanwhile numbers below 1.2e-38 are taken for zero. Momentum of what gets no gradient any more fades to the least
-    number there is and, rounded, stays there; processors take a hundred times as long for each such number.
+    Meanwhile numbers below 1.2e-38 count as zero. The momentum of a parameter without gradients fades to the least
+    number and, rounded, stays there; processors take a hundred times as long for such numbers.
     """
 
     def write(self) -> None:
@@ -178,7 +178,7 @@ class _Caller(Writer):
         b.ret_void()
 
     def _control(self) -> ir.Value:
-        """How this thread computes with floats: the register MXCSR; 0 where there is none."""
+        """The thread's mode of floating-point arithmetic, the register MXCSR; 0 without one."""
         if not _IS_X86:
             return ir.Constant(INT32, 0)
         Lanes(self.b).call("llvm.x86.sse.stmxcsr", ir.VoidType(), self.word)
@@ -191,7 +191,7 @@ class _Caller(Writer):
 
 
 class _Member(Writer):
-    """Writes what a thread of a team runs; the data comes where others have the start."""
+    """Writes the function that a thread of a team runs; its data comes as the argument `start`."""
 
     def write(self) -> None:
         b, data = self.b, self.b.inttoptr(self.start, POINTER)
@@ -210,7 +210,7 @@ class _Member(Writer):
 
 
 class _Checker(Writer):
-    """Writes the function that looks at the status of several tables, which it clears."""
+    """Writes the function that checks and clears the status of several tables."""
 
     def write(self) -> None:
         b, data = self.b, self.b.inttoptr(self.start, POINTER)

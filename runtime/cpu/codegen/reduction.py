@@ -1,8 +1,8 @@
 """Loops that reduce tensors, as machine code: along the innermost axis, or along those before it, column by column.
 
-Sums of float32 and of halves are taken in float64. Those of float64 keep what each addition rounds off (Neumaier,
+Sums of float32 and of halves are taken in float64. Sums of float64 keep the rounding error of each addition (Neumaier,
 "Rundungsfehleranalyse einiger Verfahren zur Summation endlicher Summen", ZAMM 1974, with the branch-free sum of two
-numbers by Knuth). Every result is made by one part, in an order that only the tensor's extents decide.
+numbers by Knuth). One part makes each result, in an order that depends only on the tensor's extents.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from foreplan.runtime.cpu.codegen.lanes import DOUBLE, INT32, Lanes, shuffled
 from foreplan.runtime.cpu.codegen.llvm import POINTER, compiled_as
 from foreplan.runtime.cpu.codegen.loops import WIDTH, Memory, Operand, Place, Writer
 
-COLUMNS = 512  # that are summed together: a part of a row that is worth fetching, with totals that stay in cache
+COLUMNS = 512  # columns that are summed together: worth fetching, and their totals stay in the cache
 _FUNCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "max": "max", "min": "min"}
-State = tuple[ir.Value, ...]  # a total, and what additions to it rounded off
+State = tuple[ir.Value, ...]  # a total, and the rounding errors of its additions
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """What a loop is made for.
+    """The form of a reduction that a loop is made for.
 
     Attributes:
         how: as the op's.
@@ -61,8 +61,8 @@ class _Folding:
     """How elements are brought together.
 
     Attributes:
-        type: in which.
-        exact: whether what additions round off is kept.
+        type: of the totals.
+        exact: whether rounding errors of additions are kept.
     """
 
     def __init__(self, how: str, dtype: DType, output: DType) -> None:
@@ -72,7 +72,7 @@ class _Folding:
         self.exact = adds and dtype == FLOAT64
 
     def start(self, e: Lanes) -> State:
-        """What changes nothing."""
+        """The neutral element."""
         element = register_type(self.type)
         if self.how in ("max", "min"):
             sign = -1 if self.how == "max" else 1
@@ -87,7 +87,7 @@ class _Folding:
         return (one, e.constant(element, 0.0)) if self.exact else (one,)
 
     def joined(self, e: Lanes, old: State, new: State) -> State:
-        """Two in one."""
+        """Two states as one."""
         if not self.exact:
             return (EMIT[_FUNCTIONS[self.how]](e, self.type, old[0], new[0]),)
         b, (x, lost), (y, other) = e.builder, old, new

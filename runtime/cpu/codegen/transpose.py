@@ -20,7 +20,7 @@ from foreplan.runtime.cpu.threads import current_threads, ranged
 from foreplan.runtime.kernel import Run
 
 LEAST = 8  # elements along either axis that are worth a tile
-AHEAD = 4  # tiles between one that is brought to the cache and one that is copied
+AHEAD = 4  # a tile is fetched into the cache this many tiles before it is copied
 PART = 32 * 1024  # elements that are worth a thread
 
 
@@ -127,7 +127,7 @@ class _Writer(Writer):
             writes.store(e, address, element, column, self.within(e, writes.mask, i, left[0]))
 
     def fetch(self, source: Place, near: ir.Value, block: ir.Value, blocks: ir.Value) -> None:
-        """Have a tile of this strip or of the next brought to the cache: hardware does not foresee that many rows."""
+        """Fetch a tile of this strip or of the next into the cache: hardware does not fetch so many rows ahead."""
         b, width = self.b, self.number(WIDTH)
         over = b.icmp_signed(">=", block, blocks)
         near = b.select(over, b.add(near, width), near)

@@ -1,8 +1,8 @@
-"""Calls of functions that Numba compiled, without its interpreter's side: machine code, and the numbers that it takes.
+"""Calls of functions that Numba compiled, without its Python wrapper: machine code, and the numbers that it takes.
 
-Numba's own code takes an array as numbers one after the other (no owner, no object, elements, bytes of one, address,
-extents, strides), behind where a result and an exception go; a small function of ours takes them out of a table and
-makes the call.
+Numba's code takes an array as successive numbers (no owner, no object, elements, bytes of one, address, extents,
+strides), after the addresses for a result and an exception. A small function here reads them from a table and makes the
+call.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from foreplan.runtime.cpu.codegen.lanes import DOUBLE, FLOAT, INT32, INT64
 from foreplan.runtime.cpu.codegen.llvm import POINTER, STATUS, address_of
 from foreplan.runtime.cpu.codegen.loops import Writer
 
-FINE = (0, -2)  # what Numba's functions give when they return, something or None
-RAISED = 5  # as oneDNN has it: a runtime error
+FINE = (0, -2)  # status of Numba's functions that return a value or None
+RAISED = 5  # oneDNN's status for a runtime error
 
 
 def is_numbas(function: object) -> bool:
@@ -83,7 +83,7 @@ class _Unpacker(Writer):
         b.ret(b.select(b.or_(*fine), ir.Constant(INT32, 0), ir.Constant(INT32, RAISED)))
 
     def value(self, kind: str, bits: ir.Value) -> ir.Value:
-        """A number of a kind, out of its bits."""
+        """A number of a kind, from its bits."""
         b = self.b
         if kind == "ptr":
             return b.inttoptr(bits, POINTER)

@@ -1,4 +1,4 @@
-"""Matrix products within a kernel: each described once, bound where its operands lie, all with one scratch memory."""
+"""Matrix products within a kernel: each is described once and bound to its operands; all share one scratch memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Key = tuple[Window, Window, Window, bool]
 
 
 def product(a: Window, b: Window, y: Window, add: bool = False) -> Product:
-    """y = a·b, or y += a·b, in the way that is predicted to be the fastest.
+    """y = a·b, or y += a·b, in the way with the least predicted time.
 
     Raises:
         Refused: there is no such product.
@@ -38,7 +38,7 @@ class Products:
     """The products of matrices that one kernel makes.
 
     Attributes:
-        scratchpad: bytes of scratch memory that the largest needs; one runs at a time.
+        scratchpad: bytes of scratch memory that the largest needs, as one runs at a time.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Products:
             self.scratchpad = max(self.scratchpad, made.scratchpad)
 
     def bind(self, a: np.ndarray, b: np.ndarray, y: np.ndarray, scratch: np.ndarray, add: bool = False) -> Run:
-        """A call that makes a product that was described, on these arrays."""
+        """A call that computes a described product on these arrays."""
         made = self._made[stepped(window_of(a)), stepped(window_of(b)), stepped(window_of(y)), add]
         addresses = {c.SRC: a.ctypes.data, c.WEIGHTS: b.ctypes.data, c.DST: y.ctypes.data}
         if made.scratchpad:
@@ -66,7 +66,7 @@ class Products:
 
 
 def window_of(array: np.ndarray) -> Window:
-    """How an array lies."""
+    """The window of an array."""
     return Window(TensorType(as_dtype(array.dtype), array.shape), array.strides)
 
 

@@ -1,11 +1,10 @@
 """Products of float32 matrices on tile registers, each number as the sum of three of bfloat16 (see `tiles_loop`).
 
-Errors are below those of sums in float32: a tile adds up 32 products before it rounds to what was there, and sums of
-512 are added up. NaN and infinities come out as they should, except that an infinity times another is NaN. Parts below
-1e-38 are taken for zero.
+Errors are below those of sums in float32: a tile adds up 32 products before it rounds, and sums of 512 are added up.
+NaN and infinities are right, except that infinity times infinity is NaN. Parts below 1e-38 count as zero.
 
-Panels of some columns of b, or rows of a, stay in a core's cache, while those of the other pass by (Goto and van de
-Geijn, "Anatomy of high-performance matrix multiplication", 2008).
+Panels of some columns of b, or rows of a, stay in a core's cache, while panels of the other operand pass by (Goto and
+van de Geijn, "Anatomy of high-performance matrix multiplication", 2008).
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from foreplan.runtime.cpu.threads import current_threads
 from foreplan.runtime.kernel import Refused, Run
 from foreplan.units import align_up
 
-STEPS = 512  # along the sum that are packed at once, at most
-KEPT = 2**17  # numbers that are packed and kept, at most: with what passes, half of a core's cache
-PAGE = 4096  # bytes; lines so far apart meet in a set of the first cache
+STEPS = 512  # steps along the sum that are packed at once, at most
+KEPT = 2**17  # packed numbers that are kept, at most: with those that pass, half of a core's cache
+PAGE = 4096  # bytes; lines at this distance share a set of the first cache
 GRAIN = 2**21  # multiplications that are worth a thread
 _ITEM = FLOAT32.itemsize
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # Linux: a process asks for the registers before it uses them
@@ -62,18 +61,18 @@ class _Share:
 
 
 class Tiles:
-    """y = a·b, or y += a·b, for matrices or several, perhaps repeated; bound like a primitive of oneDNN.
+    """y = a·b, or y += a·b, for one matrix or several, perhaps repeated; bound like a primitive of oneDNN.
 
-    Or what is made of one product; then the place of y is taken by the first output, or by scratch memory where an
-    output may be in a further input's place and the sum takes several passes.
+    Or the results of an epilogue. The first output then takes the place of y. Scratch memory does if the sum takes
+    several passes and an output may overwrite a further input.
 
     Attributes:
         scratchpad: bytes for the panels of each thread, and for sums of some steps.
         nanoseconds: predicted.
 
     Raises:
-        Refused: there are no tile registers; elements are not float32; those of a matrix lie side by side along
-            neither axis, or those of y not along rows; matrices are not evenly apart.
+        Refused: there are no tile registers; elements are not float32; a matrix has no axis with elements side by side,
+            or y's lie apart within rows; matrices are not evenly apart.
     """
 
     def __init__(self, a: Window, b: Window, y: Window, *, add: bool = False, made: Made | None = None) -> None:
@@ -88,14 +87,14 @@ class Tiles:
         self.steps = [x.strides[-2:] for x in (a, b, y)]
         self.matrices = [_apart(x, batch) for x in (a, b, y)]
         blocks = -(-self.depth // STEPS)
-        self.most_steps = align_up(-(-self.depth // blocks), DEPTH)  # of the sum alone, so that threads change no bit
+        self.most_steps = align_up(-(-self.depth // blocks), DEPTH)  # of the sum only, so threads change no bit
         self.shares = self._shares()
         self.most_kept = KEPT // self.most_steps // SIDE * SIDE
         a_along, b_along = _along(a.shape, a.strides, -1), _along(b.shape, b.strides, -2)
         keeps_a = self._keeps_a(a_along)
         self.made = made
         if made is not None and (self.count > 1 or add):
-            raise Refused("something is made of one product alone, and of that alone")
+            raise Refused("an epilogue takes a single product that is added to nothing")
         self.product = Product(a_along, b_along, keeps_a, made.then if made else None)
         kept = max(high - low for low, high in (x.rows if keeps_a else x.columns for x in self.shares))
         self.most_kept = min(self.most_kept, align_up(kept, SIDE))
@@ -110,18 +109,18 @@ class Tiles:
         self.nanoseconds += prices.mapped(made.beside) if made else 0
 
     def _keeps_a(self, a_along: bool) -> bool:
-        """Whether a is kept while b passes: where it is kept whole, or else less is packed then and memory of a's rows
-        is not the order of packing, which is fetched ahead best.
+        """Whether a is kept while b passes: if all of a is kept; or if less is packed so, and a's rows are not in the
+        order of packing, which is fetched ahead best.
         """
         fewer = self._passes(self.rows, self.columns) <= self._passes(self.columns, self.rows)
         return self.rows < self.columns and (self.rows <= self.most_kept or (fewer and not a_along))
 
     def _passes(self, kept: int, passing: int) -> int:
-        """Rows and columns that are packed, where some of the former are kept while the latter pass."""
+        """Rows and columns that are packed, if `kept` are kept in turns while all of `passing` pass."""
         return kept + -(-kept // self.most_kept) * passing
 
     def _shares(self) -> list[_Share]:
-        """Some matrices for each thread, or else of each matrix some rows or columns, whichever are more."""
+        """Some matrices for each thread; or, of each matrix, some rows or columns, whichever are more."""
         threads = max(1, min(current_threads(), self.count * self.rows * self.columns * self.depth // GRAIN))
         matrices, rows, columns = (0, self.count), (0, self.rows), (0, self.columns)
         if self.count >= threads:
@@ -131,7 +130,7 @@ class Tiles:
         return [_Share(matrices, rows, part) for part in _parts(self.columns, SIDE, threads)]
 
     def bind(self, addresses: Mapping[int, int]) -> Run:
-        """A call that makes it on these addresses: `SRC`, `WEIGHTS`, `DST` and `SCRATCHPAD`."""
+        """A call of the product on these addresses: `SRC`, `WEIGHTS`, `DST` and `SCRATCHPAD`."""
         a, b, y, scratch = (addresses[argument] for argument in (c.SRC, c.WEIGHTS, c.DST, c.SCRATCHPAD))
         call, sums = compiled_product(self.product), scratch + self.panels * len(self.shares)
         starts = range(scratch, sums, self.panels)
@@ -144,7 +143,7 @@ class Tiles:
         return together([partial(call, *share.matrices, table) for share, table in zip(self.shares, tables)])
 
     def _table(self, share: _Share, a: int, b: int, y: int, scratch: int) -> list[int]:
-        """What the loop takes."""
+        """The table that the loop takes."""
         (a_row, a_step), (b_step, b_column), (y_row, _) = self.steps
         (top, bottom), (left, right) = share.rows, share.columns
         numbers = {
@@ -173,7 +172,7 @@ class Tiles:
 
 
 def _along(shape: Sequence[int], strides: Sequence[int], axis: int) -> bool:
-    """Whether the elements of a matrix lie side by side along an axis; else they do along the other."""
+    """Whether the elements of a matrix lie side by side along an axis; if not, along the other."""
     if shape[axis] == 1 or strides[axis] == _ITEM:
         return True
     other = -3 - axis
@@ -183,14 +182,14 @@ def _along(shape: Sequence[int], strides: Sequence[int], axis: int) -> bool:
 
 
 def _following(across: int, along: int, is_along: bool) -> int:
-    """Bytes to the unit that is fetched ahead: of the next panel, or where its lines would meet in the same sets of a
-    cache, the next of the same panel.
+    """Bytes to the unit that is fetched ahead: that of the next panel; or the next one of the same panel, if the lines
+    of both would share sets of a cache.
     """
     return DEPTH * along if not is_along and along % PAGE == 0 else SIDE * across
 
 
 def _apart(x: Window, batch: Sequence[int]) -> int:
-    """Bytes from a matrix to the next, in C order of leading axes, along which some are repeated."""
+    """Bytes from a matrix to the next, in C order of the leading axes; along some of these a matrix may be repeated."""
     missing = len(batch) + 2 - len(x.shape)
     extents, steps = (1,) * missing + x.shape[:-2], (0,) * missing + x.strides[:-2]
     _, step = merged(batch, [0 if extent == 1 else step for extent, step in zip(extents, steps)], 0)
@@ -200,7 +199,7 @@ def _apart(x: Window, batch: Sequence[int]) -> int:
 
 
 def _parts(extent: int, each: int, most: int) -> list[tuple[int, int]]:
-    """Ranges of about the same extent, that begin with a multiple of some number."""
+    """Ranges of about the same extent, each beginning at a multiple of a number."""
     blocks = -(-extent // each)
     parts = min(most, blocks)
     bounds = [min(extent, each * (blocks * i // parts)) for i in range(parts + 1)]

@@ -1,13 +1,13 @@
 """Products of float32 matrices on a processor's tile registers, as machine code.
 
 Tiles multiply bfloat16 and add in float32 (AMX, "Intel Architecture Instruction Set Extensions", TDPBF16PS). A float32
-number is the sum of three parts of bfloat16 (see `tiles_pack`), so that six products of such parts give a product up to
-less than one rounding of float32.
+number is the sum of three parts of bfloat16 (see `tiles_pack`), so six products of such parts give a product with an
+error below one rounding of float32.
 
-Operands are packed as they are needed: of 32 rows, or columns, a *panel*, which holds for each 32 steps along the sum
+Operands are packed when they are needed. 32 rows or columns make a *panel*. For each 32 steps along the sum, it holds
 three pairs of tiles, a pair for each part. A *unit* is half of that: 16 rows or columns and 32 steps. The tile
-registers hold 32 x 32 results; while they add up, the vector units pack what comes next. What is to be made of the
-results is made before they are written, in a core's first cache.
+registers hold 32 x 32 results; while they add up, the vector units pack the next operands. An epilogue works on results
+before they are written, in a core's first cache.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from foreplan.runtime.cpu.gemm.tiles_pack import DEPTH, LINE, PARTS, TILE, UNIT,
 SIDE = 32  # results of a block of registers, along both axes
 STEP = 2 * PARTS * TILE  # bytes of a panel for `DEPTH` steps
 PIECES, TURNS = 2 * UNIT, 4  # of those bytes, packed one by one; how often some are while a step's tiles are multiplied
-# Which parts of both operands are multiplied, one after the other: such that those of one stay each time, and what is
-# large comes last.
+# The pairs of parts that are multiplied, in order: each pair shares a part with the one before, and large products come
+# last.
 _PRODUCTS = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))
 
 
 @dataclass(frozen=True)
 class Product:
-    """What a loop is made for.
+    """The form of a product that a loop is made for.
 
     Attributes:
         a_along, b_along: whether elements of an operand lie side by side along the sum, else across.
-        keeps_a: whether panels of a stay in a core's cache while those of b pass, or the other way about.
-        then: what is made of each result; None: they are written.
+        keeps_a: whether panels of a stay in a core's cache while those of b pass; else b's stay.
+        then: the epilogue of each result; None: results are written.
     """
 
     a_along: bool
@@ -50,7 +50,7 @@ class Product:
 
 @dataclass(frozen=True)
 class _Factor:
-    """How the table has an operand of the product, and its panels."""
+    """The entries of the table for an operand of the product, and its panels."""
 
     base: ir.Value
     across: ir.Value
@@ -76,7 +76,7 @@ CONFIGURATION = bytes([1, *[0] * 15, *[LINE, 0] * 8, *[0] * 16, *[16] * 8, *[0] 
 
 @cache
 def compiled_product(product: Product) -> Callable[[int, int, bytes], None]:
-    """A call of (start, stop, table) for matrices [start, stop): y = a·b, or y += a·b, or what is made of a·b while y
+    """A call of (start, stop, table) for matrices [start, stop): y = a·b, or y += a·b, or an epilogue of a·b while y
     holds sums of some steps.
     """
     return compiled_as(product, lambda: _Product(product).written())
@@ -98,7 +98,7 @@ class _Product(Writer):
         self.packed = self.local(INT64)  # pieces of the next panel
 
     def write(self) -> None:
-        """All matrices; of each some steps along the sum at a time, and of those some rows or columns."""
+        """All matrices: of each, some steps along the sum at a time; of these, some rows or columns."""
         b, t, zero = self.b, self.table_of, self.number(0)
         entries = len(ENTRIES) + (self.making.entries if self.making else 0)
         self.tiles("ldtilecfg", self.e.behind(self.table, self.number(8 * entries)))
@@ -121,7 +121,7 @@ class _Product(Writer):
         b.ret_void()
 
     def factors(self, bases: Mapping[str, ir.Value], first: ir.Value) -> tuple[_Factor, _Factor]:
-        """That of which panels are kept and the other, from a step along the sum on."""
+        """The operand with panels that are kept, and the other one, from a step along the sum on."""
         b, t, product, found = self.b, self.table_of, self.product, []
         packs = (self.pack_a, product.a_along), (self.pack_b, product.b_along)
         for name, across, extent, how in zip("ab", ("a_row", "b_column"), ("rows", "columns"), packs):
@@ -130,7 +130,7 @@ class _Product(Writer):
         return (found[0], found[1]) if product.keeps_a else (found[1], found[0])
 
     def pointer(self, address: ir.Value) -> ir.Value:
-        """An address that came as a number."""
+        """A number as an address."""
         return self.b.inttoptr(address, POINTER)
 
     def least(self, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -148,15 +148,15 @@ class _Product(Writer):
 
 
 class _Block:
-    """Writes what is done with some rows or columns of one operand, packed once, and all of the other's, 32 at a time.
+    """Writes the work on some rows or columns of one operand, packed once, and on all of the other's, 32 at a time.
 
-    Two panels of the latter take turns: while products with one are made, the other is packed, and with the first of
-    them the panels of the former as well, each before it is needed.
+    Two panels of the other operand take turns: while products with one are made, the other is packed. During the first,
+    the panels of the kept operand are packed as well, each before it is needed.
 
     Attributes:
         origin: the first row and column.
         adds: whether results are added to what is there.
-        last: whether that makes them whole, and something is made of them.
+        last: whether the sums are then complete, and the epilogue follows.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class _Block:
         return self.w.e.behind(self.first, self.b.mul(number, self.panel))
 
     def share(self, target: ir.Value, panel: ir.Value, due: ir.Value) -> None:
-        """Pack the pieces of the next panel that are due: `due` of them, if this panel were multiplied only once."""
+        """Pack the pieces of the next panel that are due: `due` of them if this panel is multiplied only once."""
         w, b = self.w, self.b
         for _ in range(PIECES // TURNS):
             piece = b.load(w.packed, typ=INT64)
@@ -236,7 +236,7 @@ class _Block:
     def results(
         self, own: ir.Value, other: ir.Value, here: ir.Value, meanwhile: Callable[[ir.Value, int], None]
     ) -> None:
-        """Products of two panels, one kept and one that passes; something else is done in turns with each 32 steps."""
+        """Products of two panels, one kept and one that passes; other work alternates with each 32 steps."""
         w, b, t = self.w, self.b, self.w.table_of
         left = [b.sub(x.extent, b.mul(at, w.number(SIDE))) for x, at in ((self.kept, own), (self.passing, other))]
         both = [self.panel_of(own), here]
@@ -249,7 +249,7 @@ class _Block:
         direct = b.and_(whole, b.not_(self.adds))
         before, target = (b.select(condition, place, w.results) for condition in (whole, direct))
         stride, step = (b.select(condition, t["y_row"], w.number(4 * SIDE)) for condition in (direct, whole))
-        for tile in range(4):  # read for nothing: writing goes faster where memory was
+        for tile in range(4):  # this read makes the later write faster
             w.tiles("tileloadd64", tile, self.quarter(before, step, tile), step)
         for tile in range(4):
             w.tiles("tilezero", tile)
@@ -269,7 +269,7 @@ class _Block:
         return self.w.e.behind(target, self.b.add(down, self.w.number(LINE * (tile % 2))))
 
     def multiplied(self, pairs: Sequence[ir.Value], meanwhile: Callable[[int], None]) -> None:
-        """Add the products of the parts of two pairs of tiles; what is done meanwhile does not wait for them."""
+        """Add the products of the parts of two pairs of tiles; other work in between does not wait for them."""
         w, loaded = self.w, [-1, -1]
         for number, parts in enumerate(_PRODUCTS):
             for operand, address in enumerate(pairs):
@@ -284,8 +284,8 @@ class _Block:
                 meanwhile(number)
 
     def fetch(self, rows: Sequence[ir.Value], step: ir.Value, left: ir.Value) -> None:
-        """Let some rows of further operands come to the cache, or of outputs that are in the place of none, all of them
-        by the last step.
+        """Fetch some rows into the cache: of further operands, and of outputs that overwrite none; all of them by the
+        last step.
         """
         w, b, making = self.w, self.b, self.w.making
         if making is None:
@@ -301,9 +301,7 @@ class _Block:
                     w.e.prefetch(w.e.behind(place, w.number(byte)), write=True)
 
     def merge(self, place: ir.Value, left: Sequence[ir.Value], rows: Sequence[ir.Value]) -> None:
-        """Copy what there is of 32 x 32 results to where they lie, or add it to what is there; or make of both what is
-        to be made.
-        """
+        """Copy the valid part of 32 x 32 results to its place, or add it there; or apply the epilogue to both."""
         w, b = self.w, self.b
         with w.counted(w.number(0), w.least(left[0], w.number(SIDE)), 1) as row:
             target = w.e.behind(place, b.mul(row, w.table_of["y_row"]))

@@ -1,7 +1,7 @@
 """Float32 matrices as parts of bfloat16 in the layout of tile registers, as machine code.
 
-A float32 number is the sum of three of bfloat16, its rounding, that of what is left, and the rest (Henry, Tang and
-Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019).
+A float32 number is the sum of three of bfloat16: its rounding, the rounding of the remainder, and the rest (Henry, Tang
+and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Pack:
     """Writes a function of (source, stride, following, target, rows or columns left, steps left, piece) that packs a
     piece of a unit: some rows of the tiles. A unit that is not whole is packed with its first piece.
 
-    Elements lie side by side along the sum or across it, and the others `stride` bytes apart. What there is none of is
-    zero. Another unit, `following` bytes further, is fetched into the cache. A row of a tile of a is
-    a row's elements 0 and 16, 1 and 17, …; one of b is that of all columns. Tiles of parts are two apart.
+    Elements lie side by side along the sum or across it, and the others `stride` bytes apart. Missing elements are
+    zero. Another unit, `following` bytes further, is fetched into the cache. A row of a tile of a is a row's elements 0
+    and 16, 1 and 17, …; one of b is that of all columns. Tiles of parts are two apart.
 
     Attributes:
         function: within a module.
@@ -47,7 +47,7 @@ class Pack:
         self.write()
 
     def write(self) -> None:
-        """What there is, or where that is not all, a copy with zeros."""
+        """The whole piece, or a copy of it that is filled up with zeros."""
         b = self.b
         source, stride, following, target, across, steps, piece = self.function.args
         width = DEPTH if self.along else WIDTH
@@ -67,7 +67,7 @@ class Pack:
     def copied(
         self, source: ir.Value, stride: ir.Value, copy: ir.Value, lines: ir.Value, lanes: ir.Value, width: int
     ) -> None:
-        """Lines of which some elements are there, and some lines."""
+        """The lines that exist, with the elements that exist."""
         b, e, zero = self.b, self.e, ir.Constant(self.e.type(INT32), None)
         for line in range(WIDTH * DEPTH // width):
             there = b.icmp_signed(">", lines, ir.Constant(INT64, line))
@@ -83,7 +83,7 @@ class Pack:
     def packed(
         self, source: ir.Value, stride: ir.Value, following: ir.Value, target: ir.Value, piece: ir.Value
     ) -> None:
-        """A piece of a whole unit, each row written before the next is read, so that registers suffice."""
+        """A piece of a whole unit. Each row is written before the next is read, so that the registers suffice."""
         b = self.b
         first = b.mul(piece, ir.Constant(INT64, _BLOCK))
         target = self.e.behind(target, b.mul(first, ir.Constant(INT64, LINE)))
@@ -116,8 +116,8 @@ class Pack:
             b.store(word, self.e.behind(target, ir.Constant(INT64, 2 * TILE * part + LINE * row)), align=4)
 
     def parts(self, x: ir.Value) -> list[ir.Value]:
-        """Three numbers, in the upper halves of their bits, that add up to each. Infinities and NaN are the last, which
-        is multiplied by the first part alone; so are numbers that would be rounded to infinity.
+        """Three numbers, in the upper halves of their bits, that add up to each. Infinities and NaN become the last
+        part, which is multiplied only by the first part; so do numbers that would round to infinity.
         """
         b, e, found = self.b, self.e, []
         zero, bits = ir.Constant(e.type(INT32), None), e.bits(x)
@@ -130,8 +130,8 @@ class Pack:
         return [*found, e.bits(x)]
 
     def turn(self, rows: Sequence[ir.Value]) -> list[ir.Value]:
-        """Four columns of the 16 rows that begin at these places: quarters of a register are put together as they are
-        read, and blocks of 4 x 4 in them turned.
+        """Four columns of the 16 rows that begin at these places. Quarters of a register are joined as they are read;
+        then their blocks of 4 x 4 are transposed.
         """
         b = self.b
         quarter = ir.VectorType(FLOAT, _BLOCK)

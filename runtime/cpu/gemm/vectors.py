@@ -20,7 +20,7 @@ _ITEM = FLOAT32.itemsize
 
 
 class Vectors:
-    """What is made of a product y = a·b, or the product; bound like a primitive of oneDNN.
+    """A product y = a·b, or its epilogue; bound like a primitive of oneDNN.
 
     Attributes:
         scratchpad: none.
@@ -49,7 +49,7 @@ class Vectors:
         self.nanoseconds += prices.mapped(self.made.beside)
 
     def bind(self, addresses: Mapping[int, int]) -> Run:
-        """A call that makes it on these addresses: `SRC`, `WEIGHTS`, `DST`, and those of what is made."""
+        """A call of the product on these addresses: `SRC`, `WEIGHTS`, `DST`, and those of the epilogue."""
         numbers = {
             "a": addresses[c.SRC],
             "a_row": self.a_steps[0],

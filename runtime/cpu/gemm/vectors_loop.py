@@ -1,8 +1,8 @@
-"""Small products of float32 matrices by vector instructions, nothing packed, as machine code.
+"""Small products of float32 matrices by vector instructions, without packing, as machine code.
 
 Where rows of b lie side by side across the sum, sums of 8 x 48 results are kept in registers, and each step adds the
-product of a column of a and a row of b. Where rows of a and columns of b lie along the sum, those of 4 x 4 results,
-sixteen steps at a time, each a register of its own that is added up at the end.
+product of a column of a and a row of b. Where rows of a and columns of b lie along the sum, each of 4 x 4 results has a
+register of its own for sixteen steps at a time, whose lanes are added up at the end.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ENTRIES = ("a", "a_row", "a_step", "b", "b_other", "rows", "columns", "depth")
 
 @dataclass(frozen=True)
 class Product:
-    """What a loop is made for.
+    """The form of a product that a loop is made for.
 
     Attributes:
         along: whether rows of a and columns of b lie along the sum; else rows of b lie across it.
-        then: what is made of each result.
+        then: the epilogue of each result.
     """
 
     along: bool
@@ -45,7 +45,7 @@ def compiled_product(product: Product) -> Callable[[int, int, bytes], None]:
 
 
 class _Product(Writer):
-    """What both have."""
+    """The common part of both loops."""
 
     def __init__(self, product: Product) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class _Product(Writer):
     def summed(
         self, steps: ir.Value, each: int, count: int, add: Callable[[ir.Value, list[ir.Value]], list[ir.Value]]
     ) -> list[ir.Value]:
-        """So many sums, from 0 on, added to at steps 0, each, … below `steps`."""
+        """A number of sums, which begin with 0 and grow at steps 0, each, … below `steps`."""
         b, zero = self.b, ir.Constant(self.e.type(FLOAT), None)
         before = b.block
         check, body, after = (b.function.append_basic_block() for _ in range(3))
@@ -73,7 +73,7 @@ class _Product(Writer):
         return sums
 
     def rows_from(self, name: str, step: str, first: ir.Value, extent: str, count: int) -> list[ir.Value]:
-        """Where some rows of a, or columns of b, begin; where there are no more, the last once more."""
+        """The beginnings of some rows of a, or columns of b; beyond the end, the last one again."""
         b, t = self.b, self.table_of
         base, last = b.inttoptr(t[name], POINTER), b.sub(t[extent], self.number(1))
         found = []
@@ -84,18 +84,18 @@ class _Product(Writer):
         return found
 
     def some(self, left: ir.Value, first: int = 0) -> Memory:
-        """Sixteen elements from one on, or as many as are left."""
+        """Sixteen elements from one on, or those that are left."""
         return Memory(self.e, self.number(first), self.b.sub(left, self.number(first)))
 
     def make(self, row: ir.Value, column: ir.Value, results: Sequence[tuple[ir.Value, Memory]]) -> None:
-        """What is made of some results of a row, if there is such a row."""
+        """The epilogue of some results of a row, if the row exists."""
         with self.b.if_then(self.b.icmp_signed("<", row, self.table_of["rows"])):
             places = self.making.at(row, column)
             for x, some in results:
                 self.making.make(x, places, some)
 
     def read(self, some: Memory, address: ir.Value) -> ir.Value:
-        """Those elements, the others zero."""
+        """The valid elements; the others are zero."""
         return self.e.floats(some.load(self.e, address, INT32, some.mask))
 
     def multiplied(self, a: ir.Value, b: ir.Value, onto: ir.Value) -> ir.Value:
@@ -165,7 +165,7 @@ class _Along(_Product):
         b.ret_void()
 
     def totals(self, sums: Sequence[ir.Value]) -> ir.Value:
-        """The lanes of each of sixteen added up, one a lane."""
+        """The sums of the lanes of each of sixteen values, one in a lane."""
         for apart in (1, 2, 4, 8):
             pairs, orders = zip(sums[::2], sums[1::2]), exchanged(WIDTH, apart)
             sums = [self.b.fadd(*(shuffled(self.b, pair, order) for order in orders)) for pair in pairs]

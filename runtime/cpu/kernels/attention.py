@@ -79,8 +79,8 @@ def _softmax(
 
     Args:
         start, stop: rows of s [heads · count, keys].
-        p: where probabilities go, of s's shape; of float32 they stay in s.
-        first: keys that the first row of a head reads; each row reads one more, while there are more.
+        p: the place of probabilities, of s's shape; probabilities of float32 stay in s.
+        first: keys that the first row of a head reads; each further row reads one key more, up to all.
         mask: its elements; key j of row i of a head h has the one at h · mask_head + i · mask_row + j · mask_key.
         log_sums: of each row.
     """

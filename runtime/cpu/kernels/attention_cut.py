@@ -17,7 +17,7 @@ from foreplan.runtime.cpu.kernels.rows import flat
 from foreplan.runtime.kernel import Refused
 
 QUERIES = 256  # a block, at most
-CAUSAL_QUERIES = 128  # likewise where a block reads the keys up to its end only
+CAUSAL_QUERIES = 128  # likewise if a block reads only the keys up to its end
 FEW_QUERIES = 16  # a block, at least
 SCORES = 2**17  # a block, at most, unless its queries are few
 TOGETHER = 2**16  # scores of several heads that share a call, at most
@@ -67,7 +67,7 @@ class Cut:
         return rows.start + 1 if self.causal else self.e.keys
 
     def units(self) -> Iterator[tuple[int, slice, list[slice]]]:
-        """(batch item, key and value heads, the query heads that read them, a call's at a time)."""
+        """(batch item, key and value heads, the query heads that read them), one call each."""
         for n in range(self.e.batch):
             for start in range(0, self.e.kv_heads, self.together):
                 kv = slice(start, start + self.together)
@@ -75,7 +75,7 @@ class Cut:
                 yield n, kv, [kv] if self.e.group == 1 else [slice(h, h + 1) for h in heads]
 
     def some(self, x: Window, rows: int) -> Window:
-        """So many rows of the heads of a call, x being [batch, heads, rows, depth]."""
+        """Some rows of the heads of a call; x is [batch, heads, rows, depth]."""
         return _matrices(x.viewed((self.together, rows, x.shape[3]), x.strides[1:]))
 
     def dense(self, rows: int, columns: int, dtype: DType = FLOAT32) -> Window:
@@ -84,7 +84,7 @@ class Cut:
 
     @property
     def narrow(self) -> Piece:
-        """A block of scores as they are multiplied: of the operands' type, or no memory where they are that already."""
+        """Memory for a block of scores in the operands' type; none if the scores have that type already."""
         return (0 if self.e.dtype == FLOAT32 else self.scores,), self.e.dtype.numpy
 
 
@@ -107,7 +107,7 @@ def cut_of(op: AttentionOp, inputs: Windows, *others: Window) -> tuple[Cut, list
 
 
 def _matrices(x: Window) -> Window:
-    """Without the axis of heads where there is one alone."""
+    """Without the axis of heads if there is only one."""
     return x.viewed(x.shape[1:], x.strides[1:]) if x.shape[0] == 1 else x
 
 
@@ -117,17 +117,17 @@ def turned(x: Window) -> Window:
 
 
 def matrices(array: np.ndarray) -> np.ndarray:
-    """[heads, rows, columns] without the axis of heads where there is one alone."""
+    """[heads, rows, columns], without the axis of heads if there is only one."""
     return array[0] if array.shape[0] == 1 else array
 
 
 @dataclass(frozen=True)
 class MaskPart:
-    """A block of what is added to scores, or of its gradient; of no element where there is none.
+    """A block of the mask that is added to scores, or of its gradient; empty without a mask.
 
     Attributes:
         elements: as they lie, from the first.
-        steps: elements to the next head, query and key; 0 where it is the same.
+        steps: elements to the next head, query and key; 0 where the mask is repeated.
     """
 
     elements: np.ndarray

@@ -29,8 +29,8 @@ _FLOAT, _BYTE = np.dtype(np.float32), np.dtype(np.uint8)
 
 
 def attention_grad(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
-    """The kernel of `attention_grad`: gradients of queries are written when their block has been read; the others when
-    their unit has.
+    """The kernel of `attention_grad`: gradients of queries are written after their block was read, the others after
+    their unit was.
     """
     assert isinstance(op, AttentionGrad)
     return _gradient(op, inputs, op.overwrites([x.type for x in inputs], [x.type for x in outputs]))
@@ -38,7 +38,7 @@ def attention_grad(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
 
 def packed_attention_grad(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
     """The kernel of `packed_attention_grad`, on windows onto both tensors: the gradient takes the tensor's bytes, each
-    part where it has been read for the last time.
+    part after its last read.
     """
     assert isinstance(op, PackedAttentionGrad)
     x, *others = inputs
@@ -96,8 +96,8 @@ def _gradient(op: AttentionGrad, inputs: Windows, overwrites: tuple[tuple[int, i
             runs.append(_scaled(sum_v, 1, dv[n, kv]))
         return one_after_another(*runs)
 
-    # Two blocks of scores, the gradient of a block's queries, and those of a unit's keys and values; what products
-    # need; and of narrow operands the blocks once more, as they are multiplied.
+    # Two blocks of scores, the gradients of a block's queries and of a unit's keys and values; memory of products; and,
+    # for narrow operands, the blocks again in their type.
     keys, narrow = together * e.keys, [cut.narrow] * 2
     floats = (cut.scores, cut.scores, together * cut.block * e.depth, keys * e.depth, keys * e.value_depth)
     pieces: list[Piece] = [*(((count,), _FLOAT) for count in floats), ((products.scratchpad,), _BYTE), *narrow]
@@ -182,7 +182,7 @@ def _score_gradients(
 
     Args:
         start, stop: rows of p and ds [heads · count, keys].
-        p_out, ds_out: where the results go, of their shape; of float32 they stay in p and ds.
+        p_out, ds_out: places of the results, of their shape; results of float32 stay in p and ds.
         first, mask, mask_*: as in the forward direction.
         log_sums: of each row.
         o, g: outputs and their cotangents, with elements to the next head and row.

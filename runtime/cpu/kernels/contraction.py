@@ -23,8 +23,8 @@ from foreplan.runtime.cpu.onednn.primitives import Description, onto
 from foreplan.runtime.cpu.threads import one_thread
 from foreplan.runtime.kernel import Refused
 
-PANEL = 384  # columns of a matrix that are copied where they would thrash a cache
-SMALL = 2**21  # multiplications that do not repay waking other threads
+PANEL = 384  # columns of a matrix that are copied at a time if they would thrash a cache
+SMALL = 2**21  # for fewer multiplications, other threads are not worth waking
 FEW_ROWS = 64  # products of matrices of fewer do not repay the copy
 
 
@@ -55,14 +55,14 @@ def matmul_by_vectors(op: Op, inputs: Windows, outputs: Windows) -> Staged:
     """Likewise, if it is small, and added to nothing."""
     a, b, y = _operands(op, inputs, outputs)
     if len(inputs) > 2:
-        raise Refused("what is added to something")
+        raise Refused("a product that is added to something")
     plan, product = Stages(), Vectors(a, b, y)
     plan.run(product, {c.SRC: INPUT, c.WEIGHTS: WEIGHTS, c.DST: OUTPUT})
     return plan.finish(nanoseconds=product.nanoseconds)
 
 
 def matmul_map(op: Op, inputs: Windows, outputs: Windows, way: type[Tiles] | type[Vectors]) -> Staged:
-    """A product of float32 and a map of it, where they are faster so than one after the other."""
+    """A product of float32 with a map as its epilogue, if that is faster than one after the other."""
     assert isinstance(op, MatMulMap)
     if len(outputs[0].shape) != 2:
         raise Refused("several products")
@@ -91,7 +91,7 @@ def _operands(op: Op, inputs: Windows, outputs: Windows) -> tuple[Window, Window
 
 
 def _thrashes(b: Window) -> bool:
-    """Whether the rows of a matrix lie so that too few sets of a cache hold a column, and oneDNN does not know.
+    """Whether rows are at a distance at which too few sets of a cache hold a column, unnoticed by oneDNN.
 
     It copies matrices whose rows are a power of two apart; a multiple of 2 KiB is as bad. Those of bfloat16 it copies
     in any case.

@@ -1,7 +1,7 @@
 """Convolutions and their gradients: images lie with their channels last, weights as in checkpoints.
 
-Each may have several ways: oneDNN's own, weights reordered each time; products of matrices, where there is one tap, or
-what several see is gathered (`columns`); and Winograd's algorithm (`winograd`), where there are 3 × 3.
+Each may have several ways: oneDNN's own, weights reordered each time; products of matrices, for one tap, or with the
+inputs of several taps gathered (`columns`); and Winograd's algorithm (`winograd`), for 3 × 3 taps.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _grouped(w: Window, groups: int) -> Window:
 
 
 def conv(op: Op, inputs: Windows, outputs: Windows) -> Staged:
-    """A convolution, with a bias or added to what there is, and perhaps something done to its result."""
+    """A convolution, with a bias or added to a tensor, and perhaps an epilogue."""
     (x, w, y), after = _seen_as_images(op, inputs, outputs)
     assert isinstance(op, Conv | ConvMap)
     bias = inputs[after[0][1]] if after and after[0][0] == "add" else None
@@ -117,7 +117,7 @@ def conv_by_products(op: Op, inputs: Windows, outputs: Windows) -> Staged:
 
 
 def conv_on_tiles(op: Op, inputs: Windows, outputs: Windows) -> Staged:
-    """A convolution of one tap as a product on tile registers, and what is done to its result before it is written."""
+    """A convolution of one tap as a product on tile registers, with its epilogue."""
     (x, w, y), after = _seen_as_images(op, inputs, outputs)
     if all(function == OLD for function, _ in after):
         return _one_tap(op, x, w, y, lambda a, b, z: Tiles(a, b, z, add=bool(after)), {}, base_of(after))
@@ -175,14 +175,14 @@ def _price(made: Product, otherwise: int) -> int:
 
 
 def conv_by_columns(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
-    """A convolution of several taps, the weights as they lie: a product of what they see."""
+    """A convolution of several taps as a product of gathered inputs; weights are read as they lie."""
     (x, w, y), after = _seen_as_images(op, inputs, outputs)
     assert isinstance(op, Conv | ConvMap)
     rows, taps, weights = rows_along(y, 1), math.prod(w.shape[2:]), rows_from(w, 1)
     if rows is None or weights is None or op.groups > 1 or taps == 1 or len(w.shape) != 4 or y.type.dtype != FLOAT32:
         raise Refused("products are for float32, several taps on two axes without groups, and weights in C order")
     if prices.columns(w, y) >= prices.direct(w, y):
-        raise Refused("gathering takes longer than weights take to another layout")
+        raise Refused("gathering takes longer than changing the layout of the weights")
     images, plan = image_rows(x), Stages()
     seen = Window.dense(TensorType(FLOAT32, (rows.count, weights.width)))
     place = plan.keep(seen.type.nbytes)
@@ -195,7 +195,7 @@ def conv_by_columns(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
 
 
 def _seen_as_images(op: Op, inputs: Windows, outputs: Windows) -> tuple[tuple[Window, Window, Window], Following]:
-    """Data, weights and result of a convolution, and what follows it."""
+    """Data, weights and result of a convolution, and its epilogue."""
     check(*inputs, *outputs)
     after = _what_follows(op, inputs, outputs)
     return (_image(inputs[0]), inputs[1], _image(outputs[0])), after
@@ -216,7 +216,7 @@ def _what_follows(op: Op, inputs: Windows, outputs: Windows) -> Following:
 
 
 def _described(after: Following, inputs: Windows, y: Window, rank: int) -> list[After]:
-    """What follows, with vectors of one number a channel as tensors of `rank` axes."""
+    """The epilogue, with vectors of one number a channel as tensors of `rank` axes."""
     shape, zero = (1, y.shape[1], *[1] * (rank - 2)), Window.dense(TensorType(FLOAT32, (1,) * rank))
     return [
         After(function, {OLD: None, "relu": zero}[function])
@@ -227,7 +227,7 @@ def _described(after: Following, inputs: Windows, y: Window, rank: int) -> list[
 
 
 def _taken(after: Following) -> dict[int, Place]:
-    """The arguments of what follows."""
+    """The arguments of the epilogue."""
     places: dict[str, Place] = {"relu": ZERO}
     return {
         argument_of(number, function): places.get(function, ("in", index, 0))
@@ -243,7 +243,7 @@ def _before(op: ConvOp) -> tuple[int, int]:
 
 
 def conv_data_gradient(op: Op, inputs: Windows, outputs: Windows) -> Staged:
-    """The gradient of a convolution's data; added to what there is image by image."""
+    """The gradient of a convolution's data; if it is added to a tensor, then image by image."""
     assert isinstance(op, ConvDataGrad)
     g, w, dx, adds = _data_gradient(inputs, outputs)
     plan, weights, geometry, images = Stages(), _grouped(w, op.groups), _geometry(op), g.shape[0]
@@ -279,7 +279,7 @@ def data_gradient_by_winograd(op: Op, inputs: Windows, outputs: Windows) -> wino
 
 
 def data_gradient_by_products(op: Op, inputs: Windows, outputs: Windows, tiles: bool = False) -> Staged:
-    """The gradient of the data of a convolution of one tap: a product, written or added where the tap was.
+    """The gradient of the data of a convolution of one tap: a product, written or added at the positions of the tap.
 
     Args:
         tiles: by products on tile registers.
@@ -306,13 +306,13 @@ def data_gradient_by_products(op: Op, inputs: Windows, outputs: Windows, tiles: 
 
 
 def _data_gradient(inputs: Windows, outputs: Windows) -> tuple[Window, Window, Window, bool]:
-    """Cotangents, weights and result, and whether that is added to what there is."""
+    """Cotangents, weights and result, and whether the result is added to a tensor."""
     check(*inputs, *outputs)
     return _image(inputs[0]), inputs[1], _image(outputs[0]), len(inputs) > 2
 
 
 def _together(images: int, nbytes: int) -> int:
-    """How many images' gradients are made before they are added: a divisor of all, of a few megabytes."""
+    """Images whose gradients are made before they are added, of a few megabytes: a divisor of all."""
     most = max(1, ADDED // max(nbytes, 1))
     return max(n for n in range(1, images + 1) if images % n == 0 and n <= most)
 
@@ -362,7 +362,7 @@ def weight_gradient_by_products(op: Op, inputs: Windows, outputs: Windows, tiles
 
 
 def _weight_gradient(inputs: Windows, outputs: Windows) -> tuple[Window, Window, Window, bool]:
-    """Data, cotangents and result, and whether that is added to what there is."""
+    """Data, cotangents and result, and whether the result is added to a tensor."""
     check(*inputs, *outputs)
     return _image(inputs[0]), _image(inputs[1]), outputs[0], len(inputs) > 2
 
@@ -371,9 +371,9 @@ def _seen_by_one_tap(op: ConvOp, kernel: tuple[int, ...], w: Window, x: Window, 
     """The positions of x that a single tap sees, one a position of y.
 
     Raises:
-        Refused: there are more taps, padding, weights that are no matrix with dense rows, positions that lie as
-            oneDNN does not know (rows within images, places within rows), or whose channels lie apart, as those of
-            images of one or three axes do: oneDNN's own convolution takes half as long as turning such images.
+        Refused: there are more taps, or padding; weights are no matrix with dense rows; oneDNN has no layout for the
+            positions (rows within images, places within rows); or channels lie apart, as in images of one or three
+            axes: oneDNN's own convolution takes half as long as transposing such images.
     """
     item = w.type.dtype.itemsize
     single = set(kernel) == {1} and op.groups == 1 and not any(map(any, op.pads))

@@ -1,4 +1,4 @@
-"""`map`, `masked_map` and `pack_bits` as compiled loops over tensors however they lie."""
+"""`map`, `masked_map` and `pack_bits` as compiled loops over tensors of any layout."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _elementwise(
     def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
         if not math.prod(shape):
             return _nothing
-        # Axes as they lie in the first output's memory, or, of bits, the input's; the innermost last.
+        # The order of axes in the first output's memory (for bits, the input's); the innermost last.
         leader = given[0] if made[0].bits else made[0]
         order = sorted(range(len(shape)), key=lambda axis: -abs(leader.strides[axis]))
         tensors = (*given, *made)
@@ -70,7 +70,7 @@ def _elementwise(
 
 
 def _nothing() -> None:
-    """There is no element."""
+    """Do nothing, as there is no element."""
 
 
 def _kind(x: _Tensor, strides: Sequence[int]) -> Operand:
@@ -99,7 +99,7 @@ def _pairs(inputs: Windows, outputs: Windows, first: int = 0) -> tuple[tuple[int
 
 
 def elementwise(op: Op, inputs: Windows, outputs: Windows) -> CpuKernel:
-    """The loop of a map; of one that copies from one order of the axes to another, tiles."""
+    """The loop of a map; a map that copies from one order of axes to another works by tiles."""
     assert isinstance(op, Map)
     shape = outputs[0].shape
     tensors = [_broadcast(x, shape) for x in inputs]
@@ -134,12 +134,12 @@ def pack_layout(op: Op, inputs: Windows, outputs: Types) -> list[Window]:
 
 
 def reads(op: Op, index: int, window: Window) -> Window:
-    """As it lies, whatever that is; a mask is a row of bytes in any case."""
+    """As it lies, in any layout; a mask is always a row of bytes."""
     return window
 
 
 def pack_reads(op: Op, index: int, window: Window) -> Window:
-    """As it lies, where the bits of each row begin with a byte; else as the mask's bits lie."""
+    """As it lies, if the bits of each row begin with a byte; else with the layout of the mask's bits."""
     order = sorted(range(len(window.shape)), key=lambda axis: -abs(window.strides[axis]))
     axes = merged_axes(window.shape, [window.strides, _mask(window.shape).strides], order)
     rows = [steps[1] for _, steps in axes]

@@ -1,8 +1,8 @@
-"""Convolutions of several taps at few positions as products: what the taps of a position see is gathered first.
+"""Convolutions of several taps at few positions as products: the inputs of each position are gathered first.
 
-Weights are read once, as they lie in checkpoints: where positions are few that is most of the time, and oneDNN's own
-convolutions reorder them before each run. (K. Chellapilla, S. Puri, P. Simard: High performance convolutional neural
-networks for document processing, 2006.)
+Weights are read once, as they lie in checkpoints. With few positions, reading them takes most of the time, and oneDNN's
+own convolutions also reorder them before each run. (K. Chellapilla, S. Puri, P. Simard: High performance convolutional
+neural networks for document processing, 2006.)
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def _gather(start, stop, x, step, columns, channels, places):  # type: ignore[no
 
 
 def gathered(x: Rows, positions: int, places: Shape, taps: int, columns: Place, product: Staged) -> LoopKernel:
-    """A convolution as a product of what is gathered.
+    """A convolution as a product of gathered inputs.
 
     Args:
         x: the images as rows of channels.
         positions: of windows, in all images.
         places: of windows, as `pool.Places` has them.
-        columns: where a row a position lies in scratch memory, a number a channel and tap.
-        product: and what follows it.
+        columns: scratch memory, a row for each position, with a number for each channel and tap.
+        product: with its epilogue.
     """
     row = x.width * taps
 

@@ -1,7 +1,7 @@
-"""Gathering slices, and adding slices where indices say, by compiled loops.
+"""Gathering slices, and adding slices at the places of indices, by compiled loops.
 
-Slices are added in the order of the indices; parts of the work are ranges of the places within a slice, so that no
-result depends on the number of threads.
+Slices are added in the order of the indices. Parts of the work are ranges of places within a slice, so no result
+depends on the number of threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_from,
 from foreplan.runtime.cpu.threads import current_threads, ranged
 from foreplan.runtime.kernel import Refused, Run
 
-GROUP = 16  # elements of a slice that are never parted: a line of the cache
+GROUP = 16  # elements of a slice that stay together: a line of the cache
 GRAIN = 1 << 15  # elements that are worth a thread of their own
 
 _compiled = jit.compiled(nogil=True)
@@ -33,7 +33,7 @@ def _within(index, extent):  # type: ignore[no-untyped-def]
     wide = np.int64(index)
     if 0 <= wide < extent:
         return wide
-    if index > 0:  # and of uint64 it may be more than int64 holds
+    if index > 0:  # a uint64 may be more than int64 holds
         return np.int64(np.uint64(index) % np.uint64(extent))
     return wide % extent
 
@@ -120,7 +120,7 @@ def _slices(op: ScatterAdd, updates: Window) -> Rows | None:
 
 
 def scatter_reads(op: Op, index: int, window: Window) -> Window:
-    """Updates as slices evenly apart, what is added to anyhow; anything else in C order."""
+    """Updates as slices evenly apart; the tensor that is added to in any layout; all else in C order."""
     assert isinstance(op, ScatterAdd)
     as_it_lies = index == 2 or (index == 1 and _slices(op, window) is not None)
     return window if as_it_lies else Window.dense(window.type)

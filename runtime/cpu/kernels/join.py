@@ -1,4 +1,4 @@
-"""Tensors put into larger ones, as copies however they lie; a part that lies in its place already is left there."""
+"""Tensors put into larger ones, as copies of any layout; a part that already lies in its place stays there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def concat(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
 
 
 def padded(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
-    """The kernel of `Pad` and `Unslice`: what is filled first, and then copied over."""
+    """The kernel of `Pad` and `Unslice`: the output is filled, then the input is copied into it."""
     assert isinstance(op, Pad | Unslice)
 
     def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
@@ -55,5 +55,5 @@ def padded(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
 
 
 def reads(op: Op, index: int, window: Window) -> Window:
-    """As it lies, whatever that is."""
+    """As it lies, in any layout."""
     return window

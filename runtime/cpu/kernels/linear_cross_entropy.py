@@ -1,7 +1,7 @@
 """Cross-entropy fused with the matrix that makes the logits: a chunk of rows at a time, in blocks of classes.
 
-Each block of logits is made and turned into exponentials, and left; when the normaliser is known, each block is turned
-into gradients on its way into the products with the hidden states and the matrix.
+Each block of logits is computed and turned into exponentials. When the normaliser is known, each block becomes
+gradients just before its products with the hidden states and the matrix.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ class _Rows:
         hidden: states [rows, depth].
         high: the largest logit so far.
         picked: the target's logit.
-        factor: what exponentials are multiplied by in the end.
+        factor: the final factor of the exponentials.
         total: sum of exponentials.
-        label: the target; -1 where it is to be ignored, -2 where it is no class.
+        label: the target; -1: ignored, -2: no class.
     """
 
     hidden: np.ndarray
@@ -146,9 +146,9 @@ class _Block:
 
     Attributes:
         x: logits [rows, classes].
-        factors: their gradients, as they are multiplied: x itself, or where those of narrow operands go.
+        factors: their gradients as factors of products: x itself, or narrow copies.
         start: the first class.
-        high: what its exponentials were taken from, a number a row.
+        high: for each row, the number that was subtracted before exponentials.
         w, dw, bias, dbias: of these classes; the latter two are empty where there is no bias.
     """
 
@@ -184,14 +184,14 @@ class _Chunk:
         return ranged(function, len(block.x), GRAIN // block.x.shape[1], self.threads, block.x, *arguments)
 
     def forward(self, block: _Block) -> Iterator[Run]:
-        """Logits, and their exponentials."""
+        """Compute logits and their exponentials."""
         rows = self.rows
         yield self.products.bind(rows.hidden, block.w.T, block.x, self.scratch)
         numbers = (rows.label, block.start, rows.high, rows.total, rows.picked, block.high)
         yield self.ranged(_exponentials, block, block.bias, *numbers)
 
     def backward(self, block: _Block) -> Iterator[Run]:
-        """Gradients of the logits, and what they give for the rest."""
+        """Compute gradients of the logits, and from them all others."""
         rows, multiply = self.rows, self.products.bind
         numbers = (rows.label, block.start, rows.high, rows.factor, block.high)
         yield self.ranged(_gradients, block, bits(block.factors), *numbers, self.state)
@@ -202,7 +202,7 @@ class _Chunk:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """A view that compiled loops see as one type, whoever lends the memory."""
+    """A view that has the same type for compiled loops, whoever owns the memory."""
     view = array.view()
     view.flags.writeable = False
     return view

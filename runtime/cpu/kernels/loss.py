@@ -43,8 +43,8 @@ def _gradients(  # type: ignore[no-untyped-def]
 ):
     """With `over`, the logits lie in `out`, and x is not looked at.
 
-    Differences of a few logits are written before their exponentials are: a loop that does little an element
-    streams through memory, one that does much waits for it.
+    Differences of a few logits are written before their exponentials: a loop with little work an element reads memory
+    at full speed, a loop with much work waits for it.
     """
     for i in range(start, stop):
         label, less, factor = target[i], lse[i], g[i * g_step]
@@ -114,7 +114,7 @@ def layout(op: Op, inputs: Windows, outputs: Types) -> list[Window]:
 
 
 def reads(op: Op, index: int, window: Window) -> Window:
-    """Logits as rows evenly apart, or as they best lie; a cotangent that may be one number for all."""
+    """Logits as rows evenly apart, or in their best layout; a cotangent that may be one number for all."""
     assert isinstance(op, CrossEntropy | CrossEntropyGrad)
     if index == 0:
         return window if rows_along(window, op.axis) is not None else best(window.type, op.axis)

@@ -1,7 +1,7 @@
 """Batch normalisation by compiled loops, on images as rows of channels.
 
-Sums over rows are taken in blocks, in float32 within a block and in float64 over blocks; and those of segments of rows,
-which depend on the shape alone, so that no result depends on the number of threads.
+Sums over rows are taken in blocks, in float32 within a block and in float64 over blocks, for segments of rows. Segments
+depend only on the shape, so no result depends on the number of threads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _segments(rows: int) -> int:
 
 @_compiled
 def _block_moments(x, first, last, step, shift, total, squares):  # type: ignore[no-untyped-def]
-    """Of rows [first, last): their first element a channel (0 if it is infinite), and sums and squares around it.
+    """For each channel of rows [first, last): the first element (0 if it is infinite), and sums and squares around it.
 
     Rows are taken two by two: sums go through the cache half as often.
     """
@@ -147,7 +147,7 @@ def _factor(scale, variance, epsilon, factor):  # type: ignore[no-untyped-def]
 
 
 def normal(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
-    """The kernel of `BatchNorm`, by the statistics that it is given: a factor a channel, then ranges of rows."""
+    """The kernel of `BatchNorm` with given statistics: a factor for each channel, then ranges of rows."""
     assert isinstance(op, BatchNorm)
     check_float(*inputs[1:])
     rows, target = image_rows(inputs[0]), image_rows(outputs[0])

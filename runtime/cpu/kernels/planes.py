@@ -1,7 +1,7 @@
-"""Means over windows of images of one channel, by compiled loops along whichever axis lies side by side.
+"""Means over windows of images of one channel, by compiled loops along the axis whose elements lie side by side.
 
-Local response normalisation averages so, over channels: [N, C, H, W] as [N, 1, C, H·W], of which either axis may lie
-side by side. Windows are turned to suit. As in `pool`, parts of the work are rows of what is written.
+Local response normalisation takes such means over channels: [N, C, H, W] is [N, 1, C, H·W], in which elements may lie
+side by side along either axis. Windows are transposed to match. As in `pool`, parts of the work are rows of the output.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def mean(op: AvgPool | AvgPoolGrad, inputs: Windows, outputs: Windows) -> LoopKe
     """The kernel for images of one channel, by ranges of rows of what is written.
 
     Raises:
-        Refused: of other elements, or rows do not lie so.
+        Refused: other elements, or other layouts.
     """
     (x,), (y,) = inputs, outputs
     check_elements(x, y)

@@ -1,7 +1,7 @@
 """Pooling by compiled loops over the channels of images that lie with their channels last.
 
-Parts of the work are rows of what is written: gradients are gathered, not scattered, so that no two parts write one
-place and each place is added to in the order of the taps.
+Parts of the work are rows of the output. Gradients are gathered, not scattered: no two parts write one place, and each
+place adds in the order of the taps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Places:
     """How windows lie over images; the fields that loops take, in their order.
 
     Attributes:
-        image: height and width of what is pooled.
+        image: height and width of the pooled images.
         pooled: positions of windows down and across.
         kernel, strides, low, dilations: of the windows; `low` is the padding above and to the left.
     """
@@ -250,7 +250,7 @@ def largest_gradient(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
 
 
 def mean(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
-    """The kernel of `AvgPool` and `AvgPoolGrad`: by ranges of rows of what is written."""
+    """The kernel of `AvgPool` and `AvgPoolGrad`: by ranges of rows of the output."""
     assert isinstance(op, AvgPool | AvgPoolGrad)
     if planes.is_plane(inputs[0].type):
         return planes.mean(op, inputs, outputs)

@@ -91,7 +91,7 @@ class _Writer(Writer):
         b.ret_void()
 
     def put(self, words: ir.Value, at: ir.Value, left: ir.Value) -> None:
-        """Make numbers of these words, and write those of them that are left to write."""
+        """Make numbers of these words, and write as many as are left."""
         zero = self.number(0)
         left = self.b.select(self.b.icmp_signed("<", left, zero), zero, left)
         e = Lanes(self.b, WIDTH)

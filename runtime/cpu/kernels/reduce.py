@@ -1,4 +1,4 @@
-"""`reduce` as compiled loops: whatever the axes and however the tensor lies."""
+"""`reduce` as compiled loops: for any axes and any layout."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def reduce(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
 
 
 def _axes(op: Reduce, x: Window, y: Window) -> list[_Axis]:
-    """The input's axes, those of extent 1 dropped, neighbours that lie together and are both kept or reduced as one."""
+    """The input's axes longer than 1; neighbours that lie together are merged if both are kept or reduced."""
     left = iter(y.strides)
     results = [next(left) if op.keepdims or axis not in op.axes else 0 for axis in range(len(x.shape))]
     found = [

@@ -1,7 +1,7 @@
 """Layer normalisation, its form without centring, and their gradients, by compiled loops over rows.
 
 Sums along a row are taken in blocks, in float32 lanes within a block and in float64 over blocks. Sums over rows are
-those of segments, which depend on the shape alone, so that no result depends on the number of threads.
+taken by segments. These depend only on the shape, so no result depends on the number of threads.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def gradient(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
 
 
 def reads(op: Op, index: int, window: Window) -> Window:
-    """x, g and what is added as rows evenly apart; anything else in C order."""
+    """x, g and the summand as rows evenly apart; all else in C order."""
     assert isinstance(op, LayerNorm | RMSNorm | LayerNormGrad | RMSNormGrad)
     wide = index == 0 or (isinstance(op, LayerNormGrad | RMSNormGrad) and index >= op.g)
     return window if wide and rows_from(window, op.axis) is not None else Window.dense(window.type)

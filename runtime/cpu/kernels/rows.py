@@ -1,4 +1,4 @@
-"""Tensors as compiled loops see them: one-dimensional memory, and where rows begin in it."""
+"""Tensors as compiled loops take them: one-dimensional memory, and the beginnings of rows in it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def image_rows(window: Window) -> Rows:
     """The positions of images [N, C] or [N, C, H, W], of float32 or bfloat16, as rows of channels.
 
     Raises:
-        Refused: it is something else, or lies otherwise.
+        Refused: other tensors, or other layouts.
     """
     check_elements(window)
     rows = channel_rows(window)
@@ -42,19 +42,19 @@ def image_rows(window: Window) -> Rows:
 
 
 def channel_rows(window: Window) -> Rows | None:
-    """The positions of [N, C] or [N, C, H, W] as rows of channels, where they lie so."""
+    """The positions of [N, C] or [N, C, H, W] as rows of channels, if they have this layout."""
     return rows_along(window, 1) if len(window.shape) in (2, 4) else None
 
 
 def rows_along(window: Window, axis: int) -> Rows | None:
-    """A tensor as rows along one axis, where it lies so; rows follow one another in C order of the other axes."""
+    """A tensor as rows along one axis, if it has this layout; rows follow one another in C order of the other axes."""
     order = [*(i for i in range(len(window.shape)) if i != axis), axis]
     turned = window.viewed([window.shape[i] for i in order], [window.strides[i] for i in order])
     return rows_from(turned, len(order) - 1)
 
 
 def rows_from(window: Window, axis: int) -> Rows | None:
-    """A tensor as rows of all elements from an axis on, where it lies so: those side by side, rows evenly apart."""
+    """A tensor as rows of all elements from an axis on, if these lie side by side and rows evenly apart."""
     if not window.type.size:
         return None
     item = window.type.dtype.itemsize
@@ -66,14 +66,14 @@ def rows_from(window: Window, axis: int) -> Rows | None:
 
 
 def even_step(window: Window) -> int | None:
-    """Elements from each element to the next in C order, 0 where all are one; None where they are not evenly apart."""
+    """Elements between neighbours in C order; 0 where all are one element; None if distances differ."""
     item = window.type.dtype.itemsize
     _, step = merged(window.shape, window.strides, item)
     return step // item if step >= 0 and step % item == 0 else None
 
 
 def merged(shape: Sequence[int], strides: Sequence[int], single: int) -> tuple[int, int]:
-    """(extent, stride) of axes as one axis; the stride is -1 where they are none, `single` for one place."""
+    """(extent, stride) of axes merged into one. The stride is -1 if they cannot be merged, `single` for one place."""
     count, step = 1, single
     for extent, stride in zip(reversed(shape), reversed(strides)):
         if extent == 1:
@@ -96,7 +96,7 @@ def flat(array: np.ndarray) -> np.ndarray:
 
 
 def flat_input(array: np.ndarray) -> np.ndarray:
-    """Likewise, and read-only: a compiled loop sees inputs as such, and so is compiled once."""
+    """Likewise, and read-only: all inputs are of this type, so a loop is compiled once."""
     found = flat(array)
     found.flags.writeable = False
     return found

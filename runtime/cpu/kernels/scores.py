@@ -1,7 +1,7 @@
 """What compiled loops over rows of scores share: a row's maximum, and its exponentials, of which tiny ones are 0.
 
-Floats have the order of their bits as integers once those of negative numbers are turned around, and a maximum of
-integers vectorises where one of floats, NaN among them, does not.
+Floats sort like their bits as integers, if the bits of negative numbers are inverted. A maximum of integers vectorises;
+one of floats, which may be NaN, does not.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from foreplan.runtime.cpu.codegen.functions import exp32
 from foreplan.runtime.cpu.codegen.jit import SUMS
 
 BLOCK = 1024  # elements of a row, summed in float32
-LOWEST = np.float32(-3e38)  # what a row's maximum is raised to, so that exp(-inf - maximum) is 0
+LOWEST = np.float32(-3e38)  # the least maximum of a row, so that exp(-inf - maximum) is 0
 FLUSH = np.float32(1e-25)  # probabilities below are 0: products, of gradients too, meet no denormal numbers
 ZERO = np.float32(0)
 
-_TINY = np.float32(-80)  # its exponential is flushed, and no denormal number either: those take many times as long
+_TINY = np.float32(-80)  # its exponential is flushed to 0, and is not denormal: such numbers take many times as long
 _SIGN, _MAGNITUDE = np.int32(31), np.int32(0x7FFFFFFF)
 
 
@@ -30,7 +30,7 @@ def _ordered(x: np.float32) -> np.int32:
 
 @jit.compiled(forceinline=True)
 def largest(row: np.ndarray, count: int) -> np.float32:
-    """The maximum of a row's first elements and `LOWEST`; perhaps NaN where there is one."""
+    """The maximum of a row's first elements and `LOWEST`; perhaps NaN if an element is."""
     found = _ordered(LOWEST)
     for k in range(count):
         found = max(found, _ordered(number(row[k])))
@@ -59,7 +59,7 @@ def row_sum(row):  # type: ignore[no-untyped-def]
 
 @jit.compiled(nogil=True, fastmath=SUMS)
 def scale_and_mask(row, width, scale, mask, base, step):  # type: ignore[no-untyped-def]
-    """Scale the first numbers of a row, and add those of a mask that lie a step apart, unless it is empty."""
+    """Scale the first numbers of a row, and add a mask's numbers, a step apart, unless the mask is empty."""
     for k in range(width):
         row[k] *= scale
     if mask.size:

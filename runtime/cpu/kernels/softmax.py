@@ -47,7 +47,7 @@ def _products(row, other):  # type: ignore[no-untyped-def]
 
 @jit.compiled(nogil=True, fastmath=FLOAT)
 def highest(row):  # type: ignore[no-untyped-def]
-    """The maximum of a row; NaN, or any of its numbers, where there is NaN."""
+    """The maximum of a row; if there is NaN, NaN or any of its numbers."""
     high = largest(row, len(row))
     if high <= LOWEST:
         high = number(row[0])
@@ -60,8 +60,8 @@ def highest(row):  # type: ignore[no-untyped-def]
 def _exponentials_to(row, high, line):  # type: ignore[no-untyped-def]
     """exp(x − high), and their sum in float64.
 
-    Added up behind: a loop that writes one array and reads another takes a sum's elements in lanes or one by one, as
-    the two lie to each other.
+    The sum is a loop of its own. In a loop that also writes, its order of additions would depend on the addresses of
+    both arrays.
     """
     total = 0.0
     for first in range(0, len(row), BLOCK):
@@ -126,7 +126,7 @@ KINDS = (Softmax, LogSoftmax, SoftmaxGrad, LogSoftmaxGrad)  # as `_segments` num
 
 
 def row_kernel(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
-    """The kernel of an op on rows, by segments of them; the second input of softmax itself is its first."""
+    """The kernel of an op on rows, by segments of rows; for softmax itself, the second input is the first one."""
     assert isinstance(op, RowOp)
     rows = [class_rows(x, op.axis) for x in inputs]
     count, width = rows[0].count, rows[0].width
@@ -145,7 +145,7 @@ def class_rows(window: Window, axis: int) -> Rows:
     """Rows of float32 or bfloat16 along an axis.
 
     Raises:
-        Refused: it is something else, or lies otherwise.
+        Refused: other tensors, or other layouts.
     """
     check_elements(window)
     rows = rows_along(window, axis)
@@ -155,17 +155,17 @@ def class_rows(window: Window, axis: int) -> Rows:
 
 
 def best(type: TensorType, axis: int) -> Window:
-    """How rows along an axis best lie: in C order, images along their channels with these last."""
+    """The best layout of rows along an axis: C order; for images, along channels, with channels last."""
     return channels_last(type) if axis == 1 else Window.dense(type)
 
 
 def layout(op: Op, inputs: Windows, outputs: Types) -> list[Window]:
-    """As rows best lie."""
+    """The best layout of rows."""
     assert isinstance(op, RowOp)
     return [best(type, op.axis) for type in outputs]
 
 
 def reads(op: Op, index: int, window: Window) -> Window:
-    """Rows evenly apart, or as they best lie."""
+    """Rows evenly apart, or in their best layout."""
     assert isinstance(op, RowOp)
     return window if rows_along(window, op.axis) is not None else best(window.type, op.axis)

@@ -21,16 +21,16 @@ from foreplan.runtime.kernel import Refused, Run
 from foreplan.units import align_up
 
 ALIGNMENT = 64
-Place = tuple[str, int, int]  # "in" or "out" and which, "scratch" or "zero"; and the byte of it
+Place = tuple[str, int, int]  # "in" or "out" and its index, "scratch" or "zero"; and a byte in it
 INPUT, WEIGHTS, OUTPUT, ZERO = ("in", 0, 0), ("in", 1, 0), ("out", 0, 0), ("zero", 0, 0)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A primitive, or a product of ours, within a kernel: where each of its arguments lies.
+    """A primitive, or foreplan's own product, within a kernel: the place of each of its arguments.
 
     Attributes:
-        arguments: by argument, an input, an output or the scratch memory, and the byte of it.
+        arguments: by argument, an input, an output or the scratch memory, and a byte in it.
     """
 
     primitive: Product
@@ -44,8 +44,8 @@ class Staged:
     Attributes:
         base: index of an input that is copied to output 0 first, unless it lies there; or -1.
         cleared: whether output 0 is zero at first.
-        nanoseconds: predicted, of one way among several; None: like any op of its flops and bytes.
-        mapped: pairs of an output and an input in whose place it is made.
+        nanoseconds: predicted, if there are several ways; None: by the op's flops and bytes.
+        mapped: pairs of an output and the input whose place it takes.
     """
 
     stages: tuple[Stage, ...]
@@ -57,7 +57,7 @@ class Staged:
 
     @property
     def overwrites(self) -> tuple[tuple[int, int], ...]:
-        """What is added to may be changed in place."""
+        """The input that is added to may be changed in place."""
         return ((0, self.base),) if self.base >= 0 else self.mapped
 
     def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> Run:
@@ -83,18 +83,18 @@ class Stages:
 
     def __init__(self) -> None:
         self.stages: list[Stage] = []
-        self.kept = 0  # bytes of scratch memory that hold something between stages
+        self.kept = 0  # bytes of scratch memory in use between stages
         self.most = 0
 
     def keep(self, nbytes: int) -> Place:
-        """Scratch memory until the end."""
+        """Take scratch memory until the end."""
         place = ("scratch", 0, self.kept)
         self.kept += align_up(nbytes, ALIGNMENT)
         self.most = max(self.most, self.kept)
         return place
 
     def run(self, primitive: Product, arguments: Mapping[int, Place]) -> None:
-        """A stage, its own scratch memory above what is kept."""
+        """Add a stage, with its own scratch memory above the memory that is kept."""
         if primitive.scratchpad:
             arguments = {**arguments, c.SCRATCHPAD: ("scratch", 0, self.kept)}
             self.most = max(self.most, self.kept + align_up(primitive.scratchpad, ALIGNMENT))
@@ -110,7 +110,7 @@ class Stages:
         return here
 
     def positions(self, image: Window, place: Place) -> tuple[Window, Place]:
-        """An image as a matrix of positions and channels: itself, where they lie so, or a copy."""
+        """An image as a matrix of positions and channels: itself, if it has this layout, or a copy."""
         if rows := rows_along(image, 1):
             return matrix(rows, image.type.dtype), place
         _, place = self.without_gaps(image, place)
@@ -128,10 +128,10 @@ class Stages:
     def of_images(
         self, make: Callable[..., Primitive], *images: tuple[Window, Place]
     ) -> tuple[Primitive, Sequence[tuple[Window, Place]]]:
-        """A primitive of images as they lie, or else of copies without gaps; and those that it takes.
+        """A primitive of images as they lie, or of copies without gaps; and the images that it takes.
 
         Raises:
-            Refused: there is none of either.
+            Refused: there is neither.
         """
         try:
             return make(*(window for window, _ in images)), images
@@ -151,7 +151,7 @@ class Stages:
 
 
 def beside(own: int, inputs: int, outputs: int = 1) -> dict[int, Place]:
-    """The arguments of what is made of a product: inputs from number `own` on, and outputs but the first."""
+    """The arguments of a product's epilogue: inputs from number `own` on, and all outputs but the first."""
     further = {FURTHER + i: ("in", number, 0) for i, number in enumerate(range(own, inputs))}
     return further | {MADE + i: ("out", i, 0) for i in range(1, outputs)}
 
@@ -173,7 +173,7 @@ def matrix(rows: Rows, dtype: DType) -> Window:
 
 
 def check(*windows: Window) -> None:
-    """Raise for what no kernel here takes."""
+    """Raise for tensors that no kernel here takes."""
     for x in windows:
         if x.type.dtype.name not in ("float32", "bfloat16") or not x.type.size or any(step < 0 for step in x.strides):
             raise Refused(f"{x.type} with the strides {x.strides}")

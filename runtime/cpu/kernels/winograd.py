@@ -2,7 +2,8 @@
 
 A tile of 4 × 4 outputs comes of 6 × 6 inputs: y = Aᵀ[(G·w·Gᵀ) ⊙ (Bᵀ·x·B)]A (Winograd 1980; Lavin and Gray, "Fast
 algorithms for convolutional neural networks", 2016, with their matrices for F(4, 3)). Summed over channels, each of the
-36 places of ⊙ is a product of a matrix [tiles, channels] and one [channels, channels]. The data's gradient is such a
+36 places of ⊙ is a product of matrices [tiles, channels] and [channels, channels]. The data's gradient is such
+a
 convolution, its taps turned around; the weights', by transposition, is Gᵀ[Σ (A·g·Aᵀ) ⊙ (Bᵀ·x·B)]G, a sum over all
 tiles. Errors are some ten times those of a sum of products.
 """
@@ -46,7 +47,7 @@ from foreplan.units import align_up
 TILE, TAPS, PATCH = 4, 3, 6
 PLACES = PATCH * PATCH
 LINE = 64  # bytes
-LANES = 16  # channels come in such numbers
+LANES = 16  # channels are multiples of this
 B: Matrix = (
     (4, 0, -5, 0, 1, 0),
     (0, -4, -4, 1, 1, 0),
@@ -122,7 +123,7 @@ def check(op: ConvOp, kernel: Sequence[int], x: Window, y: Window) -> None:
 
 
 def _nanoseconds(inner: int, outer: int, tiles: int) -> int:
-    """What `tiles` tiles take: products in all places, transforms on both sides, weights through memory and back."""
+    """The time of `tiles` tiles: products in all places, transforms on both sides, weights through memory and back."""
     products = 2 * PLACES * inner * outer * tiles // PRODUCTS
     moved = 8 * PLACES * ((inner + outer) * tiles // TRANSFORMS + inner * outer // MEMORY)
     return (products + moved) // current_threads()
@@ -130,7 +131,7 @@ def _nanoseconds(inner: int, outer: int, tiles: int) -> int:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Tiles in blocks, all places of which are made before the products; each thread has some blocks, and memory.
+    """Tiles in blocks: all places of a block are computed before its products. Each thread has some blocks, and memory.
 
     Attributes:
         most: tiles of a block.
@@ -143,7 +144,8 @@ class _Blocks:
 
     @classmethod
     def of(cls, count: int, channels: int) -> _Blocks:
-        """Blocks of as many as a core's cache holds, with `channels` channels on both sides; as many a thread."""
+        """Blocks of as many tiles as a core's cache holds, for `channels` channels on both sides; equal shares for
+        threads."""
         most = max(LEAST, min(MOST, BLOCK // (4 * PLACES * channels)))
         threads = max(1, min(current_threads(), count // (most // 2)))
         most = -(-count // align_up(-(-count // most), threads))
@@ -160,7 +162,7 @@ class _Blocks:
 
 
 def _stride(rows: int, channels: int) -> int:
-    """Bytes from a slice to the next: an odd number of lines, which do not meet in the same sets of a cache."""
+    """Bytes from a slice to the next: an odd number of lines, so that slices do not share sets of a cache."""
     lines = -(-rows * channels * 4 // LINE)
     return (lines | 1) * LINE
 
@@ -174,7 +176,7 @@ def _bytes(count: int) -> Piece:
 
 
 def _matrices(rows: int, columns: int, most: int, turned: bool = False) -> Window:
-    """The slices as matrices, or these turned: room for `most` rows, of which `rows` are there."""
+    """The slices as matrices, or these transposed: room for `most` rows, `rows` of them valid."""
     strides = (_stride(most, columns), 4 * columns, 4)
     if turned:
         return Window(TensorType(FLOAT32, (PLACES, columns, rows)), (strides[0], strides[2], strides[1]))
@@ -191,7 +193,7 @@ def _rows(transform: Transform, count: int, packed: bytes) -> Run:
 
 
 class Convolution:
-    """y = x * w, and what follows; or the gradient of its data, the taps turned around.
+    """y = x * w with its epilogue; or the gradient of its data, with reversed taps.
 
     Attributes:
         after: functions, each with the index of the input that it takes beside the result.
@@ -219,7 +221,7 @@ class Convolution:
 
     @property
     def overwrites(self) -> tuple[tuple[int, int], ...]:
-        """What is added to may be changed in place."""
+        """The input that is added to may be changed in place."""
         return ((0, self.base),) if self.base >= 0 else ()
 
     @property
@@ -291,7 +293,7 @@ class WeightGradient:
 
     @property
     def workspace(self) -> int:
-        """Of each thread taps, the places of their gradient, and those of a block of tiles."""
+        """For each thread the taps, the places of their gradient, and those of a block of tiles."""
         return carve_bytes(*self._pieces())
 
     def _pieces(self) -> list[Piece]:
@@ -301,7 +303,7 @@ class WeightGradient:
         return [taps, weights, _piece(most, inner), _piece(most, outer), _bytes(scratch)] * self.blocks.threads
 
     def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> Run:
-        """Block after block, then from places to taps, by each thread; and their sum."""
+        """Each thread: block after block, then from places to taps. At last the sum over threads."""
         inner, outer, most = self.x.channels, self.g.channels, self.blocks.most
         pieces = carve(workspace, *self._pieces())
         tiles = self.x.tiles(inputs[0], self.g, self.before), self.g.tiles(inputs[1], self.g, (0, 0))

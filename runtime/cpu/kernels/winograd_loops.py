@@ -30,8 +30,8 @@ class Transform:
     Attributes:
         matrix: A, m rows of n numbers.
         source, target: `IMAGES` or `SLICES`.
-        after: what follows before anything is written: add, sub or mul, with a number a channel; "old" adds what was
-            there; relu.
+        after: operations before results are written: add, sub or mul, with a number a channel; "old" adds the old
+            content; relu.
     """
 
     matrix: Matrix
@@ -89,7 +89,7 @@ SIDE = 11  # numbers that describe a side
 
 
 def table(channels: int, source: Slices | Tiles, target: Slices | Tiles, vectors: Sequence[int] = ()) -> bytes:
-    """What a loop takes: how many channels, a multiple of 16; both sides; addresses of what follows takes, in order."""
+    """A loop's table: the number of channels, a multiple of 16; both sides; addresses of operands in `after`."""
     return np.array([channels, *source.table(), *target.table(), *vectors], np.int64).tobytes()
 
 
@@ -135,7 +135,7 @@ class _Transform(Writer):
         b.ret_void()
 
     def find(self, kind: str, side: int, row: ir.Value, width: int, found: ir.Value, outside: ir.Value) -> None:
-        """The address of each place of a tile, and how far it is from one vector of channels to the next."""
+        """The address of each place of a tile, and the distance from one vector of channels to the next."""
         b = self.b
         if kind == SLICES:
             base, slice, step, rows = (self.entry(side + i) for i in range(4))
@@ -150,7 +150,7 @@ class _Transform(Writer):
         base = b.add(base, b.mul(number, image))
         firsts = [b.sub(b.mul(at, step), before) for at, before in ((y, above), (x, left))]
         lines, columns = ([b.add(first, self.number(i)) for i in range(width)] for first in firsts)
-        # Unsigned, what is negative is too large as well.
+        # As unsigned numbers, negative ones are too large as well.
         inside = [
             [b.icmp_unsigned("<", at, extent) for at in each] for each, extent in ((lines, height), (columns, wide))
         ]
@@ -178,7 +178,7 @@ class _Transform(Writer):
         return self.b.load(place, align=4, typ=self.vector)
 
     def followed(self, x: ir.Value, place: ir.Value, others: Iterator[ir.Value]) -> ir.Value:
-        """A vector after what follows."""
+        """A vector after the operations in `after`."""
         b = self.b
         for function in self.transform.after:
             if function == "old":

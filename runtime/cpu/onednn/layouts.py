@@ -1,4 +1,4 @@
-"""How oneDNN is told that a tensor lies."""
+"""Layouts of tensors in the form that oneDNN takes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from foreplan.graph import Window
 
 
 def stepped(x: Window) -> Window:
-    """With strides that oneDNN takes for axes of extent 1, whatever they were."""
+    """The window with strides that oneDNN accepts for axes of extent 1."""
     steps, step = [0] * len(x.shape), x.type.dtype.itemsize
     for axis in sorted(range(len(x.shape)), key=lambda axis: (x.shape[axis] == 1, x.strides[axis])):
         steps[axis] = step if x.shape[axis] == 1 else x.strides[axis]
@@ -15,6 +15,6 @@ def stepped(x: Window) -> Window:
 
 
 def swapped(x: Window) -> Window:
-    """A matrix, or several, turned."""
+    """A matrix, or several, transposed."""
     order = [*range(len(x.shape) - 2), len(x.shape) - 1, len(x.shape) - 2]
     return x.viewed([x.shape[i] for i in order], [x.strides[i] for i in order])

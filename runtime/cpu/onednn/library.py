@@ -37,7 +37,7 @@ QUERY_SCRATCHPAD = 136
 # Arguments of primitives: DNNL_ARG_*
 SRC, OTHER, DST, WEIGHTS, BIAS, SCRATCHPAD = 1, 2, 17, 33, 41, 80
 DIFF_SRC, DIFF_DST, DIFF_WEIGHTS = 129, 145, 161
-AFTER = 32768  # times one more than the number of an operation that follows, or with its SRC_1 or WEIGHTS
+AFTER = 32768  # times (1 + the number of a following operation), combined with its SRC_1 or WEIGHTS
 
 ISA = {  # dnnl_cpu_isa_t
     0x1: "SSE4.1", 0x3: "AVX", 0x7: "AVX2", 0xF: "AVX2 with VNNI", 0x1F: "AVX2 with VNNI 2", 0x27: "AVX-512",
@@ -122,7 +122,7 @@ class Library:
         path: where it was found.
         version: such as "3.2.0".
         engine, stream: oneDNN's own handles.
-        openmp: the runtime whose threads it works with, GCC's.
+        openmp: the runtime of its threads, GCC's.
     """
 
     def __init__(self, functions: ctypes.CDLL, path: str) -> None:
@@ -146,9 +146,9 @@ class Library:
         self.engine, self.stream = c_void_p(), c_void_p()
         functions.dnnl_engine_create(self.engine, CPU, 0)
         functions.dnnl_stream_create(self.stream, self.engine, IN_ORDER)
-        # For a description that it has seen, oneDNN's cache gives a copy that points to the attributes of the first.
-        # Where these are gone, what is made from the copy does not add, or ends the process. foreplan keeps kernels
-        # itself, and needs no second cache.
+        # For a known description, oneDNN's cache gives a copy that points to the attributes of the first one. If these
+        # are gone, primitives of the copy do not add, or end the process. foreplan keeps kernels itself, and needs no
+        # second cache.
         functions.dnnl_set_primitive_cache_capacity(0)
 
     @property

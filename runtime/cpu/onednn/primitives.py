@@ -78,22 +78,22 @@ _FUNCTIONS = {"add": c.ADD, "sub": c.SUB, "mul": c.MUL}
 
 
 def base_of(after: Following) -> int:
-    """The input that lies, or is copied, where the result is written, and is added to; -1 for none."""
+    """The input in the result's place, or copied there, to which the result is added; -1: none."""
     return next((index for function, index in after if function == OLD), -1)
 
 
 def onto(add: bool) -> tuple[After, ...]:
-    """What follows a result that is added to what is there, or is not."""
+    """The operations after a result, which may first be added to the output's old content."""
     return (After(OLD),) if add else ()
 
 
 def argument_of(number: int, function: str) -> int:
-    """The argument that is the other tensor of the operation of this number."""
+    """The argument for the other tensor of an operation, by its number."""
     return (number + 1) * c.AFTER | (c.WEIGHTS if function == "relu" else c.OTHER)
 
 
 class Attributes:
-    """dnnl_primitive_attr_t: scratch memory is the caller's; and what follows.
+    """dnnl_primitive_attr_t: scratch memory is the caller's; and the operations that follow.
 
     Attributes:
         descriptions: of the tensors that the operations which follow take, by argument.
@@ -142,11 +142,11 @@ class Primitive:
         avoided: Sequence[str] = (REFERENCE,),
         called: Mapping[int, int] | None = None,
     ) -> None:
-        """Described by one of oneDNN's functions, with these arguments; its `implementation` is the first that oneDNN
-        names and whose name has nothing of what is avoided.
+        """Describe it by one of oneDNN's functions, with these arguments. The `implementation` is the first that oneDNN
+        offers whose name contains no avoided word.
 
         Args:
-            called: oneDNN's arguments that have another name here, with that.
+            called: oneDNN's arguments that have another name here, with this name.
 
         Raises:
             Refused: there is none.
@@ -220,7 +220,7 @@ class _Memories:
 
 
 def reorder(source: Description, target: Description, add: bool = False) -> Primitive:
-    """A copy from one layout to another, or what is added to the latter. Arguments SRC, DST."""
+    """A copy from one layout to another, or an addition to the latter. Arguments SRC, DST."""
     found = library()
     return Primitive(
         found.functions.dnnl_reorder_primitive_desc_create,
@@ -234,9 +234,9 @@ def reorder(source: Description, target: Description, add: bool = False) -> Prim
 
 
 def matmul(a: Window, b: Window, y: Window, after: Sequence[After] = ()) -> Primitive:
-    """y = a·b, and what follows; leading axes of a and b may be 1. Arguments SRC, WEIGHTS, DST.
+    """y = a·b, and the operations that follow; leading axes of a and b may be 1. Arguments SRC, WEIGHTS, DST.
 
-    Of a single column, the product is turned: oneDNN multiplies rows fast, and columns number by number.
+    A product with a single column is transposed: oneDNN multiplies rows fast, but columns number by number.
 
     Raises:
         Refused: oneDNN has no such product.
@@ -350,7 +350,7 @@ def convolution_data_gradient(g: Window, w: Window, dx: Window, geometry: Geomet
         hint,
         Attributes(),
         queries={c.DIFF_DST: c.QUERY_DIFF_DST, c.WEIGHTS: c.QUERY_WEIGHTS, c.DIFF_SRC: c.QUERY_DIFF_SRC},
-        # The second makes a product a channel, and is tens of times as slow as those behind it.
+        # The second computes one product a channel, and is tens of times as slow as the next ones.
         avoided=(REFERENCE, "brgconv_strided") if depthwise else (REFERENCE,),
     )
 
@@ -378,7 +378,7 @@ def convolution_weight_gradient(x: Window, g: Window, dw: Window, geometry: Geom
 
 
 def _hint(x: Window, w: Window, y: Window, geometry: Geometry) -> Primitive:
-    """The forward convolution that a gradient belongs to, which oneDNN wants to see; of narrow data, so its weights. It
-    never runs.
+    """The forward convolution of a gradient, which oneDNN needs as a hint; it never runs. If the data are narrow, so
+    are the weights.
     """
     return convolution(x, Window.dense(TensorType(x.type.dtype, w.shape)), y, geometry, avoided=())

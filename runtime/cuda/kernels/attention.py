@@ -1,4 +1,4 @@
-"""Attention and its gradients in tiles of queries and keys, of which a block holds one pair at a time."""
+"""Attention and its gradients in tiles of queries and keys; a block holds one pair of tiles at a time."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from foreplan.runtime.cuda.launch import (
 from foreplan.runtime.kernel import Refused
 from foreplan.units import ceil_div
 
-SIDE = 16  # of the square of threads that share out a tile's results, or as many as the tile has rows
-# Rows that a block has, and of the other side's that it takes at a time; the first that fit and are not mostly empty.
+SIDE = 16  # side of the square of threads that share a tile's results; at most the rows of the tile
+# Rows of a block, and rows of the other side at a time; the first pair that fits and is not mostly empty is taken.
 TILES, GRADIENT_TILES = ((64, 32), (32, 32), (16, 32), (16, 16)), ((32, 64), (32, 32), (16, 32), (16, 16), (8, 16))
 SHARED_BYTES = 48 * 1024  # of a block, without asking for more
 

@@ -29,11 +29,11 @@ from foreplan.runtime.kernel import Refused
 
 @dataclass(frozen=True)
 class Biased:
-    """What is added to a product.
+    """The summands of a product.
 
     Attributes:
-        bias: which input has a number for each column.
-        added: which one is as large as the product; None: there is none.
+        bias: the input with a number for each column.
+        added: the input that is as large as the product; None: there is none.
     """
 
     bias: int
@@ -41,14 +41,14 @@ class Biased:
 
 
 def terms_of(op: MatMulMap, inputs: Windows, outputs: Windows) -> Biased:
-    """What a map adds to the product, if that is all that it does.
+    """The summands that a map adds to a product, if it does nothing else.
 
     Raises:
         Refused: it is not.
     """
     y, *more = outputs
     if more or not y.type.size:
-        raise Refused("a product of which several results are made")
+        raise Refused("a product with several results")
     indices = sorted(_added(op.map.parsed[0], (y.type.dtype, y.type.dtype.wide)))
     of_columns = [i for i in indices if i and inputs[i + 1].shape == y.shape[-1:]]
     whole = [i for i in indices if i and inputs[i + 1].type == y.type]
@@ -58,7 +58,7 @@ def terms_of(op: MatMulMap, inputs: Windows, outputs: Windows) -> Biased:
 
 
 def _added(expr: Expr, dtypes: Sequence[DType]) -> Iterator[int]:
-    """The arguments whose sum it is, rounded on the way to none but these types."""
+    """The arguments whose sum an expression is, rounded only to these types."""
     if isinstance(expr, Arg):
         yield expr.index
     elif isinstance(expr, Call) and expr.function == "add":
@@ -71,8 +71,8 @@ def _added(expr: Expr, dtypes: Sequence[DType]) -> Iterator[int]:
 
 
 def bias_of(terms: Biased, inputs: Windows, y: Window) -> tuple[tuple[Instruction, ...], int]:
-    """What puts the bias where cuBLASLt takes it, at the beginning of the workspace: side by side, of the type of the
-    result, and aligned, as its kernels were seen to need, whatever they are told; and how many bytes it takes.
+    """The launches that put the bias at the beginning of the workspace for cuBLASLt, and its bytes there: side by side,
+    of the result's type, and aligned. cuBLASLt's kernels were seen to need this, whatever they are told.
     """
     window, dtype = inputs[terms.bias], y.type.dtype
     own = broadcast(input_at(terms.bias), window, window.shape)
@@ -86,7 +86,7 @@ def product_of(op: MatMulMap, inputs: Windows) -> Window:
 
 
 def biased(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
-    """Launches of ours: the product in the workspace, then the map."""
+    """Foreplan's own launches: the product in the workspace, then the map."""
     assert isinstance(op, MatMulMap)
     (y,), terms = outputs, terms_of(op, inputs, outputs)
     product = product_of(op, inputs)
@@ -111,5 +111,5 @@ def map_behind(op: MatMulMap, inputs: Windows, y: Window, start: Address, produc
 
 
 def overwrites(terms: Biased, inputs: Windows, y: Window) -> tuple[tuple[int, int], ...]:
-    """What is added may be changed in place."""
+    """The summand may be changed in place."""
     return ((0, terms.added),) if terms.added is not None and lie_alike(inputs[terms.added], y) else ()

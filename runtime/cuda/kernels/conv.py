@@ -1,4 +1,4 @@
-"""Convolution and its gradients as products whose columns are read from the images, without any copy of them."""
+"""Convolution and its gradients as products whose columns are read from the images, without a copy of them."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from foreplan.runtime.kernel import Refused
 # causal, bfloat16, deterministic) on an H100 with cuDNN 9.19.
 REACHED, REACHED_BACKWARD = 0.15, 0.145
 
-# What hides a key, and the log-sum-exp below which a query has no other: far from where exponentials are 0 beside a
-# key that is read, and near enough for float32 to tell scores apart, on which cuDNN's sums rely.
+# The mask of a hidden key; and the log-sum-exp below which all keys of a query are hidden. Low enough that exponentials
+# are 0 beside a key that is read; high enough that float32 tells scores apart, which cuDNN's sums need.
 HIDDEN, NONE = -32768.0, -30000.0
 _RAISED = parse_expr(f"max(float32(a0), {HIDDEN})")
 _ZERO = parse_expr(f"where((a1 < {NONE}), 0.0, float32(a0))")
@@ -40,7 +40,7 @@ def attention_kernels(
     for rank, plan in enumerate(attention_plans(op, inputs, outputs, device, deterministic=deterministic)):
         reached = REACHED if isinstance(op, Attention) else REACHED_BACKWARD
         kernel = attention_kernel(op, plan.workspace.to_bytes(WORD, "little") + plan.blob, inputs, outputs)
-        # What lies in the workspace is written and read once; with a mask, so is the output, once more.
+        # Data in the workspace is written and read once; with a mask, the output once more.
         again = 2 * kernel.workspace + 2 * outputs[0].type.nbytes * (len(kernel.instructions) > 1)
         least = roofline(op, inputs, outputs, device, inputs[0].type.dtype.name, reached, again)
         found[f"{CUDNN} {plan.name}"] = replace(kernel, nanoseconds=round(least * (1 + RANK * rank)))
@@ -48,14 +48,14 @@ def attention_kernels(
 
 
 def attention_kernel(op: Op, payload: bytes, inputs: Windows, outputs: Windows) -> LaunchKernel:
-    """The kernel whose payload is in a plan. Whether it says its workspace truly, cuDNN tells when it is bound.
+    """The kernel whose payload is in a plan. cuDNN checks its stated workspace when it is bound.
 
-    A mask is expanded to what cuDNN takes, and lower numbers than `HIDDEN` are raised to it. A query that has none but
-    such keys then gets a weighted mean of values, in the place of which zeros are put, and its log-sum-exp is the op's;
-    for its gradient, a log-sum-exp that makes all its probabilities zero.
+    A mask is expanded to cuDNN's form, and numbers below `HIDDEN` are raised to it. A query with only hidden keys then
+    gets a weighted mean of values; zeros replace it, and its log-sum-exp becomes the op's. Its gradient gets a
+    log-sum-exp that makes all its probabilities zero.
 
     Raises:
-        Refused: it is none.
+        Refused: it is no such plan.
     """
     if not isinstance(op, Attention | AttentionGrad) or len(payload) <= WORD:
         raise Refused(f"no plan of cuDNN's for {op.name}")

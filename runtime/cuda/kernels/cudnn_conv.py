@@ -1,4 +1,4 @@
-"""Convolutions by cuDNN: each plan that it has for a card is a kernel, priced by what its engine computes with."""
+"""Convolutions by cuDNN: each plan that it has for a card is a kernel, priced by the units that its engine uses."""
 
 from __future__ import annotations
 
@@ -28,21 +28,20 @@ from foreplan.runtime.cuda.libraries.cudnn_conv_plans import convolution_plans
 from foreplan.runtime.kernel import Refused
 from foreplan.units import align_up, ceil_div
 
-# cuDNN ranks its engines by predicted time and does not say it: what a place further down is taken to cost.
+# cuDNN ranks its engines by predicted time, but does not tell the time: the assumed cost of each further place.
 RANK = 0.03
 CUDNN = "cudnn"  # how its kernels' names begin
-WORD = 8  # bytes of a payload that say how much workspace it takes; the plan follows
+WORD = 8  # bytes of a payload with its workspace's size; the plan follows
 # What follows was seen on an H100 (cuDNN 9.19): 3,400 plans for convolutions of ResNet-50 and a chain of nine in
-# bfloat16 and TensorFloat-32, and 230 in float32, U-Net's too. Predicted time by measured is 0.57 to 2.06 for eight of
-# ten; what is chosen by it takes 6 % longer than the best.
-# Of a card's peak, or of reading and writing if that takes longer: Hopper's engines, other engines on tensor cores,
-# and those without; among these, ones that are slow in float32, and engine 0, which there is for every shape and which
-# takes one element of the result at a time.
+# bfloat16 and TensorFloat-32, and 230 in float32, U-Net's too. Predicted over measured time is 0.57 to 2.06 for eight
+# of ten; the chosen plans take 6 % longer than the best. Of a card's peak, or of reading and writing if that takes
+# longer: Hopper's engines, other engines on tensor cores, and those without; among these, ones that are slow in
+# float32, and engine 0, which there is for every shape and which takes one element of the result at a time.
 HOPPERS, REACHED, WITHOUT_TENSOR_CORES, SLOW = 0.35, 0.15, 0.3, 0.15
 PLAIN, PLAIN_OF_WEIGHTS = 0.007, 0.002
-# Channels, out and in, that such engines compute together: fewer are filled up to as many.
+# Output and input channels that such engines compute together: fewer are filled up to this number.
 TOGETHER_ON_HOPPER, TOGETHER, IN_FLOAT32, IN_NARROW = (64, 64), (64, 16), (32, 8), (32, 1)
-# Gradients of weights whose sums one multiprocessor makes alone, in engine 67 without tensor cores.
+# Engine 67 without tensor cores: one multiprocessor computes all sums of a weight's gradient.
 GRADIENTS_AT_ONCE = 2048
 
 
@@ -51,7 +50,7 @@ def cudnn_kernels(
 ) -> Mapping[str, LaunchKernel]:
     """The kernels of a convolution or of a gradient of one, by name; none where cuDNN is not installed, or has none.
 
-    What is added to the result lies where it goes, or is copied there first; a bias is added by a launch of its own.
+    A summand lies in the result's place, or is copied there first; a launch of its own adds a bias.
     """
     if not isinstance(op, Conv | ConvDataGrad | ConvWeightGrad) or missing():
         return {}
@@ -69,7 +68,7 @@ def cudnn_kernels(
     for rank, plan in enumerate(plans):
         payload = plan.workspace.to_bytes(WORD, "little") + plan.blob
         kernel = _kernel(op, payload, inputs, outputs)
-        mapped = not adds and (made != outputs[0] or len(inputs) > 2)  # which reads the result and writes it
+        mapped = not adds and (made != outputs[0] or len(inputs) > 2)  # the launch reads and writes the result
         again = 2 * made.type.nbytes * mapped / device.bytes_per_second * 1e9
         least = _nanoseconds(op, plan, inputs, outputs, device)
         found[f"{CUDNN} {plan.name}"] = replace(kernel, nanoseconds=round(least * (1 + RANK * rank) + again))
@@ -77,8 +76,8 @@ def cudnn_kernels(
 
 
 def _nanoseconds(op: ConvOp, plan: CudnnPlan, inputs: Windows, outputs: Windows, device: Device) -> float:
-    """What a plan takes: on tensor cores, if its engine has the note, else by float32 arithmetic; and besides, its
-    workspace is written and read once, such as a copy of images with few channels that has eight.
+    """The time of a plan: on tensor cores if its engine has that note, else by float32 arithmetic. Its workspace, such
+    as a copy of images with few channels filled up to eight, is also written and read once.
     """
     dtype, (y,) = inputs[0].type.dtype, outputs
     weights = (y if isinstance(op, ConvWeightGrad) else inputs[1]).shape
@@ -96,7 +95,7 @@ def _nanoseconds(op: ConvOp, plan: CudnnPlan, inputs: Windows, outputs: Windows,
 
 
 def _without_tensor_cores(op: ConvOp, engine: str, y: Window, device: Device) -> tuple[float, tuple[int, int]]:
-    """What an engine reaches of the peak of float32, and how many channels it computes together."""
+    """The share of float32's peak that an engine reaches, and the channels that it computes together."""
     of_weights = isinstance(op, ConvWeightGrad)
     if engine == "eng0":
         return PLAIN_OF_WEIGHTS if of_weights else PLAIN, (1, 1)
@@ -109,10 +108,10 @@ def _without_tensor_cores(op: ConvOp, engine: str, y: Window, device: Device) ->
 
 
 def cudnn_kernel(op: Op, payload: bytes, inputs: Windows, outputs: Windows) -> LaunchKernel:
-    """The kernel whose payload is in a plan. Whether it says its workspace truly, cuDNN tells when it is bound.
+    """The kernel whose payload is in a plan. cuDNN checks its stated workspace when it is bound.
 
     Raises:
-        Refused: it is none.
+        Refused: it is no such plan.
     """
     if not isinstance(op, Conv | ConvDataGrad | ConvWeightGrad) or len(payload) <= WORD:
         raise Refused(f"no plan of cuDNN's for {op.name}")
@@ -122,15 +121,15 @@ def cudnn_kernel(op: Op, payload: bytes, inputs: Windows, outputs: Windows) -> L
 
 
 def _as_cudnn_makes_it(inputs: Windows, outputs: Windows) -> Window:
-    """The result as it lies, in the element type of the inputs: cuDNN has no engine that writes another."""
+    """The result's window in the element type of the inputs: cuDNN has no engine that writes another."""
     (y,), dtype = outputs, inputs[0].type.dtype
     strides = tuple(step // y.type.dtype.itemsize * dtype.itemsize for step in y.strides)
     return Window(y.type.with_dtype(dtype), strides)
 
 
 def _as_cudnn_reads_it(op: Op, inputs: Windows) -> Window:
-    """The second input: weights that are a range of others' channels, or whose taps lie in another order, are copied
-    first. cuDNN has no engine for gaps; and an engine that takes any order reads it as if it were C order.
+    """The second input. Weights that are a range of others' channels, or with taps in another order, are copied first:
+    cuDNN has no engine for gaps, and engines that accept any order read it as C order.
     """
     second = inputs[1]
     orders = Window.dense(second.type), channels_last(second.type)
@@ -139,16 +138,16 @@ def _as_cudnn_reads_it(op: Op, inputs: Windows) -> Window:
 
 
 def _adds(inputs: Windows, outputs: Windows) -> bool:
-    """Whether cuDNN adds its result to a tensor that lies where it goes: one of the type that cuDNN makes."""
+    """Whether cuDNN adds its result to a tensor in the result's place, which needs cuDNN's result type."""
     (y,) = outputs
     return any(x.shape == y.shape for x in inputs[2:]) and _as_cudnn_makes_it(inputs, outputs) == y
 
 
 def _kernel(op: Op, payload: bytes, inputs: Windows, outputs: Windows) -> LaunchKernel:
-    """The plan; behind copies of weights that have gaps, and of what it adds to, unless that is in place.
+    """The plan, after copies of weights with gaps and of the summand, unless that is in place.
 
-    Where it cannot add what is to be added, or its result has another element type, a map follows; then, but for a
-    bias, cuDNN's own result is workspace.
+    If the plan cannot add the summand, or its result has another element type, a map follows. Then cuDNN's own result
+    lies in the workspace, except with only a bias.
     """
     (y,), scratch = outputs, Scratch()
     nbytes, blob = int.from_bytes(payload[:WORD], "little"), payload[WORD:]

@@ -81,9 +81,9 @@ def statements(
     """Declarations that compute expressions, each common part once.
 
     Args:
-        args: what stands for a0, a1, …, as `wide` of their element types.
+        args: the names for a0, a1, …, as `wide` of their element types.
         dtypes: of the arguments.
-        names: of what is declared for each expression, as `wide` of its element type.
+        names: of the variable for each expression, as `wide` of its element type.
     """
     types = infer_dtypes(dtypes, *exprs)
     found: dict[Expr, str] = {Arg(i): text for i, text in enumerate(args)}
@@ -107,7 +107,7 @@ def statements(
 
 
 def literal(number: float, dtype: DType) -> str:
-    """A number as arithmetic on such elements has it, rounded to their type."""
+    """A number in the type of arithmetic on such elements, rounded to the elements' type."""
     if dtype == BOOL:
         return "true" if number else "false"
     if not dtype.is_float:

@@ -1,4 +1,4 @@
-"""Slices read at, and added at, the places that indices name; sums are taken in the order of the indices."""
+"""Slices that are read or added at the places of indices; sums are taken in the order of the indices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BYTES = 16  # that a thread reads at a time
 SORTING, TILE = 512, 4096  # threads of a block that sorts, and its positions
 ADDING = 128  # threads of a block that adds
 MOST_BITS = 9  # of a digit that is sorted by
-MANY, FEW_BYTES = 16, 4  # slices of each place, from which on fewer bytes of more slices are read at a time
+MANY, FEW_BYTES = 16, 4  # from so many slices a place on, fewer bytes of more slices are read at a time
 _BYTES = {"u32": 4, "u64": 8}
 
 
@@ -60,7 +60,7 @@ def gather(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
 
 
 def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
-    """Zeros, or what is added to; positions sorted by place, in the workspace; and one launch that adds."""
+    """Zeros, or a copy of the summand; positions sorted by place, in the workspace; and one launch that adds."""
     assert isinstance(op, ScatterAdd)
     indices, updates, *base = inputs
     (y,), behind = outputs, len(op.shape) - op.axis - 1
@@ -102,7 +102,7 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
 
 
 class _Order:
-    """Positions of indices, sorted by the places that these name: where they lie in the workspace, and what sorts them.
+    """Positions of indices, sorted by the indices' places: their addresses in the workspace, and their launches.
 
     Attributes:
         positions, places: sorted positions, and the place of each.
@@ -136,7 +136,7 @@ class _Order:
 
 
 def _folded(x: Window, axis: int, behind: int) -> tuple[int, int, int]:
-    """Its steps as [outer, n, inner]: the axes before `axis`, those one with it, and the last `behind` axes."""
+    """Its steps as [outer, n, inner]: the axes before `axis`, those merged with it, and the last `behind` axes."""
     steps = _steps(x, axis, behind)
     assert steps is not None
     return steps
@@ -161,7 +161,7 @@ def gather_reads(op: Op, index: int, window: Window) -> Window:
 
 
 def scatter_reads(op: Op, index: int, window: Window) -> Window:
-    """Updates as they lie, where their axes fold into three; what is added to anyhow; indices in C order."""
+    """Updates as they lie, where their axes fold into three; the summand in any layout; indices in C order."""
     assert isinstance(op, ScatterAdd)
     folds = index == 1 and _steps(window, op.axis, len(op.shape) - op.axis - 1) is not None
     return window if folds or index == 2 else Window.dense(window.type)

@@ -33,11 +33,11 @@ from foreplan.runtime.cuda.launch import (
 from foreplan.runtime.kernel import Refused
 from foreplan.units import align_up
 
-PITCH = 128  # elements: rows that libraries multiply begin at multiples of it
-# Where rows are no multiple of 16 bytes and there are at least LEAST_CLASSES classes, libraries multiply a multiple of
-# TOGETHER classes, and the last few apart: sums over the last few are rounded before the others are added to them.
+PITCH = 128  # elements: rows for libraries begin at multiples of this
+# If rows are no multiple of 16 bytes and there are at least LEAST_CLASSES classes, libraries multiply a multiple of
+# TOGETHER classes, and then the last few: sums over these are rounded before the others are added.
 TOGETHER, LEAST_CLASSES = 64, 1024
-MOST_CHUNKS = 4  # how often a chunk is doubled for cuBLASLt, whose products of few rows leave a card idle
+MOST_CHUNKS = 4  # a chunk is doubled so often for cuBLASLt, whose products of few rows leave a card idle
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class _Work:
         losses: of the items, weighted; `weight` of each of them.
         dw: the gradient of w of the wide type, the output itself if that is wide.
         dbias: the bias's gradient of each chunk.
-        library: whether products are a library's: a launch of its own then adds the bias.
+        library: whether a library makes the products; a launch of its own then adds the bias.
     """
 
     op: LinearCrossEntropy
@@ -95,8 +95,8 @@ class _Work:
 
     @property
     def parts(self) -> list[tuple[int, int]]:
-        """The first class and how many there are, of each product. On an H100 cuBLASLt multiplied 50,257 classes of
-        bfloat16 with a sixth of the speed of 50,240.
+        """The first class and the number of classes of each product. On an H100, cuBLASLt multiplied 50,257 classes of
+        bfloat16 at a sixth of the speed of 50,240.
         """
         classes = self.extents[2]
         whole = classes // TOGETHER * TOGETHER
@@ -105,7 +105,7 @@ class _Work:
         return [(0, whole), (whole, classes - whole)]
 
     def instructions(self) -> Iterator[Instruction | Operands]:
-        """All that is done, products as their operands."""
+        """All work in order; products are given as their operands."""
         rows, _, classes = self.extents
         wide, item, biased = self.wide, self.wide.itemsize, len(self.inputs) > 3
         row, firsts = classes * item, range(0, rows, self.chunk)
@@ -202,8 +202,8 @@ def lt_kernels(
 ) -> Mapping[str, LaunchKernel]:
     """With products by cuBLASLt, of the op's chunks and of larger ones, by name; none where it has no words for them.
 
-    Of narrow tensors, logits without a bias are rounded to their type, as those of a product apart from the loss are,
-    and so is the gradient of all logits, before it is multiplied.
+    For narrow tensors, logits without a bias are rounded to their type, like those of a separate product, and so is the
+    gradient of all logits before its products.
     """
     if not isinstance(op, LinearCrossEntropy):
         return {}
@@ -253,7 +253,7 @@ def _work(
     """Where everything lies.
 
     Args:
-        library: products are a library's: rows begin where it likes them, and factors are of one type.
+        library: a library makes the products: rows begin at its alignment, and factors are of one type.
     """
     h, w = inputs[:2]
     rows, classes, wide = h.shape[0], w.shape[0], h.type.dtype.wide
@@ -266,7 +266,7 @@ def _work(
         return _Rows(scratch.take(count * pitch * dtype.itemsize), dtype, pitch * dtype.itemsize)
 
     gradient = taken(h.type.dtype if library else wide)
-    # Narrow logits are rounded once: with a bias, which a pass of its own adds to them, they are wide until then.
+    # Narrow logits are rounded once: with a bias, which a pass of its own adds, they are wide before it.
     logits = taken(wide) if biased and gradient.dtype != wide else gradient
     losses, weight = scratch.take(rows * wide.itemsize), scratch.take(wide.itemsize)
     dbias = scratch.take(len(range(0, rows, chunk)) * classes * wide.itemsize) if biased else weight
@@ -276,7 +276,7 @@ def _work(
 
 
 def _launched(operands: Operands) -> Launch:
-    """A product by a kernel of ours."""
+    """A product by foreplan's own kernel."""
     a, b, c, d = operands.a, operands.b, operands.c, operands.d
     (m, n), k = operands.shape, operands.terms
 

@@ -1,4 +1,4 @@
-"""What works on lines along one axis: cumulative sums, places of extremes, sorting, elements at indices, unstacking."""
+"""Kernels on lines along one axis: cumulative sums, places of extremes, sorting, elements at indices, unstacking."""
 
 from __future__ import annotations
 

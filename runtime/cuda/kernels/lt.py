@@ -1,8 +1,8 @@
-"""Matrix products by cuBLASLt, and convolutions of one tap: how an op on tensors that lie in a certain way becomes its
-calls, and what they take.
+"""Matrix products and convolutions of one tap by cuBLASLt: an op on tensors of some layout becomes calls with predicted
+times.
 
-Nothing of the library is needed to plan: how much scratch memory it may have is given to it, and within that it picks
-its algorithm when a session is bound.
+Planning does not need the library: it is given an amount of scratch memory, and chooses its algorithm within that when
+a session is bound.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ CUBLASLT = "cublaslt"  # how its kernels' names begin
 # What NVIDIA sets aside for cuBLAS itself (cuBLAS documentation, cublasSetWorkspace): more on Hopper and Blackwell.
 ADVISED, ADVISED_BEFORE = 32 << 20, 4 << 20
 WITH_MORE = (9, 10)  # major compute capabilities
-# Assumed speeds, none of them measured: the share of a card's peak that cuBLASLt reaches, and the share of the peak for
-# float32 that a kernel of ours reaches. Both hold while every multiprocessor makes a tile of the result, or a part of a
-# tile's sums.
+# Assumed speeds, not measured: the share of a card's peak that cuBLASLt reaches, and the share of float32's peak that
+# foreplan's own kernel reaches, while every multiprocessor makes a tile of the result, or a part of a tile's sums.
 REACHED, OWN = 0.7, 0.2
 TILE = 64  # rows and columns
 LEAST_TERMS, MOST_PARTS = 256, 16  # sums are split into parts of no fewer terms, and no more parts
@@ -36,8 +35,8 @@ LEAST_TERMS, MOST_PARTS = 256, 16  # sums are split into parts of no fewer terms
 def lt_kernels(
     op: Op, inputs: Windows, outputs: Windows, device: Device, *, tf32: bool = False
 ) -> Mapping[str, LaunchKernel]:
-    """The kernels of a matrix product, or of what is one, by name: without scratch memory, and with it where that lets
-    more of the card work; none where cuBLASLt has no words for how its tensors lie.
+    """The kernels of a matrix product, or of an op that is one, by name: without scratch memory, and with it if more of
+    the card then works; none if cuBLASLt cannot describe the layouts.
 
     Args:
         tf32: whether float32 may be rounded to TensorFloat-32.
@@ -62,7 +61,7 @@ def adds_bias(op: MatMulMap, inputs: Windows, outputs: Windows, device: Device) 
 def _with_bias(
     op: MatMulMap, inputs: Windows, outputs: Windows, device: Device, tf32: bool
 ) -> Mapping[str, LaunchKernel]:
-    """The bias as cuBLASLt takes it, then all in one call; or a map behind the product, which lies in the workspace."""
+    """The bias in cuBLASLt's form, then one call for all; or the product in the workspace, and a map."""
     (y,), terms = outputs, terms_of(op, inputs, outputs)
     in_place = overwrites(terms, inputs, y)
     try:
@@ -90,8 +89,8 @@ def _kernels(
     """Kernels of such calls, all of one size.
 
     Args:
-        nbytes: of the workspace that what is before or after needs, behind which scratch memory lies.
-        nanoseconds: that it takes.
+        nbytes: of workspace for the steps before and after, behind which scratch memory lies.
+        nanoseconds: of these steps.
     """
     call, parts, first = calls[0], _parts(calls[0], device), align_up(nbytes, ALIGNMENT)
     name = CUBLASLT + " tf32" * call.tf32
@@ -106,27 +105,27 @@ def _kernels(
 
 
 def planned(call: Multiply, device: Device) -> tuple[int, float]:
-    """Bytes of scratch memory that let most of the card work at a call, and the nanoseconds that it then takes."""
+    """Bytes of scratch memory with which most of the card works at a call, and the call's nanoseconds."""
     parts = _parts(call, device)
     room = _room(call, parts, device) if parts > 1 else 0
     return room, _nanoseconds(call, _rate(call, device), parts, device)
 
 
 def own_nanoseconds(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:
-    """What a kernel of ours, which uses no tensor cores, takes for a product."""
+    """The time of foreplan's own kernel, which uses no tensor cores, for a product."""
     try:
         if isinstance(op, MatMulMap):
             calls = product_at(op, inputs, product_of(op, inputs), workspace_at(), device, False)
         else:
             calls = multiplications(op, inputs, outputs, device, False)
-    except Refused:  # which cuBLASLt has no words for
+    except Refused:  # cuBLASLt cannot describe these
         return round(roofline(op, inputs, outputs, device, "float32", OWN))
     rate, parts = device.peak("float32") * OWN, _parts(calls[0], device)
     return round(sum(_nanoseconds(each, rate, parts, device) for each in calls))
 
 
 def _nanoseconds(call: Multiply, rate: float, parts: int, device: Device) -> float:
-    """The roofline: arithmetic by that share of the card which is at work, or reading and writing."""
+    """The roofline: arithmetic by the share of the card that works, or reading and writing."""
     flops = 2 * call.d.rows * call.d.columns * call.terms * call.batch
     matrices = (call.a, call.b, call.d, *[call.c] * call.adds)
     nbytes = sum(x.rows * x.columns * x.dtype.itemsize * (call.batch if x.stride else 1) for x in matrices)
@@ -139,20 +138,20 @@ def _rate(call: Multiply, device: Device) -> float:
 
 
 def _busy(call: Multiply, parts: int, device: Device) -> float:
-    """How much of the card is at work, its multiprocessors making a tile each at a time, or a part of a tile's sums."""
+    """The share of the card that works, if each multiprocessor makes a tile at a time, or a part of a tile's sums."""
     tasks = ceil_div(call.d.rows, TILE) * ceil_div(call.d.columns, TILE) * call.batch * parts
     return tasks / (ceil_div(tasks, device.multiprocessors) * device.multiprocessors)
 
 
 def _parts(call: Multiply, device: Device) -> int:
-    """In how many parts sums are taken: the fewest that leave least of the card idle."""
+    """The number of parts of sums: the fewest that leave the least of the card idle."""
     most = max(1, min(call.terms // LEAST_TERMS, MOST_PARTS))
     return max(range(1, most + 1), key=lambda parts: _busy(call, parts, device))
 
 
 def _room(call: Multiply, parts: int, device: Device) -> int:
-    """Bytes of scratch memory: what is advised for the card, but no more than twice what `parts` parts of all sums
-    take. Twice, so that cuBLASLt has a choice.
+    """Bytes of scratch memory: those advised for the card, but at most twice those of `parts` parts of all sums. Twice,
+    so that cuBLASLt has a choice.
     """
     advised = ADVISED if device.compute // 10 in WITH_MORE else ADVISED_BEFORE
     sums = call.d.rows * call.d.columns * call.batch * call.d.dtype.wide.itemsize

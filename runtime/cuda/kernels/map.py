@@ -52,7 +52,7 @@ class Tensor:
 
 
 def elementwise(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
-    """A map; of one that copies, bytes as they lie or tiles turned around."""
+    """A map; a map that copies moves bytes as they lie, or transposed tiles."""
     assert isinstance(op, Map)
     if op.exprs == ("a0",) and inputs[0].type == outputs[0].type:
         return LaunchKernel(copies(input_at(0), inputs[0], output_at(0), outputs[0]))
@@ -63,7 +63,7 @@ def elementwise(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
 
 
 def copies(source: Address, x: Window, target: Address, y: Window) -> tuple[Instruction, ...]:
-    """What copies a tensor to where another one of its type lies: bytes as they are, tiles, or elements."""
+    """The launches that copy a tensor to another one of its type: by bytes, tiles or elements."""
     whole = dense_copy(source, x, target, y)
     found = transposition(source, x, target, y) if whole is None else whole
     if found is None:
@@ -83,7 +83,7 @@ def masked(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
 
 
 def pack(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
-    """What makes a mask."""
+    """The launch that makes a mask."""
     assert isinstance(op, PackBits)
     (x,) = inputs
     if not x.type.size:
@@ -106,7 +106,7 @@ def map_launches(
     """The launch that computes expressions at each element of a shape; none where there is no element.
 
     Args:
-        inputs: what a0, a1, … stand for.
+        inputs: the tensors a0, a1, ….
         outputs: results of one expression each, rounded to their element types.
     """
     if not math.prod(shape):
@@ -144,9 +144,9 @@ def _kind(x: Tensor, step: int) -> str:
 
 
 def _vector(kinds: Sequence[str], tensors: Sequence[Tensor], once: Sequence[bool], extent: int) -> int:
-    """Elements that a thread computes: of the widest that lie side by side, as many as move at a time.
+    """Elements that a thread computes: as many of the widest elements side by side as move at a time.
 
-    What is repeated along an outer axis comes from a cache, and makes nothing else narrower.
+    Inputs repeated along an outer axis come from a cache, so they do not limit this number.
     """
     widths = [x.dtype.itemsize for x, kind, alone in zip(tensors, kinds, once) if kind == "row" and alone]
     vector = BYTES // max(widths, default=BYTES)
@@ -162,11 +162,11 @@ def _compute(
     kinds: Sequence[str],
     once: Sequence[bool],
 ) -> str:
-    """The functions of cuda/map.cu: one that computes a unit, and one that says how it lies.
+    """The functions of cuda/map.cu: one computes a unit, and one checks its alignment.
 
     Args:
         kinds: how each tensor lies along the innermost axis.
-        once: whether its elements are read once, and so from memory: these it reads first.
+        once: whether its elements are read once, and so come from memory: these are read first.
     """
     n, dtypes, tensors = len(inputs), [x.dtype for x in inputs], (*inputs, *outputs)
     given = [f"{kind}<{stored(x.dtype)}, WHOLE>" for x, kind in zip(tensors, kinds)]

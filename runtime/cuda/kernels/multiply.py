@@ -1,4 +1,4 @@
-"""Matrix products, and convolutions of one tap, as calls of cuBLASLt: what lies so that BLAS has words for it."""
+"""Matrix products, and convolutions of one tap, as calls of cuBLASLt, for layouts that BLAS can describe."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Side:
     far_step: int
 
     def lying(self, turned: bool, batch: Axis, place: Sequence[tuple[int, Axis]]) -> Matrix | None:
-        """The matrix at a place of the outer batch axes, if it or what it is turned into lies column by column."""
+        """The matrix at a place of the outer batch axes, if it or its transpose lies column by column."""
         item, steps = self.tensor.dtype.itemsize, batch[1]
         rows, columns, row, column = self.near, self.far, self.near_step, self.far_step
         if turned:
@@ -61,12 +61,12 @@ class _Side:
 
 @dataclass(frozen=True)
 class Operands:
-    """What is multiplied: d[…, m, n] = Σ a[…, m, k] · b[…, k, n] + c[…, m, n], each with strides along these axes.
+    """A product's tensors: d[…, m, n] = Σ a[…, m, k] · b[…, k, n] + c[…, m, n], each with strides along these axes.
 
     Attributes:
         shape: […, m, n].
         terms: k.
-        c: None where nothing is added.
+        c: None without a summand.
     """
 
     shape: Shape
@@ -80,15 +80,15 @@ class Operands:
 def multiplications(op: Op, inputs: Windows, outputs: Windows, device: Device, tf32: bool) -> tuple[Multiply, ...]:
     """A product as cuBLASLt's calls, without scratch memory: one for each place of the batch axes but one.
 
-    BLAS has the elements of a column side by side, and a result in C order has those of a row: what it is asked for is
-    the result turned around, b's transposed times a's. So its a is our b.
+    In BLAS the elements of a column lie side by side; in a result in C order, those of a row. So BLAS computes the
+    transposed result, b's transpose times a's: its a is this b.
 
     Args:
         op: MatMul, one with a bias, or a convolution of one tap at every position, or a gradient of one.
         tf32: whether float32 may be rounded to TensorFloat-32, where the card does that.
 
     Raises:
-        Refused: it has no words for it.
+        Refused: BLAS cannot describe it.
     """
     if isinstance(op, MatMul):
         return calls_of(_of_matrices(op, inputs, outputs), device, tf32)
@@ -100,7 +100,7 @@ def multiplications(op: Op, inputs: Windows, outputs: Windows, device: Device, t
 
 
 def _with_bias(op: MatMulMap, inputs: Windows, outputs: Windows, device: Device, tf32: bool) -> tuple[Multiply, ...]:
-    """A product with a bias, which lies where `bias_of` puts it, and perhaps a tensor that is added to it."""
+    """A product with a bias, which lies where `bias_of` puts it, and perhaps with a further summand."""
     terms = terms_of(op, inputs, outputs)
     plain = _of_matrices(op.matmul, inputs[:2], outputs)
     c = None
@@ -115,7 +115,7 @@ def _with_bias(op: MatMulMap, inputs: Windows, outputs: Windows, device: Device,
 def product_at(
     op: MatMulMap, inputs: Windows, product: Window, start: Address, device: Device, tf32: bool
 ) -> tuple[Multiply, ...]:
-    """The product alone, to where it is told.
+    """Only the product, written to a given place.
 
     Raises:
         Refused: there are no words for it.
@@ -166,7 +166,7 @@ def turned(x: Tensor) -> Tensor:
 
 
 def _of_images(op: Conv | ConvDataGrad | ConvWeightGrad, inputs: Windows, outputs: Windows) -> Operands:
-    """Where a window is one element of the images, a position is a row: y = x wᵀ, dx = g w and dw = gᵀ x."""
+    """If a window is one element of the images, each position is a row: y = x wᵀ, dx = g w and dw = gᵀ x."""
     w = outputs[0] if isinstance(op, ConvWeightGrad) else inputs[1]
     if op.groups > 1 or not op.is_pointwise(w.shape[2:]):
         raise Refused("a convolution of groups, of several taps, or one that leaves out positions")
@@ -208,7 +208,7 @@ def _positions(*images: Window) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _rows_and_batch(shape: Sequence[int], operands: Sequence[Tensor]) -> tuple[Axis, list[Axis]]:
-    """The axis of rows, and those of the batch, the longest last; where all share b, that of rows may take them in."""
+    """The axis of rows, and those of the batch, the longest last; if all share b, the axis of rows may absorb them."""
     lead, strides = tuple(shape[:-2]), [x.strides for x in operands]
     batch = merged_axes(lead, [steps[:-2] for steps in strides])
     lines = [steps[-2] for steps in strides]

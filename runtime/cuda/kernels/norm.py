@@ -1,4 +1,4 @@
-"""Statistics of channels, and the gradient of batch normalisation by them; the normalisation itself is a map."""
+"""Statistics of channels, and with them the gradient of batch normalisation; the normalisation itself is a map."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from foreplan.runtime.cuda.launch import (
 from foreplan.units import ceil_div
 
 ACROSS = 32  # threads of a block for neighbouring channels, at most
-CHANNELS = 8  # of a block that puts parts together
+CHANNELS = 8  # threads of a block that adds up parts
 BYTES = 16  # of channels that lie side by side, that a thread reads at a time
 LEAST = 4  # positions of a part for each thread of a channel: as many as it reads ahead
 _GRADIENT = parse_expr("((a1 - (((a0 - a2) * a3) + a4)) * a5)")
@@ -42,7 +42,7 @@ _GRADIENT = parse_expr("((a1 - (((a0 - a2) * a3) + a4)) * a5)")
 
 @dataclass(frozen=True)
 class _Work:
-    """What kernels over channels work on.
+    """The tensors of kernels over channels.
 
     Attributes:
         x: images.
@@ -57,7 +57,7 @@ class _Work:
 
     @property
     def vector(self) -> int:
-        """Channels of a thread: as many as are read at a time, where they lie side by side."""
+        """Channels of a thread: as many as are read at a time, if they lie side by side."""
         item = self.x.dtype.itemsize
         together = all(each.strides[1] == item for each in (self.x, *self.others) if not each.bits)
         return power_of_2(self.shape[1], 1, BYTES // item) if together else 1
@@ -69,7 +69,7 @@ class _Work:
 
     @property
     def blocks(self) -> int:
-        """That a multiprocessor has room for at a time: the more tensors, the more registers each needs."""
+        """Blocks that a multiprocessor can run at a time: with more tensors, each needs more registers."""
         return 3 if len(self.others) < 4 else 2
 
     @property
@@ -80,10 +80,10 @@ class _Work:
     def launches(
         self, file: str, entries: tuple[str, str], words: Sequence[Word], defines: Defines = (), generated: str = ""
     ) -> tuple[Launch, Launch]:
-        """The launch over parts, and the one that puts together what they have.
+        """The launch over parts, and the one that adds up their results.
 
         Args:
-            words: what kernels take behind the tensors.
+            words: the kernels' arguments behind the tensors.
         """
         tensors, channels = (self.x, *self.others), self.shape[1]
         axes = merged_axes(self.shape, [each.strides for each in tensors], (0, *range(2, len(self.shape))))
@@ -106,7 +106,7 @@ class _Work:
 
 
 def _work(x: Tensor, shape: Shape, others: Sequence[Tensor], device: Device) -> _Work:
-    """In as many parts as the multiprocessors have room for at a time, none of them short, none of them empty."""
+    """As many parts as the multiprocessors can run at a time, none short or empty."""
     work = _Work(x, shape, tuple(others), 1)
     positions, rows = work.positions, THREADS // work.across
     wanted = work.blocks * device.multiprocessors // ceil_div(shape[1], work.vector * work.across)
@@ -115,7 +115,7 @@ def _work(x: Tensor, shape: Shape, others: Sequence[Tensor], device: Device) -> 
 
 
 def moments(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
-    """Of each part, then of what parts have."""
+    """Moments of each part, then of all."""
     assert isinstance(op, ChannelMoments)
     (x,), scratch = inputs, Scratch()
     work = _work(broadcast(input_at(0), x, x.shape), x.shape, (), device)
@@ -125,14 +125,14 @@ def moments(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launch
 
 
 def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
-    """Sums of parts, what they come to, and a map."""
+    """Sums of parts, their totals, and a map."""
     assert isinstance(op, BatchNormGrad)
     x, *_, g = inputs
     return _gradient(Arg(0), [broadcast(input_at(4), g, x.shape)], op.epsilon, False, inputs, outputs, device)
 
 
 def masked_gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
-    """Likewise of what a map makes, of a mask and of tensors, as it is read."""
+    """Likewise for a gradient that a map makes of a mask and tensors while it is read."""
     assert isinstance(op, MaskedBatchNormGrad)
     shape = inputs[0].shape
     made_of = [mask(input_at(4), shape), *(broadcast(input_at(i), x, shape) for i, x in enumerate(inputs) if i > 4)]
@@ -151,7 +151,7 @@ def _gradient(
     """The kernel of a gradient g.
 
     Args:
-        expr: what g is of what it is made of.
+        expr: g as an expression of its operands.
         keeps: whether g is an output, behind dx, dscale and dbias.
     """
     x, (dx, dscale, *_), scratch = inputs[0], outputs, Scratch()
@@ -177,11 +177,11 @@ def _gradient(
     # Without a cast, a narrow x less a narrow mean would be rounded before it is multiplied.
     whole = substitute(_GRADIENT, [cast(Arg(0), dtype), g, *(Arg(1 + i) for i in range(4))])
     last = map_launches([whole], x.shape, read, [broadcast(output_at(0), dx, x.shape)])
-    # A pass over x and what g is made of, which may write g; and one over x and that or g, which writes dx.
+    # A pass over x and g's operands, which may write g; and one over x and g, or its operands, which writes dx.
     moved = [images, *made_of, *[kept] * keeps, images, *again, images]
     total = sum(x.type.size * (1 / 8 if each.bits else each.dtype.itemsize) for each in moved)
     overwrites = [(0, 0)] if lie_alike(x, dx) else []
-    for i in range(4, len(inputs)):  # a mask lies in bytes, and so like no images
+    for i in range(4, len(inputs)):  # a mask lies in bytes, unlike images
         overwrites += [(0, i)] * lie_alike(inputs[i], dx)
         overwrites += [(3, i)] * (keeps and lie_alike(inputs[i], outputs[3]))
     price = round(total / device.bytes_per_second * 1e9)

@@ -18,7 +18,7 @@ PARTS = 3  # queries, keys and values
 
 
 def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
-    """The launches of ours."""
+    """Foreplan's own launches."""
     assert isinstance(op, PackedAttentionGrad)
     return _packed(op, attention.gradient(op.unpacked, *_unpacked(op, inputs, outputs), device), inputs, outputs)
 
@@ -38,13 +38,13 @@ def packed_kernel(op: Op, payload: bytes, inputs: Windows, outputs: Windows) -> 
     """The kernel of cuDNN's whose payload is in a plan.
 
     Raises:
-        Refused: it is none.
+        Refused: it is no such plan.
     """
     if not isinstance(op, PackedAttentionGrad):
         raise Refused(f"no plan of cuDNN's for {op.name}")
     kernel = attention_kernel(op.unpacked, payload, *_unpacked(op, inputs, outputs))
     if not _fits(op, kernel, inputs):
-        raise Refused(f"parts of {inputs[0].type} that begin where cuDNN does not read")
+        raise Refused(f"parts of {inputs[0].type} that begin where cuDNN cannot read")
     return _packed(op, kernel, inputs, outputs)
 
 
@@ -64,13 +64,13 @@ def _unpacked(op: PackedAttentionGrad, inputs: Windows, outputs: Windows) -> tup
 
 
 def _fits(op: PackedAttentionGrad, kernel: LaunchKernel, inputs: Windows) -> bool:
-    """Whether parts begin where a kernel wants its operands to."""
+    """Whether parts begin at the alignment of a kernel's operands."""
     return all(start % kernel.alignment == 0 for start, _ in _parts(op, inputs, inputs[0]))
 
 
 def _packed(op: PackedAttentionGrad, kernel: LaunchKernel, inputs: Windows, outputs: Windows) -> LaunchKernel:
-    """A kernel of the separate op on parts of the packed tensors. It takes no bytes of x: it reads every part of it
-    again when the first gradient has been written.
+    """A kernel of the separate op on parts of the packed tensors. It overwrites nothing of x: it reads every part of x
+    again after the first gradient is written.
     """
     starts, ends = ([start for start, _ in _parts(op, inputs, whole)] for whole in (inputs[0], outputs[0]))
 

@@ -84,7 +84,7 @@ def _blocks(op: PoolOp, extents: Shape) -> list[int]:
 
 
 def _farthest(op: PoolOp, x: Window) -> int:
-    """Bytes from an image's beginning within which all taps of windows lie, with those in the padding."""
+    """Bytes from an image's beginning within which all taps of windows lie, also those in the padding."""
     steps = [abs(step) for step in x.strides]
     found = sum(step * extent for step, extent in zip(steps, x.shape))
     for step, taps, gap, pads in zip(steps[2:], op.kernel, op.dilations, op.pads):
@@ -93,7 +93,7 @@ def _farthest(op: PoolOp, x: Window) -> int:
 
 
 def _counted(op: PoolOp, extents: Shape) -> tuple[list[int], list[int]]:
-    """The first element of each axis that counts for a mean, and the one behind the last."""
+    """For each axis, the first element that counts for a mean, and the end of these elements."""
     if isinstance(op, MaxPool | MaxPoolGrad) or not op.count_include_pad:
         return [0] * len(extents), list(extents)
     beyond = op.beyond or (0,) * len(extents)

@@ -1,6 +1,6 @@
-"""What kernels are taken to cost, in nanoseconds: by the roofline, at the share of a card's peak that they reach.
+"""Assumed times of kernels, in nanoseconds: by the roofline, at the share of a card's peak that they reach.
 
-Every share was measured on an H100; what it is a median of stands beside it.
+Every share was measured on an H100; it is the median of the cases that stand beside it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from foreplan.ops.conv.ops import ConvWeightGrad
 from foreplan.runtime.cuda.device import Device
 from foreplan.units import align_up
 
-# Kernels of ours, which use no tensor cores: convolutions, and gradients of their weights; and how many channels of the
-# result they compute together.
+# Foreplan's own kernels, which use no tensor cores: convolutions, and gradients of their weights; and how many channels
+# of the result they compute together.
 CONVOLUTION, WEIGHT_GRADIENT, TOGETHER = 0.03, 0.01, 16
 # Attention and its gradient in float32: GPT-2 small (batch 16, 1,024 tokens, causal).
 ATTENTION, ATTENTION_GRADIENT = 0.24, 0.17
@@ -29,7 +29,7 @@ def roofline(
 
 
 def convolution(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:
-    """What a kernel of ours takes for a convolution or a gradient of one."""
+    """The time of foreplan's own kernel for a convolution or a gradient of one."""
     of_weights = isinstance(op, ConvWeightGrad)
     channels = outputs[0].shape[0 if of_weights else 1]
     reached = (WEIGHT_GRADIENT if of_weights else CONVOLUTION) * channels / max(1, align_up(channels, TOGETHER))
@@ -37,6 +37,6 @@ def convolution(op: Op, inputs: Windows, outputs: Windows, device: Device) -> in
 
 
 def attention(op: Op, inputs: Windows, outputs: Windows, device: Device) -> int:
-    """What kernels of ours take for attention or its gradient."""
+    """The time of foreplan's own kernels for attention or its gradient."""
     reached = ATTENTION if isinstance(op, Attention) else ATTENTION_GRADIENT
     return round(roofline(op, inputs, outputs, device, "float32", reached))

@@ -1,4 +1,4 @@
-"""Products of tensors that are read in any way: the launch that matrix products and convolutions come to."""
+"""Products of tensors in any layout: the launch for matrix products and convolutions."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Operand(Protocol):
 
     @property
     def inner_side_by_side(self) -> bool:
-        """Whether neighbours along what is summed over lie closer than those along the result."""
+        """Whether neighbours along the sum lie closer than neighbours along the result."""
 
 
 @dataclass(frozen=True)
 class Plain:
-    """A tensor whose places are independent of each other: axes along the result, and along what is summed over."""
+    """A tensor with independent places: axes along the result, and axes along the sum."""
 
     start: Address
     dtype: DType
@@ -167,7 +167,7 @@ class Product:
 def product_kernel(
     product: Product, device: Device, overwrites: tuple[tuple[int, int], ...], parts_allowed: bool
 ) -> LaunchKernel:
-    """One launch; where few blocks have long sums, one for parts of the sums, and one that adds those up."""
+    """One launch; if few blocks have long sums, one for parts of the sums, and one that adds the parts up."""
     if not product.nbytes:
         return LaunchKernel(())
     parts = _parts(product, device) if parts_allowed else 1
@@ -198,7 +198,7 @@ def product_kernel(
 
 
 def product_launch(product: Product, parts: int = 1) -> Launch:
-    """The launch of a product, its terms in `parts` parts, each of which has results of its own."""
+    """The launch of a product with its terms in `parts` parts; each part has results of its own."""
     added = product.added or Plain(product.results.start, product.results.dtype, (Axis(1, 0),), (Axis(1, 0),))
     batch = product.batch or (Batch(1),)
     down, across = product.blocks()
@@ -231,7 +231,7 @@ def product_launch(product: Product, parts: int = 1) -> Launch:
 
 
 def _parts(product: Product, device: Device) -> int:
-    """How many parts of the sums keep the multiprocessors at work, none of them short."""
+    """The number of parts of the sums that keep the multiprocessors busy, none of them short."""
     down, across = product.blocks()
     wanted = 2 * device.multiprocessors // (down * across * product.batches)
     return max(1, min(wanted, product.terms // LEAST_TERMS, MOST_PARTS))

@@ -1,4 +1,4 @@
-"""Reductions of tensors that lie in any way; long ones in parts, which are reduced once more."""
+"""Reductions of tensors in any layout; long ones in parts, which are reduced once more."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Terms:
-    """What is reduced.
+    """The terms of a reduction.
 
     Attributes:
-        source: where it begins.
-        dtype: of its elements.
+        source: their first element.
+        dtype: of the elements.
         kept: axes of the outputs, in C order.
         reduced: axes of each output's terms.
     """
@@ -72,7 +72,7 @@ class Terms:
 
 
 def reduce(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
-    """One launch, or one for the parts and one for what they come to."""
+    """One launch, or one for the parts and one for their results."""
     assert isinstance(op, Reduce)
     (x,), (y,) = inputs, outputs
     dtype = x.type.dtype
@@ -101,7 +101,7 @@ def reduction(how: str, terms: Terms, target: Address, result: DType, parts: int
 
     Args:
         target: of [parts, outputs].
-        factor: that results are multiplied by.
+        factor: of the results.
     """
     shared = _shared(terms, ceil_div(terms.count, parts))
     defines = (
@@ -126,7 +126,7 @@ def reduction(how: str, terms: Terms, target: Address, result: DType, parts: int
 
 @dataclass(frozen=True)
 class _Shared:
-    """How terms are shared out among threads.
+    """The shares of threads in the terms.
 
     Attributes:
         side_by_side: whether neighbouring threads take neighbouring terms; else they have neighbouring outputs.
@@ -153,7 +153,7 @@ def _shared(terms: Terms, count: int) -> _Shared:
 
 
 def _vector(terms: Terms) -> int:
-    """How many outputs, whose terms lie side by side, a thread takes: as many as divide rows and their distances."""
+    """Outputs a thread, if their terms lie side by side: a number that divides rows and their distances."""
     item, (*others, last) = terms.dtype.itemsize, terms.kept
     steps = [axis.stride for axis in (*others, *terms.reduced)]
     most = 1 if terms.dtype == BOOL else BYTES // item if item > 1 else BYTES // 2  # bools would need a stack
@@ -161,9 +161,9 @@ def _vector(terms: Terms) -> int:
 
 
 def _parts(terms: Terms, device: Device) -> int:
-    """How many parts keep every multiprocessor at work, none of them short."""
+    """The number of parts that keeps every multiprocessor busy, none of them short."""
     shared = _shared(terms, terms.count)
-    # Loads of whole vectors keep a multiprocessor at work with fewer threads.
+    # Loads of whole vectors keep a multiprocessor busy with fewer threads.
     blocks, short = (2, RUN) if shared.vector > 1 else (4, 4 * RUN)
     wanted = ceil_div(blocks * device.multiprocessors, shared.blocks(terms))
     return max(1, min(wanted, terms.count // (short * shared.lanes), MOST_PARTS))
@@ -175,7 +175,7 @@ def power_of_2(count: int, least: int, most: int) -> int:
 
 
 def neutral(how: str, dtype: DType) -> str:
-    """What a reduction begins with, as arithmetic on such elements has it."""
+    """The neutral element of a reduction, in the type of arithmetic on such elements."""
     if how in ("sum", "mean", "prod"):
         return f"static_cast<{wide(dtype)}>({int(how == 'prod')})"
     lowest = how == "max"

@@ -32,7 +32,7 @@ from foreplan.runtime.kernel import Refused
 from foreplan.units import ceil_div
 
 BYTES = 16  # a thread moves at a time
-MOST_TERMS = 512  # that one thread adds up; where there would be more, one axis is resized after the other
+MOST_TERMS = 512  # terms that one thread adds up; with more, one axis is resized after the other
 SPAN_BYTES = 8
 
 
@@ -85,7 +85,7 @@ class _Walk:
 
 
 def resize(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
-    """A launch for the tables, and one for all axes; or one an axis, whose results between are in the wide type."""
+    """A launch for the tables, and one for all axes; or one an axis, with intermediate results in the wide type."""
     assert isinstance(op, Resize | ResizeGrad)
     (x,), (y,), gradient = inputs, outputs, isinstance(op, ResizeGrad)
     axes = op.axes((y if gradient else x).shape)
@@ -130,7 +130,7 @@ def _line(axis: Interpolation, gradient: bool, item: int, scratch: Scratch) -> _
 
 
 def _groups(lines: dict[int, _Line]) -> list[list[int]]:
-    """Axes that are resized together; where each is by itself, what shrinks first leaves less for the others."""
+    """Axes that are resized together; if one by one, axes that shrink come first, which leaves less for the others."""
     if math.prod(line.most for line in lines.values()) <= MOST_TERMS:
         return [list(lines)]
     return [[axis] for axis in sorted(lines, key=lambda axis: (lines[axis].places / lines[axis].limit, axis))]
@@ -165,7 +165,7 @@ def _pass(
 
 
 def _walks(x: Window, y: Window, lines: dict[int, _Line]) -> Sequence[_Walk]:
-    """The axes in the order in which the result lies, neighbours that do not change merged."""
+    """The axes in the order of the result's memory; neighbours that do not change are merged."""
     order = sorted(range(len(y.shape)), key=lambda axis: -abs(y.strides[axis]))
     found = []
     for changes, axes in groupby(order, lambda axis: axis in lines):

@@ -33,11 +33,11 @@ MOST_PARTS = 256
 
 @dataclass(frozen=True)
 class _Work:
-    """What the kernels of cuda/row_norm.cu work on.
+    """The tensors of the kernels of cuda/row_norm.cu.
 
     Attributes:
-        added: what the gradient of x is added to; None: nothing.
-        scale, bias: where parameters begin, and bytes from one number to the next; None where there are none.
+        added: the tensor that the gradient of x is added to; None: none.
+        scale, bias: the beginnings of parameters, and bytes from one number to the next; None without them.
         sums: of columns, a pair of rows for each of some parts.
     """
 
@@ -135,7 +135,7 @@ def normal(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchK
 
 
 def gradient(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
-    """Sums of columns by parts and of the parts, where there are parameters; then the rows."""
+    """If there are parameters, sums of columns by parts, and of the parts; then the rows."""
     assert isinstance(op, LayerNormGrad | RMSNormGrad)
     x = inputs[0]
     dx, *parameters = outputs
@@ -188,7 +188,7 @@ def _step(x: Window, axis: int) -> int:
 
 
 def reads(op: Op, index: int, window: Window) -> Window:
-    """As it lies, where the normalised axes are one; statistics in C order."""
+    """As it lies, if the normalised axes merge into one; statistics in C order."""
     assert isinstance(op, LayerNorm | RMSNorm | LayerNormGrad | RMSNormGrad)
     statistic = len(window.shape) == op.axis and index > 0
     as_x = index == 0 or (isinstance(op, LayerNormGrad | RMSNormGrad) and index >= op.g)

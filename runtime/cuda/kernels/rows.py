@@ -1,4 +1,4 @@
-"""What goes over tensors row by row: softmax, its logarithm and gradients, and cross-entropy."""
+"""Kernels that go over tensors row by row: softmax, its logarithm and gradients, and cross-entropy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def rank_of(rows: Sequence[Rows]) -> int:
 
 @dataclass(frozen=True)
 class Teams:
-    """How rows are shared out among threads.
+    """The shares of threads in rows.
 
     Attributes:
         rows: how many.
@@ -119,7 +119,7 @@ def softmax(op: Op, inputs: Windows, outputs: Windows, device: Device) -> Launch
 
 
 def like_first(op: Op, inputs: Windows, outputs: Types) -> list[Window]:
-    """Outputs of the first input's type lie as it does, where it has no gaps; all else in C order."""
+    """Outputs of the first input's type have its layout, if it has no gaps; all else is in C order."""
     x = inputs[0]
     return [Window(x.type, x.strides) if y == x.type and x.is_compact else Window.dense(y) for y in outputs]
 

@@ -1,4 +1,4 @@
-"""The profile of the card in this machine, from what its driver says."""
+"""The profile of the card in this machine, from its driver's answers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _L2_BYTES, _THREADS, _MAJOR, _MINOR, _SHARED, _SHARED_OF_BLOCK, _BLOCKS = 38, 39
 
 @dataclass(frozen=True)
 class Architecture:
-    """What multiprocessors of a compute capability do in a clock, which no driver tells.
+    """The work of a multiprocessor in a clock, by compute capability; no driver tells it.
 
     Attributes:
         lanes: float32 multiply-adds.
         products: multiply-adds of dense bfloat16 or float16 products with float32 sums, by tensor cores.
-        bus_bytes_per_second: of the PCIe generation that such cards have sixteen lanes of, one direction.
+        bus_bytes_per_second: of sixteen lanes of such cards' PCIe generation, in one direction.
         narrow: the precisions of tensor cores.
     """
 
@@ -56,7 +56,7 @@ def peaks_of(title: str, compute: int, multiprocessors: int, clock_hz: int) -> t
 
 
 def architecture_of(compute: int) -> Architecture:
-    """What is known of a compute capability (90 for 9.0), or of the newest before it."""
+    """The architecture of a compute capability (90 for 9.0), or of the newest known one before it."""
     older = [known for known in ARCHITECTURES if known <= compute]
     return ARCHITECTURES[max(older, default=min(ARCHITECTURES))]
 

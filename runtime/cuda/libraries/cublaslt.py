@@ -1,4 +1,4 @@
-"""cuBLASLt, by ctypes: products of matrices with scratch memory that is given to it. Only this file calls it.
+"""cuBLASLt, by ctypes: products of matrices within given scratch memory. Only this file calls the library.
 
 Names and numbers are those of its headers cublasLt.h, cublas_api.h and library_types.h.
 """
@@ -30,10 +30,10 @@ CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7
 CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
 CUBLASLT_ALGO_CONFIG_ID, CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 0, 2
 
-ALIGNMENT = 16  # bytes, at most told of an address: kernels load no more at once, and values are moved by plans
-CANDIDATES = 8  # that heuristics are asked for: the first may be one that cannot be used after all
-# An algorithm that leaves out the last terms of sums which do not fall into parts of equal length, on Hopper and
-# Blackwell, from cuBLAS 12.6.3 until CUDA 13.4 Update 1 (release notes of CUDA 13.4, issue 6580689).
+ALIGNMENT = 16  # bytes, the most alignment that is told: kernels load no more at once, and plans move values
+CANDIDATES = 8  # algorithms asked of the heuristics: the first ones may turn out to be unusable
+# An algorithm that leaves out the last terms of sums that do not divide into equal parts, on Hopper and Blackwell, from
+# cuBLAS 12.6.3 until CUDA 13.4 Update 1 (release notes of CUDA 13.4, issue 6580689).
 FAULTY = 66
 _TYPES = {"float32": CUDA_R_32F, "float16": CUDA_R_16F, "bfloat16": CUDA_R_16BF}
 _ADVICE = "`pip install 'foreplan[cuda13]'`, or 'foreplan[cuda12]' for a driver older than 580, brings it"
@@ -81,7 +81,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class Descriptor:
-    """Something of cuBLASLt's that is made, set and destroyed.
+    """An object of cuBLASLt that is made, set and destroyed.
 
     Attributes:
         pointer: to it, as further calls take it.
@@ -97,7 +97,7 @@ class Descriptor:
         library.call(f"cublasLt{kind}Create", byref(self.pointer), *arguments)
 
     def set(self, attribute: int, value: ctypes._SimpleCData[Any]) -> None:
-        """Give an attribute a value of just the type that it has."""
+        """Give an attribute a value of exactly its type."""
         size = ctypes.sizeof(value)
         self.library.call(f"cublasLt{self.kind}SetAttribute", self.pointer, attribute, byref(value), size)
 
@@ -144,7 +144,7 @@ class Cublaslt:
 
     @property
     def handle(self) -> c_void_p:
-        """The library on the current card; made when first asked for, and kept."""
+        """The library's handle on the current card; made at first use, and kept."""
         if not self._handle:
             self.call("cublasLtCreate", byref(self._handle))
         return self._handle
@@ -152,23 +152,23 @@ class Cublaslt:
     def multiplying(
         self, product: Multiply, places: tuple[int, ...], workspace: int, stream: int
     ) -> Callable[[], None]:
-        """Products as a call that is ready, by the first algorithm of cuBLASLt's heuristics that can be used.
+        """Products as a ready call, by the first usable algorithm of cuBLASLt's heuristics.
 
-        Sums that are split are added up in float32 and in one order, by scratch memory: equal calls give equal bits.
+        Split sums are added up in scratch memory, in float32 and in one order: equal calls give equal bits.
 
         Args:
             places: addresses of a, b, c and d, and of the bias, if there is one.
             workspace: the address of the product's scratch memory.
 
         Raises:
-            PlanError: there is no algorithm that does with the scratch memory.
+            PlanError: no algorithm gets by with the scratch memory.
             RuntimeError: cuBLASLt fails; in its words.
         """
         return _Multiplying(self, product, places, workspace, stream)
 
 
 class _Multiplying:
-    """A call with all that it is given, which lives as long as it."""
+    """A call with its arguments, which live as long as the call."""
 
     def __init__(
         self, library: Cublaslt, product: Multiply, places: tuple[int, ...], workspace: int, stream: int
@@ -181,7 +181,7 @@ class _Multiplying:
             (CUBLASLT_MATMUL_DESC_TRANSB, product.transpose_b),
         ):
             operation.set(attribute, c_int32(CUBLAS_OP_T if turned else CUBLAS_OP_N))
-        if product.bias is not None:  # its address before an algorithm is chosen, which depends on its alignment
+        if product.bias is not None:  # its address comes first: the choice of an algorithm depends on its alignment
             operation.set(CUBLASLT_MATMUL_DESC_EPILOGUE, c_uint32(CUBLASLT_EPILOGUE_BIAS))
             operation.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, c_void_p(places[4]))
         layouts = [_layout(library, matrix, product.batch) for matrix in matrices]
@@ -191,7 +191,7 @@ class _Multiplying:
         operands = [each for pair in zip(places, (x.pointer for x in layouts)) for each in pair]
         self.arguments = (
             *(library.handle, operation.pointer, byref(one), *operands[:4], byref(beta), *operands[4:]),
-            # Some algorithms look at the address, which must be a multiple of 256, even where there are no bytes.
+            # Some algorithms check the address, which must be a multiple of 256, even of an empty workspace.
             *(byref(found.algo), workspace if product.nbytes else None, product.nbytes, stream),
         )
 
@@ -214,7 +214,7 @@ def _chosen(
     product: Multiply,
     places: tuple[int, ...],
 ) -> Found:
-    """The first that the heuristics name and that can be used, within the scratch memory and for such addresses."""
+    """The first usable algorithm of the heuristics, within the scratch memory and for such addresses."""
     wanted = Descriptor(library, "MatmulPreference")
     wanted.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, c_uint64(product.nbytes))
     wanted.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, c_uint32(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE))
@@ -262,7 +262,7 @@ def _unusable(library: Cublaslt, given: list[Any], found: Found, product: Multip
 
 
 def _setting(library: Cublaslt, algorithm: Algorithm, attribute: int) -> int:
-    """What an algorithm is set to."""
+    """A setting of an algorithm."""
     value, size = c_int32(), c_size_t()
     library.call("cublasLtMatmulAlgoConfigGetAttribute", byref(algorithm), attribute, byref(value), 4, byref(size))
     return value.value

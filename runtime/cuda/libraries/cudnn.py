@@ -25,24 +25,24 @@ from foreplan.runtime.cuda.device import Device, device_named
 from foreplan.units import align_up
 
 WORKSPACE_ALIGNMENT = 256  # bytes; cuDNN's own sizes are odd
-ADDRESS_ALIGNMENT = 16  # bytes; what plans demand of every operand's address
+ADDRESS_ALIGNMENT = 16  # bytes; plans need this alignment of every operand
 UIDS = (1, 2, 3)  # the two inputs and the output, in the op's order
 _INTEGERS = {b"i": 1, b"U": 1, b"I": 2, b"u": 2, b"l": 4, b"m": 4, b"L": 8, b"M": 8}  # UBJSON's, by their bytes
 TYPES = {"float32": "FLOAT", "bfloat16": "BFLOAT16", "float16": "HALF"}
-_DATA = b"cudnn_backend_dataS"  # behind it, a serialised plan has the length of what cuDNN itself has written, and that
+_DATA = b"cudnn_backend_dataS"  # behind it, a serialised plan has the length of cuDNN's own bytes, and these bytes
 _PROFILE = re.compile(rb'(?<="GPUProfile":)\{[^{}]*\}')
 _KNOBS = re.compile(rb'(?<="knobChoices":)\{[^{}]*\}')
-# Engines with the knob WORKSPACE at 0 (Hopper's, of convolutions) split sums among multiprocessors that would be idle:
-# so they keep a tile of float32 sums for some of these, and a few counters. For how many, cuDNN asks the card alone,
-# not its description: without one it tells as if for none. On an H100 (cuDNN 9.19) up to 130 of 132 had one, of these
+# Engines with the knob WORKSPACE at 0 (Hopper's, of convolutions) split sums among multiprocessors that would be idle.
+# They keep a tile of float32 sums for some of these, and a few counters. The number of tiles cuDNN asks from the card,
+# not from its description: without a card it counts none. On an H100 (cuDNN 9.19) up to 130 of 132 had one, of these
 # bytes by the knob TILE_SIZE, and counters took less than 1 KiB; no tile is larger than a multiprocessor's registers.
 _TILES = {0: 1 << 16, 1: 1 << 15, 3: 1 << 17, 4: 1 << 16, 5: 1 << 14, 6: 1 << 17, 7: 1 << 15, 9: 1 << 16}
 _LARGEST_TILE = 1 << 18
 _COUNTERS = 1 << 10
-_SPLIT_TILE = 4096  # results, about, of a tile; engines with the knob SPLIT_K make its sums in that number of parts
+_SPLIT_TILE = 4096  # results of a tile, about; the knob SPLIT_K is the number of parts of its sums
 BETA, ADDING = b'"beta":0.0', b'"beta":1.0'  # of a serialised plan of one convolution: how much of what is there stays
-# The statuses by which cuDNN says that it has no engine for something, or does not take such tensors. By any other,
-# something fails or is missing.
+# cuDNN's statuses for: no engine for this, or such tensors are not taken. With any other status, something fails or is
+# missing.
 _NO_ENGINE = {
     "BAD_PARAM",
     "NOT_SUPPORTED",
@@ -54,7 +54,7 @@ _NO_ENGINE = {
         )
     ),
 }
-NO_COMPILER = "NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING"  # of engines that are compiled, where there is no driver
+NO_COMPILER = "NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING"  # of engines that are compiled, without a driver
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class CudnnPlan:
     tensor_cores: bool = True
 
     def as_json(self) -> list[Any]:
-        """What `from_json` takes."""
+        """The form that `from_json` takes."""
         return [self.name, self.workspace, base64.b64encode(self.blob).decode(), self.tensor_cores]
 
     @classmethod
     def from_json(cls, record: list[Any]) -> CudnnPlan:
-        """The plan that `as_json` has given."""
+        """A plan from the form that `as_json` gives."""
         name, workspace, blob, tensor_cores = record
         return cls(name, workspace, base64.b64decode(blob), tensor_cores)
 
@@ -94,18 +94,18 @@ class CudnnTensor:
 
 
 class Unanswered(Exception):
-    """cuDNN fails at a question, or lacks what an answer needs. That it has no plan is not said by that."""
+    """cuDNN fails at a question, or lacks something for an answer. This does not mean that it has no plan."""
 
 
 def check_refusal(error: Exception, also: Collection[str] = ()) -> None:
-    """Accept an error by which cuDNN says that it does not support something.
+    """Accept an error that says: cuDNN does not support something.
 
     Args:
         error: of cuDNN's package: by its own checks, or with cuDNN's statuses in its text.
-        also: further statuses that say so here.
+        also: further statuses with this meaning here.
 
     Raises:
-        Unanswered: it says something else.
+        Unanswered: the error says something else.
     """
     said = set(re.findall(r"CUDNN_STATUS_(\w+)", str(error)))
     if said - _NO_ENGINE - set(also) or not (said or isinstance(error, library().module.cudnnGraphNotSupportedError)):
@@ -113,7 +113,7 @@ def check_refusal(error: Exception, also: Collection[str] = ()) -> None:
 
 
 def unanswered(error: Unanswered) -> tuple[CudnnPlan, ...]:
-    """No plans, and a warning that says why."""
+    """No plans, and a warning with the reason."""
     warnings.warn(f"cuDNN could not be asked, so that kernels of foreplan's own run instead: {error}", stacklevel=2)
     return ()
 
@@ -168,7 +168,7 @@ def missing() -> str:
 
 
 def workspace_of(blob: bytes, device: Device) -> int:
-    """Bytes of workspace that a serialised plan takes, asked of cuDNN anew, rounded up as in `CudnnPlan`.
+    """Bytes of workspace that a serialised plan takes, asked from cuDNN again, rounded up as in `CudnnPlan`.
 
     Raises:
         TargetError: cuDNN is not there, or does not take the plan: damaged, or made by another version.
@@ -180,7 +180,7 @@ def workspace_of(blob: bytes, device: Device) -> int:
 
 
 def workspace_told(blob: bytes, device: Device) -> int:
-    """As `workspace_of`; what goes wrong, the package says by an error of its own."""
+    """As `workspace_of`, but errors are the package's own."""
     graph = library().module.pygraph(device_property=properties(device), sm_version=device.compute)
     graph.deserialize(bytearray(on_card(blob, description(device))))
     return bounded(int(graph.get_workspace_size()), blob, device)
@@ -190,7 +190,7 @@ def bounded(told: int, blob: bytes, device: Device) -> int:
     """Bytes of workspace that a serialised plan takes at most on a card, rounded up as in `CudnnPlan`.
 
     Args:
-        told: what cuDNN tells without the card.
+        told: the bytes that cuDNN tells without the card.
     """
     knobs = _knobs(blob)
     if knobs.get("WORKSPACE") == 0:
@@ -199,10 +199,10 @@ def bounded(told: int, blob: bytes, device: Device) -> int:
 
 
 def busy(blob: bytes, results: int, device: Device) -> float:
-    """The share of a card's multiprocessors that work where there are `results` results.
+    """The share of a card's multiprocessors that work on `results` results.
 
-    One multiprocessor makes all sums of a tile, or one of the parts of them that the plan names. The share is less than
-    1 where there are fewer such parts than multiprocessors.
+    One multiprocessor makes all sums of a tile, or one of the plan's parts of them. The share is less than 1 if there
+    are fewer parts than multiprocessors.
     """
     knobs = _knobs(blob)
     split = knobs.get("SPLIT_K", knobs.get("SPLIT_K_SLC"))
@@ -215,21 +215,21 @@ def busy(blob: bytes, results: int, device: Device) -> float:
 
 
 def in_clusters(blob: bytes) -> bool:
-    """Whether a plan's engine has multiprocessors share what they load, as Hopper's engines do."""
+    """Whether multiprocessors share their loads in a plan's engine, as in Hopper's engines."""
     return "TILE_CGA_M" in _knobs(blob)
 
 
 def _knobs(blob: bytes) -> dict[str, int]:
-    """What the engine of a serialised plan is set to, by the names of cuDNN's knobs."""
+    """The settings of a serialised plan's engine, by the names of cuDNN's knobs."""
     found = _KNOBS.search(blob)
     return {name.removeprefix("CUDNN_KNOB_TYPE_"): n for name, n in json.loads(found[0]).items()} if found else {}
 
 
 def on_card(blob: bytes, described: str) -> bytes:
-    """A serialised plan as one for another card of its compute capability, or for another driver.
+    """A serialised plan, changed to one for another card of its compute capability, or for another driver.
 
-    A plan describes the card that it was made for, and cuDNN reads it only where the card is described alike, by the
-    number of multiprocessors and the driver's version, too. Engines and workspaces depend on neither.
+    A plan describes its card, and cuDNN reads the plan only on a card with an equal description, which includes the
+    number of multiprocessors and the driver's version. Engines and workspaces depend on neither.
 
     Args:
         described: the card, as cuDNN's `device_properties` are serialised.
@@ -240,7 +240,7 @@ def on_card(blob: bytes, described: str) -> bytes:
     text, rest = after[1 + count : 1 + count + size], after[1 + count + size :]
     profile = _PROFILE.search(text)
     if profile is None or not count:
-        return blob  # which cuDNN will refuse
+        return blob  # cuDNN will refuse it
     told = json.loads(profile[0])
     told |= {name: value for name, value in json.loads(described).items() if name in told and name != "deviceVer"}
     made = json.dumps(told, separators=(",", ":")).encode()
@@ -283,9 +283,9 @@ def description(device: Device) -> str:
 def plans_kept(
     question: str, device: Device, file: Path, make: Callable[[], Iterable[CudnnPlan]]
 ) -> tuple[CudnnPlan, ...]:
-    """Plans from disk, if they were made before: by the same libraries, and by the same text of `file` and this one.
+    """Plans from disk, if they were made before by the same libraries and the same text of `file` and this file.
 
-    Where there is no answer, a warning says why; none are given then, and nothing is kept.
+    Without an answer, a warning says why, no plans are returned, and nothing is kept.
     """
     found = library()
     asked = repr((found.version, found.frontend, found.cuda, description(device), question)).encode()
@@ -303,7 +303,7 @@ def plans_kept(
 
 
 def falling(plans: Iterator[CudnnPlan]) -> Iterator[CudnnPlan]:
-    """Those with less workspace than all before; none is made that comes after one with none."""
+    """The plans with less workspace than all before. After a plan without workspace, no further one is made."""
     least: int | None = None
     for plan in plans:
         if least is None or plan.workspace < least:
@@ -314,7 +314,7 @@ def falling(plans: Iterator[CudnnPlan]) -> Iterator[CudnnPlan]:
 
 
 def uncounted(blob: bytes) -> bytes:
-    """A serialised plan (UBJSON) without the number of graphs made before it, which would differ from run to run."""
+    """A serialised plan (UBJSON) without the number of graphs made before it, which differs from run to run."""
     before, key, after = blob.partition(b"i\x03gid")
     if not key or after[:1] not in _INTEGERS:
         return blob

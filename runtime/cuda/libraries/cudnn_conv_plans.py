@@ -31,14 +31,14 @@ from foreplan.runtime.cuda.libraries.cudnn import (
     workspace_told,
 )
 
-# Engine 1 of weight gradients: where paddings were unequal, on an H100 (cuDNN 9.19), it gave wrong sums, and other ones
-# from run to run.
+# Engine 1 of weight gradients: with unequal paddings, on an H100 (cuDNN 9.19), it gave wrong sums, which differed from
+# run to run.
 _UNEVEN_WRONG = re.compile(r"eng1(_|$)")
 
 
 @dataclass(frozen=True)
 class _Question:
-    """What cuDNN is asked: a convolution of at least two spatial axes, the two inputs and the output as they lie."""
+    """A question to cuDNN: a convolution of at least two spatial axes, with its tensors' layouts."""
 
     op: str
     tensors: tuple[CudnnTensor, CudnnTensor, CudnnTensor]
@@ -62,15 +62,15 @@ def convolution_plans(
     cap: int | None = None,
 ) -> tuple[CudnnPlan, ...]:
     """cuDNN's plans for a convolution, its data gradient or its weight gradient: the one it ranks first, then each
-    that takes less workspace than all before it. So the first that fits a limit is the best that does.
+    that takes less workspace than all before it. So the first plan within a limit is the best one within it.
 
-    Engines that compile at run time are left out: which of them there are depends on the machine that plans.
+    Engines that compile at run time are left out: their choice depends on the machine that plans.
 
     Args:
         op: Conv, ConvDataGrad or ConvWeightGrad.
         inputs, outputs: how the two tensors and the result lie: float32, bfloat16 or float16; sums are always float32.
             Their addresses must be multiples of 16 bytes.
-        adds: add the result to what lies where it goes, before it is rounded.
+        adds: add the result to the output's old content, before it is rounded.
         tf32: let tensor cores round float32 factors to ten bits of mantissa.
         deterministic: leave out engines that may give other bits from run to run.
         cap: leave out plans that take more bytes of workspace.
@@ -90,7 +90,7 @@ def convolution_plans(
 def _question(
     op: Op, inputs: Sequence[Window], outputs: Sequence[Window], adds: bool, tf32: bool, deterministic: bool
 ) -> _Question | None:
-    """What to ask; None for what cuDNN has no words for."""
+    """The question; None if cuDNN cannot describe it."""
     if not isinstance(op, Conv | ConvDataGrad | ConvWeightGrad) or len(inputs) != 2 or len(op.strides) > 3:
         return None
     tensors = [_tensor(window) for window in (*inputs, *outputs)]
@@ -113,7 +113,7 @@ def _question(
 
 
 def _tensor(window: Window) -> CudnnTensor | None:
-    """A tensor in elements; axes of extent 1 have the strides of channels last, or of C order, where either fits."""
+    """A tensor in elements; axes of extent 1 get the strides of channels last, or of C order, if either fits."""
     item, shape, steps = window.type.dtype.itemsize, window.shape, window.strides
     if window.type.dtype.name not in TYPES or not window.type.size:
         return None
@@ -135,7 +135,7 @@ def _tensor(window: Window) -> CudnnTensor | None:
 
 
 def _lies(shape: Sequence[int], steps: Sequence[int], order: Sequence[int]) -> bool:
-    """Whether the axes lie in this order, the outermost first, perhaps with gaps, but none between elements."""
+    """Whether the axes lie in this order, the outermost first, perhaps with gaps, but without gaps between elements."""
     real = [axis for axis in reversed(order) if shape[axis] > 1]
     if not real:
         return True
@@ -176,7 +176,7 @@ def _ranked(question: _Question, device: Device) -> Iterator[CudnnPlan]:
         left_out.append(notes.NONDETERMINISTIC)
     graph.deselect_numeric_notes(left_out)
     graph.deselect_behavior_notes([cudnn.behavior_note.RUNTIME_COMPILATION])
-    # Notes can be selected by, and not asked for: here are the same engines, of which those with the note are built.
+    # An engine's notes cannot be read, only selected: of the same engines, this graph builds those with the note.
     noted = _with_engines(question, device) if question.tf32 else None
     if noted is not None:
         noted.select_numeric_notes([notes.TENSOR_CORE])
@@ -189,8 +189,8 @@ def _ranked(question: _Question, device: Device) -> Iterator[CudnnPlan]:
         blob = uncounted(bytes(graph.serialize()))
         nbytes = bounded(int(graph.get_workspace_size()), blob, device)
         if question.adds:
-            # The frontend has no word for beta, which every convolution of cuDNN's has (cuDNN API,
-            # CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA): what is read back from the text is a plan anew.
+            # The frontend cannot set beta, which every convolution of cuDNN has (cuDNN API,
+            # CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA): so it is set in the text, from which a plan is made again.
             if blob.count(BETA) != 1:
                 continue
             blob = blob.replace(BETA, ADDING)
@@ -204,7 +204,7 @@ def _ranked(question: _Question, device: Device) -> Iterator[CudnnPlan]:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """What cuDNN's package raises."""
+    """The errors of cuDNN's package."""
     return library().module.cudnnGraphNotSupportedError, RuntimeError
 
 
@@ -223,7 +223,7 @@ def _with_engines(question: _Question, device: Device) -> Any:
 
 
 def _builds(graph: Any, index: int) -> bool:
-    """Whether an engine makes a plan; it is then that of the graph."""
+    """Whether an engine makes a plan, which is then the graph's."""
     try:
         graph.build_plan_at_index(index)
     except _errors() as error:

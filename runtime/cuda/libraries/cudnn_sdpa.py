@@ -1,7 +1,7 @@
 """Attention as cuDNN plans it for a card that need not be in this machine.
 
-All of cuDNN's engines for attention are compiled when they are planned, which it does only where it finds the driver's
-library. So a process of its own asks, in which another library stands in for it (stand_in.py).
+cuDNN compiles all its engines for attention when it plans, and only if it finds the driver's library. So a separate
+process asks, in which another library stands in for the driver's (stand_in.py).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from foreplan.runtime.cuda.libraries.nvrtc import Nvrtc
 from foreplan.units import align_up
 
 LEAST_COMPUTE = 80  # compute capability 8.0, Ampere: cuDNN's first with engines for attention
-_SECONDS = 300  # that the other process may take; it takes about one for each engine
+_SECONDS = 300  # seconds that the other process may take; it takes about one for each engine
 
 
 @dataclass(frozen=True)
 class _Question:
-    """What cuDNN is asked: attention or its gradient, and how its inputs and outputs lie, in the op's order.
+    """A question to cuDNN: attention or its gradient, and the layouts of inputs and outputs, in the op's order.
 
     All are [batch, heads, positions, depth], the log-sum-exp has a depth of 1. Their uids count from 1; a mask's is the
     last.
@@ -91,7 +91,7 @@ def attention_plans(
 
 
 def _question(op: Op, inputs: Sequence[Window], outputs: Sequence[Window], deterministic: bool) -> _Question | None:
-    """What to ask; None for what cuDNN has no words for."""
+    """The question; None if cuDNN cannot describe it."""
     if not isinstance(op, Attention | AttentionGrad) or (isinstance(op, AttentionGrad) and op.mask_gradient):
         return None
     windows = [*inputs[: unmasked(op)], *outputs]
@@ -116,7 +116,7 @@ def unmasked(op: Attention | AttentionGrad) -> int:
 
 
 def expanded_mask(op: Attention | AttentionGrad, inputs: Sequence[Window]) -> TensorType | None:
-    """What a plan takes for a mask, in C order: float32, a number for each query and key. None: there is no mask."""
+    """The mask in a plan's form, in C order: float32, a number for each query and key. None: there is no mask."""
     if len(inputs) == unmasked(op):
         return None
     e = op.sizes([x.type for x in inputs])
@@ -132,7 +132,7 @@ def _log_sums(window: Window) -> CudnnTensor | None:
 
 
 def _tensor(window: Window, heads_last: bool) -> CudnnTensor | None:
-    """A tensor as [batch, heads, positions, depth], in elements; an axis of extent 1 steps over all within it."""
+    """A tensor as [batch, heads, positions, depth], in elements; an axis of extent 1 steps over all inner axes."""
     item, step = window.type.dtype.itemsize, 1
     shape = list(window.shape)
     strides: list[int] = []
@@ -156,7 +156,7 @@ def _nvrtc() -> Nvrtc:
     """NVRTC of cuDNN's CUDA.
 
     Raises:
-        Unanswered: there is none, or none that compiles.
+        Unanswered: there is no such NVRTC, or it cannot compile.
     """
     major, failed = str(library().cuda // 1000), []
     for file in library_files("nvrtc"):
@@ -185,7 +185,7 @@ def _answers(question: _Question, device: Device) -> tuple[CudnnPlan, ...]:
 
 
 def _asked_elsewhere(asked: dict[str, Any]) -> list[CudnnPlan]:
-    """The answer of a process of its own.
+    """The answer of a separate process.
 
     Raises:
         Unanswered: there is none.
@@ -208,7 +208,7 @@ def answer() -> None:
     """Read a question from standard input, ask cuDNN, and print its plans as the last line: the other process."""
     asked = json.load(sys.stdin)
     stand_in.load()
-    Nvrtc(asked["nvrtc"])  # by whose name cuDNN finds it now
+    Nvrtc(asked["nvrtc"])  # cuDNN now finds the stand-in by that name
     about = asked["question"]
     given = [*about.pop("tensors"), about.pop("mask")]
     *tensors, mask = (x and CudnnTensor(tuple(x["shape"]), tuple(x["strides"]), x["dtype"]) for x in given)
@@ -224,8 +224,7 @@ def _ranked(question: _Question, device: str, compute: int) -> Iterator[CudnnPla
     """Every plan that cuDNN can make, in the order of its heuristics, then its fallbacks.
 
     Raises:
-        Unanswered: cuDNN fails, or what it needs for making them is missing, or a plan is not read back as it was
-            written.
+        Unanswered: cuDNN fails, or lacks something for making plans, or a plan is not read back as it was written.
     """
     cudnn = library().module
     refusal = (cudnn.cudnnGraphNotSupportedError, RuntimeError)
@@ -284,7 +283,7 @@ def _graph(question: _Question, surroundings: dict[str, Any]) -> Any:
         )
     else:
         q, k, v = given
-        # What the statistics are is then in the plan itself: operations, of which cuDNN finds a fused kernel.
+        # The plan then contains the statistics as operations, for which cuDNN finds a fused kernel.
         written_out = cudnn.attention_implementation.COMPOSITE
         made = graph.sdpa(q=q, k=k, v=v, generate_stats=True, implementation=written_out, **how)
     for i, tensor in enumerate(made, len(given)):

@@ -1,4 +1,4 @@
-"""The card in this machine: all that a session asks of it; no other file runs CuPy, cuDNN or cuBLASLt on it."""
+"""The card in this machine, as sessions use it; no other file runs CuPy, cuDNN or cuBLASLt on it."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class Block(Protocol):
 
 
 class Event(Protocol):
-    """A point in what is queued on the card."""
+    """A point in the queued work of the card."""
 
     def record(self) -> None:
-        """It is now behind all that has been queued."""
+        """Place it after all work queued so far."""
 
     def wait(self) -> None:
-        """Until the card has come there; at once where it was never recorded."""
+        """Wait until the card has reached it; not at all if it was never recorded."""
 
     def seconds_since(self, earlier: Any) -> float:
-        """What the card took from another event to this one, both reached."""
+        """The time from another event to this one; the card has reached both."""
 
 
 class Card(Protocol):
-    """A card, with a queue, and one beside it for copies. Whatever fails raises a RuntimeError with the driver's words.
+    """A card, with a queue, and a second queue for copies. All failures raise a RuntimeError with the driver's words.
 
     Attributes:
         title: its name.
@@ -58,22 +58,22 @@ class Card(Protocol):
     bus: str
 
     def memory(self) -> tuple[int, int]:
-        """Bytes that are free, and all that there are."""
+        """Free bytes, and all bytes."""
 
     def allocate(self, nbytes: int) -> Block:
         """Device memory, aligned to 256 bytes."""
 
     def allocate_host(self, nbytes: int) -> np.ndarray:
-        """Bytes of host memory that the card copies from and to by itself, and can address."""
+        """Host memory that the card itself can copy from and to, and address."""
 
     def launching(self, launch: Launch, arguments: bytes, code: bytes | None = None) -> Run:
-        """A kernel, loaded, with its structure of arguments; its machine code is given, or else made."""
+        """A loaded kernel with its structure of arguments; its machine code is given, or else compiled."""
 
     def copying(self, target: int, source: int, nbytes: int, beside: bool = False) -> Run:
-        """A copy between addresses on the card or in host memory; perhaps in the queue beside."""
+        """A copy between addresses on the card or in host memory; perhaps in the second queue."""
 
     def filling(self, target: int, byte: int, nbytes: int) -> Run:
-        """Bytes of device memory set."""
+        """Set bytes of device memory."""
 
     def executing(self, blob: bytes, tensors: Mapping[int, int], workspace: int, nbytes: int) -> Run:
         """A plan of cuDNN's with the addresses of its tensors, by number, and of `nbytes` of workspace.
@@ -86,23 +86,23 @@ class Card(Protocol):
         """Products by cuBLASLt with the addresses of a, b, c, d and perhaps a bias, and of its workspace.
 
         Raises:
-            TargetError, PlanError: there is no cuBLASLt, or it has no algorithm that does with the workspace.
+            TargetError, PlanError: there is no cuBLASLt, or no algorithm of it gets by with the workspace.
         """
 
     def captured(self, calls: Iterable[Run]) -> Run:
-        """Calls as one graph, which replays what they queue without running them."""
+        """Calls as one graph, which replays their queued work without making the calls."""
 
     def event(self, beside: bool = False) -> Event:
-        """A new one, of the queue or of that beside it."""
+        """A new event, of either queue."""
 
     def synchronize(self) -> None:
-        """Wait for all that is queued, but for what is beside."""
+        """Wait for all work of the first queue."""
 
     def hold(self, event: Any, beside: bool = False) -> None:
-        """Let what is queued from now on, perhaps beside, wait for an event; not at all if it was never recorded."""
+        """Let later work of a queue wait for an event; not at all if the event was never recorded."""
 
     def allocating_nothing(self) -> contextlib.AbstractContextManager[object]:
-        """While it is entered, CuPy raises an error rather than allocate device memory."""
+        """A context in which CuPy raises an error instead of allocating device memory."""
 
 
 class _Event:
@@ -216,7 +216,7 @@ class CupyCard:
 
     @cached_property
     def _described(self) -> str:
-        """The card in cuDNN's words."""
+        """cuDNN's description of the card."""
         return str(library().module.create_device_properties(0).serialize())
 
     def multiplying(self, product: Multiply, places: tuple[int, ...], workspace: int) -> Run:
@@ -316,7 +316,7 @@ def card() -> Card:
 
 
 def versions(nvml: Nvml) -> dict[str, str]:
-    """What calibrations are known by: the versions of the driver, of CuPy and its CUDA, and of cuDNN where it is.
+    """The versions that identify calibrations: of the driver, of CuPy and its CUDA, and of cuDNN where it is installed.
 
     Raises:
         TargetError: there is no CuPy that goes with the driver.
@@ -327,7 +327,7 @@ def versions(nvml: Nvml) -> dict[str, str]:
 
 
 def versions_beside(title: str) -> dict[str, str]:
-    """Those of this machine, where a card of that name is in it; else none are known."""
+    """The versions of this machine, if it has a card of that name; else none."""
     try:
         nvml = Nvml()
         return versions(nvml) if title in nvml.titles else {}

@@ -14,7 +14,7 @@ def library_files(name: str) -> Iterator[str]:
     """Files of a library such as `cublasLt`: those of wheels first, the newest of a folder before the others; then a
     CUDA toolkit's and an environment's; then what the system's loader finds.
     """
-    for folder in filter(os.path.isabs, sys.path):  # not the current folder, whatever lies there
+    for folder in filter(os.path.isabs, sys.path):  # never the current folder
         yield from _newest_first(Path(folder).glob(f"nvidia/*/lib/lib{name}.so.*[0-9]"))
     roots = (os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), sys.prefix, "/usr/local/cuda")
     for root in filter(None, roots):

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library says of the cards in this machine, as nvidia-smi does: it needs no context."""
+"""The cards in this machine by NVIDIA's management library, as in nvidia-smi: it needs no context."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIGNATURES = {
     "nvmlDeviceGetName": (c_void_p, c_char_p, c_uint),
     "nvmlDeviceGetMemoryInfo_v2": (c_void_p, POINTER(Memory)),
 }
-_TEXT = 96  # bytes, the most that a name or a version has
+_TEXT = 96  # bytes of a name or a version, at most
 
 
 class Nvml:
@@ -76,7 +76,7 @@ class Nvml:
         return found
 
     def place_of(self, bus: str) -> int:
-        """Which card has this address on the PCI bus, as CUDA writes it."""
+        """The card with this address on the PCI bus, as CUDA writes it."""
         place = c_uint()
         card = self._handle("nvmlDeviceGetHandleByPciBusId_v2", bus.encode())
         self._call("nvmlDeviceGetIndex", card, byref(place))

@@ -1,6 +1,6 @@
 """Machine code for cards: cubins by NVRTC, or by nvcc, neither of which needs a card; kept on disk.
 
-What a kernel needs (registers, stack) is read from the cubin, whichever compiler made it.
+The needs of a kernel (registers, stack) are read from the cubin, for both compilers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from foreplan.runtime.cuda.launch import FOLDER, Source, sources_digest
 from foreplan.runtime.cuda.libraries.libraries import library_files
 
 _ADVICE = "install the wheel nvidia-cuda-nvrtc, or CUDA's nvcc"
-_COMPILATION = 6  # NVRTC_ERROR_COMPILATION: what it says of a source; all other errors are of NVRTC itself
+_COMPILATION = 6  # NVRTC_ERROR_COMPILATION: an error in a source; all other errors are of NVRTC itself
 _TRIAL = "__global__ void trial() {}"
 
 
@@ -61,7 +61,7 @@ class Compiler(Protocol):
 
 
 class CompilationError(ForeplanError):
-    """A kernel that a CUDA compiler refuses: a fault of ours, or a compiler that is too old."""
+    """A kernel that a CUDA compiler refuses: a fault of foreplan, or a compiler that is too old."""
 
 
 class Nvcc:
@@ -162,10 +162,10 @@ class Nvrtc:
 
 
 def _built_in(path: str, version: str) -> str:
-    """Load the library of built-in functions that lies beside NVRTC; says what came of it.
+    """Load the library of built-in functions that lies beside NVRTC; returns the result as text.
 
-    NVRTC opens it by its name when it compiles. The wheel of CUDA 13.0 does not say that it lies beside NVRTC, so that
-    the system's loader does not look there; what is loaded already, it finds by that name.
+    NVRTC opens it by its name when it compiles. In the wheel of CUDA 13.0 nothing tells the system's loader to look
+    beside NVRTC; but the loader finds a library that is already loaded.
     """
     name = f"libnvrtc-builtins.so.{version}"
     for folder in dict.fromkeys((Path(path).parent, Path(path).resolve().parent)):
@@ -183,7 +183,7 @@ def compiler() -> Compiler:
     """NVRTC, if it is installed and compiles; else nvcc, if it is on the path, which takes more than twice as long.
 
     Raises:
-        TargetError: there is neither; says what fails of what there is.
+        TargetError: there is neither; or what fails in those that are installed.
     """
     failed = []
     for found in library_files("nvrtc"):
@@ -201,12 +201,12 @@ def compiler() -> Compiler:
 
 
 def architecture_of(device: Device) -> str:
-    """What compilers call a card: `sm_90`."""
+    """The name of a card for compilers: `sm_90`."""
     return f"sm_{device.compute}"
 
 
 def key_of(source: Source, architecture: str) -> str:
-    """What machine code is known by, whichever compiler made it: text, all of cuda/, options and architecture."""
+    """The key of machine code, the same for both compilers: text, all of cuda/, options and architecture."""
     about = (source.options, architecture, sources_digest(), source.text)
     return hashlib.sha256(repr(about).encode()).hexdigest()
 
@@ -228,12 +228,12 @@ def cubin(source: Source, architecture: str) -> bytes:
     return code
 
 
-# Attributes of a cubin's kernels: a number each, by the kernel's symbol. How a value is given: behind its length.
+# Attributes of a cubin's kernels: a number each, by the kernel's symbol. The form of a value: behind its length.
 _FRAME_SIZE, _REGISTERS, _WITH_LENGTH = 0x11, 0x2F, 0x04
 
 
 def figures(code: bytes) -> Mapping[str, Figures]:
-    """What each kernel of a cubin needs, by its name.
+    """The needs of each kernel of a cubin, by its name.
 
     A cubin is an ELF file. The section `.text.NAME` of a kernel has the number of its symbol in `sh_info`, and above
     that, for older architectures, its registers; the section `.nv.info` lists attributes by symbol (as

@@ -1,9 +1,9 @@
 """A library that stands in for the driver's (libcuda.so.1), for a process that plans and runs nothing on any card.
 
-cuDNN 9.19 has engines for attention that are compiled by NVRTC alone, for whatever card it is told of, and yet refuses
-them (`this->libcuda == nullptr`) unless it can load the driver's library with 25 functions in it. What it wants of them
-while it plans is that one loads what was compiled and another finds the kernel in it, with handles that are not null.
-Nothing of a driver enters into a plan. The CUDA runtime, too, gets to this library, and is told that there is no card.
+cuDNN 9.19 has engines for attention that need only NVRTC to compile, for any described card. Yet it refuses them
+(`this->libcuda == nullptr`) unless it can load the driver's library with 25 functions. While it plans, one of these
+must load the compiled code and another must find the kernel in it, with handles that are not null. Nothing of a driver
+enters a plan. The CUDA runtime also finds this library, which tells it that there is no card.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def can_stand_in() -> bool:
 
 
 def load() -> None:
-    """Load it into this process, for good, in the place of the driver's: by that name it is found from now on.
+    """Load it into this process for good, in place of the driver's: from now on it is found by that name.
 
     Raises:
         OSError: it cannot be loaded.
