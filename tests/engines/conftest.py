@@ -13,7 +13,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out cases in bfloat16 that the profile does not ask for."""
+    """Leave out cases that the profile does not ask for."""
     left = left_out(items)
     config.hook.pytest_deselected(items=left)
     dropped = set(left)

@@ -29,7 +29,8 @@ BFLOAT16 = as_dtype("bfloat16")
 # Of each type, how far numbers lie apart at most, beside their size; rounding errs by half as much.
 ULPS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}
 TINY = 1e-6
-SHARE = pick(0.1, 0.3, 1.0)  # of the cases of a test, those that run in bfloat16 too
+# Of the cases of a test, those that run on the card that is not there, and those that run in bfloat16 too.
+SHARE_OF_CUDA, SHARE_OF_NARROW = pick((0.2, 0.1), (0.5, 0.2), (1.0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -220,16 +221,16 @@ def with_engines(metafunc: pytest.Metafunc, names: Iterable[str] = tuple(ENGINES
 
 
 def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Of each test's cases in bfloat16, those that the profile does not ask for: as good as evenly spread, whatever the
-    parameters are. The first always runs.
+    """Of each test's cases on `cuda` or in bfloat16, those that the profile does not ask for: as good as evenly spread,
+    whatever the parameters are. The first always runs, and on `cpu` all in float32 do.
     """
     counts: dict[str, int] = {}
     found = []
     for item in items:
         engine = item.callspec.params.get("engine") if hasattr(item, "callspec") else None
-        if isinstance(engine, Engine) and engine.narrow:
-            key = f"{item.nodeid.partition('[')[0]} {engine.name}"
+        if isinstance(engine, Engine) and (engine.narrow or engine.name == "cuda"):
+            key = f"{item.nodeid.partition('[')[0]} {label(engine)}"
             counts[key] = counts.get(key, -1) + 1
-            if counts[key] * 0.6180339887 % 1 >= SHARE:  # multiples of the golden ratio fill [0, 1) evenly
+            if counts[key] * 0.6180339887 % 1 >= (SHARE_OF_NARROW if engine.narrow else SHARE_OF_CUDA):  # multiples of the golden ratio fill [0, 1) evenly
                 found.append(item)
     return found

@@ -15,10 +15,10 @@ import pytest
 from foreplan.graph import Window
 from foreplan.runtime.cuda.kernels import linear_cross_entropy, lt
 from foreplan.runtime.cuda.kernels.cudnn_conv import CUDNN
-from foreplan.runtime.cuda.launch import Launch, LaunchKernel
+from foreplan.runtime.cuda.launch import LaunchKernel
 from foreplan.runtime.cuda.table import FAMILIES, OWN, family_of, kernel_for
 from tests.gpu.check import DEVICE, run_kernel
-from tests.gpu.compiled import compile_all
+from tests.gpu.compiled import compile_launched
 from tests.sweep.bounds import Expected, Rule, Smooth, Sums, complaint, expectation
 from tests.sweep.case import Case
 from tests.sweep.judges.cpu import _in_order, _layouts, _put_bits_in_order, _with_bits_in_order
@@ -41,8 +41,7 @@ Lying = tuple[Sequence[Window], Sequence[Window], str, LaunchKernel]  # how inpu
 
 def compile_kernels(chosen: Iterable[Lying]) -> None:
     """Compile many kernels, which takes a fraction of what it takes one by one."""
-    launched = {each for *_, kernel in chosen for each in kernel.instructions}
-    compile_all(sorted((each.source for each in launched if isinstance(each, Launch)), key=repr))
+    compile_launched(each for *_, kernel in chosen for each in kernel.instructions)
 
 
 def judge(case: Case, chosen: Iterable[Lying]) -> int:
