@@ -231,6 +231,8 @@ def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
         if isinstance(engine, Engine) and (engine.narrow or engine.name == "cuda"):
             key = f"{item.nodeid.partition('[')[0]} {label(engine)}"
             counts[key] = counts.get(key, -1) + 1
-            if counts[key] * 0.6180339887 % 1 >= (SHARE_OF_NARROW if engine.narrow else SHARE_OF_CUDA):  # multiples of the golden ratio fill [0, 1) evenly
+            if counts[key] * 0.6180339887 % 1 >= (
+                SHARE_OF_NARROW if engine.narrow else SHARE_OF_CUDA
+            ):  # multiples of the golden ratio fill [0, 1) evenly
                 found.append(item)
     return found
