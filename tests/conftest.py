@@ -8,7 +8,7 @@ import pytest
 from hypothesis.internal.conjecture import providers
 
 from foreplan.planner import driver
-from foreplan.planner.effort import USUAL
+from foreplan.planner.effort import USUAL, Effort
 from tests.profile import PROFILE, SHORT, Profile
 
 
@@ -30,12 +30,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in dropped]
 
 
+def search_by(patch: pytest.MonkeyPatch, effort: Effort) -> None:
+    """Let the planner search by an effort where nothing else is said."""
+    for function in (driver.plan, driver.plan_curve):
+        patch.setitem(function.__kwdefaults__, "effort", effort)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def short_searches() -> Iterator[None]:
     """Plans within budgets are found in a tenth of the time; most tests ask no more of them than to be right."""
     with pytest.MonkeyPatch.context() as patch:
-        for function in (driver.plan, driver.plan_curve):
-            patch.setitem(function.__kwdefaults__, "effort", SHORT)
+        search_by(patch, SHORT)
         yield
 
 
@@ -43,8 +48,7 @@ def short_searches() -> Iterator[None]:
 def whole_searches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a test is marked `whole_search`."""
     if request.node.get_closest_marker("whole_search"):
-        for function in (driver.plan, driver.plan_curve):
-            monkeypatch.setitem(function.__kwdefaults__, "effort", USUAL)
+        search_by(monkeypatch, USUAL)
 
 
 @pytest.fixture(scope="session", autouse=True)

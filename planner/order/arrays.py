@@ -87,15 +87,19 @@ def order_arrays(problem: Problem, graph: Dependences, most_readers: int = USUAL
 def hills(p: Arrays, graph: Dependences) -> list[int]:
     """The least bytes that each node needs beyond those that live before it: every write that may be in place is."""
     fresh = p.size[p.writes]
-    action = np.repeat(np.arange(len(p.workspace)), np.diff(p.pair_at))
-    fresh[p.write_at[action] + p.pair_write] = 0
+    fresh[p.write_at[_of_pairs(p)] + p.pair_write] = 0
     ends = np.concatenate([[0], np.cumsum(fresh)])[p.write_at]
     return (p.workspace + np.diff(ends))[list(graph.actions)].tolist()
 
 
+def _of_pairs(p: Arrays) -> np.ndarray:
+    """The action of each overwrite."""
+    return np.repeat(np.arange(len(p.workspace)), np.diff(p.pair_at))
+
+
 def _loose(p: Arrays) -> np.ndarray:
     """Of each action, whether it has a write that could take the bytes of a larger read, and not use all of them."""
-    action = np.repeat(np.arange(len(p.workspace)), np.diff(p.pair_at))
+    action = _of_pairs(p)
     new, old = p.writes[p.write_at[action] + p.pair_write], p.reads[p.read_at[action] + p.pair_read]
     wasteful = (p.pair_required == 0) & ~stay(p)[old] & (p.rounded[old] != p.rounded[new])
     found = np.zeros(len(p.workspace), np.int64)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from foreplan.planner.memory.arrays import Arrays
+from foreplan.planner.memory.arrays import Arrays, stay
 from foreplan.planner.recompute.arrays import Gaps
 from foreplan.planner.rows import array, flat, slices
 
@@ -149,7 +149,7 @@ def _background(gaps: Gaps, kept: np.ndarray, reads: _Rows, writes: _Rows) -> np
     """Bytes of what is left out that live at each position of the base order."""
     n = len(gaps.order)
     first = np.where(gaps.problem.there > 0, 0, n)
-    last = np.where((gaps.problem.there == 2) | (gaps.problem.output > 0), n - 1, -1)
+    last = np.where(stay(gaps.problem), n - 1, -1)
     for position, a in enumerate(gaps.order.tolist()):
         for v in writes[a]:
             first[v] = min(first[v], position)

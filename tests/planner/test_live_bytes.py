@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.planner import Problem
+from foreplan.planner import Plan, Problem
 from foreplan.planner.memory.arrays import problem_arrays
 from foreplan.planner.memory.bounds import live_bytes, reserved_bytes
 from foreplan.planner.memory.kernels import make_count, measure
@@ -17,7 +18,7 @@ from foreplan.planner.order.arrays import order_arrays
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.order.heuristics import HEURISTICS
 from foreplan.planner.order.kernels import begin, make_state, run, weigh
-from foreplan.planner.placement.layout import assemble, lay_out, schedule
+from foreplan.planner.placement.layout import Schedule, assemble, lay_out, schedule
 from foreplan.planner.recompute.arrays import make_gaps
 from foreplan.planner.recompute.kernels import generate, make_scratch
 from foreplan.planner.report import category_series
@@ -46,6 +47,13 @@ def schedules(problem: Problem, seed: int) -> list[list[int]]:
     return found
 
 
+def plans(problem: Problem, seed: int) -> Iterator[tuple[list[int], Schedule, Plan]]:
+    """What `schedules` gives, and each as it is laid out."""
+    for steps in schedules(problem, seed):
+        found = schedule(problem, "", steps)
+        yield steps, found, assemble(problem, found, lay_out(problem, found, quick=True), None)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32))
@@ -69,9 +77,7 @@ def test_the_compiled_count_is_what_is_reserved_and_no_less_than_what_lives(kind
 def test_what_lives_is_what_the_verifier_sees(kind: str, seed: int) -> None:
     """Its replay, which shares no code with the planner, refuses a plan whose lower bound is another."""
     problem = KINDS[kind](seed)
-    for steps in schedules(problem, seed):
-        found = schedule(problem, "", steps)
-        made = assemble(problem, found, lay_out(problem, found, quick=True), None)
+    for steps, _, made in plans(problem, seed):
         assert made.lower_bound_bytes == live_bytes(problem, steps).max()
         verify(made, problem)
 
@@ -82,9 +88,7 @@ def test_what_lives_is_what_the_verifier_sees(kind: str, seed: int) -> None:
 def test_what_a_report_adds_up_is_what_is_reserved(kind: str, seed: int) -> None:
     """But for inputs that nobody reads, and for what has no part yet of a whole whose bytes are set aside."""
     problem = KINDS[kind](seed)
-    for steps in schedules(problem, seed):
-        found = schedule(problem, "", steps)
-        made = assemble(problem, found, lay_out(problem, found, quick=True), None)
+    for steps, found, made in plans(problem, seed):
         held = np.sum(list(category_series(made, problem).values()), axis=0)
         reserved = reserved_bytes(problem, steps, found.ranges, found.alias_sets)
         assert np.all(live_bytes(problem, steps) <= held) and np.all(held <= reserved)
