@@ -94,14 +94,8 @@ def test_the_curve_falls_in_bytes_and_rises_in_cost() -> None:
         assert min(point.arena_bytes for point in within) <= points[0].arena_bytes
 
 
-@pytest.fixture(scope="module")
-def curve() -> list[dict[str, Any]]:
-    """What `foreplan pareto` says of a model."""
-    return answer("pareto", MODEL)["points"]
-
-
-def test_pareto_command(curve: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    found = curve
+def test_pareto_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = answer("pareto", MODEL)["points"]
     keys = {"budget_bytes", "peak_bytes", "arena_bytes", "extra_flops_ratio", "extra_seconds_ratio"}
     assert keys <= set(found[0])
     assert all(point["host_bytes"] == 0 for point in found)
@@ -113,9 +107,9 @@ def test_pareto_command(curve: list[dict[str, Any]], monkeypatch: pytest.MonkeyP
     foreplan("pareto", MODEL, "--budget", "1GiB", code=2)
 
 
-@pytest.mark.whole_search  # as the command does
-def test_a_point_of_the_curve_is_what_its_budget_gives(curve: list[dict[str, Any]]) -> None:
-    for point in curve[:: pick(8, 6, 1)]:
+@pytest.mark.whole_search  # as the commands do
+def test_a_point_of_the_curve_is_what_its_budget_gives() -> None:
+    for point in answer("pareto", MODEL)["points"][:: pick(8, 6, 1)]:
         estimated = answer("estimate", MODEL, "--budget", point["budget_bytes"])
         assert estimated["arena_bytes"] <= point["arena_bytes"]
         assert estimated["extra_seconds_ratio"] <= point["extra_seconds_ratio"] + 1e-12
