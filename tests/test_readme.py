@@ -33,7 +33,8 @@ def test_every_command_shown_exists() -> None:
     assert shown | promised <= set(cli.commands)
 
 
-PAGES = [page for folder in ("", "docs/", "cuda/", "benchmarks/results/") for page in sorted(ROOT.glob(f"{folder}*.md"))]
+FOLDERS = (".", "docs", "cuda", "benchmarks/results")
+PAGES = [page for folder in FOLDERS for page in sorted((ROOT / folder).glob("*.md"))]
 
 
 def anchors(page: Path) -> set[str]:
