@@ -125,7 +125,7 @@ def _halves(graph: Graph, options: Options, watch: Watch | None = None) -> tuple
 def _forward(graph: Graph, options: Options, watch: Watch | None = None) -> Graph:
     instance("a model", graph, Graph, _MODEL)
     names = None if options.outputs is None else tuple(options.outputs)
-    settings = passes.Settings(names, dtype=passes.PRECISIONS[options.precision])
+    settings = passes.Settings(names, dtype=passes.PRECISIONS[options.precision], selection=options.selection)
     return _formed(graph, settings, options, watch)
 
 
@@ -141,6 +141,8 @@ def _training(graph: Graph, options: Options) -> passes.Settings:
     passes.select_outputs(graph, names)  # a wrong name is told before anything else is done
     return passes.Settings(
         outputs=names,
+        selection=options.selection,
+        frozen_statistics=options.batch_norm == "frozen",
         attach=None if options.loss is None else partial(attach_loss, loss=options.loss),
         trains=True,
         consume=None if optimizer is None else passes.updating(optimizer),
@@ -257,8 +259,15 @@ def _lowered(graph: Graph, options: Options, prefetch: bool = False) -> Program:
     )
 
 
-def from_onnx(model: Any, shapes: dict[str, tuple[int, ...]] | None = None, batch: int | None = None) -> Graph:
+def from_onnx(
+    model: Any,
+    shapes: dict[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
+    *,
+    train: Iterable[str] = (),
+    freeze: Iterable[str] = (),
+) -> Graph:
     """A model from an ONNX file (see `foreplan.frontend.from_onnx`)."""
     from foreplan.frontend import from_onnx as load
 
-    return load(model, shapes=shapes, batch=batch)
+    return load(model, shapes=shapes, batch=batch, train=train, freeze=freeze)

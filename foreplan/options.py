@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from foreplan.arguments import REMAT, choice, flag, names_in, whole
 from foreplan.errors import UsageError
+from foreplan.patterns import Selection
 from foreplan.units import parse_budget, parse_bytes
 
 if TYPE_CHECKING:
@@ -152,6 +153,37 @@ class Options:
             value="NAME",
         ),
     )
+    train: Iterable[str] = field(
+        default=(),
+        metadata=_says(
+            "Train these weights too: a name, a part of the model such as head, or a pattern such as 'h.*.attn'.",
+            more="Where it and `freeze` mean the same weight, the one that says more of the name counts: with "
+            "`freeze=['*'], train=['head']`, the head alone is trained. Tables and masks of the model are trained only "
+            "where the last part of their name is said.",
+            check=_names,
+            flag="--train",
+            value="NAME",
+        ),
+    )
+    freeze: Iterable[str] = field(
+        default=(),
+        metadata=_says(
+            "Freeze these weights, named as for train: they get no gradient, no optimizer state and no update.",
+            more="Batch normalisation whose scale and bias are frozen uses its running statistics, and keeps them.",
+            check=_names,
+            flag="--freeze",
+            value="NAME",
+        ),
+    )
+    batch_norm: str = field(
+        default="train",
+        metadata=_says(
+            "Normalise by the statistics of the batch, which the running ones follow (train), or use the running ones "
+            "and keep them (frozen).",
+            flag="--batch-norm",
+            choices=("train", "frozen"),
+        ),
+    )
     checkpoint: Iterable[str] = field(
         default=(),
         metadata=_says(
@@ -246,6 +278,11 @@ class Options:
             elif said.least is not None:
                 value = whole(each.name, value, said.least)
             object.__setattr__(self, each.name, value)
+
+    @property
+    def selection(self) -> Selection:
+        """The weights that `train` and `freeze` name."""
+        return Selection(tuple(self.train), tuple(self.freeze))
 
     def to_json(self) -> dict[str, Any]:
         """All but loss, optimizer and passes, by name. A target is its name, sizes are as given."""

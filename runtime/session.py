@@ -82,8 +82,8 @@ class Session:
         update: the other half, or None.
         allocated_bytes: memory allocated for the arena.
         host_bytes: host memory allocated for values that are copied there.
-        parameters: the trained values, by name.
-        stored: everything that a checkpoint holds: parameters, buffers, optimizer state, step count, random state.
+        parameters: the weights by name, trained and frozen ones.
+        stored: everything that a checkpoint holds: weights, buffers, optimizer state, step count, random state.
     """
 
     def __init__(
@@ -159,9 +159,9 @@ class Session:
         self._stored = self._body.stored
         slots = {slot.name: slot for slot in program.stored}
         kept = {slot.name: self._stored[slot.name] for slot in program.stored if slot.kind.is_kept}
-        trained = {name: place for name, place in kept.items() if slots[name].kind is Kind.PARAMETER}
+        weights = {name: place for name, place in kept.items() if slots[name].kind in (Kind.PARAMETER, Kind.FROZEN)}
         self.stored: Stored = Stored(slots, kept, self._turn)
-        self.parameters: Stored = Stored(slots, trained, self._turn)
+        self.parameters: Stored = Stored(slots, weights, self._turn)
         for slot in program.stored:
             if share is None or self.program.values[slot.operand.value].region != PARAMETERS:
                 self._stored[slot.name].fill(partial(_draw, slot, seed))

@@ -144,13 +144,13 @@ def _check_types(program: Program, owners: Mapping[int, Operand]) -> None:
 
 
 def _check_homes(program: Program, given: Mapping[int, Slot], written: Mapping[int, Operand]) -> None:
-    """A stored value that is no constant has one next content at most, which is written as a whole, and lies as it."""
+    """A stored value that steps change has one next content at most, which is written as a whole, and lies as it."""
     replaced: set[int] = set()
     for index, value in enumerate(program.values):
         if value.home < 0:
             continue
         home, new = given.get(value.home), written.get(index)
-        if home is None or home.kind in (Kind.CONSTANT, Kind.INPUT) or value.home in replaced:
+        if home is None or home.kind.is_fixed or home.kind is Kind.INPUT or value.home in replaced:
             raise PlanError(f"value {value.name!r}: its home must be a stored value that changes, and no other's")
         if new is None or new.window != home.operand.window:
             raise PlanError(f"value {value.name!r}: is no next content of {home.name!r}, {home.operand.type}")

@@ -34,7 +34,19 @@ ALLOWED = {
     "views": {"graph", "ops", "lower", "planner"},
     "cuda": set(),
 }
-BASE = {"errors", "units", "files", "home", "disk_cache", "jit", "arguments", "calibration", "outside", "version"}
+BASE = {
+    "errors",
+    "units",
+    "files",
+    "home",
+    "disk_cache",
+    "jit",
+    "arguments",
+    "calibration",
+    "outside",
+    "patterns",
+    "version",
+}
 # Files that import one another in a circle, for their types or when a function is called.
 CIRCLES = [
     # A node has an op, and an op's derivative adds nodes by a builder; a graph gives its text.

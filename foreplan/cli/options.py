@@ -30,7 +30,7 @@ OPTIMIZERS = {"sgd": "SGD", "momentum": "Momentum", "nesterov": "Nesterov", "ada
 LOSSES = ("cross_entropy", "binary_cross_entropy", "mse", "l1", "huber", "mean", "sum")
 # Parameters of commands that a plan file leaves no choice about; the learning rate is an input of the step.
 FLAGS = {each.name: said_of(each) for each in fields(Options) if said_of(each).flag}
-DECIDED = ("batch", "shapes", "train", "optimizer", "clip_norm", "loss", *FLAGS)
+DECIDED = ("batch", "shapes", "infer", "optimizer", "clip_norm", "loss", *FLAGS)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -55,7 +55,7 @@ class Settings:
     Attributes:
         batch: extent of the batch axis; None leaves the model's own.
         shapes: input name → shape.
-        train: the whole training step, as against the forward pass.
+        infer: the forward pass alone, as against the whole training step.
         optimizer: a key of OPTIMIZERS.
         rate: learning rate.
         clip_norm: what the norm of all gradients together is limited to; None: nothing.
@@ -67,7 +67,7 @@ class Settings:
 
     batch: int | None = None
     shapes: dict[str, tuple[int, ...]] | None = None
-    train: bool = True
+    infer: bool = False
     optimizer: str = "nesterov"
     rate: float = 0.01
     clip_norm: float | None = None
@@ -119,9 +119,7 @@ def model_options(function: _Function) -> _Function:
             click.option(
                 "--shapes", multiple=True, metavar="X:32x3x224x224", help="Shape of an input; may be given again."
             ),
-            click.option(
-                "--train/--infer", default=True, help="The whole training step (the default), or the forward pass."
-            ),
+            click.option("--infer", is_flag=True, help="The forward pass alone, instead of the whole training step."),
             click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="nesterov", show_default=True),
             click.option("--lr", "rate", type=float, default=0.01, show_default=True, help="Learning rate."),
             click.option(
@@ -144,7 +142,7 @@ def _option(name: str, said: Said) -> Callable[[_Function], _Function]:
     default = getattr(USUAL, name)
     if isinstance(default, bool):
         return click.option(said.flag, name, is_flag=True, help=said.help)
-    if name in ("outputs", "checkpoint"):
+    if isinstance(default, tuple) or name == "outputs":
         text = said.help.removesuffix(".") + "; may be given again."
         return click.option(said.flag, name, multiple=True, metavar=said.value, help=text)
     kind: Any = str
@@ -178,12 +176,13 @@ def model_with_options(model: str, settings: Settings) -> tuple[Graph, Options]:
 
     if settings.trust_code or settings.weights_folder is not None:
         raise UsageError(f"{model!r} is no plan file, which --trust-code and --weights-folder are for: leave them out")
-    if settings.step.accumulate > 1 and not settings.train:
+    if settings.step.accumulate > 1 and settings.infer:
         raise UsageError("--accumulate adds up gradients, and there are none with --infer: leave one of them out")
-    if settings.step.offload and not settings.train:
+    if settings.step.offload and settings.infer:
         raise UsageError("--offload copies what the backward pass reads, and --infer has none: leave one of them out")
     if is_file(model):
-        graph = api.from_onnx(model, shapes=settings.shapes, batch=settings.batch)
+        chosen = {"train": settings.step.train, "freeze": settings.step.freeze}
+        graph = api.from_onnx(model, shapes=settings.shapes, batch=settings.batch, **chosen)
         default = "cross_entropy"
     else:
         if settings.shapes:
@@ -191,7 +190,7 @@ def model_with_options(model: str, settings: Settings) -> tuple[Graph, Options]:
             raise UsageError(f"--shapes is for ONNX files; a zoo model takes sizes in its name: {base}:batch=32")
         name = with_batch(model, settings.batch)
         graph, default = models.build(name), models.default_loss(name)
-    if not settings.train:
+    if settings.infer:
         return graph, settings.step
     from foreplan.frontend.losses import attach_loss
 

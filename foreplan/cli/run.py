@@ -84,7 +84,7 @@ def run(
     if shaped is None and batch is None and is_file(model) and not is_plan_file(model):
         shaped = _shapes_from(model, arrays)
     target, own = with_threads(target, threads)
-    settings = Settings(batch=batch, shapes=shaped, train=False, step=Options(target=target))
+    settings = Settings(batch=batch, shapes=shaped, infer=True, step=Options(target=target))
     compiled = open_compiled(model, replace(settings, trust_code=trust_code, weights_folder=weights_folder))
     if compiled.program.loss is not None:
         raise UsageError(f"{model} is a plan for training; `run` wants one made with --infer")

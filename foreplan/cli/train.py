@@ -149,7 +149,7 @@ def train(
     """
     options["target"], own = with_threads(options["target"], threads)
     settings = settings_from(options)
-    if not settings.train:
+    if settings.infer:
         raise UsageError("`train` trains: leave --infer out")
     if resume is not None and weights is not None:
         raise UsageError("--resume and --weights both say where to start from: give one")

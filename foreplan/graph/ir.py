@@ -22,6 +22,7 @@ class Kind(StrEnum):
 
     INPUT = "input"  # given anew each step
     PARAMETER = "parameter"  # trained
+    FROZEN = "frozen"  # a weight that training leaves as it is
     BUFFER = "buffer"  # kept by the model but not trained: running statistics
     STATE = "state"  # kept by the training step: momentum, step count, random seed
     ACCUMULATOR = "accumulator"  # a sum over the micro-batches of a step: zero before its first and after its last
@@ -36,11 +37,16 @@ class Kind(StrEnum):
 
     @property
     def is_kept(self) -> bool:
-        """Whether such a value is what training has come to: changed by a step, and in every checkpoint."""
+        """Whether such a value is in every checkpoint: it is the model's own, or what training has come to."""
         return self in _KEPT
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether no step changes a stored value of this kind."""
+        return self in (Kind.CONSTANT, Kind.FROZEN)
 
-_KEPT = frozenset({Kind.PARAMETER, Kind.BUFFER, Kind.STATE})
+
+_KEPT = frozenset({Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER, Kind.STATE})
 _STORED = _KEPT | {Kind.ACCUMULATOR, Kind.CONSTANT}
 
 
@@ -50,12 +56,14 @@ class Value:
 
     Attributes:
         init: the first content of a stored value; the default of an input that may be left out.
+        why: for people, why a weight is trained, or is not; empty where the model itself says so.
     """
 
     name: str
     type: TensorType
     kind: Kind = Kind.ACTIVATION
     init: Initializer | None = None
+    why: str = ""
 
     @property
     def shape(self) -> Shape:

@@ -54,7 +54,7 @@ def verify_graph(graph: Graph, inferred: Collection[Node] = ()) -> None:
         if value not in defined:
             raise ModelError(f"graph {graph.name!r} returns {value!r}, which nothing computes")
     for old, new in graph.updates.items():
-        if old not in defined or not old.kind.is_stored or old.kind is Kind.CONSTANT:
+        if old not in defined or not old.kind.is_stored or old.kind.is_fixed:
             raise ModelError(f"graph {graph.name!r} updates {old!r}, which is not stored, or a constant")
         if old.type != new.type:
             raise ModelError(f"graph {graph.name!r} updates {old!r} with {new!r}: the types differ")

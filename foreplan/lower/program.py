@@ -19,6 +19,7 @@ WITH_HOST = (*REGIONS, Region("host", on_device=False))
 CATEGORIES = {
     Kind.INPUT: Category.INPUTS,
     Kind.PARAMETER: Category.PARAMETERS,
+    Kind.FROZEN: Category.PARAMETERS,
     Kind.BUFFER: Category.PARAMETERS,
     Kind.CONSTANT: Category.PARAMETERS,
     Kind.STATE: Category.OPTIMIZER_STATE,
@@ -30,7 +31,7 @@ CATEGORIES = {
 
 def region_of(kind: Kind) -> int:
     """The region of a stored value."""
-    return PARAMETERS if kind in (Kind.PARAMETER, Kind.BUFFER) else STATE
+    return PARAMETERS if kind in (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER) else STATE
 
 
 @dataclass(frozen=True, slots=True)

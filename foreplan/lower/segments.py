@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from foreplan.errors import UsageError
 from foreplan.lower.program import Program
+from foreplan.patterns import close_names, matching_scope, scopes_of
 from foreplan.planner import Category
 
-SEPARATORS = "./"
 TO = ".."
 
 
@@ -33,14 +31,13 @@ class Segment:
 def find_segments(program: Program, entries: Sequence[str]) -> tuple[Segment, ...]:
     """The segments that entries name.
 
-    An operation has a name, and its scopes are the beginnings of that name that end before a `.` or `/`:
-    `layer1.0.conv1/conv` is in `layer1`, `layer1.0` and `layer1.0.conv1`. A leading `/`, as in names of ONNX files, is
-    left out. The names of an operation's results count as well, for ONNX files whose operations have no names.
+    An operation is in the scopes of its name, and in those of its results' names, for ONNX files whose operations have
+    no names: see `foreplan.patterns`.
 
     Args:
-        entries: each a scope, such as `layer1`; a pattern as a shell has it, where each scope that matches is a segment
-            of its own, the outermost counting: `h.*` means `h.0`, `h.1` and so on; or a range `FIRST..LAST` of two
-            scopes: what the model lists from the first operation of the one to the last of the other.
+        entries: each a scope, such as `layer1`; a pattern, where each scope that matches is a segment of its own, the
+            outermost counting; or a range `FIRST..LAST` of two scopes: what the model lists from the first operation of
+            the one to the last of the other.
 
     Raises:
         UsageError: an entry that names nothing (with what comes close), an operation in two segments, or a program
@@ -49,7 +46,7 @@ def find_segments(program: Program, entries: Sequence[str]) -> tuple[Segment, ..
     if program.loss is None:
         raise UsageError("checkpoint recomputes for the backward pass, and this is inference: give a loss")
     gradients = backward_actions(program)
-    scopes = {i: tuple(_scopes_of(program, i)) for i in range(len(program.actions)) if i not in gradients}
+    scopes = {i: _scopes(program, i) for i in range(len(program.actions)) if i not in gradients}
     found: dict[str, tuple[str, list[int]]] = {}
     taken: dict[int, str] = {}
     for entry in entries:
@@ -93,13 +90,11 @@ def backward_actions(program: Program) -> set[int]:
     return found
 
 
-def _scopes_of(program: Program, index: int) -> Iterator[str]:
+def _scopes(program: Program, index: int) -> tuple[str, ...]:
     """Of an operation's name, then of the names of its results; outer ones first."""
     action = program.actions[index]
-    for name in dict.fromkeys([action.name, *(program.values[v].name for v in action.writes)]):
-        own = name.lstrip("/")
-        yield from (own[:i] for i, char in enumerate(own) if char in SEPARATORS and i)
-        yield own
+    names = dict.fromkeys([action.name, *(program.values[v].name for v in action.writes)])
+    return tuple(scope for name in names for scope in scopes_of(name))
 
 
 def _matches(program: Program, scopes: dict[int, tuple[str, ...]], entry: str) -> dict[str, list[int]]:
@@ -115,7 +110,7 @@ def _matches(program: Program, scopes: dict[int, tuple[str, ...]], entry: str) -
         return {entry: [action for action in scopes if min(ends[0]) <= action <= max(ends[1])]}
     pattern = entry.strip().lstrip("/")
     for action, names in scopes.items():
-        match = next((name for name in names if name == pattern or fnmatchcase(name, pattern)), None)
+        match = matching_scope(names, pattern)
         if match is not None:
             found.setdefault(match, []).append(action)
     if not found:
@@ -131,12 +126,11 @@ def _members(scopes: dict[int, tuple[str, ...]], name: str, entry: str) -> list[
 
 
 def _unknown(scopes: dict[int, tuple[str, ...]], name: str, entry: str) -> UsageError:
-    every = dict.fromkeys(scope for names in scopes.values() for scope in names)
-    close = difflib.get_close_matches(name, every, 3) or list(every)[:3]
+    close = close_names(name, (scope for names in scopes.values() for scope in names))
     where = "" if name == entry.strip() else f", part of {entry!r}"
     return UsageError(
         f"checkpoint: no operation of the forward pass is in {name!r}{where}; "
-        f"there are {', '.join(map(repr, close))}: an operation fused into the next one has that one's name"
+        f"there are {close}: an operation fused into the next one has that one's name"
     )
 
 

@@ -21,6 +21,7 @@ from foreplan.graph import DType, Graph
 from foreplan.graph.types import FLOAT32
 from foreplan.passes.accumulate import accumulate
 from foreplan.passes.autodiff import Consume, differentiate
+from foreplan.passes.choose_trained import choose_trained, freeze_statistics
 from foreplan.passes.chunk_loss import chunk_losses
 from foreplan.passes.decompose import Machine, decompose
 from foreplan.passes.fuse_attention import fuse_attention
@@ -41,6 +42,7 @@ from foreplan.passes.split_channels import split_channels
 from foreplan.passes.split_concats import split_concats
 from foreplan.passes.training import training_form
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
+from foreplan.patterns import AS_THE_MODEL, Selection
 
 
 class Stage(StrEnum):
@@ -64,6 +66,8 @@ class Settings:
         accumulation: of micro-batches, for one of which the graph runs.
         dtype: the element type of computations that may be narrow.
         machine: the target, for passes of its stage.
+        selection: the weights that the user wants trained, or frozen.
+        frozen_statistics: whether all batch normalisation keeps and uses its running statistics.
     """
 
     outputs: tuple[str, ...] | None = None
@@ -73,6 +77,8 @@ class Settings:
     accumulation: Accumulation | None = None
     dtype: DType = FLOAT32
     machine: Machine | None = None
+    selection: Selection = AS_THE_MODEL
+    frozen_statistics: bool = False
 
 
 def _always(settings: Settings) -> bool:
@@ -161,8 +167,10 @@ def _simplify(stage: Stage, applies: Callable[[Settings], bool] = _always) -> tu
 
 
 PASSES: tuple[Pass, ...] = (
+    Pass("choose_trained", Stage.FORWARD, lambda g, s: choose_trained(g, s.selection), lambda s: bool(s.selection)),
     Pass("attach_loss", Stage.FORWARD, _attach, _trains, ensures=("loss",)),
     Pass("select_outputs", Stage.FORWARD, _select),
+    Pass("freeze_statistics", Stage.FORWARD, lambda g, s: freeze_statistics(g, s.frozen_statistics), _trains),
     Pass("training_form", Stage.FORWARD, lambda g, s: training_form(g), _trains, ensures=("training form",)),
     *_simplify(Stage.FORWARD),
     _plain(fuse_attention, Stage.MEMORY),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
@@ -61,6 +62,29 @@ def rewrite(
         {old: new(value) for old, value in graph.updates.items()} | dict(updates or {}),
         None if graph.loss is None else new(graph.loss),
         {name: new(value) for name, value in graph.gradients.items()},
+    )
+
+
+def with_values(graph: Graph, now: Mapping[Value, Value]) -> Graph:
+    """The graph with other values in the place of some inputs and stored values, of the same names and types."""
+
+    def new(value: Value) -> Value:
+        return now.get(value, value)
+
+    def moved(node: Node) -> Node:
+        if now.keys().isdisjoint(node.inputs):
+            return node
+        return dataclasses.replace(node, inputs=tuple(map(new, node.inputs)))
+
+    return dataclasses.replace(
+        graph,
+        inputs=tuple(map(new, graph.inputs)),
+        stored=tuple(map(new, graph.stored)),
+        nodes=tuple(map(moved, graph.nodes)),
+        outputs={name: new(value) for name, value in graph.outputs.items()},
+        updates={new(old): new(value) for old, value in graph.updates.items()},
+        loss=None if graph.loss is None else new(graph.loss),
+        gradients={name: new(value) for name, value in graph.gradients.items()},
     )
 
 

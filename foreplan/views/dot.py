@@ -12,6 +12,7 @@ from foreplan.graph.ir import Graph, Kind, Node, Value
 _FORWARD, _BACKWARD, _UPDATE = "#cfe3f7", "#ffd9bf", "#d3efd0"
 _STORED = {
     Kind.PARAMETER: "#9fc3e8",
+    Kind.FROZEN: "#bccbd8",
     Kind.STATE: "#d8c6ec",
     Kind.ACCUMULATOR: "#ffc9a3",
     Kind.BUFFER: "#e3e3c8",

@@ -50,7 +50,8 @@ def test_time_lists_every_pass_and_the_sum() -> None:
 @pytest.mark.parametrize("flag", ["--print-after", "--without"])
 def test_a_wrong_name_is_told_with_the_names_there_are(flag: str) -> None:
     assert (
-        "there is no pass 'fuse'; the passes are attach_loss" in foreplan("graph", MODEL, flag, "fuse", code=2).stderr
+        "there is no pass 'fuse'; the passes are choose_trained"
+        in foreplan("graph", MODEL, flag, "fuse", code=2).stderr
     )
 
 

@@ -1,7 +1,8 @@
 """ONNX files → Graph. Importing this package does not import `onnx`; calling `from_onnx` does.
 
 load, wire    the file: its skeleton without the weights' bytes, which stay where they are
-order, roles  nodes in order; which weights are trained
+order         nodes in order
+uses, contents, roles  which weights are trained: by what the exporter tells, by uses, names and numbers
 shapes, batch shapes bound by the caller, and another batch size than the file's
 importer      the walk over the nodes; functions, control and constant are its special cases
 fold          nodes whose inputs are known are computed at once
@@ -11,12 +12,13 @@ ops/          the translations, one file a family
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foreplan.arguments import whole
+from foreplan.arguments import names_in, whole
 from foreplan.graph import Graph
+from foreplan.patterns import Selection
 
 if TYPE_CHECKING:
     import onnx
@@ -38,18 +40,23 @@ def from_onnx(
     model: str | Path | onnx.ModelProto,
     shapes: Mapping[str, Sequence[int]] | None = None,
     batch: int | None = None,
+    *,
+    train: Iterable[str] = (),
+    freeze: Iterable[str] = (),
 ) -> Graph:
     """The inference graph of an ONNX model, with static shapes.
 
     Large weights are described by where they are in the file and not read. Names of inputs, nodes, tensors and
-    weights are those of the model. Constants that feed weights' places (of convolutions, products, normalisations,
-    embeddings, biases) are parameters, running statistics are buffers, all others are constants.
+    weights are those of the model. An ONNX file does not say what is trained. Which tensors are parameters follows from
+    what the exporter tells, else from names and uses (see `foreplan.frontend.onnx.roles`); each `Value.why` says how,
+    and `train` and `freeze` have the last word. Running statistics are buffers, all others constants.
 
     Args:
         model: path of an .onnx file, or a ModelProto.
         shapes: input name → shape, for inputs whose sizes are symbolic in the file: `{"x": (1, 3, 224, 224)}`.
         batch: extent of the first axis of every input; where the file fixes another one, shapes written
             within the model are rewritten too, and `Graph.notes` says which.
+        train, freeze: weights that are trained, or are not, whatever they would be otherwise: see `foreplan.compile`.
 
     A Dropout is active in training steps; one with training_mode true is active in every step, as ONNX has it, and a
     note says so.
@@ -72,10 +79,11 @@ def from_onnx(
     from foreplan.frontend.onnx.shapes import bind_shapes
 
     batch = None if batch is None else whole("batch", batch, 1)
+    selection = Selection(tuple(names_in("train", train)), tuple(names_in("freeze", freeze)))
     loaded = load_model(model)
     bound = bind_shapes(loaded, shapes, batch)
     if bound.exported is None or batch is None:
-        return Importer(loaded).run(bound.types)
+        return Importer(loaded, None, selection).run(bound.types)
     exported = Importer(loaded)
     exported.run(bound.exported)
-    return Importer(loaded, Rebatch(bound.old_batch, batch, exported.shapes)).run(bound.types)
+    return Importer(loaded, Rebatch(bound.old_batch, batch, exported.shapes), selection).run(bound.types)

@@ -17,7 +17,7 @@ from foreplan.frontend.onnx.load import Model
 from foreplan.frontend.onnx.node import OnnxNode, Operand
 from foreplan.frontend.onnx.ops import TRANSLATIONS
 from foreplan.frontend.onnx.order import in_order
-from foreplan.frontend.onnx.roles import find_roles
+from foreplan.frontend.onnx.roles import NO_ROLE, Exporter, Role, chosen_roles, find_roles
 from foreplan.frontend.onnx.shapes import fixed_extents
 from foreplan.frontend.onnx.tensors import Constant, dtype_of, from_array, from_tensor
 from foreplan.graph import Builder, Graph, Initializer, Node, Op, RandomSeed, TensorType, Value, as_dtype
@@ -25,6 +25,7 @@ from foreplan.graph.ir import Kind
 from foreplan.graph.names import Names
 from foreplan.graph.types import Shape
 from foreplan.ops.map import elementwise
+from foreplan.patterns import AS_THE_MODEL, Selection
 
 if TYPE_CHECKING:
     import onnx
@@ -41,7 +42,7 @@ class Scope:
 
     Attributes:
         prefix: before the names of what is made here, so that they are unique in the model.
-        roles: which constants of this scope are trained.
+        roles: what the tensors of this scope are to the model.
         opsets: domain → version that nodes here are written for.
         names: tensors of a function that go by another name outside.
     """
@@ -49,7 +50,7 @@ class Scope:
     def __init__(
         self,
         prefix: str,
-        roles: Mapping[str, Kind],
+        roles: Mapping[str, Role],
         opsets: Mapping[str, int],
         outer: Scope | None = None,
         depth: int = 0,
@@ -97,15 +98,18 @@ class Importer:
 
     Attributes:
         batch: the change of batch size in progress, if any.
+        selection: the weights that the user wants trained, or frozen.
         path: the model's file, if it is one.
         shapes: the shape of every tensor by its full name, for a later import with another batch.
         written: the number of nodes written out from bodies of loops, branches and functions.
         most_written: the most such nodes that a file of this size may have.
     """
 
-    def __init__(self, model: Model, batch: Rebatch | None = None) -> None:
+    def __init__(self, model: Model, batch: Rebatch | None = None, selection: Selection = AS_THE_MODEL) -> None:
         self.model = model
         self.batch = batch
+        self.selection = selection
+        self.exporter = Exporter.of(model.proto, model.path)
         self.path = model.path
         held = len(model.proto.graph.node) + sum(len(body.node) for body in model.proto.functions)
         self.b: Builder = _OnnxBuilder(
@@ -134,8 +138,8 @@ class Importer:
             ModelError: the model is broken, or holds what foreplan cannot compile; names the node.
         """
         graph = self.model.proto.graph
-        roles = find_roles(graph.node, graph.initializer, self.functions)
-        scope = Scope("", roles, self.model.opsets)
+        roles = find_roles(graph.node, graph.initializer, self.functions, self.exporter)
+        scope = Scope("", chosen_roles(roles, self.selection), self.model.opsets)
         for name, type in inputs.items():
             scope.tensors[name] = value = Value(self._taken.claim(name), type, Kind.INPUT)
             self.b.inputs.append(value)
@@ -193,8 +197,9 @@ class Importer:
                 return found
             if name in at.initializers:
                 where = f"{self.model.label}: initializer {name!r}"
-                kind = at.roles.get(name, Kind.CONSTANT)
-                tensor = from_tensor(at.initializers[name], at.full_name(name), self.model.path, where, kind)
+                role = at.roles.get(name, NO_ROLE)
+                tensor = from_tensor(at.initializers[name], at.full_name(name), self.model.path, where, role.kind)
+                tensor.why = role.why
                 at.tensors[name] = tensor
                 self.shapes[at.full_name(name)] = tensor.shape
                 return tensor
@@ -206,7 +211,8 @@ class Importer:
         if isinstance(operand, Value):
             return operand
         if operand.value is None:
-            operand.value = Value(self._taken.claim(operand.name), operand.type, operand.kind, operand.init)
+            name = self._taken.claim(operand.name)
+            operand.value = Value(name, operand.type, operand.kind, operand.init, operand.why)
             self.b.stored.append(operand.value)
         return operand.value
 
@@ -262,13 +268,15 @@ class Importer:
         if (domain, n.op_type) in self.functions:
             self._expand(n, self.functions[domain, n.op_type], scope, name)
             return None
-        role = scope.roles.get(n.proto.output[0], Kind.CONSTANT) if n.proto.output else Kind.CONSTANT
+        role = scope.roles.get(n.proto.output[0], NO_ROLE) if n.proto.output else NO_ROLE
         if domain == "" and n.op_type == "Constant":
             return [self._constant(n, role)]
         if domain == "" and n.op_type in CONTROL_FLOW:
             return CONTROL_FLOW[n.op_type](n, name, partial(self._walk, n, scope))
-        folded = self._guarded(n, lambda: fold(n, role))
+        folded = self._guarded(n, lambda: fold(n, role.kind))
         if folded is not None:
+            if n.op_type == "ConstantOfShape" and folded[0] is not None:
+                folded[0].why = role.why
             return list(folded)
         translation = TRANSLATIONS.get((domain, n.op_type))
         result = None if translation is None else self._guarded(n, lambda: translation(n))
@@ -306,10 +314,12 @@ class Importer:
             "function body; export the model without it, or replace it by the ops that it stands for"
         )
 
-    def _constant(self, n: OnnxNode, role: Kind) -> Operand:
+    def _constant(self, n: OnnxNode, role: Role) -> Operand:
         from foreplan.frontend.onnx.constant import constant
 
-        return self._guarded(n, lambda: constant(n, role))
+        found = self._guarded(n, lambda: constant(n, role.kind))
+        found.why = role.why
+        return found
 
     def _walk(
         self, n: OnnxNode, scope: Scope, body: onnx.GraphProto, prefix: str, given: Sequence[Operand]
@@ -318,7 +328,7 @@ class Importer:
         self._write_out(n, len(body.node))
         if len(given) != len(body.input):
             raise n.fail(f"its body {body.name!r} takes {len(body.input)} inputs, and is given {len(given)}")
-        roles = {**scope.roles, **find_roles(body.node, body.initializer, self.functions)}
+        roles = {**scope.roles, **find_roles(body.node, body.initializer, self.functions, self.exporter)}
         inner = Scope(prefix, roles, scope.opsets, scope, scope.depth + 1)
         inner.attributes = scope.attributes
         inner.initializers = {tensor.name: tensor for tensor in body.initializer}

@@ -1,17 +1,26 @@
-"""Which constants of a model are trained: their readers decide, before anything is translated."""
+"""Which tensors of a model are trained: as the exporter says, or by names and uses, before anything is translated.
+
+A tensor that a PyTorch module has by name is a parameter, unless it is used, called or filled as tables and masks are.
+One that the exporter made is a parameter where it stands in the place of a weight. Of other files, names say nothing:
+there a parameter is what stands in the place of a weight, and what is added or multiplied as biases and gains are.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from foreplan.errors import ForeplanError
-from foreplan.frontend.onnx.tensors import from_tensor
+from foreplan.frontend.onnx.contents import is_one_number, table_like
+from foreplan.frontend.onnx.uses import Functions, Uses, find_uses, reads
 from foreplan.graph.ir import Kind
+from foreplan.patterns import Selection
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import onnx
 
 # Op → the inputs that are weights; running statistics apart.
@@ -35,141 +44,159 @@ _WEIGHT_SLOTS: dict[str, tuple[int, ...]] = {
     "LSTM": (1, 2, 3, 7),
     "Einsum": tuple(range(8)),
 }
-_BUFFER_SLOTS = {"BatchNormalization": (3, 4)}
+_STATISTICS = {"BatchNormalization": (3, 4)}
 # A bias or a gain that the exporter wrote as an operation of its own. Differences and quotients with a constant are
-# normalisations of data far more often than anything learned, and stay constants.
-_BIAS_OPS = {"Add", "Mul", "Sum"}
-# Ops through whose first input (all inputs for Concat) a learned tensor that is not a matrix reaches the data.
-_CARRIERS = {"Expand", "Concat", "Tile"}
-_REARRANGING = {"Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Cast", "Split", "Slice"}
-_SHAPES = {"ConstantOfShape", "Shape", "Size"}  # read an integer tensor, and give nothing of its content
+# normalisations of data far more often than anything learned.
+_BIAS_SLOTS = {"Add": (0, 1), "Mul": (0, 1), "Sum": tuple(range(8))}
+# Ops that bring a learned tensor that is not a matrix, such as a class token, to the data.
+_TOKEN_SLOTS = {"Expand": (0,), "Concat": tuple(range(64)), "Tile": (0,)}
+_NORMS = {name for name in _WEIGHT_SLOTS if name.endswith("Normalization")}
+
+_MODULE_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+# Names that PyTorch's exporters, and the tools behind them, give to tensors of their own.
+_EXPORTERS = re.compile(r"onnx::.*|/.*|_?val_\d+.*|const(ant)?s?_?\d*|.*_output_\d+|.*lifted_tensor.*|ortshared_.*")
+# The last part of a name that modules give to what they compute once and do not train.
+_TABLES = re.compile(
+    r"(.*_)?(inv_freq|freqs?|freqs_cis|(cos|sin)(_cached|_table|_cache)?|rope|rotary|pe|sinusoid\w*|mask|masks|causal\w*"
+    r"|masked_bias|tril|triu|adj|adjacency|laplacian|edge_index|grid|knots|anchors?|position_ids|token_type_ids"
+    r"|position_index|relative_coords\w*|coords|mel|mel_\w+|fb|filterbank|filters_fixed|window|hann|pixel_(mean|std)"
+    r"|data_(mean|std)|input_(mean|std)|running_\w+|ema\w*|shadow\w*|slopes|steps|timesteps|sigmas|betas|alphas_cumprod\w*"
+    r"|buffer|buf|h0|c0|zeros?|ones|eye|scale_factor|unit_scale|num_batches_tracked|is_causal)"
+)
+
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a tensor is to the model.
+
+    Attributes:
+        kind: PARAMETER, BUFFER or CONSTANT.
+        why: for people; empty for what nobody would take for a weight.
+    """
+
+    kind: Kind
+    why: str = ""
+
+
+NO_ROLE = Role(Kind.CONSTANT)
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """What a file says of its tensors besides their content.
+
+    Attributes:
+        is_torch: whether names without a dot are those of a PyTorch module too.
+        kinds: name → PARAMETER, BUFFER or CONSTANT_TENSOR, as torch.export knows them.
+        path: the file, beside which contents lie.
+    """
+
+    is_torch: bool = False
+    kinds: Mapping[str, str] | None = None
+    path: Path | None = None
+
+    @staticmethod
+    def of(proto: onnx.ModelProto, path: Path | None) -> Exporter:
+        """What a model's exporter says."""
+        kinds = {}
+        for told in (*proto.graph.value_info, *proto.graph.initializer, *proto.graph.input):
+            for entry in told.metadata_props:
+                if entry.key == _KIND:
+                    kinds[told.name] = entry.value
+        return Exporter("pytorch" in proto.producer_name.lower(), kinds, path)
+
+    def names_module(self, name: str) -> bool:
+        """Whether a PyTorch module calls a tensor by this name."""
+        pattern = _IDENTIFIER if self.is_torch else _MODULE_PATH
+        return bool((pattern.fullmatch(name) or _MODULE_PATH.fullmatch(name)) and not _EXPORTERS.fullmatch(name))
 
 
 def find_roles(
-    nodes: Iterable[onnx.NodeProto],
+    nodes: Sequence[onnx.NodeProto],
     initializers: Iterable[onnx.TensorProto] = (),
-    functions: Mapping[tuple[str, str], onnx.FunctionProto] | None = None,
-) -> dict[str, Kind]:
-    """PARAMETER or BUFFER for the tensors of one scope with such a use; all other constants are CONSTANT.
+    functions: Functions | None = None,
+    exporter: Exporter | None = None,
+) -> dict[str, Role]:
+    """The roles of the tensors that stand in one scope: initializers, Constants, and those filled with one number.
 
-    A weight that reaches its slot through other constants (a transposed matrix, a reshaped scale, a weight that is
-    a norm times a direction) makes parameters of the constants that it was computed from. Only tensors of floats can be
+    A weight that reaches its place through other constants (a transposed matrix, a reshaped scale, a weight that is a
+    norm times a direction) makes parameters of the tensors that it was computed from. Only tensors of floats can be
     trained; this is checked where they are stored.
     """
-    search = _Search(functions or {})
-    for tensor in initializers:
-        search.learned.add(tensor.name)
-        search.note_tensor(tensor.name, tensor)
-    for node in nodes:
-        search.visit(node)
-    return search.roles
+    uses = find_uses(nodes, initializers, functions or {})
+    exporter = exporter or Exporter()
+    return {name: _role(name, uses, exporter) for name in uses.found}
 
 
-class _Search:
-    """One pass over nodes in order; constants come before what reads them."""
+def chosen_roles(roles: Mapping[str, Role], selection: Selection) -> Mapping[str, Role]:
+    """The roles, but for what the user wants trained or frozen.
 
-    def __init__(self, functions: Mapping[tuple[str, str], onnx.FunctionProto], is_function: bool = False) -> None:
-        self.functions = functions
-        self.is_function = is_function
-        self.constants: set[str] = set()
-        self.learned: set[str] = set()  # initializers, and mere rearrangements of them
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.contents: dict[str, onnx.TensorProto] = {}
-        self.makers: dict[str, onnx.NodeProto] = {}
-        self.roles: dict[str, Kind] = {}
-        self.slots: dict[tuple[str, str], frozenset[int]] = {}
-
-    def visit(self, node: onnx.NodeProto) -> None:
-        for index, kind in self.weight_slots(node):
-            if index < len(node.input) and node.input[index] in self.constants:
-                self.claim(node.input[index], kind)
-        inputs = [name for name in node.input if name]
-        first = node.input[0] if node.input else ""
-        if all(name in self.constants for name in inputs) and not _subgraphs(node):
-            for name in node.output:
-                self.constants.add(name)
-                self.makers[name] = node
-                if node.op_type in _REARRANGING | _CARRIERS and first in self.learned:
-                    self.learned.add(name)
-            self.note_shape(node)
-        for graph in _subgraphs(node):
-            for tensor in graph.initializer:
-                self.note_tensor(tensor.name, tensor)
-            for inner in graph.node:
-                self.visit(inner)
-
-    def weight_slots(self, node: onnx.NodeProto) -> Iterator[tuple[int, Kind]]:
-        function = self.functions.get((node.domain, node.op_type))
-        if function is not None:
-            yield from ((i, Kind.PARAMETER) for i in self.function_slots(function))
-            return
-        yield from ((i, Kind.PARAMETER) for i in _WEIGHT_SLOTS.get(node.op_type, ()))
-        yield from ((i, Kind.BUFFER) for i in _BUFFER_SLOTS.get(node.op_type, ()))
-        meets_data = any(name and name not in self.constants for name in node.input)
-        if node.op_type in _BIAS_OPS and meets_data:
-            yield from ((i, Kind.PARAMETER) for i, name in enumerate(node.input) if self.is_bias(name))
-        elif node.op_type in _CARRIERS and meets_data:
-            yield from ((i, Kind.PARAMETER) for i, name in enumerate(node.input) if name in self.learned)
-
-    def is_bias(self, name: str) -> bool:
-        """A vector (one axis longer than 1) from anywhere, or an initializer of more than one element."""
-        shape = self.shapes.get(name)
-        if shape is None:
-            return name in self.learned
-        return sum(extent != 1 for extent in shape) == 1 or (name in self.learned and math.prod(shape) > 1)
-
-    def claim(self, name: str, kind: Kind) -> None:
-        """Give a constant its role, and the same role to the constants that it was computed from."""
-        pending = [name]
-        while pending:
-            name = pending.pop()
-            if name not in self.constants or self.roles.get(name) in (kind, Kind.PARAMETER):
-                continue
-            self.roles[name] = kind
-            maker = self.makers.get(name)
-            # Within a function every tensor may be an activation: only weights by their place are followed back.
-            if maker is None or maker.op_type in _SHAPES or (self.is_function and maker.op_type not in _REARRANGING):
-                continue
-            pending += [source for source in maker.input if source]
-
-    def note_tensor(self, name: str, tensor: onnx.TensorProto) -> None:
-        self.constants.add(name)
-        self.shapes[name] = tuple(tensor.dims)
-        if tensor.data_type == tensor.INT64 and tensor.data_location == tensor.DEFAULT:
-            self.contents[name] = tensor
-
-    def note_shape(self, node: onnx.NodeProto) -> None:
-        """The shapes of constants, as far as biases need them. Errors in them are left to the import."""
-        if not node.output:
-            return
-        first = node.input[0] if node.input else ""
-        attributes = {attribute.name: attribute for attribute in node.attribute}
-        if node.op_type == "Constant" and "value" in attributes:
-            self.note_tensor(node.output[0], attributes["value"].t)
-        elif node.op_type == "Constant" and "value_floats" in attributes:
-            self.shapes[node.output[0]] = (len(attributes["value_floats"].floats),)
-        elif node.op_type in ("Unsqueeze", "Identity", "Reshape", "Cast") and first in self.shapes:
-            # Axes of extent 1 do not matter: `is_bias` only counts longer ones.
-            self.shapes[node.output[0]] = self.shapes[first]
-        elif node.op_type == "ConstantOfShape" and first in self.contents:
-            with contextlib.suppress(ForeplanError):
-                extents = from_tensor(self.contents[first], first, None, first, Kind.CONSTANT).array
-                if extents is not None:
-                    self.shapes[node.output[0]] = tuple(int(x) for x in extents.reshape(-1))
-
-    def function_slots(self, function: onnx.FunctionProto) -> frozenset[int]:
-        """The inputs of a model's own function that are weights inside it."""
-        key = (function.domain, function.name)
-        if key not in self.slots:
-            self.slots[key] = frozenset()  # until it is found: a function that calls itself has none
-            inner = _Search(self.functions, is_function=True)
-            inner.slots = self.slots
-            inner.constants.update(function.input)
-            for node in function.node:
-                inner.visit(node)
-            self.slots[key] = frozenset(i for i, name in enumerate(function.input) if name in inner.roles)
-        return self.slots[key]
+    Raises:
+        UsageError: a pattern means nothing, or nothing that can be trained.
+    """
+    if not selection:
+        return roles
+    floats = {name: bool(role.why) and role.kind is not Kind.BUFFER for name, role in roles.items()}
+    selection.check(floats)
+    chosen = dict(roles)
+    for name, role in roles.items():
+        found = selection.of(name, role.kind is Kind.PARAMETER) if floats[name] else None
+        if found is not None:
+            trained, pattern = found
+            option, kind = ("train", Kind.PARAMETER) if trained else ("freeze", Kind.FROZEN)
+            chosen[name] = Role(kind, f"{option}={pattern!r}")
+    return chosen
 
 
-def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+def _role(name: str, uses: Uses, exporter: Exporter) -> Role:
+    found, tensor = uses.found[name], uses.held[name]
+    if tensor is not None and tensor.data_type not in (1, 10, 11, 16):  # float32, float16, float64, bfloat16
+        return NO_ROLE
+    if any(reads(found, _STATISTICS)):
+        return Role(Kind.BUFFER, "a running statistic")
+    told = (exporter.kinds or {}).get(name)
+    if told == "PARAMETER":
+        return Role(Kind.PARAMETER, "a parameter, as the exporter says")
+    if told is not None:
+        return Role(Kind.CONSTANT, "a buffer, as the exporter says")
+    if all(use.blind for use in found):
+        return Role(Kind.CONSTANT, "no gradient reaches it")
+    if any(use.is_mask and use.direct and (use.axes is None or use.axes > 1) for use in found):
+        return Role(Kind.CONSTANT, "added to attention's scores, as masks are")
+    if exporter.names_module(name):
+        return _by_name(name, tensor, exporter)
+    weights = [use for use in reads(found, _WEIGHT_SLOTS) if use.direct or not _EXPORTERS.fullmatch(name)]
+    place = f"in the place of a {weights[0].op}'s weight" if weights else "in no weight's place"
+    if _EXPORTERS.fullmatch(name):
+        if not weights or tensor is None:
+            return Role(Kind.CONSTANT, f"made by the exporter, and {place}")
+        if why := table_like(tensor, exporter.path):
+            return Role(Kind.CONSTANT, why)
+        if weights[0].op in _NORMS and is_one_number(tensor, exporter.path):
+            return Role(Kind.CONSTANT, "one number everywhere, as norms without scale and shift have it")
+        return Role(Kind.PARAMETER, place)
+    if weights:
+        return Role(Kind.PARAMETER, place)
+    learned = name in uses.initializers
+    if any(use.axes == 1 or (learned and use.direct) for use in reads(found, _BIAS_SLOTS)) and not _is_scalar(tensor):
+        return Role(Kind.PARAMETER, "added or multiplied, as biases and gains are")
+    if learned and any(use.direct for use in reads(found, _TOKEN_SLOTS)):
+        return Role(Kind.PARAMETER, "joined to the data, as tokens are")
+    return Role(Kind.CONSTANT, place)
+
+
+def _by_name(name: str, tensor: onnx.TensorProto | None, exporter: Exporter) -> Role:
+    """The role of what a module has by name."""
+    last = name.rpartition(".")[2]
+    if _TABLES.fullmatch(last):
+        return Role(Kind.CONSTANT, f"called {last!r}, as tables are")
+    if tensor is not None and (why := table_like(tensor, exporter.path)):
+        return Role(Kind.CONSTANT, why)
+    return Role(Kind.PARAMETER, "a module's, by its name")
+
+
+def _is_scalar(tensor: onnx.TensorProto | None) -> bool:
+    return tensor is not None and math.prod(tensor.dims) == 1

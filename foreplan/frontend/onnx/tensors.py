@@ -51,7 +51,8 @@ class Constant:
         name: unique within the model.
         init: its content, perhaps still in a file.
         array: the content, if it is known at import: integers, and a few floats.
-        kind: what it becomes when it is stored: PARAMETER, BUFFER or CONSTANT.
+        kind: what it becomes when it is stored: PARAMETER, FROZEN, BUFFER or CONSTANT.
+        why: for people, why it is of this kind.
         value: its value in the graph, after its first reader.
     """
 
@@ -60,6 +61,7 @@ class Constant:
     init: Initializer
     array: np.ndarray | None = None
     kind: Kind = Kind.CONSTANT
+    why: str = ""
     value: Value | None = field(default=None, repr=False)
 
     @property

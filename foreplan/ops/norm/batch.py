@@ -63,10 +63,12 @@ class BatchNorm(ChannelNorm):
 
     Attributes:
         momentum: share of the old statistics that an update keeps in training, as ONNX has it.
+        frozen: whether training uses the statistics that are given, too, and keeps them.
     """
 
     name: ClassVar[str] = "batch_norm"
     momentum: float = 0.9
+    frozen: bool = False
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The type of x."""
@@ -127,7 +129,9 @@ class BatchNorm(ChannelNorm):
                 np.copyto(target, block, casting="unsafe")
 
     def for_training(self, b: Builder, inputs: Values, training: Training) -> Values | None:
-        """With the batch's own statistics, which the running ones follow."""
+        """With the batch's own statistics, which the running ones follow; None if frozen."""
+        if self.frozen:
+            return None
         x, scale, bias, *running = inputs
         y, *batch = b.node(BatchNormTrain(self.epsilon), x, scale, bias)
         keep = self.momentum

@@ -1,0 +1,106 @@
+"""Patterns: how options name tensors, operations, and whole parts of a model.
+
+A name's scopes are its beginnings that end before a `.` or `/`, outer ones first, and the name itself:
+`layer1.0.conv1/conv` is in `layer1`, `layer1.0` and `layer1.0.conv1`. A leading `/`, as in names of ONNX files, is left
+out. A pattern is a scope, or what a shell takes for one: `h.*` means `h.0`, `h.1` and so on.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from foreplan.errors import UsageError
+
+SEPARATORS = "./"
+_WILD = "*?["
+
+
+def scopes_of(name: str) -> Iterator[str]:
+    """The scopes of a name."""
+    own = name.lstrip("/")
+    yield from (own[:i] for i, char in enumerate(own) if char in SEPARATORS and i)
+    yield own
+
+
+def matching_scope(scopes: Iterable[str], pattern: str) -> str | None:
+    """The outermost scope that a pattern means; None: it means none of them."""
+    return next((scope for scope in scopes if scope == pattern or fnmatchcase(scope, pattern)), None)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a pattern means this name, or a part of the model around it."""
+    return matching_scope(scopes_of(name), pattern.strip().lstrip("/")) is not None
+
+
+def close_names(wanted: str, names: Iterable[str]) -> str:
+    """Up to three names or scopes like the one wanted, for an error's text."""
+    every = dict.fromkeys(scope for name in names for scope in scopes_of(name))
+    close = difflib.get_close_matches(wanted.strip().lstrip("/"), every, 3) or list(every)[:3]
+    return ", ".join(map(repr, close))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The weights that a user wants trained, and those that they want frozen, by patterns.
+
+    Where patterns of both kinds mean one name, the more exact one counts: the one with more characters that stand for
+    themselves. So `freeze=["*"], train=["head"]` trains the head alone. Tensors that are no weights, such as tables and
+    masks, are meant only by a pattern that has the last part of their name: `rotary.cos`, and not `rotary` or `*`.
+    """
+
+    train: tuple[str, ...] = ()
+    freeze: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.train or self.freeze)
+
+    def of(self, name: str, is_weight: bool = True) -> tuple[bool, str] | None:
+        """Whether a weight of that name is trained, and the pattern that says so; None: no pattern means it.
+
+        Raises:
+            UsageError: two patterns that are equally exact say both.
+        """
+        found = [
+            (sum(char not in "*?[" for char in pattern), trained, pattern)
+            for trained, patterns in ((True, self.train), (False, self.freeze))
+            for pattern in patterns
+            if matches(name, pattern) and (is_weight or _last_part(name) == _last_part(pattern))
+        ]
+        if not found:
+            return None
+        most, trained, pattern = max(found)
+        if others := [other for exact, train, other in found if exact == most and train != trained]:
+            raise UsageError(
+                f"train and freeze both mean {name!r}, by {pattern!r} and {others[0]!r}, which are equally exact: give "
+                "one of them more of the name"
+            )
+        return trained, pattern
+
+    def check(self, names: Mapping[str, bool]) -> None:
+        """Check that each pattern means something.
+
+        Args:
+            names: of all that a model stores, and whether training may change it: numbers that are no statistics may.
+
+        Raises:
+            UsageError: a pattern means no name, or one of `train` nothing that can be trained.
+        """
+        for option, patterns in (("train", self.train), ("freeze", self.freeze)):
+            for pattern in patterns:
+                found = [name for name in names if matches(name, pattern)]
+                if not found:
+                    near = f"; there are {close_names(pattern, names)}" if names else ""
+                    raise UsageError(f"{option}: no weight of the model is called {pattern!r}{near}")
+                if option == "train" and not any(names[name] for name in found):
+                    reason = "it holds integers, or is a statistic that the model keeps"
+                    raise UsageError(f"train: {found[0]!r} cannot be trained: {reason}")
+
+
+AS_THE_MODEL = Selection()
+
+
+def _last_part(name: str) -> str:
+    return name.replace("/", ".").rpartition(".")[2]

@@ -1,0 +1,212 @@
+"""Which tensors of a file are trained, and why: by what the exporter tells, by names, uses and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import foreplan as fp
+from foreplan.frontend.onnx import from_onnx
+from foreplan.graph import Kind
+from tests.frontend.onnx.models import model, node, random
+
+P, C, B, F = Kind.PARAMETER, Kind.CONSTANT, Kind.BUFFER, Kind.FROZEN
+ADJACENT = np.kron(np.eye(4, dtype=np.float32), np.ones((2, 2), np.float32))  # [8, 8], symmetric, mostly zeros
+ANGLES = np.outer(np.arange(6), 10_000.0 ** -(np.arange(0, 8, 2) / 8))
+SINES = np.stack([np.sin(ANGLES), np.cos(ANGLES)], -1).reshape(6, 8).astype(np.float32)
+CAUSAL = np.triu(np.full((6, 6), -1e9, np.float32), 1)
+
+
+def kinds_of(
+    nodes: list[onnx.NodeProto],
+    constants: Mapping[str, np.ndarray],
+    shape: tuple[int, ...] = (2, 6, 8),
+    output: str = "y",
+    producer: str = "",
+    told: Mapping[str, str] | None = None,
+    **choice: list[str],
+) -> dict[str, Kind]:
+    proto = model(nodes, {"x": shape}, [output], dict(constants))
+    proto.producer_name = producer
+    for name, kind in (told or {}).items():
+        info = helper.make_tensor_value_info(name, 1, constants[name].shape)
+        info.metadata_props.add(key="pkg.torch.export.graph_signature.InputSpec.kind", value=kind)
+        proto.graph.value_info.append(info)
+    graph = from_onnx(proto, **choice)
+    assert all(value.why for value in graph.stored if value.name in constants and value.dtype.is_float)
+    return {value.name: value.kind for value in graph.stored if value.name in constants}
+
+
+@pytest.mark.parametrize("name, kind", [("layers.0.weight", P), ("val_3", P), ("onnx::MatMul_12", P), ("w", P)])
+def test_a_matrix_of_a_product_is_trained_whatever_it_is_called(name: str, kind: Kind) -> None:
+    assert kinds_of([node("MatMul", f"x {name}", "y")], {name: random(8, 5)}) == {name: kind}
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        ("attn.scale", P),
+        ("norm.offset", P),
+        ("val_3", C),
+        ("onnx::Add_12", C),
+        ("/attn/Constant_output_0", C),
+        ("b", P),
+    ],
+)
+def test_what_is_added_or_multiplied_is_trained_where_a_module_calls_it_so(name: str, kind: Kind) -> None:
+    """Of other files a vector, or what stands in the file, is a bias or a gain."""
+    for op in ("Add", "Mul"):
+        assert kinds_of([node(op, f"x {name}", "y")], {name: random(8)}) == {name: kind}
+
+
+@pytest.mark.parametrize("op", ["Sub", "Div", "Pow", "Min"])
+def test_what_a_module_has_by_name_is_trained_in_any_op(op: str) -> None:
+    assert kinds_of([node(op, "x mixer.gate", "y")], {"mixer.gate": random(8)}) == {"mixer.gate": P}
+    assert kinds_of([node(op, "x shift", "y")], {"shift": random(8)}) == {"shift": C}
+    assert kinds_of([node(op, "x shift", "y")], {"shift": random(8)}, producer="pytorch") == {"shift": P}
+
+
+@pytest.mark.parametrize("op", ["Exp", "Neg", "Softplus", "Sigmoid"])
+def test_what_is_computed_from_a_modules_tensor_makes_a_parameter_of_it(op: str) -> None:
+    """CLIP's logit_scale, Mamba's A."""
+    nodes = [node(op, "m.A_log", "a"), node("Mul", "x a", "y")]
+    for shape in ((8,), ()):
+        assert kinds_of(nodes, {"m.A_log": random(*shape)}) == {"m.A_log": P}
+
+
+@pytest.mark.parametrize(
+    "name, numbers",
+    [
+        ("attn.attn_mask", random(6, 6)),
+        ("rotary.cos_cached", random(6, 8)),
+        ("encoder.pe", random(6, 8)),
+        ("gcn.adj", random(6, 8)),
+        ("positions.table", SINES),
+        ("gcn.links", ADJACENT[:6]),
+        ("decoder.bias", CAUSAL),
+    ],
+)
+def test_tables_and_masks_that_modules_have_are_not_trained(name: str, numbers: np.ndarray) -> None:
+    nodes = [node("Add", f"x {name}", "y")]
+    shape = (2, *numbers.shape)
+    assert kinds_of(nodes, {name: numbers}, shape) == {name: C}
+    assert kinds_of(nodes, {name: numbers}, shape, train=[name]) == {name: P}
+
+
+def test_a_symmetric_matrix_is_a_table() -> None:
+    full = random(8, 8)
+    for numbers, kind in ((full, P), (full + full.T, C), (np.eye(8, dtype=np.float32), C)):
+        assert kinds_of([node("MatMul", "x net.mixing", "y")], {"net.mixing": numbers}) == {"net.mixing": kind}
+
+
+@pytest.mark.parametrize("name", ["block.bias", "val_1", "b"])
+@pytest.mark.parametrize("between", ["", "Reshape", "Cast"])
+def test_what_is_added_to_scores_is_a_mask_but_a_bias_is_none(name: str, between: str) -> None:
+    nodes = [node("Add", f"x {name}", "s"), node("Softmax", "s", "y", axis=-1)]
+    more: dict[str, np.ndarray] = {}
+    if between == "Reshape":
+        nodes = [nodes[0], node("Reshape", "s to", "r"), node("Softmax", "r", "y", axis=-1)]
+        more = {"to": np.array([2, 48])}
+    elif between == "Cast":
+        nodes = [nodes[0], node("Cast", "s", "r", to=1), node("Softmax", "r", "y", axis=-1)]
+    assert kinds_of(nodes, {name: random(6, 8)} | more)[name] == C
+    wanted = C if name == "val_1" else P
+    assert kinds_of(nodes, {name: random(8)} | more)[name] == wanted
+
+
+def test_a_table_of_relative_positions_is_trained_though_it_reaches_scores() -> None:
+    nodes = [node("Gather", "attn.table places", "b"), node("Add", "x b", "s"), node("Softmax", "s", "y", axis=-1)]
+    constants = {"attn.table": random(11, 8), "places": np.array([3, 1, 0, 2, 5, 4])}
+    assert kinds_of(nodes, constants)["attn.table"] == P
+
+
+@pytest.mark.parametrize("op", ["Less", "Greater", "Equal"])
+def test_what_is_only_compared_is_not_trained(op: str) -> None:
+    nodes = [node(op, "x net.limit", "c"), node("Cast", "c", "f", to=1), node("Mul", "x f", "y")]
+    assert kinds_of(nodes, {"net.limit": random(8)}) == {"net.limit": C}
+    nodes.append(node("Add", "y net.limit", "z"))
+    assert kinds_of(nodes, {"net.limit": random(8)}, output="z") == {"net.limit": P}
+
+
+def test_what_the_exporter_tells_counts_before_names_and_uses() -> None:
+    nodes = [node("MatMul", "x a.weight", "h"), node("Add", "h a.mask", "y")]
+    constants = {"a.weight": random(8, 8), "a.mask": random(8)}
+    told = {"a.weight": "BUFFER", "a.mask": "PARAMETER"}
+    assert kinds_of(nodes, constants, told=told) == {"a.weight": C, "a.mask": P}
+
+
+def test_norms_without_scale_and_shift_have_none_to_train() -> None:
+    """An exporter writes ones and zeros in their place."""
+    nodes = [node("LayerNormalization", "x val_1 val_2", "y")]
+    unit = {"val_1": np.ones(8, np.float32), "val_2": np.zeros(8, np.float32)}
+    assert kinds_of(nodes, unit) == {"val_1": C, "val_2": C}
+    assert kinds_of(nodes, {"val_1": random(8), "val_2": random(8)}) == {"val_1": P, "val_2": P}
+    nodes = [node("LayerNormalization", "x n.weight n.bias", "y")]
+    named = {"n.weight": np.ones(8, np.float32), "n.bias": np.zeros(8, np.float32)}
+    assert kinds_of(nodes, named) == {"n.weight": P, "n.bias": P}
+
+
+def test_products_of_constants_are_tables_and_no_weights() -> None:
+    """Rotary positions: frequencies times places, then a cosine."""
+    nodes = [node("MatMul", "t f", "a"), node("Cos", "a", "c"), node("Mul", "x c", "y")]
+    constants = {"t": np.arange(6, dtype=np.float32).reshape(6, 1), "f": random(1, 8)}
+    proto = model(nodes, {"x": (2, 6, 8)}, ["y"], constants)
+    assert not from_onnx(proto).parameters
+
+
+def test_biases_inside_functions_are_trained_as_outside() -> None:
+    body = helper.make_function(
+        "my",
+        "Dense",
+        ["x", "w", "b"],
+        ["y"],
+        [node("MatMul", "x w", "h"), node("Add", "h b", "y")],
+        [helper.make_opsetid("", 18)],
+    )
+    for names in (("fc.weight", "fc.bias"), ("w", "b")):
+        call = helper.make_node("Dense", ["x", *names], ["y"], domain="my")
+        constants = dict(zip(names, (random(8, 5), random(5))))
+        proto = model([call], {"x": (2, 8)}, ["y"], constants, functions=[body], domains=["my"])
+        assert {value.name for value in from_onnx(proto).parameters} == set(names)
+
+
+def test_a_function_called_twice_uses_what_it_is_given_each_time() -> None:
+    body = helper.make_function(
+        "my", "Shift", ["x", "b"], ["y"], [node("Add", "x b", "y")], [helper.make_opsetid("", 18)]
+    )
+    calls = [
+        helper.make_node("Shift", ["x", "mean"], ["h"], domain="my"),
+        helper.make_node("Shift", ["h", "x"], ["y"], domain="my"),
+    ]
+    proto = model(calls, {"x": (2, 8)}, ["y"], {"mean": random(8)}, functions=[body], domains=["my"])
+    assert [value.name for value in from_onnx(proto).parameters] == ["mean"]
+
+
+def test_patterns_have_the_last_word() -> None:
+    nodes = [node("MatMul", "x a.weight", "h"), node("Add", "h a.bias", "y")]
+    constants = {"a.weight": random(8, 8), "a.bias": random(8)}
+    assert kinds_of(nodes, constants, freeze=["a"]) == {"a.weight": F, "a.bias": F}
+    assert kinds_of(nodes, constants, freeze=["*"], train=["*.bias"]) == {"a.weight": F, "a.bias": P}
+    with pytest.raises(fp.UsageError, match="no weight of the model is called 'b'; there are 'a'"):
+        kinds_of(nodes, constants, freeze=["b"])
+
+
+def test_one_number_that_a_module_trains_is_no_part_of_an_expression() -> None:
+    assert kinds_of([node("Mul", "x net.alpha", "y")], {"net.alpha": np.float32([0.5]).reshape(())}) == {"net.alpha": P}
+    graph = from_onnx(model([node("Mul", "x half", "y")], {"x": (2, 8)}, ["y"], {"half": np.float32([0.5])}))
+    assert not graph.stored
+
+
+def test_large_tables_are_known_by_few_of_their_numbers(tmp_path: Path) -> None:
+    nodes = [node("MatMul", "net.links x", "y")]
+    wide = np.kron(np.eye(300, dtype=np.float32), np.ones((2, 2), np.float32))
+    for numbers, kind in ((wide, C), (random(600, 600), P)):
+        path = tmp_path / "model.onnx"
+        onnx.save(model(nodes, {"x": (600, 3)}, ["y"], {"net.links": numbers}), path)
+        (found,) = [value for value in from_onnx(path).stored if value.name == "net.links"]
+        assert found.kind is kind
