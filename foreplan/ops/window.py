@@ -232,6 +232,11 @@ def count_positions(extent: Shape, kernel: Shape, strides: Shape, pads: Pads, di
     return counts
 
 
+def same_padding(extent: int, taps: int, stride: int, gap: int) -> int:
+    """The zeros, both sides together, with which ⌈extent / stride⌉ windows of `taps` taps at a distance `gap` fit."""
+    return max((-(-extent // stride) - 1) * stride + (taps - 1) * gap + 1 - extent, 0)
+
+
 def zero_borders(block: np.ndarray, inside: Sequence[slice]) -> None:
     """Write zeros outside the box `inside` of the last axes of `block`."""
     lead = block.ndim - len(inside)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from foreplan.arguments import whole
 from foreplan.errors import ShapeError
+from foreplan.ops.window import same_padding
 
 PerAxis = int | Sequence[int]
 Padding = int | Sequence[int] | Sequence[tuple[int, int]] | str
@@ -56,7 +57,7 @@ def pads_per_axis(
             raise ShapeError(f"{what} {padding!r} is not known; use numbers, 'same' or 'valid'")
         if padding == "valid":
             return [(0, 0)] * len(spatial)
-        totals = [max((-(-n // s) - 1) * s + g * (k - 1) + 1 - n, 0) for n, k, s, g in zip(spatial, taps, steps, gaps)]
+        totals = [same_padding(*axis) for axis in zip(spatial, taps, steps, gaps)]
         return [(total // 2, total - total // 2) for total in totals]
     entries = list(padding) if isinstance(padding, Iterable) else [padding] * len(spatial)
     if len(entries) != len(spatial):

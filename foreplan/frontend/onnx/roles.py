@@ -14,7 +14,7 @@ from foreplan.graph.ir import Kind
 if TYPE_CHECKING:
     import onnx
 
-# Op → the inputs that are weights; running statistics apart.
+# Op → the inputs that are weights, without running statistics.
 _WEIGHT_SLOTS: dict[str, tuple[int, ...]] = {
     "Conv": (1, 2),
     "ConvTranspose": (1, 2),
@@ -36,13 +36,13 @@ _WEIGHT_SLOTS: dict[str, tuple[int, ...]] = {
     "Einsum": tuple(range(8)),
 }
 _BUFFER_SLOTS = {"BatchNormalization": (3, 4)}
-# A bias or a gain that the exporter wrote as an operation of its own. Differences and quotients with a constant are
-# normalisations of data far more often than anything learned, and stay constants.
+# Ops that may add a bias or multiply by a gain. A constant in a difference or a quotient stays a constant: it
+# normalises data far more often than it is learned.
 _BIAS_OPS = {"Add", "Mul", "Sum"}
 # Ops through whose first input (all inputs for Concat) a learned tensor that is not a matrix reaches the data.
 _CARRIERS = {"Expand", "Concat", "Tile"}
 _REARRANGING = {"Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Cast", "Split", "Slice"}
-_SHAPES = {"ConstantOfShape", "Shape", "Size"}  # read an integer tensor, and give nothing of its content
+_SHAPES = {"ConstantOfShape", "Shape", "Size"}  # their result holds no element of their input
 
 
 def find_roles(
@@ -50,7 +50,7 @@ def find_roles(
     initializers: Iterable[onnx.TensorProto] = (),
     functions: Mapping[tuple[str, str], onnx.FunctionProto] | None = None,
 ) -> dict[str, Kind]:
-    """PARAMETER or BUFFER for the tensors of one scope with such a use; all other constants are CONSTANT.
+    """The role of each constant of one scope that is a PARAMETER or a BUFFER; all others are CONSTANT.
 
     A weight that reaches its slot through other constants (a transposed matrix, a reshaped scale, a weight that is
     a norm times a direction) makes parameters of the constants that it was computed from. Only tensors of floats can be
