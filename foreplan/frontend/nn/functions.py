@@ -289,11 +289,11 @@ def split_heads(x: Tensor, heads: int, parts: int = 1) -> tuple[Tensor, ...]:
         ShapeError: `x` does not have three axes, or the heads do not divide D.
         UsageError: `heads` or `parts` is not a whole number of at least 1.
     """
-    count = whole("the number of parts", parts, 1) * whole("the number of heads", heads, 1)
-    if x.ndim != 3 or x.shape[2] % count:
+    parts, heads = whole("the number of parts", parts, 1), whole("the number of heads", heads, 1)
+    if x.ndim != 3 or x.shape[2] % (parts * heads):
         raise ShapeError(
             f"{x!r} does not split into {parts} × {heads} heads; it needs [batch, positions, width] with a width that "
-            f"{count} divides"
+            f"{parts * heads} divides"
         )
     batch, length, width = x.shape
     pieces: Any = np.split(x, parts, axis=2) if parts > 1 else [x]
@@ -338,8 +338,8 @@ def one_hot(ids: Tensor, depth: int, axis: int = -1, dtype: str = "float32") -> 
     Raises:
         UsageError: the depth is not a whole number of at least 0.
     """
-    count = whole("one_hot's depth", depth, 0)
-    return _wrap(index.one_hot(current().at(), ids.value, count, axis=axis, dtype=as_dtype(dtype)))
+    depth = whole("one_hot's depth", depth, 0)
+    return _wrap(index.one_hot(current().at(), ids.value, depth, axis=axis, dtype=as_dtype(dtype)))
 
 
 def cumsum(x: Tensor, axis: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
@@ -354,8 +354,8 @@ def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> tuple[Tenso
         ShapeError: the axis has fewer than k elements.
         UsageError: k is not a whole number of at least 0.
     """
-    count = whole("topk's k", k, 0)
-    values, indices = current().at().node(sort.TopK(count, as_axis(axis, x.ndim), largest), x.value)
+    k = whole("topk's k", k, 0)
+    values, indices = current().at().node(sort.TopK(k, as_axis(axis, x.ndim), largest), x.value)
     return _wrap(values), _wrap(indices)
 
 

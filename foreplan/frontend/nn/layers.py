@@ -98,7 +98,7 @@ def conv(
         ShapeError: the groups do not divide the channels, or the kernel exceeds the padded input.
         UsageError: a size is not a whole number, or too small.
     """
-    axes = _check_groups("conv", x, features, groups)
+    axes, groups = _axes_and_groups("conv", x, features, groups)
     taps, steps = per_axis("conv's kernel", kernel, axes), per_axis("conv's stride", stride, axes)
     gaps = per_axis("conv's dilation", dilation, axes)
     with layer(name, "conv"):
@@ -111,14 +111,14 @@ def conv(
     return current().wrap(y)
 
 
-def _check_groups(kind: str, x: Tensor, features: int, groups: int) -> int:
-    """The number of spatial axes, after checking that the groups divide the channels."""
-    axes = x.ndim - 2
+def _axes_and_groups(kind: str, x: Tensor, features: int, groups: int) -> tuple[int, int]:
+    """The number of spatial axes and that of groups, which divide the channels."""
+    axes, groups = x.ndim - 2, whole(f"{kind}'s groups", groups, 1)
     if axes < 1:
         raise ShapeError(f"{kind} needs images [N, C, *S] with at least one spatial axis, and got {x!r}")
-    if x.shape[1] % whole(f"{kind}'s groups", groups, 1) or features % groups:
+    if x.shape[1] % groups or features % groups:
         raise ShapeError(f"{kind} of {x!r} to {features} channels: {groups} groups must divide both channels")
-    return axes
+    return axes, groups
 
 
 def conv_transpose(
@@ -145,12 +145,11 @@ def conv_transpose(
         ShapeError: the groups do not divide the channels.
         UsageError: a size is not a whole number, or too small.
     """
-    axes, kind = _check_groups("conv_transpose", x, features, groups), "conv_transpose's"
+    axes, groups = _axes_and_groups("conv_transpose", x, features, groups)
+    kind = "conv_transpose's"
     taps, steps = per_axis(f"{kind} kernel", kernel, axes), per_axis(f"{kind} stride", stride, axes)
-    gaps, extra = (
-        per_axis(f"{kind} dilation", dilation, axes),
-        per_axis(f"{kind} output_padding", output_padding, axes, 0),
-    )
+    gaps = per_axis(f"{kind} dilation", dilation, axes)
+    extra = per_axis(f"{kind} output_padding", output_padding, axes, 0)
     pads = [(p, p) for p in per_axis(f"{kind} padding", padding, axes, 0)]
     with layer(name, "conv_transpose"):
         shape = (x.shape[1], features // groups, *taps)
@@ -223,8 +222,8 @@ def group_norm(x: Tensor, groups: int, epsilon: float = 1e-5, name: str = "") ->
         ShapeError: the groups do not divide the channels.
         UsageError: `groups` is not a whole number of at least 1.
     """
-    channels, dtype = _channels(x), float_dtype(x)
-    if channels % whole("group_norm's groups", groups, 1):
+    channels, dtype, groups = _channels(x), float_dtype(x), whole("group_norm's groups", groups, 1)
+    if channels % groups:
         raise ShapeError(f"group_norm of {x!r}: {channels} channels do not make {groups} equal groups")
     with layer(name, "group_norm"):
         scale, bias = _scale_and_bias(channels, dtype)

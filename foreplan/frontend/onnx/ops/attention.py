@@ -86,7 +86,7 @@ def _softmax_cross_entropy(n: OnnxNode) -> Result | None:
 
 
 def _scales(n: OnnxNode, index: int) -> Value:
-    """A scale or zero point that broadcasts to input 0: one number, one for each entry of an axis, or one a block."""
+    """A scale or zero point that broadcasts to input 0: one number, or one for each entry or block of an axis."""
     shape = n.shape(0)
     found = n.value(index)
     if found.type.size == 1:
