@@ -289,7 +289,7 @@ def gather_nd(b: Builder, data: Value, indices: Value, batch_dims: int = 0) -> V
     if len(indexed) != depth or not depth or data.shape[:batch_dims] != indices.shape[:-1][:batch_dims]:
         raise ShapeError(
             f"{indices!r} does not fit {data!r}: the first {batch_dims} axes must be the same, and the last axis of "
-            "the indices must have from 1 element to one for each axis behind them"
+            f"the indices must have 1 to {len(data.shape) - batch_dims} elements"
         )
     batch, rest = data.shape[:batch_dims], data.shape[batch_dims + depth :]
     for j, extent in enumerate(indexed):

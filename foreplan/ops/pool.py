@@ -160,7 +160,7 @@ class MaxPoolGrad(_Pool):
         dx = g.with_shape(self.shape)
         if self.pooled(dx) != g or index.shape != g.shape:
             raise ShapeError(
-                f"{dx} pools to {self.pooled(dx)}, which gradient and index must fit, and they are {g} and {index}"
+                f"{dx} pools to {self.pooled(dx)}: gradient and index must have that shape, and are {g} and {index}"
             )
         return (dx,)
 
@@ -286,7 +286,7 @@ class AvgPoolGrad(_MeanPool):
         (g,) = inputs
         dx = g.with_shape(self.shape)
         if self.pooled(dx) != g or not g.dtype.is_float:
-            raise ShapeError(f"{dx} pools to {self.pooled(dx)}, which the gradient must be, and it is {g}")
+            raise ShapeError(f"{dx} pools to {self.pooled(dx)}: the gradient must be that, and is {g}")
         return (dx,)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:

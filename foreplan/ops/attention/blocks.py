@@ -126,7 +126,8 @@ class AttentionOp(Op):
             )
         if not e.kv_heads or e.heads % e.kv_heads:
             raise ShapeError(
-                f"the {e.heads} heads of {q} cannot share the {k.shape[head]} heads of {k}; give a multiple"
+                f"the {e.heads} heads of {q} cannot share the {k.shape[head]} heads of {k}; the first number "
+                "must be a multiple of the second"
             )
         if not e.queries or not e.keys:
             raise ShapeError(f"attention needs at least one query and one key, and got {q} and {k}")

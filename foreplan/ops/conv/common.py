@@ -63,8 +63,8 @@ class ConvOp(Op):
         """Raise unless images [N, C, …] and weights [K, C/groups, …] fit each other."""
         if x.rank != w.rank or x.rank < 3 or x.dtype != w.dtype:
             raise ShapeError(
-                "needs images [N, C, …] and weights [K, C/groups, …] of one element type and as many axes, and got "
-                f"{x} and {w}"
+                "needs images [N, C, …] and weights [K, C/groups, …] with the same element type and number of axes, "
+                f"and got {x} and {w}"
             )
         if not x.shape[1]:
             raise ShapeError(f"images need at least one channel, and got {x}")

@@ -18,7 +18,7 @@ _FOLDED: dict[str, Callable[..., Scalar]] = {
 
 
 def simplify(expr: Expr, args: Sequence[DType]) -> Expr:
-    """The expression without arithmetic on literals alone and without steps such as x·1. No part changes its type."""
+    """The expression with literals computed and steps such as x·1 removed; no part changes its element type."""
     return _simplify(expr, tuple(args))
 
 
