@@ -55,7 +55,8 @@ def keep(name: str, content: bytes) -> None:
 def claim(name: str) -> None:
     """Wait until no other process makes the content of this file name; from then on others wait for this one.
 
-    They wait until `release` or the end of this process, at most a minute. Without a lock, nobody waits.
+    They wait until `release` or the end of this process, at most a minute. Who has waited that long has no claim, and
+    makes the content too. Where nothing can be locked, nobody waits.
     """
     if name in _claimed:
         return
@@ -63,21 +64,23 @@ def claim(name: str) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         lock = os.open(f"{name}.lock{_UNFINISHED}", flags, 0o644, dir_fd=folder)
         try:
-            end = time.monotonic() + _PATIENCE
-            while not _locked(lock) and time.monotonic() < end:
-                time.sleep(0.02)
+            _lock(lock)
         except BaseException:
             os.close(lock)
             raise
         _claimed[name] = lock
 
 
-def _locked(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _lock(file: int) -> None:
+    """Wait for the lock of a file, and raise if it does not come in time."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.02)
 
 
 def release(name: str) -> None:

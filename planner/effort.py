@@ -158,7 +158,7 @@ class PlacementEffort:
         skyline: the most buffers for the skyline, and for all that takes longer.
         searched: the most buffers for the systematic search.
         few: the most buffers that go to the systematic search at once.
-        pairs: the most pairs of buffers that live together in a large instance that is placed greedily.
+        pairs: the most pairs of buffers that live together in a large problem that is placed greedily.
         fewer: numbers of the largest buffers placed by themselves where all can be searched, in turn.
         largest: the same where all cannot be searched.
         shaking: work of placing by shaken orders; 0: there are none.

@@ -1,4 +1,4 @@
-"""The guides in docs/ that add something: their code runs, as it stands there."""
+"""The map in docs/ and the guides that add something: their code runs, as it stands there."""
 
 from __future__ import annotations
 
@@ -43,6 +43,12 @@ def files(guide: str) -> dict[str, str]:
     """The files that a guide shows, by the paths in their first lines."""
     blocks = re.findall(r"```(?:python|cpp)\n((?:#|//) (\S+)\n.*?)```", (ROOT / "docs" / guide).read_text(), re.S)
     return {path: text for text, path in blocks}
+
+
+def test_the_map_prints_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.S)
+    exec(compile(example, "architecture.md", "exec"), {})
+    assert capsys.readouterr().out.count("relu") > 3
 
 
 @pytest.fixture

@@ -33,12 +33,23 @@ def test_every_command_shown_exists() -> None:
     assert shown | promised <= set(cli.commands)
 
 
-@pytest.mark.parametrize("file", ["README.md", *(f"docs/{f.name}" for f in sorted((ROOT / "docs").glob("*.md")))])
-def test_links_lead_somewhere(file: str) -> None:
-    path = ROOT / file
-    for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
+FOLDERS = (".", "docs", "cuda", "benchmarks/results")
+PAGES = [page for folder in FOLDERS for page in sorted((ROOT / folder).glob("*.md"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link can name behind `#`: the headings, as GitHub writes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.M)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
         if not target.startswith("http"):
-            assert (path.parent / target).exists(), target
+            found = page.parent / target if target else page
+            assert found.exists(), target
+            assert not anchor or anchor in anchors(found), f"{target}#{anchor}"
 
 
 def test_the_list_of_ops_is_made_from_the_declarations() -> None:

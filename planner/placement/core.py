@@ -1,4 +1,4 @@
-"""The core of an instance of offset search: the buffers that do not always find a place.
+"""The core of a problem of offset search: the buffers that do not always find a place.
 
 A placed buffer denies some offsets to each buffer that lives with it. If all others together deny a buffer fewer
 offsets than the capacity has, it always finds a place, so it can be placed last. It then denies nothing to the others,

@@ -1,11 +1,11 @@
-"""Exact offset search: does an instance fit into a capacity, and what is the least it fits into?
+"""Exact offset search: does a problem fit into a capacity, and what is the least it fits into?
 
 One systematic search (search.py) runs many times. Runs differ in where they decide and what they try first. Each gives
 up after some failures, twice as many in every round: the times of such searches have heavy tails, which restarts cut
 off (Gomes, Selman and Kautz, "Boosting combinatorial search through randomization", AAAI 1998). Runs skip what earlier
 runs proved dead. A known placement guides many short runs: they try the buffers in its order, and so look for a lower
 placement that is much like it (Beck, "Solution-guided multi-point constructive search for job shop scheduling", Journal
-of Artificial Intelligence Research 2007). Counted work bounds all this, never a clock, so the same instance gives the
+of Artificial Intelligence Research 2007). Counted work bounds all this, never a clock, so the same problem gives the
 same placement anywhere.
 """
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from foreplan.errors import UsageError
 from foreplan.planner.effort import USUAL, PlacementEffort
-from foreplan.planner.placement.instance import Instance, Integers, checked
+from foreplan.planner.placement.problem import Integers, PlacementProblem, checked
 
 _Attempt = Callable[[int, np.ndarray], tuple[int, int]]  # (limit, offsets to write) -> (height or -1, work)
 
@@ -79,26 +79,28 @@ def place(
 
 
 def _place(
-    instance: Instance, capacity: int | None, work: int, effort: PlacementEffort, *, by_parts: bool = True
+    problem: PlacementProblem, capacity: int | None, work: int, effort: PlacementEffort, *, by_parts: bool = True
 ) -> Placement:
     """As `place`; `by_parts`: may place the largest buffers first if nothing else helps."""
-    bound, grain = _lower_bound(instance)
+    bound, grain = _lower_bound(problem)
     goal, ceiling = max(bound, capacity or 0), -(-bound // grain) * grain
-    nothing = Placement(np.maximum(instance.fixed, 0), NO_LIMIT, bound, "nothing to place")
-    if not instance.size.any():
+    nothing = Placement(np.maximum(problem.fixed, 0), NO_LIMIT, bound, "nothing to place")
+    if not problem.size.any():
         return replace(nothing, height=0)
-    best = _by_heuristics(instance, nothing, goal, ceiling, effort)
-    if best.height <= goal or len(instance.size) > effort.skyline:
+    best = _by_heuristics(problem, nothing, goal, ceiling, effort)
+    if best.height <= goal or len(problem.size) > effort.skyline:
         return best
-    if (instance.fixed >= 0).any():
-        return _search(instance, best, capacity, work, effort)
-    return _by_core(instance, best, capacity, max(goal, ceiling), work, effort, by_parts)
+    if (problem.fixed >= 0).any():
+        return _search(problem, best, capacity, work, effort)
+    return _by_core(problem, best, capacity, max(goal, ceiling), work, effort, by_parts)
 
 
-def _by_heuristics(instance: Instance, best: Placement, goal: int, ceiling: int, effort: PlacementEffort) -> Placement:
+def _by_heuristics(
+    problem: PlacementProblem, best: Placement, goal: int, ceiling: int, effort: PlacementEffort
+) -> Placement:
     """The best placement of the named placers, which run until one reaches the goal."""
     trial = np.zeros_like(best.offsets)
-    for name, attempt in _attempts(instance, ceiling, effort):
+    for name, attempt in _attempts(problem, ceiling, effort):
         found, _ = attempt(best.height, trial)
         if 0 <= found < best.height:
             best = Placement(trial.copy(), int(found), best.lower_bound, name)
@@ -108,7 +110,7 @@ def _by_heuristics(instance: Instance, best: Placement, goal: int, ceiling: int,
 
 
 def _by_core(
-    instance: Instance,
+    problem: PlacementProblem,
     best: Placement,
     capacity: int | None,
     goal: int,
@@ -119,25 +121,25 @@ def _by_core(
     """Search longer for the core, then place the others: they find a place within its height, or within the goal."""
     from foreplan.planner.placement.core import outside_core
 
-    others = outside_core(instance.lower, instance.upper, instance.size, instance.alignment, goal)
+    others = outside_core(problem.lower, problem.upper, problem.size, problem.alignment, goal)
     if not len(others):  # all buffers hinder one another, and ejection seldom succeeds
-        return _at_length(instance, best, capacity, goal, work, effort, (), by_parts=False)
-    core = np.delete(np.arange(len(instance.size)), others)
-    inner = _some(instance, core)
+        return _at_length(problem, best, capacity, goal, work, effort, (), by_parts=False)
+    core = np.delete(np.arange(len(problem.size)), others)
+    inner = _some(problem, core)
     if not len(core):
         nothing = Placement(best.offsets[core], 0, best.lower_bound, "each where there is room")
-        return min(best, _around(instance, core, nothing, others), key=lambda one: one.height)
+        return min(best, _around(problem, core, nothing, others), key=lambda one: one.height)
     offsets = best.offsets[core]
     height = int((offsets + inner.size).max(initial=0))
     start = _by_heuristics(inner, Placement(offsets, height, best.lower_bound, best.heuristic), goal, goal, effort)
     shares = effort.ejections if by_parts else effort.ejections_of_parts
     placed = _at_length(inner, start, capacity, goal, work, effort, shares, by_parts=by_parts)
-    found = _around(instance, core, placed, others)
+    found = _around(problem, core, placed, others)
     return min(found, replace(best, lower_bound=found.lower_bound), key=lambda one: one.height)
 
 
 def _at_length(
-    instance: Instance,
+    problem: PlacementProblem,
     best: Placement,
     capacity: int | None,
     goal: int,
@@ -148,42 +150,44 @@ def _at_length(
     by_parts: bool,
 ) -> Placement:
     """Searches that take longer than the named placers, until one reaches the goal."""
-    if work and len(instance.size) <= effort.few and best.height > goal:
-        return _search(instance, best, capacity, work, effort)
+    if work and len(problem.size) <= effort.few and best.height > goal:
+        return _search(problem, best, capacity, work, effort)
     few_stick_out = best.height - goal <= goal >> 3
-    searched = capacity is not None and len(instance.size) <= effort.searched  # for a capacity, `_search` is faster
+    searched = capacity is not None and len(problem.size) <= effort.searched  # for a capacity, `_search` is faster
     if best.height > goal and few_stick_out and not searched:
-        best = _shaken(instance, best, goal, effort)
+        best = _shaken(problem, best, goal, effort)
     if best.height > goal and capacity is None and work:
-        best = _by_ejection(instance, best, goal, effort, shares)
+        best = _by_ejection(problem, best, goal, effort, shares)
         if best.height > goal and by_parts:
-            best = _largest_first(instance, best, goal, effort)
-    return _search(instance, best, capacity, work, effort) if best.height > goal else best
+            best = _largest_first(problem, best, goal, effort)
+    return _search(problem, best, capacity, work, effort) if best.height > goal else best
 
 
-def _around(instance: Instance, some: np.ndarray, placed: Placement, others: np.ndarray) -> Placement:
+def _around(problem: PlacementProblem, some: np.ndarray, placed: Placement, others: np.ndarray) -> Placement:
     """Some buffers stay where they are placed; the others, in this order, fill the gaps."""
-    fixed = np.full(len(instance.size), -1)
+    fixed = np.full(len(problem.size), -1)
     fixed[some] = placed.offsets
     offsets = np.zeros(len(fixed), np.int64)
-    height, _ = _greedy(replace(instance, fixed=fixed), np.concatenate([some, others]), False, NO_LIMIT, offsets)
+    height, _ = _greedy(replace(problem, fixed=fixed), np.concatenate([some, others]), False, NO_LIMIT, offsets)
     return Placement(offsets, int(height), placed.lower_bound, placed.heuristic)
 
 
-def _some(instance: Instance, which: np.ndarray) -> Instance:
-    columns = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
-    return Instance(*(column[which] for column in columns))
+def _some(problem: PlacementProblem, which: np.ndarray) -> PlacementProblem:
+    columns = (problem.lower, problem.upper, problem.size, problem.alignment, problem.fixed)
+    return PlacementProblem(*(column[which] for column in columns))
 
 
-def _search(instance: Instance, best: Placement, capacity: int | None, work: int, effort: PlacementEffort) -> Placement:
+def _search(
+    problem: PlacementProblem, best: Placement, capacity: int | None, work: int, effort: PlacementEffort
+) -> Placement:
     """The systematic search: for a capacity, if it is possible at all; without one, as low as it gets."""
     from foreplan.planner.placement.exact import descend
     from foreplan.planner.placement.sections import sections_of
 
-    if not work or len(instance.size) > effort.searched or (capacity is not None and capacity < best.lower_bound):
+    if not work or len(problem.size) > effort.searched or (capacity is not None and capacity < best.lower_bound):
         return best
-    given = np.flatnonzero(instance.size)
-    some = _some(instance, given)
+    given = np.flatnonzero(problem.size)
+    some = _some(problem, given)
     sections = sections_of(some.lower, some.upper, some.size, some.alignment, some.fixed)
     goal = best.lower_bound if capacity is None else capacity
     straight = capacity is not None
@@ -195,32 +199,32 @@ def _search(instance: Instance, best: Placement, capacity: int | None, work: int
 
 
 def _by_ejection(
-    instance: Instance, best: Placement, goal: int, effort: PlacementEffort, shares: Sequence[int]
+    problem: PlacementProblem, best: Placement, goal: int, effort: PlacementEffort, shares: Sequence[int]
 ) -> Placement:
     """Runs of the ejection search, each from another start: for the goal, and then between it and the best height."""
     from foreplan.planner.placement.ejection import eject
     from foreplan.planner.placement.sections import together
 
-    if len(instance.size) > effort.ejected:
+    if len(problem.size) > effort.ejected:
         return best
-    grain = int(instance.alignment.min())
-    size = -(-instance.size // grain) * grain
-    neighbours = together(instance.lower, instance.upper)
+    grain = int(problem.alignment.min())
+    size = -(-problem.size // grain) * grain
+    neighbours = together(problem.lower, problem.upper)
     most = effort.ejection + effort.ejection_pair * len(neighbours[1])
-    ranks = [np.argsort(order) for order in (_by_size(instance), _by_area(instance), _by_lifetime(instance))]
+    ranks = [np.argsort(order) for order in (_by_size(problem), _by_area(problem), _by_lifetime(problem))]
     failed, capacity, run = goal - grain, goal, 0
     for share in shares:
         done = 0
         while done < share:
             kept = run % 4 == 3  # start from the best, as far as it lies within the capacity
             offsets = np.where(best.offsets + size > capacity, -1, best.offsets) if kept else np.full_like(size, -1)
-            arrays = (*neighbours, size, instance.alignment)
+            arrays = (*neighbours, size, problem.alignment)
             random = np.uint64((run + 1) * RANDOM % 2**64)
             left, work = eject(ranks[run % 3], run % 2 == 1, *arrays, capacity, most, random, offsets)
             done += work
             run += 1
             if not left:
-                height = int((offsets + instance.size).max())
+                height = int((offsets + problem.size).max())
                 best = Placement(offsets, height, best.lower_bound, "ejection")
                 break
         else:
@@ -231,38 +235,38 @@ def _by_ejection(
     return best
 
 
-def _largest_first(instance: Instance, best: Placement, goal: int, effort: PlacementEffort) -> Placement:
+def _largest_first(problem: PlacementProblem, best: Placement, goal: int, effort: PlacementEffort) -> Placement:
     """Place the largest buffers alone, as many as can be searched; then the others fill the gaps."""
-    order = _by_size(instance)
+    order = _by_size(problem)
     for count in effort.largest if len(order) > effort.searched else effort.fewer:
         if best.height <= goal or count >= len(order):
             break
         some = order[:count]
-        placed = _place(_some(instance, some), None, effort.parts_work, effort, by_parts=False)
+        placed = _place(_some(problem, some), None, effort.parts_work, effort, by_parts=False)
         if placed.height >= best.height:
             continue
         fixed = np.full(len(order), -1)
         fixed[some] = placed.offsets
-        found = _place(replace(instance, fixed=fixed), None, 0, effort, by_parts=False)
+        found = _place(replace(problem, fixed=fixed), None, 0, effort, by_parts=False)
         if found.height < best.height:
             name = f"{count} largest: {placed.heuristic}; others: {found.heuristic}"
             best = Placement(found.offsets, found.height, best.lower_bound, name)
     return best
 
 
-def _lower_bound(instance: Instance) -> tuple[int, int]:
+def _lower_bound(problem: PlacementProblem) -> tuple[int, int]:
     """The bound of `Placement.lower_bound`, and the smallest alignment."""
-    some = instance.size > 0
+    some = problem.size > 0
     if not some.any():
         return 0, 1
-    grain = int(instance.alignment[some].min())
-    rounded = -(-instance.size // grain) * grain
-    times, where = np.unique(np.concatenate([instance.lower, instance.upper]), return_inverse=True)
+    grain = int(problem.alignment[some].min())
+    rounded = -(-problem.size // grain) * grain
+    times, where = np.unique(np.concatenate([problem.lower, problem.upper]), return_inverse=True)
     change = np.zeros(len(times), np.int64)
     np.add.at(change, where, np.concatenate([rounded, -rounded]))
-    slack = int((rounded - instance.size)[some].max())
-    fixed_top = int((np.maximum(instance.fixed, 0) + instance.size)[some & (instance.fixed >= 0)].max(initial=0))
-    return max(int(np.max(np.cumsum(change))) - slack, int(np.max(instance.size)), fixed_top), grain
+    slack = int((rounded - problem.size)[some].max())
+    fixed_top = int((np.maximum(problem.fixed, 0) + problem.size)[some & (problem.fixed >= 0)].max(initial=0))
+    return max(int(np.max(np.cumsum(change))) - slack, int(np.max(problem.size)), fixed_top), grain
 
 
 def _kernels() -> Any:
@@ -272,67 +276,69 @@ def _kernels() -> Any:
     return placers
 
 
-def _attempts(instance: Instance, ceiling: int, effort: PlacementEffort) -> Iterator[tuple[str, _Attempt]]:
+def _attempts(problem: PlacementProblem, ceiling: int, effort: PlacementEffort) -> Iterator[tuple[str, _Attempt]]:
     """Placers by name: first those that are likely to succeed in a short time."""
-    n = len(instance.size)
-    if not (instance.fixed >= 0).any():
-        yield from _online(instance, ceiling)
+    n = len(problem.size)
+    if not (problem.fixed >= 0).any():
+        yield from _online(problem, ceiling)
     if n > effort.quadratic:
-        if (instance.fixed >= 0).any() or _pairs(instance) <= effort.pairs:
-            yield "greedy by size, first fit", partial(_greedy, instance, _by_size(instance), False)
+        if (problem.fixed >= 0).any() or _pairs(problem) <= effort.pairs:
+            yield "greedy by size, first fit", partial(_greedy, problem, _by_size(problem), False)
         return
-    orders = {"size": _by_size(instance), "area": _by_area(instance), "lifetime": _by_lifetime(instance)}
+    orders = {"size": _by_size(problem), "area": _by_area(problem), "lifetime": _by_lifetime(problem)}
     for best_fit in (False, True):
         for name, order in orders.items():
             fit = "best" if best_fit else "first"
-            yield f"greedy by {name}, {fit} fit", partial(_greedy, instance, order, best_fit)
-    if n <= effort.skyline and not (instance.fixed >= 0).any():
-        yield from _skyline(instance, orders)
+            yield f"greedy by {name}, {fit} fit", partial(_greedy, problem, order, best_fit)
+    if n <= effort.skyline and not (problem.fixed >= 0).any():
+        yield from _skyline(problem, orders)
 
 
-def _pairs(instance: Instance) -> int:
+def _pairs(problem: PlacementProblem) -> int:
     """How many pairs of buffers live at the same time."""
-    born = np.searchsorted(np.sort(instance.lower), instance.upper)  # born before a buffer dies, the buffer included
-    dead = np.searchsorted(np.sort(instance.upper), instance.lower, side="right")
+    born = np.searchsorted(np.sort(problem.lower), problem.upper)  # born before a buffer dies, the buffer included
+    dead = np.searchsorted(np.sort(problem.upper), problem.lower, side="right")
     return int((born - dead - 1).sum()) // 2
 
 
-def _by_size(instance: Instance) -> np.ndarray:
+def _by_size(problem: PlacementProblem) -> np.ndarray:
     """Largest first: greedy by size of Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference",
     arXiv 2001.03288."""
-    n = np.arange(len(instance.size))
-    return np.lexsort((n, instance.lower, instance.lower - instance.upper, -instance.size))
+    n = np.arange(len(problem.size))
+    return np.lexsort((n, problem.lower, problem.lower - problem.upper, -problem.size))
 
 
-def _by_area(instance: Instance) -> np.ndarray:
+def _by_area(problem: PlacementProblem) -> np.ndarray:
     """Largest size times lifetime first."""
-    n = np.arange(len(instance.size))
-    area = instance.size.astype(np.float64) * (instance.upper - instance.lower)
-    return np.lexsort((n, instance.lower, -area))
+    n = np.arange(len(problem.size))
+    area = problem.size.astype(np.float64) * (problem.upper - problem.lower)
+    return np.lexsort((n, problem.lower, -area))
 
 
-def _by_lifetime(instance: Instance) -> np.ndarray:
+def _by_lifetime(problem: PlacementProblem) -> np.ndarray:
     """Longest-lived first, which suits nested lives."""
-    n = np.arange(len(instance.size))
-    return np.lexsort((n, instance.lower, -instance.size, instance.lower - instance.upper))
+    n = np.arange(len(problem.size))
+    return np.lexsort((n, problem.lower, -problem.size, problem.lower - problem.upper))
 
 
-def _greedy(instance: Instance, order: np.ndarray, best_fit: bool, limit: int, offsets: np.ndarray) -> tuple[int, int]:
+def _greedy(
+    problem: PlacementProblem, order: np.ndarray, best_fit: bool, limit: int, offsets: np.ndarray
+) -> tuple[int, int]:
     kernels = _kernels()
-    arrays = (instance.lower, instance.upper, instance.size, instance.alignment, instance.fixed)
+    arrays = (problem.lower, problem.upper, problem.size, problem.alignment, problem.fixed)
     return kernels.greedy(order, *arrays, best_fit, limit, offsets)
 
 
-def _online(instance: Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]:
+def _online(problem: PlacementProblem, ceiling: int) -> Iterator[tuple[str, _Attempt]]:
     """A free list, forward and backward in time: backward, lives that end last are placed first, so nested lives stack.
     For free lists, best fit and first fit see Knuth, "The Art of Computer Programming" 1, section 2.5."""
     kernels = _kernels()
-    lives = np.sort(instance.upper - instance.lower)
+    lives = np.sort(problem.upper - problem.lower)
     short = int(lives[len(lives) // 2])
-    n = np.arange(len(instance.size))
-    backward = Instance(-instance.upper, -instance.lower, instance.size, instance.alignment, instance.fixed)
+    n = np.arange(len(problem.size))
+    backward = PlacementProblem(-problem.upper, -problem.lower, problem.size, problem.alignment, problem.fixed)
     for best_fit, top, longest in ((True, 0, 0), (False, 0, 0), (True, ceiling, 2), (True, ceiling, short)):
-        for direction, view in (("forward", instance), ("backward", backward)):
+        for direction, view in (("forward", problem), ("backward", backward)):
             births = np.lexsort((n, -view.size, view.lower))
             deaths = np.lexsort((n, view.upper))
             arrays = (view.lower, view.upper, view.size, view.alignment)
@@ -349,17 +355,17 @@ def _online(instance: Instance, ceiling: int) -> Iterator[tuple[str, _Attempt]]:
             yield name, run
 
 
-def _shaken(instance: Instance, best: Placement, goal: int, effort: PlacementEffort) -> Placement:
+def _shaken(problem: PlacementProblem, best: Placement, goal: int, effort: PlacementEffort) -> Placement:
     """Skylines by orders that are changed a little, again and again, until one reaches the goal or the work is done.
 
     Where few buffers stick out, a few exchanges in an order often change the height. Half of the tries change one of
     the first orders; the other half go on from the last order that was no higher.
     """
     kernels = _kernels()
-    first = (_by_area(instance), _by_lifetime(instance))
+    first = (_by_area(problem), _by_lifetime(problem))
     orders = [*first, *(order.copy() for order in first)]
     heights = [NO_LIMIT] * len(orders)
-    lower, upper, births = _ranked(instance)
+    lower, upper, births = _ranked(problem)
     rank = np.empty(len(births), np.int64)
     offsets = np.zeros(len(births), np.int64)  # the skyline does not write those of empty buffers
     random, done, tries = np.uint64(1), 0, 0
@@ -370,7 +376,7 @@ def _shaken(instance: Instance, best: Placement, goal: int, effort: PlacementEff
         random = np.uint64(
             kernels.shake(orders[which], few if goes_on else 1 + turn % 5 * len(births) // 16, random, rank)
         )
-        arrays = (rank, births, lower, upper, instance.size, instance.alignment)
+        arrays = (rank, births, lower, upper, problem.size, problem.alignment)
         found, work = kernels.skyline(*arrays, heights[which] + 1 if goes_on else best.height, offsets)
         if found >= 0 and goes_on:
             heights[which] = int(found)
@@ -382,23 +388,23 @@ def _shaken(instance: Instance, best: Placement, goal: int, effort: PlacementEff
     return best
 
 
-def _ranked(instance: Instance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _ranked(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Lives over ranks of time, and the buffers by birth, as `placers.skyline` takes them."""
-    times = np.unique(np.concatenate([instance.lower, instance.upper]))
-    lower, upper = np.searchsorted(times, instance.lower), np.searchsorted(times, instance.upper)
+    times = np.unique(np.concatenate([problem.lower, problem.upper]))
+    lower, upper = np.searchsorted(times, problem.lower), np.searchsorted(times, problem.upper)
     return lower, upper, np.argsort(lower, kind="stable")
 
 
-def _skyline(instance: Instance, orders: dict[str, np.ndarray]) -> Iterator[tuple[str, _Attempt]]:
+def _skyline(problem: PlacementProblem, orders: dict[str, np.ndarray]) -> Iterator[tuple[str, _Attempt]]:
     """Best fit on the skyline: Burke, Kendall and Whitwell, "A new placement heuristic for the orthogonal
     stock-cutting problem", Operations Research 2004; for memory Sekiyama et al., arXiv 1804.10001."""
     kernels = _kernels()
-    lower, upper, births = _ranked(instance)
+    lower, upper, births = _ranked(problem)
     for name in ("lifetime", "area", "size"):
         rank = np.empty(len(births), np.int64)
         rank[orders[name]] = np.arange(len(births))
 
         def run(limit: int, offsets: np.ndarray, rank: np.ndarray = rank) -> tuple[int, int]:
-            return kernels.skyline(rank, births, lower, upper, instance.size, instance.alignment, limit, offsets)
+            return kernels.skyline(rank, births, lower, upper, problem.size, problem.alignment, limit, offsets)
 
         yield f"skyline by {name}", run

@@ -1,4 +1,4 @@
-"""Sections: an instance of offset search in the form that the compiled loops read.
+"""Sections: a problem of offset search in the form that the compiled loops read.
 
 A section is the time between two neighbouring births or deaths: within it the live set stays the same, so a placement
 is a pile of buffers for each section.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from foreplan.errors import PlanError, UsageError
-from foreplan.planner.placement.instance import MOST
+from foreplan.planner.placement.problem import MOST
 from foreplan.planner.problem import Action, Category, Overwrite, Part, Problem, Region, Role, Value
 
 LARGEST_ALIGNMENT = 2**30

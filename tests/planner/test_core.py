@@ -76,21 +76,21 @@ def test_the_core_of_some_buffers() -> None:
 def test_placing_the_core_first_reaches_bounds_that_all_together_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rectangles that fill all bytes for a time, and before it many small buffers, more than can be searched."""
 
-    def instance(seed: int) -> list[Buffer]:
+    def problem(seed: int) -> list[Buffer]:
         rng = random.Random(seed)
         pieces = rectangles(rng, 400, 1 << 16, 60)
         large = [(a + 400, b + 400, d - c, 1) for a, b, c, d in pieces]
         early = [(t := rng.randint(0, 390), t + rng.randint(1, 10), rng.randint(1, 1000), 1) for _ in range(640)]
         return large + early
 
-    instances = [instance(seed) for seed in range(6)]
+    problems = [problem(seed) for seed in range(6)]
 
     def reached() -> int:
-        found = [place(*arrays(buffers)[:3], work=0) for buffers in instances]
+        found = [place(*arrays(buffers)[:3], work=0) for buffers in problems]
         return sum(one.height == one.lower_bound for one in found)
 
-    def all_together(instance, best, capacity, goal, work, effort, by_parts):  # type: ignore[no-untyped-def]
-        return placer._at_length(instance, best, capacity, goal, work, effort, effort.ejections, by_parts=by_parts)
+    def all_together(problem, best, capacity, goal, work, effort, by_parts):  # type: ignore[no-untyped-def]
+        return placer._at_length(problem, best, capacity, goal, work, effort, effort.ejections, by_parts=by_parts)
 
     with_core = reached()
     monkeypatch.setattr(placer, "_by_core", all_together)

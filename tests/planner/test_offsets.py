@@ -13,7 +13,7 @@ from foreplan.errors import PlanError
 from foreplan.planner import place
 from foreplan.planner.effort import PlacementEffort
 from foreplan.planner.placement import offsets as placer
-from foreplan.planner.placement.instance import checked
+from foreplan.planner.placement.problem import checked
 from tests.profile import pick
 
 Buffers = list[tuple[int, int, int]]  # lower, upper, size
@@ -65,15 +65,15 @@ def test_tiny_instances_reach_the_optimum_of_brute_force(buffers: Buffers) -> No
 def test_every_heuristic_respects_lives_and_alignments(buffers: Buffers, alignments: list[int]) -> None:
     lower, upper, size = columns(buffers)
     alignment = alignments[: len(buffers)]
-    instance = checked(lower, upper, size, alignment, None)
-    bound, grain = placer._lower_bound(instance)
+    problem = checked(lower, upper, size, alignment, None)
+    bound, grain = placer._lower_bound(problem)
     ceiling = -(-bound // grain) * grain
     offsets = np.zeros(len(buffers), np.int64)
-    for name, attempt in placer._attempts(instance, ceiling, PlacementEffort()):
+    for name, attempt in placer._attempts(problem, ceiling, PlacementEffort()):
         height, _ = attempt(placer.NO_LIMIT, offsets)
-        assert height == (offsets + instance.size).max() >= bound, name
+        assert height == (offsets + problem.size).max() >= bound, name
         assert not overlap(buffers, offsets), name
-        assert not (offsets % instance.alignment).any(), name
+        assert not (offsets % problem.alignment).any(), name
         assert attempt(height, offsets)[0] == -1, name
 
 
@@ -168,17 +168,17 @@ def cut(rng: random.Random, n: int) -> Buffers:
 
 
 def test_shaken_orders_reach_bounds_that_plain_ones_miss() -> None:
-    instances = [cut(random.Random(seed), 30) for seed in range(40)]
-    shaken = sum(place(*columns(buffers), work=0).height == 64 for buffers in instances)
+    problems = [cut(random.Random(seed), 30) for seed in range(40)]
+    shaken = sum(place(*columns(buffers), work=0).height == 64 for buffers in problems)
     unshaken = PlacementEffort(shaking=0)
-    plain = sum(place(*columns(buffers), work=0, effort=unshaken).height == 64 for buffers in instances)
+    plain = sum(place(*columns(buffers), work=0, effort=unshaken).height == 64 for buffers in problems)
     assert plain < shaken >= 36
 
 
 def test_the_largest_by_themselves_reach_bounds_that_all_together_miss() -> None:
     """More buffers than can be searched: some large and short-lived, the rest small and in the way."""
 
-    def instance(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def problem(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         rng = np.random.default_rng(seed)
         n = 700
         lower, large = rng.integers(0, 400, n), rng.random(n) < 0.35
@@ -187,7 +187,7 @@ def test_the_largest_by_themselves_reach_bounds_that_all_together_miss() -> None
 
     by_parts = PlacementEffort(ejections=())
     for seed in pick((11,), (11,), (11, 13, 15)):
-        lower, upper, size = instance(seed)
+        lower, upper, size = problem(seed)
         found = place(lower, upper, size, alignment=64, effort=by_parts)
         assert "largest" in found.heuristic and found.height <= 1.0002 * found.lower_bound
         buffers = list(zip(lower.tolist(), upper.tolist(), size.tolist()))

@@ -28,7 +28,7 @@ from foreplan.planner import (
     plan,
     plan_curve,
 )
-from foreplan.planner.placement.instance import MOST
+from foreplan.planner.placement.problem import MOST
 from foreplan.planner.verify.wellformed import LARGEST_ALIGNMENT
 from tests.planner.problems import joined_problem, random_problem
 from tests.planner.tiny import draw

@@ -1,4 +1,4 @@
-"""An instance of offset search: buffers with their lives, sizes and alignments, checked."""
+"""A problem of offset search: buffers with their lives, sizes and alignments, checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Integers = Sequence[int] | np.ndarray
 
 
 @dataclass(frozen=True)
-class Instance:
+class PlacementProblem:
     """Checked int64 arrays, one entry a buffer, as the arguments of `place`."""
 
     lower: np.ndarray
@@ -27,7 +27,7 @@ class Instance:
 
 def checked(
     lower: Integers, upper: Integers, size: Integers, alignment: Integers | int, fixed: Integers | None
-) -> Instance:
+) -> PlacementProblem:
     """The arguments of `place` as int64 arrays.
 
     Raises:
@@ -49,8 +49,8 @@ def checked(
         )
     if float(sizes.sum(dtype=float) + aligns.sum(dtype=float) + np.maximum(at, 0).max(initial=0)) > MOST:
         raise PlanError(f"buffers to place: sizes, alignments and offsets come to more than {MOST} bytes")
-    _check_fixed(Instance(low, up, sizes, aligns, at))
-    return Instance(low, up, sizes, aligns, at)
+    _check_fixed(PlacementProblem(low, up, sizes, aligns, at))
+    return PlacementProblem(low, up, sizes, aligns, at)
 
 
 def _integers(name: str, given: Any) -> np.ndarray:
@@ -66,13 +66,13 @@ def _integers(name: str, given: Any) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _check_fixed(instance: Instance) -> None:
-    held = [int(i) for i in np.flatnonzero((instance.fixed >= 0) & (instance.size > 0))]
+def _check_fixed(problem: PlacementProblem) -> None:
+    held = [int(i) for i in np.flatnonzero((problem.fixed >= 0) & (problem.size > 0))]
     alive: list[int] = []
-    for i in sorted(held, key=lambda i: (instance.lower[i], i)):
-        alive = [j for j in alive if instance.upper[j] > instance.lower[i]]
+    for i in sorted(held, key=lambda i: (problem.lower[i], i)):
+        alive = [j for j in alive if problem.upper[j] > problem.lower[i]]
         for j in alive:
-            low = max(instance.fixed[i], instance.fixed[j])
-            if low < min(instance.fixed[i] + instance.size[i], instance.fixed[j] + instance.size[j]):
+            low = max(problem.fixed[i], problem.fixed[j])
+            if low < min(problem.fixed[i] + problem.size[i], problem.fixed[j] + problem.size[j]):
                 raise PlanError(f"buffers {j} and {i} are alive together and fixed to bytes that overlap, at {low}")
         alive.append(i)
