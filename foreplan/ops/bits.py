@@ -41,7 +41,7 @@ class PackBits(Op):
         """An eighth as many bytes as there are elements."""
         (x,) = inputs
         if Map((self.condition,)).infer(inputs)[0].dtype != BOOL or x.size % 8:
-            raise ShapeError(f"needs a condition and elements in eights, and got {self.condition!r} of {x}")
+            raise ShapeError(f"needs a condition and a multiple of 8 elements, and got {self.condition!r} of {x}")
         return (TensorType(BYTE, (x.size // 8,)),)
 
     def flops(self, inputs: Types, outputs: Types) -> int:

@@ -39,7 +39,7 @@ def positions(count: int, dtype: DType = INT64) -> np.ndarray:
     """
     if count > MOST_POSITIONS:
         raise UnsupportedError(
-            f"it counts along an axis of {count:,} elements, and a graph holds the positions of {MOST_POSITIONS:,}"
+            f"it needs the positions along an axis of {count:,} elements; a graph holds {MOST_POSITIONS:,} at most"
         )
     return np.arange(count, dtype=dtype.numpy)
 
@@ -122,7 +122,7 @@ class Gather(ReadAt):
         if not 0 <= self.axis < data.rank:
             raise ShapeError(f"{data} has no axis {self.axis}")
         if indices.size and not data.shape[self.axis]:
-            raise ShapeError(f"axis {self.axis} of {data} has nothing to gather")
+            raise ShapeError(f"axis {self.axis} of {data} has no elements to gather")
         return (data.with_shape((*data.shape[: self.axis], *indices.shape, *data.shape[self.axis + 1 :])),)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
@@ -191,7 +191,7 @@ class ScatterAdd(AddAt):
         if (wanted := Gather(self.axis).infer([out, indices])[0]) != updates:
             raise ShapeError(f"updates must be {wanted}, and are {updates}")
         if len(base) > 1 or any(type != out for type in base):
-            raise ShapeError(f"what is added to must be {out}, and is {base[0]}")
+            raise ShapeError(f"the tensor that updates are added to must be {out}, and is {base[0]}")
         return (out,)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
@@ -287,7 +287,10 @@ def gather_nd(b: Builder, data: Value, indices: Value, batch_dims: int = 0) -> V
     depth = indices.shape[-1] if indices.shape else 0
     indexed = data.shape[batch_dims : batch_dims + depth]
     if len(indexed) != depth or not depth or data.shape[:batch_dims] != indices.shape[:-1][:batch_dims]:
-        raise ShapeError(f"the last axis of {indices!r} does not name positions in {data!r} behind {batch_dims} axes")
+        raise ShapeError(
+            f"{indices!r} does not fit {data!r}: the first {batch_dims} axes must be the same, and the last axis of "
+            f"the indices must have 1 to {len(data.shape) - batch_dims} elements"
+        )
     batch, rest = data.shape[:batch_dims], data.shape[batch_dims + depth :]
     for j, extent in enumerate(indexed):
         check_known(indices, extent, (..., j))

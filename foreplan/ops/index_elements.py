@@ -28,11 +28,11 @@ def _check(axis: int, table: TensorType, indices: TensorType) -> None:
     """Raise ShapeError unless the two differ in extent along the axis only."""
     check_indices(indices)
     if not 0 <= axis < table.rank or table.rank != indices.rank:
-        raise ShapeError(f"{table} and {indices} must have the same axes, {axis} among them")
+        raise ShapeError(f"{table} and {indices} must have the same number of axes, with an axis {axis}")
     if any(a != b for i, (a, b) in enumerate(zip(table.shape, indices.shape)) if i != axis):
-        raise ShapeError(f"{table} and {indices} differ in more than axis {axis}")
+        raise ShapeError(f"{table} and {indices} may differ in axis {axis} only")
     if indices.size and not table.shape[axis]:
-        raise ShapeError(f"axis {axis} of {table} has nothing to index")
+        raise ShapeError(f"axis {axis} of {table} has no elements, so no index is valid")
 
 
 def _pieces(axis: int, indices: Shape, dtype: np.dtype) -> list[Piece]:
@@ -117,7 +117,7 @@ class ScatterElementsAdd(AddAt):
         out = updates.with_shape(self.shape)
         _check(self.axis, out, indices)
         if updates.shape != indices.shape:
-            raise ShapeError(f"updates {updates} and indices {indices} must have one shape")
+            raise ShapeError(f"updates {updates} and indices {indices} must have the same shape")
         return (out,)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:

@@ -53,7 +53,7 @@ class Concat(CopyOp):
         for type in inputs[1:]:
             alike = (type.dtype, type.rank) == (first.dtype, first.rank)
             if not alike or self._without(type.shape) != self._without(first.shape):
-                raise ShapeError(f"{first} and {type} differ in more than axis {self.axis}")
+                raise ShapeError(f"{first} and {type} differ in more than axis {self.axis}; all else must be equal")
         total = sum(type.shape[self.axis] for type in inputs)
         return (first.with_shape((*first.shape[: self.axis], total, *first.shape[self.axis + 1 :])),)
 
@@ -115,7 +115,7 @@ class Pad(CopyOp):
         """The padded shape, if there is enough to mirror or wrap."""
         (x,) = inputs
         if len(self.pads) != x.rank or any(low < 0 or high < 0 for low, high in self.pads):
-            raise ShapeError(f"pads {self.pads} are not one pair of numbers >= 0 for each axis of {x}")
+            raise ShapeError(f"pads must be one pair of numbers >= 0 for each axis of {x}, and are {self.pads}")
         spare = {"constant": None, "edge": None, "reflect": 1, "wrap": 0}[self.mode]
         for (low, high), extent in zip(self.pads, x.shape):
             if spare is not None and max(low, high) > max(0, extent - spare):
@@ -232,7 +232,7 @@ def pad(b: Builder, x: Value, pads: Sequence[tuple[int, int]], value: float = 0.
         cut_low, cut_high = max(0, -low), max(0, -high)
         left = x.shape[axis] - cut_low - cut_high
         if left < 0:
-            raise ShapeError(f"pads {list(pads)} take more from axis {axis} than there is in {x!r}")
+            raise ShapeError(f"pads {list(pads)} take away more than axis {axis} of {x!r} has")
         if cut_low or cut_high:
             x = slice_axis(b, x, axis, cut_low, left)
     margins = tuple((max(0, low), max(0, high)) for low, high in pads)
@@ -278,6 +278,6 @@ def split(b: Builder, x: Value, sizes: Sequence[int], axis: int = 0) -> list[Val
     """
     (found,) = normalize_axes(axis, len(x.shape))
     if sum(sizes) != x.shape[found] or any(size < 0 for size in sizes):
-        raise ShapeError(f"pieces of {list(sizes)} do not add up to axis {found} of {x!r}")
+        raise ShapeError(f"the sizes {list(sizes)} must be 0 or more and add up to axis {found} of {x!r}")
     starts = itertools.accumulate(sizes, initial=0)
     return [slice_axis(b, x, found, start, size) for start, size in zip(starts, sizes)]

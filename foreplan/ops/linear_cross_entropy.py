@@ -54,7 +54,7 @@ class LinearCrossEntropy(Op):
         if target.shape != h.shape[:1] or target.dtype.category not in ("int", "uint"):
             raise ShapeError(f"the target must be {h.shape[0]} integers, and is {target}")
         if h.shape[0] and not w.shape[0]:
-            raise ShapeError(f"{w} has no class")
+            raise ShapeError(f"w needs at least one class, and is {w}")
         if self.chunk < 1:
             raise ShapeError(f"a chunk must have at least one row, and has {self.chunk}")
         wide, of_w = h.dtype.wide, w.with_dtype(w.dtype.wide) if self.wide else w

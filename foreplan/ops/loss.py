@@ -101,12 +101,12 @@ class _ItemOp(Op):
         """The type of the loss: the logits' without the axis of the classes, wide if they are narrow."""
         logits, target = inputs[:2]
         if not 0 <= self.axis < logits.rank or not logits.dtype.is_float:
-            raise ShapeError(f"logits {logits} must be floating-point and have an axis {self.axis} of classes")
+            raise ShapeError(f"the logits must be floating-point with an axis {self.axis} of classes, and are {logits}")
         items = (*logits.shape[: self.axis], *logits.shape[self.axis + 1 :])
         if target.shape != items or target.dtype.category not in ("int", "uint"):
             raise ShapeError(f"the target of logits {logits} must be integers of shape {list(items)}, and is {target}")
         if target.size and not logits.shape[self.axis]:
-            raise ShapeError(f"logits {logits} have no class")
+            raise ShapeError(f"the logits need at least one class, and are {logits}")
         return TensorType(logits.dtype.wide, items)
 
     def valid_range(self, index: int, inputs: Types) -> tuple[int, ...] | None:

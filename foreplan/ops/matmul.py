@@ -42,7 +42,7 @@ class MatMul(Op):
         """Both operands have at least two axes, one element type, and equal inner extents; c is as the product."""
         a, b, *base = inputs
         if a.rank < 2 or b.rank < 2 or a.dtype != b.dtype:
-            raise ShapeError(f"needs two matrices of one element type, and got {a} and {b}")
+            raise ShapeError(f"needs two operands of one element type with at least two axes, and got {a} and {b}")
         m, k = a.shape[-1:-3:-1] if self.transpose_a else a.shape[-2:]
         inner, n = b.shape[-1:-3:-1] if self.transpose_b else b.shape[-2:]
         if k != inner:
@@ -50,7 +50,7 @@ class MatMul(Op):
         dtype = a.dtype.wide if self.wide else a.dtype
         product = TensorType(dtype, (*broadcast_shapes(a.shape[:-2], b.shape[:-2]), m, n))
         if len(base) > 1 or any(type != product for type in base):
-            raise ShapeError(f"what the product {product} is added to must be of its type, and is {base[0]}")
+            raise ShapeError(f"the tensor that the product is added to must be {product}, and is {base[0]}")
         return (product,)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:

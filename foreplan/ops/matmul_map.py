@@ -50,13 +50,15 @@ class MatMulMap(Op):
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The map's outputs, which are as large as the product."""
-        further = inputs[2:]
-        if len(inputs) < 2 or max(used_args(*self.map.parsed), default=0) != len(further):
-            raise ShapeError(f"{len(inputs)} inputs are not what a product and {', '.join(self.exprs)} read")
+        further, reads = inputs[2:], 2 + max(used_args(*self.map.parsed), default=0)
+        if len(inputs) != reads:
+            raise ShapeError(f"a product and {', '.join(self.exprs)} read {reads} inputs, and got {len(inputs)}")
         (y,) = self.matmul.infer(inputs[:2])
         outputs = self.map.infer([y, *further])
         if any(type.shape != y.shape for type in outputs):
-            raise ShapeError(f"{', '.join(map(str, outputs))} are not as the product {y}")
+            raise ShapeError(
+                f"the map must give the shape of the product {y}, and gives {', '.join(map(str, outputs))}"
+            )
         return outputs
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:

@@ -61,11 +61,16 @@ class MultiMap(Op):
         """The map's outputs of each."""
         shared = inputs[self.own * self.count :]
         if self.own < 1 or self.count < 1 or len(shared) != max(0, self.scalars) or any(x.shape for x in shared):
-            raise ShapeError(f"{len(inputs)} inputs are not {self.own} for each of {self.count}, and scalars")
+            raise ShapeError(
+                f"needs {self.own} inputs for each of {self.count} maps, then {max(0, self.scalars)} scalars, and got "
+                f"{', '.join(map(str, inputs))}"
+            )
         found: list[TensorType] = []
         for types in self.each(inputs):
             if any(type.shape != types[0].shape for type in types[: self.own]):
-                raise ShapeError(f"tensors of one map differ in shape: {', '.join(map(str, types[: self.own]))}")
+                raise ShapeError(
+                    f"the tensors of one map must have the same shape, and are {', '.join(map(str, types[: self.own]))}"
+                )
             found += self.map.infer(types)
         return tuple(found)
 

@@ -59,7 +59,7 @@ class _Pool(Op):
     def pooled(self, x: TensorType) -> TensorType:
         """The type of images [N, C, *S] pooled to [N, C, *O]."""
         if x.rank < 3:
-            raise ShapeError(f"needs images [N, C, …], and got {x}")
+            raise ShapeError(f"needs images [N, C, …] with at least one spatial axis, and got {x}")
         return x.with_shape((*x.shape[:2], *self.windows(x.shape[2:]).positions))
 
 
@@ -159,7 +159,9 @@ class MaxPoolGrad(_Pool):
         index, g = inputs
         dx = g.with_shape(self.shape)
         if self.pooled(dx) != g or index.shape != g.shape:
-            raise ShapeError(f"{dx} pools to {self.pooled(dx)}; the gradient is {g} and the index {index}")
+            raise ShapeError(
+                f"{dx} pools to {self.pooled(dx)}: gradient and index must have that shape, and are {g} and {index}"
+            )
         return (dx,)
 
     def flops(self, inputs: Types, outputs: Types) -> int:
@@ -234,7 +236,7 @@ class AvgPool(_MeanPool):
         """Positions along each axis as `count_positions` gives them; floating point."""
         self.check_count(inputs, 1)
         if not inputs[0].dtype.is_float:
-            raise ShapeError(f"a mean needs floating-point elements, and got {inputs[0]}")
+            raise ShapeError(f"a mean needs floating-point elements, and got {inputs[0]}; convert it first")
         return (self.pooled(inputs[0]),)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
@@ -284,7 +286,7 @@ class AvgPoolGrad(_MeanPool):
         (g,) = inputs
         dx = g.with_shape(self.shape)
         if self.pooled(dx) != g or not g.dtype.is_float:
-            raise ShapeError(f"{dx} pools to {self.pooled(dx)}, and the gradient is {g}")
+            raise ShapeError(f"{dx} pools to {self.pooled(dx)}: the gradient must be that, and is {g}")
         return (dx,)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:

@@ -123,7 +123,7 @@ class Random(Op):
         if inputs[0] != STATE:
             raise ShapeError(f"the state of random numbers must be {STATE}, and is {inputs[0]}")
         if self._words_an_element * math.prod(self.shape) > 1 << 34:
-            raise ShapeError(f"{list(self.shape)} has more elements than a stream has numbers")
+            raise ShapeError(f"{list(self.shape)} needs more numbers than a stream has; draw fewer elements")
         return (TensorType(self.dtype, self.shape),)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:

@@ -69,9 +69,9 @@ class Unstack(CopyOp):
         """As many outputs as the first axis has elements."""
         (x,) = inputs
         if not x.shape:
-            raise ShapeError("a scalar has no axis to be unstacked along")
+            raise ShapeError("a scalar has no axis to unstack; give a tensor with at least one axis")
         if x.shape[0] > MOST_STEPS:
-            raise ShapeError(f"{x.shape[0]} steps would be as many outputs; foreplan takes {MOST_STEPS} at most")
+            raise ShapeError(f"{x} has {x.shape[0]} steps, one output each; foreplan takes {MOST_STEPS} at most")
         return (x.with_shape(x.shape[1:]),) * x.shape[0]
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
@@ -138,7 +138,7 @@ class _Layer:
         ]
         for name, value, shape in checked:
             if value is not None and value.shape != shape:
-                raise ShapeError(f"the {name} of a recurrent layer must have the shape {shape}: {value!r}")
+                raise ShapeError(f"the {name} of a recurrent layer must have the shape {list(shape)}, and is {value!r}")
 
     def gate(self, x: Expr) -> Expr:
         """The input of a gate's activation."""

@@ -49,12 +49,12 @@ class Reduce(Op):
         """The input's type with the reduced axes gone or of extent 1."""
         (x,) = inputs
         if list(self.axes) != sorted(set(self.axes)) or not all(0 <= axis < x.rank for axis in self.axes):
-            raise ShapeError(f"axes {self.axes} are not distinct ascending axes of {x}")
+            raise ShapeError(f"the axes {self.axes} must be distinct axes of {x}, in ascending order")
         if self.how == "mean" and not x.dtype.is_float:
-            raise ShapeError(f"the mean of {x} is no {x.dtype}: convert it to a floating-point type first")
+            raise ShapeError(f"a mean needs floating-point elements, and got {x}; convert it first")
         shape = [1 if i in self.axes else extent for i, extent in enumerate(x.shape)]
         if self.how in ("max", "min") and not x.size and all(shape):
-            raise ShapeError(f"the {self.how} along the axes {self.axes} of {x} is one of no elements")
+            raise ShapeError(f"{x} has no elements along the axes {self.axes}, and so no {self.how}")
         if not self.keepdims:
             shape = [extent for i, extent in enumerate(shape) if i not in self.axes]
         return (TensorType(x.dtype.wide if self.wide else x.dtype, tuple(shape)),)
@@ -67,7 +67,7 @@ class Reduce(Op):
 
         (x,), (y,), g = inputs, outputs, only(cotangents)
         if self.how == "prod":
-            raise UnsupportedError("reduce(how='prod') has no derivative here; write it as exp(sum(log(x)))")
+            raise UnsupportedError("reduce(how='prod') has no derivative here; for positive x write exp(sum(log(x)))")
         kept = tuple(1 if i in self.axes else extent for i, extent in enumerate(x.shape))
         g = reshape(b, g, kept)
         if self.how in ("sum", "mean"):

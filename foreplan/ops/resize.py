@@ -49,17 +49,20 @@ class _Interpolation(Op):
     antialias: bool = False
 
     def __post_init__(self) -> None:
-        for value, known in ((self.mode, MODES), (self.coordinate, COORDINATES), (self.rounding, ROUNDINGS)):
-            if value not in known:
-                raise ValueError(f"{value!r} is none of {', '.join(known)}")
+        for name, known in (("mode", MODES), ("coordinate", COORDINATES), ("rounding", ROUNDINGS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, and is {getattr(self, name)!r}")
 
     def check(self, x: TensorType) -> None:
         """Raise unless x can be resized to the shape."""
         scales = len(self.scales) in (0, x.rank) and min(self.scales, default=1) > 0
         if x.rank != len(self.shape) or not scales or min(*self.shape, *x.shape, 1) < 1:
-            raise ShapeError(f"{x} cannot be resized to {list(self.shape)}, scales {self.scales}")
+            raise ShapeError(
+                f"{x} cannot be resized to {list(self.shape)} with scales {self.scales}: each axis needs an extent of "
+                "at least 1 and, if scales are given, one above 0"
+            )
         if not x.dtype.is_float and self.mode != "nearest":
-            raise ShapeError(f"{self.mode} interpolation needs floating-point elements, and got {x}")
+            raise ShapeError(f"{self.mode} interpolation needs floating-point elements, and got {x}; convert it first")
 
     def axes(self, extents: Shape) -> dict[int, Interpolation]:
         """The interpolation of each axis that changes."""
@@ -275,6 +278,7 @@ def resize(
     for before, after in zip(x.shape, op.shape):
         if before != after and max(before, after) > MOST_POSITIONS:
             raise UnsupportedError(
-                f"resize: an axis of {before:,} elements becomes one of {after:,}; {MOST_POSITIONS:,} are the most"
+                f"resize: an axis of {before:,} elements becomes one of {after:,}; "
+                f"foreplan resizes axes of {MOST_POSITIONS:,} elements at most"
             )
     return b.apply(op, x)

@@ -34,7 +34,7 @@ class CumSum(Op):
         """The input's type."""
         (x,) = inputs
         if not 0 <= self.axis < x.rank or x.dtype.category == "bool":
-            raise ShapeError(f"needs numbers with an axis {self.axis}, and got {x}")
+            raise ShapeError(f"needs numbers with an axis {self.axis}, and got {x}; convert booleans to integers first")
         return (x,)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:

@@ -43,7 +43,9 @@ class Reshape(ViewOp):
         """The new shape, if it holds as many elements."""
         (x,) = inputs
         if math.prod(self.shape) != x.size:
-            raise ShapeError(f"{x} has {x.size} elements and does not fit the shape {list(self.shape)}")
+            raise ShapeError(
+                f"{x} has {x.size} elements and does not fit the shape {list(self.shape)} of {math.prod(self.shape)}"
+            )
         return (x.with_shape(self.shape),)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
@@ -116,7 +118,10 @@ class Slice(ViewOp):
         """The shape stated, if every index exists."""
         (x,) = inputs
         if not len(self.starts) == len(self.shape) == len(self.steps) == x.rank or 0 in self.steps:
-            raise ShapeError(f"starts {self.starts}, shape {self.shape}, steps {self.steps} do not fit {x}")
+            raise ShapeError(
+                f"starts {self.starts}, shape {self.shape} and steps {self.steps} need one entry for each axis of {x}, "
+                "and no step may be 0"
+            )
         for start, count, step, extent in zip(self.starts, self.shape, self.steps, x.shape):
             if count and not (0 <= start < extent and 0 <= start + (count - 1) * step < extent):
                 raise ShapeError(f"{count} elements from {start} in steps of {step} leave an axis of {extent} in {x}")
@@ -154,7 +159,7 @@ class Broadcast(ViewOp):
         """The shape stated, if the input broadcasts to it."""
         (x,) = inputs
         if broadcast_shapes(x.shape, self.shape) != self.shape:
-            raise ShapeError(f"{x} does not broadcast to {list(self.shape)}")
+            raise ShapeError(f"{x} does not broadcast to {list(self.shape)}: each extent must be the same or 1")
         return (x.with_shape(self.shape),)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:

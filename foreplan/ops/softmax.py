@@ -32,7 +32,7 @@ class RowOp(Op):
         self.check_count(inputs, self.count)
         first = inputs[0]
         if any(type != first for type in inputs) or not first.dtype.is_float:
-            raise ShapeError(f"needs one floating-point type, and got {' and '.join(map(str, inputs))}")
+            raise ShapeError(f"needs inputs of one floating-point type, and got {' and '.join(map(str, inputs))}")
         if not 0 <= self.axis < first.rank:
             raise ShapeError(f"{first} has no axis {self.axis}")
         return (first,)

@@ -64,7 +64,7 @@ class ArgReduce(Op):
         """int64, with the axis gone or of extent 1."""
         (x,) = inputs
         if not 0 <= self.axis < x.rank or not x.shape[self.axis]:
-            raise ShapeError(f"{x} has no axis {self.axis} with an element")
+            raise ShapeError(f"{x} must have an axis {self.axis} with at least one element")
         kept = (1,) if self.keepdims else ()
         return (TensorType(INT64, (*x.shape[: self.axis], *kept, *x.shape[self.axis + 1 :])),)
 
@@ -132,7 +132,9 @@ class TopK(Op):
         if not 0 <= self.axis < x.rank or not 0 <= self.k <= x.shape[self.axis]:
             raise ShapeError(f"cannot take {self.k} elements along axis {self.axis} of {x}")
         if x.shape[self.axis] >= 1 << _INDEX_BITS:
-            raise ShapeError(f"axis {self.axis} of {x} is too long to be sorted")
+            raise ShapeError(
+                f"axis {self.axis} of {x} is too long to be sorted; {(1 << _INDEX_BITS) - 1} elements are the most"
+            )
         values = x.with_shape((*x.shape[: self.axis], self.k, *x.shape[self.axis + 1 :]))
         return values, values.with_dtype(INT64)
 

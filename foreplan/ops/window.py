@@ -206,29 +206,35 @@ def count_positions(extent: Shape, kernel: Shape, strides: Shape, pads: Pads, di
     """Windows along each axis: floor((extent + low + high − dilation·(kernel − 1) − 1) / stride) + 1.
 
     Raises:
-        ShapeError: the attributes are not one an axis, pads below zero take more than there is, no window fits, or one
-            has too many taps.
+        ShapeError: an attribute lacks an entry for each axis, negative pads take away more than an axis has, no window
+            fits, or a window has too many taps.
     """
     if not len(extent) == len(kernel) == len(strides) == len(pads) == len(dilations) >= 1:
         raise ShapeError(
-            f"{len(extent)} spatial axes need as many entries of kernel {kernel}, strides {strides}, pads {pads} and "
-            f"dilations {dilations}"
+            f"kernel {kernel}, strides {strides}, pads {pads} and dilations {dilations} need one entry for each of the "
+            f"{len(extent)} spatial axes, and at least one"
         )
     if min(*kernel, *strides, *dilations) < 1:
         raise ShapeError(f"kernel {kernel}, strides {strides} and dilations {dilations} must be at least 1")
     if math.prod(kernel) > MOST_TAPS:
         raise ShapeError(f"a window of {list(kernel)} has {math.prod(kernel)} taps; foreplan takes {MOST_TAPS} at most")
     if any(size + min(0, low) + min(0, high) < 0 for size, (low, high) in zip(extent, pads)):
-        raise ShapeError(f"pads {pads} take more from {list(extent)} than there is")
+        raise ShapeError(f"negative pads {pads} take away more than the extents {list(extent)} have")
     counts = tuple(
         (size + low + high - step * (taps - 1) - 1) // stride + 1
         for size, taps, stride, (low, high), step in zip(extent, kernel, strides, pads, dilations)
     )
     if min(counts) < 1:
         raise ShapeError(
-            f"a window of {list(kernel)}, dilations {dilations}, does not fit {list(extent)} padded by {pads}"
+            f"a window of {list(kernel)} with dilations {dilations} does not fit {list(extent)} padded by {pads}; use "
+            "a smaller kernel or more padding"
         )
     return counts
+
+
+def same_padding(extent: int, taps: int, stride: int, gap: int) -> int:
+    """The zeros, both sides together, with which ⌈extent / stride⌉ windows of `taps` taps at a distance `gap` fit."""
+    return max((-(-extent // stride) - 1) * stride + (taps - 1) * gap + 1 - extent, 0)
 
 
 def zero_borders(block: np.ndarray, inside: Sequence[slice]) -> None:

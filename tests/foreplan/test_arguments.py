@@ -98,7 +98,7 @@ def model() -> onnx.ModelProto:
         (lambda: fp.from_onnx(model(), batch="2"), "batch must be a whole number of at least 1"),
         (lambda: fp.from_onnx(model(), batch=2.0), "batch must be a whole number"),
         (lambda: fp.from_onnx(model(), batch=True), "batch must be a whole number"),
-        (lambda: fp.from_onnx(model(), shapes=5), "shapes are a mapping"),
+        (lambda: fp.from_onnx(model(), shapes=5), "shapes must be a mapping"),
         (lambda: fp.from_onnx(model(), shapes={"x": 5}), "the shape for input 'x' must be a tuple"),
         (lambda: fp.from_onnx(model(), shapes={"x": (2, "3")}), "an extent for input 'x' must be a whole number"),
         (lambda: fp.optim.SGD("fast"), "SGD: learning_rate must be in"),

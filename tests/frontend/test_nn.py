@@ -9,6 +9,7 @@ from foreplan.errors import ShapeError, TraceError, UsageError
 from foreplan.frontend import nn, spec, trace
 from foreplan.graph import Array, Fill, Normal, Uniform
 from foreplan.graph.ir import Kind
+from foreplan.graph.op import op_text
 from tests.ops.check import evaluate
 from tests.oracle.peers import jax, jnp, lax
 
@@ -315,6 +316,63 @@ AXES = {
 @pytest.mark.parametrize("name", AXES)
 def test_an_axis_that_is_none(name):
     assert "distinct axes" in refused(AXES[name], spec((2, 3)), error=ShapeError)
+
+
+IMAGES = spec((1, 4, 5, 5))
+NUMBERS = {
+    "conv's kernel": lambda x: nn.conv(x, 4, (3, 2.5)),
+    "conv's stride": lambda x: nn.conv(x, 4, 3, stride=0, padding="same"),
+    "conv's padding": lambda x: nn.conv(x, 4, 3, padding=[1, 2.5]),
+    "conv's groups": lambda x: nn.conv(x, 4, 3, groups=1.0),
+    "conv_transpose's padding": lambda x: nn.conv_transpose(x, 4, 3, padding="same"),
+    "max_pool's kernel": lambda x: nn.max_pool(x, 2.5),
+    "avg_pool's padding": lambda x: nn.avg_pool(x, 2, padding="same"),
+    "resize's size": lambda x: nn.resize(x, (4, 4.5)),
+    "group_norm's groups": lambda x: nn.group_norm(x, 1.0),
+    "topk's k": lambda x: nn.topk(x, 1.5)[0],
+    "one_hot's depth": lambda x: nn.one_hot(x, -1),
+    "the number of heads": lambda x: nn.multi_head_attention(nn.flatten(x, 2), 0),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_sizes_that_no_layer_can_mean(name):
+    with pytest.raises(UsageError, match=f"{name} must be a whole number of at least"):
+        trace(NUMBERS[name], IMAGES)
+
+
+def test_sizes_that_do_not_fit_the_axes():
+    pairs = [(1, 1, 1), (1, 1, 1)]
+    assert "pairs" in refused(lambda x: nn.conv(x, 4, 3, padding=pairs), IMAGES, error=ShapeError)
+    assert "2 spatial axes" in refused(lambda x: nn.max_pool(x, (2, 2, 2)), IMAGES, error=ShapeError)
+    assert "[batch, positions, width]" in refused(lambda x: nn.split_heads(x, 2)[0], spec((2, 4)), error=ShapeError)
+    assert "[batch, positions, heads, depth]" in refused(lambda x: nn.join_heads(x), spec((2, 3, 4)), error=ShapeError)
+
+
+def test_numbers_of_numpy_are_sizes_too():
+    def model(x, of=int):
+        x = nn.conv(x, 4, of(3), stride=of(1), padding=np.array([1, 1]), groups=of(2), dilation=(of(1), of(1)))
+        x = nn.resize(nn.max_pool(x, of(2)), of(4))
+        x = nn.split_heads(nn.flatten(nn.group_norm(x, of(2)), of(2)), of(2), of(4))[0]
+        return nn.one_hot(nn.topk(x, of(2))[1], of(3)) + nn.parameter("number", (), of(2))
+
+    nodes, wanted = (trace(partial(model, of=of), IMAGES).nodes for of in (np.int64, int))
+    assert [(node.name, op_text(node.op)) for node in nodes] == [(node.name, op_text(node.op)) for node in wanted]
+
+
+def test_content_that_is_none():
+    for wrong in ("normal", [1, 2, 3], None):
+        with pytest.raises(
+            UsageError, match="content of the parameter 'w' must be an initialiser, a number or an array"
+        ):
+            trace(lambda x, wrong=wrong: x + nn.parameter("w", 3, wrong), spec(3))
+
+
+def test_a_mask_of_lists():
+    x, mask = X[:1, :1, :2], [[True, False], [True, True]]
+    got, _ = run(lambda x: nn.attention(x, x, x, mask), x)
+    expected, _ = run(lambda x: nn.attention(x, x, x, np.array(mask)), x)
+    np.testing.assert_array_equal(got, expected)
 
 
 def test_extents_that_are_no_whole_numbers():

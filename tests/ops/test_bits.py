@@ -50,6 +50,6 @@ def test_decompositions(op: Op, arrays: list[np.ndarray]) -> None:
 
 
 def test_refusals() -> None:
-    refused("elements in eights", PackBits("(a0 > 0)"), "float64[7]")
+    refused("a multiple of 8 elements", PackBits("(a0 > 0)"), "float64[7]")
     refused("needs a condition", PackBits("(a0 + 1)"), "float64[8]")
     refused("a bit for each element", MaskedMap(("where(a0, a1, 0.0)",)), "uint8[2]", "float64[8]")

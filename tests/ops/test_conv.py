@@ -198,14 +198,14 @@ def test_cost_is_two_a_multiply_add(name: str) -> None:
 def test_what_does_not_fit_is_refused() -> None:
     once = ((1, 1), ((0, 0), (0, 0)), (1, 1))
     images, weights = "float32[1,3,5,5]", "float32[4,3,3,3]"
-    refused("takes 2 channels", Conv(*once), images, "float32[4,2,3,3]")
+    refused("need 2 image channels", Conv(*once), images, "float32[4,2,3,3]")
     refused("needs images", Conv(*once), images, "float32[4,3,3]")
     refused("does not fit", Conv(*once), "float32[1,3,2,5]", weights)
     refused("spatial axes", Conv(*once), "float32[1,3,5]", "float32[4,3,3]")
     refused("bias", Conv(*once), images, weights, "float32[3]")
     gradient = ["float32[1,4,3,3]", weights]
-    refused("added to must be of its type", ConvDataGrad(*once, spatial=(5, 5)), *gradient, "float32[1,3,5,4]")
+    refused("dx is added to must be", ConvDataGrad(*once, spatial=(5, 5)), *gradient, "float32[1,3,5,4]")
     refused("windows", ConvDataGrad(*once, spatial=(9, 9)), *gradient)
     refused("at least 1", Conv((0, 1), *once[1:]), images, weights)
-    refused("whole groups", Conv(*once, 2), "float32[1,4,5,5]", "float32[3,2,3,3]")
+    refused("a multiple of 2 output channels", Conv(*once, 2), "float32[1,4,5,5]", "float32[3,2,3,3]")
     refused("at least one channel", Conv((1,), ((0, 0),), (1,)), "float32[1,0,5]", "float32[2,0,3]")

@@ -168,11 +168,11 @@ def test_integers_compare_with_any_literal_as_numbers_do(name: str, literal: flo
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a0 + 300", r"300 is no int8, which the result of \(a0 \+ 300\) is"),
-        ("where(a0 < 2, a0, 1000)", "1000 is no int8"),
-        ("bitand(a0, nan)", r"bitand\(\) works on the bits of integers"),
-        ("bitnot(nan)", r"bitnot\(\) works on the bits of integers"),
-        ("shiftleft(a0, 1.5)", r"shiftleft\(\) works on the bits of integers"),
+        ("a0 + 300", r"\(a0 \+ 300\) is int8, which cannot hold 300; convert"),
+        ("where(a0 < 2, a0, 1000)", "is int8, which cannot hold 1000"),
+        ("bitand(a0, nan)", r"bitand\(\) needs integers"),
+        ("bitnot(nan)", r"bitnot\(\) needs integers"),
+        ("shiftleft(a0, 1.5)", r"shiftleft\(\) needs integers"),
     ],
 )
 def test_literals_that_an_integer_map_cannot_take(text: str, message: str) -> None:
@@ -185,9 +185,9 @@ def test_literals_that_an_integer_map_cannot_take(text: str, message: str) -> No
 @pytest.mark.parametrize(
     "name", ["sub", "neg", "sign", "square", "pow", "floordiv", "mod", "fmod", "truncdiv", "shiftleft", "shiftright"]
 )
-def test_arithmetic_of_truth_values_is_refused(name: str) -> None:
+def test_arithmetic_of_booleans_is_refused(name: str) -> None:
     truth, args = TensorType(as_dtype("bool"), (3,)), [Arg(i) for i in range(FUNCTIONS[name].arity)]
-    with pytest.raises(ShapeError, match=rf"{name}\(\) has no truth values: convert"):
+    with pytest.raises(ShapeError, match=rf"{name}\(\) does not take booleans; convert"):
         Map((str(call(name, *args)),)).infer([truth] * len(args))
 
 

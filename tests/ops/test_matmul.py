@@ -90,9 +90,9 @@ def test_cost_is_two_a_multiply_add() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     for told, *types in (
         ("inner extents differ", "float32[2,3]", "float32[4,5]"),
-        ("two matrices", "float32[3]", "float32[3,5]"),
-        ("two matrices", "float32[2,3]", "float64[3,5]"),
-        ("added to must be of its type", "float32[2,3]", "float32[3,5]", "float32[2,4]"),
+        ("two operands of one element type", "float32[3]", "float32[3,5]"),
+        ("two operands of one element type", "float32[2,3]", "float64[3,5]"),
+        ("product is added to must be", "float32[2,3]", "float32[3,5]", "float32[2,4]"),
         ("broadcast", "float32[2,4,3]", "float32[3,3,5]"),
     ):
         refused(told, MatMul(), *types)

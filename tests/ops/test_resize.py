@@ -125,9 +125,9 @@ def test_what_does_not_fit_is_refused() -> None:
     refused("floating-point", Resize((1, 2, 6, 8)), str(x))
     refused("cannot be resized", Resize((1, 2, 6), "nearest"), str(x))
     refused("gradient must be", ResizeGrad((1, 2, 6, 8), "nearest", extents=(1, 2, 3, 4)), str(x))
-    with pytest.raises(ValueError, match="none of"):
+    with pytest.raises(ValueError, match="mode must be one of"):
         Resize((1, 2, 6, 8), "smooth")
-    with pytest.raises(ShapeError, match="none of"):
+    with pytest.raises(ShapeError, match="coordinate must be one of"):
         b = Builder()
         resize(b, b.input("x", x), (1, 2, 6, 8), coordinate="nowhere")
 
@@ -140,5 +140,5 @@ def test_an_axis_that_changes_has_so_many_positions_at_most(monkeypatch: pytest.
     for x, shape in ((short, (1, 1, 8)), (long, (1, 1, 9, 4))):
         assert resize(b, x, shape, mode="nearest").shape == shape
     for x, shape in ((short, (1, 1, 9)), (long, (1, 1, 2, 2))):
-        with pytest.raises(UnsupportedError, match="8 are the most"):
+        with pytest.raises(UnsupportedError, match="axes of 8 elements at most"):
             resize(b, x, shape, mode="nearest")

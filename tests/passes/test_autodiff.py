@@ -10,13 +10,14 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from foreplan.errors import ModelError
+from foreplan.errors import ModelError, UnsupportedError
 from foreplan.graph import Builder, Fill, Graph, Kind, Normal, TensorType, Value
 from foreplan.graph.types import FLOAT64, INT64
 from foreplan.ops.expr import call, relu, tanh
 from foreplan.ops.join import split
 from foreplan.ops.map import Map, elementwise
 from foreplan.ops.matmul import matmul
+from foreplan.ops.norm.rows import LayerNorm
 from foreplan.ops.reduce import Reduce, reduce
 from foreplan.passes import differentiate, simplified, updating
 from foreplan.passes.optimizer import Nesterov
@@ -128,6 +129,14 @@ def test_a_loss_without_parameters_is_refused() -> None:
     graph = b.finish({}, loss=reduce(b, "sum", x))
     with pytest.raises(ModelError, match="depends on no parameter"):
         differentiate(graph)
+
+
+def test_a_loss_of_statistics_is_refused() -> None:
+    b = Builder()
+    x = b.store("x", TensorType(F, (2, 3)), Kind.PARAMETER, Fill(1.0))
+    _, mean, _ = b.node(LayerNorm(1, 1e-5), x, name="norm")
+    with pytest.raises(UnsupportedError, match=r"node 'norm' cannot be differentiated: .*statistics .* reductions"):
+        differentiate(b.finish({}, loss=reduce(b, "sum", mean)))
 
 
 def test_a_graph_without_a_loss_is_refused() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from foreplan.arguments import whole
 from foreplan.errors import ShapeError
+from foreplan.frontend.nn.windows import PerAxis, per_axis
 from foreplan.frontend.tracing.dispatch import as_axis
 from foreplan.frontend.tracing.elementwise import apply, as_bool, convert, select
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
@@ -90,7 +91,7 @@ def gelu(x: Any, approximate: str = "none") -> Tensor:
         approximate: "none" uses the error function; "tanh" the paper's approximation, as GPT-2 does.
 
     Raises:
-        TraceError: another word for `approximate`.
+        TraceError: `approximate` is another word.
     """
 
     def exact(x: Expr) -> Expr:
@@ -105,7 +106,7 @@ def gelu(x: Any, approximate: str = "none") -> Tensor:
 
 
 def softmax(x: Any, axis: int = -1) -> Tensor:
-    """e^x / Σ e^x along an axis."""
+    """eˣ / Σ eˣ along an axis; floating-point x of any shape."""
     return _wrap(normalising.softmax(current().at(), as_tensor(x).value, axis))
 
 
@@ -115,13 +116,15 @@ def log_softmax(x: Any, axis: int = -1) -> Tensor:
 
 
 def dropout(x: Any, ratio: float = 0.5) -> Tensor:
-    """In training, zero each element with probability `ratio` and scale the rest by 1 / (1 − ratio); else `x` itself.
+    """Zero each element with probability `ratio` and scale the rest by 1 / (1 − ratio) (Srivastava et al. 2014).
+
+    This happens in training only; in inference the result is `x`.
 
     Raises:
         TraceError: the ratio is outside [0, 1).
     """
     if not 0.0 <= ratio < 1.0:
-        raise fail(f"dropout with the ratio {ratio}; it must be at least 0 and less than 1")
+        raise fail(f"dropout's ratio must be in [0, 1), and is {ratio}")
     tensor = as_tensor(x)
     return tensor if not ratio else _wrap(random.dropout(current().at(), tensor.value, ratio))
 
@@ -131,28 +134,54 @@ def dropout(x: Any, ratio: float = 0.5) -> Tensor:
 
 def max_pool(
     x: Tensor,
-    kernel: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
+    kernel: PerAxis,
+    stride: PerAxis | None = None,
+    padding: PerAxis = 0,
+    dilation: PerAxis = 1,
 ) -> Tensor:
-    """Maximum over windows of [N, C, *S]; the stride is the kernel's extent by default."""
-    stride = kernel if stride is None else stride
-    y = pool.max_pool(current().at(), x.value, kernel, strides=stride, pads=padding, dilations=dilation)
-    return _wrap(y)
+    """Maximum over windows of [N, C, *S]; the stride is the kernel's extent by default.
+
+    Raises:
+        ShapeError: no window fits into the padded images.
+        UsageError: a size is not a whole number, or too small.
+    """
+    geometry = _windows("max_pool", x, kernel, stride, padding)
+    gaps = per_axis("max_pool's dilation", dilation, x.ndim - 2)
+    return _wrap(pool.max_pool(current().at(), x.value, dilations=gaps, **geometry))
 
 
 def avg_pool(
     x: Tensor,
-    kernel: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
+    kernel: PerAxis,
+    stride: PerAxis | None = None,
+    padding: PerAxis = 0,
     count_padding: bool = False,
 ) -> Tensor:
-    """Mean over windows of [N, C, *S]; padding counts as zeros only with `count_padding`."""
-    stride = kernel if stride is None else stride
-    y = pool.avg_pool(current().at(), x.value, kernel, strides=stride, pads=padding, count_include_pad=count_padding)
-    return _wrap(y)
+    """Mean over windows of [N, C, *S]; the stride is the kernel's extent by default.
+
+    Padding counts as zeros only with `count_padding`.
+
+    Raises:
+        ShapeError: no window fits into the padded images, or elements are not floating-point.
+        UsageError: a size is not a whole number, or too small.
+    """
+    geometry = _windows("avg_pool", x, kernel, stride, padding)
+    return _wrap(pool.avg_pool(current().at(), x.value, count_include_pad=count_padding, **geometry))
+
+
+class _Windows(TypedDict):
+    """The arguments that poolings share, one entry for each spatial axis."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+
+
+def _windows(kind: str, x: Tensor, kernel: PerAxis, stride: PerAxis | None, padding: PerAxis) -> _Windows:
+    axes = x.ndim - 2
+    taps = per_axis(f"{kind}'s kernel", kernel, axes)
+    steps = taps if stride is None else per_axis(f"{kind}'s stride", stride, axes)
+    return {"kernel": taps, "strides": steps, "pads": per_axis(f"{kind}'s padding", padding, axes, 0)}
 
 
 def global_avg_pool(x: Tensor) -> Tensor:
@@ -160,16 +189,21 @@ def global_avg_pool(x: Tensor) -> Tensor:
     return _wrap(reduce(current().at(), "mean", x.value, range(2, x.ndim)))
 
 
-def resize(x: Tensor, size: int | Sequence[int], mode: str = "linear", align_corners: bool = False) -> Tensor:
-    """[N, C, *S] with spatial extents `size`.
+def resize(x: Tensor, size: PerAxis, mode: str = "linear", align_corners: bool = False) -> Tensor:
+    """[N, C, *S] → [N, C, *size] by interpolation.
 
     Args:
         x: images.
         size: new extent along each spatial axis; one number for all.
         mode: "nearest" (the sample at or before), "linear" (bilinear in two dimensions) or "cubic".
-        align_corners: outermost samples stay outermost; else pixels are areas (half-pixel centres).
+        align_corners: whether the outermost samples keep their places; else pixels are areas (half-pixel centres).
+
+    Raises:
+        ShapeError: the size does not fit the axes, or the mode is not known.
+        UnsupportedError: an axis is too long.
+        UsageError: a size is not a whole number of at least 1.
     """
-    spatial = (size,) * (x.ndim - 2) if isinstance(size, int) else tuple(size)
+    spatial = per_axis("resize's size", size, x.ndim - 2)
     nearest = mode == "nearest"
     coordinate = "align_corners" if align_corners else "asymmetric" if nearest else "half_pixel"
     shape, b = (*x.shape[:2], *spatial), current().at()
@@ -180,19 +214,23 @@ def resize(x: Tensor, size: int | Sequence[int], mode: str = "linear", align_cor
 
 
 def upsample(x: Tensor, scale: int = 2, mode: str = "nearest") -> Tensor:
-    """[N, C, *S] with every spatial extent `scale` times as large."""
+    """[N, C, *S] with every spatial extent `scale` times as large; modes as in `resize`.
+
+    Raises:
+        UsageError: the scale is not a whole number of at least 1.
+    """
     times = whole("upsample's scale", scale, 1)
     return resize(x, [n * times for n in x.shape[2:]], mode)
 
 
 def concat(tensors: Sequence[Any], axis: int = 1) -> Tensor:
-    """Tensors one behind the other along an axis, the channels by default."""
+    """Tensors joined along an axis, the channels by default. Their other extents and element types are the same."""
     joined: Any = np.concatenate(tensors, axis=axis)
     return as_tensor(joined)
 
 
 def flatten(x: Tensor, start: int = 1) -> Tensor:
-    """Axes from `start` on as one: [N, C, H, W] → [N, C·H·W]."""
+    """The axes from `start` on as one axis: [N, C, H, W] → [N, C·H·W]."""
     first = as_axis(start, x.ndim)
     return x.reshape(*x.shape[:first], math.prod(x.shape[first:]))
 
@@ -209,16 +247,19 @@ def attention(
     scale: float | None = None,
     heads_last: bool = False,
 ) -> Tensor:
-    """softmax(q·kᵀ·scale + mask)·v, without ever holding the whole score matrix.
+    """softmax(q·kᵀ·scale + mask)·v: [B, H, T, E]. The whole score matrix never exists.
 
     Args:
-        q: [B, H, T, D].
-        k: [B, H, S, D]; fewer heads than q's are shared by equal groups of them.
-        v: [B, H, S, D], like k.
+        q: queries [B, H, T, D].
+        k: keys [B, G, S, D]; G divides H, and H/G neighbouring query heads share a key head.
+        v: values [B, G, S, E].
         mask: broadcasts to [B, H, T, S]; added to the scores, or boolean (True: attend).
         causal: position t attends to positions up to t.
-        scale: 1/√D by default.
-        heads_last: q, k, v and the result are [B, T, H, D], what `split_heads` gives.
+        scale: factor on the scores, 1/√D by default.
+        heads_last: q, k, v and the result are [B, positions, heads, depth], as `split_heads` gives them.
+
+    Raises:
+        ShapeError: shapes or element types do not fit each other.
     """
     bias = None if mask is None else _additive(mask, q).value
     b = current().at()
@@ -228,9 +269,10 @@ def attention(
 
 def _additive(mask: Any, q: Tensor) -> Tensor:
     """A mask as numbers to add to scores, with four axes."""
+    mask = mask if isinstance(mask, Tensor) else np.asarray(mask)
     dtype = q.value.dtype
     if np.dtype(mask.dtype) == bool:
-        # The lowest number and not -inf: a row that may attend to nothing then gives a mean, not NaN.
+        # The lowest number and not -inf: a query without any key then gets the mean of the values, not NaN.
         lowest = float(np.finfo(np.float32 if dtype.name == "bfloat16" else dtype.numpy).min)
         if isinstance(mask, np.ndarray):
             mask = np.where(mask, 0.0, lowest)
@@ -241,20 +283,31 @@ def _additive(mask: Any, q: Tensor) -> Tensor:
 
 
 def split_heads(x: Tensor, heads: int, parts: int = 1) -> tuple[Tensor, ...]:
-    """[B, T, parts·D] as `parts` tensors [B, T, heads, D/heads], all of them views; for `attention(heads_last=True)`.
+    """[B, T, parts·D] → `parts` tensors [B, T, heads, D/heads], all of them views, for `attention(heads_last=True)`.
 
     Raises:
-        ShapeError: the heads do not divide D.
+        ShapeError: `x` does not have three axes, or the heads do not divide D.
+        UsageError: `heads` or `parts` is not a whole number of at least 1.
     """
+    parts, heads = whole("the number of parts", parts, 1), whole("the number of heads", heads, 1)
+    if x.ndim != 3 or x.shape[2] % (parts * heads):
+        raise ShapeError(
+            f"{x!r} does not split into {parts} × {heads} heads; it needs [batch, positions, width] with a width that "
+            f"{parts * heads} divides"
+        )
     batch, length, width = x.shape
-    if width % (parts * heads):
-        raise ShapeError(f"{x!r} does not split into {parts} × {heads} heads")
     pieces: Any = np.split(x, parts, axis=2) if parts > 1 else [x]
     return tuple(piece.reshape(batch, length, heads, width // parts // heads) for piece in pieces)
 
 
 def join_heads(x: Tensor) -> Tensor:
-    """[B, T, H, D] → [B, T, H·D], a view."""
+    """[B, T, H, D] → [B, T, H·D], a view.
+
+    Raises:
+        ShapeError: `x` does not have four axes.
+    """
+    if x.ndim != 4:
+        raise ShapeError(f"join_heads needs [batch, positions, heads, depth], and got {x!r}")
     batch, length, heads, width = x.shape
     return x.reshape(batch, length, heads * width)
 
@@ -263,13 +316,16 @@ def join_heads(x: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, target: Tensor, axis: int = -1, ignore_index: int = -100) -> Tensor:
-    """−log softmax(logits)[target], one number an item.
+    """−log softmax(logits)[target]: one number for each item, in the shape of the target.
 
     Args:
-        logits: scores, with the classes along `axis`.
-        target: integers, the logits' shape without that axis; items with `ignore_index` give 0.
-        axis: of the classes.
-        ignore_index: what marks an item that does not count.
+        logits: floating-point scores, with the classes along `axis`.
+        target: integers in the shape of the logits without that axis.
+        axis: the axis of the classes.
+        ignore_index: the target of items that do not count; their loss is 0.
+
+    Raises:
+        ShapeError: the target does not fit the logits.
     """
     found = as_axis(axis, logits.ndim)
     b = current().at()
@@ -277,7 +333,12 @@ def cross_entropy(logits: Tensor, target: Tensor, axis: int = -1, ignore_index: 
 
 
 def one_hot(ids: Tensor, depth: int, axis: int = -1, dtype: str = "float32") -> Tensor:
-    """1 where the new axis' index equals the element, else 0: integers [...] → [..., depth]."""
+    """1 where the index along the new axis equals the element, else 0: integers [...] → [..., depth].
+
+    Raises:
+        UsageError: the depth is not a whole number of at least 0.
+    """
+    depth = whole("one_hot's depth", depth, 0)
     return _wrap(index.one_hot(current().at(), ids.value, depth, axis=axis, dtype=as_dtype(dtype)))
 
 
@@ -287,13 +348,19 @@ def cumsum(x: Tensor, axis: int = -1, exclusive: bool = False, reverse: bool = F
 
 
 def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
-    """The k largest (or smallest) elements along an axis, in order, and their indices (int64)."""
+    """The k largest (or smallest) elements along an axis, in order, and their indices (int64).
+
+    Raises:
+        ShapeError: the axis has fewer than k elements.
+        UsageError: k is not a whole number of at least 0.
+    """
+    k = whole("topk's k", k, 0)
     values, indices = current().at().node(sort.TopK(k, as_axis(axis, x.ndim), largest), x.value)
     return _wrap(values), _wrap(indices)
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of the elements where the mask holds (0 where it never does); a scalar."""
+    """Mean of the elements where the mask is true, a scalar; 0 if it is true nowhere."""
     count = convert(as_bool(mask), x.value.dtype).sum()
     return (x * convert(as_bool(mask), x.value.dtype)).sum() / np.maximum(count, 1.0)
 

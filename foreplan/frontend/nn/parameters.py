@@ -1,4 +1,4 @@
-"""Parameters of the model being traced: made by name in scopes, described by initialisers, never drawn here."""
+"""Parameters of the model being traced. They have names within scopes, and initialisers that a session runs later."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import cast
 
 import numpy as np
 
-from foreplan.arguments import whole
-from foreplan.errors import ShapeError
+from foreplan.arguments import shown, whole
+from foreplan.errors import ShapeError, UsageError
 from foreplan.frontend.tracing.tensor import Tensor
 from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.graph import Array, DType, Fill, Initializer, Normal, TensorType, Uniform, as_dtype
@@ -20,7 +20,7 @@ Init = Initializer | np.ndarray | float
 
 
 def scope(name: str | int) -> AbstractContextManager[None]:
-    """`with nn.scope("layer1"):` — names of parameters made inside begin with `layer1.`; scopes nest."""
+    """Within `with nn.scope("layer1"):` the names of parameters begin with `layer1.`; scopes nest."""
     return current().scope(str(name))
 
 
@@ -30,14 +30,15 @@ def parameter(
     """A trained tensor, called by its name within the scopes around it.
 
     Args:
-        name: such as `weight`; must be new.
-        shape: extents.
+        name: such as `weight`; it must be new.
+        shape: extents; one number for one axis.
         init: an initialiser, one number for all elements, or an array of this shape.
         dtype: element type.
 
     Raises:
         TraceError: the name is taken, or nothing is being traced.
         ShapeError: the array given has another shape.
+        UsageError: an extent is not a whole number, or `init` is nothing of the kind.
     """
     return _store(name, shape, init, dtype, Kind.PARAMETER)
 
@@ -45,15 +46,15 @@ def parameter(
 def buffer(
     name: str, shape: int | Sequence[int], init: Init = 0.0, dtype: DType | str | np.dtype | type = "float32"
 ) -> Tensor:
-    """A tensor that the model keeps but does not train, such as a running statistic; arguments as `parameter`'s."""
+    """A tensor that the model keeps but does not train, such as a running statistic; arguments as in `parameter`."""
     return _store(name, shape, init, dtype, Kind.BUFFER)
 
 
 def shared(name: str) -> Tensor:
-    """The parameter or buffer made earlier under this full name, for tied use: `x @ nn.shared("wte.weight").T`.
+    """The parameter or buffer that was made under this full name, to use it again: `x @ nn.shared("wte.weight").T`.
 
     Raises:
-        TraceError: there is none of that name.
+        TraceError: none has this name.
     """
     made = current().parameters
     if name not in made:
@@ -69,15 +70,21 @@ def _store(
     type = TensorType(as_dtype(dtype), extents)
     if isinstance(init, np.ndarray):
         if init.shape != extents:
-            raise ShapeError(f"the parameter {name!r} has the shape {list(extents)}, and its array {list(init.shape)}")
+            raise ShapeError(
+                f"the parameter {name!r} has the shape {list(extents)}, but its array has {list(init.shape)}"
+            )
         init = Array(np.array(init, dtype=type.dtype.numpy))
-    elif isinstance(init, int | float):
+    elif isinstance(init, int | float | np.number):
         init = Fill(float(init))
+    elif not hasattr(init, "fill"):
+        raise UsageError(
+            f"the content of the parameter {name!r} must be an initialiser, a number or an array, and is {shown(init)}"
+        )
     return current().store(name, type, kind, init)
 
 
 def layer(name: str, kind: str) -> AbstractContextManager[None]:
-    """The scope of one layer's parameters; a layer without a name is called by its kind and a number."""
+    """The scope of one layer's parameters. A layer without a name is named by its kind and a number."""
     return scope(name or current().numbered_name(kind))
 
 
@@ -92,7 +99,7 @@ def kaiming_normal_fan_out(shape: Sequence[int]) -> Normal:
 
 
 def uniform_fan_in(fan_in: int) -> Uniform:
-    """U(±1 / √fan_in), what PyTorch draws for linear layers and convolutions, weight and bias."""
+    """U(±1 / √fan_in), from which PyTorch draws weights and biases of linear layers and convolutions."""
     bound = 1.0 / math.sqrt(fan_in) if fan_in else 0.0
     return Uniform(-bound, bound)
 

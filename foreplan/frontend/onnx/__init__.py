@@ -46,30 +46,31 @@ def from_onnx(
 ) -> Graph:
     """The inference graph of an ONNX model, with static shapes.
 
-    Large weights are described by where they are in the file and not read. Names of inputs, nodes, tensors and
-    weights are those of the model. An ONNX file does not say what is trained. Which tensors are parameters follows from
-    what the exporter tells, else from names and uses (see `foreplan.frontend.onnx.roles`); each `Value.why` says how,
-    and `train` and `freeze` have the last word. Running statistics are buffers, all others constants.
+    Large weights are not read; the graph holds their places in the file. Names of inputs, nodes, tensors and weights
+    are those of the model. An ONNX file does not say what is trained. Which tensors become parameters follows from what
+    the exporter tells, else from names, uses and a few of the numbers (see `foreplan.frontend.onnx.roles`). Each
+    `Value.why` tells the reason, and `train` and `freeze` have the last word. Running statistics become buffers, and
+    all others stay constants.
 
     Args:
         model: path of an .onnx file, or a ModelProto.
         shapes: input name → shape, for inputs whose sizes are symbolic in the file: `{"x": (1, 3, 224, 224)}`.
-        batch: extent of the first axis of every input; where the file fixes another one, shapes written
+        batch: extent of the first axis of every input. Where the file fixes another one, shapes written
             within the model are rewritten too, and `Graph.notes` says which.
         train, freeze: weights that are trained, or are not, whatever they would be otherwise: see `foreplan.compile`.
 
-    A Dropout is active in training steps; one with training_mode true is active in every step, as ONNX has it, and a
+    A Dropout is active in training steps only. With training_mode true it is active in every step, as in ONNX, and a
     note says so.
 
-    An output whose shape contradicts the one that the file declares has the shape that is computed, as in ONNX
-    Runtime, and a note says so.
+    Where the computed shape of an output differs from the declared one, the computed one counts, as in ONNX Runtime,
+    and a note says so.
 
     Raises:
         ModelError: the file is missing, broken, or not an ONNX model.
         ShapeError: shapes are unbound or contradict each other, a node fixes the batch, or an output is declared with
             another element type.
-        UnsupportedError: an op, an opset, an element type or a shape that depends on data.
-        UsageError: an argument that cannot be meant.
+        UnsupportedError: foreplan lacks an op, opset or element type of the model, or a shape depends on data.
+        UsageError: an argument has the wrong type, or a value out of range.
 
     Source: the ONNX specification, IR versions 3 to 13, operators of opsets 1 to 28.
     """

@@ -55,7 +55,7 @@ class Rebatch:
         return self.shapes.get(n.input_names[index], n.shape(index))
 
     def carries(self, n: Rebatched, index: int, axis: int) -> bool:
-        """Whether that axis of input `index` is longer or shorter than as exported."""
+        """Whether that axis of input `index` has another extent than as exported."""
         return self.before(n, index)[axis] != n.shape(index)[axis]
 
     def carries_any(self, n: Rebatched, index: int) -> bool:
@@ -75,7 +75,7 @@ class Rebatch:
             written: its target in the model as exported, every extent known.
 
         Raises:
-            ShapeError: no extent of the target is one that the batch can be in.
+            ShapeError: no extent of the target can hold the batch.
         """
         before, now = self.before(n, 0), n.shape(0)
         if before == now:
@@ -102,11 +102,11 @@ class Rebatch:
         (axis,) = carrying
         step = self._entries(n.input_names[index], axis, before[axis]) * math.prod(before[axis + 1 :])
         if not step:
-            raise self.fixed(n, f"{list(before)} has no elements that could tell the batch from other axes")
+            raise self.fixed(n, f"{list(before)} has no elements, so the batch cannot be told from other axes")
         return step
 
     def _entries(self, name: str, axis: int, extent: int) -> int:
-        """Entries of an axis from one item to the next: all that it holds an item, unless something is outside."""
+        """Entries of an axis from one item of the batch to the next; by default the batch is outermost in the axis."""
         return self._inner.get((name, axis), extent // self.old)
 
     def note_rewritten(self, n: Rebatched, old: Sequence[int], new: Sequence[int]) -> None:
@@ -123,7 +123,7 @@ class Rebatch:
         )
 
     def explain(self, error: ShapeError) -> str:
-        """The message for shapes that fit as exported and do not in the new batch."""
+        """The message for shapes that fit as exported, but not with the new batch."""
         if "fixes the batch at" in str(error):
             return str(error)
         return (
@@ -150,7 +150,7 @@ class Rebatch:
             self._follow(n, name, axis)
 
     def _follow(self, n: Rebatched, name: str, axis: int) -> None:
-        """Note where within an axis of an output the batch is, since an axis may hold more (heads, directions)."""
+        """Note where in an axis of an output the batch lies; the axis may also hold heads or directions."""
         before = self.shapes[name]
         if n.op_type in _RESHAPES:
             self._inner[name, axis] = self._step(n, 0) // max(1, math.prod(before[axis + 1 :]))

@@ -1,4 +1,4 @@
-"""Control flow that is decided before data are seen: branches on known conditions, loops of known length."""
+"""Control flow that is known at import: branches on known conditions, loops of known length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foreplan.ops.shape import reshape, slice_axis
 if TYPE_CHECKING:
     import onnx
 
-# From a body, the prefix of the names in it and its inputs to its outputs; it also reads what stands around it.
+# (body, prefix of the names in it, its inputs) → its outputs. A body can also read the tensors around its node.
 Walk = Callable[["onnx.GraphProto", str, Sequence[Operand]], list[Operand]]
 
 
@@ -23,11 +23,11 @@ def _graph(n: OnnxNode, name: str) -> onnx.GraphProto:
     for attribute in n.proto.attribute:
         if attribute.name == name and attribute.HasField("g"):
             return attribute.g
-    raise n.fail(f"it has no graph {name!r}")
+    raise n.fail(f"the graph attribute {name!r} is missing")
 
 
 def _gives(n: OnnxNode, body: onnx.GraphProto, least: int) -> None:
-    """Refuse a body with fewer outputs than its state has tensors."""
+    """Refuse a body with fewer than `least` outputs."""
     if len(body.output) < least:
         raise n.fail(f"its body {body.name!r} must have {least} outputs or more, and has {len(body.output)}")
 
@@ -62,7 +62,9 @@ def translate_loop(n: OnnxNode, name: str, walk: Walk) -> list[Operand | None]:
     """A loop of a known number of steps, written out."""
     body = _graph(n, "body")
     if not n.has(0) and not n.has(1):
-        raise n.unsupported("it has neither a number of steps nor a condition, and would never end")
+        raise n.unsupported(
+            "it has neither a number of steps nor a condition, so it would never end; export it with one"
+        )
     most = None
     if n.has(0):
         steps = n.operand(0)
@@ -88,7 +90,9 @@ def translate_loop(n: OnnxNode, name: str, walk: Walk) -> list[Operand | None]:
             row.append(result)
         step += 1
     if rows and not step:
-        raise n.unsupported("it runs no step, so the shapes of its scan outputs are not known")
+        raise n.unsupported(
+            "it runs no step, so the shapes of its scan outputs are not known; export the model without it"
+        )
     return [*state, *(_stack(n, row, 0) for row in rows)]
 
 
@@ -118,7 +122,7 @@ def translate_scan(n: OnnxNode, name: str, walk: Walk) -> list[Operand | None]:
     backward = _for_each(n, "scan_input_directions", count)
     lengths = {x.shape[axis] for x, axis in zip(scanned, axes)}
     if len(lengths) != 1 or 0 in lengths:
-        raise n.unsupported(f"it scans axes of {sorted(lengths)} elements; foreplan writes out equal ones, 1 or more")
+        raise n.unsupported(f"it scans axes of {sorted(lengths)} elements; all must have the same number, at least 1")
     (length,) = lengths
     rows: list[list[Operand]] = [[] for _ in body.output[held:]]
     for step in range(length):

@@ -1,8 +1,8 @@
-"""Values known at import: shapes and what is computed from them.
+"""Values known at import: shapes, and values computed from them.
 
-An op is folded by its translation and the kernels that this gives, so that it means the same as where data reach it.
-ONNX's reference implementation stands in for ops without a translation: it gives several ops the meaning of the newest
-opset, whatever opset the model is written for.
+A node is folded by its op's translation and NumPy kernels, so that it means the same as a node that data reach. Ops
+without a translation are folded by ONNX's reference implementation. It is not used for others, because it gives several
+ops the meaning of the newest opset, whatever the model's opset.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from foreplan.errors import ForeplanError, UnsupportedError
 from foreplan.frontend.onnx.batch import Rebatch
+from foreplan.frontend.onnx.load import domain_of
 from foreplan.frontend.onnx.node import TRANSLATIONS, OnnxNode, Operand
 from foreplan.frontend.onnx.tensors import Constant, filled, from_array
 from foreplan.frontend.onnx.wire import INTEGER_BYTES
@@ -23,7 +24,7 @@ from foreplan.graph import Builder, TensorType, Value, as_dtype
 from foreplan.graph.ir import Kind
 from foreplan.ops.evaluate import content, evaluate
 
-# Not functions of their inputs alone, or better built than folded.
+# Ops that depend on more than their inputs, or that the importer expands.
 _NEVER = {
     "Bernoulli",
     "Dropout",
@@ -36,10 +37,10 @@ _NEVER = {
     "RandomUniformLike",
     "Scan",
 }
-# Ops without a translation whose output is not far larger than their inputs, or whose size is seen in them.
+# Ops without a translation whose output is not far larger than their inputs, or has a size that these tell.
 _BY_REFERENCE = {"BitCast", "CumProd", "Det", "MelWeightMatrix", "NonZero", "Range", "Unique"}
 _PLAIN = (1, 2, 3, 6, 7, 8)  # AttributeProto's FLOAT, INT, STRING and lists of them
-_MOST_BYTES = 8 * INTEGER_BYTES  # of a result on the way to one that is kept in sight
+_MOST_BYTES = 8 * INTEGER_BYTES  # of an intermediate result
 
 
 def fold(n: OnnxNode, kind: Kind) -> list[Constant | None] | None:
@@ -47,15 +48,15 @@ def fold(n: OnnxNode, kind: Kind) -> list[Constant | None] | None:
 
     Args:
         n: the node.
-        kind: the role of its first output, where that is filled with one number and never looked at.
+        kind: the role of its output, if it is a ConstantOfShape.
     """
-    if n.proto.domain not in ("", "ai.onnx"):
+    if domain_of(n.proto.domain):
         return None
     if n.op_type in ("Shape", "Size"):
         return [_shape(n)]
     if n.op_type == "ConstantOfShape":
         return [_constant_of_shape(n, kind)]
-    read = n.inputs[:1] if n.op_type == "CastLike" else n.inputs  # of the other it reads the type
+    read = n.inputs[:1] if n.op_type == "CastLike" else n.inputs  # of the other input it reads the type
     constants = [operand for operand in read if operand is not None]
     if not constants or n.op_type in _NEVER or any(attribute.HasField("g") for attribute in n.proto.attribute):
         return None
@@ -94,7 +95,7 @@ def _constant_of_shape(n: OnnxNode, kind: Kind) -> Constant:
 
 
 class _Apart:
-    """Where a translation puts the nodes of what is folded: a graph of their own, which is then computed."""
+    """A graph apart, in which a translation builds the node that is folded, and which is then computed."""
 
     def __init__(self, path: Path | None) -> None:
         self.b, self.path = Builder("folded"), path
@@ -115,7 +116,7 @@ class _Apart:
         raise UnsupportedError("a random tensor is not known at import")
 
     def array(self, operand: Operand | None) -> np.ndarray | None:
-        """The content of a result; None where it is too large, or nothing."""
+        """The content of a result; None if it is too large, or if there is no result."""
         if operand is None:
             return None
         if isinstance(operand, Constant):
@@ -124,7 +125,7 @@ class _Apart:
 
 
 def _translated(n: OnnxNode) -> Sequence[np.ndarray | None] | None:
-    """The outputs by the op's translation; None where it has none for these inputs, or where one is too large."""
+    """The outputs by the op's translation; None if it has none for these inputs, or if an output is too large."""
     apart = _Apart(n.path)
     alone = OnnxNode(n.proto, n.inputs, n.opset, n.source, apart, n.input_names, n.output_names)
     try:
@@ -136,12 +137,12 @@ def _translated(n: OnnxNode) -> Sequence[np.ndarray | None] | None:
             if not evaluate(apart.b.nodes, apart.known, _MOST_BYTES):
                 return None
     except (ForeplanError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, AssertionError):
-        return None  # the translation says what is wrong when it is asked again
+        return None  # when it is called for the graph itself, the translation says what is wrong
     return [apart.array(operand) for operand in ([result] if isinstance(result, Value | Constant) else result)]
 
 
 def _fits_in_sight(n: OnnxNode) -> bool:
-    """Whether an op that makes a tensor from numbers makes one that is kept in sight."""
+    """Whether an op that makes a tensor from numbers makes one small enough to be known at import."""
     if n.op_type == "Range":
         start, limit, delta = (n.known_scalar(i) for i in range(3))
         return not delta or 8 * abs(limit - start) / abs(delta) <= INTEGER_BYTES
@@ -151,12 +152,12 @@ def _fits_in_sight(n: OnnxNode) -> bool:
 
 
 def _reference(n: OnnxNode) -> Sequence[np.ndarray | None] | None:
-    """The outputs by onnx.reference; None where it cannot."""
+    """The outputs by onnx.reference; None if it fails."""
     import onnx
     from onnx.reference import ReferenceEvaluator
 
     if any(attribute.type not in _PLAIN for attribute in n.proto.attribute):
-        return None  # it would read a tensor's bytes from any file that this names
+        return None  # a tensor attribute may name any file, which it would read
     node = onnx.NodeProto()
     node.CopyFrom(n.proto)
     feeds = {}

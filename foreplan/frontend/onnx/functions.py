@@ -1,10 +1,11 @@
-"""Composite ops as their definitions: a model's own functions, and the function bodies that ONNX ships for its ops."""
+"""Composite ops by their definitions: a model's own functions, and the function bodies that ONNX has for its ops."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from foreplan.frontend.onnx.load import domain_of
 from foreplan.frontend.onnx.node import OnnxNode
 from foreplan.frontend.onnx.tensors import ONNX_DTYPES
 
@@ -16,9 +17,8 @@ def standard_body(n: OnnxNode) -> onnx.FunctionProto | None:
     """ONNX's function body of the node's op at its opset, or None if it has none."""
     import onnx
 
-    domain = "" if n.proto.domain == "ai.onnx" else n.proto.domain
     try:
-        schema: Any = onnx.defs.get_schema(n.op_type, n.opset, domain)
+        schema: Any = onnx.defs.get_schema(n.op_type, n.opset, domain_of(n.proto.domain))
     except onnx.defs.SchemaError:
         return None
     versions = [v for v in schema.function_opset_versions if v <= n.opset]
@@ -51,9 +51,8 @@ def attributes_of_call(n: OnnxNode, body: onnx.FunctionProto) -> dict[str, onnx.
     import onnx
 
     found = {attribute.name: attribute for attribute in body.attribute_proto}
-    domain = "" if n.proto.domain == "ai.onnx" else n.proto.domain
     try:
-        schema = onnx.defs.get_schema(n.op_type, n.opset, domain)
+        schema = onnx.defs.get_schema(n.op_type, n.opset, domain_of(n.proto.domain))
         found |= {k: v.default_value for k, v in schema.attributes.items() if v.default_value.type}
     except onnx.defs.SchemaError:
         pass  # a function of the model's own

@@ -13,7 +13,7 @@ from foreplan.frontend.onnx.batch import Rebatch
 from foreplan.frontend.onnx.control import CONTROL_FLOW
 from foreplan.frontend.onnx.fold import fold
 from foreplan.frontend.onnx.functions import attributes_of_call, standard_body, with_attributes
-from foreplan.frontend.onnx.load import Model
+from foreplan.frontend.onnx.load import Model, domain_of, opsets_of
 from foreplan.frontend.onnx.node import OnnxNode, Operand
 from foreplan.frontend.onnx.ops import TRANSLATIONS
 from foreplan.frontend.onnx.order import in_order
@@ -38,13 +38,13 @@ _MOST_WRITTEN, _MOST_MADE, _MOST_TIMES = 1 << 15, 1 << 16, 64
 
 
 class Scope:
-    """The tensors that can be read by name: of a graph, of a function called, or of a branch within one.
+    """The tensors that nodes can read by name, in a graph, a called function, or a branch or loop within one.
 
     Attributes:
-        prefix: before the names of what is made here, so that they are unique in the model.
+        prefix: begins the names of tensors made here, so that they are unique in the model.
         roles: what the tensors of this scope are to the model.
         opsets: domain → version that nodes here are written for.
-        names: tensors of a function that go by another name outside.
+        names: of tensors of a function that have another name outside.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class _OnnxBuilder(Builder):
         self._claim_name, self._most = claim, most
 
     def node(self, op: Op, *inputs: Value, name: str = "", outputs: Iterable[str] = ()) -> tuple[Value, ...]:
-        """As `Builder.node`; a step of a loop or of a recurrent layer makes nodes of its own."""
+        """As `Builder.node`, until there are `most` nodes."""
         if len(self.nodes) >= self._most:
             raise UnsupportedError(
-                f"with it the model comes to more than {self._most} nodes, since each step of a loop and of a "
-                "recurrent layer makes some of its own; use fewer steps"
+                f"with it the model comes to more than {self._most} nodes: each step of a loop or of a recurrent layer "
+                "makes nodes of its own; use fewer steps"
             )
         return super().node(op, *inputs, name=name, outputs=outputs)
 
@@ -162,7 +162,7 @@ class Importer:
         kind = info.type.WhichOneof("value") or "tensor_type"
         if kind != "tensor_type":
             raise UnsupportedError(
-                f"{where} is declared as {kind.removesuffix('_type')}; foreplan gives tensors of numbers"
+                f"{where} is declared as {kind.removesuffix('_type')}; foreplan gives tensors of numbers only"
             )
         if declared.elem_type and (dtype := dtype_of(declared.elem_type, where)) != found.dtype.name:
             raise ShapeError(
@@ -175,7 +175,7 @@ class Importer:
             return
         texts = [dim.dim_param or ("?" if n is None else str(n)) for dim, n in zip(declared.shape.dim, extents)]
         shapes = f"declared with the shape [{', '.join(texts)}] and computed as {list(shape)}"
-        self.b.note(f"{where} is {shapes}, which counts")
+        self.b.note(f"{where} is {shapes}; the computed shape counts")
 
     def nodes(self, nodes: Sequence[onnx.NodeProto], scope: Scope) -> None:
         """Translate nodes in an order in which they can run."""
@@ -204,7 +204,7 @@ class Importer:
                 self.shapes[at.full_name(name)] = tensor.shape
                 return tensor
             at = at.outer
-        raise ModelError(f"{self.model.label}: {reader} reads {name!r}, and no input, initializer or node gives it")
+        raise ModelError(f"{self.model.label}: {reader} reads {name!r}, but no input, initializer or node gives it")
 
     def store(self, operand: Operand) -> Value:
         """An operand in the graph: a constant becomes a stored value when it is first read."""
@@ -237,7 +237,7 @@ class Importer:
         proto = with_attributes(proto, scope.attributes)
         own_name = proto.name or f"{proto.op_type}_{index}"
         source = f"{self.model.label}: node {scope.prefix + own_name!r} ({proto.op_type})"
-        domain = "" if proto.domain == "ai.onnx" else proto.domain
+        domain = domain_of(proto.domain)
         inputs = [
             self.look_up(name, scope, f"node {own_name!r} ({proto.op_type})") if name else None for name in proto.input
         ]
@@ -307,11 +307,11 @@ class Importer:
         what = f"{domain}.{n.op_type}" if domain else n.op_type
         if domain and domain not in self.model.opsets:
             return UnsupportedError(
-                f"{n.source}: the model imports no opset of the domain {domain!r}, which the op {what} is of"
+                f"{n.source}: the model imports no opset of the domain {domain!r}, to which the op {what} belongs"
             )
         return UnsupportedError(
-            f"{n.source}: foreplan has no translation of the op {what} (opset {n.opset}), and ONNX defines it by no "
-            "function body; export the model without it, or replace it by the ops that it stands for"
+            f"{n.source}: foreplan has no translation of the op {what} (opset {n.opset}), and ONNX has no "
+            "function body for it; export the model without it, or replace it by simpler ops"
         )
 
     def _constant(self, n: OnnxNode, role: Role) -> Operand:
@@ -324,10 +324,10 @@ class Importer:
     def _walk(
         self, n: OnnxNode, scope: Scope, body: onnx.GraphProto, prefix: str, given: Sequence[Operand]
     ) -> list[Operand]:
-        """The outputs of a body that stands in a node, and reads what stands around it too."""
+        """The outputs of a body within a node; the body can also read the tensors around the node."""
         self._write_out(n, len(body.node))
         if len(given) != len(body.input):
-            raise n.fail(f"its body {body.name!r} takes {len(body.input)} inputs, and is given {len(given)}")
+            raise n.fail(f"its body {body.name!r} takes {len(body.input)} inputs, but the node gives it {len(given)}")
         roles = {**scope.roles, **find_roles(body.node, body.initializer, self.functions, self.exporter)}
         inner = Scope(prefix, roles, scope.opsets, scope, scope.depth + 1)
         inner.attributes = scope.attributes
@@ -337,7 +337,7 @@ class Importer:
         return [self.look_up(output.name, inner, f"the body of {n.source}") for output in body.output]
 
     def _write_out(self, n: OnnxNode, nodes: int) -> None:
-        """Count the nodes of a body that is about to take the place of `n`, or of one step of it.
+        """Count the nodes of a body that is about to take the place of `n`, or of one step of `n`.
 
         Raises:
             UnsupportedError: the model then has more nodes than any file should.
@@ -345,20 +345,19 @@ class Importer:
         self.written += 1 + nodes
         if self.written > self.most_written:
             raise n.unsupported(
-                "each step of a loop and each call of a function becomes nodes of its own, and with this one the "
-                f"model's come to more than {self.most_written}"
+                "each step of a loop and each call of a function makes nodes of its own, and with this one they come "
+                f"to more than {self.most_written}; export the model with fewer steps or calls"
             )
 
     def _expand(self, n: OnnxNode, body: onnx.FunctionProto, scope: Scope, name: str) -> None:
         """Walk a function's body in place of the node."""
         if scope.depth >= _DEEPEST:
-            raise n.unsupported(f"functions call each other more than {_DEEPEST} deep")
+            raise n.unsupported(
+                f"functions call each other more than {_DEEPEST} levels deep; export the model with fewer"
+            )
         self._write_out(n, len(body.node))
-        opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in body.opset_import}
-        functions = self.functions
-        inner = Scope(
-            name + "/", find_roles(body.node, (), functions), {**self.model.opsets, **opsets}, None, scope.depth + 1
-        )
+        opsets = {**self.model.opsets, **opsets_of(body.opset_import)}
+        inner = Scope(name + "/", find_roles(body.node, (), self.functions), opsets, None, scope.depth + 1)
         inner.attributes = attributes_of_call(n, body)
         for i, formal in enumerate(body.input):
             inner.tensors[formal] = n.inputs[i] if i < len(n.inputs) else None
@@ -384,7 +383,9 @@ class Importer:
             if not local:
                 continue
             if operand is None:
-                raise n.unsupported(f"its output {local!r} is used, and foreplan does not compute that output")
+                raise n.unsupported(
+                    f"its output {local!r} is used, but foreplan does not compute it; export the model without it"
+                )
             result = renamed.get(operand, operand) if isinstance(operand, Value) else operand
             if self.batch is not None:
                 self.batch.check(n, full, result.type.shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,17 @@ from foreplan.frontend.onnx.wire import skeleton
 if TYPE_CHECKING:
     import onnx
 
-OLDEST_OPSET, NEWEST_OPSET = 1, 28  # of the default domain, as the translations were written for
+OLDEST_OPSET, NEWEST_OPSET = 1, 28  # of the default domain; the translations know these
+
+
+def domain_of(name: str) -> str:
+    """The name of a domain of ops; the default one, "", may also be written "ai.onnx"."""
+    return "" if name == "ai.onnx" else name
+
+
+def opsets_of(entries: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    """Domain → version."""
+    return {domain_of(entry.domain): entry.version for entry in entries}
 
 
 @dataclass(frozen=True)
@@ -25,7 +35,7 @@ class Model:
     Attributes:
         proto: the model; the large tensors of a file are references to it.
         path: the file, or None for a ModelProto handed over.
-        label: what messages call it: the file's name.
+        label: its name in messages, which is the file's.
         opsets: domain → version; the default domain is "".
     """
 
@@ -36,11 +46,11 @@ class Model:
 
 
 def load_model(model: str | os.PathLike[str] | onnx.ModelProto) -> Model:
-    """Parse and check the outermost structure; weights in the file are left there.
+    """Parse a model and check its outermost structure. Large weights stay in the file.
 
     Raises:
         ModelError: the file is missing, unreadable, empty, broken, or holds something else.
-        UnsupportedError: its opset is none that foreplan knows.
+        UnsupportedError: foreplan does not know its opset.
     """
     import onnx
 
@@ -50,7 +60,7 @@ def load_model(model: str | os.PathLike[str] | onnx.ModelProto) -> Model:
         path = Path(model)
         label, proto = path.name, _parse(path)
     else:
-        raise UsageError(f"from_onnx takes a path or an onnx.ModelProto, and got {type(model).__name__}")
+        raise UsageError(f"from_onnx takes a path or an onnx.ModelProto, not {type(model).__name__}")
     where = str(path) if path is not None else label
     if not proto.HasField("graph"):
         raise ModelError(f"{where} is not an ONNX model: it has no graph")
@@ -59,7 +69,7 @@ def load_model(model: str | os.PathLike[str] | onnx.ModelProto) -> Model:
     for text in _texts(proto):
         if not isinstance(text, str):
             raise ModelError(f"{where} is damaged: the name {text!r} is not UTF-8 text")
-    opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in proto.opset_import}
+    opsets = opsets_of(proto.opset_import)
     opsets.setdefault("", OLDEST_OPSET)
     _check_opset(opsets[""], where, proto)
     return Model(proto, path, label, opsets)

@@ -32,7 +32,7 @@ def translates(*op_types: str, domain: str = "") -> Callable[[AnyTranslation], A
     def declare(translation: AnyTranslation) -> AnyTranslation:
         for op_type in op_types:
             if (domain, op_type) in TRANSLATIONS:
-                raise ValueError(f"two translations of {op_type}")
+                raise ValueError(f"two functions translate {op_type}; remove one")
             TRANSLATIONS[domain, op_type] = translation
         return translation
 
@@ -56,14 +56,14 @@ class Context(Protocol):
         """An operand in the graph."""
 
     def random_stream(self) -> tuple[Value, int]:
-        """The state that random ops read, and a stream of numbers that no other one uses."""
+        """The state that random ops read, and the number of a stream that no other op uses."""
 
 
 class OnnxNode:
     """One node of the model, with its inputs found.
 
     Attributes:
-        proto: as it stands in the file.
+        proto: the node as the file has it.
         op_type: its operator.
         opset: version of the operator's domain.
         inputs: of the node; None for an optional input that is left out.
@@ -113,7 +113,7 @@ class OnnxNode:
         """
         operand = self.inputs[index] if index < len(self.inputs) else None
         if operand is None:
-            raise ModelError(f"{self.source}: input {index} is missing")
+            raise ModelError(f"{self.source}: input {index} is missing, which the op needs")
         return operand
 
     def value(self, index: int) -> Value:
@@ -201,11 +201,11 @@ class OnnxNode:
         return name in self._attributes
 
     def integer(self, name: str, default: Any = ...) -> Any:
-        """An integer attribute (the default where it is not given, an error where there is none)."""
+        """An integer attribute, or the default if it is not given; without a default it must be given."""
         return self._attribute(name, "INT", default)
 
     def number(self, name: str, default: Any = ...) -> Any:
-        """A float attribute, as the shortest decimal number that is the same float32."""
+        """A float attribute, as the shortest decimal number that rounds to the same float32."""
         value = self._attribute(name, "FLOAT", default)
         return float(str(np.float32(value))) if isinstance(value, float) and name in self._attributes else value
 
@@ -254,7 +254,7 @@ class OnnxNode:
         return axis + rank if axis < 0 else axis
 
     def border(self, axis: int, rank: int) -> int:
-        """A place before an axis, or behind the last one, counted from 0; a negative one counts from the rank.
+        """A place before an axis, or behind the last one, counted from 0; negative places count from the end.
 
         Raises:
             ShapeError: there is no such place.
@@ -289,10 +289,10 @@ class OnnxNode:
         """Apply a scalar function to inputs; single numbers that are not trained become literals.
 
         Args:
-            fn: of as many expressions as there are indices.
-            indices: of the inputs; all of them if none is given.
+            fn: takes one expression for each index.
+            indices: of the inputs; all inputs if none is given.
             cast_to: the element type of the result (the expression's own by default).
-            whole: inputs that stay values even where they are one number.
+            whole: inputs that stay values even if they are single numbers.
         """
         chosen = list(indices) or [i for i in range(len(self.inputs)) if self.has(i)]
         literals = [None if i in whole else self.literal(i) for i in chosen]

@@ -25,8 +25,8 @@ class Bound:
 
     Attributes:
         types: by name, in order.
-        exported: the same as the file has them, where `batch` differs from the batch that the file fixes.
-        old_batch: that batch.
+        exported: the types as exported, if the file fixes another batch than `batch`.
+        old_batch: the batch that the file fixes.
     """
 
     types: dict[str, TensorType]
@@ -40,7 +40,7 @@ def bind_shapes(model: Model, shapes: Mapping[str, Sequence[int]] | None, batch:
     Raises:
         ShapeError: an extent is unbound, or bound to two numbers; names input and axis.
         UsageError: `shapes` names no input, or an extent is not a positive number.
-        UnsupportedError: an input is no tensor of numbers.
+        UnsupportedError: an input is not a tensor of numbers.
     """
     given = _checked(model, {} if shapes is None else shapes)
     declared: dict[str, list[Extent]] = {}
@@ -50,7 +50,7 @@ def bind_shapes(model: Model, shapes: Mapping[str, Sequence[int]] | None, batch:
         if not info.type.HasField("tensor_type"):
             kind = info.type.WhichOneof("value") or "nothing"
             raise UnsupportedError(
-                f"{where} is declared as {kind.removesuffix('_type')}; foreplan takes tensors of numbers"
+                f"{where} is declared as {kind.removesuffix('_type')}; foreplan takes tensors of numbers only"
             )
         dtypes[info.name] = as_dtype(dtype_of(info.type.tensor_type.elem_type, where))
         declared[info.name] = _declared(info, given.get(info.name), where)
@@ -71,7 +71,8 @@ def bind_shapes(model: Model, shapes: Mapping[str, Sequence[int]] | None, batch:
     if len(set(fixed_batches.values())) > 1:
         listed = ", ".join(f"{name!r} at {old}" for name, old in fixed_batches.items())
         raise ShapeError(
-            f"{model.label}: batch={batch} is for the first axis of every input, and the file fixes {listed}"
+            f"{model.label}: batch={batch} is for the first axis of every input, but the file fixes {listed}; "
+            "leave batch= out"
         )
     assert batch is not None
     old = next(iter(changed.values()))
@@ -106,7 +107,7 @@ def fixed_extents(info: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
 def _checked(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
     names = [info.name for info in user_inputs(model.proto.graph)]
     if not isinstance(shapes, Mapping):
-        raise UsageError(f"shapes are a mapping such as {{'x': (1, 3, 224, 224)}}, and were given {shown(shapes)}")
+        raise UsageError(f"shapes must be a mapping such as {{'x': (1, 3, 224, 224)}}, and is {shown(shapes)}")
     for name, shape in shapes.items():
         if name not in names:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""TensorProto → a typed constant. Its bytes stay in the file, unless they are few or belong to a shape."""
+"""TensorProto → a typed constant. Its bytes stay in the file, unless they are few, or integers that may be a shape."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Constant:
     Attributes:
         name: unique within the model.
         init: its content, perhaps still in a file.
-        array: the content, if it is known at import: integers, and a few floats.
+        array: the content, if it is known at import (integers, and small tensors of floats).
         kind: what it becomes when it is stored: PARAMETER, FROZEN, BUFFER or CONSTANT.
         why: for people, why it is of this kind.
         value: its value in the graph, after its first reader.
@@ -76,7 +76,7 @@ class Constant:
 
 
 def known_bytes(type: TensorType) -> int:
-    """The most bytes that a tensor of this type may have and still be looked at during import."""
+    """The most bytes of a tensor of this type whose content is known at import."""
     return INLINE_BYTES if type.dtype.is_float else INTEGER_BYTES
 
 
@@ -143,7 +143,7 @@ def from_tensor(tensor: onnx.TensorProto, name: str, path: Path | None, where: s
         array = _inline(tensor, type, where)
     constant = from_array(name, array, kind)
     if constant.type != type:
-        raise ModelError(f"{where}: it should be {type}, and holds {constant.type}")
+        raise ModelError(f"{where}: it should be {type}, but holds {constant.type}")
     return constant
 
 
@@ -155,7 +155,7 @@ def _inline(tensor: onnx.TensorProto, type: TensorType, where: str) -> np.ndarra
         for data in (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data, tensor.uint64_data)
     )
     if held == 0 and type.size > 0:
-        raise ModelError(f"{where}: it should hold {type} and holds nothing; the file was stripped of its weights")
+        raise ModelError(f"{where}: it should hold {type} but holds nothing; the file was stripped of its weights")
     try:
         return onnx.numpy_helper.to_array(tensor).astype(type.dtype.numpy, copy=False)
     except (ValueError, TypeError, OverflowError) as error:
@@ -165,7 +165,7 @@ def _inline(tensor: onnx.TensorProto, type: TensorType, where: str) -> np.ndarra
 def _external(tensor: onnx.TensorProto, type: TensorType, path: Path | None, where: str) -> Stored:
     entries: dict[str, str] = {entry.key: entry.value for entry in tensor.external_data}
     if not all(isinstance(text, str) for entry in entries.items() for text in entry):
-        raise ModelError(f"{where}: where its bytes are is not written in UTF-8 text")
+        raise ModelError(f"{where}: the place of its bytes is not UTF-8 text; the file is damaged")
     if path is None:
         raise ModelError(
             f"{where}: its bytes are in another file, {entries.get('location', '')!r}, and a ModelProto does not say "
@@ -181,7 +181,7 @@ def _external(tensor: onnx.TensorProto, type: TensorType, path: Path | None, whe
         )
     start, nbytes = int(offset), int(length)
     if nbytes != type.nbytes:
-        raise ModelError(f"{where}: {type} has {type.nbytes} bytes, and {nbytes} are given in {file.name}")
+        raise ModelError(f"{where}: {type} has {type.nbytes} bytes, but {nbytes} are given in {file.name}")
     if start + nbytes > size:
         raise ModelError(f"{where}: bytes {start} to {start + nbytes} lie outside of {file}, which has {size}")
     return Stored(file, start, type, size, _bytes_before(file, start) if within else b"")

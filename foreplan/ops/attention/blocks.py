@@ -1,6 +1,6 @@
-"""How attention and its gradient are cut into blocks of queries, and the scores of one block.
+"""The blocks of queries that attention and its gradient work on, and the scores of one block.
 
-Sums are taken in float32 at least: blocks of narrower elements are widened in scratch.
+Sums are float32 or wider: blocks of narrower elements are widened in scratch memory.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from foreplan.ops.blocks import Piece
 from foreplan.ops.matmul import MatMul
 
 SCORE_BYTES = 512 * 1024  # a block of scores stays in a core's cache
-QUERIES = 256  # a block, at most
-FEW_QUERIES = 16  # a block, at least, while its scores take no more than MOST_SCORE_BYTES
+QUERIES = 256  # the most in a block
+FEW_QUERIES = 16  # the fewest in a block, unless their scores take more than MOST_SCORE_BYTES
 MOST_SCORE_BYTES = 4 * 2**20
 
 _BOOL = np.dtype(np.bool_)
@@ -26,7 +26,7 @@ _BOOL = np.dtype(np.bool_)
 
 @dataclass(frozen=True)
 class Extents:
-    """Sizes of one attention, and how it is cut into blocks."""
+    """Sizes of one attention and of its blocks."""
 
     batch: int
     heads: int
@@ -44,7 +44,7 @@ class Extents:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether what is read and written has a narrower element type than sums."""
+        """Whether inputs and outputs have a narrower element type than sums."""
         return self.dtype.wide != self.dtype
 
     @property
@@ -54,19 +54,19 @@ class Extents:
 
     @property
     def group(self) -> int:
-        """Query heads that share a key and value head."""
+        """Number of query heads that share a key head and a value head."""
         return self.heads // self.kv_heads
 
     @property
     def block(self) -> int:
-        """Queries a block."""
+        """Number of queries in a block."""
         row = max(1, self.keys * self.wide.itemsize)
         few = min(FEW_QUERIES, max(1, MOST_SCORE_BYTES // row))
         return max(1, min(self.queries, QUERIES, max(few, SCORE_BYTES // row)))
 
     @property
     def heads_together(self) -> int:
-        """Heads a block: several where all queries of one are few."""
+        """Number of heads in a block: several if one head has few queries."""
         if self.group > 1 or self.block < self.queries:
             return 1
         return max(1, min(self.heads, SCORE_BYTES // max(1, self.block * self.keys * self.wide.itemsize)))
@@ -91,10 +91,10 @@ class Extents:
 
 @dataclass(frozen=True)
 class AttentionOp(Op):
-    """What attention and its gradient share.
+    """The attributes and checks that attention and its gradient share.
 
     Attributes:
-        scale: of the scores.
+        scale: factor on the scores.
         causal: query i reads keys 0 … i only.
         heads_last: tensors are [batch, positions, heads, depth], else [batch, heads, positions, depth]; the
             log-sum-exp is [batch, heads, queries] either way.
@@ -110,28 +110,40 @@ class AttentionOp(Op):
         return Extents(q[0], q[head], k[head], q[at], k[at], q[3], v[3], dtype)
 
     def check(self, q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None) -> Extents:
-        """Sizes of types that fit each other; ShapeError otherwise."""
+        """Sizes of these queries, keys, values and mask.
+
+        Raises:
+            ShapeError: the types do not fit each other.
+        """
         if any(type.rank != 4 or type.dtype != q.dtype for type in (q, k, v)) or not q.dtype.is_float:
-            raise ShapeError(f"needs floating-point q, k, v with four axes, and got {q}, {k}, {v}")
+            raise ShapeError(f"q, k and v must have one floating-point type and four axes, and are {q}, {k} and {v}")
         e = self.extents(q.shape, k.shape, v.shape, q.dtype)
         head = 2 if self.heads_last else 1
         if k.shape[:3] != v.shape[:3] or k.shape[0] != e.batch or k.shape[3] != e.depth:
-            raise ShapeError(f"queries {q}, keys {k} and values {v} do not fit each other")
+            raise ShapeError(
+                f"queries {q}, keys {k} and values {v} do not fit: all need one batch size, keys and values the same "
+                "heads and positions, queries and keys the same depth"
+            )
         if not e.kv_heads or e.heads % e.kv_heads:
-            raise ShapeError(f"the {e.heads} heads of {q} cannot share the {k.shape[head]} heads of {k}")
+            raise ShapeError(
+                f"the {e.heads} heads of {q} cannot share the {k.shape[head]} heads of {k}; the first number "
+                "must be a multiple of the second"
+            )
         if not e.queries or not e.keys:
-            raise ShapeError(f"there must be at least one query and one key in {q} and {k}")
+            raise ShapeError(f"attention needs at least one query and one key, and got {q} and {k}")
         full = (e.batch, e.heads, e.queries, e.keys)
         if mask is not None and (
             mask.rank != 4
             or mask.dtype not in (q.dtype, q.dtype.wide)
             or any(m not in (1, x) for m, x in zip(mask.shape, full))
         ):
-            raise ShapeError(f"the mask must be {q.dtype.wide} and broadcast to {list(full)}, and is {mask}")
+            raise ShapeError(
+                f"the mask must be {q.dtype.wide} with four axes that broadcast to {list(full)}, and is {mask}"
+            )
         return e
 
     def sizes(self, inputs: Types) -> Extents:
-        """Sizes from the types of the inputs, of which q, k, v are the first."""
+        """Sizes from the types of the inputs, which begin with q, k, v."""
         return self.check(inputs[0], inputs[1], inputs[2], None)
 
     def heads_first(self, array: np.ndarray) -> np.ndarray:
@@ -146,18 +158,18 @@ class AttentionOp(Op):
         return strides[3] == input.dtype.itemsize and MatMul().accepts_strides(0, input, strides)
 
     def score_pieces(self, e: Extents) -> list[Piece]:
-        """Scratch of `scores`: a block of scores, scaled queries, and which keys of the block's end lie ahead."""
+        """Scratch of `scores`: a block of scores, its scaled queries, and (if causal) the mask of `fill_ahead`."""
         together, block = e.heads_together, e.block
         ahead = (block, block) if self.causal else (0, 0)
         return [((together * block * e.keys,), e.wide), ((together * block * e.depth,), e.wide), (ahead, _BOOL)]
 
     def wide_pieces(self, e: Extents) -> list[Piece]:
-        """Scratch for the keys and values of the heads of a block, where they have to be widened."""
+        """Scratch for the widened keys and values of a block's heads; empty if they are not narrow."""
         positions = e.heads_together * e.keys if e.is_narrow else 0
         return [((positions * e.depth,), e.wide), ((positions * e.value_depth,), e.wide)]
 
     def seen(self, e: Extents, rows: slice) -> int:
-        """Keys that a block of queries reads."""
+        """Number of keys that a block of queries reads."""
         return min(e.keys, rows.stop) if self.causal else e.keys
 
     def scores(
@@ -188,7 +200,7 @@ def widened(array: np.ndarray, scratch: np.ndarray) -> np.ndarray:
 
 
 def fill_ahead(ahead: np.ndarray) -> None:
-    """ahead[i, j]: key j lies ahead of query i, counted from where the block starts."""
+    """Set ahead[i, j] where key j comes after query i; both are counted from the start of the block."""
     ahead.fill(True)
     for i in range(len(ahead)):
         ahead[i, : i + 1] = False

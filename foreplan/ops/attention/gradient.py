@@ -1,4 +1,4 @@
-"""The gradient of attention: the probabilities of a block of queries are made again from the log-sum-exp."""
+"""The gradient of attention. It computes the probabilities of each block of queries again, from the log-sum-exp."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from foreplan.ops.blocks import Piece, carve, carve_bytes, flush
 class AttentionGrad(AttentionOp):
     """(dq, dk, dv) and, if asked for, dmask from q, k, v, o, lse, the cotangent g of o, and the mask if there is one.
 
-    dmask, which blocks add to, is float32 where the mask is narrower.
+    The inputs have the shapes of `attention`, and each gradient has the type of its input. Only dmask is float32 where
+    the mask is narrower, because blocks add to it.
 
     Attributes:
-        mask_gradient: return dmask too.
+        mask_gradient: also return dmask.
     """
 
     name: ClassVar[str] = "attention_grad"
@@ -34,24 +35,27 @@ class AttentionGrad(AttentionOp):
         e = self.check(q, k, v, mask[0] if mask else None)
         wanted = q.with_shape((*q.shape[:3], e.value_depth))
         if o != wanted or g != wanted or lse != e.log_sums:
-            raise ShapeError(f"the output {o}, its cotangent {g} and log-sum-exp {lse} do not fit queries {q}")
+            raise ShapeError(
+                f"for queries {q} the output and its cotangent must be {wanted} and the log-sum-exp {e.log_sums}, and "
+                f"they are {o}, {g} and {lse}"
+            )
         if self.mask_gradient and not mask:
-            raise ShapeError("there is no mask whose gradient could be returned")
+            raise ShapeError("mask_gradient=True needs a mask as the last input, and there is none")
         return (q, k, v, *([TensorType(q.dtype.wide, mask[0].shape)] if self.mask_gradient else []))
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
-        """dq is written where the block has been read; dk and dv when all queries of their heads have been."""
+        """A block of dq is written after its inputs are read; dk and dv after all queries of their heads are read."""
         e = self.sizes(inputs)
         pairs = [(0, i) for i in (0, 3, 5) if inputs[i] == outputs[0]]
         shared = (1, 2) if e.group > 1 else (1, 2, 0, 3, 5)
         return (*pairs, *((o, i) for o in (1, 2) for i in shared if inputs[i] == outputs[o]))
 
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Any output and mask; matrices as BLAS takes them."""
+        """Any strides for o and the mask; those that BLAS takes for q, k, v and g."""
         return index in (3, 6) or (index != 4 and self.takes_strides(input, strides))
 
     def flops(self, inputs: Types, outputs: Types) -> int:
-        """Five products and eight scalar operations for each pair of a query and a key it reads."""
+        """Five products and eight scalar operations for each query and each key that it reads."""
         e = self.sizes(inputs)
         pairs = e.batch * e.heads * e.pairs(self.causal)
         return pairs * (6 * e.depth + 4 * e.value_depth + 8)
@@ -79,7 +83,7 @@ class AttentionGrad(AttentionOp):
         pieces = carve(workspace, *self._pieces(e))
         rowsums, sum_k, sum_v, product, second, summed, wide_g, wide_k, wide_v, *scratch = pieces
         fill_ahead(scratch[2])
-        for sum_ in outputs[3:] if lse.size else outputs:  # added to below, or of no terms
+        for sum_ in outputs[3:] if lse.size else outputs:  # blocks add to dmask; without a block every sum is 0
             sum_.fill(0)
         for n, kv, head_blocks in e.head_blocks() if lse.size else ():
             count = kv.stop - kv.start
@@ -119,7 +123,7 @@ def _row_dots(a: np.ndarray, b: np.ndarray, scratch: np.ndarray, out: np.ndarray
 
 
 def _accumulate(a: np.ndarray, b: np.ndarray, total: np.ndarray, product: np.ndarray, begins: bool) -> None:
-    """Add a·b to the first rows of `total`, or set the whole of it."""
+    """Add a·b to the first rows of `total`; if `begins`, set all its rows."""
     seen = a.shape[1]
     if begins:
         np.matmul(a, b, out=total[:, :seen])

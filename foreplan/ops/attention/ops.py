@@ -1,6 +1,6 @@
-"""Scaled dot-product attention. The scores exist for one block of queries at a time; what is kept for the backward pass
-is the logarithm of each query's normaliser, from which the gradient makes the probabilities of a block again
-(Rabe and Staats, 2021, arXiv:2112.05682; Dao et al., 2022, arXiv:2205.14135).
+"""Scaled dot-product attention. The scores exist for one block of queries at a time. The backward pass keeps the
+log-sum-exp of each query's scores, and computes the probabilities of a block again from it (Rabe and Staats, 2021,
+arXiv:2112.05682; Dao et al., 2022, arXiv:2205.14135).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from foreplan.ops.matmul import matmul
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape, transpose
 
-# What a row's maximum is raised to, so that rows of -inf alone get exp(-inf) = 0 and a sum of 0, not NaN. That sum is
-# raised to 1 then, which all other sums are at least.
+# A row's maximum is taken to be at least this, so that a row of nothing but -inf gives exp(-inf) = 0 and not NaN. The
+# sum of such a row, 0, is then raised to 1; every other sum is at least 1.
 LOWEST = -3e38
 
 
@@ -35,15 +35,15 @@ LOWEST = -3e38
 class Attention(AttentionOp):
     """(o, lse): o = softmax(scale · q·kᵀ + mask)·v for each head, lse the log-sum-exp of each query's scores.
 
-    Inputs q[B, H, T, D], k[B, G, S, D], v[B, G, S, E] and, if there is one, a mask that broadcasts to [B, H, T, S]; H
-    is a multiple of G, and neighbouring query heads share a key head. Output o[B, H, T, E] and lse[B, H, T], which is
-    float32 where q is narrower. A query all of whose scores are -inf gets zeros.
+    Inputs are q[B, H, T, D], k[B, G, S, D], v[B, G, S, E] and optionally a mask that broadcasts to [B, H, T, S]. H is
+    a multiple of G, and neighbouring query heads share a key head. Outputs are o[B, H, T, E] and lse[B, H, T], which
+    is float32 where q is narrower. If all scores of a query are -inf, its output is 0.
     """
 
     name: ClassVar[str] = "attention"
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
-        """o like q with the values' depth, and lse."""
+        """The type of q with the values' depth, and that of lse."""
         q, k, v, *mask = inputs
         e = self.check(q, k, v, mask[0] if mask else None)
         return q.with_shape((*q.shape[:3], e.value_depth)), e.log_sums
@@ -52,7 +52,9 @@ class Attention(AttentionOp):
         """One op for all gradients, which share the probabilities."""
         g, g_lse = cotangents
         if g_lse is not None:
-            raise UnsupportedError("the log-sum-exp of attention has no derivative here; compute it with log_softmax")
+            raise UnsupportedError(
+                "the log-sum-exp of attention has no derivative here; compute it from the scores, with log_softmax"
+            )
         assert g is not None
         mask_gradient = len(inputs) == 4 and b.wants(inputs[3])
         op = AttentionGrad(self.scale, self.causal, self.heads_last, mask_gradient)
@@ -65,17 +67,17 @@ class Attention(AttentionOp):
         return ((0, 0),) if inputs[0] == outputs[0] else ()
 
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Any mask; matrices as BLAS takes them."""
+        """Any strides for the mask; those that BLAS takes for q, k and v."""
         return index == 3 or self.takes_strides(input, strides)
 
     def flops(self, inputs: Types, outputs: Types) -> int:
-        """Two products and five scalar operations for each pair of a query and a key it reads."""
+        """Two products and five scalar operations for each query and each key that it reads."""
         e = self.sizes(inputs)
         pairs = e.batch * e.heads * e.pairs(self.causal)
         return pairs * (2 * (e.depth + e.value_depth) + 5)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """One block of scores and of scaled queries, and a number a query of it; narrow keys and values widened."""
+        """A block of scores and scaled queries, one number for each query of it, and keys and values if widened."""
         return carve_bytes(*self._pieces(self.sizes(inputs)))
 
     def _pieces(self, e: Extents) -> list[Piece]:
@@ -84,7 +86,7 @@ class Attention(AttentionOp):
         return [((rows,), e.wide), ((result,), e.wide), *self.wide_pieces(e), *self.score_pieces(e)]
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """Block by block of queries, each with all the keys it reads."""
+        """One block of queries after another, each with all keys that it reads."""
         q, k, v = map(self.heads_first, inputs[:3])
         mask = inputs[3] if len(inputs) == 4 else None
         out, lse = self.heads_first(outputs[0]), outputs[1]
@@ -166,10 +168,13 @@ def attention(
         q: queries [batch, heads, queries, depth].
         k: keys [batch, heads or a divisor of it, keys, depth].
         v: values, like the keys with a depth of their own.
-        mask: added to the scores [batch, heads, queries, keys], to which it broadcasts.
+        mask: added to the scores [batch, heads, queries, keys]; it broadcasts to them.
         causal: query i reads keys 0 … i only.
         scale: 1/√depth if left out.
         heads_last: q, k, v and the result are [batch, positions, heads, depth].
+
+    Raises:
+        ShapeError: the shapes or element types do not fit each other.
     """
     scale = 1 / math.sqrt(max(1, q.shape[-1])) if scale is None else scale
     if mask is not None:

@@ -1,4 +1,4 @@
-"""The gradient of attention whose queries, keys and values are one tensor: it takes that tensor's place."""
+"""The gradient of attention whose queries, keys and values are one tensor. It is written in that tensor's place."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from foreplan.ops.shape import reshape
 class PackedAttentionGrad(Op):
     """dx from x, o, lse and the cotangent g of o, where x[B, T, (H + 2·G)·D] holds queries, keys and values.
 
-    Along its last axis x holds H heads of queries, then G heads of keys, then G heads of values, each of depth D; dx
-    holds their gradients likewise. o and g are [B, T, H, D], lse is [B, H, T]. See `attention_grad`.
+    Along its last axis x holds H heads of queries, then G heads of keys, then G heads of values, each of depth D. dx
+    holds their gradients in the same order. o and g are [B, T, H, D], lse is [B, H, T]. See `attention_grad`.
 
     Attributes:
-        scale: of the scores.
-        heads: of the queries.
-        kv_heads: of the keys, and of the values.
+        scale: factor on the scores.
+        heads: number of query heads.
+        kv_heads: number of key heads, and of value heads.
         causal: query i reads keys 0 … i only.
     """
 
@@ -48,35 +48,38 @@ class PackedAttentionGrad(Op):
         return (inputs[0],)
 
     def unpacked_types(self, inputs: Types) -> list[TensorType]:
-        """The inputs of `unpacked`: three in place of the first."""
+        """The types of the inputs of `unpacked`: three in place of the first."""
         x, *others = inputs
         parts = self.heads + 2 * self.kv_heads
         if x.rank != 3 or min(self.heads, self.kv_heads) < 1 or x.shape[2] % parts:
-            raise ShapeError(f"{x} is no [batch, positions, width] with {self.heads} + 2·{self.kv_heads} heads")
+            raise ShapeError(
+                f"x must be [batch, positions, width], its width a multiple of {self.heads} + 2·{self.kv_heads} heads, "
+                f"and is {x}"
+            )
         depth = x.shape[2] // parts
         of = [x.with_shape((*x.shape[:2], heads, depth)) for heads in (self.heads, self.kv_heads, self.kv_heads)]
         return [*of, *others]
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
-        """dx takes the bytes of x: a gradient is written where what it belongs to has been read for the last time."""
+        """dx takes the bytes of x: each part of x is read for the last time before its gradient is written."""
         return ((0, 0),)
 
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
-        """Any output; the cotangent as BLAS takes it."""
+        """Any strides for o; those that BLAS takes for g."""
         return index == 1 or (index == 3 and self.unpacked.takes_strides(input, strides))
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """As `attention_grad`."""
+        """That of `attention_grad`."""
         types = self.unpacked_types(inputs)
         return self.unpacked.cost(types, types[:3])
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
-        """As `attention_grad`."""
+        """That of `attention_grad`."""
         types = self.unpacked_types(inputs)
         return self.unpacked.workspace(types, types[:3])
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """On windows onto x and dx."""
+        """`attention_grad` on views of x and dx."""
         x, *others = inputs
         self.unpacked.compute([*self.unpacked_arrays(x), *others], self.unpacked_arrays(outputs[0]), workspace)
 
@@ -90,8 +93,8 @@ class PackedAttentionGrad(Op):
         return [concat(b, [reshape(b, value, (*x.shape[:2], n)) for value, n in zip(gradients, widths)], 2)]
 
     def unpacked_windows(self, x: Window, types: Types) -> list[tuple[int, Window]]:
-        """Queries, keys and values, or their gradients, of such types as they lie in x or dx: how many bytes behind its
-        first element each begins, and its strides.
+        """Where queries, keys and values of these types lie in x, or their gradients in dx: (bytes from the first
+        element of x, window).
         """
         found, start = [], 0
         for type in types:

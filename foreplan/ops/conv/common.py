@@ -62,13 +62,16 @@ class ConvOp(Op):
     def check(self, x: TensorType, w: TensorType) -> None:
         """Raise unless images [N, C, …] and weights [K, C/groups, …] fit each other."""
         if x.rank != w.rank or x.rank < 3 or x.dtype != w.dtype:
-            raise ShapeError(f"needs images [N, C, …] and weights [K, C/groups, …] of one type, and got {x} and {w}")
+            raise ShapeError(
+                "needs images [N, C, …] and weights [K, C/groups, …] with the same element type and number of axes, "
+                f"and got {x} and {w}"
+            )
         if not x.shape[1]:
             raise ShapeError(f"images need at least one channel, and got {x}")
         if not w.shape[0]:
             raise ShapeError(f"weights need at least one output channel, and got {w}")
         if self.groups < 1 or x.shape[1] != w.shape[1] * self.groups or w.shape[0] % self.groups:
             raise ShapeError(
-                f"{w} with {self.groups} groups takes {w.shape[1] * self.groups} channels in whole groups of outputs, "
-                f"and got {x}"
+                f"weights {w} in {self.groups} groups need {w.shape[1] * self.groups} image channels and a multiple of "
+                f"{self.groups} output channels, and the images are {x}"
             )

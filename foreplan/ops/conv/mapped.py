@@ -89,13 +89,13 @@ class ConvMap(ConvOp):
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The convolution's output, which the map leaves as it is."""
-        further = inputs[self.own :]
-        if max(used_args(parse_expr(self.expr)), default=0) != len(further) or len(inputs) < self.own:
-            raise ShapeError(f"{len(inputs)} inputs are not what the convolution and {self.expr} read")
+        further, reads = inputs[self.own :], self.own + max(used_args(parse_expr(self.expr)), default=0)
+        if len(inputs) != reads:
+            raise ShapeError(f"the convolution and {self.expr} read {reads} inputs, and got {len(inputs)}")
         (y,) = self.conv.infer(inputs[: self.own])
         if any(not self._fits(type, y) for type in further) or self._mapped(y, further) != y:
             raise ShapeError(
-                f"{self.expr} of {y} and {', '.join(map(str, further))} is not as the convolution's result"
+                f"{self.expr} of {y} and {', '.join(map(str, further))} must have the type of the convolution's result"
             )
         return (y,)
 

@@ -70,7 +70,7 @@ class Conv(ConvOp):
         bias = x.with_shape(w.shape[:1])
         if len(added) > 1 or any(type not in (y, bias, bias.with_dtype(x.dtype.wide)) for type in added):
             raise ShapeError(
-                f"what is added must be a bias {x.dtype}[{w.shape[0]}], or {y} as the output, and is {added[0]}"
+                f"the third input must be a bias {x.dtype}[{w.shape[0]}], or {y} to add to it, and is {added[0]}"
             )
         return (y,)
 
@@ -180,9 +180,11 @@ class ConvDataGrad(ConvOp):
         self.check(dx, w)
         positions = count_positions(self.spatial, w.shape[2:], self.strides, self.pads, self.dilations)
         if positions != g.shape[2:]:
-            raise ShapeError(f"{list(self.spatial)} has {list(positions)} windows of {w}, and the gradient is {g}")
+            raise ShapeError(
+                f"images of {list(self.spatial)} have {list(positions)} windows of {w}, and the gradient is {g}"
+            )
         if len(base) > 1 or any(type != dx for type in base):
-            raise ShapeError(f"what {dx} is added to must be of its type, and is {base[0]}")
+            raise ShapeError(f"the tensor that dx is added to must be {dx}, and is {base[0]}")
         return (dx,)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
@@ -270,7 +272,7 @@ class ConvWeightGrad(ConvOp):
             raise ShapeError(f"{x} has {list(positions)} windows of {list(self.kernel)}, and the gradient is {g}")
         dw = dw.with_dtype(x.dtype.wide) if self.wide else dw
         if len(base) > 1 or any(type != dw for type in base):
-            raise ShapeError(f"what {dw} is added to must be of its type, and is {base[0]}")
+            raise ShapeError(f"the tensor that dw is added to must be {dw}, and is {base[0]}")
         return (dw,)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:

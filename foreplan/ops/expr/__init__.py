@@ -1,4 +1,4 @@
-"""Scalar expressions: what `map` computes at each element. One table states every function; the NumPy kernel, the
+"""Scalar expressions, which `map` computes at each element. One table states every function; the NumPy kernel, the
 derivative, the text form and every engine's kernel come from it.
 """
 

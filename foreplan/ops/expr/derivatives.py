@@ -18,11 +18,11 @@ def derivative(expr: Expr, cotangent: Expr, output: Expr) -> Mapping[int, Expr]:
     Args:
         expr: y = expr(a0, a1, …).
         cotangent: of y.
-        output: stands for y itself where the root's derivative can be had from it, so that what y was computed
-            from need not be kept (ReLU from its output, exp, tanh, sigmoid, square root), if only rounded.
+        output: stands for y where the derivative of the outermost function follows from its result (ReLU, exp, tanh,
+            sigmoid, square root). Backward then keeps y and not its arguments. It may be y after rounding.
 
     Returns:
-        Argument index → expression; an argument through which nothing flows is absent.
+        Argument index → its cotangent; an argument that gets none is absent.
     """
     order = [part for part in subexpressions(expr) if isinstance(part, Call)]
     roots = set(_roots(expr))
@@ -38,7 +38,7 @@ def derivative(expr: Expr, cotangent: Expr, output: Expr) -> Mapping[int, Expr]:
 
 
 def _roots(expr: Expr) -> Iterator[Expr]:
-    """The expression, and what it is a conversion of from one floating-point type to another."""
+    """The expression, and the one below its outermost conversions to floating-point types."""
     yield expr
     while isinstance(expr, Call) and expr.function in DTYPES and DTYPES[expr.function].is_float:
         expr = expr.args[0]
@@ -46,6 +46,7 @@ def _roots(expr: Expr) -> Iterator[Expr]:
 
 
 def _pull_back(part: Call, incoming: Expr, output: Expr) -> Iterator[tuple[Expr, Expr]]:
+    """(argument, its part of the cotangent) for each argument of one call."""
     if part.function in DTYPES:
         if DTYPES[part.function].is_float:
             yield part.args[0], incoming  # the caller converts to each argument's own type

@@ -13,7 +13,7 @@ from foreplan.graph.types import BOOL, DTYPES, FLOAT32, INT64, DType, as_dtype
 from foreplan.ops.expr.functions import FUNCTIONS
 from foreplan.ops.expr.nodes import Arg, Call, Const, Expr, subexpressions
 
-_NOT_OF_TRUTHS = (
+_REFUSE_BOOLEANS = (
     "sub",
     "neg",
     "sign",
@@ -26,11 +26,14 @@ _NOT_OF_TRUTHS = (
     "shiftleft",
     "shiftright",
 )
-_OF_BITS = ("bitand", "bitor", "bitxor", "bitnot", "shiftleft", "shiftright")
+_BITWISE = ("bitand", "bitor", "bitxor", "bitnot", "shiftleft", "shiftright")
 
 
 def promote(a: DType, b: DType) -> DType:
-    """The element type of an operation on two: floats win over integers, and the wider over the narrower."""
+    """The element type of an operation on two types.
+
+    Floats win over integers, and the wider type over the narrower; float16 and bfloat16 give float32.
+    """
     if a == b:
         return a
     if a.is_float and b.is_float:
@@ -41,10 +44,10 @@ def promote(a: DType, b: DType) -> DType:
 
 
 def infer_dtypes(args: Sequence[DType], *exprs: Expr) -> Mapping[Expr, DType | None]:
-    """The element type of every part; None for a literal that has met nothing yet.
+    """The element type of every part; None for a literal whose type nothing decides yet.
 
     Raises:
-        ShapeError: an argument index has no argument, or as `call_dtype`.
+        ShapeError: the expression reads an argument that is not given, or `call_dtype` refuses a call.
     """
     return _infer_dtypes(tuple(args), exprs)
 
@@ -55,7 +58,7 @@ def _infer_dtypes(args: tuple[DType, ...], exprs: tuple[Expr, ...]) -> Mapping[E
     for part in subexpressions(*exprs):
         if isinstance(part, Arg):
             if part.index >= len(args):
-                raise ShapeError(f"the expression reads a{part.index}, and only {len(args)} inputs are given")
+                raise ShapeError(f"the expression reads a{part.index}, but only {len(args)} inputs are given")
             types[part] = args[part.index]
         elif isinstance(part, Call):
             types[part] = call_dtype(part, [types[arg] for arg in part.args])
@@ -65,21 +68,23 @@ def _infer_dtypes(args: tuple[DType, ...], exprs: tuple[Expr, ...]) -> Mapping[E
 
 
 def call_dtype(part: Call, args: Sequence[DType | None]) -> DType | None:
-    """The element type of a call whose arguments have these; None if they are literals and the rule is `same`.
+    """The element type of a call, from those of its arguments; None if all are literals and the rule is `same`.
 
     Raises:
-        ShapeError: a condition is not boolean, a literal is none of the result's integers, bits of floats are asked, or
-            arithmetic of truth values.
+        ShapeError: the condition of `where` is not boolean, the result's type cannot hold a literal, a bitwise
+            function gets floats, or arithmetic gets booleans.
     """
     result = _result_dtype(part, args)
-    if part.function in _OF_BITS and (FLOAT32 if result is None else result).is_float:
-        raise ShapeError(f"{part.function}() works on the bits of integers, and {part} has floats")
-    if part.function in _NOT_OF_TRUTHS and result == BOOL:
-        raise ShapeError(f"{part.function}() has no truth values: convert to numbers what {part} takes")
+    if part.function in _BITWISE and (FLOAT32 if result is None else result).is_float:
+        raise ShapeError(f"{part.function}() needs integers, and {part} has floats; convert them to integers first")
+    if part.function in _REFUSE_BOOLEANS and result == BOOL:
+        raise ShapeError(f"{part.function}() does not take booleans; convert the arguments of {part} to numbers first")
     if result is not None and part.function in FUNCTIONS and FUNCTIONS[part.function].result == "same":
         for arg in part.args[1:] if part.function == "where" else part.args:
             if isinstance(arg, Const) and not result.holds(arg.value):
-                raise ShapeError(f"{arg} is no {result}, which the result of {part} is: convert to another type first")
+                raise ShapeError(
+                    f"{part} is {result}, which cannot hold {arg}; convert its arguments to another type first"
+                )
     return result
 
 
@@ -91,7 +96,7 @@ def _result_dtype(part: Call, args: Sequence[DType | None]) -> DType | None:
         return BOOL
     if part.function == "where":
         if args[0] not in (BOOL, None):
-            raise ShapeError(f"where() needs a boolean condition, and got {args[0]}")
+            raise ShapeError(f"where() needs a boolean condition, and {part.args[0]} is {args[0]}; convert it to bool")
         args, literals = args[1:], part.args[1:]
     else:
         literals = part.args

@@ -24,8 +24,8 @@ class Function:
         arity: number of arguments.
         result: `same` (the promoted type of the arguments), `bool`, or `float` (the promoted type, never an integer).
         partials: from (args…, y) the partial derivatives; y is the function's own result. None: not differentiable.
-        uses_output: the partials read y and not the arguments, so that a root call needs only its output kept.
-        is_compiled: NumPy lacks it and Numba compiles it: a process that runs it loads Numba.
+        uses_output: the partials read y and not the arguments. Of an outermost call, backward keeps only the output.
+        is_compiled: NumPy lacks it, so Numba compiles it; a process that runs it loads Numba.
     """
 
     compute: Callable[[], Callable[..., Any]]
@@ -55,7 +55,7 @@ def _relu() -> Callable[..., Any]:
 
 def _where() -> Callable[..., Any]:
     def where(condition: Any, a: Any, b: Any, out: np.ndarray) -> None:
-        # out may share its bytes with a or b (same element, so either order of copies is right for the other one).
+        # `out` may lie in the bytes of `a` or of `b`, element for element; the other one is then written second.
         if a is out or (isinstance(a, np.ndarray) and np.may_share_memory(a, out)):
             np.copyto(out, b, where=~condition if np.ndim(condition) == 0 else np.logical_not(condition))
             if a is not out:
@@ -69,7 +69,7 @@ def _where() -> Callable[..., Any]:
 
 def _power() -> Callable[..., Any]:
     def power(a: Any, b: Any, out: np.ndarray) -> None:
-        if out.dtype.kind == "i":  # NumPy's own raises for a negative exponent; as others, it squares and wraps around
+        if out.dtype.kind == "i":  # NumPy raises for negative exponents of signed integers; unsigned, it wraps around
             bits = np.dtype(f"u{out.itemsize}")
             np.power(a.view(bits), b.view(bits), out=out.view(bits))
         else:
@@ -80,7 +80,7 @@ def _power() -> Callable[..., Any]:
 
 def _round() -> Callable[..., Any]:
     def rint(x: Any, out: np.ndarray) -> None:
-        if out.dtype.kind in "iub":  # NumPy's own gives floats
+        if out.dtype.kind in "iub":  # NumPy gives floats for integers
             np.copyto(out, x)
         else:
             np.rint(x, out=out)
@@ -98,7 +98,7 @@ def _rsqrt() -> Callable[..., Any]:
 
 def _trunc_div() -> Callable[..., Any]:
     def trunc_div(a: Any, b: Any, out: np.ndarray) -> None:
-        # C's integer division: the quotient rounded toward zero, as ONNX Div asks for integers.
+        # Integer division as in C and in ONNX's Div: the quotient is rounded toward zero.
         quotient = np.floor_divide(a, b)
         quotient += (np.remainder(a, b) != 0) & ((np.asarray(a) < 0) != (np.asarray(b) < 0))
         out[...] = quotient
@@ -107,7 +107,7 @@ def _trunc_div() -> Callable[..., Any]:
 
 
 def _chosen(wins: str) -> Partials:
-    """Partial derivatives of the one of two arguments that is greater, or less, or equal."""
+    """Partial derivatives of the maximum (`wins` is "ge") or the minimum ("le") of two arguments."""
 
     def partials(a: Expr, b: Expr, y: Expr) -> Sequence[Expr]:
         share = where(call("eq", a, b), 0.5, 1.0)  # a tie is shared, as JAX and PyTorch do
@@ -204,5 +204,5 @@ FUNCTIONS: dict[str, Function] = {
 
 @lru_cache(maxsize=4096)
 def scalar_flops(*exprs: Expr) -> int:
-    """Scalar operations an element, conversions not counted."""
+    """Scalar operations for one element; conversions are not counted."""
     return sum(isinstance(part, Call) and part.function in FUNCTIONS for part in subexpressions(*exprs))

@@ -10,7 +10,7 @@ from foreplan.graph.types import DType, as_dtype
 
 Scalar = float | int | bool
 
-# Functions that are written between their two arguments, and how.
+# Functions with two arguments that are written as an operator, and that operator.
 INFIX = {
     "add": "+",
     "sub": "-",
@@ -90,7 +90,7 @@ class Arg(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Const(Expr):
-    """A literal; takes the element type of what it meets."""
+    """A literal. It takes the element type of the arguments beside it."""
 
     value: Scalar
 
@@ -143,7 +143,7 @@ def is_literal(value: Expr, literal: float) -> bool:
 
 
 def call(function: str, *args: Expr | Scalar) -> Expr:
-    """A function of expressions."""
+    """The call of a function on expressions and numbers."""
     return Call(function, tuple(as_expr(arg) for arg in args))
 
 
@@ -157,7 +157,7 @@ def cast(x: Expr, dtype: DType | str) -> Expr:
     return Call(as_dtype(dtype).name, (x,))
 
 
-# Functions of FUNCTIONS that are written often, and what each is.
+# Functions that are called often.
 relu: Callable[[Expr], Expr] = partial(call, "relu")  # max(x, 0)
 exp: Callable[[Expr], Expr] = partial(call, "exp")  # e to the x
 log: Callable[[Expr], Expr] = partial(call, "log")  # natural logarithm
@@ -176,7 +176,7 @@ def clip(x: Expr, low: Expr | Scalar, high: Expr | Scalar) -> Expr:
 
 
 def substitute(expr: Expr, args: Sequence[Expr]) -> Expr:
-    """The expression with a0, a1, … replaced."""
+    """The expression with a0, a1, … replaced by `args`."""
     memo: dict[Expr, Expr] = {}
 
     def go(part: Expr) -> Expr:
@@ -193,7 +193,7 @@ def substitute(expr: Expr, args: Sequence[Expr]) -> Expr:
 
 @lru_cache(maxsize=4096)
 def subexpressions(*exprs: Expr) -> tuple[Expr, ...]:
-    """Every distinct part, arguments before what uses them."""
+    """Every distinct part of the expressions; arguments come before the calls that use them."""
     found: dict[Expr, None] = {}
 
     def go(part: Expr) -> None:

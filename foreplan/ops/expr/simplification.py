@@ -1,4 +1,4 @@
-"""Expressions with less to do, and the same value."""
+"""Simplifies expressions: less arithmetic, the same value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FOLDED: dict[str, Callable[..., Scalar]] = {
 
 
 def simplify(expr: Expr, args: Sequence[DType]) -> Expr:
-    """The expression with the arithmetic that needs no element done at once; no part changes its element type."""
+    """The expression with literals computed and steps such as x·1 removed; no part changes its element type."""
     return _simplify(expr, tuple(args))
 
 
@@ -33,7 +33,7 @@ def _simplify(expr: Expr, args: tuple[DType, ...]) -> Expr:
             continue
         plain = Call(part.function, tuple(memo[arg] for arg in part.args))
         types[plain] = call_dtype(plain, [types[arg] for arg in plain.args])
-        if types[plain] != before[part]:  # a literal took the place of what had set the type
+        if types[plain] != before[part]:  # a literal has replaced the part that set the type
             continue
         memo[part] = plain
         simpler = _simpler(plain)
@@ -48,7 +48,7 @@ def _simplify(expr: Expr, args: tuple[DType, ...]) -> Expr:
 
 
 def _simpler(part: Call) -> Expr | None:
-    """An equal expression with less to do (where nothing is infinite or NaN times zero), or None."""
+    """An equal expression with less arithmetic, or None. Zero times any number is zero, even times infinity or NaN."""
     function, parts = part.function, part.args
     if function in _FOLDED and all(isinstance(arg, Const) for arg in parts):
         return Const(_FOLDED[function](*(arg.value for arg in parts if isinstance(arg, Const))))

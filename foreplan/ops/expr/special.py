@@ -1,4 +1,4 @@
-"""Two functions that NumPy lacks: sigmoid, made of those it has, and erf, compiled by Numba.
+"""Two functions that NumPy lacks: sigmoid, built from NumPy's functions, and erf, compiled by Numba.
 
 Both take arrays of any strides, and `out` may be the argument itself. They work on pieces of a few thousand elements,
 and hold nothing larger. Narrow floats are computed in float32 and rounded once.
@@ -18,7 +18,7 @@ _TAIL = -40.0  # below it 1 + e^x rounds to 1 in float64, and above it e^-x is f
 
 
 def sigmoid(x: Any, out: np.ndarray) -> None:
-    """1 / (1 + e^-x), down to the least numbers that the type holds.
+    """1 / (1 + e^-x), down to the smallest numbers of the type.
 
     Where e^-x would overflow, the result at `_TAIL` is multiplied by e^(x - _TAIL), whose exponent is exact.
     """

@@ -1,4 +1,4 @@
-"""Expressions read from text; `str` writes them."""
+"""Reads expressions from text; `str` writes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPERATORS: dict[type, str] = {
 
 
 def parse_expr(text: str) -> Expr:
-    """The expression that `str` writes; nothing is evaluated.
+    """The expression that this text stands for, as `str` writes it. No code is run.
 
     Raises:
         ModelError: the text is not an expression.

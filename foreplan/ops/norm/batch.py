@@ -35,7 +35,7 @@ class _Channels(Op):
     def check(self, x: TensorType, *vectors: TensorType) -> TensorType:
         """The type of statistics, a wide number a channel (see `DType.wide`); `vectors` may also be as narrow as x."""
         if x.rank < 2 or not x.dtype.is_float or not x.size:
-            raise ShapeError(f"needs a floating-point [N, C, …] that is not empty, and got {x}")
+            raise ShapeError(f"needs a floating-point [N, C, …] with at least one element, and got {x}")
         vector = x.with_shape(x.shape[1:2])
         wide = vector.with_dtype(x.dtype.wide)
         if wrong := [type for type in vectors if type not in (wide, vector)]:
@@ -267,7 +267,7 @@ class BatchNormGrad(ChannelNorm):
         x, *vectors, g = inputs
         vector = self.check(x, *vectors)
         if g != x:
-            raise ShapeError(f"the gradient of {x} must have its type, and is {g}")
+            raise ShapeError(f"the gradient must have the type of x, {x}, and is {g}")
         return (x, vector, vector)
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError
+from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Builder, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import types_of
@@ -50,7 +50,7 @@ class _RowNorm(Op):
         x, *parameters = inputs
         g = cotangents[0]
         if g is None or any(flow is not None for flow in cotangents[1:]):
-            raise ShapeError(f"{self.name}: only the normalised output is differentiable, not its statistics")
+            raise UnsupportedError(f"the statistics of {self.name} have no derivative here; compute them by reductions")
         op = (LayerNormGrad if self.centred else RMSNormGrad)(self.axis, scaled=bool(parameters))
         gradients = b.node(op, x, *parameters[:1], *outputs[1:], g)
         return gradients[: len(inputs)]
@@ -180,8 +180,8 @@ class _RowNormGrad(Op):
         expected = [statistic] * (1 + self.centred) + [x] * (2 if len(inputs) > self.accumulates else 1)
         if len(rest) != self.scaled + len(expected) or rest[self.scaled :] != expected:
             raise ShapeError(
-                f"needs x, {'its scale, ' * self.scaled}the statistics of its rows, g and perhaps what is added, "
-                f"and got {inputs}"
+                f"needs x, {'its scale, ' * self.scaled}the statistics of its rows, g and optionally a tensor to "
+                f"add, and got {', '.join(map(str, inputs))}"
             )
         _check(self.axis, x, rest[: self.scaled], 1)
         return (x, *rest[: self.scaled] * (1 + self.centred))
@@ -299,7 +299,7 @@ class RMSNormGrad(_RowNormGrad):
 def _check(axis: int, x: TensorType, parameters: Sequence[TensorType], most: int) -> None:
     """Raise unless x has the axis and the parameters have its shape from there on."""
     if not 0 <= axis < x.rank or not x.dtype.is_float or not x.size:
-        raise ShapeError(f"axis {axis} must be one of a floating-point tensor that is not empty, and got {x}")
+        raise ShapeError(f"needs a floating-point tensor with an axis {axis} and at least one element, and got {x}")
     fits = [TensorType(dtype, x.shape[axis:]) for dtype in (x.dtype, x.dtype.wide)]
     wrong = [type for type in parameters if type not in fits]
     if wrong or len(parameters) > most:

@@ -182,7 +182,7 @@ def test_recurrent_layers_in_loops_come_to_an_end() -> None:
 
 def test_a_split_into_more_parts_than_it_has_outputs_is_refused() -> None:
     nodes = [node("Split", "x", "y z", axis=1, num_outputs=10**12)]
-    with pytest.raises(ModelError, match=r"\(Split\).*num_outputs is 1000000000000, and it has 2 outputs"):
+    with pytest.raises(ModelError, match=r"\(Split\).*num_outputs is 1000000000000, but it has 2 outputs"):
         from_onnx(model(nodes, {"x": (2, 6)}, ["y", "z"]))
 
 

@@ -86,11 +86,14 @@ def relu(declared: Sequence[Any] | None, dtype: int = onnx.TensorProto.FLOAT, x:
 @pytest.mark.parametrize(
     ("declared", "note"),
     [
-        ((2, 4), "output 'y' is declared with the shape [2, 4] and computed as [2, 3], which counts"),
-        (("n", 4), "output 'y' is declared with the shape [n, 4] and computed as [2, 3], which counts"),
-        ((None, 4), "output 'y' is declared with the shape [?, 4] and computed as [2, 3], which counts"),
-        ((2, 3, 1), "output 'y' is declared with the shape [2, 3, 1] and computed as [2, 3], which counts"),
-        ((), "output 'y' is declared with the shape [] and computed as [2, 3], which counts"),
+        ((2, 4), "output 'y' is declared with the shape [2, 4] and computed as [2, 3]; the computed shape counts"),
+        (("n", 4), "output 'y' is declared with the shape [n, 4] and computed as [2, 3]; the computed shape counts"),
+        ((None, 4), "output 'y' is declared with the shape [?, 4] and computed as [2, 3]; the computed shape counts"),
+        (
+            (2, 3, 1),
+            "output 'y' is declared with the shape [2, 3, 1] and computed as [2, 3]; the computed shape counts",
+        ),
+        ((), "output 'y' is declared with the shape [] and computed as [2, 3]; the computed shape counts"),
     ],
 )
 def test_outputs_that_contradict_their_declared_shape_are_noted(declared: Any, note: str) -> None:

@@ -45,7 +45,7 @@ def _attention(n: OnnxNode) -> Result | None:
     mask = None
     if n.has(3):
         keys = k.shape[-2]
-        # From opset 24 on a shorter mask is padded, there, and one key is shorter than several.
+        # From opset 24 on the function body pads a mask of fewer keys, also one of a single key.
         if not n.shape(3) or n.shape(3)[-1] not in ((keys,) if n.opset >= 24 else (1, keys)):
             return None
         mask = n.value(3)
@@ -62,7 +62,7 @@ def _attention(n: OnnxNode) -> Result | None:
 def _split_heads(n: OnnxNode, index: int, heads: int) -> Value:
     batch, positions, width = n.shape(index)
     if heads < 1 or width % heads:
-        raise n.misshapen(f"{n.type(index)} does not fall into {heads} heads")
+        raise n.misshapen(f"the width of {n.type(index)} must be a multiple of its {heads} heads")
     return reshape(n.b, n.value(index), (batch, positions, heads, width // heads))
 
 
@@ -86,7 +86,7 @@ def _softmax_cross_entropy(n: OnnxNode) -> Result | None:
 
 
 def _scales(n: OnnxNode, index: int) -> Value:
-    """A scale or zero point: one number, one an entry of an axis, or one a block of entries; as it meets input 0."""
+    """A scale or zero point that broadcasts to input 0: one number, or one for each entry or block of an axis."""
     shape = n.shape(0)
     found = n.value(index)
     if found.type.size == 1:

@@ -62,7 +62,7 @@ def _parse(n: OnnxNode, equation: str, ranks: Sequence[int]) -> tuple[list[str],
 
 
 def _diagonals(b: Builder, x: Value, term: str) -> tuple[Value, str]:
-    """An index that stands twice in one operand walks its diagonal."""
+    """The operand with each index once: of an index that it has twice, the diagonal."""
     for label in dict.fromkeys(term):
         while term.count(label) > 1:
             first = term.index(label)
@@ -84,7 +84,7 @@ def _sum_out(b: Builder, x: Value, term: str, kept: set[str]) -> tuple[Value, st
 
 
 def _product(b: Builder, x: Value, left: str, y: Value, right: str, later: set[str]) -> tuple[Value, str]:
-    """The two operands as one batched matrix product, summed over what is needed no more."""
+    """The two operands as one batched matrix product, summed over the indices that are not in `later`."""
     x, left = _sum_out(b, x, left, later | set(right))
     y, right = _sum_out(b, y, right, later | set(left))
     both = [label for label in left if label in right]
@@ -95,7 +95,7 @@ def _product(b: Builder, x: Value, left: str, y: Value, right: str, later: set[s
     sizes = dict(zip(left, x.shape))
     for label, extent in zip(right, y.shape):
         sizes[label] = max(extent, sizes.get(label, 1))
-    # Extents of 1 that the other operand repeats are repeated for inner indices alone; batch axes broadcast.
+    # Only inner indices of extent 1 are repeated to the other operand's extent; batch axes broadcast.
     x = broadcast_to(b, x, tuple(sizes[label] if label in inner else e for label, e in zip(left, x.shape)))
     y = broadcast_to(b, y, tuple(sizes[label] if label in inner else e for label, e in zip(right, y.shape)))
     x = transpose(b, x, [left.index(label) for label in (*batch, *rows, *inner)])

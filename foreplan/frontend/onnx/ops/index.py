@@ -44,7 +44,7 @@ def _gather_nd(n: OnnxNode) -> Operand:
 
 
 def _merge(n: OnnxNode, data: Value, placed: Value, hits: Value | None) -> Value:
-    """Updates added to the data, or in its place where any was."""
+    """The data plus the updates; with `hits`, the updates in the places that they hit, and the data elsewhere."""
     if hits is None:
         return elementwise(n.b, lambda x, u: x + u, data, placed)
     return elementwise(n.b, lambda x, u, h: where(h > 0, u, x), data, placed, hits, dtype=data.dtype)
@@ -73,13 +73,13 @@ def _scatter_elements(n: OnnxNode) -> Operand:
 
     replaces = _replaces(n)
     if not data.dtype.is_float and data.dtype.name == "bool":
-        raise n.unsupported("it scatters booleans")
+        raise n.unsupported("it scatters booleans; convert them to integers first")
     hits = place(_ones(n, updates.shape)) if replaces else None
     return _merge(n, data, place(updates), hits)
 
 
 def _ones(n: OnnxNode, shape: Shape) -> Value:
-    """A number a place, to count what arrives there."""
+    """A 1 for each update, to count those that arrive at a place."""
     one = n.as_value(filled(f"{n.output_names[0]}.one", TensorType(as_dtype("float32"), ()), 1.0))
     return broadcast_to(n.b, one, shape)
 

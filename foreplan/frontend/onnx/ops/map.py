@@ -22,7 +22,7 @@ def _expm1_below_zero(x: Expr) -> Expr:
     return call("expm1", where(x > 0, 0.0, x))
 
 
-# Their names in lower case are those of scalar functions.
+# In lower case these are names of scalar functions.
 _SAME_NAME = (
     *("Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Sqrt", "Reciprocal", "Exp", "Log", "Sin", "Cos", "Tan", "Asin"),
     *("Acos", "Atan", "Sinh", "Cosh", "Tanh", "Asinh", "Acosh", "Atanh", "Sigmoid", "Relu", "Erf", "IsNaN", "Not"),
@@ -93,7 +93,7 @@ def _binary(n: OnnxNode) -> Operand:
 
 
 def _aligned(n: OnnxNode) -> OnnxNode:
-    """Before opset 7 the second operand was aligned by the attributes `broadcast` and `axis`."""
+    """The node with its second operand aligned by the attributes `broadcast` and `axis`, as before opset 7."""
     if n.opset >= 7 or not n.integer("broadcast", 0) or not n.has_attribute("axis"):
         return n
     rank = len(n.shape(0))

@@ -12,7 +12,7 @@ from foreplan.ops.matmul import matmul
 from foreplan.ops.pool import avg_pool, lrn, max_pool
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
-from foreplan.ops.window import Geometry
+from foreplan.ops.window import Geometry, same_padding
 
 Pads = tuple[tuple[int, int], ...]
 
@@ -21,7 +21,7 @@ def _window(n: OnnxNode, kernel: tuple[int, ...]) -> tuple[tuple[int, ...], tupl
     """(strides, dilations, pads), with `auto_pad` turned into pads.
 
     Raises:
-        ModelError: an attribute has not one entry an axis.
+        ModelError: an attribute does not have one entry for each axis, or is not positive.
     """
     spatial = n.shape(0)[2:]
     axes = len(spatial)
@@ -42,11 +42,8 @@ def _window(n: OnnxNode, kernel: tuple[int, ...]) -> tuple[tuple[int, ...], tupl
         return strides, dilations, ((0, 0),) * axes
     if mode not in ("SAME_UPPER", "SAME_LOWER"):
         raise n.fail(f"auto_pad {mode!r} is not NOTSET, VALID, SAME_UPPER or SAME_LOWER")
-    pads = []
-    for extent, taps, stride, gap in zip(spatial, kernel, strides, dilations):
-        total = max((-(-extent // stride) - 1) * stride + (taps - 1) * gap + 1 - extent, 0)
-        pads.append(_halves(total, mode))
-    return strides, dilations, tuple(pads)
+    totals = (same_padding(*axis) for axis in zip(spatial, kernel, strides, dilations))
+    return strides, dilations, tuple(_halves(total, mode) for total in totals)
 
 
 def _halves(total: int, mode: str) -> tuple[int, int]:
@@ -74,7 +71,10 @@ def _conv_transpose(n: OnnxNode) -> Operand:
     extra = tuple(n.integers("output_padding", [0] * axes))
     flat = n.integers("pads", [0] * 2 * axes)
     if not len(kernel) == len(strides) == len(dilations) == len(extra) == axes or len(flat) != 2 * axes:
-        raise n.fail(f"its attributes do not fit the {axes} spatial axes of {n.type(0)}")
+        raise n.fail(
+            f"kernel {list(kernel)}, strides {list(strides)}, dilations {list(dilations)}, output_padding "
+            f"{list(extra)} and pads {flat} do not fit the {axes} spatial axes of {n.type(0)}"
+        )
     pads: Pads = tuple(zip(flat[:axes], flat[axes:]))
     wanted = n.integers("output_shape")
     if wanted is None and mode in ("SAME_UPPER", "SAME_LOWER"):
@@ -95,7 +95,7 @@ def _conv_transpose(n: OnnxNode) -> Operand:
 @translates("MaxPool")
 def _max_pool(n: OnnxNode) -> Operand:
     if n.wants(1):
-        raise n.unsupported("its second output, the indices of the maxima, is used; foreplan gives the maxima alone")
+        raise n.unsupported("its second output, the indices of the maxima, is used; foreplan gives the maxima only")
     kernel = tuple(n.integers("kernel_shape", ()))
     strides, dilations, pads = _window(n, kernel)
     ceil = bool(n.integer("ceil_mode", 0))
@@ -117,7 +117,7 @@ def _lp_pool(n: OnnxNode) -> Operand:
     kernel = tuple(n.integers("kernel_shape", ()))
     strides, dilations, pads = _window(n, kernel)
     if n.integer("ceil_mode", 0):
-        # Sums need a count that is the same everywhere, so the windows that hang over are made ordinary padding.
+        # Sums need one count for all windows, so those that reach beyond the pads get ordinary padding.
         spans = [(taps - 1) * gap + 1 for taps, gap in zip(kernel, dilations)]
         found = []
         for extent, span, stride, (low, high) in zip(n.shape(0)[2:], spans, strides, pads):

@@ -17,7 +17,9 @@ from foreplan.ops.shape import broadcast_to, reshape
 def _batch_norm(n: OnnxNode) -> Result:
     epsilon, momentum = n.number("epsilon", 1e-5), n.number("momentum", 0.9)
     if n.opset < 9 and not n.integer("spatial", 1):
-        raise n.unsupported("spatial=0: statistics a pixel are not supported; export the model for opset 9 or later")
+        raise n.unsupported(
+            "spatial=0: statistics for each pixel are not supported; export the model for opset 9 or later"
+        )
     x, scale, bias, mean, variance = (n.value(i) for i in range(5))
     outputs = [i for i in range(1, n.output_count) if n.wants(i)]
     training = bool(n.integer("training_mode", 0)) if n.opset >= 14 else bool(outputs) and n.opset >= 7
@@ -52,7 +54,7 @@ def _group_norm(n: OnnxNode) -> Operand:
         vector = n.value(index)
         if n.opset >= 21 or vector.shape == (channels,):
             return vector
-        # Before opset 21 there was one entry a group.
+        # Before opset 21 there is one entry for each group.
         spread = broadcast_to(n.b, reshape(n.b, vector, (groups, 1)), (groups, channels // groups))
         return reshape(n.b, spread, (channels,))
 

@@ -11,7 +11,7 @@ from foreplan.ops.random import Random, dropout, dropped
 
 @translates("Dropout")
 def _dropout(n: OnnxNode) -> Result:
-    """Active in training steps alone; with training_mode true (opset 12 or later) in every step, as ONNX has it."""
+    """Active in training steps only; with training_mode true (opset 12 or later) in every step, as in ONNX."""
     active = False
     if n.opset < 12:
         ratio = n.number("ratio", 0.5)

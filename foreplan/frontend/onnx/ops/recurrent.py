@@ -8,7 +8,7 @@ from foreplan.graph import Value
 from foreplan.ops.recurrent import Activation, Options, activation, gru, lstm, rnn
 from foreplan.ops.shape import broadcast_to
 
-# Activations that have parameters, which the attributes list for those alone.
+# Activations with parameters; the attributes list values for these only.
 _WITH_ALPHA = {"affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigmoid", "elu"}
 _WITH_BETA = {"affine", "scaledtanh", "hardsigmoid"}
 
@@ -29,7 +29,7 @@ def _activations(n: OnnxNode) -> list[Activation] | None:
 
 
 def _lengths(n: OnnxNode) -> Value | None:
-    """The valid steps of each item; None where all of them are, as most exporters write out."""
+    """The number of valid steps of each item; None if all steps are valid, which most exporters write out."""
     if not n.has(4):
         return None
     steps = n.shape(0)[1 if n.integer("layout", 0) else 0]
@@ -40,7 +40,7 @@ def _lengths(n: OnnxNode) -> Value | None:
 
 
 def _state(n: OnnxNode, index: int) -> Value | None:
-    """An initial state; None where it is zero, and repeated where the model was exported for one item."""
+    """An initial state; None if it is zero. A state for one item is repeated for a new batch."""
     if not n.has(index):
         return None
     operand = n.operand(index)

@@ -16,7 +16,7 @@ from foreplan.ops.shape import reshape
 from foreplan.ops.softmax import log_softmax, softmax
 from foreplan.ops.sort import arg_reduce, top_k
 
-# Op → (what is done to each element before, the reduction, what is done to the result).
+# Op → (function of each element, reduction, function of the result).
 _REDUCTIONS = {
     "ReduceSum": (None, "sum", None),
     "ReduceMean": (None, "mean", None),
@@ -31,7 +31,7 @@ _REDUCTIONS = {
 
 
 def _axes(n: OnnxNode) -> tuple[int, ...] | None:
-    """The axes to reduce, ascending; None where nothing is to be done."""
+    """The axes to reduce, ascending; None if there are none to reduce."""
     rank = len(n.shape(0))
     by_input = n.opset >= (13 if n.op_type == "ReduceSum" else 18)
     if by_input:
@@ -56,7 +56,7 @@ def _reduce(n: OnnxNode) -> Operand:
 
 
 def reduced(n: OnnxNode, how: str, x: Value, axes: tuple[int, ...]) -> Value:
-    """One reduction with the node's `keepdims`; of integers and of nothing as ONNX has them."""
+    """One reduction with the node's `keepdims`, also of integers and of no elements, as ONNX defines them."""
     keep = bool(n.integer("keepdims", 1))
     if x.type.size == 0:
         shape = [1 if i in axes else extent for i, extent in enumerate(x.shape) if keep or i not in axes]
@@ -68,7 +68,7 @@ def reduced(n: OnnxNode, how: str, x: Value, axes: tuple[int, ...]) -> Value:
 
 
 def _of_nothing(how: str, type: TensorType) -> float:
-    """What a reduction of no elements gives."""
+    """The result of a reduction of no elements."""
     import numpy as np
 
     if how in ("sum", "prod"):
@@ -109,7 +109,7 @@ def _lp_normalization(n: OnnxNode) -> Operand:
     total = reduce(n.b, "sum", parts, axis, keepdims=True)
 
     def divide(x: Expr, s: Expr) -> Expr:
-        # Where everything is zero the result is zero.
+        # If all elements are zero, so is the result.
         norm = s if power == 1 else sqrt(where(call("eq", s, 0.0), 1.0, s))
         return x / where(call("eq", s, 0.0), 1.0, norm)
 
@@ -124,7 +124,7 @@ def _softmax(n: OnnxNode) -> Operand:
         raise n.misshapen("a softmax needs at least one axis")
     if n.opset >= 13:
         return _along(n, x, n.axis(n.integer("axis", -1), rank))
-    # Before opset 13 everything from the axis on was one.
+    # Before opset 13 the axes from `axis` on count as one.
     axis = n.border(n.integer("axis", 1), rank)
     if axis == rank - 1:
         return _along(n, x, axis)

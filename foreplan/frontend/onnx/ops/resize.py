@@ -25,7 +25,7 @@ def _scaled(
     n: OnnxNode, shape: Sequence[int], scales: Sequence[float], mode: str, coordinate: str, rounding: str
 ) -> Operand:
     if len(scales) != len(shape):
-        raise n.misshapen(f"{len(scales)} scales are given for {n.type(0)}")
+        raise n.misshapen(f"{n.type(0)} needs one scale for each axis, and {len(scales)} are given")
     wanted = [math.floor(extent * scale) for extent, scale in zip(shape, scales)]
     mode = {"bilinear": "linear", "trilinear": "linear"}.get(mode, mode)
     return resize(n.b, n.value(0), wanted, mode=mode, coordinate=coordinate, scales=scales, rounding=rounding)
@@ -67,7 +67,7 @@ def _resize(n: OnnxNode) -> Operand:
 
 
 def _sizes(n: OnnxNode, axes: Sequence[int]) -> list[int]:
-    """The sizes asked for; where the batch of the export is written there, the new one."""
+    """The sizes asked for, with the new batch in place of the exported one."""
     written = n.known_ints(3)
     sizes = list(written)
     if n.batch is None:
@@ -86,7 +86,7 @@ def _sizes(n: OnnxNode, axes: Sequence[int]) -> list[int]:
 
 
 def _by_sizes(n: OnnxNode, extents: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], list[float]]:
-    """(extents, scales) for the sizes asked for; a policy makes one scale of them all."""
+    """(extents, scales) for the sizes asked for; a policy that keeps the aspect ratio makes one scale of all."""
     policy = n.text("keep_aspect_ratio_policy", "stretch")
     scales = [size / extent for size, extent in zip(sizes, extents)]
     if policy == "stretch":

@@ -35,18 +35,18 @@ def _reshape(n: OnnxNode) -> Operand:
 
 
 def _target(n: OnnxNode, wanted: Sequence[int], shape: Shape, keep_zero: int) -> Shape:
-    """The target of Reshape with 0 (copy the extent) and -1 (whatever is left) replaced."""
+    """The target of a Reshape with each 0 (copy the extent) and -1 (the rest of the elements) replaced."""
     full = []
     for i, extent in enumerate(wanted):
         if extent == 0 and not keep_zero:
             if i >= len(shape):
                 raise n.misshapen(
-                    f"the 0 at place {i} of its target {list(wanted)} copies an axis that {list(shape)} has not"
+                    f"the 0 at place {i} of its target {list(wanted)} copies an axis, but {list(shape)} has none there"
                 )
             extent = shape[i]
         full.append(extent)
     if full.count(-1) > 1 or any(extent < -1 for extent in full):
-        raise n.misshapen(f"its target {list(wanted)} is no shape: one -1 is allowed, other negative extents are not")
+        raise n.misshapen(f"its target {list(wanted)} is not a shape: it may hold one -1 and no other negative extent")
     if -1 in full:
         known = -math.prod(full)
         size = math.prod(shape)
@@ -106,7 +106,7 @@ def _expand(n: OnnxNode) -> Operand:
 
 
 def _expand_batch(n: OnnxNode, wanted: Shape) -> Shape:
-    """The written shape with the new batch: where the input carries it, or in front where nothing else can be meant."""
+    """The written shape with the new batch, where the input carries it, or else in a first axis of the old batch."""
     assert n.batch is not None
     shape, changed = n.shape(0), list(wanted)
     lead = len(wanted) - len(shape)
@@ -131,7 +131,9 @@ def _tile(n: OnnxNode) -> Operand:
     else:
         repeats = n.known_ints(1)
     if len(repeats) != len(shape) or min(repeats, default=0) < 0:
-        raise n.misshapen(f"its repeats {repeats} are not one number an axis of {n.type(0)}")
+        raise n.misshapen(
+            f"its repeats must be one number of at least 0 for each axis of {n.type(0)}, and are {repeats}"
+        )
     apart = [extent for i, r in enumerate(shape) for extent in (1, r)]
     spread = tuple(extent for s, r in zip(shape, repeats) for extent in (r, s))
     return reshape(n.b, broadcast_to(n.b, reshape(n.b, x, apart), spread), [s * r for s, r in zip(shape, repeats)])
@@ -175,7 +177,7 @@ def _split(n: OnnxNode) -> Result:
     if sizes is None:
         count = n.integer("num_outputs", n.output_count) if n.opset >= 18 else n.output_count
         if count != n.output_count:
-            raise n.fail(f"its num_outputs is {count}, and it has {n.output_count} outputs")
+            raise n.fail(f"its num_outputs is {count}, but it has {n.output_count} outputs")
         each = -(-shape[axis] // count)
         sizes = [min(each, max(shape[axis] - each * i, 0)) for i in range(count)]
     if sum(sizes) != shape[axis] or min(sizes) < 0 or len(sizes) < n.output_count:
@@ -193,7 +195,7 @@ def _slice(n: OnnxNode) -> Operand:
         starts, ends, steps = n.integers("starts"), n.integers("ends"), None
         axes = n.integers("axes")
         if starts is None or ends is None:
-            raise n.fail("it has no starts or no ends")
+            raise n.fail("the attributes starts and ends must both be given")
     else:
         starts, ends = n.known_ints(1), n.known_ints(2)
         axes = n.known_ints(3) if n.has(3) else None
@@ -235,7 +237,10 @@ def _pad(n: OnnxNode) -> Operand:
         fill = n.known_scalar(2) if n.has(2) and n.type(2).size else 0.0
     axes = n.axes(n.known_ints(3), rank) if n.has(3) else tuple(range(rank))
     if amounts is None or len(amounts) != 2 * len(axes) or mode not in ("constant", "reflect", "edge", "wrap"):
-        raise n.fail(f"pads {amounts} in mode {mode!r} do not fit {n.type(0)}")
+        raise n.fail(
+            f"pads {amounts} must be two numbers for each of {len(axes)} axes, and the mode constant, reflect, edge or "
+            f"wrap, not {mode!r}"
+        )
     margins = [(0, 0)] * rank
     for i, axis in enumerate(axes):
         margins[axis] = (amounts[i], amounts[len(axes) + i])
@@ -276,7 +281,7 @@ def _space_to_depth(n: OnnxNode) -> Operand:
 
 
 def _rows_and_columns(n: OnnxNode, rows: int, columns: int) -> tuple[Value, Value]:
-    """The place of each element along the last two axes, which broadcast against each other."""
+    """Row numbers [rows, 1] and column numbers [columns], which broadcast against each other."""
     name = n.output_names[0]
     row = n.as_value(from_array(f"{name}.row", positions(rows, INT32).reshape(rows, 1)))
     return row, n.as_value(from_array(f"{name}.column", positions(columns, INT32)))
@@ -285,7 +290,7 @@ def _rows_and_columns(n: OnnxNode, rows: int, columns: int) -> tuple[Value, Valu
 @translates("Trilu")
 def _trilu(n: OnnxNode) -> Operand:
     if len(n.shape(0)) < 2:
-        raise n.misshapen(f"{n.type(0)} is no matrix")
+        raise n.misshapen(f"it needs at least two axes, and got {n.type(0)}")
     rows, columns = n.shape(0)[-2:]
     diagonal = max(-rows, min(int(n.known_scalar(1)) if n.has(1) else 0, columns))
     row, column = _rows_and_columns(n, rows, columns)
@@ -300,7 +305,7 @@ def _trilu(n: OnnxNode) -> Operand:
 @translates("EyeLike")
 def _eye_like(n: OnnxNode) -> Operand:
     if len(n.shape(0)) != 2:
-        raise n.misshapen(f"{n.type(0)} is no matrix")
+        raise n.misshapen(f"it needs a matrix, and got {n.type(0)}")
     rows, columns = n.shape(0)
     dtype = as_dtype(dtype_of(n.integer("dtype"), n.source)) if n.has_attribute("dtype") else n.type(0).dtype
     diagonal = max(-rows, min(n.integer("k", 0), columns))
