@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.engines.ahead import compile_ahead
 from tests.engines.engine import Engine, in_shares, require, with_engines
 
 
@@ -21,4 +22,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
 def engine(request: pytest.FixtureRequest) -> Engine:
     """One engine with kernels of its own."""
     require(request.param.name)
+    if request.param.name == "cuda":
+        compile_ahead(request.node)
     return request.param
