@@ -12,8 +12,9 @@ import sys
 import tomllib
 from pathlib import Path
 
-import networkx as nx
 import pytest
+
+from tests.oracle.peers import networkx
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "foreplan"
@@ -100,13 +101,13 @@ def test_imports_point_one_way(part: str) -> None:
 
 def test_no_further_files_import_one_another_in_a_circle() -> None:
     names = {".".join(file.relative_to(PACKAGE).with_suffix("").parts): file for file in python_files()}
-    taken = nx.DiGraph()
+    taken = networkx.DiGraph()
     for name, file in names.items():
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module:
                 found = [f"{node.module}.{alias.name}" for alias in node.names]
                 taken.add_edges_from((name, each.removeprefix("foreplan.")) for each in (*found, node.module))
-    circles = [circle for circle in nx.strongly_connected_components(taken) if len(circle) > 1]
+    circles = [circle for circle in networkx.strongly_connected_components(taken) if len(circle) > 1]
     assert sorted(map(sorted, circles)) == sorted(map(sorted, CIRCLES))
 
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from tests.engines.engine import Engine, left_out, require, with_engines
+from tests.engines.ahead import compile_ahead
+from tests.engines.engine import Engine, in_shares, require, with_engines
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """On each engine, in bfloat16 too where a test is marked so."""
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """On each engine, in bfloat16 too where a test is marked so; only the cases that the profile asks for are made."""
     with_engines(metafunc)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out cases that the profile does not ask for."""
-    left = left_out(items)
-    config.hook.pytest_deselected(items=left)
-    dropped = set(left)
-    items[:] = [item for item in items if item not in dropped]
+    yield
+    in_shares(metafunc)
 
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest) -> Engine:
     """One engine with kernels of its own."""
     require(request.param.name)
+    if request.param.name == "cuda":
+        compile_ahead(request.node)
     return request.param

@@ -6,6 +6,7 @@ has to be what NumPy's kernel gives in float32 on the same numbers, rounded. `of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -220,19 +221,18 @@ def with_engines(metafunc: pytest.Metafunc, names: Iterable[str] = tuple(ENGINES
     metafunc.parametrize("engine", found, indirect=True, ids=label)
 
 
-def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Of each test's cases on `cuda` or in bfloat16, those that the profile does not ask for: as good as evenly spread,
-    whatever the parameters are. The first always runs, and on `cpu` all in float32 do.
+def in_shares(metafunc: pytest.Metafunc) -> None:
+    """Of a test's cases on `cuda` or in bfloat16, keep those that the profile asks for: as good as evenly spread,
+    whatever the parameters are. The first is kept, and on `cpu` all in float32 are.
     """
-    counts: dict[str, int] = {}
-    found = []
-    for item in items:
-        engine = item.callspec.params.get("engine") if hasattr(item, "callspec") else None
+    places: Counter[str] = Counter()
+    kept = []
+    for case in metafunc._calls:
+        engine = case.params.get("engine")
         if isinstance(engine, Engine) and (engine.narrow or engine.name == "cuda"):
-            key = f"{item.nodeid.partition('[')[0]} {label(engine)}"
-            counts[key] = counts.get(key, -1) + 1
-            if counts[key] * 0.6180339887 % 1 >= (
-                SHARE_OF_NARROW if engine.narrow else SHARE_OF_CUDA
-            ):  # multiples of the golden ratio fill [0, 1) evenly
-                found.append(item)
-    return found
+            spread = places[label(engine)] * 0.6180339887 % 1  # multiples of the golden ratio fill [0, 1) evenly
+            places[label(engine)] += 1
+            if spread >= (SHARE_OF_NARROW if engine.narrow else SHARE_OF_CUDA):
+                continue
+        kept.append(case)
+    metafunc._calls[:] = kept

@@ -144,13 +144,21 @@ def results(
     over: tuple[int, int] | None = None,
 ) -> Iterator[tuple[str, list[np.ndarray]]]:
     """What every kernel but cuDNN's gives, by its name."""
+    found, reads, writes = kernels(op, inputs, windows)
+    compile_launched(each for kernel in found.values() for each in kernel.instructions)
+    for name, kernel in found.items():
+        yield name, run_kernel(kernel, reads, writes, inputs, over)
+
+
+def kernels(
+    op: Op, inputs: Sequence[np.ndarray], windows: Sequence[Window] | None = None
+) -> tuple[dict[str, LaunchKernel], list[Window], list[Window]]:
+    """All kernels but cuDNN's by name, ours first, and how inputs and outputs lie."""
     own, reads, writes = made(op, [type_of(x) for x in inputs], windows)
     found = {OWN: own}
     for by_cublaslt in (lt.lt_kernels, linear_cross_entropy.lt_kernels):
         found |= by_cublaslt(op, reads, writes, DEVICE, tf32=False)
-    compile_launched(each for kernel in found.values() for each in kernel.instructions)
-    for name, kernel in found.items():
-        yield name, run_kernel(kernel, reads, writes, inputs, over)
+    return found, reads, writes
 
 
 def check(

@@ -104,15 +104,19 @@ def _namespace(source: Source) -> str:
 
 def compile_all(sources: Iterable[Source]) -> None:
     """Compile those that are not kept yet, many at a time."""
-    missing = [source for source in dict.fromkeys(sources) if not _path(source).exists()]
+    missing = sorted((source for source in set(sources) if not _path(source).exists()), key=repr)
     for i in range(0, len(missing), TOGETHER):
         _compile(missing[i : i + TOGETHER])
 
 
+def not_kept(instructions: Iterable[Instruction]) -> set[Source]:
+    """What all of these launch and is not compiled yet."""
+    return {each.source for each in instructions if isinstance(each, Launch) and not _path(each.source).exists()}
+
+
 def compile_launched(instructions: Iterable[Instruction]) -> None:
     """Compile what all of these launch."""
-    launches = {each for each in instructions if isinstance(each, Launch)}
-    compile_all(sorted({each.source for each in launches}, key=repr))
+    compile_all(each.source for each in instructions if isinstance(each, Launch))
 
 
 def _compile(sources: Sequence[Source]) -> None:

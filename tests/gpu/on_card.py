@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,10 @@ from foreplan.runtime.cuda.libraries.nvml import Nvml
 def opened_or_skipped() -> Card:
     """The card; where there is none, the module that asks is skipped, which says what is missing."""
     try:
+        ctypes.CDLL("libcuda.so.1")
         return driver.card()
+    except OSError as error:  # what opening a card says as well, once CuPy is imported
+        pytest.skip(f"there is no driver for an NVIDIA card in this machine: {error}", allow_module_level=True)
     except TargetError as error:
         pytest.skip(str(error), allow_module_level=True)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
-import gc
 import os
 import random
 import resource
@@ -27,7 +26,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.mutation.changes import Change, changed, changes, install
+from tests.mutation.changes import Change, changed, changes, install, objects
 
 PACKAGE = Path(__file__).resolve().parents[2] / "foreplan"
 LEAST = 20  # seconds of processor time that a mutant has, beside three times what its tests took
@@ -115,7 +114,7 @@ class Judge:
         tests[0].config.pluginmanager.unregister(name="terminalreporter")
         if not install(before, after):
             os._exit(2)
-        for cache in gc.get_objects():
+        for cache in objects():
             made = str(getattr(cache, "__module__", "")) if isinstance(cache, functools._lru_cache_wrapper) else ""
             if made.startswith(("foreplan", "tests")) and not made.startswith(("foreplan.runtime.cpu", "foreplan.jit")):
                 cache.cache_clear()  # but what was compiled stays

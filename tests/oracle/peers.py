@@ -1,4 +1,4 @@
-"""JAX, imported when a test first uses it: collecting the tests loads none of it."""
+"""Large packages that tests compare with, imported when a test first uses them: collecting loads none of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ class _Module:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pytest and `inspect` look for such names in whatever a module holds
+            raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
 
 
 jax: Any = _Module("jax")
 jnp: Any = _Module("jax.numpy")
 lax: Any = _Module("jax.lax")
+cp_model: Any = _Module("ortools.sat.python.cp_model")
+networkx: Any = _Module("networkx")
+onnxruntime: Any = _Module("onnxruntime")
 
 
 def jit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

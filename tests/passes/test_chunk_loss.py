@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,6 +12,7 @@ from foreplan.graph import Graph, as_dtype, parse_graph
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.passes import chunk_loss, chunk_losses, simplified
 from tests.ops.check import evaluate
+from tests.oracle.peers import jax, jnp
 from tests.passes.steps import training_step
 
 RNG = np.random.default_rng(0)

@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from ortools.sat.python import cp_model
-
 from foreplan.planner import ALIGNMENT, Action, Overwrite, Problem, Role
 from foreplan.units import align_up
+from tests.oracle.peers import cp_model
 
 Terms = list[tuple[int, int]]  # coefficient and variable
 WORKERS = 8  # CP-SAT's portfolio; fewer leave out the searches that prove most here

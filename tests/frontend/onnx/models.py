@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from foreplan.frontend import from_onnx
 from foreplan.graph import Graph
 from foreplan.graph.ir import Kind
 from tests.ops.check import evaluate
+from tests.oracle.peers import onnxruntime
 
 
 def info(name: str, shape: Sequence[Any] | None, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
