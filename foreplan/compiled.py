@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from foreplan.runtime.session import Session
     from foreplan.runtime.update import Update
     from foreplan.views.memory import Memory
+    from foreplan.views.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,13 @@ class Compiled:
         from foreplan.views.memory import Memory
 
         return Memory.of(*self.highest, self._part, self._use)
+
+    @property
+    def weights(self) -> Weights:
+        """The model's tensors: what the step trains, what it leaves as it is, and why."""
+        from foreplan.views.weights import Weights
+
+        return Weights.of(self.program.stored if self.graph is None else self.graph.stored)
 
     @property
     def _use(self) -> Use:
@@ -180,6 +188,7 @@ class Compiled:
             "target": program.target,
             "mode": "inference" if program.loss is None else "training",
             "accumulate": self.accumulate,
+            "weights": self.weights.to_json(),
             "peak_bytes": memory.peak,
             "arena_bytes": memory.arena,
             "host_bytes": self.host_bytes,

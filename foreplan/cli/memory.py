@@ -35,8 +35,9 @@ _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usu
 
 @click.command(short_help="Say how much memory a step takes.")
 @model_options
+@click.option("--parameters", "listed", is_flag=True, help="List what is trained and what is frozen, and why.")
 @json_option
-def estimate(model: str, as_json: bool, **options: Any) -> None:
+def estimate(model: str, listed: bool, as_json: bool, **options: Any) -> None:
     """Say how much memory a step of MODEL takes, and what fills the peak. Nothing is allocated, no weight is read.
 
     MODEL may be a plan file too.
@@ -46,15 +47,21 @@ def estimate(model: str, as_json: bool, **options: Any) -> None:
       foreplan estimate resnet50 --batch 32
       foreplan estimate model.onnx --shapes x:32x3x224x224 --optimizer adamw --budget 2GiB
       foreplan estimate resnet50 --batch 8 --accumulate 4
+      foreplan estimate model.onnx --freeze '*' --train head --parameters
       foreplan estimate gpt2_small --infer --json
     """
     compiled = open_compiled(model, settings_from(options))
-    figures = compiled.estimate()
+    figures, weights = compiled.estimate(), compiled.weights
     if as_json:
-        print_json(figures)
+        rows = {"parameters": [asdict(row) | {"type": str(row.type)} for row in weights.rows]} if listed else {}
+        print_json(figures | rows)
         return
     echo(_headline(figures))
+    if compiled.program.loss is not None:
+        echo(weights.line)
     echo()
+    if listed:
+        echo(str(weights))
     echo(str(compiled.memory), nl=False)
     for note in figures["notes"]:
         say(f"note: {note}")

@@ -166,6 +166,8 @@ def train(
     if samples < size:
         advice = f"--batch {samples} or less" if compiled.accumulate == 1 else "a smaller --batch or --accumulate"
         raise UsageError(f"{data!r} has {samples} samples, and a step takes {size}: give {advice}")
+    if not as_json:
+        echo(compiled.weights.line)
     with working("binding"):
         session = compiled.bind(seed=seed, threads=own, weights=weights)
         if resume is not None:

@@ -207,3 +207,32 @@ def test_commands_take_the_same_patterns(tmp_path: Path) -> None:
     assert answer("estimate", path)["options"]["freeze"] == ["hidden0"]
     assert "no weight" in foreplan("estimate", MODEL, "--freeze", "conv", code=2).stderr
     assert "decided on --freeze" in foreplan("estimate", path, "--freeze", "hidden1", code=2).stderr
+
+
+def test_estimate_and_train_say_what_is_trained(tmp_path: Path) -> None:
+    lines = foreplan("estimate", MODEL, "--freeze", "hidden0").stdout.splitlines()
+    trained = 16 * 16 + 16 + 16 * 3 + 3
+    assert lines[1] == f"trains 4 tensors, {trained} numbers; 2 frozen"
+    assert "trains" not in foreplan("estimate", MODEL, "--infer").stdout
+    found = answer("estimate", MODEL, "--freeze", "hidden0", "--parameters")
+    assert found["weights"] == {
+        "trained": {"tensors": 4, "numbers": trained},
+        "frozen": {"tensors": 2, "numbers": 4 * 16 + 16},
+    }
+    assert [row["name"] for row in found["parameters"] if row["trained"]] == [
+        *("hidden1.weight", "hidden1.bias", "out.weight", "out.bias")
+    ]
+    table = foreplan("estimate", MODEL, "--freeze", "hidden0", "--parameters").stdout.splitlines()
+    (row,) = [line.split() for line in table if line.startswith("hidden0.weight ")]
+    assert row[2:] == ["frozen", "freeze='hidden0'"]
+    arrays = {"x": np.zeros((8, 4), np.float32), "target": np.zeros(8, np.int64)}
+    np.savez(tmp_path / "data.npz", **arrays)
+    assert foreplan("train", MODEL, "--data", tmp_path / "data.npz").stdout.startswith("trains 6 tensors, ")
+
+
+def test_a_plan_file_tells_what_it_trains_without_the_reasons(tmp_path: Path) -> None:
+    path = tmp_path / "step.plan"
+    foreplan("plan", MODEL, "--freeze", "hidden0", "-o", path)
+    rows = answer("estimate", path, "--parameters")["parameters"]
+    assert [row["trained"] for row in rows] == [False, False, True, True, True, True]
+    assert all(row["why"] == "" for row in rows)

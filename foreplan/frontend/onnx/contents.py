@@ -54,6 +54,27 @@ def is_one_number(tensor: onnx.TensorProto, path: Path | None) -> bool:
     return flat is not None and flat.size > 0 and flat[0] in (0, 1) and bool((_sample(flat) == flat[0]).all())
 
 
+def same_numbers(one: onnx.TensorProto, other: onnx.TensorProto, path: Path | None) -> bool:
+    """Whether two matrices hold the same numbers, one of them perhaps transposed."""
+    a, b = tuple(one.dims), tuple(other.dims)
+    if len(a) != 2 or len(b) != 2 or one.data_type != other.data_type or b not in (a, a[::-1]) or 1 in a:
+        return False
+    try:
+        x, y = (_numbers(from_tensor(each, each.name, path, each.name, Kind.CONSTANT)) for each in (one, other))
+    except (ForeplanError, OSError):
+        return False
+    if x is None or y is None or not x.size:
+        return False
+    rng = np.random.default_rng(0)
+    rows, columns = rng.integers(0, a[0], _SAMPLES), rng.integers(0, a[1], _SAMPLES)
+    some = x[rows * a[1] + columns]
+    if (some == some[0]).all():
+        return False
+    places = [rows * a[1] + columns] if a == b else []
+    places += [columns * a[0] + rows] if a[::-1] == b else []
+    return any(bool((y[at] == some).all()) for at in places)
+
+
 def _numbers(constant: Constant) -> np.ndarray | None:
     """The content in one row, read as far as it is looked at."""
     init = constant.init

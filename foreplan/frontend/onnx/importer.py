@@ -14,6 +14,7 @@ from foreplan.frontend.onnx.control import CONTROL_FLOW
 from foreplan.frontend.onnx.fold import fold
 from foreplan.frontend.onnx.functions import attributes_of_call, standard_body, with_attributes
 from foreplan.frontend.onnx.load import Model, domain_of, opsets_of
+from foreplan.frontend.onnx.lost import notes_on
 from foreplan.frontend.onnx.node import OnnxNode, Operand
 from foreplan.frontend.onnx.ops import TRANSLATIONS
 from foreplan.frontend.onnx.order import in_order
@@ -146,6 +147,7 @@ class Importer:
             self.shapes[name] = type.shape
         scope.initializers = self._initializers(graph)
         self.nodes(graph.node, scope)
+        self.b.notes += notes_on(graph, scope.roles, self.exporter)
         self._advance_random_state()
         if self.batch is not None:
             self.b.notes += self.batch.notes

@@ -39,6 +39,8 @@ _WEIGHT_SLOTS: dict[str, tuple[int, ...]] = {
     "RMSNormalization": (1,),
     "PRelu": (1,),
     "Gather": (0,),
+    "GatherND": (0,),
+    "GatherElements": (0,),
     "RNN": (1, 2, 3),
     "GRU": (1, 2, 3),
     "LSTM": (1, 2, 3, 7),
@@ -58,13 +60,10 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _EXPORTERS = re.compile(r"onnx::.*|/.*|_?val_\d+.*|const(ant)?s?_?\d*|.*_output_\d+|.*lifted_tensor.*|ortshared_.*")
 # The last part of a name that modules give to what they compute once and do not train.
 _TABLES = re.compile(
-    r"(.*_)?(inv_freq|freqs?|freqs_cis|(cos|sin)(_cached|_table|_cache)?|rope|rotary|pe|sinusoid\w*|mask|masks|causal\w*"
-    r"|masked_bias|tril|triu|adj|adjacency|laplacian|edge_index|grid|knots|anchors?|position_ids|token_type_ids"
-    r"|position_index|relative_coords\w*|coords|mel|mel_\w+|fb|filterbank|filters_fixed|window|hann|pixel_(mean|std)"
-    r"|data_(mean|std)|input_(mean|std)|running_\w+|ema\w*|shadow\w*|slopes|steps|timesteps|sigmas|betas|alphas_cumprod\w*"
-    r"|buffer|buf|h0|c0|zeros?|ones|eye|scale_factor|unit_scale|num_batches_tracked|is_causal)"
+    r"(.*_)?(inv_freq|freqs_cis|(cos|sin)(_cached|_table|_cache)?|rope|pe|sinusoid\w*|masks?|causal\w*|masked_bias|tril"
+    r"|triu|adj|adjacency|laplacian|grid|knots|anchors?|bands|mel|mel_\w+|fb|filterbank|window|hann|mean|std|var|variance"
+    r"|running_\w+|ema\w*|shadow\w*|slopes|sigmas|betas|alphas_cumprod\w*|buffer|buf|h0|c0|zeros?|ones|eye|unit_scale)"
 )
-
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 
 
@@ -111,7 +110,11 @@ class Exporter:
     def names_module(self, name: str) -> bool:
         """Whether a PyTorch module calls a tensor by this name."""
         pattern = _IDENTIFIER if self.is_torch else _MODULE_PATH
-        return bool((pattern.fullmatch(name) or _MODULE_PATH.fullmatch(name)) and not _EXPORTERS.fullmatch(name))
+        return bool(pattern.fullmatch(name) or _MODULE_PATH.fullmatch(name)) and not self.made(name)
+
+    def made(self, name: str) -> bool:
+        """Whether the exporter made a tensor: where it tells of those of the module, it made all others."""
+        return bool(_EXPORTERS.fullmatch(name) or (self.kinds and name not in self.kinds))
 
 
 def find_roles(
@@ -168,9 +171,9 @@ def _role(name: str, uses: Uses, exporter: Exporter) -> Role:
         return Role(Kind.CONSTANT, "added to attention's scores, as masks are")
     if exporter.names_module(name):
         return _by_name(name, tensor, exporter)
-    weights = [use for use in reads(found, _WEIGHT_SLOTS) if use.direct or not _EXPORTERS.fullmatch(name)]
+    weights = [use for use in reads(found, _WEIGHT_SLOTS) if use.direct or not exporter.made(name)]
     place = f"in the place of a {weights[0].op}'s weight" if weights else "in no weight's place"
-    if _EXPORTERS.fullmatch(name):
+    if exporter.made(name):
         if not weights or tensor is None:
             return Role(Kind.CONSTANT, f"made by the exporter, and {place}")
         if why := table_like(tensor, exporter.path):

@@ -25,6 +25,7 @@ _REARRANGING |= {"Slice", "Expand", "Concat", "Tile"}
 _BLIND = {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not", "Xor", "Trilu", "ArgMax"}
 _BLIND |= {"ArgMin", "NonZero", "IsNaN", "IsInf", "Sign", "Floor", "Ceil", "Round", "Shape", "Size", "OneHot"}
 _CONDITIONS = {("Where", 0), ("Gather", 1), ("GatherElements", 1), ("GatherND", 1), ("Compress", 1)}
+_LOOK_UPS = {"Gather", "GatherND", "GatherElements"}
 # From sums of scores and a mask to their softmax.
 _TO_SOFTMAX = _REARRANGING | {"Add", "Sub", "Mul", "Div", "Where", "Max", "Min", "Clip", "Sum"}
 _FARTHEST = 6  # nodes
@@ -122,7 +123,7 @@ class _Walk:
         function = self.functions.get((node.domain, node.op_type))
         if function is not None:
             self.call(node, function)
-        elif not constant or node.op_type == "Gather":  # a table may be looked up by known places
+        elif not constant or node.op_type in _LOOK_UPS:  # a table may be looked up by known places
             for slot, name in enumerate(node.input):
                 if name in self.tensors:
                     self.note(name, self.use(node, slot))
@@ -188,7 +189,7 @@ class _Walk:
             for name in filter(None, node.input):
                 for root, direct in self.tensors[name].roots.items():
                     roots[root] = roots.get(root, True) and direct and node.op_type in _REARRANGING
-        if node.op_type in ("Gather", "Trilu"):  # a use of its own
+        if node.op_type in _LOOK_UPS or node.op_type == "Trilu":  # a use of its own
             roots = {}
         first = self.tensors.get(node.input[0]) if node.input else None
         same = node.op_type in ("Unsqueeze", "Identity", "Reshape", "Cast", "CastLike", "Transpose", "Squeeze")

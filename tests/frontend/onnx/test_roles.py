@@ -210,3 +210,51 @@ def test_large_tables_are_known_by_few_of_their_numbers(tmp_path: Path) -> None:
         onnx.save(model(nodes, {"x": (600, 3)}, ["y"], {"net.links": numbers}), path)
         (found,) = [value for value in from_onnx(path).stored if value.name == "net.links"]
         assert found.kind is kind
+
+
+# What an exporter has lost.
+
+
+def notes_of(nodes: list[onnx.NodeProto], constants: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> list[str]:
+    proto = model(nodes, {"x": shape}, ["y"], dict(constants))
+    if "ids" in constants:
+        proto.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    return list(from_onnx(proto).notes)
+
+
+@pytest.mark.parametrize("weight, folded", [("onnx::Conv_12", True), ("stem.conv.weight", False), ("w", False)])
+def test_weights_of_convolutions_that_the_exporter_computed_are_told(weight: str, folded: bool) -> None:
+    constants = {weight: random(4, 3, 3, 3), **{f"bn.{name}": np.ones(4, np.float32) for name in "abcd"}}
+    (note,) = notes_of([node("Conv", f"x {weight}", "y")], constants, (1, 3, 8, 8)) or [""]
+    assert ("batch normalisation is probably folded" in note) == folded
+    kept = [node("Conv", f"x {weight}", "h"), node("BatchNormalization", "h bn.a bn.b bn.c bn.d", "y")]
+    assert not notes_of(kept, constants, (1, 3, 8, 8))
+
+
+def test_weights_of_convolutions_that_are_told_of_less_than_others_are_folded() -> None:
+    proto = model(
+        [node("Conv", "x c.weight c.bias", "y")],
+        {"x": (1, 3, 8, 8)},
+        ["y"],
+        {"c.weight": random(4, 3, 3, 3), "c.bias": random(4)},
+    )
+    info = helper.make_tensor_value_info("c.bias", 1, (4,))
+    info.metadata_props.add(key="pkg.torch.export.graph_signature.InputSpec.kind", value="PARAMETER")
+    proto.graph.value_info.append(info)
+    (note,) = from_onnx(proto).notes
+    assert "1 of 1 convolutions, such as 'c.weight'" in note
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("change, tied", [(0.0, True), (1e-3, False)])
+@pytest.mark.parametrize("rows", [9, 700])
+def test_embeddings_that_stand_in_the_file_twice_are_told(turned: bool, change: float, tied: bool, rows: int) -> None:
+    table = random(rows, 4)
+    other = table + np.float32(change)
+    nodes = [node("Gather", "emb.weight x", "h")]
+    nodes += [node("MatMul", "h head", "y")] if turned else [node("Gemm", "h head", "y", transB=1)]
+    shape = (3, 5) if turned else (3,)
+    proto = model(nodes, {"x": shape}, ["y"], {"emb.weight": table, "head": other.T.copy() if turned else other})
+    proto.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    found = from_onnx(proto).notes
+    assert bool(found) == tied and (not tied or "'emb.weight' and 'head' hold the same numbers" in found[0])

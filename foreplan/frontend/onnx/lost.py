@@ -1,0 +1,63 @@
+"""What an exporter seems to have lost: batch normalisation folded into convolutions, and weights that were tied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foreplan.frontend.onnx.contents import same_numbers
+from foreplan.frontend.onnx.roles import Exporter, Role
+from foreplan.graph.ir import Kind
+
+if TYPE_CHECKING:
+    import onnx
+
+_TO_KEEP = (
+    "to train with it, export the module in training mode, with torch.onnx.export(…, optimize=False), or with "
+    "dynamo=False by training=TrainingMode.TRAINING, do_constant_folding=False"
+)
+_MOST = 64  # tables and matrices that are compared
+
+
+def notes_on(graph: onnx.GraphProto, roles: Mapping[str, Role], exporter: Exporter) -> list[str]:
+    """What a person who trains the model should know of its file."""
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    trained = {name for name in held if name in roles and roles[name].kind is Kind.PARAMETER}
+    return [*_folded(graph, trained, exporter), *_untied(graph, held, trained, exporter.path)]
+
+
+def _folded(graph: onnx.GraphProto, trained: set[str], exporter: Exporter) -> list[str]:
+    """A convolution's weight is the module's own, unless the exporter has computed another one."""
+    if any(node.op_type == "BatchNormalization" for node in graph.node):
+        return []
+    convolutions = [node for node in graph.node if node.op_type in ("Conv", "ConvTranspose") and len(node.input) > 1]
+    made = [node for node in convolutions if node.input[1] in trained and exporter.made(node.input[1])]
+    if not made:
+        return []
+    return [
+        f"the exporter has computed the weights of {len(made)} of {len(convolutions)} convolutions, such as "
+        f"{made[0].input[1]!r}: batch normalisation is probably folded into them, and is not trained; {_TO_KEEP}"
+    ]
+
+
+def _untied(
+    graph: onnx.GraphProto, held: Mapping[str, onnx.TensorProto], trained: set[str], path: Path | None
+) -> list[str]:
+    """Embeddings whose numbers stand in the file again, as the matrix of a product."""
+    transposed = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Transpose"}
+    tables, matrices = [], []
+    for node in graph.node:
+        if node.op_type == "Gather":
+            tables.append(node.input[0])
+        elif node.op_type in ("MatMul", "Gemm"):
+            matrices += [transposed.get(name, name) for name in node.input[:2]]
+    found = []
+    for table in [name for name in dict.fromkeys(tables) if name in trained][:_MOST]:
+        for matrix in [name for name in dict.fromkeys(matrices) if name in trained and name != table]:
+            if same_numbers(held[table], held[matrix], path):
+                found.append(
+                    f"{table!r} and {matrix!r} hold the same numbers: if the model ties them, the file does not, and "
+                    "each is trained by itself"
+                )
+    return found
