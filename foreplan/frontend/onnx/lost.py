@@ -1,13 +1,16 @@
-"""What an exporter seems to have lost: batch normalisation folded into convolutions, and weights that were tied."""
+"""What an exporter seems to have lost: parameters that it computed with, batch normalisation that it folded into
+convolutions, and weights that were tied.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foreplan.frontend.onnx.contents import same_numbers
-from foreplan.frontend.onnx.roles import Exporter, Role
+from foreplan.frontend.onnx.roles import LEFT_OVER, Exporter, Role
 from foreplan.graph.ir import Kind
 
 if TYPE_CHECKING:
@@ -24,7 +27,11 @@ def notes_on(graph: onnx.GraphProto, roles: Mapping[str, Role], exporter: Export
     """What a person who trains the model should know of its file."""
     held = {tensor.name: tensor for tensor in graph.initializer}
     trained = {name for name in held if name in roles and roles[name].kind is Kind.PARAMETER}
-    return [*_folded(graph, trained, exporter), *_untied(graph, held, trained, exporter.path)]
+    return [
+        *_folded(graph, trained, exporter),
+        *_left_over(held, roles),
+        *_untied(graph, held, trained, exporter.path),
+    ]
 
 
 def _folded(graph: onnx.GraphProto, trained: set[str], exporter: Exporter) -> list[str]:
@@ -38,6 +45,18 @@ def _folded(graph: onnx.GraphProto, trained: set[str], exporter: Exporter) -> li
     return [
         f"the exporter has computed the weights of {len(made)} of {len(convolutions)} convolutions, such as "
         f"{made[0].input[1]!r}: batch normalisation is probably folded into them, and is not trained; {_TO_KEEP}"
+    ]
+
+
+def _left_over(held: Mapping[str, onnx.TensorProto], roles: Mapping[str, Role]) -> list[str]:
+    """What the exporter computed from parameters, or from tables: the file does not tell which."""
+    found = [name for name, tensor in held.items() if roles[name] == LEFT_OVER and math.prod(tensor.dims) > 1]
+    if not found:
+        return []
+    shown = ", ".join(map(repr, found[:3])) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    return [
+        f"the exporter has computed {shown}, in no weight's place: not trained. If they come from parameters, export "
+        "with optimize=False, or name them in train="
     ]
 
 

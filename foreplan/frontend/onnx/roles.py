@@ -81,6 +81,7 @@ class Role:
 
 
 NO_ROLE = Role(Kind.CONSTANT)
+LEFT_OVER = Role(Kind.CONSTANT, "made by the exporter, and in no weight's place")
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def _role(name: str, uses: Uses, exporter: Exporter) -> Role:
     place = f"in the place of a {weights[0].op}'s weight" if weights else "in no weight's place"
     if exporter.made(name):
         if not weights or tensor is None:
-            return Role(Kind.CONSTANT, f"made by the exporter, and {place}")
+            return LEFT_OVER
         if why := table_like(tensor, exporter.path):
             return Role(Kind.CONSTANT, why)
         if weights[0].op in _NORMS and is_one_number(tensor, exporter.path):

@@ -245,6 +245,14 @@ def test_weights_of_convolutions_that_are_told_of_less_than_others_are_folded() 
     assert "1 of 1 convolutions, such as 'c.weight'" in note
 
 
+def test_what_the_exporter_computed_is_told_where_it_is_no_weight() -> None:
+    """From a parameter that is sliced or squashed, or from a table: the file does not say."""
+    for name, told in (("val_3", True), ("block.shift", False)):
+        found = notes_of([node("Add", f"x {name}", "y")], {name: random(8)}, (2, 8))
+        assert [note for note in found if f"has computed '{name}'" in note] == found and bool(found) == told
+    assert not notes_of([node("Mul", "x val_3", "y")], {"val_3": np.float32([2.0])}, (2, 8))
+
+
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("change, tied", [(0.0, True), (1e-3, False)])
 @pytest.mark.parametrize("rows", [9, 700])
