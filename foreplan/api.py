@@ -142,6 +142,7 @@ def _training(graph: Graph, options: Options) -> passes.Settings:
     return passes.Settings(
         outputs=names,
         selection=options.selection,
+        narrow_weights=options.narrow_weights,
         frozen_statistics=options.batch_norm == "frozen",
         attach=None if options.loss is None else partial(attach_loss, loss=options.loss),
         trains=True,

@@ -240,6 +240,16 @@ class Options:
             choices=PRECISIONS,
         ),
     )
+    narrow_weights: bool = field(
+        default=False,
+        metadata=_says(
+            "Train weights that the model has in float16 or bfloat16 as they are, and not in float32.",
+            more="Most updates are then lost to rounding: in bfloat16, a weight of 0.25 does not move by less than "
+            "0.0005.",
+            check=flag,
+            flag="--narrow-weights",
+        ),
+    )
     tune: bool = field(
         default=False,
         metadata=_says(

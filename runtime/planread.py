@@ -325,7 +325,8 @@ def _init(record: Any, type: TensorType, name: str, folder: str) -> Initializer:
     if "base64" in record:
         data = base64.b64decode(record["base64"], validate=True)
         return Array(np.frombuffer(data, type.dtype.numpy).reshape(type.shape))
-    if tensor_type(_text(record["type"])) != type or _int(record["offset"]) < 0:
-        raise ValueError(f"the content of {name!r} is {record['type']} at {record['offset']}, and not {type}")
+    held = tensor_type(_text(record["type"]))
+    if type not in (held, held.with_dtype(held.dtype.wide)) or _int(record["offset"]) < 0:
+        raise ValueError(f"the content of {name!r} is {held} at {record['offset']}, and not {type}")
     path = Path(os.path.abspath(os.path.join(folder, _text(record["file"]))))
-    return Stored(path, record["offset"], type, _int(record["bytes"]), bytes.fromhex(_text(record["before"])))
+    return Stored(path, record["offset"], held, _int(record["bytes"]), bytes.fromhex(_text(record["before"])))

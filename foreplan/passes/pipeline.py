@@ -30,6 +30,7 @@ from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
 from foreplan.passes.fuse_norm_masks import fuse_norm_masks
 from foreplan.passes.group_updates import group_updates
 from foreplan.passes.loss_scale import is_scaled
+from foreplan.passes.master_weights import master_weights
 from foreplan.passes.micro_batches import Accumulation
 from foreplan.passes.pack_attention import pack_attention
 from foreplan.passes.pack_masks import pack_masks
@@ -67,6 +68,7 @@ class Settings:
         dtype: the element type of computations that may be narrow.
         machine: the target, for passes of its stage.
         selection: the weights that the user wants trained, or frozen.
+        narrow_weights: whether parameters stay narrow where the model has them so.
         frozen_statistics: whether all batch normalisation keeps and uses its running statistics.
     """
 
@@ -78,6 +80,7 @@ class Settings:
     dtype: DType = FLOAT32
     machine: Machine | None = None
     selection: Selection = AS_THE_MODEL
+    narrow_weights: bool = False
     frozen_statistics: bool = False
 
 
@@ -168,6 +171,7 @@ def _simplify(stage: Stage, applies: Callable[[Settings], bool] = _always) -> tu
 
 PASSES: tuple[Pass, ...] = (
     Pass("choose_trained", Stage.FORWARD, lambda g, s: choose_trained(g, s.selection), lambda s: bool(s.selection)),
+    Pass("master_weights", Stage.FORWARD, lambda g, s: master_weights(g), lambda s: s.trains and not s.narrow_weights),
     Pass("attach_loss", Stage.FORWARD, _attach, _trains, ensures=("loss",)),
     Pass("select_outputs", Stage.FORWARD, _select),
     Pass("freeze_statistics", Stage.FORWARD, lambda g, s: freeze_statistics(g, s.frozen_statistics), _trains),

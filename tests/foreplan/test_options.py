@@ -36,6 +36,7 @@ DRAWN: dict[str, st.SearchStrategy[Any]] = {
     "offload": st.booleans(),
     "prefetch": st.booleans(),
     "precision": st.sampled_from(PRECISIONS),
+    "narrow_weights": st.booleans(),
     "tune": st.booleans(),
     "workspace": SIZES | st.sampled_from(["auto", "unlimited"]) | st.integers(0, 2**62),
 }
