@@ -15,7 +15,6 @@ from fnmatch import fnmatchcase
 from foreplan.errors import UsageError
 
 SEPARATORS = "./"
-_WILD = "*?["
 
 
 def scopes_of(name: str) -> Iterator[str]:
@@ -33,6 +32,11 @@ def matching_scope(scopes: Iterable[str], pattern: str) -> str | None:
 def matches(name: str, pattern: str) -> bool:
     """Whether a pattern means this name, or a part of the model around it."""
     return matching_scope(scopes_of(name), pattern.strip().lstrip("/")) is not None
+
+
+def exactness(pattern: str) -> int:
+    """How exact a pattern is: the number of its characters that stand for themselves."""
+    return sum(char not in "*?[" for char in pattern)
 
 
 def close_names(wanted: str, names: Iterable[str]) -> str:
@@ -64,7 +68,7 @@ class Selection:
             UsageError: two patterns that are equally exact say both.
         """
         found = [
-            (sum(char not in "*?[" for char in pattern), trained, pattern)
+            (exactness(pattern), trained, pattern)
             for trained, patterns in ((True, self.train), (False, self.freeze))
             for pattern in patterns
             if matches(name, pattern) and (is_weight or _last_part(name) == _last_part(pattern))

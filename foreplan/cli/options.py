@@ -30,7 +30,7 @@ OPTIMIZERS = {"sgd": "SGD", "momentum": "Momentum", "nesterov": "Nesterov", "ada
 LOSSES = ("cross_entropy", "binary_cross_entropy", "mse", "l1", "huber", "mean", "sum")
 # Parameters of commands that a plan file leaves no choice about; the learning rate is an input of the step.
 FLAGS = {each.name: said_of(each) for each in fields(Options) if said_of(each).flag}
-DECIDED = ("batch", "shapes", "infer", "optimizer", "clip_norm", "loss", *FLAGS)
+DECIDED = ("batch", "shapes", "infer", "optimizer", "clip_norm", "weight_decay", "decay", "loss", *FLAGS)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -59,6 +59,8 @@ class Settings:
         optimizer: a key of OPTIMIZERS.
         rate: learning rate.
         clip_norm: what the norm of all gradients together is limited to; None: nothing.
+        weight_decay: None: the optimizer's own.
+        decay: what weight decay shrinks: all, or matrices.
         loss: one of LOSSES; None: the model's own, cross-entropy for an ONNX file.
         step: the other options of `compile`.
         trust_code: whether machine code in a plan file may run.
@@ -71,6 +73,8 @@ class Settings:
     optimizer: str = "nesterov"
     rate: float = 0.01
     clip_norm: float | None = None
+    weight_decay: float | None = None
+    decay: str = "all"
     loss: str | None = None
     step: Options = USUAL
     trust_code: bool = False
@@ -124,6 +128,14 @@ def model_options(function: _Function) -> _Function:
             click.option("--lr", "rate", type=float, default=0.01, show_default=True, help="Learning rate."),
             click.option(
                 "--clip-norm", type=float, metavar="X", help="Scale gradients down to this norm of all together."
+            ),
+            click.option("--weight-decay", type=float, metavar="X", help="By default the optimizer's own."),
+            click.option(
+                "--decay",
+                type=click.Choice(["all", "matrices"]),
+                default="all",
+                show_default=True,
+                help="What weight decay shrinks: all weights, or those with two axes or more.",
             ),
             click.option(
                 "--loss",
@@ -203,7 +215,8 @@ def make_optimizer(settings: Settings) -> Optimizer:
     from foreplan import optim
 
     kind = getattr(optim, OPTIMIZERS[settings.optimizer])
-    made: Optimizer = kind(learning_rate=settings.rate, clip_norm=settings.clip_norm)
+    decay = {} if settings.weight_decay is None else {"weight_decay": settings.weight_decay}
+    made: Optimizer = kind(learning_rate=settings.rate, clip_norm=settings.clip_norm, decay=settings.decay, **decay)
     return made
 
 

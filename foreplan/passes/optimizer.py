@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
-from typing import ClassVar, Protocol
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar, Protocol, Self
 
-from foreplan.arguments import number_in
+from foreplan.arguments import choice, instance, names_in, number_in
+from foreplan.errors import UsageError
 from foreplan.graph import Builder, Fill, Kind, TensorType, Value
 from foreplan.graph.types import FLOAT32, FLOAT64, INT64
 from foreplan.ops.expr import Arg, Const, Expr, call, cast, maximum, sqrt, where
@@ -15,6 +17,7 @@ from foreplan.ops.matmul import matmul
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
 from foreplan.passes.loss_scale import LossScale, is_finite
+from foreplan.patterns import close_names, exactness, matches
 from foreplan.units import format_bytes
 
 Exprs = tuple[Expr, ...]
@@ -47,6 +50,35 @@ class Optimizer(Protocol):
     def update(self, parameter: Expr, gradient: Expr, state: Exprs, rate: Expr, scalars: Exprs) -> Exprs:
         """The new parameter, then the new state."""
 
+    def for_parameter(self, name: str, type: TensorType) -> tuple[Optimizer, float]:
+        """The rule for one parameter, of the same state, and the factor of its learning rate."""
+
+    def check_parameters(self, names: Iterable[str]) -> None:
+        """Raise a UsageError if what the rule says of some parameters by name means none of these."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Weights that an optimizer updates in a way of their own, such as `Group("head", rate=10.0)`.
+
+    Attributes:
+        weights: a pattern, or several: see `foreplan.patterns`. Of groups that mean the same weight, the one whose
+            pattern is the most exact counts.
+        rate: factor of the learning rate.
+        weight_decay: theirs; None: the optimizer's.
+    """
+
+    weights: str | Sequence[str]
+    rate: float = 1.0
+    weight_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        weights = (self.weights,) if isinstance(self.weights, str) else tuple(names_in("Group: weights", self.weights))
+        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "rate", number_in("Group: rate", self.rate, *_ANY))
+        if self.weight_decay is not None:
+            object.__setattr__(self, "weight_decay", number_in("Group: weight_decay", self.weight_decay, *_ANY))
+
 
 _UNIT, _ANY = (0.0, 1.0), (0.0, float("inf"))
 _LIMITS = {"clip_norm": (math.ulp(0.0), float("inf")), "learning_rate": _ANY, "weight_decay": _ANY, "epsilon": _ANY}
@@ -54,14 +86,19 @@ _LIMITS |= {"momentum": _UNIT, "beta1": _UNIT, "beta2": _UNIT}
 
 
 @dataclass(frozen=True)
-class _Clipping:
-    """What all optimizers share: clipping by global norm (Pascanu, Mikolov and Bengio 2013), and checks of numbers.
+class _Common:
+    """What all optimizers share: clipping by global norm (Pascanu, Mikolov and Bengio 2013), groups, checks of numbers.
 
     Attributes:
         clip_norm: g ← g · min(1, clip_norm / ‖g‖), ‖g‖ the norm of all gradients together; None: no clipping.
+        decay: the weights that weight decay shrinks: "all", as in the papers; "matrices", those with two axes or more,
+            which leaves out biases, and scales of normalisations; or patterns.
+        groups: weights with a learning rate or a weight decay of their own. Their weight decay counts before `decay`.
     """
 
     clip_norm: float | None = field(default=None, kw_only=True)
+    decay: str | Sequence[str] = field(default="all", kw_only=True)
+    groups: Sequence[Group] = field(default=(), kw_only=True)
     state: ClassVar[tuple[str, ...]] = ()
     scalars: ClassVar[tuple[str, ...]] = ()
 
@@ -71,6 +108,55 @@ class _Clipping:
             if name != "clip_norm" or given is not None:
                 value = number_in(f"{type(self).__name__}: {name}", given, *_LIMITS[name])
                 object.__setattr__(self, name, value)  # NumPy's numbers would take over in a product with an Expr
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        kind = type(self).__name__
+        if isinstance(self.decay, str):
+            choice(f"{kind}: decay", self.decay, ("all", "matrices"))
+        else:
+            object.__setattr__(self, "decay", tuple(names_in(f"{kind}: decay", self.decay)))
+        given = (self.groups,) if isinstance(self.groups, Group) else tuple(self.groups)
+        for group in given:
+            instance(f"{kind}: a group", group, Group, 'make one with optim.Group("head", rate=10.0)')
+            if group.weight_decay is not None and not hasattr(self, "weight_decay"):
+                raise UsageError(f"{kind} has no weight decay, and the group of {group.weights} wants one")
+        object.__setattr__(self, "groups", given)
+
+    def for_parameter(self, name: str, type: TensorType) -> tuple[Self, float]:
+        """The rule for one parameter, and the factor of its learning rate."""
+        found = [
+            (exactness(pattern), -i, group)
+            for i, group in enumerate(self.groups)
+            for pattern in group.weights
+            if matches(name, pattern)
+        ]
+        group = max(found, key=lambda each: each[:2])[2] if found else Group("")
+        decay = getattr(self, "weight_decay", 0.0)
+        if group.weight_decay is not None:
+            decay = group.weight_decay
+        elif self.decay == "matrices":
+            decay *= type.rank >= 2
+        elif self.decay != "all":
+            decay *= any(matches(name, pattern) for pattern in self.decay)
+        same = decay == getattr(self, "weight_decay", 0.0)
+        return self if same else replace(self, weight_decay=decay), group.rate  # type: ignore[call-arg]
+
+    def check_parameters(self, names: Iterable[str]) -> None:
+        """Check that all patterns mean parameters.
+
+        Raises:
+            UsageError: one means none of these; says which names come close.
+        """
+        patterns = [pattern for group in self.groups for pattern in group.weights]
+        patterns += () if isinstance(self.decay, str) else self.decay
+        trained = list(names)
+        for pattern in patterns:
+            if not any(matches(name, pattern) for name in trained):
+                raise UsageError(
+                    f"{type(self).__name__}: {pattern!r} means no weight that is trained; there are "
+                    f"{close_names(pattern, trained)}"
+                )
 
     def prepare(self, step: Expr) -> tuple[Expr, ...]:
         """Nothing."""
@@ -78,7 +164,7 @@ class _Clipping:
 
 
 @dataclass(frozen=True)
-class SGD(_Clipping):
+class SGD(_Common):
     """p ← p − η·(g + λ·p) (Robbins and Monro 1951; η learning rate, λ weight decay)."""
 
     learning_rate: float
@@ -90,7 +176,7 @@ class SGD(_Clipping):
 
 
 @dataclass(frozen=True)
-class Momentum(_Clipping):
+class Momentum(_Common):
     """v ← μ·v + g + λ·p, p ← p − η·v (Polyak 1964, in the form of Sutskever et al. 2013 that frameworks use)."""
 
     learning_rate: float
@@ -116,7 +202,7 @@ class Nesterov(Momentum):
 
 
 @dataclass(frozen=True)
-class Adam(_Clipping):
+class Adam(_Common):
     """Adam (Kingma and Ba 2015, algorithm 1); weight decay, if any, is added to the gradient."""
 
     learning_rate: float = 1e-3
@@ -173,6 +259,7 @@ class Updater:
         self.updates: dict[Value, Value] = {}
         self.waiting: list[tuple[Value, Value]] = []  # parameters and gradients, until all gradients' norm is known
         self.squares: list[Value] = []
+        self.seen: list[str] = []
         self.rate = b.input("learning_rate", TensorType(FLOAT32, ()), Fill(optimizer.learning_rate))
         self.step = b.store("step", TensorType(INT64, ()), Kind.STATE, Fill(0))
         next_step = elementwise(b, lambda t: t + 1, self.step, name="next_step")
@@ -185,6 +272,7 @@ class Updater:
 
     def update(self, parameter: Value, gradient: Value) -> None:
         """Add the update of one parameter, or keep it for the end if it needs a number of all gradients."""
+        self.seen.append(parameter.name)
         if self.optimizer.clip_norm is None and self.scale is None:
             self._update(parameter, gradient)
         else:
@@ -204,7 +292,9 @@ class Updater:
         scalars = tuple(args[3 + n : 3 + n + len(self.scalars)])
         mean = args[1] if self.count is None else args[1] / args[-1]
         clipped = mean if factor is None else mean * args[3 + n + len(self.scalars)]
-        exprs = self.optimizer.update(args[0], clipped, tuple(args[2 : 2 + n]), args[2 + n], scalars)
+        rule, factor_of_rate = self.optimizer.for_parameter(parameter.name, parameter.type)
+        rate = args[2 + n] if factor_of_rate == 1.0 else args[2 + n] * factor_of_rate
+        exprs = rule.update(args[0], clipped, tuple(args[2 : 2 + n]), rate, scalars)
         changed = [parameter, *state]
         if ok is not None:
             exprs = tuple(where(Arg(len(inputs)), new, old) for new, old in zip(exprs, (args[0], *args[2 : 2 + n])))
@@ -216,7 +306,12 @@ class Updater:
         self.updates |= dict(zip(changed, new))
 
     def finish(self) -> dict[Value, Value]:
-        """Every stored value's content for the next step, after adding the updates that had to wait."""
+        """Every stored value's content for the next step, after adding the updates that had to wait.
+
+        Raises:
+            UsageError: a pattern of the optimizer means no parameter.
+        """
+        self.optimizer.check_parameters(self.seen)
         if self.waiting:
             b, total = self.b, self._sum_of_all_squares()
             factor = self._factor(total)

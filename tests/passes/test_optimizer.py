@@ -15,7 +15,7 @@ from foreplan.graph.types import FLOAT64
 from foreplan.ops.map import elementwise
 from foreplan.ops.reduce import reduce
 from foreplan.passes import differentiate, updating
-from foreplan.passes.optimizer import SGD, Adam, AdamW, Momentum, Nesterov, Optimizer
+from foreplan.passes.optimizer import SGD, Adam, AdamW, Group, Momentum, Nesterov, Optimizer
 from tests.ops.check import evaluate
 from tests.passes.steps import training_step
 
@@ -157,3 +157,103 @@ def test_the_learning_rate_is_an_input_with_a_default() -> None:
 def test_a_setting_out_of_range_is_refused(make: Callable[[], Optimizer]) -> None:
     with pytest.raises(UsageError, match="must be in"):
         make()
+
+
+SHAPES = {"body.weight": (4, 3), "body.bias": (3,), "head.weight": (3, 2), "head.norm": (3,)}
+
+
+def weights_after(optimizer: Optimizer, steps: int = 2) -> dict[str, np.ndarray]:
+    """Of a sum of squares, from ones."""
+    b = Builder("sum of squares")
+    terms = []
+    for name, shape in SHAPES.items():
+        p = b.store(name, TensorType(FLOAT64, shape), Kind.PARAMETER, Fill(0.0))
+        terms.append(reduce(b, "sum", elementwise(b, lambda p: p * p, p)))
+    loss = elementwise(b, lambda x, y, z, w: x + y + z + w, *terms)
+    training = training_step(b.finish({}, loss=loss), optimizer)
+    stored = {v.name: np.zeros(v.shape, v.dtype.numpy) for v in training.stored if v.kind is not Kind.CONSTANT}
+    stored |= {name: np.ones(shape) for name, shape in SHAPES.items()}
+    for _ in range(steps):
+        values = evaluate(training, {"learning_rate": np.array(np.float32(RATE))}, stored, hard=False)
+        stored = {old.name: values[new] for old, new in training.updates.items()}
+    return {name: stored[name] for name in SHAPES}
+
+
+GROUPS = (Group("body", rate=0.5), Group(["*.norm", "body.bias"], rate=3.0, weight_decay=0.25))
+# Of each weight, the factor of its learning rate and its weight decay, with `groups` and each `decay`.
+EXPECTED = {
+    "all": {
+        "body.weight": (0.5, DECAY),
+        "body.bias": (3.0, 0.25),
+        "head.weight": (1.0, DECAY),
+        "head.norm": (3.0, 0.25),
+    },
+    "matrices": {
+        "body.weight": (0.5, DECAY),
+        "body.bias": (3.0, 0.25),
+        "head.weight": (1.0, DECAY),
+        "head.norm": (3.0, 0.25),
+    },
+    ("head",): {
+        "body.weight": (0.5, 0.0),
+        "body.bias": (3.0, 0.25),
+        "head.weight": (1.0, DECAY),
+        "head.norm": (3.0, 0.25),
+    },
+}
+
+
+@pytest.mark.parametrize("clip", [None, 1e6])
+@pytest.mark.parametrize("decay", EXPECTED, ids=str)
+@pytest.mark.parametrize("kind", [SGD, AdamW])
+def test_groups_have_a_rate_and_a_decay_of_their_own(
+    kind: type[SGD] | type[AdamW], decay: str | tuple[str, ...], clip: float | None
+) -> None:
+    found = weights_after(kind(RATE, weight_decay=DECAY, groups=GROUPS, decay=decay, clip_norm=clip))
+    for name, (rate, own) in EXPECTED[decay].items():
+        p, s = np.ones(SHAPES[name]), {"m": 0.0, "v": 0.0}
+        for t in (1, 2):
+            g = 2 * p
+            if kind is SGD:
+                p = p - rate * RATE * (g + own * p)
+            else:
+                s = {"m": 0.9 * s["m"] + 0.1 * g, "v": 0.999 * s["v"] + 0.001 * g**2}
+                step = s["m"] / (1 - 0.9**t) / (np.sqrt(s["v"] / (1 - 0.999**t)) + 1e-8)
+                p = p - rate * RATE * (step + own * p)
+        np.testing.assert_allclose(found[name], p, rtol=1e-6, err_msg=name)
+
+
+def test_weight_decay_of_matrices_alone_leaves_vectors_out() -> None:
+    shrunk, plain = (weights_after(SGD(RATE, decay, decay="matrices")) for decay in (DECAY, 0.0))
+    assert {name for name in SHAPES if (shrunk[name] != plain[name]).any()} == {"body.weight", "head.weight"}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: weights_after(SGD(0.1, groups=[Group("hed")])),
+            "'hed' means no weight that is trained; there are 'head'",
+        ),
+        (lambda: weights_after(SGD(0.1, decay=["tail"])), "'tail' means no weight"),
+        (lambda: SGD(0.1, decay="vectors"), "all, matrices"),
+        (lambda: SGD(0.1, groups=["head"]), "a group must be a Group"),
+        (lambda: Group("head", rate=-1.0), "rate must be in"),
+        (lambda: Group(3), "list of names"),
+    ],
+)
+def test_groups_that_cannot_be_meant_are_told(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_groups_hold_where_gradients_are_accumulated() -> None:
+    graph = fp.models.build("mlp:batch=2,width=8,layers=1,inputs=4,classes=3")
+    rng = np.random.default_rng(1)
+    x, target = rng.normal(size=(3, 2, 4)).astype(np.float32), rng.integers(0, 3, (3, 2))
+    optimizer = SGD(0.5, 0.1, groups=[Group("out", rate=0.0, weight_decay=0.0)])
+    session = fp.compile(graph, fp.losses.cross_entropy, optimizer, accumulate=3).bind()
+    before = dict(session.parameters)
+    session.step({"x": x, "target": target})
+    moved = {name for name, array in session.parameters.items() if (array != before[name]).any()}
+    assert moved == {name for name in before if not name.startswith("out")}
