@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from foreplan.api import compile, differentiate, inference, lower, micro_batches, plan, verify
     from foreplan.compiled import Compiled, load_plan
     from foreplan.frontend import from_onnx, losses, nn, spec, trace
+    from foreplan.frontend.nn import stop_gradient, straight_through
     from foreplan.passes import optimizer as optim
 
 __version__ = VERSION
@@ -49,6 +50,8 @@ _HOME = {
     "plan": "foreplan.api",
     "verify": "foreplan.api",
     "from_onnx": "foreplan.frontend",
+    "stop_gradient": "foreplan.frontend.nn",
+    "straight_through": "foreplan.frontend.nn",
     "spec": "foreplan.frontend",
     "trace": "foreplan.frontend",
 }
@@ -87,6 +90,8 @@ __all__ = [
     "optim",
     "plan",
     "spec",
+    "stop_gradient",
+    "straight_through",
     "trace",
     "verify",
 ]

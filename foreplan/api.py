@@ -116,6 +116,8 @@ def _halves(graph: Graph, options: Options, watch: Watch | None = None) -> tuple
         raise UsageError(
             "gradients are accumulated for an update: pass a loss and an optimizer, or leave accumulate out"
         )
+    if options.gradients:
+        raise UsageError("each micro-batch has gradients of inputs of its own: leave gradients or accumulate out")
     settings, accumulation = _training(graph, options), passes.Accumulation()
     settings = replace(settings, consume=accumulation.consume, accumulation=accumulation)
     body = _formed(graph, settings, options, watch)
@@ -142,6 +144,7 @@ def _training(graph: Graph, options: Options) -> passes.Settings:
     return passes.Settings(
         outputs=names,
         selection=options.selection,
+        gradients=tuple(options.gradients),
         narrow_weights=options.narrow_weights,
         frozen_statistics=options.batch_norm == "frozen",
         attach=None if options.loss is None else partial(attach_loss, loss=options.loss),

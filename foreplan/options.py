@@ -153,6 +153,16 @@ class Options:
             value="NAME",
         ),
     )
+    gradients: Iterable[str] = field(
+        default=(),
+        metadata=_says(
+            "Return the gradients of these inputs as well.",
+            more="`Result.gradients` has them by name.",
+            check=_names,
+            flag="--gradient",
+            value="NAME",
+        ),
+    )
     train: Iterable[str] = field(
         default=(),
         metadata=_says(

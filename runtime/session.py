@@ -43,7 +43,7 @@ class Result:
     Attributes:
         loss: the loss, or its mean over the micro-batches; None where the program has none.
         outputs: by name; those of micro-batches one behind the other along a leading axis.
-        gradients: by parameter, where the program returns them.
+        gradients: by name, of parameters where the program does not update them, and of the inputs asked for.
     """
 
     loss: float | None = None

@@ -88,9 +88,10 @@ def _check_results(program: Program) -> None:
     if loss is not None and (loss.operand.type.shape or not loss.operand.type.dtype.is_float):
         raise PlanError(f"the loss must be a floating-point scalar, and is {loss.operand.type}")
     parameters = {slot.name: slot.operand.type for slot in program.stored if slot.kind is Kind.PARAMETER}
+    parameters |= {slot.name: slot.operand.type for slot in program.inputs}
     for slot in program.gradients:
         if parameters.get(slot.name) != slot.operand.type:
-            raise PlanError(f"there is a gradient {slot.name!r} of {slot.operand.type}, and no such parameter")
+            raise PlanError(f"there is a gradient {slot.name!r} of {slot.operand.type}, and no such parameter or input")
 
 
 def _given(program: Program) -> dict[int, Slot]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from foreplan.errors import ModelError
-from foreplan.graph import Array, Builder, Graph, Kind, Node, Value
+from foreplan.errors import ModelError, UsageError
+from foreplan.graph import Array, Builder, Fill, Graph, Kind, Node, TensorType, Value
 from foreplan.ops.join import Unslice, sum_of_unslices
 from foreplan.ops.map import convert, elementwise
+from foreplan.ops.marks import StopGradient, StraightThrough
+from foreplan.ops.shape import broadcast_to
 from foreplan.passes.loss_scale import LossScale
 from foreplan.passes.optimizer import Optimizer, Updater
 
@@ -30,7 +32,9 @@ class Consumer(Protocol):
 Consume = Callable[[Builder, LossScale | None], Consumer]
 
 
-def differentiate(graph: Graph, consume: Consume | None = None, scaled: bool = False) -> Graph:
+def differentiate(
+    graph: Graph, consume: Consume | None = None, scaled: bool = False, inputs: Iterable[str] = ()
+) -> Graph:
     """Forward, loss and backward in one graph.
 
     Requires: `graph.loss` is set; ops are in the form wanted (see `training_form`). Ensures: the gradient of every
@@ -40,14 +44,17 @@ def differentiate(graph: Graph, consume: Consume | None = None, scaled: bool = F
     Args:
         consume: makes what uses the gradients, such as `updating(optimizer)`.
         scaled: whether the gradients that are consumed are too large by a scale (see `LossScale`).
+        inputs: names of inputs whose gradients are returned in `graph.gradients` too.
 
     Raises:
-        ModelError: there is no loss, or the loss depends on no parameter.
+        ModelError: there is no loss, or the loss depends on no parameter and no such input.
+        UsageError: there is no such input, or it holds integers.
         UnsupportedError: an op on the way has no derivative; names the node.
     """
     if graph.loss is None:
         raise ModelError(f"graph {graph.name!r} has no loss to differentiate; attach one first")
-    wanted = _depends_on_parameters(graph)
+    asked = _asked(graph, inputs)
+    wanted = _depends_on((*graph.parameters, *asked), graph)
     if graph.loss not in wanted:
         raise ModelError(
             f"graph {graph.name!r}: the loss {graph.loss!r} depends on no parameter; nothing can be trained"
@@ -62,11 +69,12 @@ def differentiate(graph: Graph, consume: Consume | None = None, scaled: bool = F
     if idle:
         shown = ", ".join(idle[:5]) + (f" and {len(idle) - 5} more" if len(idle) > 5 else "")
         b.note(f"the loss does not depend on {shown}: no gradient, no update")
+    gradients = {value.name: walk.of_input(value) for value in asked}
     updates = dict(graph.updates)
     if consumer is not None:
         updates |= consumer.finish()
-        return b.finish(graph.outputs, updates, graph.loss)
-    gradients = {value.name: walk.gradients[value] for value in graph.parameters if value in walk.gradients}
+    else:
+        gradients |= {value.name: walk.gradients[value] for value in graph.parameters if value in walk.gradients}
     return b.finish(graph.outputs, updates, graph.loss, gradients)
 
 
@@ -75,11 +83,23 @@ def updating(optimizer: Optimizer) -> Consume:
     return lambda b, scale: Updater(b, optimizer, scale=scale)
 
 
-def _depends_on_parameters(graph: Graph) -> set[Value]:
-    """Float values that a parameter can reach: the ones whose cotangents may be needed."""
-    reached = set(graph.parameters)
+def _asked(graph: Graph, names: Iterable[str]) -> list[Value]:
+    """The inputs whose gradients are returned."""
+    inputs = {value.name: value for value in graph.inputs}
+    for name in names:
+        if name not in inputs:
+            raise UsageError(f"gradients: there is no input {name!r}; the inputs are {', '.join(inputs)}")
+        if not inputs[name].dtype.is_float:
+            raise UsageError(f"gradients: the input {name!r} is {inputs[name].type}, which has no gradient")
+    return [inputs[name] for name in dict.fromkeys(names)]
+
+
+def _depends_on(sources: Iterable[Value], graph: Graph) -> set[Value]:
+    """Float values that parameters and such inputs can reach: the ones whose cotangents may be needed."""
+    reached = set(sources)
     for node in graph.nodes:
-        if not reached.isdisjoint(node.inputs):
+        read = node.inputs[1:] if isinstance(node.op, StraightThrough) else node.inputs
+        if not reached.isdisjoint(read) and not isinstance(node.op, StopGradient):
             reached.update(value for value in node.outputs if value.dtype.is_float)
     return reached
 
@@ -155,6 +175,18 @@ class _Backward:
         if value in self.cotangents:
             flow = elementwise(self.b, lambda x, y: x + y, self.cotangents[value], flow, name="sum")
         self.cotangents[value] = flow
+
+    def of_input(self, value: Value) -> Value:
+        """The gradient of an input, when all nodes have been seen; zero if the loss does not depend on it."""
+        self.b.scope, self.b.source = f"{value.name}/", ""
+        gradient = self.take(value)
+        if gradient is None:
+            zero = self.b.store("zero", TensorType(value.dtype, ()), Kind.CONSTANT, Fill(0.0))
+            gradient = broadcast_to(self.b, zero, value.shape)
+        elif self.scale is not None:
+            gradient = elementwise(self.b, lambda g, s: g / s, gradient, self.scale.scale, dtype=value.dtype)
+        self.b.scope = ""
+        return gradient
 
     def finish_parameter(self, parameter: Value) -> None:
         gradient = self.take(parameter)

@@ -41,7 +41,7 @@ from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
 from foreplan.passes.split_channels import split_channels
 from foreplan.passes.split_concats import split_concats
-from foreplan.passes.training import training_form
+from foreplan.passes.training import training_form, without_marks
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
 from foreplan.patterns import AS_THE_MODEL, Selection
 
@@ -68,6 +68,7 @@ class Settings:
         dtype: the element type of computations that may be narrow.
         machine: the target, for passes of its stage.
         selection: the weights that the user wants trained, or frozen.
+        gradients: the inputs whose gradients a step returns.
         narrow_weights: whether parameters stay narrow where the model has them so.
         frozen_statistics: whether all batch normalisation keeps and uses its running statistics.
     """
@@ -80,6 +81,7 @@ class Settings:
     dtype: DType = FLOAT32
     machine: Machine | None = None
     selection: Selection = AS_THE_MODEL
+    gradients: tuple[str, ...] = ()
     narrow_weights: bool = False
     frozen_statistics: bool = False
 
@@ -176,6 +178,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("select_outputs", Stage.FORWARD, _select),
     Pass("freeze_statistics", Stage.FORWARD, lambda g, s: freeze_statistics(g, s.frozen_statistics), _trains),
     Pass("training_form", Stage.FORWARD, lambda g, s: training_form(g), _trains, ensures=("training form",)),
+    Pass("without_marks", Stage.FORWARD, lambda g, s: without_marks(g), _infers),
     *_simplify(Stage.FORWARD),
     _plain(fuse_attention, Stage.MEMORY),
     # In chunks gradients would be rounded without their scale.
@@ -187,11 +190,12 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "differentiate",
         Stage.TRAINING,
-        lambda g, s: differentiate(g, s.consume, is_scaled(s.dtype)),
+        lambda g, s: differentiate(g, s.consume, is_scaled(s.dtype), s.gradients),
         _trains,
         requires=("loss", "training form"),
         ensures=("backward",),
     ),
+    Pass("without_marks", Stage.TRAINING, lambda g, s: without_marks(g), _trains),
     Pass("mean_loss", Stage.TRAINING, _mean_loss, lambda s: s.accumulation is not None),
     *_simplify(Stage.TRAINING, lambda s: s.trains or s.dtype != FLOAT32),
     Pass("decompose", Stage.TARGET, _decompose, ensures=("kernels",)),

@@ -9,6 +9,7 @@ import numpy as np
 from foreplan.graph import Array, Builder, Graph, Kind, Node, RandomSeed, TensorType, Value
 from foreplan.graph.types import DTYPES
 from foreplan.ops.map import elementwise
+from foreplan.ops.marks import Mark
 from foreplan.passes.rewrite import rewrite
 
 
@@ -41,6 +42,15 @@ class _Training:
             one = np.array([0, 1], np.uint64)
             step = b.store("random_step", self._state.type, Kind.CONSTANT, Array(one))
             self.updates[self._state] = elementwise(b, lambda s, d: s + d, self._state, step, name="next_random_state")
+
+
+def without_marks(graph: Graph) -> Graph:
+    """The graph without marks for differentiation, once that is done, or where it never will be."""
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        return inputs[:1] if isinstance(node.op, Mark) else None
+
+    return rewrite(graph, replace) if any(isinstance(node.op, Mark) for node in graph.nodes) else graph
 
 
 def training_form(graph: Graph) -> Graph:

@@ -28,6 +28,7 @@ DRAWN: dict[str, st.SearchStrategy[Any]] = {
     "budget": st.none() | SIZES | st.integers(0, 2**62) | st.floats(0, 4, exclude_min=True),
     "remat": st.sampled_from(REMAT),
     "outputs": st.none() | st.lists(TEXTS, max_size=3),
+    "gradients": st.lists(TEXTS, max_size=3),
     "train": st.lists(TEXTS, max_size=3),
     "freeze": st.lists(TEXTS, max_size=3),
     "batch_norm": st.sampled_from(("train", "frozen")),

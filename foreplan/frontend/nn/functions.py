@@ -23,6 +23,7 @@ from foreplan.ops import resize as resizing
 from foreplan.ops import softmax as normalising
 from foreplan.ops.attention import ops as attending
 from foreplan.ops.expr import Expr, call
+from foreplan.ops.marks import StopGradient, StraightThrough
 from foreplan.ops.reduce import reduce
 
 # Activations
@@ -113,6 +114,22 @@ def softmax(x: Any, axis: int = -1) -> Tensor:
 def log_softmax(x: Any, axis: int = -1) -> Tensor:
     """Logarithm of the softmax along an axis."""
     return _wrap(normalising.log_softmax(current().at(), as_tensor(x).value, axis))
+
+
+def stop_gradient(x: Any) -> Tensor:
+    """x as it is, for which no gradient comes back; x of any shape and type."""
+    return _wrap(current().at().apply(StopGradient(), as_tensor(x).value))
+
+
+def straight_through(value: Any, through: Any) -> Tensor:
+    """`value` as it is, whose gradient goes to `through` instead; both of one shape and type.
+
+    `straight_through(round(x), x)` is x rounded, with the gradient of x (Bengio et al., 2013, arXiv:1308.3432).
+
+    Raises:
+        ShapeError: the shapes or types differ.
+    """
+    return _wrap(current().at().apply(StraightThrough(), as_tensor(value).value, as_tensor(through).value))
 
 
 def dropout(x: Any, ratio: float = 0.5) -> Tensor:

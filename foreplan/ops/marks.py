@@ -1,0 +1,65 @@
+"""Marks for differentiation: where no gradient passes, and where it takes another way. They compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from foreplan.errors import ShapeError
+from foreplan.graph import Builder, TensorType, View, register
+from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
+from foreplan.ops.shape import ViewOp
+
+
+@dataclass(frozen=True)
+class Mark(ViewOp):
+    """An op whose output is its first input, as it is."""
+
+    def view(self, input: TensorType, strides: tuple[int, ...]) -> View | None:
+        """Always."""
+        return View(0, strides)
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        """Copy."""
+        np.copyto(outputs[0], inputs[0])
+
+
+@register
+@dataclass(frozen=True)
+class StopGradient(Mark):
+    """x as it is, of which no gradient comes back (`jax.lax.stop_gradient`, `torch.Tensor.detach`)."""
+
+    name: ClassVar[str] = "stop_gradient"
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The type of x."""
+        return (only(inputs),)
+
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Sequence[None]:
+        """Nothing."""
+        return [None]
+
+
+@register
+@dataclass(frozen=True)
+class StraightThrough(Mark):
+    """y as it is, whose gradient is taken for that of x (Bengio, Léonard and Courville, 2013, arXiv:1308.3432).
+
+    Inputs: y and x, of one type. Output: y.
+    """
+
+    name: ClassVar[str] = "straight_through"
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The type of both."""
+        y, x = inputs
+        if x != y:
+            raise ShapeError(f"the result, {y}, and what stands for its gradient, {x}, must have one type")
+        return (y,)
+
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
+        """The cotangent of y for x."""
+        return [None, only(cotangents)]
