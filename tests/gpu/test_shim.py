@@ -130,7 +130,7 @@ def test_threads_that_part_ways_are_an_error(entry: str, reverse: bool) -> None:
 def test_wrong_arguments_are_found() -> None:
     launch = Launch(Source("kernels.cu"), "some_wait", (1, 1, 1), (1, 1, 1), (input_at(0), output_at(0)))
     with pytest.raises(AssertionError, match="takes 32 bytes of arguments, and gets 16"):
-        Bound(LaunchKernel((launch,)), [X], [X.copy()], np.zeros(0, np.uint8))
+        Bound(LaunchKernel((launch,)), [X], [X.copy()], np.zeros(0, np.uint8))()
 
 
 def test_kernels_are_gathered_where_none_runs(monkeypatch: pytest.MonkeyPatch) -> None:
