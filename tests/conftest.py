@@ -63,6 +63,14 @@ def whole_searches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         search_by(monkeypatch, USUAL)
 
 
+@pytest.fixture
+def compiled_ahead(request: pytest.FixtureRequest) -> None:
+    """What the test launches on the card that is not there is compiled, together with what tests behind it do."""
+    from tests.gpu.ahead import compile_ahead
+
+    compile_ahead(request.node)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nobodys_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The user's own settings change no result, and are not changed."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.engines.ahead import compile_ahead
 from tests.engines.engine import Engine, in_shares, require, with_engines
 
 
@@ -19,9 +18,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
 
 
 @pytest.fixture
-def engine(request: pytest.FixtureRequest) -> Engine:
+def engine(request: pytest.FixtureRequest, compiled_ahead: None) -> Engine:
     """One engine with kernels of its own."""
     require(request.param.name)
-    if request.param.name == "cuda":
-        compile_ahead(request.node)
     return request.param

@@ -16,11 +16,11 @@ import numpy as np
 from foreplan.errors import PlanError
 from foreplan.graph import Op, Window
 from foreplan.lower.target import Candidate
-from foreplan.runtime.cuda.launch import Launch, Matrix, Multiply
+from foreplan.runtime.cuda.launch import Launch, Matrix, Multiply, Source
 from foreplan.runtime.cuda.libraries.driver import Run
 from foreplan.runtime.cuda.table import OWN
 from foreplan.runtime.cuda.target import CudaTarget
-from tests.gpu.compiled import function
+from tests.gpu.compiled import compile_all, function
 
 Plan = Callable[[Mapping[int, int], int], None]  # runs on addresses of tensors, and of workspace
 
@@ -96,6 +96,7 @@ class FakeCard:
         crossed: copies that have run beside, by their target.
         live: bytes of device memory that are allocated.
         done: names of what was asked for, in order.
+        sources: of kernels that are compiled, all at once, when the first of them runs.
         fail_after: how many further launches go well; None: all.
     """
 
@@ -112,6 +113,7 @@ class FakeCard:
         self.recording: list[Run] | None = None
         self.plans: dict[bytes, tuple[int, Plan]] = {}
         self.done: list[str] = []
+        self.sources: set[Source] = set()
         self.fail_after: int | None = None
         self.forbidden = False
 
@@ -128,20 +130,21 @@ class FakeCard:
         return np.full(nbytes, 0xFF, np.uint8)
 
     def launching(self, launch: Launch, arguments: bytes, code: bytes | None = None) -> Run:
+        self.sources.add(launch.source)
+        extents = [(ctypes.c_uint * 3)(*each) for each in (launch.grid, launch.block)]
+        return partial(self.enqueue, partial(self._launch, launch, extents, arguments))
+
+    def _launch(self, launch: Launch, extents: list[ctypes.Array[ctypes.c_uint]], arguments: bytes) -> None:
+        compile_all(self.sources)
+        self.sources.clear()
         run, size = function(launch.source, launch.entry)
         assert size == len(arguments), f"{launch.entry} takes {size} bytes of arguments, and gets {len(arguments)}"
-        extents = [(ctypes.c_uint * 3)(*each) for each in (launch.grid, launch.block)]
-        return partial(self.enqueue, partial(self._launch, launch.entry, run, extents, arguments))
-
-    def _launch(
-        self, entry: str, run: Callable[..., bytes | None], extents: list[ctypes.Array[ctypes.c_uint]], arguments: bytes
-    ) -> None:
         if self.fail_after is not None:
             self.fail_after -= 1
             if self.fail_after < 0:
                 raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered")
         failed = run(*extents, int(self.reverse), arguments)
-        assert failed is None, f"{entry}: {failed.decode()}"
+        assert failed is None, f"{launch.entry}: {failed.decode()}"
 
     def copying(self, target: int, source: int, nbytes: int, beside: bool = False) -> Run:
         return partial(self.enqueue, partial(self._copy, target, source, nbytes, beside), beside)

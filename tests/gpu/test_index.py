@@ -15,7 +15,7 @@ from tests.gpu.check import DEVICE, check, check_unaligned, made, type_of
 from tests.gpu.compiled import needs_gcc
 from tests.kernels import normal
 
-pytestmark = needs_gcc
+pytestmark = [needs_gcc, pytest.mark.usefixtures("compiled_ahead")]
 
 
 def test_more_slices_than_a_grid_has_rows() -> None:

@@ -15,7 +15,7 @@ from foreplan.ops.sort import ArgReduce, TopK
 from tests.gpu.check import check, type_of
 from tests.gpu.compiled import needs_gcc
 
-pytestmark = needs_gcc
+pytestmark = [needs_gcc, pytest.mark.usefixtures("compiled_ahead")]
 RNG = np.random.default_rng(0)
 SHAPES = [((7,), 0), ((3, 5), 1), ((4, 3, 6), 1), ((2, 300), 1), ((2, 3, 4, 5), 2)]
 

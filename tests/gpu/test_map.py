@@ -18,7 +18,7 @@ from tests.gpu.check import DEVICE, check, made, run, type_of
 from tests.gpu.compiled import needs_gcc
 from tests.kernels import as_images, dense, layouts, normal, packed
 
-pytestmark = needs_gcc
+pytestmark = [needs_gcc, pytest.mark.usefixtures("compiled_ahead")]
 
 
 def test_elements_move_sixteen_bytes_at_a_time_where_they_lie_side_by_side() -> None:

@@ -12,7 +12,7 @@ from tests.gpu.check import check, made, run, type_of
 from tests.gpu.compiled import needs_gcc
 from tests.kernels import as_images, assert_near, dense, expected, layouts, normal, packed
 
-pytestmark = needs_gcc
+pytestmark = [needs_gcc, pytest.mark.usefixtures("compiled_ahead")]
 
 
 def test_moments_of_many_positions_far_from_zero() -> None:

@@ -20,7 +20,7 @@ from tests.engines import test_softmax as softmax
 from tests.engines.engine import of_type
 from tests.gpu.compiled import needs_gcc
 
-pytestmark = needs_gcc
+pytestmark = [needs_gcc, pytest.mark.usefixtures("compiled_ahead")]
 # A test and what it is given beside the engine.
 CASES: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
     (batch_norm.test_moments, ((3, 17, 4, 4),)),

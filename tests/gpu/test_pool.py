@@ -13,7 +13,7 @@ from tests.gpu.check import check_unaligned, run
 from tests.gpu.compiled import needs_gcc
 from tests.kernels import as_images, layouts
 
-pytestmark = needs_gcc
+pytestmark = [needs_gcc, pytest.mark.usefixtures("compiled_ahead")]
 # shape, then kernel, strides, pads, dilations
 OTHER_AXES = {
     "one": ((2, 3, 17), (3,), (2,), ((1, 1),), (2,)),

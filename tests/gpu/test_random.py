@@ -10,7 +10,7 @@ from tests.engines.test_random import EXACT, SHAPES, STATES, state
 from tests.gpu.check import check
 from tests.gpu.compiled import needs_gcc
 
-pytestmark = needs_gcc
+pytestmark = [needs_gcc, pytest.mark.usefixtures("compiled_ahead")]
 
 
 @pytest.mark.parametrize("numbers", STATES, ids=str)

@@ -20,7 +20,7 @@ from tests.gpu.compiled import needs_gcc
 from tests.kernels import as_images, expected, layouts, normal
 from tests.ops.check import type_of
 
-pytestmark = needs_gcc
+pytestmark = [needs_gcc, pytest.mark.usefixtures("compiled_ahead")]
 # before and after
 CASES = {
     "one element": ((1, 2, 1, 1), (1, 2, 1, 1)),

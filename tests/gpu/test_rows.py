@@ -14,7 +14,7 @@ from tests.gpu.check import check, made, run, type_of
 from tests.gpu.compiled import needs_gcc
 from tests.kernels import normal
 
-pytestmark = needs_gcc
+pytestmark = [needs_gcc, pytest.mark.usefixtures("compiled_ahead")]
 
 
 def test_columns() -> None:

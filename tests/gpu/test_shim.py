@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foreplan.ops.map import Map
 from foreplan.runtime.cuda.launch import Clear, Copy, Launch, LaunchKernel, Source, input_at, output_at, workspace_at
-from tests.gpu import compiled
+from tests.gpu import check, compiled
 from tests.gpu.binder import Bound
 from tests.gpu.compiled import needs_gcc
 
@@ -129,7 +130,17 @@ def test_threads_that_part_ways_are_an_error(entry: str, reverse: bool) -> None:
 def test_wrong_arguments_are_found() -> None:
     launch = Launch(Source("kernels.cu"), "some_wait", (1, 1, 1), (1, 1, 1), (input_at(0), output_at(0)))
     with pytest.raises(AssertionError, match="takes 32 bytes of arguments, and gets 16"):
-        Bound(LaunchKernel((launch,)), [X], [X.copy()], np.zeros(0, np.uint8))
+        Bound(LaunchKernel((launch,)), [X], [X.copy()], np.zeros(0, np.uint8))()
+
+
+def test_kernels_are_gathered_where_none_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = Map(("(a0 + a0)",))
+    with check.gathering() as instructions:
+        np.testing.assert_array_equal(check.run(op, [X])[0], X + X)
+        assert list(check.results(op, [X])) == []
+    assert len(instructions) == 2 and all(isinstance(each, Launch) for each in instructions)
+    monkeypatch.setattr(check, "run_kernel", lambda *given: ["ran"])
+    assert check.run(op, [X]) == ["ran"] and len(instructions) == 2
 
 
 def test_copies_and_clears() -> None:

@@ -12,13 +12,11 @@ import foreplan as fp
 from foreplan.frontend import Tensor, nn, spec, trace
 from foreplan.frontend.losses import attach_loss
 from foreplan.planner import without_reuse
-from foreplan.runtime.cuda.code import instructions
-from foreplan.runtime.cuda.device import device_named
 from foreplan.runtime.cuda.libraries import driver
 from foreplan.runtime.session import Session
 from tests.cpu.test_engine import data_for, farthest, shake
 from tests.gpu.card import FakeCard, OwnTarget
-from tests.gpu.compiled import compile_launched, needs_gcc
+from tests.gpu.compiled import needs_gcc
 from tests.profile import cases
 
 pytestmark = needs_gcc
@@ -51,7 +49,6 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch, make: object, reverse: bool = Fa
 
 def cards(monkeypatch: pytest.MonkeyPatch, step: fp.Compiled, seed: int) -> list[Session]:
     """Poisoned; with threads in reverse; and with every value in memory of its own."""
-    compile_launched(instructions(step.program, step.plan, device_named("h100")))
     alone = partial(Session, step.program, without_reuse(step.plan, step.program), seed=seed)
     return [
         on_the_cpu(monkeypatch, partial(step.bind, seed=seed, poison=True)),
