@@ -36,7 +36,8 @@ class StopGradient(Mark):
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The type of x."""
-        return (only(inputs),)
+        (x,) = inputs
+        return (x,)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Sequence[None]:
         """Nothing."""
