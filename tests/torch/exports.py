@@ -49,8 +49,8 @@ class Example:
         return other
 
 
-def example(name: str) -> Example:
-    """The module of that name, the same at each call."""
+def example(name: str, fresh: bool = False) -> Example:
+    """The module of that name, the same at each call; fresh: with the first contents that PyTorch gives."""
     torch.manual_seed(zlib.crc32(name.encode()))
     module, inputs = MODULES[name]()
     module.train()
@@ -59,10 +59,11 @@ def example(name: str) -> Example:
             part.p = 0.0
         if isinstance(getattr(part, "dropout", None), float):
             part.dropout = 0.0
-        if isinstance(part, _BatchNorm):
+        if isinstance(part, _BatchNorm) and not fresh:
             part.running_mean.normal_(0, 0.2)
             part.running_var.uniform_(0.7, 1.5)
-    _make_all_differ(list(module.parameters()))
+    if not fresh:
+        _make_all_differ(list(module.parameters()))
     return Example(name, module, inputs)
 
 

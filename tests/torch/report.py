@@ -26,7 +26,10 @@ def as_markdown(results: dict[str, dict[str, Found]]) -> str:
 def is_clean(found: Found) -> bool:
     """Whether nothing is to be said against this file's import."""
     return not (
-        any(found.get(key) for key in ("exporter", "refused", "missed", "wrong", "derived_missed", "gradients_off"))
+        any(
+            found.get(key)
+            for key in ("exporter", "refused", "missed", "wrong", "derived_missed", "split", "gradients_off")
+        )
         or any(is_off(error) for key in ("forward", "gradient") for error in found[key].values())
     )
 
@@ -47,7 +50,7 @@ def _totals(found: list[Found]) -> Counter[str]:
             errors = each.get(key, {}).values()
             total[f"{key} refused"] += any(isinstance(error, str) for error in errors)
             total[f"{key} off"] += any(is_off(error) and not isinstance(error, str) for error in errors)
-        for key in ("right", "missed", "wrong", "frozen", "folded", "derived", "derived_missed", "split"):
+        for key in ("right", "missed", "wrong", "frozen", "folded", "derived", "derived_missed", "split", "fresh_lost"):
             count = each.get(key, [])
             total[key.replace("_", " ")] += count if isinstance(count, int) else len(count)
         total["modules with a missed one"] += bool(each.get("missed") or each.get("derived_missed"))

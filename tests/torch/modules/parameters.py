@@ -199,7 +199,7 @@ class AveragedCodebook(nn.Module):
         z = self.encode(x)
         index = torch.cdist(z, self.codebook).argmin(dim=1)
         quantized = F.embedding(index, self.codebook)
-        return self.decode(z + (quantized - z).detach()), (z - quantized).pow(2).mean(dim=1)
+        return self.decode(z + quantized), (z - quantized).pow(2).mean(dim=1)
 
 
 class Prototypes(nn.Module):
