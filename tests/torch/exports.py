@@ -38,13 +38,13 @@ class Example:
         """The module in a mode; what a run changes of it changes nothing here."""
         return copy.deepcopy(self.module).train(training)
 
-    def perturbed(self) -> Example:
-        """The same with other values of the trained parameters."""
+    def perturbed(self, only: str = "") -> Example:
+        """The same with other values of the trained parameters, or of one of them."""
         torch.manual_seed(1)
         other = copy.deepcopy(self)
         with torch.no_grad():
-            for parameter in other.module.parameters():
-                if parameter.requires_grad:
+            for name, parameter in other.module.named_parameters():
+                if parameter.requires_grad and only in ("", name):
                     parameter.mul_(1 + 0.1 * torch.rand_like(parameter))
         return other
 

@@ -38,13 +38,15 @@ class Verdict:
         forward: target → error of the outputs, or a message.
         exporter_forward: the same of ONNX Runtime, which says whether the file is wrong already; None: it refuses.
         batch_norm: whether the file has batch normalisations, which a training step computes by the batch.
-        gradient: target → largest error of a gradient, or a message.
+        gradient: target → largest error of a gradient that is within the limit, or a message.
         gradients_off: parameter → error, of those beyond the limit.
         right: parameters trained by both, as far as the file holds them: an exporter cuts off what is never read.
         missed: trained by PyTorch; a constant here.
         wrong: trained here; a buffer or a constant of the module.
         frozen: parameters with `requires_grad=False`, trained here; the file does not say it.
         folded: parameters of which the file holds no element: the exporter computed with them.
+        partly_folded: parameters that the file holds beside a tensor that the exporter computed from them, so that the
+            gradient is another one.
         derived: trained here, computed by the exporter from parameters.
         derived_missed: computed by the exporter from parameters; a constant here.
         split: parameters of which the exporter made two, each trained by itself: of a tied one, a transposed copy.
@@ -68,6 +70,7 @@ class Verdict:
     wrong: list[str] = field(default_factory=list)
     frozen: list[str] = field(default_factory=list)
     folded: list[str] = field(default_factory=list)
+    partly_folded: list[str] = field(default_factory=list)
     derived: list[str] = field(default_factory=list)
     derived_missed: list[str] = field(default_factory=list)
     split: list[str] = field(default_factory=list)
@@ -145,6 +148,7 @@ def judge(example: Example, form: str, folder: Path) -> Verdict:
     for target in targets:
         run = lambda target=target: _gradients(verdict, graph, target, example, feeds, wanted, cotangents)  # noqa: E731
         _guarded(verdict.gradient, target, run)
+    _tell_folded_apart(verdict, example, form, folder)
     return verdict
 
 
@@ -275,7 +279,7 @@ def _gradients(
         if trained[elements.places[name]].any() and name not in verdict.missed
     }
     verdict.gradients_off |= {name: error for name, error in errors.items() if not error < LIMIT}
-    return max(errors.values(), default=0.0)
+    return max((error for error in errors.values() if error < LIMIT), default=0.0)
 
 
 def _judge_roles(verdict: Verdict, graph: fp.Graph, example: Example, form: str, folder: Path) -> None:
@@ -304,7 +308,7 @@ def _judge_roles(verdict: Verdict, graph: fp.Graph, example: Example, form: str,
     strange = [name for name, found in here.items() if found is None]
     if not strange and not verdict.folded:
         return
-    moved = _moved(example, form, folder, file)
+    moved = _moved(example, form, folder)
     verdict.derived = [name for name in strange if name in moved]
     verdict.wrong = [name for name in strange if name not in moved]
     verdict.derived_missed = [name for name in sorted(moved) if in_file[name] is None and name not in trained]
@@ -330,13 +334,21 @@ def _covered(elements: Elements, found: Iterable[np.ndarray | None]) -> np.ndarr
     return covered
 
 
-def _moved(example: Example, form: str, folder: Path, file: Arrays) -> set[str]:
-    """The tensors of the file that are others when the parameters are."""
-    path = folder / "moved.onnx"
-    if message := export(example.perturbed(), form, path):
+def _moved(example: Example, form: str, folder: Path, only: str = "") -> set[str]:
+    """The tensors of the file that are others when the parameters are, or one of them is."""
+    if message := export(example.perturbed(only), form, folder / "moved.onnx"):
         raise AssertionError(f"{example.name} is exported once and not twice: {message}")
-    other = floats(path)
+    file, other = floats(folder / "model.onnx"), floats(folder / "moved.onnx")
     return {name for name, array in file.items() if name in other and not np.array_equal(array, other[name])}
+
+
+def _tell_folded_apart(verdict: Verdict, example: Example, form: str, folder: Path) -> None:
+    """A parameter whose gradient is another because the exporter computed a further tensor from it."""
+    computed = {*verdict.derived, *verdict.derived_missed}
+    for name in list(verdict.gradients_off) if computed else ():
+        if _moved(example, form, folder, name) & computed:
+            del verdict.gradients_off[name]
+            verdict.partly_folded.append(name)
 
 
 def _guarded(into: dict[str, float | str], target: str, run: Callable[[], float]) -> None:
