@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import logging
 import warnings
@@ -33,15 +32,20 @@ class Example:
     name: str
     module: nn.Module
     inputs: Inputs
+    fresh: bool = False
 
     def copy(self, training: bool) -> nn.Module:
-        """The module in a mode; what a run changes of it changes nothing here."""
-        return copy.deepcopy(self.module).train(training)
+        """The module made again, in a mode: what a run changes of it changes nothing here."""
+        module = example(self.name, self.fresh).module
+        with torch.no_grad():
+            for parameter, own in zip(module.parameters(), self.module.parameters()):
+                parameter.copy_(own)
+        return module.train(training)
 
     def perturbed(self, only: str = "") -> Example:
         """The same with other values of the trained parameters, or of one of them."""
+        other = example(self.name, self.fresh)
         torch.manual_seed(1)
-        other = copy.deepcopy(self)
         with torch.no_grad():
             for name, parameter in other.module.named_parameters():
                 if parameter.requires_grad and only in ("", name):
@@ -52,7 +56,8 @@ class Example:
 def example(name: str, fresh: bool = False) -> Example:
     """The module of that name, the same at each call; fresh: with the first contents that PyTorch gives."""
     torch.manual_seed(zlib.crc32(name.encode()))
-    module, inputs = MODULES[name]()
+    with quiet():
+        module, inputs = MODULES[name]()
     module.train()
     for part in module.modules():
         if isinstance(part, _DropoutNd):
@@ -64,7 +69,7 @@ def example(name: str, fresh: bool = False) -> Example:
             part.running_var.uniform_(0.7, 1.5)
     if not fresh:
         _make_all_differ(list(module.parameters()))
-    return Example(name, module, inputs)
+    return Example(name, module, inputs, fresh)
 
 
 def _make_all_differ(parameters: list[nn.Parameter]) -> None:

@@ -36,7 +36,7 @@ class Verdict:
         refused: why there is no graph; empty: there is one.
         mode: of the module whose outputs the file gives: "eval", "train" or "both"; "neither" where it is wrong.
         forward: target → error of the outputs, or a message.
-        exporter_forward: the same of ONNX Runtime, which says whether the file is wrong already; None: it refuses.
+        exporter_forward: the same of ONNX Runtime, where it is wrong: whether the file is so already; None: it refuses.
         batch_norm: whether the file has batch normalisations, which a training step computes by the batch.
         gradient: target → largest error of a gradient that is within the limit, or a message.
         gradients_off: parameter → error, of those beyond the limit.
@@ -130,7 +130,6 @@ def judge(example: Example, form: str, folder: Path) -> Verdict:
     said = _read(path, verdict)
     references = {mode: _reference(example.copy(mode == "train"), example)[0] for mode in ("eval", "train")}
     feeds = _feeds(example, path)
-    verdict.exporter_forward = _by_onnxruntime(path, feeds, references)
     try:
         graph = fp.from_onnx(path)
     except ForeplanError as error:
@@ -141,6 +140,8 @@ def judge(example: Example, form: str, folder: Path) -> Verdict:
     _judge_roles(verdict, graph, example, form, folder)
     disputed = {*verdict.missed, *verdict.wrong, *verdict.derived_missed}
     verdict.says = {name: text for name, text in said.items() if name in disputed}
+    if verdict.mode == "neither":
+        verdict.exporter_forward = _by_onnxruntime(path, feeds, references)
     fresh = folder / "fresh.onnx"
     if form in OPTIMIZED and not export(exports.example(example.name, fresh=True), form, fresh):
         verdict.fresh_lost = len(graph.parameters) - len(fp.from_onnx(fresh).parameters)
@@ -308,7 +309,7 @@ def _judge_roles(verdict: Verdict, graph: fp.Graph, example: Example, form: str,
     strange = [name for name, found in here.items() if found is None]
     if not strange and not verdict.folded:
         return
-    moved = _moved(example, form, folder)
+    moved = _moved(example, form, folder) - set(dict(example.module.named_buffers()))
     verdict.derived = [name for name in strange if name in moved]
     verdict.wrong = [name for name in strange if name not in moved]
     verdict.derived_missed = [name for name in sorted(moved) if in_file[name] is None and name not in trained]
