@@ -52,8 +52,8 @@ class Verdict:
         split: parameters of which the exporter made two, each trained by itself: of a tied one, a transposed copy.
         fresh_lost: of `right` and `derived`, how many fewer tensors are trained in the file of a module whose contents
             are PyTorch's first ones: the exporter merges equal tensors, and leaves out zeros that are added.
-        kinds: what the file says of its tensors of floats → names. PARAMETER, BUFFER or CONSTANT_TENSOR; "folded" where
-            it names what a tensor was computed from; "unsaid".
+        kinds: what the file says of its tensors of floats → how many. PARAMETER, BUFFER or CONSTANT_TENSOR; "folded"
+            where it names what a tensor was computed from; "unsaid".
         says: of the tensors that are missed or wrong here: name → what the file says, where it says something.
     """
 
@@ -75,7 +75,7 @@ class Verdict:
     derived_missed: list[str] = field(default_factory=list)
     split: list[str] = field(default_factory=list)
     fresh_lost: int = 0
-    kinds: dict[str, list[str]] = field(default_factory=dict)
+    kinds: dict[str, int] = field(default_factory=dict)
     says: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def _read(path: Path, verdict: Verdict) -> dict[str, str]:
     for tensor in graph.initializer:
         if tensor.data_type == tensor.FLOAT:
             kind = said.get(tensor.name, "unsaid").partition(" ")[0]
-            verdict.kinds.setdefault(kind, []).append(tensor.name)
+            verdict.kinds[kind] = verdict.kinds.get(kind, 0) + 1
     return said
 
 
