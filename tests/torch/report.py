@@ -1,0 +1,89 @@
+"""What was found of all modules, as tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from tests.torch.judge import LIMIT
+
+Found = dict[str, Any]
+# Fields of a verdict → how a table calls them: what is wrong with an import, and what the exporter did.
+FAULTS = {
+    "missed": "parameters missed",
+    "derived_missed": "computed from parameters, missed",
+    "wrong": "trained wrongly",
+    "split": "tied parameters trained apart",
+    "gradients_off": "gradients off",
+}
+FACTS = {
+    "right": "parameters right",
+    "frozen": "frozen parameters that are trained",
+    "folded": "parameters folded by the exporter",
+    "partly_folded": "parameters folded in one place of two",
+    "derived": "computed from parameters, trained",
+    "fresh_lost": "tensors that the exporter merges when they are fresh",
+}
+
+
+def as_markdown(results: dict[str, dict[str, Found]]) -> str:
+    """The totals of each form, and a line a module and form."""
+    forms = list(next(iter(results.values()), {}))
+    totals = {form: _totals([found[form] for found in results.values()]) for form in forms}
+    keys = list(next(iter(totals.values()), {}))
+    lines = ["| | " + " | ".join(forms) + " |", "|---" * (len(forms) + 1) + "|"]
+    lines += [f"| {key} | " + " | ".join(str(totals[form][key]) for form in forms) + " |" for key in keys]
+    lines += ["", "| module | form | imports | forward | gradient | right | missed | wrong |", "|---" * 8 + "|"]
+    for name, by_form in results.items():
+        lines += [f"| {name} | {form} | " + " | ".join(_cells(found)) + " |" for form, found in by_form.items()]
+    return "\n".join(lines)
+
+
+def is_right(found: Found) -> bool:
+    """Whether there is a file, and nothing is to be said against its import."""
+    faults = any(found.get(key) for key in ("exporter", "refused", *FAULTS))
+    return not faults and not any(_is_off(error) for key in ("forward", "gradient") for error in found[key].values())
+
+
+def _is_off(error: float | str) -> bool:
+    return isinstance(error, str) or not error < LIMIT
+
+
+def _totals(found: list[Found]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for each in found:
+        total["files"] += not each.get("exporter")
+        total["files that are right in all"] += is_right(each)
+        total["not exported"] += bool(each.get("exporter"))
+        total["refused"] += bool(each.get("refused"))
+        for key in ("forward", "gradient"):
+            errors = list(each.get(key, {}).values())
+            total[f"{key} pass refused"] += any(isinstance(error, str) for error in errors)
+        total["outputs off"] += any(not isinstance(e, str) and _is_off(e) for e in each.get("forward", {}).values())
+        total["outputs off, by ONNX Runtime too"] += each.get("exporter_forward", 0.0) >= LIMIT
+        for key, text in (FACTS | FAULTS).items():
+            count = each.get(key, 0)
+            total[text] += count if isinstance(count, int) else len(count)
+            if key in FAULTS:
+                total[f"files with {text}"] += bool(count)
+    return total
+
+
+def _cells(found: Found) -> list[str]:
+    for key, text in (("exporter", "not exported"), ("refused", "refused")):
+        if found.get(key):
+            return [f"{text}: {_short(found[key])}", "", "", "", "", ""]
+    missed = [*found.get("missed", []), *(f"{name} (computed)" for name in found.get("derived_missed", []))]
+    wrong = [*found.get("wrong", []), *(f"{name} (tied)" for name in found.get("split", []))]
+    off = max(found.get("gradients_off", {}).values(), default=0.0)
+    gradient = f"off by {off:.0e}" if off else _worst(found["gradient"])
+    return ["yes", _worst(found["forward"]), gradient, str(found["right"]), ", ".join(missed), ", ".join(wrong)]
+
+
+def _worst(errors: dict[str, float | str]) -> str:
+    messages = [_short(error) for error in errors.values() if isinstance(error, str)]
+    return messages[0] if messages else f"{max(errors.values(), default=0.0):.0e}"
+
+
+def _short(message: str) -> str:
+    return message[:120].replace("|", "/")
