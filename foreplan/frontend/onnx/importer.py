@@ -10,6 +10,7 @@ import numpy as np
 
 from foreplan.errors import ForeplanError, ModelError, ShapeError, UnsupportedError
 from foreplan.frontend.onnx.batch import Rebatch
+from foreplan.frontend.onnx.builder import OnnxBuilder
 from foreplan.frontend.onnx.control import CONTROL_FLOW
 from foreplan.frontend.onnx.fold import fold
 from foreplan.frontend.onnx.functions import attributes_of_call, standard_body, with_attributes
@@ -19,9 +20,10 @@ from foreplan.frontend.onnx.node import OnnxNode, Operand
 from foreplan.frontend.onnx.ops import TRANSLATIONS
 from foreplan.frontend.onnx.order import in_order
 from foreplan.frontend.onnx.roles import NO_ROLE, Exporter, Role, chosen_roles, find_roles
+from foreplan.frontend.onnx.sequences import Tensors, translate_sequence
 from foreplan.frontend.onnx.shapes import fixed_extents
 from foreplan.frontend.onnx.tensors import Constant, dtype_of, from_array, from_tensor
-from foreplan.graph import Builder, Graph, Initializer, Node, Op, RandomSeed, TensorType, Value, as_dtype
+from foreplan.graph import Builder, Graph, Node, RandomSeed, TensorType, Value, as_dtype
 from foreplan.graph.ir import Kind
 from foreplan.graph.names import Names
 from foreplan.graph.types import Shape
@@ -62,36 +64,13 @@ class Scope:
         self.outer = outer
         self.depth = depth
         self.names: dict[str, str] = {}
-        self.tensors: dict[str, Operand | None] = {}
+        self.tensors: dict[str, Operand | Tensors | None] = {}
         self.initializers: dict[str, onnx.TensorProto] = {}
         self.attributes: Mapping[str, onnx.AttributeProto] = {}
 
     def full_name(self, name: str) -> str:
         """The name of a tensor made here, unique in the model."""
         return self.names.get(name, self.prefix + name)
-
-
-class _OnnxBuilder(Builder):
-    """A Builder whose stored values never take a name that the file has, and that stops at `most` nodes."""
-
-    def __init__(self, name: str, claim: Callable[[str], str], most: int) -> None:
-        super().__init__(name)
-        self._claim_name, self._most = claim, most
-
-    def node(self, op: Op, *inputs: Value, name: str = "", outputs: Iterable[str] = ()) -> tuple[Value, ...]:
-        """As `Builder.node`, until there are `most` nodes."""
-        if len(self.nodes) >= self._most:
-            raise UnsupportedError(
-                f"with it the model comes to more than {self._most} nodes: each step of a loop or of a recurrent layer "
-                "makes nodes of its own; use fewer steps"
-            )
-        return super().node(op, *inputs, name=name, outputs=outputs)
-
-    def store(self, name: str, type: TensorType, kind: Kind, init: Initializer) -> Value:
-        """A constant that a translation makes (a mask, a range of positions)."""
-        value = Value(self._claim_name(name), type, kind, init)
-        self.stored.append(value)
-        return value
 
 
 class Importer:
@@ -113,7 +92,7 @@ class Importer:
         self.exporter = Exporter.of(model.proto, model.path)
         self.path = model.path
         held = len(model.proto.graph.node) + sum(len(body.node) for body in model.proto.functions)
-        self.b: Builder = _OnnxBuilder(
+        self.b: Builder = OnnxBuilder(
             model.proto.graph.name or model.label,
             lambda name: self._taken.claim(self._free(name)),
             max(_MOST_MADE, _MOST_TIMES * held),
@@ -189,7 +168,16 @@ class Importer:
 
         Raises:
             ModelError: nothing makes it.
+            UnsupportedError: it is a sequence.
         """
+        found = self._find(name, scope, reader)
+        if isinstance(found, Tensors):
+            raise UnsupportedError(
+                f"{self.model.label}: {reader} gives {name!r}, a sequence of tensors; foreplan gives tensors"
+            )
+        return found
+
+    def _find(self, name: str, scope: Scope, reader: str) -> Operand | Tensors:
         at: Scope | None = scope
         while at is not None:
             if name in at.tensors:
@@ -240,9 +228,9 @@ class Importer:
         own_name = proto.name or f"{proto.op_type}_{index}"
         source = f"{self.model.label}: node {scope.prefix + own_name!r} ({proto.op_type})"
         domain = domain_of(proto.domain)
-        inputs = [
-            self.look_up(name, scope, f"node {own_name!r} ({proto.op_type})") if name else None for name in proto.input
-        ]
+        reader = f"node {own_name!r} ({proto.op_type})"
+        given = [self._find(name, scope, reader) if name else None for name in proto.input]
+        inputs = [None if isinstance(each, Tensors) else each for each in given]
         n = OnnxNode(
             proto,
             inputs,
@@ -254,7 +242,10 @@ class Importer:
         )
         first = len(self.b.nodes)
         self.b.source, self.b.scope = source, scope.prefix + own_name + "/"
-        results = self._results(n, scope, scope.prefix + own_name, domain)
+        sequence = self._guarded(n, lambda: translate_sequence(n, given)) if domain == "" else None
+        results: Sequence[Operand | Tensors | None] | None = [sequence]
+        if sequence is None:
+            results = self._results(n, scope, scope.prefix + own_name, domain)
         if results is None:
             return  # an expansion has named its own outputs
         self._finish(n, results, first, scope, scope.prefix + own_name)
@@ -372,7 +363,14 @@ class Importer:
 
     # Names.
 
-    def _finish(self, n: OnnxNode, results: Iterable[Operand | None], first: int, scope: Scope, node_name: str) -> None:
+    def _finish(
+        self,
+        n: OnnxNode,
+        results: Iterable[Operand | Tensors | None],
+        first: int,
+        scope: Scope,
+        node_name: str,
+    ) -> None:
         """Give the new nodes and values their names in the file, and put the outputs into the scope."""
         found = list(results)
         wanted = {
@@ -388,6 +386,9 @@ class Importer:
                 raise n.unsupported(
                     f"its output {local!r} is used, but foreplan does not compute it; export the model without it"
                 )
+            if isinstance(operand, Tensors):
+                scope.tensors[local] = operand.replaced(renamed)
+                continue
             result = renamed.get(operand, operand) if isinstance(operand, Value) else operand
             if self.batch is not None:
                 self.batch.check(n, full, result.type.shape)

@@ -1,0 +1,32 @@
+"""A builder of graphs that come from files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from foreplan.errors import UnsupportedError
+from foreplan.graph import Builder, Initializer, Op, TensorType, Value
+from foreplan.graph.ir import Kind
+
+
+class OnnxBuilder(Builder):
+    """A Builder whose stored values never take a name that the file has, and that stops at `most` nodes."""
+
+    def __init__(self, name: str, claim: Callable[[str], str], most: int) -> None:
+        super().__init__(name)
+        self._claim_name, self._most = claim, most
+
+    def node(self, op: Op, *inputs: Value, name: str = "", outputs: Iterable[str] = ()) -> tuple[Value, ...]:
+        """As `Builder.node`, until there are `most` nodes."""
+        if len(self.nodes) >= self._most:
+            raise UnsupportedError(
+                f"with it the model comes to more than {self._most} nodes: each step of a loop or of a recurrent layer "
+                "makes nodes of its own; use fewer steps"
+            )
+        return super().node(op, *inputs, name=name, outputs=outputs)
+
+    def store(self, name: str, type: TensorType, kind: Kind, init: Initializer) -> Value:
+        """A constant that a translation makes (a mask, a range of positions)."""
+        value = Value(self._claim_name(name), type, kind, init)
+        self.stored.append(value)
+        return value
