@@ -34,8 +34,10 @@ def table_like(tensor: onnx.TensorProto, path: Path | None) -> str:
     some = _sample(flat)
     if np.isneginf(some).any() or (some.min() <= _FORBIDS and np.isin(some, (0.0, some.min())).all()):
         return "filled as masks are"
-    if len(shape) < 2 or (some == some[0]).all():
+    if (some == some[0]).all():
         return ""
+    if sum(extent != 1 for extent in shape) == 1:
+        return _progression(some) if flat.size == some.size else ""
     if np.isin(_head(flat, shape), (0.0, 1.0)).all() and np.abs(some).max() <= 1.0 and _varies_smoothly(flat, shape):
         return "filled with sines and cosines"
     if (some >= 0).all() and np.count_nonzero(some) < some.size // 2:
@@ -88,6 +90,18 @@ def _numbers(constant: Constant) -> np.ndarray | None:
     array = np.empty(constant.shape, constant.type.dtype.numpy)
     init.fill(array, np.random.default_rng(0))
     return array.reshape(-1)
+
+
+def _progression(row: np.ndarray) -> str:
+    """Why a vector is none that training gives: places, frequencies, windows."""
+    steps = np.diff(row)
+    if steps[0] and np.allclose(steps, steps[0], rtol=1e-3, atol=0):
+        return "evenly spaced, as places are"
+    if (row > 0).all() and np.allclose(row[1:] / row[:-1], row[1] / row[0], rtol=1e-3, atol=0):
+        return "a geometric series, as frequencies are"
+    if row.size > 4 and any(np.allclose(part, part[::-1], rtol=1e-5, atol=1e-7) for part in (row, row[1:])):
+        return "symmetric, as windows are"
+    return ""
 
 
 def _sample(flat: np.ndarray) -> np.ndarray:

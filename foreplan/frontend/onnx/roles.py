@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from foreplan.frontend.onnx.contents import is_one_number, table_like
@@ -61,10 +61,11 @@ _EXPORTERS = re.compile(r"onnx::.*|/.*|_?val_\d+.*|const(ant)?s?_?\d*|.*_output_
 # The last part of a name that modules give to what they compute once and do not train.
 _TABLES = re.compile(
     r"(.*_)?(inv_freq|freqs_cis|(cos|sin)(_cached|_table|_cache)?|rope|pe|sinusoid\w*|masks?|causal\w*|masked_bias|tril"
-    r"|triu|adj|adjacency|laplacian|grid|knots|anchors?|bands|mel|mel_\w+|fb|filterbank|window|hann|mean|std|var|variance"
-    r"|running_\w+|ema\w*|shadow\w*|slopes|sigmas|betas|alphas_cumprod\w*|buffer|buf|h0|c0|zeros?|ones|eye|unit_scale)"
+    r"|triu|adj|adjacency|laplacian|grid|knots|anchors?|bands|mel|mel_\w+|cosines?|sines?|mean_\w+|std_\w+|fb|filterbank|window_?|hann|mean|std|var|variance"
+    r"|running_\w+|ema\w*|shadow\w*|slopes|sigmas|betas|alphas_cumprod\w*|buffer|buf|zeros?|ones|eye|unit_scale)"
 )
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+_SOURCES = "pkg.onnxscript.optimizer.folded_from"
 
 
 @dataclass(frozen=True)
@@ -91,31 +92,48 @@ class Exporter:
     Attributes:
         is_torch: whether names without a dot are those of a PyTorch module too.
         kinds: name → PARAMETER, BUFFER or CONSTANT_TENSOR, as torch.export knows them.
+        sources: name of a tensor that the exporter has computed → names of those that it was computed from.
         path: the file, beside which contents lie.
     """
 
     is_torch: bool = False
-    kinds: Mapping[str, str] | None = None
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, Sequence[str]] = field(default_factory=dict)
     path: Path | None = None
 
     @staticmethod
     def of(proto: onnx.ModelProto, path: Path | None) -> Exporter:
         """What a model's exporter says."""
-        kinds = {}
+        kinds, sources = {}, {}
         for told in (*proto.graph.value_info, *proto.graph.initializer, *proto.graph.input):
             for entry in told.metadata_props:
                 if entry.key == _KIND:
                     kinds[told.name] = entry.value
-        return Exporter("pytorch" in proto.producer_name.lower(), kinds, path)
+                elif entry.key == _SOURCES:
+                    sources[told.name] = re.findall(r"'([^']*)'", entry.value)
+        return Exporter("pytorch" in proto.producer_name.lower(), kinds, sources, path)
 
     def names_module(self, name: str) -> bool:
         """Whether a PyTorch module calls a tensor by this name."""
-        pattern = _IDENTIFIER if self.is_torch else _MODULE_PATH
-        return bool(pattern.fullmatch(name) or _MODULE_PATH.fullmatch(name)) and not self.made(name)
+        return _names_module(name, self.is_torch) and not self.made(name)
+
+    def learned_source(self, name: str) -> str:
+        """A tensor that training would change, of those that the exporter has computed this one from; empty: none."""
+        found = self.sources.get(name, ())
+        return next((each for each in found if _names_parameter(each, self.is_torch)), "")
 
     def made(self, name: str) -> bool:
         """Whether the exporter made a tensor: where it tells of those of the module, it made all others."""
         return bool(_EXPORTERS.fullmatch(name) or (self.kinds and name not in self.kinds))
+
+
+def _names_module(name: str, is_torch: bool) -> bool:
+    pattern = _IDENTIFIER if is_torch else _MODULE_PATH
+    return bool(pattern.fullmatch(name) or _MODULE_PATH.fullmatch(name)) and not _EXPORTERS.fullmatch(name)
+
+
+def _names_parameter(name: str, is_torch: bool) -> bool:
+    return _names_module(name, is_torch) and not _TABLES.fullmatch(name.rpartition(".")[2])
 
 
 def find_roles(
@@ -161,13 +179,17 @@ def _role(name: str, uses: Uses, exporter: Exporter) -> Role:
         return NO_ROLE
     if any(reads(found, _STATISTICS)):
         return Role(Kind.BUFFER, "a running statistic")
-    told = (exporter.kinds or {}).get(name)
+    told = exporter.kinds.get(name)
     if told == "PARAMETER":
         return Role(Kind.PARAMETER, "a parameter, as the exporter says")
     if told is not None:
         return Role(Kind.CONSTANT, "a buffer, as the exporter says")
     if all(use.blind for use in found):
         return Role(Kind.CONSTANT, "no gradient reaches it")
+    if source := exporter.learned_source(name):
+        if tensor is not None and (why := table_like(tensor, exporter.path)):
+            return Role(Kind.CONSTANT, why)
+        return Role(Kind.PARAMETER, f"computed by the exporter from {source!r}")
     if any(use.is_mask and use.direct and (use.axes is None or use.axes > 1) for use in found):
         return Role(Kind.CONSTANT, "added to attention's scores, as masks are")
     if exporter.names_module(name):
@@ -175,13 +197,14 @@ def _role(name: str, uses: Uses, exporter: Exporter) -> Role:
     weights = [use for use in reads(found, _WEIGHT_SLOTS) if use.direct or not exporter.made(name)]
     place = f"in the place of a {weights[0].op}'s weight" if weights else "in no weight's place"
     if exporter.made(name):
-        if not weights or tensor is None:
+        completes = any(use.direct and use.completes and use.axes == 1 for use in found)
+        if not (weights or completes) or tensor is None:
             return LEFT_OVER
         if why := table_like(tensor, exporter.path):
             return Role(Kind.CONSTANT, why)
-        if weights[0].op in _NORMS and is_one_number(tensor, exporter.path):
+        if (completes or weights[0].op in _NORMS) and is_one_number(tensor, exporter.path):
             return Role(Kind.CONSTANT, "one number everywhere, as norms without scale and shift have it")
-        return Role(Kind.PARAMETER, place)
+        return Role(Kind.PARAMETER, place if weights else "scales or shifts a product or a normalisation")
     if weights:
         return Role(Kind.PARAMETER, place)
     learned = name in uses.initializers

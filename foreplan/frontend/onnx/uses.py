@@ -29,7 +29,9 @@ _LOOK_UPS = {"Gather", "GatherND", "GatherElements"}
 # From sums of scores and a mask to their softmax.
 _TO_SOFTMAX = _REARRANGING | {"Add", "Sub", "Mul", "Div", "Where", "Max", "Min", "Clip", "Sum"}
 _FARTHEST = 6  # nodes
-_OPERATIONS_WITH_MASK = {"Attention": 3, "MultiHeadAttention": 5}
+_COMPLETED = {"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "InstanceNormalization", "GroupNormalization"}
+_COMPLETED |= {"LayerNormalization", "RMSNormalization", "LpNormalization", "Div", "BatchNormalization"}
+_WITH_MASK = {"Attention": 3, "MultiHeadAttention": 5}
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Use:
         slot: which of its inputs.
         direct: whether the tensor is read as it is, or merely rearranged.
         blind: whether no gradient comes back from there: comparisons, conditions, indices.
+        completes: whether it is added to, or multiplied with, what a contraction or a normalisation gives, as biases,
+            scales and shifts are.
         is_mask: whether it is added to scores of which a softmax is taken, or stands in the place of a mask.
         axes: how many axes of what is read are longer than 1; None: this is not known.
     """
@@ -49,6 +53,7 @@ class Use:
     slot: int
     direct: bool = True
     blind: bool = False
+    completes: bool = False
     is_mask: bool = False
     axes: int | None = None
 
@@ -98,6 +103,7 @@ class _Walk:
         self.tensors: dict[str, _Tensor] = {}
         self.extents: dict[str, onnx.TensorProto] = {}
         self.readers: dict[str, list[onnx.NodeProto]] = {}
+        self.makers: dict[str, onnx.NodeProto] = {}
 
     def hold(self, name: str, tensor: onnx.TensorProto | None, axes: int | None = None) -> None:
         """A tensor that stands in the file."""
@@ -113,6 +119,7 @@ class _Walk:
         for node in nodes:
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
+            self.makers.update((name, node) for name in node.output)
         for node in nodes:
             self.visit(node)
 
@@ -143,10 +150,25 @@ class _Walk:
     def use(self, node: onnx.NodeProto, slot: int) -> Use:
         op = node.op_type
         blind = op in _BLIND or (op, slot) in _CONDITIONS
-        is_mask = _OPERATIONS_WITH_MASK.get(op) == slot
+        is_mask = _WITH_MASK.get(op) == slot
         if op in ("Add", "Sub", "Sum", "Where"):
             is_mask = self.reaches_softmax(node)
-        return Use(op, slot, blind=blind, is_mask=is_mask)
+        completes = op in ("Add", "Mul") and self.is_completed(node.input[1 - slot])
+        return Use(op, slot, blind=blind, completes=completes, is_mask=is_mask)
+
+    def is_completed(self, name: str) -> bool:
+        """Whether data come from a contraction or a normalisation, merely rearranged, scaled or shifted since."""
+        for _ in range(_FARTHEST):
+            maker = self.makers.get(name)
+            if maker is None:
+                return False
+            if maker.op_type in _COMPLETED:
+                return True
+            data = [each for each in maker.input if each and each not in self.tensors]
+            if maker.op_type not in _REARRANGING | {"Add", "Mul"} or not data:
+                return False
+            name = data[0]
+        return False
 
     def reaches_softmax(self, node: onnx.NodeProto) -> bool:
         """Whether a softmax is taken of a sum, or of what is merely rearranged, scaled or masked on the way."""
