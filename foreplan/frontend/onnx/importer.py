@@ -23,6 +23,7 @@ from foreplan.frontend.onnx.roles import NO_ROLE, Exporter, Role, chosen_roles, 
 from foreplan.frontend.onnx.sequences import Tensors, translate_sequence
 from foreplan.frontend.onnx.shapes import fixed_extents
 from foreplan.frontend.onnx.tensors import Constant, dtype_of, from_array, from_tensor
+from foreplan.frontend.onnx.untie import untied
 from foreplan.graph import Builder, Graph, Node, RandomSeed, TensorType, Value, as_dtype
 from foreplan.graph.ir import Kind
 from foreplan.graph.names import Names
@@ -117,7 +118,7 @@ class Importer:
         Raises:
             ModelError: the model is broken, or holds what foreplan cannot compile; names the node.
         """
-        graph = self.model.proto.graph
+        graph, self.exporter, notes = untied(self.model.proto.graph, self.exporter)
         roles = find_roles(graph.node, graph.initializer, self.functions, self.exporter)
         scope = Scope("", chosen_roles(roles, self.selection), self.model.opsets)
         for name, type in inputs.items():
@@ -126,7 +127,7 @@ class Importer:
             self.shapes[name] = type.shape
         scope.initializers = self._initializers(graph)
         self.nodes(graph.node, scope)
-        self.b.notes += notes_on(graph, scope.roles, self.exporter)
+        self.b.notes += [*notes, *notes_on(graph, scope.roles, self.exporter)]
         self._advance_random_state()
         if self.batch is not None:
             self.b.notes += self.batch.notes

@@ -266,3 +266,52 @@ def test_embeddings_that_stand_in_the_file_twice_are_told(turned: bool, change: 
     proto.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
     found = from_onnx(proto).notes
     assert bool(found) == tied and (not tied or "'emb.weight' and 'head' hold the same numbers" in found[0])
+
+
+# What an exporter has merged.
+
+
+ONES, ZEROS = np.ones(8, np.float32), np.zeros(8, np.float32)
+
+
+def stored_of(nodes: list[onnx.NodeProto], constants: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> fp.Graph:
+    proto = model(nodes, {"x": shape}, ["y"], dict(constants))
+    proto.producer_name = "pytorch"
+    before = proto.SerializeToString()
+    graph = from_onnx(proto)
+    assert proto.SerializeToString() == before  # the caller's model stays as it is
+    return graph
+
+
+def test_fresh_norms_that_share_tensors_are_trained_each_by_itself() -> None:
+    nodes = [node("LayerNormalization", "x n1.weight n1.bias", "a"), node("Relu", "a", "b")]
+    nodes.append(node("LayerNormalization", "b n1.weight n1.bias", "y"))
+    graph = stored_of(nodes, {"n1.weight": ONES, "n1.bias": ZEROS}, (2, 8))
+    assert {value.name for value in graph.parameters} == {"n1.weight", "n1.bias", "y.weight", "y.bias"}
+    assert "merged tensors that were equal; 'y.weight', 'y.bias' have" in graph.notes[0]
+    used = {"n1.weight": random(8), "n1.bias": random(8)}
+    assert {value.name for value in stored_of(nodes, used, (2, 8)).parameters} == set(used)
+
+
+def test_fresh_batch_norm_whose_scale_is_its_variance_keeps_statistics() -> None:
+    nodes = [node("BatchNormalization", "x bn.weight bn.bias bn.bias bn.weight", "y")]
+    graph = stored_of(nodes, {"bn.weight": ONES, "bn.bias": ZEROS}, (2, 8, 3))
+    kinds = {value.name: value.kind for value in graph.stored}
+    assert kinds == {"bn.weight": P, "bn.bias": P, "bn.running_mean": B, "bn.running_var": B}
+    step = fp.compile(graph, fp.losses.mean, fp.optim.SGD(0.1))
+    session = step.bind()
+    session.step({"x": random(2, 8, 3) + 3.0})
+    assert (session.stored["bn.running_mean"] != 0).all() and (session.parameters["bn.bias"] != 0).all()
+
+
+def test_names_that_an_identity_keeps_are_tensors_of_their_own() -> None:
+    nodes = [
+        node("Identity", "n1.weight", "n2.weight"),
+        node("Mul", "x n1.weight", "a"),
+        node("Mul", "a n2.weight", "y"),
+    ]
+    for numbers in (ONES, random(8)):
+        graph = stored_of(nodes, {"n1.weight": numbers}, (2, 8))
+        assert [value.name for value in graph.parameters] == ["n1.weight", "n2.weight"]
+    inside = [node("Identity", "n1.weight", "/copy/Identity_output_0"), node("Mul", "x /copy/Identity_output_0", "y")]
+    assert [value.name for value in stored_of(inside, {"n1.weight": ONES}, (2, 8)).parameters] == ["n1.weight"]
