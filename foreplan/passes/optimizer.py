@@ -116,6 +116,10 @@ class _Common:
             choice(f"{kind}: decay", self.decay, ("all", "matrices"))
         else:
             object.__setattr__(self, "decay", tuple(names_in(f"{kind}: decay", self.decay)))
+        if not isinstance(self.groups, Group | Iterable) or isinstance(self.groups, str):
+            raise UsageError(
+                f'{kind}: groups is a list such as [optim.Group("head", rate=10.0)], not {self.groups!r:.80}'
+            )
         given = (self.groups,) if isinstance(self.groups, Group) else tuple(self.groups)
         for group in given:
             instance(f"{kind}: a group", group, Group, 'make one with optim.Group("head", rate=10.0)')

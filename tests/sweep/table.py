@@ -235,6 +235,8 @@ ENTRIES: dict[str, Entry] = {
     "pack_bits": Entry(elements.pack_bits, element_oracles.pack_bits, Exact()),
     "random": Entry(elements.random_, element_oracles.random, Smooth(lambda op, types: 32, cancels=_spread)),
     "dropout": _moved(places.dropout, place_oracles.identity),
+    "stop_gradient": _moved(places.stop_gradient, place_oracles.identity),
+    "straight_through": _moved(places.straight_through, place_oracles.identity),
     "reshape": _moved(places.reshape, place_oracles.reshape),
     "transpose": _moved(places.transpose, place_oracles.transpose),
     "slice": _moved(places.slice_, place_oracles.slice_),

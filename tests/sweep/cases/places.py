@@ -9,6 +9,7 @@ from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
 from foreplan.ops.join import Concat, Pad, Unslice
 from foreplan.ops.recurrent import Unstack
+from foreplan.ops.marks import StopGradient, StraightThrough
 from foreplan.ops.shape import Broadcast, Reshape, Slice, Transpose
 from tests.sweep.case import Case
 from tests.sweep.draws import any_type, broadcastable, float_type, given, indices, permutation, plain, shape
@@ -105,6 +106,17 @@ def dropout(rng: Random) -> Case:
     from foreplan.ops.random import Dropout
 
     return Case(Dropout(rng.choice([0.0, 0.3, 1.0])), (given(rng, float_type(rng), shape(rng)),))
+
+
+def stop_gradient(rng: Random) -> Case:
+    """Forward."""
+    return Case(StopGradient(), (given(rng, any_type(rng), shape(rng)),))
+
+
+def straight_through(rng: Random) -> Case:
+    """Forward: the result, and not what stands for its gradient."""
+    dtype, extents = float_type(rng), shape(rng)
+    return Case(StraightThrough(), (given(rng, dtype, extents), given(rng, dtype, extents)))
 
 
 def _table(rng: Random) -> tuple[Shape, int]:

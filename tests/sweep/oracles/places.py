@@ -55,7 +55,7 @@ def unstack(op: Any, x: Array) -> Arrays:
     return [x[i] for i in range(len(x))]
 
 
-def identity(op: Any, x: Array) -> Arrays:
+def identity(op: Any, x: Array, *others: Array) -> Arrays:
     return [x]
 
 
