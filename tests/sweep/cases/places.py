@@ -8,8 +8,8 @@ from foreplan.graph.types import Shape
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
 from foreplan.ops.join import Concat, Pad, Unslice
-from foreplan.ops.recurrent import Unstack
 from foreplan.ops.marks import StopGradient, StraightThrough
+from foreplan.ops.recurrent import Unstack
 from foreplan.ops.shape import Broadcast, Reshape, Slice, Transpose
 from tests.sweep.case import Case
 from tests.sweep.draws import any_type, broadcastable, float_type, given, indices, permutation, plain, shape
