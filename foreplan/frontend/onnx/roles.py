@@ -64,6 +64,16 @@ _TABLES = re.compile(
     r"|triu|adj|adjacency|laplacian|grid|knots|anchors?|bands|mel|mel_\w+|cosines?|sines?|mean_\w+|std_\w+|fb|filterbank|window_?|hann|mean|std|var|variance"
     r"|running_\w+|ema\w*|shadow\w*|slopes|sigmas|betas|alphas_cumprod\w*|buffer|buf|zeros?|ones|eye|unit_scale)"
 )
+# Results of PyTorch's ops, as torch.export calls them: with a number behind all but the first of each.
+_RESULTS = re.compile(
+    r"_?(add|sub|mul|div|pow|neg|exp|log|sqrt|rsqrt|reciprocal|square|abs|sign|floor|ceil|round|clamp\w*|sin|cos|tanh|relu"
+    r"|sigmoid|silu|gelu|softplus|softmax|log_softmax|sum|mean|amax|amin|max|min|prod|cumsum|norm|linalg_vector_norm"
+    r"|linear|matmul|mm|bmm|addmm|baddbmm|einsum|outer|clone|copy|detach|alias|contiguous|to|to_copy|type_as|view|reshape"
+    r"|flatten|permute|transpose|t|expand\w*|repeat\w*|tile|slice|select|index|index_\w+|gather|embedding|unsqueeze|squeeze"
+    r"|cat|stack|split\w*|chunk|getitem|unbind|roll|flip|pad|constant_pad_nd|where|masked_fill|triu|tril|eq|ne|lt|gt|le|ge"
+    r"|logical_\w+|bitwise_\w+|any|all|arange|linspace|full\w*|zeros\w*|ones\w*|empty\w*|eye|new_\w+|scalar_tensor\w*"
+    r"|lift_fresh_copy|layer_norm|native_\w+|batch_norm|group_norm|conv\dd|convolution|dropout|unsafe_\w+)(_\d+)?"
+)
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _SOURCES = "pkg.onnxscript.optimizer.folded_from"
 
@@ -120,7 +130,8 @@ class Exporter:
     def learned_source(self, name: str) -> str:
         """A tensor that training would change, of those that the exporter has computed this one from; empty: none."""
         found = self.sources.get(name, ())
-        return next((each for each in found if _names_parameter(each, self.is_torch)), "")
+        named = (each for each in found if _names_parameter(each, self.is_torch) and not _RESULTS.fullmatch(each))
+        return next(named, "")
 
     def made(self, name: str) -> bool:
         """Whether the exporter made a tensor: where it tells of those of the module, it made all others."""

@@ -315,3 +315,26 @@ def test_names_that_an_identity_keeps_are_tensors_of_their_own() -> None:
         assert [value.name for value in graph.parameters] == ["n1.weight", "n2.weight"]
     inside = [node("Identity", "n1.weight", "/copy/Identity_output_0"), node("Mul", "x /copy/Identity_output_0", "y")]
     assert [value.name for value in stored_of(inside, {"n1.weight": ONES}, (2, 8)).parameters] == ["n1.weight"]
+
+
+@pytest.mark.parametrize(
+    "sources, kind",
+    [
+        (["pos", "val_4"], P),
+        (["clone", "encoder.scale", "val_4"], P),
+        (["mul_3", "slice_4", "val_4"], C),
+        (["rotary.inv_freq", "arange"], C),
+        ([], C),
+    ],
+)
+def test_what_was_computed_from_a_parameter_is_trained(sources: list[str], kind: Kind) -> None:
+    """The exporter lists all that it computed with, results of its own included."""
+    proto = model([node("Mul", "x slice_1", "y")], {"x": (2, 6, 8)}, ["y"], {"slice_1": random(6, 8)})
+    proto.producer_name = "pytorch"
+    info = helper.make_tensor_value_info("slice_1", 1, (6, 8))
+    info.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=str(sources))
+    told = helper.make_tensor_value_info("y", 1, (2, 6, 8))
+    told.metadata_props.add(key="pkg.torch.export.graph_signature.InputSpec.kind", value="PARAMETER")
+    proto.graph.value_info.extend([info, told])
+    (value,) = from_onnx(proto).stored
+    assert value.kind is kind
