@@ -4,6 +4,8 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 CUDA ?= 13
+# What is installed of PyTorch; an older one may have a smaller package for processors alone.
+TORCH ?= torch
 # The Python with CuPy, on a machine with a card: nothing is installed for these targets.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 
@@ -17,12 +19,13 @@ FAST := tests/test_structure.py tests/graph tests/sweep/test_ops.py tests/planne
 	'tests/cpu/test_engine.py::test_a_step_gives_what_numpy_gives[gpt2_small-training-1]' \
 	'tests/gpu/test_training.py::test_three_steps_give_what_numpy_gives[mlp]'
 
-.PHONY: setup setup-test setup-cuda demo test test-fast test-all fuzz mutants lint format bench estimates gpu-check gpu-bench clean
+.PHONY: setup setup-test setup-cuda setup-torch demo test test-fast test-all fuzz mutants lint format bench estimates gpu-check gpu-bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup       create .venv with what the demo needs"
 	@echo "make setup-cuda  add what plans for a card and runs on one (2 GB; CUDA=12 for drivers before 580)"
+	@echo "make setup-torch add PyTorch and its exporter, for from_torch and its tests (TORCH='torch==2.13.*' chooses one)"
 	@echo "make demo        plan ResNet-50, train on real digits, write a memory map (under 3 minutes)"
 	@echo "make test        the tests that every change needs (a quarter of an hour on two cores)"
 	@echo "make test-all    more of each, fuzzing, and the package in clean environments: other Pythons, lowest versions, read-only"
@@ -60,11 +63,17 @@ $(VENV)/.cuda$(CUDA): $(VENV)/.demo pyproject.toml
 	    echo 'cuDNN was installed and cannot be used: see the last line above'; exit 1; }
 	@touch $@
 
+$(VENV)/.torch: $(VENV)/.test pyproject.toml
+	$(BIN)/python -m pip install --quiet '$(TORCH)' --editable '.[demo,test,torch]'
+	@touch $@
+
 setup: $(VENV)/.demo
 
 setup-test: $(VENV)/.test
 
 setup-cuda: $(VENV)/.cuda$(CUDA)
+
+setup-torch: $(VENV)/.torch
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py

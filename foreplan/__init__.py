@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from foreplan import models
     from foreplan.api import compile, differentiate, inference, lower, micro_batches, plan, verify
     from foreplan.compiled import Compiled, load_plan
-    from foreplan.frontend import from_onnx, losses, nn, spec, trace
+    from foreplan.frontend import from_onnx, from_torch, losses, nn, spec, trace
     from foreplan.frontend.nn import stop_gradient, straight_through
     from foreplan.passes import optimizer as optim
 
@@ -50,6 +50,7 @@ _HOME = {
     "plan": "foreplan.api",
     "verify": "foreplan.api",
     "from_onnx": "foreplan.frontend",
+    "from_torch": "foreplan.frontend",
     "stop_gradient": "foreplan.frontend.nn",
     "straight_through": "foreplan.frontend.nn",
     "spec": "foreplan.frontend",
@@ -80,6 +81,7 @@ __all__ = [
     "compile",
     "differentiate",
     "from_onnx",
+    "from_torch",
     "inference",
     "load_plan",
     "losses",

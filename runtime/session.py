@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from foreplan.runtime.stored import Stored
 from foreplan.runtime.turn import Turn
 from foreplan.runtime.update import Update
 from foreplan.units import format_bytes
+
+if TYPE_CHECKING:
+    import torch
 
 Arrays = dict[str, np.ndarray]
 
@@ -251,6 +254,21 @@ class Session:
                     if slot.kind is Kind.ACCUMULATOR:  # an interrupted step may have left sums
                         self._stored[slot.name].fill(lambda sums: sums.fill(0))
                 self._broken = ""
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of the model's own values by name: weights, trained and frozen ones, and running statistics."""
+        own = (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)
+        return {slot.name: self.stored[slot.name] for slot in self.program.stored if slot.kind in own}
+
+    def to_torch(self, module: torch.nn.Module) -> None:
+        """Write weights and running statistics into a PyTorch module with the same names.
+
+        Raises:
+            UsageError, SessionError: see `foreplan.runtime.torch_state.write_state`.
+        """
+        from foreplan.runtime.torch_state import write_state
+
+        write_state(self.state_dict(), module)
 
     def _load_begun(self) -> None:
         """From here on values are written."""

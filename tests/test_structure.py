@@ -66,6 +66,8 @@ ONLY_IN = {
     "safetensors": ("runtime",),
     "numba": ("foreplan", "runtime"),
     "scipy": (),
+    "torch": ("frontend", "runtime"),
+    "onnxscript": ("frontend",),
     "networkx": ("graph",),
     "cupy": ("runtime",),
     "cudnn": ("runtime",),

@@ -1,6 +1,7 @@
 """Models from outside become graphs here, and only here.
 
     onnx/       `from_onnx`: an ONNX file → Graph; one translation for each ONNX op
+    torch.py    `from_torch`: a PyTorch module → Graph, through PyTorch's exporter
     tracing/    `trace`: a Python function over NumPy-style arrays → Graph; `Tensor` and `Spec`
     nn/         layers and functions of neural networks, for traced functions
     losses.py   losses, as traced functions that are added to a finished model
@@ -16,12 +17,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foreplan.frontend import losses, nn
     from foreplan.frontend.onnx import from_onnx
+    from foreplan.frontend.torch import from_torch
     from foreplan.frontend.tracing import Spec, Tensor, spec, trace
 
-_HOME = {"Spec": "tracing", "Tensor": "tracing", "from_onnx": "onnx", "spec": "tracing", "trace": "tracing"}
+_HOME = {
+    "Spec": "tracing",
+    "Tensor": "tracing",
+    "from_onnx": "onnx",
+    "from_torch": "torch",
+    "spec": "tracing",
+    "trace": "tracing",
+}
 _MODULES = ("losses", "nn")
 
-__all__ = ["Spec", "Tensor", "from_onnx", "losses", "nn", "spec", "trace"]
+__all__ = ["Spec", "Tensor", "from_onnx", "from_torch", "losses", "nn", "spec", "trace"]
 
 
 def __getattr__(name: str) -> Any:

@@ -159,7 +159,7 @@ VALUES = st.one_of(
 RIGHT: dict[str, Any] = {
     "graph": GRAPH, "model": model(), "loss": LOSS, "optimizer": SGD, "count": 2, "fn": lambda x: x, "name": "mlp",
     "specs": (fp.spec((2, 3)),), "shape": (2, 3), "batch": 2, "path": "/nowhere/at/all", "learning_rate": 0.1,
-    "value": np.zeros(2), "through": np.zeros(2),
+    "value": np.zeros(2), "through": np.zeros(2), "module": None,
 }  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: getattr(fp, name)

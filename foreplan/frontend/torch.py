@@ -1,0 +1,116 @@
+"""PyTorch modules → Graph, through PyTorch's own exporter. Importing this file does not import `torch`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from foreplan.arguments import names_in, shown
+from foreplan.errors import ModelError, UsageError
+from foreplan.frontend.onnx import from_onnx
+from foreplan.graph import Graph, Node
+from foreplan.ops.norm.batch import BatchNorm
+from foreplan.patterns import Selection
+
+if TYPE_CHECKING:
+    import onnx
+    import torch
+
+
+def from_torch(
+    module: torch.nn.Module,
+    *example: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    train: Iterable[str] = (),
+    freeze: Iterable[str] = (),
+) -> Graph:
+    """The inference graph of a PyTorch module, with the shapes of an example.
+
+    The module itself says what is a parameter, a buffer, tied or frozen (`requires_grad=False`); names are those of its
+    `state_dict`. Dropout and batch normalisation take their training form in training steps. Where the module is in
+    training mode, a part of it that is in evaluation mode stays so: its dropout is left out, its batch normalisation
+    uses the running statistics. A module that is in evaluation mode as a whole counts as if it were in training mode.
+
+    Args:
+        module: a `torch.nn.Module`, whose weights are copied; it stays as it is.
+        example: what the module is called with: tensors of the shapes and types of a step.
+        kwargs: likewise, by name.
+        train, freeze: weights that are trained, or are not, whatever the module says: see `foreplan.compile`.
+
+    Raises:
+        UsageError: `torch` or `onnxscript` is not installed, or the first argument is no module.
+        ModelError: PyTorch cannot export the module; has the reason that PyTorch gives.
+        ForeplanError: the exported model cannot be imported: see `from_onnx`.
+    """
+    torch = _torch()
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"from_torch takes a torch.nn.Module, and was given {shown(module)}")
+    selection = Selection(tuple(names_in("train", train)), tuple(names_in("freeze", freeze)))
+    proto = _exported(torch, module, example, dict(kwargs or {}))
+    held = {tensor.name for tensor in proto.graph.initializer}
+    fixed = [name for name, weight in module.named_parameters(remove_duplicate=False) if not weight.requires_grad]
+    more = [name for name in fixed if name in held and selection.of(name) is None]
+    graph = from_onnx(proto, train=selection.train, freeze=[*selection.freeze, *more])
+    kept = {name for name, part in module.named_modules() if module.training and not part.training}
+    return dataclasses.replace(
+        graph, name=type(module).__name__, nodes=tuple(_kept_statistics(node, kept) for node in graph.nodes)
+    )
+
+
+def _torch() -> Any:
+    try:
+        import onnxscript  # noqa: F401  the exporter needs it
+        import torch
+    except ImportError as error:
+        raise UsageError(
+            f"from_torch needs PyTorch and its exporter, and there is no {error.name!r}: pip install torch onnxscript"
+        ) from None
+    return torch
+
+
+def _exported(torch: Any, module: Any, example: tuple[Any, ...], kwargs: dict[str, Any]) -> onnx.ModelProto:
+    """The module in ONNX, nothing of it folded, its dropout as that of a model for inference."""
+    try:
+        with _in_training_mode(module), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module, example, kwargs=kwargs, dynamo=True, optimize=False, verbose=False, input_names=None
+            )
+            proto: onnx.ModelProto = program.model_proto
+    except Exception as error:  # another project's code may raise anything
+        raise ModelError(f"PyTorch cannot export {type(module).__name__}: {_cause(error)}") from error
+    for node in proto.graph.node:
+        if node.op_type == "Dropout" and len(node.input) > 2:
+            del node.input[2:]
+    return proto
+
+
+@contextlib.contextmanager
+def _in_training_mode(module: Any) -> Iterator[None]:
+    modes = {part: part.training for part in module.modules()}
+    try:
+        if not module.training:
+            module.train()
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def _cause(error: BaseException) -> str:
+    """The line that says most: of the exception that began it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+
+
+def _kept_statistics(node: Node, kept: set[str]) -> Node:
+    """A node of a part in evaluation mode keeps the statistics that it reads."""
+    if not isinstance(node.op, BatchNorm) or node.inputs[3].name.rpartition(".")[0] not in kept:
+        return node
+    return dataclasses.replace(node, op=dataclasses.replace(node.op, frozen=True))

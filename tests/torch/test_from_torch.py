@@ -1,0 +1,187 @@
+"""PyTorch modules in and back: names, what is trained, twenty steps beside PyTorch's own, and the weights' way home."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
+pytest.importorskip("onnxscript", reason="PyTorch's exporter is not installed: make setup-torch")
+
+from torch import nn  # noqa: E402
+
+import foreplan as fp  # noqa: E402
+from foreplan.graph import Kind  # noqa: E402
+from tests.profile import pick  # noqa: E402
+from tests.torch.exports import example  # noqa: E402
+from tests.torch.modules import MODULES  # noqa: E402
+
+torch.set_num_threads(1)
+SOME = ("resnet, basic blocks", "gpt, tied", "lstm", "group norm net", "swin block", "lora", "clip", "translator")
+# EmbeddingBag is exported as a loop over a sequence; in the other one's file a name is given twice.
+REFUSED = {"bag of words", "input normalization"}
+
+
+class Images(nn.Module):
+    """Convolutions with batch normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, bias=False))
+        self.norm, self.head = nn.BatchNorm2d(8), nn.Linear(8, 5)
+
+    def forward(self, x: Any) -> Any:
+        """Scores of five classes."""
+        return self.head(torch.relu(self.norm(self.body(x))).mean((2, 3)))
+
+
+class Words(nn.Module):
+    """Two layers of attention, whose head is the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.places = nn.Embedding(11, 16), nn.Parameter(torch.randn(6, 16) * 0.02)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Any) -> Any:
+        """Scores of the words at each place."""
+        return self.head(self.layers(self.embed(ids) + self.places))
+
+
+def of_images(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    return rng.normal(size=(8, 3, 9, 9)).astype(np.float32), rng.integers(0, 5, 8)
+
+
+def of_words(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    return rng.integers(0, 11, (4, 6)), rng.integers(0, 11, (4, 6))
+
+
+@pytest.mark.parametrize("make, draw", [(Images, of_images), (Words, of_words)])
+@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1"])
+def test_twenty_steps_have_the_losses_of_pytorch_and_the_weights_come_home(
+    make: Callable[[], Any], draw: Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray]], target: str
+) -> None:
+    torch.manual_seed(0)
+    module = make()
+    x, target_of = draw(np.random.default_rng(0))
+    graph = fp.from_torch(module, torch.from_numpy(x))
+    step = fp.compile(graph, fp.losses.cross_entropy, fp.optim.Momentum(0.05, 0.9), target=target)
+    session = step.bind()
+    names = [slot.name for slot in step.program.inputs if slot.init is None]
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    module.train()
+    for i in range(20):
+        x, target_of = draw(np.random.default_rng(i))
+        scores = module(torch.from_numpy(x))
+        loss = nn.functional.cross_entropy(
+            scores.reshape(-1, scores.shape[-1]), torch.from_numpy(target_of).reshape(-1)
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found = session.step(dict(zip(names, (x, target_of))))
+        assert found.loss == pytest.approx(loss.item(), rel=2e-4)
+    home = make()
+    session.to_torch(home)
+    for (name, ours), theirs in zip(home.state_dict().items(), module.state_dict().values()):
+        if "num_batches" not in name:
+            # ONNX's running variance is that of the batch itself; PyTorch's divides by one less.
+            rtol = 2e-2 if name.endswith("running_var") else 2e-3
+            np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=2e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("name", [each for each in pick(SOME[:2], SOME, tuple(MODULES)) if each not in REFUSED])
+def test_what_is_trained_is_what_the_module_trains(name: str) -> None:
+    made = example(name)
+    try:
+        graph = fp.from_torch(made.module, *made.inputs)
+    except fp.ModelError as error:
+        assert "PyTorch cannot export" in str(error)
+        pytest.skip(str(error))
+    trained = {value.name for value in graph.parameters}
+    named = dict(made.module.named_parameters(remove_duplicate=False))
+    assert trained <= {each for each, weight in named.items() if weight.requires_grad}
+    read = {value for node in graph.nodes for value in node.inputs} | set(graph.outputs.values())
+    held = {value.name for value in graph.stored if value in read}
+    assert all(each in trained for each, weight in named.items() if weight.requires_grad and each in held)
+
+
+def test_a_module_says_what_is_frozen_and_patterns_have_the_last_word() -> None:
+    module = Images()
+    for weight in module.body.parameters():
+        weight.requires_grad_(False)
+    x = torch.zeros(2, 3, 9, 9)
+    graph = fp.from_torch(module, x)
+    kinds = {value.name: value.kind for value in graph.stored}
+    assert kinds["body.0.weight"] is kinds["body.1.bias"] is Kind.FROZEN and kinds["norm.weight"] is Kind.PARAMETER
+    assert [weight.name for weight in fp.from_torch(module, x, train=["body"], freeze=["*"]).parameters] == [
+        *("body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias", "body.3.weight")
+    ]
+
+
+def test_parts_in_evaluation_mode_stay_so_and_the_module_is_left_as_it_was() -> None:
+    module = Images().train()
+    module.norm.eval()
+    before = {name: array.clone() for name, array in module.state_dict().items()}
+    step = fp.compile(fp.from_torch(module, torch.zeros(2, 3, 9, 9)), fp.losses.mean, fp.optim.SGD(0.1))
+    session = step.bind()
+    session.step({step.program.inputs[0].name: np.random.default_rng(0).normal(size=(2, 3, 9, 9)).astype("f4")})
+    state = session.state_dict()
+    assert (state["norm.running_mean"] == 0).all() and (state["body.1.running_mean"] != 0).all()
+    assert module.training and not module.norm.training
+    assert all((before[name] == array).all() for name, array in module.state_dict().items())
+    assert not Images().eval().training
+    quiet = Images().eval()
+    fp.from_torch(quiet, torch.zeros(2, 3, 9, 9))
+    assert not any(part.training for part in quiet.modules())
+
+
+def test_dropout_drops_in_training_alone() -> None:
+    module = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5))
+    graph = fp.from_torch(module, torch.zeros(3, 4))
+    session = fp.compile(graph).bind()
+    x = np.ones((3, 4), np.float32)
+    (name,) = [slot.name for slot in session.program.inputs]
+    (found,) = session.step({name: x}).outputs.values()
+    np.testing.assert_allclose(found, module.eval()(torch.from_numpy(x)).detach(), rtol=1e-5, atol=1e-6)
+    training = fp.compile(graph, fp.losses.mean, fp.optim.SGD(0.1), outputs=list(graph.outputs)).bind()
+    (dropped,) = training.step({name: x}).outputs.values()
+    assert 0.3 < (dropped == 0).mean() < 0.7
+
+
+class Branching(nn.Module):
+    """Not exportable: its shape depends on data."""
+
+    def forward(self, x: Any) -> Any:
+        """The positive numbers."""
+        return x[x > 0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: fp.from_torch("m.pt"), fp.UsageError, "takes a torch.nn.Module"),
+        (lambda: fp.from_torch(Branching(), torch.zeros(3)), fp.ModelError, "PyTorch cannot export Branching"),
+        (lambda: fp.from_torch(nn.Linear(2, 3), torch.zeros(4, 5)), fp.ModelError, "PyTorch cannot export Linear"),
+        (
+            lambda: session_of(nn.Linear(2, 3)).to_torch(nn.Linear(2, 4)),
+            fp.SessionError,
+            r"'weight' has the shape \[4, 2\]",
+        ),
+        (lambda: session_of(nn.Linear(2, 3)).to_torch(Images()), fp.SessionError, "Images has no tensor 'weight'"),
+        (lambda: session_of(nn.Linear(2, 3)).to_torch(3), fp.UsageError, "takes a torch.nn.Module"),
+    ],
+)
+def test_what_cannot_be_is_told(call: Callable[[], Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def session_of(module: Any) -> Any:
+    return fp.compile(fp.from_torch(module, torch.zeros(4, 2))).bind()
