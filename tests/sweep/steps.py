@@ -42,7 +42,6 @@ NOT_DRAWN = {
     **dict.fromkeys(("conv_weight_grad", "avg_pool_grad", "resize_grad"), "comes from differentiating"),
     "batch_norm": "in training its statistics are the batch's: batch_norm_train",
     "dropout": "in training it becomes other ops, of random numbers",
-    **dict.fromkeys(("stop_gradient", "straight_through"), "differences of the loss do not show its gradient"),
     "top_k": "a step of a difference may exchange two elements",
 }
 MOST = 4000  # elements of a value
