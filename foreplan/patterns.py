@@ -8,7 +8,7 @@ out. A pattern is a scope, or what a shell takes for one: `h.*` means `h.0`, `h.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -34,9 +34,11 @@ def matches(name: str, pattern: str) -> bool:
     return matching_scope(scopes_of(name), pattern.strip().lstrip("/")) is not None
 
 
-def exactness(pattern: str) -> int:
-    """How exact a pattern is: the number of its characters that stand for themselves."""
-    return sum(char not in "*?[" for char in pattern)
+def most_exact(name: str, patterns: Iterable[str]) -> list[str]:
+    """Of the patterns that mean a name, those with the most characters that stand for themselves."""
+    found = [(sum(char not in "*?[" for char in pattern), pattern) for pattern in patterns if matches(name, pattern)]
+    most = max((exactness for exactness, _ in found), default=0)
+    return [pattern for exactness, pattern in found if exactness == most]
 
 
 def close_names(wanted: str, names: Iterable[str]) -> str:
@@ -67,21 +69,33 @@ class Selection:
         Raises:
             UsageError: two patterns that are equally exact say both.
         """
-        found = [
-            (exactness(pattern), trained, pattern)
-            for trained, patterns in ((True, self.train), (False, self.freeze))
-            for pattern in patterns
-            if matches(name, pattern) and (is_weight or _last_part(name) == _last_part(pattern))
-        ]
-        if not found:
-            return None
-        most, trained, pattern = max(found)
-        if others := [other for exact, train, other in found if exact == most and train != trained]:
+        patterns = (p for p in (*self.train, *self.freeze) if is_weight or _last_part(name) == _last_part(p))
+        found = most_exact(name, patterns)
+        trained, frozen = ([p for p in found if p in some] for some in (self.train, self.freeze))
+        if trained and frozen:
             raise UsageError(
-                f"train and freeze both mean {name!r}, by {pattern!r} and {others[0]!r}, which are equally exact: give "
-                "one of them more of the name"
+                f"train and freeze both mean {name!r}, by {trained[0]!r} and {frozen[0]!r}, which are equally exact: "
+                "give one of them more of the name"
             )
-        return trained, pattern
+        return (bool(trained), found[0]) if found else None
+
+    def chosen(self, stored: Mapping[str, bool], weights: Collection[str]) -> dict[str, tuple[bool, str]]:
+        """For each name that a pattern means, whether it is trained, and why, for people.
+
+        Args:
+            stored: the names of all that a model stores, and whether training may change it.
+            weights: those of weights; the others are tables, masks, and the like.
+
+        Raises:
+            UsageError: see `check` and `of`.
+        """
+        self.check(stored)
+        found = {name: self.of(name, name in weights) for name, may_change in stored.items() if may_change}
+        return {
+            name: (each[0], f"{'train' if each[0] else 'freeze'}={each[1]!r}")
+            for name, each in found.items()
+            if each is not None
+        }
 
     def check(self, names: Mapping[str, bool]) -> None:
         """Check that each pattern means something.

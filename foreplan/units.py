@@ -6,6 +6,7 @@ import contextlib
 import math
 import operator
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any, SupportsIndex
@@ -95,6 +96,12 @@ def format_count(count: float, unit: str = "") -> str:
         if abs(count) >= factor:
             return f"{count / factor:.3g} {prefix}{unit}"
     return f"{count:.3g} {unit}".rstrip()
+
+
+def listed(names: Iterable[str], most: int) -> str:
+    """The first of some names, and how many more there are: `a, b and 1,200 more`."""
+    found = list(names)
+    return ", ".join(found[:most]) + (f" and {len(found) - most:,} more" if len(found) > most else "")
 
 
 def format_seconds(seconds: float) -> str:

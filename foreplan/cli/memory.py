@@ -24,7 +24,7 @@ from foreplan.cli.options import (
 from foreplan.errors import PlanError, UsageError
 from foreplan.files import check_writable
 from foreplan.options import Options
-from foreplan.units import format_bytes, format_count, format_seconds, parse_bytes
+from foreplan.units import format_bytes, format_count, format_seconds, listed, parse_bytes
 
 if TYPE_CHECKING:
     from foreplan.lower.fallbacks import Fallback
@@ -134,8 +134,7 @@ def _fallback_table(found: Sequence[Fallback]) -> str:
     """A line an op that runs NumPy's kernel: how often, and in which nodes."""
     lines = [f"{'by NumPy':<22}{'actions':>9}  nodes"]
     for each in found:
-        nodes = ", ".join(each.nodes[:4]) + (f" and {len(each.nodes) - 4:,} more" if len(each.nodes) > 4 else "")
-        lines.append(f"{each.op:<22}{each.count:>9,}  {nodes}")
+        lines.append(f"{each.op:<22}{each.count:>9,}  {listed(each.nodes, 4)}")
     return "\n".join(lines)
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from foreplan.arguments import names_in, shown
 from foreplan.errors import ModelError, UsageError
 from foreplan.frontend.onnx import from_onnx
-from foreplan.graph import Graph, Node
-from foreplan.ops.norm.batch import BatchNorm
+from foreplan.graph import Graph
+from foreplan.ops.norm.batch import with_frozen_statistics
 from foreplan.patterns import Selection
 
 if TYPE_CHECKING:
@@ -56,9 +56,8 @@ def from_torch(
     more = [name for name in fixed if name in held and selection.of(name) is None]
     graph = from_onnx(proto, train=selection.train, freeze=[*selection.freeze, *more])
     kept = {name for name, part in module.named_modules() if module.training and not part.training}
-    return dataclasses.replace(
-        graph, name=type(module).__name__, nodes=tuple(_kept_statistics(node, kept) for node in graph.nodes)
-    )
+    graph = with_frozen_statistics(graph, lambda node: node.inputs[3].name.rpartition(".")[0] in kept)
+    return dataclasses.replace(graph, name=type(module).__name__)
 
 
 def _torch() -> Any:
@@ -77,9 +76,7 @@ def _exported(torch: Any, module: Any, example: tuple[Any, ...], kwargs: dict[st
     try:
         with _in_training_mode(module), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            program = torch.onnx.export(
-                module, example, kwargs=kwargs, dynamo=True, optimize=False, verbose=False, input_names=None
-            )
+            program = torch.onnx.export(module, example, kwargs=kwargs, dynamo=True, optimize=False, verbose=False)
             proto: onnx.ModelProto = program.model_proto
     except Exception as error:  # another project's code may raise anything
         raise ModelError(f"PyTorch cannot export {type(module).__name__}: {_cause(error)}") from error
@@ -107,10 +104,3 @@ def _cause(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
-
-
-def _kept_statistics(node: Node, kept: set[str]) -> Node:
-    """A node of a part in evaluation mode keeps the statistics that it reads."""
-    if not isinstance(node.op, BatchNorm) or node.inputs[3].name.rpartition(".")[0] not in kept:
-        return node
-    return dataclasses.replace(node, op=dataclasses.replace(node.op, frozen=True))

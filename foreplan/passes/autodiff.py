@@ -16,6 +16,7 @@ from foreplan.ops.marks import StopGradient, StraightThrough
 from foreplan.ops.shape import broadcast_to
 from foreplan.passes.loss_scale import LossScale
 from foreplan.passes.optimizer import Optimizer, Updater
+from foreplan.units import listed
 
 
 class Consumer(Protocol):
@@ -67,8 +68,7 @@ def differentiate(
     walk.run()
     idle = [value.name for value in graph.parameters if value not in walk.gradients]
     if idle:
-        shown = ", ".join(idle[:5]) + (f" and {len(idle) - 5} more" if len(idle) > 5 else "")
-        b.note(f"the loss does not depend on {shown}: no gradient, no update")
+        b.note(f"the loss does not depend on {listed(idle, 5)}: no gradient, no update")
     gradients = {value.name: walk.of_input(value) for value in asked}
     updates = dict(graph.updates)
     if consumer is not None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from foreplan.graph import Builder, Graph, Kind, Node, Value
-from foreplan.ops.norm.batch import BatchNorm
-from foreplan.passes.rewrite import replaced, rewrite, with_values
+from foreplan.graph import Graph, Kind
+from foreplan.ops.norm.batch import with_frozen_statistics
+from foreplan.passes.rewrite import with_values
 from foreplan.patterns import Selection
 
 _WEIGHTS = (Kind.PARAMETER, Kind.FROZEN)
@@ -23,16 +23,16 @@ def choose_trained(graph: Graph, selection: Selection) -> Graph:
     """
     if not selection:
         return graph
-    stored = [value for value in graph.stored if value.kind in (*_WEIGHTS, Kind.CONSTANT, Kind.BUFFER)]
-    selection.check({value.name: value.dtype.is_float and value.kind is not Kind.BUFFER for value in stored})
-    chosen = {}
-    for value in stored:
-        found = selection.of(value.name, value.kind in _WEIGHTS)
-        if found is not None and value.dtype.is_float and value.kind is not Kind.BUFFER:
-            trained, pattern = found
-            kind, option = (Kind.PARAMETER, "train") if trained else (Kind.FROZEN, "freeze")
-            chosen[value] = dataclasses.replace(value, kind=kind, why=f"{option}={pattern!r}")
-    return with_values(graph, chosen)
+    stored = {value.name: value for value in graph.stored if value.kind in (*_WEIGHTS, Kind.CONSTANT, Kind.BUFFER)}
+    trainable = {name: value.dtype.is_float and value.kind is not Kind.BUFFER for name, value in stored.items()}
+    chosen = selection.chosen(trainable, [name for name, value in stored.items() if value.kind in _WEIGHTS])
+    return with_values(
+        graph,
+        {
+            stored[name]: dataclasses.replace(stored[name], kind=Kind.PARAMETER if trained else Kind.FROZEN, why=why)
+            for name, (trained, why) in chosen.items()
+        },
+    )
 
 
 def freeze_statistics(graph: Graph, everywhere: bool = False) -> Graph:
@@ -41,12 +41,6 @@ def freeze_statistics(graph: Graph, everywhere: bool = False) -> Graph:
     In training it then uses the running statistics, as in inference, and leaves them as they are.
     """
 
-    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> list[Value] | None:
-        op = node.op
-        if not isinstance(op, BatchNorm) or op.frozen:
-            return None
-        if not everywhere and any(value.kind is not Kind.FROZEN for value in inputs[1:3]):
-            return None
-        return replaced(b, node, dataclasses.replace(op, frozen=True), inputs)
-
-    return rewrite(graph, replace) if any(isinstance(node.op, BatchNorm) for node in graph.nodes) else graph
+    return with_frozen_statistics(
+        graph, lambda node: everywhere or all(value.kind is Kind.FROZEN for value in node.inputs[1:3])
+    )

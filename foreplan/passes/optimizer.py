@@ -17,7 +17,7 @@ from foreplan.ops.matmul import matmul
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
 from foreplan.passes.loss_scale import LossScale, is_finite
-from foreplan.patterns import close_names, exactness, matches
+from foreplan.patterns import close_names, matches, most_exact
 from foreplan.units import format_bytes
 
 Exprs = tuple[Expr, ...]
@@ -129,22 +129,16 @@ class _Common:
 
     def for_parameter(self, name: str, type: TensorType) -> tuple[Self, float]:
         """The rule for one parameter, and the factor of its learning rate."""
-        found = [
-            (exactness(pattern), -i, group)
-            for i, group in enumerate(self.groups)
-            for pattern in group.weights
-            if matches(name, pattern)
-        ]
-        group = max(found, key=lambda each: each[:2])[2] if found else Group("")
-        decay = getattr(self, "weight_decay", 0.0)
+        found = most_exact(name, [pattern for group in self.groups for pattern in group.weights])
+        group = next((group for group in self.groups if not set(found).isdisjoint(group.weights)), Group(""))
+        own = decay = getattr(self, "weight_decay", 0.0)
         if group.weight_decay is not None:
             decay = group.weight_decay
         elif self.decay == "matrices":
             decay *= type.rank >= 2
         elif self.decay != "all":
             decay *= any(matches(name, pattern) for pattern in self.decay)
-        same = decay == getattr(self, "weight_decay", 0.0)
-        return self if same else replace(self, weight_decay=decay), group.rate  # type: ignore[call-arg]
+        return self if decay == own else replace(self, weight_decay=decay), group.rate  # type: ignore[call-arg]
 
     def check_parameters(self, names: Iterable[str]) -> None:
         """Check that all patterns mean parameters.

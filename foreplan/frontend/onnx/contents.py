@@ -1,34 +1,32 @@
 """What the numbers of a tensor tell of it: tables, masks and scales that nobody has trained.
 
-Few numbers are looked at, wherever they lie: of a large tensor at most 4,096, so that import stays as fast as it is.
+Few numbers are looked at: of a large tensor a few runs of them, so that its pages stay unread.
 """
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foreplan.errors import ForeplanError
-from foreplan.frontend.onnx.tensors import Constant, from_tensor
-from foreplan.graph import Fill, Stored
+from foreplan.frontend.onnx.tensors import from_tensor
+from foreplan.graph import Array, Stored
 from foreplan.graph.ir import Kind
 
 if TYPE_CHECKING:
     import onnx
 
-_SAMPLES = 4096
+_RUNS, _RUN = 64, 64  # of numbers that lie side by side
+_PAIRS, _FIRST = 2048, 16  # of numbers that are compared; the first ones, which lie apart, tell nearly always
 _FORBIDS = -1e4  # added to a score, it leaves nothing of a probability
 
 
 def table_like(tensor: onnx.TensorProto, path: Path | None) -> str:
     """Why a tensor's numbers are none that training gives, for people; empty: they may well be trained."""
-    try:
-        flat = _numbers(from_tensor(tensor, tensor.name, path, tensor.name, Kind.CONSTANT))
-    except (ForeplanError, OSError):
-        return ""  # whoever reads it says what is wrong
-    shape = tuple(tensor.dims)
+    flat, shape = _numbers(tensor, path), tuple(tensor.dims)
     if flat is None or flat.size < 4:
         return ""
     some = _sample(flat)
@@ -38,7 +36,7 @@ def table_like(tensor: onnx.TensorProto, path: Path | None) -> str:
         return ""
     if sum(extent != 1 for extent in shape) == 1:
         return _progression(some) if flat.size == some.size else ""
-    if np.isin(_head(flat, shape), (0.0, 1.0)).all() and np.abs(some).max() <= 1.0 and _varies_smoothly(flat, shape):
+    if np.abs(some).max() <= 1.0 and _is_sinusoid(flat, shape):
         return "filled with sines and cosines"
     if (some >= 0).all() and np.count_nonzero(some) < some.size // 2:
         return "mostly zeros and nowhere negative, as filters and adjacencies are"
@@ -49,10 +47,7 @@ def table_like(tensor: onnx.TensorProto, path: Path | None) -> str:
 
 def is_one_number(tensor: onnx.TensorProto, path: Path | None) -> bool:
     """Whether a tensor holds zeros alone, or ones alone."""
-    try:
-        flat = _numbers(from_tensor(tensor, tensor.name, path, tensor.name, Kind.CONSTANT))
-    except (ForeplanError, OSError):
-        return False
+    flat = _numbers(tensor, path)
     return flat is not None and flat.size > 0 and flat[0] in (0, 1) and bool((_sample(flat) == flat[0]).all())
 
 
@@ -61,35 +56,36 @@ def same_numbers(one: onnx.TensorProto, other: onnx.TensorProto, path: Path | No
     a, b = tuple(one.dims), tuple(other.dims)
     if len(a) != 2 or len(b) != 2 or one.data_type != other.data_type or b not in (a, a[::-1]) or 1 in a:
         return False
-    try:
-        x, y = (_numbers(from_tensor(each, each.name, path, each.name, Kind.CONSTANT)) for each in (one, other))
-    except (ForeplanError, OSError):
-        return False
+    x, y = _numbers(one, path), _numbers(other, path)
     if x is None or y is None or not x.size:
         return False
     rng = np.random.default_rng(0)
-    rows, columns = rng.integers(0, a[0], _SAMPLES), rng.integers(0, a[1], _SAMPLES)
-    some = x[rows * a[1] + columns]
-    if (some == some[0]).all():
-        return False
-    places = [rows * a[1] + columns] if a == b else []
+    rows, columns = rng.integers(0, a[0], _PAIRS), rng.integers(0, a[1], _PAIRS)
+    at = rows * a[1] + columns
+    places = [at] if a == b else []
     places += [columns * a[0] + rows] if a[::-1] == b else []
-    return any(bool((y[at] == some).all()) for at in places)
+    return any(_agree(x, at, y, each) for each in places) and bool((x[at] != x[at[0]]).any())
 
 
-def _numbers(constant: Constant) -> np.ndarray | None:
-    """The content in one row, read as far as it is looked at."""
-    init = constant.init
-    if constant.array is not None:
-        return constant.array.reshape(-1)
-    if isinstance(init, Fill):
+def _numbers(tensor: onnx.TensorProto, path: Path | None) -> np.ndarray | None:
+    """The content in one row, read as far as it is looked at; None: it cannot be read, as whoever needs it says."""
+    try:
+        constant = from_tensor(tensor, tensor.name, path, tensor.name, Kind.CONSTANT)
+        init = constant.init
+        if isinstance(init, Stored):
+            raw = np.memmap(init.path, np.uint8, "r", init.offset, (init.type.nbytes,))
+            raw.base.madvise(mmap.MADV_RANDOM)  # type: ignore[union-attr]  # pages around what is read stay unread
+            return raw.view(init.type.dtype.numpy)
+    except (ForeplanError, OSError):
         return None
-    if isinstance(init, Stored):
-        raw = np.memmap(init.path, np.uint8, "r", init.offset, (init.type.nbytes,))
-        return raw.view(init.type.dtype.numpy)
-    array = np.empty(constant.shape, constant.type.dtype.numpy)
-    init.fill(array, np.random.default_rng(0))
-    return array.reshape(-1)
+    assert isinstance(init, Array)
+    return init.array.reshape(-1)
+
+
+def _agree(x: np.ndarray, at_x: np.ndarray, y: np.ndarray, at_y: np.ndarray) -> bool:
+    """Whether two rows hold the same numbers at places of each."""
+    ends = slice(_FIRST), slice(_FIRST, None)
+    return all(bool((x[at_x[end]] == y[at_y[end]]).all()) for end in ends)
 
 
 def _progression(row: np.ndarray) -> str:
@@ -106,20 +102,16 @@ def _progression(row: np.ndarray) -> str:
 
 def _sample(flat: np.ndarray) -> np.ndarray:
     """Numbers from all over a row, in float64."""
-    if flat.size > _SAMPLES:
-        flat = flat[np.sort(np.random.default_rng(0).integers(0, flat.size, _SAMPLES))]
+    if flat.size > _RUNS * _RUN:
+        starts = np.sort(np.random.default_rng(0).integers(0, flat.size - _RUN, _RUNS))
+        flat = np.concatenate([flat[start : start + _RUN] for start in starts])
     return np.asarray(flat).astype(np.float64)
 
 
-def _head(flat: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The first row of the last two axes."""
-    return np.asarray(flat[: shape[-1]]).astype(np.float64)
-
-
-def _varies_smoothly(flat: np.ndarray, shape: tuple[int, ...]) -> bool:
-    """Whether the second row of a table is the sine, the cosine, or both, of frequencies."""
+def _is_sinusoid(flat: np.ndarray, shape: tuple[int, ...]) -> bool:
+    """Whether the first rows of a table are sines, cosines, or both, of 0, 1 and 2 times some frequencies."""
     width = shape[-1]
-    if shape[-2] < 3:
+    if shape[-2] < 3 or not np.isin(flat[:width].astype(np.float64), (0.0, 1.0)).all():
         return False
     first, second, third = (np.asarray(flat[i * width : (i + 1) * width]).astype(np.float64) for i in range(3))
     cosine = first == 1.0
@@ -129,7 +121,6 @@ def _varies_smoothly(flat: np.ndarray, shape: tuple[int, ...]) -> bool:
 
 
 def _is_symmetric(flat: np.ndarray, extent: int) -> bool:
-    rng = np.random.default_rng(0)
-    rows, columns = rng.integers(0, extent, (2, _SAMPLES // 2))
-    off = rows != columns
-    return bool((flat[rows[off] * extent + columns[off]] == flat[columns[off] * extent + rows[off]]).all())
+    rows, columns = np.random.default_rng(0).integers(0, extent, (2, _PAIRS))
+    rows, columns = rows[rows != columns], columns[rows != columns]
+    return _agree(flat, rows * extent + columns, flat, columns * extent + rows)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from foreplan.frontend.onnx.contents import same_numbers
 from foreplan.frontend.onnx.roles import LEFT_OVER, Exporter, Role
 from foreplan.graph.ir import Kind
+from foreplan.units import listed
 
 if TYPE_CHECKING:
     import onnx
@@ -53,10 +54,9 @@ def _left_over(held: Mapping[str, onnx.TensorProto], roles: Mapping[str, Role]) 
     found = [name for name, tensor in held.items() if roles[name] == LEFT_OVER and math.prod(tensor.dims) > 1]
     if not found:
         return []
-    shown = ", ".join(map(repr, found[:3])) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
     return [
-        f"the exporter has computed {shown}, in no weight's place: not trained. If they come from parameters, export "
-        "with optimize=False, or name them in train="
+        f"the exporter has computed {listed(map(repr, found), 3)}, in no weight's place: not trained. If they come "
+        "from parameters, export with optimize=False, or name them in train="
     ]
 
 

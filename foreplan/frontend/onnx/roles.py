@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from foreplan.frontend.onnx.contents import is_one_number, table_like
+from foreplan.frontend.onnx.tensors import FLOATS
 from foreplan.frontend.onnx.uses import Functions, Uses, find_uses, reads
 from foreplan.graph.ir import Kind
 from foreplan.patterns import Selection
@@ -61,18 +62,20 @@ _EXPORTERS = re.compile(r"onnx::.*|/.*|_?val_\d+.*|const(ant)?s?_?\d*|.*_output_
 # The last part of a name that modules give to what they compute once and do not train.
 _TABLES = re.compile(
     r"(.*_)?(inv_freq|freqs_cis|(cos|sin)(_cached|_table|_cache)?|rope|pe|sinusoid\w*|masks?|causal\w*|masked_bias|tril"
-    r"|triu|adj|adjacency|laplacian|grid|knots|anchors?|bands|mel|mel_\w+|cosines?|sines?|mean_\w+|std_\w+|fb|filterbank|window_?|hann|mean|std|var|variance"
-    r"|running_\w+|ema\w*|shadow\w*|slopes|sigmas|betas|alphas_cumprod\w*|buffer|buf|zeros?|ones|eye|unit_scale)"
+    r"|triu|adj|adjacency|laplacian|grid|knots|anchors?|bands|mel|mel_\w+|cosines?|sines?|mean_\w+|std_\w+|fb"
+    r"|filterbank|window_?|hann|mean|std|var|variance|running_\w+|ema\w*|shadow\w*|slopes|sigmas|betas"
+    r"|alphas_cumprod\w*|buffer|buf|zeros?|ones|eye|unit_scale)"
 )
 # Results of PyTorch's ops, as torch.export calls them: with a number behind all but the first of each.
 _RESULTS = re.compile(
-    r"_?(add|sub|mul|div|pow|neg|exp|log|sqrt|rsqrt|reciprocal|square|abs|sign|floor|ceil|round|clamp\w*|sin|cos|tanh|relu"
-    r"|sigmoid|silu|gelu|softplus|softmax|log_softmax|sum|mean|amax|amin|max|min|prod|cumsum|norm|linalg_vector_norm"
-    r"|linear|matmul|mm|bmm|addmm|baddbmm|einsum|outer|clone|copy|detach|alias|contiguous|to|to_copy|type_as|view|reshape"
-    r"|flatten|permute|transpose|t|expand\w*|repeat\w*|tile|slice|select|index|index_\w+|gather|embedding|unsqueeze|squeeze"
-    r"|cat|stack|split\w*|chunk|getitem|unbind|roll|flip|pad|constant_pad_nd|where|masked_fill|triu|tril|eq|ne|lt|gt|le|ge"
-    r"|logical_\w+|bitwise_\w+|any|all|arange|linspace|full\w*|zeros\w*|ones\w*|empty\w*|eye|new_\w+|scalar_tensor\w*"
-    r"|lift_fresh_copy|layer_norm|native_\w+|batch_norm|group_norm|conv\dd|convolution|dropout|unsafe_\w+)(_\d+)?"
+    r"_?(add|sub|mul|div|pow|neg|exp|log|sqrt|rsqrt|reciprocal|square|abs|sign|floor|ceil|round|clamp\w*|sin|cos|tanh"
+    r"|relu|sigmoid|silu|gelu|softplus|softmax|log_softmax|sum|mean|amax|amin|max|min|prod|cumsum|norm"
+    r"|linalg_vector_norm|linear|matmul|mm|bmm|addmm|baddbmm|einsum|outer|clone|copy|detach|alias|contiguous|to|to_copy"
+    r"|type_as|view|reshape|flatten|permute|transpose|t|expand\w*|repeat\w*|tile|slice|select|index|index_\w+|gather"
+    r"|embedding|unsqueeze|squeeze|cat|stack|split\w*|chunk|getitem|unbind|roll|flip|pad|constant_pad_nd|where"
+    r"|masked_fill|triu|tril|eq|ne|lt|gt|le|ge|logical_\w+|bitwise_\w+|any|all|arange|linspace|full\w*|zeros\w*"
+    r"|ones\w*|empty\w*|eye|new_\w+|scalar_tensor\w*|lift_fresh_copy|layer_norm|native_\w+|batch_norm|group_norm"
+    r"|conv\dd|convolution|dropout|unsafe_\w+)(_\d+)?"
 )
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _SOURCES = "pkg.onnxscript.optimizer.folded_from"
@@ -83,7 +86,7 @@ class Role:
     """What a tensor is to the model.
 
     Attributes:
-        kind: PARAMETER, BUFFER or CONSTANT.
+        kind: PARAMETER, FROZEN, BUFFER or CONSTANT.
         why: for people; empty for what nobody would take for a weight.
     """
 
@@ -91,6 +94,7 @@ class Role:
     why: str = ""
 
 
+_CHOSEN = {True: Kind.PARAMETER, False: Kind.FROZEN}
 NO_ROLE = Role(Kind.CONSTANT)
 LEFT_OVER = Role(Kind.CONSTANT, "made by the exporter, and in no weight's place")
 
@@ -125,26 +129,24 @@ class Exporter:
 
     def names_module(self, name: str) -> bool:
         """Whether a PyTorch module calls a tensor by this name."""
-        return _names_module(name, self.is_torch) and not self.made(name)
+        return self._is_path(name) and not self.made(name)
 
     def learned_source(self, name: str) -> str:
         """A tensor that training would change, of those that the exporter has computed this one from; empty: none."""
-        found = self.sources.get(name, ())
-        named = (each for each in found if _names_parameter(each, self.is_torch) and not _RESULTS.fullmatch(each))
-        return next(named, "")
+        paths = (each for each in self.sources.get(name, ()) if self._is_path(each) and not _EXPORTERS.fullmatch(each))
+        return next((each for each in paths if not _is_table(each) and not _RESULTS.fullmatch(each)), "")
 
     def made(self, name: str) -> bool:
         """Whether the exporter made a tensor: where it tells of those of the module, it made all others."""
         return bool(_EXPORTERS.fullmatch(name) or (self.kinds and name not in self.kinds))
 
+    def _is_path(self, name: str) -> bool:
+        """Whether a name has the form of those of a module's tensors."""
+        return bool(_MODULE_PATH.fullmatch(name) or (self.is_torch and _IDENTIFIER.fullmatch(name)))
 
-def _names_module(name: str, is_torch: bool) -> bool:
-    pattern = _IDENTIFIER if is_torch else _MODULE_PATH
-    return bool(pattern.fullmatch(name) or _MODULE_PATH.fullmatch(name)) and not _EXPORTERS.fullmatch(name)
 
-
-def _names_parameter(name: str, is_torch: bool) -> bool:
-    return _names_module(name, is_torch) and not _TABLES.fullmatch(name.rpartition(".")[2])
+def _is_table(name: str) -> bool:
+    return bool(_TABLES.fullmatch(name.rpartition(".")[2]))
 
 
 def find_roles(
@@ -172,21 +174,15 @@ def chosen_roles(roles: Mapping[str, Role], selection: Selection) -> Mapping[str
     """
     if not selection:
         return roles
-    floats = {name: bool(role.why) and role.kind is not Kind.BUFFER for name, role in roles.items()}
-    selection.check(floats)
-    chosen = dict(roles)
-    for name, role in roles.items():
-        found = selection.of(name, role.kind is Kind.PARAMETER) if floats[name] else None
-        if found is not None:
-            trained, pattern = found
-            option, kind = ("train", Kind.PARAMETER) if trained else ("freeze", Kind.FROZEN)
-            chosen[name] = Role(kind, f"{option}={pattern!r}")
-    return chosen
+    trainable = {name: bool(role.why) and role.kind is not Kind.BUFFER for name, role in roles.items()}
+    weights = {name for name, role in roles.items() if role.kind is Kind.PARAMETER}
+    chosen = selection.chosen(trainable, weights)
+    return {**roles, **{name: Role(_CHOSEN[trained], why) for name, (trained, why) in chosen.items()}}
 
 
 def _role(name: str, uses: Uses, exporter: Exporter) -> Role:
     found, tensor = uses.found[name], uses.held[name]
-    if tensor is not None and tensor.data_type not in (1, 10, 11, 16):  # float32, float16, float64, bfloat16
+    if tensor is not None and tensor.data_type not in FLOATS:
         return NO_ROLE
     if any(reads(found, _STATISTICS)):
         return Role(Kind.BUFFER, "a running statistic")
@@ -228,9 +224,8 @@ def _role(name: str, uses: Uses, exporter: Exporter) -> Role:
 
 def _by_name(name: str, tensor: onnx.TensorProto | None, exporter: Exporter) -> Role:
     """The role of what a module has by name."""
-    last = name.rpartition(".")[2]
-    if _TABLES.fullmatch(last):
-        return Role(Kind.CONSTANT, f"called {last!r}, as tables are")
+    if _is_table(name):
+        return Role(Kind.CONSTANT, f"called {name.rpartition('.')[2]!r}, as tables are")
     if tensor is not None and (why := table_like(tensor, exporter.path)):
         return Role(Kind.CONSTANT, why)
     return Role(Kind.PARAMETER, "a module's, by its name")

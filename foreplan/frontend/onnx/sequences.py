@@ -93,12 +93,10 @@ def _split(n: OnnxNode, given: list[Given]) -> Tensors:
         if size < 1:
             raise n.fail(f"it splits into parts of size {size}")
         sizes = [min(size, extent - start) for start in range(0, extent, size)]
-    if sum(sizes) != extent or any(size < 0 for size in sizes):
-        if n.batch is not None and n.batch.carries(n, 0, axis):
-            raise n.batch.fixed(n, f"it splits the batch into {sizes}")
-        raise n.misshapen(f"{sizes} do not add up to axis {axis} of {n.type(0)}")
     if n.batch is not None and n.has(1) and n.batch.carries(n, 0, axis):
         raise n.batch.fixed(n, f"it splits the batch into {sizes}")
+    if sum(sizes) != extent or any(size < 0 for size in sizes):
+        raise n.misshapen(f"{sizes} do not add up to axis {axis} of {n.type(0)}")
     operand = n.operand(0)
     if isinstance(operand, Constant) and operand.is_foldable:
         assert operand.array is not None
@@ -109,10 +107,6 @@ def _split(n: OnnxNode, given: list[Given]) -> Tensors:
     if not keep:
         values = [reshape(n.b, value, (*shape[:axis], *shape[axis + 1 :])) for value in values]
     return Tensors(tuple(values))
-
-
-def _identity(n: OnnxNode, given: list[Given]) -> Tensors:
-    return _sequence(n, given)
 
 
 def _sequence(n: OnnxNode, given: list[Given]) -> Tensors:
@@ -159,7 +153,7 @@ def translate_sequence(n: OnnxNode, given: list[Given]) -> Operand | Tensors | N
     if n.op_type in SEQUENCES:
         return SEQUENCES[n.op_type](n, given)
     if n.op_type == "Identity" and any(isinstance(each, Tensors) for each in given):
-        return _identity(n, given)
+        return _sequence(n, given)
     if any(isinstance(each, Tensors) for each in given):
         raise n.unsupported("it reads a sequence of tensors, which foreplan knows in SequenceAt and the like alone")
     return None

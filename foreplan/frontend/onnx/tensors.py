@@ -40,6 +40,7 @@ _DTYPES = {
     13: "uint64",
     16: "bfloat16",
 }
+FLOATS = {number for number, name in _DTYPES.items() if as_dtype(name).is_float}
 ONNX_DTYPES = {name: number for number, name in _DTYPES.items()}
 
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from foreplan.frontend.onnx.contents import is_one_number
 from foreplan.frontend.onnx.roles import Exporter
+from foreplan.frontend.onnx.tensors import FLOATS
 from foreplan.graph.names import Names
+from foreplan.units import listed
 
 if TYPE_CHECKING:
     import onnx
 
-_FLOATS = (1, 10, 11, 16)
 # Op → the inputs that a module fills with zeros or ones when it is made: scales, shifts, statistics and biases.
 _FRESH: dict[str, tuple[int, ...]] = {
     "LayerNormalization": (1, 2),
@@ -40,7 +41,7 @@ def untied(graph: onnx.GraphProto, exporter: Exporter) -> tuple[onnx.GraphProto,
     """
     if not exporter.is_torch:
         return graph, exporter, []
-    held = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type in _FLOATS}
+    held = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type in FLOATS}
     named = [i for i, node in enumerate(graph.node) if _renames(node, held, exporter)]
     merged = list(_merged(graph, held, exporter))
     if not named and not merged:
@@ -66,7 +67,7 @@ def untied(graph: onnx.GraphProto, exporter: Exporter) -> tuple[onnx.GraphProto,
         fresh.append(name)
     for index in reversed(named):
         del made.node[index]
-    shown = ", ".join(map(repr, fresh[:3])) + (f" and {len(fresh) - 3} more" if len(fresh) > 3 else "")
+    shown = listed(map(repr, fresh), 3)
     note = f"the exporter has merged tensors that were equal; {shown} have their own content again"
     return made, replace(exporter, kinds=kinds), [note]
 

@@ -26,11 +26,12 @@ _BLIND = {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "O
 _BLIND |= {"ArgMin", "NonZero", "IsNaN", "IsInf", "Sign", "Floor", "Ceil", "Round", "Shape", "Size", "OneHot"}
 _CONDITIONS = {("Where", 0), ("Gather", 1), ("GatherElements", 1), ("GatherND", 1), ("Compress", 1)}
 _LOOK_UPS = {"Gather", "GatherND", "GatherElements"}
+# What biases, scales and shifts follow.
+_COMPLETED = {"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "InstanceNormalization", "GroupNormalization"}
+_COMPLETED |= {"LayerNormalization", "RMSNormalization", "LpNormalization", "Div", "BatchNormalization"}
 # From sums of scores and a mask to their softmax.
 _TO_SOFTMAX = _REARRANGING | {"Add", "Sub", "Mul", "Div", "Where", "Max", "Min", "Clip", "Sum"}
 _FARTHEST = 6  # nodes
-_COMPLETED = {"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "InstanceNormalization", "GroupNormalization"}
-_COMPLETED |= {"LayerNormalization", "RMSNormalization", "LpNormalization", "Div", "BatchNormalization"}
 _WITH_MASK = {"Attention": 3, "MultiHeadAttention": 5}
 
 
@@ -64,8 +65,8 @@ class Uses:
 
     Attributes:
         found: by name of an initializer, of a Constant's output, or of a tensor filled with one number.
+        initializers: the names of those in `found`.
         held: the tensor of each Constant, and of each initializer.
-        initializers: the names of these.
     """
 
     found: dict[str, list[Use]] = field(default_factory=dict)
@@ -90,9 +91,6 @@ class _Tensor:
     roots: Mapping[str, bool]
     axes: int | None
 
-    def computed(self) -> _Tensor:
-        return _Tensor(dict.fromkeys(self.roots, False), None)
-
 
 class _Walk:
     """One pass over nodes in order; constants come before what reads them."""
@@ -102,7 +100,7 @@ class _Walk:
         self.uses = Uses()
         self.tensors: dict[str, _Tensor] = {}
         self.extents: dict[str, onnx.TensorProto] = {}
-        self.readers: dict[str, list[onnx.NodeProto]] = {}
+        self.to_softmax: set[str] = set()  # tensors of which a softmax is taken, within `_FARTHEST` nodes
         self.makers: dict[str, onnx.NodeProto] = {}
 
     def hold(self, name: str, tensor: onnx.TensorProto | None, axes: int | None = None) -> None:
@@ -117,11 +115,19 @@ class _Walk:
 
     def run(self, nodes: Sequence[onnx.NodeProto]) -> None:
         for node in nodes:
-            for name in node.input:
-                self.readers.setdefault(name, []).append(node)
             self.makers.update((name, node) for name in node.output)
+        self.mark_softmax(nodes)
         for node in nodes:
             self.visit(node)
+
+    def mark_softmax(self, nodes: Sequence[onnx.NodeProto]) -> None:
+        """Go back from each softmax through what is merely rearranged, scaled, masked or added on the way to it."""
+        ahead = {name for node in nodes if node.op_type == "Softmax" for name in node.input}
+        for _ in range(_FARTHEST):
+            self.to_softmax |= ahead
+            makers = [self.makers[name] for name in ahead if name in self.makers]
+            ahead = {name for maker in makers if maker.op_type in _TO_SOFTMAX for name in maker.input}
+            ahead -= self.to_softmax
 
     def visit(self, node: onnx.NodeProto) -> None:
         bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
@@ -152,8 +158,9 @@ class _Walk:
         blind = op in _BLIND or (op, slot) in _CONDITIONS
         is_mask = _WITH_MASK.get(op) == slot
         if op in ("Add", "Sub", "Sum", "Where"):
-            is_mask = self.reaches_softmax(node)
-        completes = op in ("Add", "Mul") and self.is_completed(node.input[1 - slot])
+            is_mask = not self.to_softmax.isdisjoint(node.output)
+        others = [name for i, name in enumerate(node.input) if i != slot]
+        completes = op in ("Add", "Mul") and any(map(self.is_completed, others))
         return Use(op, slot, blind=blind, completes=completes, is_mask=is_mask)
 
     def is_completed(self, name: str) -> bool:
@@ -168,16 +175,6 @@ class _Walk:
             if maker.op_type not in _REARRANGING | {"Add", "Mul"} or not data:
                 return False
             name = data[0]
-        return False
-
-    def reaches_softmax(self, node: onnx.NodeProto) -> bool:
-        """Whether a softmax is taken of a sum, or of what is merely rearranged, scaled or masked on the way."""
-        nodes = [node]
-        for _ in range(_FARTHEST):
-            nodes = [reader for before in nodes for name in before.output for reader in self.readers.get(name, ())]
-            if any(reader.op_type == "Softmax" for reader in nodes):
-                return True
-            nodes = [reader for reader in nodes if reader.op_type in _TO_SOFTMAX]
         return False
 
     def call(self, node: onnx.NodeProto, function: onnx.FunctionProto) -> None:
@@ -204,15 +201,11 @@ class _Walk:
         if node.op_type in ("Constant", "ConstantOfShape") and node.output:
             self.hold(node.output[0], _held(node), self.axes_of(node))
             return
-        if node.op_type in ("Shape", "Size") or (node.op_type in _BLIND and node.op_type != "Trilu"):
-            roots: dict[str, bool] = {}
-        else:
-            roots = {}
+        roots: dict[str, bool] = {}
+        if node.op_type not in _BLIND | _LOOK_UPS:  # a look-up is a use of its own
             for name in filter(None, node.input):
                 for root, direct in self.tensors[name].roots.items():
                     roots[root] = roots.get(root, True) and direct and node.op_type in _REARRANGING
-        if node.op_type in _LOOK_UPS or node.op_type == "Trilu":  # a use of its own
-            roots = {}
         first = self.tensors.get(node.input[0]) if node.input else None
         same = node.op_type in ("Unsqueeze", "Identity", "Reshape", "Cast", "CastLike", "Transpose", "Squeeze")
         for name in node.output:

@@ -5,14 +5,14 @@ The kernels work on a few channels at a time, so that a channel is still in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, Kind, Op, TensorType, Value, as_dtype, register
+from foreplan.graph import Builder, Graph, Kind, Node, Op, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Cotangents, Training, Types, Values, only
 from foreplan.graph.types import Shape
 from foreplan.ops.expr import rsqrt, sqrt
@@ -407,3 +407,14 @@ def batch_norm(
 ) -> Value:
     """Batch normalisation of x [N, C, *S]; training takes the batch's statistics and lets the running ones follow."""
     return b.apply(BatchNorm(epsilon, momentum), x, scale, bias, running_mean, running_variance)
+
+
+def with_frozen_statistics(graph: Graph, where: Callable[[Node], bool]) -> Graph:
+    """The graph in which batch normalisation, where a test holds, keeps and uses its running statistics in training."""
+
+    def frozen(node: Node) -> Node:
+        if not isinstance(node.op, BatchNorm) or node.op.frozen or not where(node):
+            return node
+        return replace(node, op=replace(node.op, frozen=True))
+
+    return replace(graph, nodes=tuple(map(frozen, graph.nodes)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -125,6 +127,24 @@ def test_a_table_of_relative_positions_is_trained_though_it_reaches_scores() -> 
     assert kinds_of(nodes, constants)["attn.table"] == P
 
 
+def test_a_graph_of_many_ways_to_a_softmax_is_walked_once() -> None:
+    width, depth = 30, 6
+    nodes, before = [node("Add", "x table", "s")], ["s"] * width
+    for layer in range(depth):
+        after = [f"a{layer}.{i}" for i in range(width)]
+        nodes += [helper.make_node("Sum", before, [name]) for name in after]
+        before = after
+    nodes.append(node("Relu", before[0], "y"))
+    assert kinds_of(nodes, {"table": random(6, 8)}) == {"table": P}
+
+
+def test_a_node_with_fewer_inputs_than_its_op_has_is_refused_and_no_crash() -> None:
+    body = helper.make_graph([], "body", [], [])
+    proto = model([helper.make_node("Add", ["c"], ["y"], extra=body)], {"x": (2, 8)}, ["y"], {"c": random(8)})
+    with pytest.raises(fp.ForeplanError):
+        from_onnx(proto)
+
+
 @pytest.mark.parametrize("op", ["Less", "Greater", "Equal"])
 def test_what_is_only_compared_is_not_trained(op: str) -> None:
     nodes = [node(op, "x net.limit", "c"), node("Cast", "c", "f", to=1), node("Mul", "x f", "y")]
@@ -200,6 +220,22 @@ def test_one_number_that_a_module_trains_is_no_part_of_an_expression() -> None:
     assert kinds_of([node("Mul", "x net.alpha", "y")], {"net.alpha": np.float32([0.5]).reshape(())}) == {"net.alpha": P}
     graph = from_onnx(model([node("Mul", "x half", "y")], {"x": (2, 8)}, ["y"], {"half": np.float32([0.5])}))
     assert not graph.stored
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts what a process reads as Linux does")
+def test_most_of_a_large_weight_stays_unread(tmp_path: Path) -> None:
+    path, n = tmp_path / "model.onnx", 1024
+    onnx.save(model([node("MatMul", "x net.weight", "y")], {"x": (3, n)}, ["y"], {"net.weight": random(n, n)}), path)
+    code = (
+        "import os, pathlib, sys; from foreplan.frontend.onnx.contents import table_like\n"
+        "from foreplan.frontend.onnx.load import load_model; path = pathlib.Path(sys.argv[1])\n"
+        "def read(): return int(open('/proc/self/io').read().split('read_bytes: ')[1].split()[0])\n"
+        "(tensor,) = load_model(path).proto.graph.initializer; file = os.open(path, os.O_RDONLY); os.fsync(file)\n"
+        "os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED); before = read()\n"
+        "assert table_like(tensor, path) == ''; print(read() - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= 0.2 * 4 * n * n
 
 
 def test_large_tables_are_known_by_few_of_their_numbers(tmp_path: Path) -> None:
