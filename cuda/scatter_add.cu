@@ -7,7 +7,8 @@
 //
 // PLACE is the type of indices, INDEX that of positions, BITS are those of a digit. VECTOR elements of a slice lie side
 // by side in both tensors, and are moved at a time; a thread reads from AHEAD slices before it adds. ADDS: the table
-// already holds numbers. Tensors are [outer, n, inner].
+// already holds numbers. HOW says what becomes of two numbers: ADD, MULTIPLY, LEAST or MOST; NaN stays NaN. Tensors are
+// [outer, n, inner].
 #include "place.cuh"
 
 constexpr int WARP = 32;
@@ -117,6 +118,15 @@ extern "C" __global__ void __launch_bounds__(SORTING, 1) sort_by_digit(const Pas
         }
 }
 
+constexpr int ADD = 0, MULTIPLY = 1, LEAST = 2, MOST = 3;
+
+__device__ inline Wide<ELEMENT> combined(Wide<ELEMENT> x, Wide<ELEMENT> y) {
+    if constexpr (HOW == ADD) return x + y;
+    if constexpr (HOW == MULTIPLY) return x * y;
+    if constexpr (HOW == LEAST) return y < x || y != y ? y : x;
+    return y > x || y != y ? y : x;
+}
+
 struct Folded {
     char* start;
     i64 outer_step, step, inner_step;  // bytes
@@ -167,7 +177,7 @@ template <bool ALIGNED> __device__ inline void add_slices(const Arguments& a, IN
         for (int k = 0; k < TAKEN; ++k)
             if (k < taken)
 #pragma unroll
-                for (int i = 0; i < VECTOR; ++i) sums[i] += widened(found[k].at[i]);
+                for (int i = 0; i < VECTOR; ++i) sums[i] = combined(sums[i], widened(found[k].at[i]));
     }
     Elements result;
 #pragma unroll

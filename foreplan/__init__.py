@@ -26,17 +26,20 @@ from foreplan.errors import (
     TraceError,
     UnsupportedError,
     UsageError,
+    ValueNeededError,
     VerificationError,
 )
 from foreplan.version import VERSION
 
 if TYPE_CHECKING:
     from foreplan import models
-    from foreplan.api import compile, differentiate, inference, lower, micro_batches, plan, verify
+    from foreplan.api import compile, differentiate, evaluation, inference, lower, micro_batches, plan, verify
     from foreplan.compiled import Compiled, load_plan
-    from foreplan.frontend import from_onnx, from_torch, losses, nn, spec, trace
-    from foreplan.frontend.nn import stop_gradient, straight_through
+    from foreplan.frontend import from_onnx, from_torch, losses, metrics, nn, scan, spec, trace
+    from foreplan.frontend.nn import gradient, stop_gradient, straight_through
     from foreplan.passes import optimizer as optim
+    from foreplan.passes.choose_trained import frozen
+    from foreplan.passes.lora import lora
 
 __version__ = VERSION
 
@@ -44,21 +47,27 @@ _HOME = {
     "Compiled": "foreplan.compiled",
     "compile": "foreplan.api",
     "differentiate": "foreplan.api",
+    "evaluation": "foreplan.api",
+    "frozen": "foreplan.passes.choose_trained",
     "inference": "foreplan.api",
     "load_plan": "foreplan.compiled",
+    "lora": "foreplan.passes.lora",
     "micro_batches": "foreplan.api",
     "plan": "foreplan.api",
     "verify": "foreplan.api",
     "from_onnx": "foreplan.frontend",
     "from_torch": "foreplan.frontend",
+    "gradient": "foreplan.frontend.nn",
     "stop_gradient": "foreplan.frontend.nn",
     "straight_through": "foreplan.frontend.nn",
+    "scan": "foreplan.frontend",
     "spec": "foreplan.frontend",
     "trace": "foreplan.frontend",
 }
 _MODULES = {
     "losses": "foreplan.frontend.losses",
     "lower": "foreplan.lower",
+    "metrics": "foreplan.frontend.metrics",
     "models": "foreplan.models",
     "nn": "foreplan.frontend.nn",
     "optim": "foreplan.passes.optimizer",
@@ -77,20 +86,27 @@ __all__ = [
     "TraceError",
     "UnsupportedError",
     "UsageError",
+    "ValueNeededError",
     "VerificationError",
     "compile",
     "differentiate",
+    "evaluation",
     "from_onnx",
     "from_torch",
+    "frozen",
+    "gradient",
     "inference",
     "load_plan",
+    "lora",
     "losses",
     "lower",
+    "metrics",
     "micro_batches",
     "models",
     "nn",
     "optim",
     "plan",
+    "scan",
     "spec",
     "stop_gradient",
     "straight_through",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from foreplan import passes
-from foreplan.arguments import REMAT, choice, instance, names_in
+from foreplan.arguments import REMAT, choice, flag, instance, names_in
 from foreplan.collection import without_collection
 from foreplan.compiled import Compiled
 from foreplan.errors import DoesNotFitError, UsageError
@@ -18,6 +18,7 @@ from foreplan.lower import Program, lower, target_named
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.options import Options, taking_options
 from foreplan.passes.optimizer import Optimizer
+from foreplan.patterns import Selection
 from foreplan.planner import Plan, Problem
 from foreplan.planner import plan as search
 from foreplan.planner import verify as verify
@@ -83,6 +84,40 @@ def inference(graph: Graph, outputs: Iterable[str] | None = None, precision: str
         precision: see `compile`.
     """
     return _forward(graph, Options(outputs=outputs, precision=precision))
+
+
+def evaluation(
+    graph: Graph,
+    loss: Any = None,
+    metrics: Any = (),
+    *,
+    train: Iterable[str] = (),
+    freeze: Iterable[str] = (),
+    narrow_weights: bool = False,
+) -> Graph:
+    """A model with what it is measured by: the forward pass, whose outputs are `loss` and the metrics by name.
+
+    Compiled without a loss, it measures: `compile(evaluation(graph, losses.cross_entropy, ["accuracy"]))`. A session of
+    it can share the weights of one that trains (`bind(share=…)`): weights in float16 and bfloat16 are kept as they are
+    there.
+
+    Args:
+        graph: a model in inference form.
+        loss: as `compile` takes it; None where the graph has a loss already.
+        metrics: names of `foreplan.metrics`, or a mapping from names to metrics, losses, or functions like a loss.
+        train, freeze, narrow_weights: those that the step which trains is compiled with.
+
+    Raises:
+        UsageError: there is no loss, or no such metric.
+        ShapeError, TraceError: the loss or a metric does not fit the outputs.
+    """
+    from foreplan.frontend.evaluation import with_metrics
+
+    instance("a model", graph, Graph, _MODEL)
+    chosen = metrics if isinstance(metrics, Mapping) else {name: name for name in names_in("metrics", metrics)}
+    selection = Selection(tuple(names_in("train", train)), tuple(names_in("freeze", freeze)))
+    graph = passes.choose_trained(graph, selection)
+    return with_metrics(graph if flag("narrow_weights", narrow_weights) else passes.master_weights(graph), loss, chosen)
 
 
 def step_graphs(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph | None]:
@@ -237,7 +272,7 @@ def compile_with(graph: Graph, options: Options) -> Compiled:
 
             found = plan(after, planned.budget, "off" if planned.budget is None else "auto")
             update = Update(options.accumulate, after, found)
-        return Compiled(program, planned, step, time.perf_counter() - started, update, options)
+        return Compiled(program, planned, step, time.perf_counter() - started, update, options, graph)
 
 
 def _step(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph | None]:
@@ -268,10 +303,11 @@ def from_onnx(
     shapes: dict[str, tuple[int, ...]] | None = None,
     batch: int | None = None,
     *,
+    values: Mapping[str, Any] | None = None,
     train: Iterable[str] = (),
     freeze: Iterable[str] = (),
 ) -> Graph:
     """A model from an ONNX file (see `foreplan.frontend.from_onnx`)."""
     from foreplan.frontend import from_onnx as load
 
-    return load(model, shapes=shapes, batch=batch, train=train, freeze=freeze)
+    return load(model, shapes=shapes, batch=batch, values=values, train=train, freeze=freeze)

@@ -89,6 +89,18 @@ def choice(what: str, value: Any, choices: Iterable[str]) -> str:
     return value
 
 
+def listed(what: str, values: Any) -> list[Any]:
+    """Several values as a list.
+
+    Raises:
+        UsageError: there is nothing to list.
+    """
+    try:
+        return list(values)
+    except TypeError:
+        raise UsageError(f"{what} must be a list, and is {shown(values)}") from None
+
+
 def names_in(what: str, names: Any) -> list[str]:
     """A list of names.
 

@@ -33,6 +33,7 @@ class Compiled:
         update: of a step that accumulates gradients: what runs once after its micro-batches, for each of which the
             program runs; None: the program is the whole step.
         options: those that it was compiled with; a plan file keeps all but loss, optimizer and passes.
+        model: the graph that was compiled, for writing the model; None where the plan came from a file.
     """
 
     program: Program
@@ -41,6 +42,14 @@ class Compiled:
     plan_seconds: float = 0.0
     update: Update | None = None
     options: Options = USUAL
+    model: Graph | None = None
+
+    def __repr__(self) -> str:
+        mode = "inference" if self.program.loss is None else "training"
+        size = format_bytes(self.arena_bytes)
+        return (
+            f"<Compiled {self.program.model}: {mode} on {self.program.target}, {len(self.plan.steps)} steps in {size}>"
+        )
 
     @property
     def accumulate(self) -> int:
@@ -142,6 +151,7 @@ class Compiled:
             share=share,
             poison=poison,
             capture=capture,
+            graphs=(self.model, self.graph if self.update is None else None),
         )
         if weights is not None:
             session.load(weights, state=False)

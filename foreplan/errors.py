@@ -38,6 +38,18 @@ class UnsupportedError(ModelError):
     """An op, attribute, opset or data-dependent shape that has no kernel and no decomposition."""
 
 
+class ValueNeededError(UnsupportedError):
+    """A shape, or another thing that is fixed at import, that a model computes from values of its inputs.
+
+    Attributes:
+        inputs: names of the inputs that it depends on; `from_onnx(…, values=…)` may give their values.
+    """
+
+    def __init__(self, message: str, inputs: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.inputs = inputs
+
+
 class ShapeError(ModelError):
     """Shapes or dtypes that are unbound, or contradict each other; names the node and both sides."""
 

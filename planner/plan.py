@@ -88,6 +88,9 @@ class Plan:
     certificate: Certificate
     budget: int | None = None
 
+    def __repr__(self) -> str:
+        return f"<Plan: {len(self.steps)} steps in {format_bytes(self.arena_bytes)}>"
+
     def as_text(self, problem: Problem) -> str:
         """A line a step, with names and offsets."""
         lines = [

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,50 +12,60 @@ import numpy as np
 from foreplan.errors import SessionError
 from foreplan.files import open_atomically
 from foreplan.graph import Kind
-from foreplan.graph.init import BLOCK
 from foreplan.lower.program import Program, Slot
 from foreplan.runtime.engine import Place
+from foreplan.runtime.matching import AS_THEY_ARE, Loaded, Names, Wanted, match
+from foreplan.runtime.tensor_files import TYPES, TensorFile, open_tensors
 
 FORMAT = "foreplan.checkpoint.1"
 # One key of the file's metadata holds all of foreplan's: the safetensors library writes keys in any order.
 KEY = "foreplan"
 _RESERVED = "__metadata__"
-# Element types as the format names them. They are written here, since the library first copies all values, and ends the
-# process if there is no memory for that.
-_TYPES = {
-    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
-    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
-    "bool": "BOOL",
-    "bfloat16": "BF16",
-}
 
 
-def save_checkpoint(path: str, program: Program, places: Mapping[str, Place]) -> None:
+def save_checkpoint(
+    path: str, program: Program, places: Mapping[str, Place], averages: Mapping[str, Place] | None = None
+) -> None:
     """Write parameters, buffers and state: the same bytes for the same content. Constants belong to the model and are
     left out, and so are accumulators, which are zero between steps.
+
+    Args:
+        averages: where the averages of weights lie, to be written in the place of these, and no state; None: all as it
+            is.
 
     Raises:
         UsageError, SessionError: the file cannot be written; an older one at the same place is as it was.
     """
-    kept = _kept(program)
+    kept = [slot for slot in _kept(program) if averages is None or slot.kind is not Kind.STATE]
+    places = {**places, **(averages or {})}
     state = [_key(slot) for slot in kept if slot.kind is Kind.STATE]
     about = json.dumps({"format": FORMAT, "model": program.model, "state": state}, ensure_ascii=False)
+    write_tensors(path, {_key(slot): (slot, places[slot.name]) for slot in kept}, {KEY: about})
+
+
+def write_tensors(path: str, tensors: Mapping[str, tuple[Slot, Place]], metadata: Mapping[str, str]) -> None:
+    """Write stored values to a safetensors file, by the names given: the same bytes for the same content.
+
+    Raises:
+        UsageError, SessionError: the file cannot be written; an older one at the same place is as it was.
+    """
     # As the safetensors library lays files out: larger elements first, so that all are aligned, then by name.
-    ordered = sorted(kept, key=lambda slot: (-slot.operand.type.dtype.numpy.itemsize, _key(slot)))
-    header: dict[str, Any] = {_RESERVED: {KEY: about}}
+    ordered = sorted(tensors, key=lambda name: (-tensors[name][0].operand.type.dtype.numpy.itemsize, name))
+    header: dict[str, Any] = {_RESERVED: dict(metadata)}
     end = 0
-    for slot in ordered:
-        type, begin = slot.operand.type, end
+    for name in ordered:
+        type, begin = tensors[name][0].operand.type, end
         end += type.nbytes
-        header[_key(slot)] = {"dtype": _TYPES[type.dtype.name], "shape": type.shape, "data_offsets": [begin, end]}
+        header[name] = {"dtype": TYPES[type.dtype.name], "shape": type.shape, "data_offsets": [begin, end]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with open_atomically(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for slot in ordered:
+        for name in ordered:
+            slot, place = tensors[name]
             if slot.operand.type.size:  # NumPy cannot view a value of no bytes as bytes
-                file.write(np.ascontiguousarray(places[slot.name].read()).data.cast("B"))
+                array = place.read().astype(slot.operand.type.dtype.numpy, copy=False)
+                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def load_checkpoint(
@@ -65,77 +73,38 @@ def load_checkpoint(
     program: Program,
     places: Mapping[str, Place],
     state: bool = True,
+    strict: bool = True,
+    names: Names = AS_THEY_ARE,
     begun: Callable[[], None] = lambda: None,
-) -> bool:
-    """Read a checkpoint into the stored values with little further memory: all of it, or nothing if anything in the
-    file is wrong.
+) -> tuple[Loaded, bool]:
+    """Read a checkpoint into the stored values with little further memory: all that is wanted, or nothing if anything
+    in the file is wrong.
 
     A file without state leaves the program's state as it is. A program without state (inference) ignores the file's.
 
     Args:
-        state: False reads only parameters and buffers, whatever state the file has.
+        state: False reads only parameters and buffers, whatever state the file has. Files that are read by other names,
+            or not strictly, are read so as well.
+        strict, names: see `foreplan.runtime.matching.match`.
         begun: called after all checks, before the first value is written.
 
     Returns:
-        Whether the file had everything that the program keeps from step to step.
+        What was read, and whether the file had everything that the program keeps from step to step.
 
     Raises:
         SessionError: the file cannot be read, or does not hold what the program needs.
     """
-    from safetensors import safe_open
-
-    if os.path.isdir(path):
-        raise SessionError(f"{path!r} is a directory, not a checkpoint")
-    with _readable(path), safe_open(path, framework="numpy") as file:
-        slots = _check(path, program, set(file.keys()), _state_in(file.metadata() or {}), state)
-        found = {slot.name: file.get_slice(_key(slot)) for slot in slots}
-        for slot in slots:
-            _check_type(path, slot, found[slot.name])
+    with open_tensors(path) as file:
+        as_saved = strict and not names
+        slots = {_key(slot): slot for slot in _slots(file, program, state and as_saved)}
+        wanted = [Wanted(key, slot.operand.type.dtype.name, slot.operand.type.shape) for key, slot in slots.items()]
+        passed = (_state_in(file) | {_key(slot) for slot in _kept(program)}) - slots.keys()
+        entries = {name: entry for name, entry in file.entries.items() if name not in passed}
+        found, loaded = match(path, program.model, entries, wanted, names, strict)
         begun()
-        for slot in slots:
-            places[slot.name].fill(partial(_read, found[slot.name]))
-    return len(slots) == len(_kept(program))
-
-
-@contextmanager
-def _readable(path: str) -> Iterator[None]:
-    """Turn errors within into errors that say: the file is no checkpoint, or cannot be read."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except FileNotFoundError:
-        raise SessionError(f"there is no checkpoint {path!r}") from None
-    except RecursionError:
-        raise SessionError(f"{path!r} is not a checkpoint that can be read: its metadata are nested too deep") from None
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
-        raise SessionError(f"{path!r} is not a checkpoint that can be read: {error}") from None
-    except BaseException as error:
-        if type(error).__module__ != "pyo3_runtime":  # the library panics if memory is short
-            raise
-        raise SessionError(f"{path!r} cannot be read: {error}; is there enough memory?") from None
-
-
-def _check_type(path: str, slot: Slot, found: Any) -> None:
-    """Compare the shape and type of a tensor in a file with the slot's."""
-    name, shape, want = found.get_dtype(), tuple(found.get_shape()), slot.operand.type
-    if shape != want.shape or name != _TYPES[want.dtype.name]:
-        own = next((own for own, theirs in _TYPES.items() if theirs == name), name)
-        extents = ",".join(map(str, shape))
-        raise SessionError(f"{path!r} is of another model: its {slot.name!r} is {own}[{extents}], and not {want}")
-
-
-def _read(found: Any, out: np.ndarray) -> None:
-    """Read a tensor into an array of its shape and type, a block at a time; the library cannot read empty tensors."""
-    if not out.size:
-        return
-    if out.nbytes <= BLOCK or out.ndim == 0:
-        out[...] = found[()]
-        return
-    rows = max(1, BLOCK * len(out) // out.nbytes)
-    for start in range(0, len(out), rows):
-        stop = min(start + rows, len(out))
-        out[start:stop] = found[start:stop]
+        for key, each in found.items():
+            places[slots[key].name].fill(partial(each.entry.read, transposed=each.transposed))
+    return loaded, as_saved and len(found) == len(_kept(program))
 
 
 def _kept(program: Program) -> list[Slot]:
@@ -147,32 +116,31 @@ def _key(slot: Slot) -> str:
     return f"{slot.name}." if slot.name.rstrip(".") == _RESERVED else slot.name
 
 
-def _state_in(metadata: Mapping[str, str]) -> set[str]:
+def _state_in(file: TensorFile) -> set[str]:
     """The names of the file's state; empty for a file that another tool wrote."""
-    about: Any = json.loads(metadata.get(KEY, "{}"))
+    about: Any = json.loads(file.metadata.get(KEY, "{}"))
     names = about.get("state", []) if isinstance(about, dict) else []
     return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
 
 
-def _check(path: str, program: Program, names: set[str], state_in_file: set[str], state: bool) -> list[Slot]:
-    """The slots to load, after comparing names."""
-    kept = _kept(program)
-    own = {_key(slot) for slot in kept if slot.kind is Kind.STATE}
-    with_state = state and bool(own) and bool(names & (own | state_in_file))
-    wanted = [slot for slot in kept if with_state or _key(slot) not in own]
-    missing = [_key(slot) for slot in wanted if _key(slot) not in names]
-    foreign = sorted(names - {_key(slot) for slot in kept})
-    for name in missing:
-        if name not in own:
-            raise SessionError(f"{path!r} is of another model: it has no {name!r}")
-    for name in foreign:
-        if name not in state_in_file:
-            raise SessionError(f"{path!r} is of another model: its {name!r} has no place in {program.model!r}")
-    # A program without updates, such as one that returns gradients, may have a random state, but no other.
-    if with_state and (missing or (foreign and program.step_count is not None)):
-        difference = f"it has no {missing[0]!r}" if missing else f"its {foreign[0]!r} has no place here"
-        raise SessionError(
-            f"{path!r} has the state of another optimizer: {difference}. To start anew from its parameters, load it "
-            "with state=False (--weights instead of --resume)"
-        )
-    return wanted
+def _slots(file: TensorFile, program: Program, state: bool) -> list[Slot]:
+    """The slots to load: the model's own, and the state if it is wanted and the file has it.
+
+    Raises:
+        SessionError: the file has the state of another optimizer.
+    """
+    kept, names = _kept(program), file.entries.keys()
+    own, theirs = {_key(slot) for slot in kept if slot.kind is Kind.STATE}, _state_in(file)
+    with_state = state and bool(own) and bool(names & (own | theirs))
+    same_model = all(_key(slot) in names for slot in kept if slot.kind is not Kind.STATE)
+    if with_state and same_model:  # what a file of another model lacks is told elsewhere
+        missing = [key for slot in kept if (key := _key(slot)) in own - names]
+        foreign = sorted((names & theirs) - {_key(slot) for slot in kept})
+        # A program without updates, such as one that returns gradients, may have a random state, but no other.
+        if missing or (foreign and program.step_count is not None):
+            difference = f"it has no {missing[0]!r}" if missing else f"its {foreign[0]!r} has no place here"
+            raise SessionError(
+                f"{file.path!r} has the state of another optimizer: {difference}. To start anew from its parameters, "
+                "load it with state=False (--weights instead of --resume)"
+            )
+    return [slot for slot in kept if with_state or _key(slot) not in own]

@@ -44,6 +44,11 @@ def check_inputs(
     }
 
 
+def micro_batch(slots: Mapping[str, Slot], arrays: Mapping[str, np.ndarray], index: int) -> dict[str, np.ndarray]:
+    """The inputs of one micro-batch: slices of inputs with a leading axis for them, the others as they are."""
+    return {name: array[index] if slots[name].init is None else array for name, array in arrays.items()}
+
+
 def made_up(program: Program, seed: int = 0, accumulate: int = 1) -> dict[str, np.ndarray]:
     """Inputs for timing, of all micro-batches of a step: normal floats, integers in the range that the model takes."""
     rng = np.random.default_rng(seed)
@@ -150,3 +155,8 @@ def _check_range(name: str, array: np.ndarray, valid: tuple[int, ...], what: str
         at = f" at {[int(i) for i in index]}" if index else ""
         also = "".join(f" or {other}" for other in others)
         raise InputError(f"{name!r} holds {array[index]}{at}, and {what} {low} to {high}{also}")
+
+
+def empty(slot: Slot, leading: tuple[int, ...]) -> np.ndarray:
+    """An array for a slot's content, with further axes before its own."""
+    return np.empty((*leading, *slot.operand.type.shape), slot.operand.type.dtype.numpy)

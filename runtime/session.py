@@ -2,76 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foreplan.arguments import flag, instance, path_of, whole
+from foreplan.arguments import flag, instance, whole
 from foreplan.errors import InputError, SessionError
-from foreplan.graph import Kind
-from foreplan.graph.init import generator_for
-from foreplan.lower.program import ARENA, HOST, PARAMETERS, Program, Slot
+from foreplan.graph import Graph, Kind
+from foreplan.lower.program import HOST, PARAMETERS, Program, Slot
 from foreplan.lower.targets import engine_info
 from foreplan.planner import verify
 from foreplan.planner.plan import Plan
 from foreplan.runtime.check import Timing, Trace
 from foreplan.runtime.engine import Engine, Memory, Watch
 from foreplan.runtime.half import Half
-from foreplan.runtime.inputs import check_inputs
-from foreplan.runtime.kernel import Run
+from foreplan.runtime.inputs import check_inputs, micro_batch
+from foreplan.runtime.kept import WAY_OUT, Kept
+from foreplan.runtime.regions import allocated, check_sharing, shared
+from foreplan.runtime.result import Begun, Result, empty
 from foreplan.runtime.room import check_room
-from foreplan.runtime.stored import Stored
+from foreplan.runtime.stored import Stored, draw
 from foreplan.runtime.turn import Turn
 from foreplan.runtime.update import Update
 from foreplan.units import format_bytes
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 Arrays = dict[str, np.ndarray]
 
-_WAY_OUT = "load the last checkpoint, or bind again"
 _CARD = Turn()  # the turn of all sessions on a card: they queue their work in one stream
 
 
-@dataclass(frozen=True)
-class Result:
-    """The results of one step: copies, which the next step does not change.
-
-    Attributes:
-        loss: the loss, or its mean over the micro-batches; None where the program has none.
-        outputs: by name; those of micro-batches one behind the other along a leading axis.
-        gradients: by name, of parameters where the program does not update them, and of the inputs asked for.
-    """
-
-    loss: float | None = None
-    outputs: dict[str, np.ndarray] = field(default_factory=dict)
-    gradients: dict[str, np.ndarray] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class _Begun:
-    """A step that has begun; a card may still have all of its work to do.
-
-    Attributes:
-        waits: calls that wait for the results.
-        read: the arrays that results are copied into.
-        loss: likewise; None where the program has none.
-        result: what the step returns, once it is done.
-    """
-
-    waits: list[Run]
-    read: list[np.ndarray]
-    loss: np.ndarray | None
-    result: Result | None = None
-
-
-class Session:
+class Session(Kept):
     """One arena and what runs in it. Nothing that grows with the model is allocated after it was made.
 
     A session may be used from several threads. It serves one call at a time: a step, `save`, `load`, reading or writing
@@ -100,6 +66,7 @@ class Session:
         share: Session | None = None,
         poison: bool = False,
         capture: bool = True,
+        graphs: tuple[Graph | None, Graph | None] = (None, None),
     ) -> None:
         """Verify the plan, allocate, and draw the first parameters.
 
@@ -111,9 +78,10 @@ class Session:
             threads: of the BLAS library, for the whole process; None leaves them as they are. A plan for the target cpu
                 has fixed them already.
             share: another session of the same model. This one uses its parameters and buffers in place, and its
-                transient memory if that is large enough.
+                transient memory if that is large enough. The other may have further parameters, such as a loss's.
             poison: overwrite dead bytes with NaN patterns and check every write. Slow; for finding bugs.
             capture: whether a card runs its steps as one graph, captured in the first; if not, kernel by kernel.
+            graphs: the model that was compiled and its whole step, for `to_onnx`; None where they are not known.
 
         Raises:
             UsageError: the seed or the number of threads is not valid.
@@ -131,11 +99,13 @@ class Session:
         if update is not None:
             update.verify(program, plan)
         self.program, self.plan, self.update = program, plan, update
+        self._graphs = graphs
         self._info = engine_info(program.target)
         engine: Engine = self._info.module("engine").engine(program, capture)
         engine.use_threads(program, threads)
         if share is not None:
-            _check_sharing(program, plan, share)
+            heights = plan.heights if update is None else update.heights(plan)
+            check_sharing((program, plan), (share.program, share.plan), heights[PARAMETERS])
         self._turn: Turn = share._turn if share is not None else _CARD if self._info.on_card else Turn()
         with self._turn.lock:
             self._bind(engine, share, seed, poison)
@@ -145,19 +115,20 @@ class Session:
         program, plan, update = self.program, self.plan, self.update
         heights = plan.heights if update is None else update.heights(plan)
         self.host_bytes = sum(heights[HOST:])
-        taken, wanted = _wanted(heights[:HOST], share)
+        taken, wanted = shared(heights[:HOST], None if share is None else share.regions)
         self.allocated_bytes = sum(wanted)
         check_room(self.host_bytes + (0 if self._info.on_card else self.allocated_bytes), plan)
-        fresh = _allocate(engine.allocate, wanted, "an arena")
-        self.regions = [taken.get(i, memory) for i, memory in enumerate(fresh)]
-        self.regions += _allocate(engine.allocate_host, heights[HOST:], "host memory")
+        fresh = allocated(engine.allocate, wanted, "an arena")
+        self.regions: list[Memory] = [taken.get(i, memory) for i, memory in enumerate(fresh)]
+        self.regions += allocated(engine.allocate_host, heights[HOST:], "host memory")
         self._body = Half(engine, program, plan, self.regions, poison)
         self._update = None if update is None else Half(engine, update.program, update.plan, self.regions, poison)
         inputs = (*program.inputs, *(update.program.inputs if update else ()))
         self._inputs = {slot.name: slot for slot in inputs}
         self._results: tuple[Slot, ...] = (*program.outputs, *program.gradients)
         self._broken = ""
-        self._begun: _Begun | None = None
+        self._averaged = False  # whether weights hold their averages
+        self._begun: Begun | None = None
         self._taking: set[int] = set()  # threads that are making a batch at this moment
         self._stored = self._body.stored
         slots = {slot.name: slot for slot in program.stored}
@@ -167,7 +138,7 @@ class Session:
         self.parameters: Stored = Stored(slots, weights, self._turn)
         for slot in program.stored:
             if share is None or self.program.values[slot.operand.value].region != PARAMETERS:
-                self._stored[slot.name].fill(partial(_draw, slot, seed))
+                self._stored[slot.name].fill(partial(draw, slot, seed))
 
     def step(self, inputs: Mapping[str, Any] | None = None) -> Result:
         """Run the program once; where it accumulates gradients, once for each micro-batch, and then its update.
@@ -215,70 +186,9 @@ class Session:
         with self._turn.lock:
             return self._finish(self._begin(parts, watches)), timings
 
-    def save(self, path: str | Path) -> None:
-        """Write all stored values to a safetensors file: `load` continues from it bit for bit.
-
-        Raises:
-            UsageError, SessionError: the file cannot be written; an older one at the same place is as it was.
-        """
-        from foreplan.runtime.checkpoint import save_checkpoint
-
-        text = path_of("save", path)
-        with self._turn.lock:
-            self._settle()
-            self._refuse_if_broken()
-            save_checkpoint(text, self.program, self._stored)
-
-    def load(self, path: str | Path, *, state: bool = True) -> None:
-        """Read a file that `save` wrote; a file of only parameters and buffers leaves all else as it is.
-
-        Args:
-            path: of the checkpoint.
-            state: False reads only parameters and buffers: the optimizer's state, the step count and the random state
-                stay as they are.
-
-        Raises:
-            SessionError: the file is damaged, of another model, or has the state of another optimizer; the session is
-                unchanged. If writing the values is interrupted, the session refuses to run until the next `load`.
-        """
-        from foreplan.runtime.checkpoint import load_checkpoint
-
-        text, state = path_of("load", path), flag("state", state)
-        with self._turn.lock:
-            self._settle()
-            before = self._broken
-            whole = load_checkpoint(text, self.program, self._stored, state, begun=self._load_begun)
-            self._broken = before
-            if whole:
-                for slot in self.program.stored:
-                    if slot.kind is Kind.ACCUMULATOR:  # an interrupted step may have left sums
-                        self._stored[slot.name].fill(lambda sums: sums.fill(0))
-                self._broken = ""
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies of the model's own values by name: weights, trained and frozen ones, and running statistics."""
-        own = (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)
-        return {slot.name: self.stored[slot.name] for slot in self.program.stored if slot.kind in own}
-
-    def to_torch(self, module: torch.nn.Module) -> None:
-        """Write weights and running statistics into a PyTorch module with the same names.
-
-        Raises:
-            UsageError, SessionError: see `foreplan.runtime.torch_state.write_state`.
-        """
-        from foreplan.runtime.torch_state import write_state
-
-        write_state(self.state_dict(), module)
-
-    def _load_begun(self) -> None:
-        """From here on values are written."""
-        self._broken = "loading a checkpoint has not ended"
-
-    @property
-    def steps_done(self) -> int:
-        """The number of updates so far."""
-        count = self.program.step_count
-        return 0 if count is None else int(self.stored[count.name])
+    def __repr__(self) -> str:
+        size = format_bytes(self.allocated_bytes)
+        return f"<Session of {self.program.model} on {self.program.target}: {size} allocated>"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise SessionError(
@@ -320,9 +230,9 @@ class Session:
             return [check_inputs(self._inputs, inputs)]
         count = self.update.micro_batches
         arrays = check_inputs(self._inputs, inputs, count)
-        return [_micro_batch(self._inputs, arrays, i) for i in range(count)]
+        return [micro_batch(self._inputs, arrays, i) for i in range(count)]
 
-    def _begin(self, batches: Sequence[Arrays], watches: Mapping[Half, Watch]) -> _Begun:
+    def _begin(self, batches: Sequence[Arrays], watches: Mapping[Half, Watch]) -> Begun:
         """Begin a step. On a card all its work is queued when this returns. So neither writes ahead, nor writes of
         another session that shares its memory, change its results.
         """
@@ -330,8 +240,8 @@ class Session:
         self._settle()
         self._refuse_if_broken()
         body, update, slots, last = self._body, self._update, self._results, len(batches) - 1
-        read = [_empty(slot, () if update is None else (len(batches),)) for slot in slots]
-        begun = _Begun([], read, None if self.program.loss is None else _empty(self.program.loss, ()))
+        read = [empty(slot, () if update is None else (len(batches),)) for slot in slots]
+        begun = Begun([], read, None if self.program.loss is None else empty(self.program.loss, ()))
         waits = begun.waits
         self._broken = "it has not ended"  # stays so if anything interrupts it
         try:
@@ -372,79 +282,14 @@ class Session:
         begun.result = Result(None if begun.loss is None else float(begun.loss), outputs, gradients)
         self._broken, self._begun = "", None
 
-    def _finish(self, begun: _Begun) -> Result:
+    def _finish(self, begun: Begun) -> Result:
         """The result of a step that has begun, or that another thread's call has waited for."""
         if begun.result is None:
             self._settle()
         if begun.result is None:  # another thread's call waited for it, and raised its error
-            raise SessionError(f"the step was interrupted; {_WAY_OUT}")
+            raise SessionError(f"the step was interrupted; {WAY_OUT}")
         return begun.result
 
     def _refuse_if_taking(self) -> None:
         if get_ident() in self._taking:
             raise SessionError("the batches that `steps` takes are made while a step runs, and cannot run another one")
-
-    def _refuse_if_broken(self) -> None:
-        if self._broken:
-            raise SessionError(
-                f"a step or a load was interrupted ({self._broken}), so parameters and state may be half updated; "
-                f"{_WAY_OUT}"
-            )
-
-
-def _micro_batch(slots: Mapping[str, Slot], arrays: Arrays, index: int) -> Arrays:
-    """The inputs of one micro-batch: slices of inputs with a leading axis for them, the others as they are."""
-    return {name: array[index] if slots[name].init is None else array for name, array in arrays.items()}
-
-
-def _draw(slot: Slot, seed: int, elements: np.ndarray) -> None:
-    """The first content of a stored value."""
-    assert slot.init is not None
-    slot.init.fill(elements, generator_for(seed, slot.name))
-
-
-def _empty(slot: Slot, leading: tuple[int, ...]) -> np.ndarray:
-    return np.empty((*leading, *slot.operand.type.shape), slot.operand.type.dtype.numpy)
-
-
-def _wanted(heights: Sequence[int], share: Session | None) -> tuple[dict[int, Memory], list[int]]:
-    """The device regions that another session already has, and the heights of those to allocate."""
-    taken: dict[int, Memory] = {}
-    if share is not None:
-        taken[PARAMETERS] = share.regions[PARAMETERS]
-        if len(share.regions[ARENA]) >= heights[ARENA]:
-            taken[ARENA] = share.regions[ARENA][: heights[ARENA]]
-    return taken, [0 if i in taken else height for i, height in enumerate(heights)]
-
-
-def _allocate(
-    allocate: Callable[[Sequence[int]], Sequence[Memory]], heights: Sequence[int], what: str
-) -> Sequence[Memory]:
-    try:
-        return allocate(heights)
-    except MemoryError:
-        raise SessionError(f"there is no memory for {what} of {format_bytes(sum(heights))}") from None
-
-
-def _check_sharing(program: Program, plan: Plan, share: Session) -> None:
-    def own(program: Program, plan: Plan) -> dict[str, tuple[str, int]]:
-        starts = dict(plan.starts)
-        return {
-            slot.name: (str(slot.operand.type), starts[slot.operand.value])
-            for slot in program.stored
-            if program.values[slot.operand.value].region == PARAMETERS
-        }
-
-    on_card = [engine_info(each.target).on_card for each in (program, share.program)]
-    if on_card[0] != on_card[1]:
-        raise SessionError(
-            f"a session on {program.target} and one on {share.program.target} cannot share parameters: they lie on the "
-            "card in one, and in host memory in the other"
-        )
-    mine, theirs = own(program, plan), own(share.program, share.plan)
-    if mine != theirs:
-        names = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
-        raise SessionError(
-            f"{program.model!r} and {share.program.model!r} cannot share parameters: {names[0]!r} is "
-            f"{mine.get(names[0], ('missing',))[0]} in one and {theirs.get(names[0], ('missing',))[0]} in the other"
-        )

@@ -16,6 +16,7 @@ from foreplan.lower.offload import COPY
 from foreplan.lower.program import ARENA, CATEGORIES, HOST, STATE, Operand, Program, Slot, region_of
 from foreplan.lower.target import Target
 from foreplan.ops.random import STATE as RANDOM_STATE
+from foreplan.ops.storage import alike
 from foreplan.planner import Category, Role, Value
 
 _PASSING = (Category.ACTIVATIONS, Category.GRADIENTS)  # of what lives within a step
@@ -132,15 +133,15 @@ def _results(program: Program) -> dict[int, Category]:
 
 
 def _check_types(program: Program, owners: Mapping[int, Operand]) -> None:
-    """Whatever reads a value takes it for elements of the type that is written there."""
+    """Whatever reads a value takes it for elements of the type that is written there, or of one that may be read so."""
     dtypes = {value: operand.type.dtype for value, operand in owners.items()}
     for call in program.calls:
         for operand in call.inputs:
-            if dtypes[operand.value] != operand.type.dtype:
+            if not alike(dtypes[operand.value], operand.type.dtype):
                 raise PlanError(f"node {call.node!r}: reads {operand}, which holds {dtypes[operand.value]}")
     loss = () if program.loss is None else (program.loss,)
     for slot in (*program.outputs, *program.gradients, *loss):
-        if dtypes[slot.operand.value] != slot.operand.type.dtype:
+        if not alike(dtypes[slot.operand.value], slot.operand.type.dtype):
             raise PlanError(f"slot {slot.name!r}: is {slot.operand}, which holds {dtypes[slot.operand.value]}")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.errors import SessionError
+from foreplan.graph.init import generator_for
 from foreplan.lower.program import Slot
 from foreplan.runtime.engine import Place
 from foreplan.runtime.inputs import check_array
@@ -49,3 +50,9 @@ class Stored(MutableMapping[str, np.ndarray]):
             "a session's values cannot be pickled or copied as what they are, windows onto its arena; "
             "dict(session.parameters) is a copy of them"
         )
+
+
+def draw(slot: Slot, seed: int, elements: np.ndarray) -> None:
+    """Write the first content of a stored value."""
+    assert slot.init is not None
+    slot.init.fill(elements, generator_for(seed, slot.name))

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis.internal.conjecture import providers
 
-from foreplan.planner import driver
-from foreplan.planner.effort import USUAL, Effort
-from tests.profile import PROFILE, SHORT, Profile
+from foreplan.planner.effort import USUAL
+from tests.profile import PROFILE, SHORT, Profile, searching_by
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,25 +41,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in dropped]
 
 
-def search_by(patch: pytest.MonkeyPatch, effort: Effort) -> None:
-    """Let the planner search by an effort where nothing else is said."""
-    for function in (driver.plan, driver.plan_curve):
-        patch.setitem(function.__kwdefaults__, "effort", effort)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def short_searches() -> Iterator[None]:
     """Plans within budgets are found in a tenth of the time; most tests ask no more of them than to be right."""
-    with pytest.MonkeyPatch.context() as patch:
-        search_by(patch, SHORT)
+    with searching_by(SHORT):
         yield
 
 
 @pytest.fixture(autouse=True)
-def whole_searches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def whole_searches(request: pytest.FixtureRequest) -> Iterator[None]:
     """Where a test is marked `whole_search`."""
-    if request.node.get_closest_marker("whole_search"):
-        search_by(monkeypatch, USUAL)
+    with searching_by(USUAL if request.node.get_closest_marker("whole_search") else SHORT):
+        yield
 
 
 @pytest.fixture

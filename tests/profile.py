@@ -7,12 +7,14 @@ from `usual` on, those that are marked `thorough` in `all` alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import TypeVar
 
 import pytest
 
+from foreplan.planner import driver
 from foreplan.planner.effort import Effort, RecomputeEffort, SequenceEffort
 
 Amount = TypeVar("Amount")
@@ -39,6 +41,20 @@ SHORT = Effort(
         sequences=SequenceEffort(trials=10, work=2_000_000),
     )
 )
+
+
+@contextmanager
+def searching_by(effort: Effort) -> Iterator[None]:
+    """While the body runs, the planner searches by an effort where nothing else is said."""
+    functions = (driver.plan, driver.plan_curve)
+    before = [function.__kwdefaults__["effort"] for function in functions]
+    try:
+        for function in functions:
+            function.__kwdefaults__["effort"] = effort
+        yield
+    finally:
+        for function, usual in zip(functions, before):
+            function.__kwdefaults__["effort"] = usual
 
 
 def pick(fast: Amount, usual: Amount, everything: Amount) -> Amount:

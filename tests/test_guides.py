@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,8 @@ from tests.sweep.table import ENTRIES, Entry
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVICES = ROOT / "runtime" / "cuda" / "devices"
-JUDGED = [name for name in JUDGES if name not in ("card", "decomposition")]
+PLAIN = {"Mean", "Sum", "MeanSquaredError", "MeanAbsoluteError"}  # classes of losses without parameters
+JUDGED = [name for name in JUDGES if name not in ("card", "decomposition", "onnx")]
 
 
 def files(guide: str) -> dict[str, str]:
@@ -49,6 +51,53 @@ def test_the_map_prints_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.S)
     exec(compile(example, "architecture.md", "exec"), {})
     assert capsys.readouterr().out.count("relu") > 3
+
+
+def test_the_page_on_optimizing_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "optimizing.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(compile(example, "optimizing.md", "exec"), names)
+    assert (names["scores"].argmax(1) == names["labels"]).mean() > 0.8
+    assert Path("averages.safetensors").exists()
+
+
+def test_the_page_on_optimizing_names_all_that_there_is() -> None:
+    page = (ROOT / "docs" / "optimizing.md").read_text()
+    for module in (fp.losses, fp.optim):
+        for name in set(dir(module)) - {"Optimizer", "Schedule", "Group"} - PLAIN:
+            assert re.search(rf"`{name}[`(]", page), name
+
+
+def test_what_is_built_on_a_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "building-on-a-model.md").read_text(), re.S)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for example in examples:
+        exec(compile(example, "building-on-a-model.md", "exec"), names)
+    assert [value.name for value in names["graph"].parameters][-2:] == ["head.weight", "head.bias"]
+    assert {value.name for value in names["pair"].parameters} == {
+        f"tower.{value.name}" for value in names["backbone"].parameters
+    }
+    assert 0 <= names["found"]["right"] <= 4 and np.isfinite(names["result"].loss)
+    assert {file.name for file in Path("adapters").iterdir()} == {"adapter_model.safetensors", "adapter_config.json"}
+    assert names["merged"].keys() == {value.name for value in names["base"].stored}
+    assert "wte.lora_A.weight" in {value.name for value in fp.lora(names["base"], targets=["wte"]).parameters}
+
+
+def test_models_as_python_functions_compile() -> None:
+    (first, second) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python-models.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(compile(first, "python-models.md", "exec"), names)
+    assert names["step"].plan.arena_bytes > 0
+    assert {"lstm.weight_ih_l0_reverse", "head.bias"} <= {weight.name for weight in names["graph"].parameters}
+    exec(compile(second, "python-models.md", "exec"), names)
+    assert [value.shape for value in names["graph"].outputs.values()] == [(8, 16), (10, 8, 16)]
+
+
+def test_the_page_on_onnx_models_runs() -> None:
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "onnx.md").read_text(), re.S)
+    exec(compile("\n".join(examples), "onnx.md", "exec"), {})
 
 
 @pytest.fixture

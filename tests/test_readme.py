@@ -29,7 +29,7 @@ def test_every_command_shown_exists() -> None:
     from foreplan.cli import cli
 
     shown = set(re.findall(r"^    foreplan (\w+)", README, re.M))
-    promised = {"estimate", "plan", "verify", "view", "diff", "run", "train", "bench", "place", "models"}
+    promised = {"estimate", "plan", "verify", "view", "diff", "run", "train", "bench", "place", "models", "export"}
     assert shown | promised <= set(cli.commands)
 
 

@@ -29,8 +29,9 @@ ALLOWED = {
     "ops": {"graph"},
     "frontend": {"graph", "ops"},
     "passes": {"graph", "ops"},
+    "export": {"graph", "ops", "frontend", "passes"},
     "lower": {"graph", "ops", "passes", "planner"},
-    "runtime": {"graph", "ops", "lower", "planner", "options"},
+    "runtime": {"graph", "ops", "lower", "planner", "options", "export"},
     "models": {"graph", "ops", "frontend"},
     "views": {"graph", "ops", "lower", "planner"},
     "cuda": set(),
@@ -50,19 +51,21 @@ BASE = {
 }
 # Files that import one another in a circle, for their types or when a function is called.
 CIRCLES = [
-    # A node has an op, and an op's derivative adds nodes by a builder; a graph gives its text.
-    {f"graph.{name}" for name in ("build", "ir", "op", "text", "verify", "walk")},
+    # A node has an op, and an op's derivative adds nodes by a builder; a graph gives its text and its parts.
+    {f"graph.{name}" for name in ("build", "cut", "ir", "op", "text", "verify", "walk")},
     # Each is in the derivative of another: a sum has that of a broadcast, a broadcast that of a sum.
     {f"ops.{name}" for name in ("join", "map", "reduce", "shape")},
-    # The array that traced functions see, and what answers NumPy's protocols for it.
+    # The array that traced functions see, and what answers NumPy's protocols and calls of graphs for it.
     {
         *(f"frontend.tracing.{name}" for name in ("tensor", "tracer", "dispatch", "elementwise", "contraction")),
-        *(f"frontend.tracing.{name}" for name in ("indexing", "numpy_reduce", "numpy_shape")),
+        *(f"frontend.tracing.numpy_{name}" for name in ("join", "matrix", "nan", "order", "reduce", "shape")),
+        *(f"frontend.tracing.{name}" for name in ("call", "indexing")),
     },
 ]
 ONLY_IN = {
-    "onnx": ("frontend",),
+    "onnx": ("frontend", "export", "foreplan"),  # the importer; what is written; the backend for the onnx package
     "click": ("cli",),
+    "tensorboard": ("cli",),
     "safetensors": ("runtime",),
     "numba": ("foreplan", "runtime"),
     "scipy": (),

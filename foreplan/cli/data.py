@@ -50,6 +50,25 @@ def read_arrays(path: str) -> Arrays:
     return arrays
 
 
+def read_array(path: str) -> np.ndarray:
+    """The array of an .npy file. Nothing in the file is executed.
+
+    Raises:
+        UsageError: the file is not there, cannot be read, or is no .npy file of a plain array.
+    """
+    import numpy as np
+
+    try:
+        found = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise UsageError(f"cannot read {path!r}: {error.strerror or error}") from None
+    except Exception:  # whatever NumPy raises at bytes that it did not write
+        found = None
+    if not isinstance(found, np.ndarray):
+        raise UsageError(f"{path!r} is no .npy file of a plain array: write one with numpy.save(path, array)")
+    return found
+
+
 def write_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> None:
     """Write an .npz file that `numpy.load` reads; deterministic bytes.
 

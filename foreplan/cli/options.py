@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from foreplan.cli.data import read_array
+from foreplan.cli.optimizer import OPTIMIZERS, SCHEDULES, make_optimizer, make_rate
 from foreplan.errors import UsageError
 from foreplan.options import USUAL, Options, Said, said_of
 
@@ -21,21 +23,44 @@ if TYPE_CHECKING:
 
     from foreplan.compiled import Compiled
     from foreplan.graph import Graph
-    from foreplan.passes.optimizer import Optimizer
 
 # Control characters but line ends and tabs, those that turn the direction of writing, and bytes of paths that are no
 # text: as JSON writes them.
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-OPTIMIZERS = {"sgd": "SGD", "momentum": "Momentum", "nesterov": "Nesterov", "adam": "Adam", "adamw": "AdamW"}
-LOSSES = ("cross_entropy", "binary_cross_entropy", "mse", "l1", "huber", "mean", "sum")
+LOSSES = (
+    "cross_entropy",
+    "nll",
+    "binary_cross_entropy",
+    "mse",
+    "l1",
+    "huber",
+    "kl_div",
+    "mean",
+    "sum",
+)  # of one output
 # Parameters of commands that a plan file leaves no choice about; the learning rate is an input of the step.
 FLAGS = {each.name: said_of(each) for each in fields(Options) if said_of(each).flag}
-DECIDED = ("batch", "shapes", "infer", "optimizer", "clip_norm", "weight_decay", "decay", "loss", *FLAGS)
+DECIDED: tuple[str, ...] = (
+    "batch",
+    "shapes",
+    "values",
+    "infer",
+    "optimizer",
+    "schedule",
+    "clip_norm",
+    "clip_value",
+    "weight_decay",
+    "decay",
+)
+DECIDED += ("loss", "lora", "rank", "alpha", *FLAGS)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 threads_option = click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads of a step.")
 seed_option = click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
+values_option = click.option(
+    "--values", multiple=True, metavar="AXES=[0,1]", help="Value of an input that decides shapes; may be given again."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -55,13 +80,18 @@ class Settings:
     Attributes:
         batch: extent of the batch axis; None leaves the model's own.
         shapes: input name → shape.
+        values: input name → the values that it has in every step.
         infer: the forward pass alone, as against the whole training step.
-        optimizer: a key of OPTIMIZERS.
-        rate: learning rate.
+        optimizer: a key of OPTIMIZERS, with parameters behind a colon if any.
+        rate: learning rate; with a schedule, the one that it begins with or rises to.
+        schedule: one of SCHEDULES, with parameters behind a colon if any; None: the rate stays.
         clip_norm: what the norm of all gradients together is limited to; None: nothing.
+        clip_value: what each element of a gradient is limited to; None: nothing.
         weight_decay: None: the optimizer's own.
         decay: what weight decay shrinks: all, or matrices.
         loss: one of LOSSES; None: the model's own, cross-entropy for an ONNX file.
+        lora: patterns of weights that get adapters; none: the model has none.
+        rank, alpha: of the adapters; None: those that `foreplan.lora` has by default.
         step: the other options of `compile`.
         trust_code: whether machine code in a plan file may run.
         weights_folder: where the weights that a plan file names are; None: beside it.
@@ -69,13 +99,19 @@ class Settings:
 
     batch: int | None = None
     shapes: dict[str, tuple[int, ...]] | None = None
+    values: dict[str, Any] | None = None
     infer: bool = False
     optimizer: str = "nesterov"
     rate: float = 0.01
+    schedule: str | None = None
     clip_norm: float | None = None
+    clip_value: float | None = None
     weight_decay: float | None = None
     decay: str = "all"
     loss: str | None = None
+    lora: tuple[str, ...] = ()
+    rank: int | None = None
+    alpha: float | None = None
     step: Options = USUAL
     trust_code: bool = False
     weights_folder: str | None = None
@@ -104,6 +140,30 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]] | None:
     return shapes or None
 
 
+def parse_values(texts: tuple[str, ...]) -> dict[str, Any] | None:
+    """Values by input name, from texts such as `axes=[0, 1]` or `axes=axes.npy`.
+
+    Raises:
+        UsageError: a text is no value, or a name comes twice.
+    """
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, written = text.partition("=")
+        if not equals or not name or not written:
+            raise UsageError(f"{text!r} is no value of an input; write name=[numbers], or name=FILE.npy")
+        if name in values:
+            raise UsageError(f"the value of {name!r} is given twice")
+        values[name] = read_array(written) if written.endswith(".npy") else _numbers(written, text)
+    return values or None
+
+
+def _numbers(written: str, text: str) -> Any:
+    try:
+        return json.loads(written)
+    except ValueError:
+        raise UsageError(f"{text!r} holds no number and no list of numbers; write one such as axes=[0, 1]") from None
+
+
 def with_batch(name: str, batch: int | None) -> str:
     """A zoo name with its batch replaced: `mlp:width=64` and 32 give `mlp:width=64,batch=32`."""
     if batch is None:
@@ -123,12 +183,26 @@ def model_options(function: _Function) -> _Function:
             click.option(
                 "--shapes", multiple=True, metavar="X:32x3x224x224", help="Shape of an input; may be given again."
             ),
+            values_option,
             click.option("--infer", is_flag=True, help="The forward pass alone, instead of the whole training step."),
-            click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="nesterov", show_default=True),
+            click.option(
+                "--optimizer",
+                default="nesterov",
+                show_default=True,
+                metavar="NAME[:KEY=VALUE,…]",
+                help=f"One of {', '.join(OPTIMIZERS)}; its parameters may follow, as in adamw:beta2=0.95,ema=0.999.",
+            ),
             click.option("--lr", "rate", type=float, default=0.01, show_default=True, help="Learning rate."),
+            click.option(
+                "--schedule",
+                metavar="NAME[:KEY=VALUE,…]",
+                help=f"How the learning rate follows from the step: one of {', '.join(SCHEDULES)}, such as "
+                "cosine:steps=1000,warmup=50.",
+            ),
             click.option(
                 "--clip-norm", type=float, metavar="X", help="Scale gradients down to this norm of all together."
             ),
+            click.option("--clip-value", type=float, metavar="X", help="Limit each element of gradients to [-X, X]."),
             click.option("--weight-decay", type=float, metavar="X", help="By default the optimizer's own."),
             click.option(
                 "--decay",
@@ -142,6 +216,14 @@ def model_options(function: _Function) -> _Function:
                 type=click.Choice(LOSSES),
                 help="On the first output. By default a zoo model's own, and cross_entropy for an ONNX model.",
             ),
+            click.option(
+                "--lora",
+                multiple=True,
+                metavar="PATTERN",
+                help="Freeze all weights, and train low-rank adapters of these; may be given again.",
+            ),
+            click.option("--rank", type=click.IntRange(min=1), metavar="N", help="Of the adapters of --lora: 8."),
+            click.option("--alpha", type=float, metavar="X", help="Their strength, times the rank: 16."),
             *(_option(name, said) for name, said in FLAGS.items()),
         )
     ):
@@ -171,7 +253,8 @@ def settings_from(options: dict[str, Any]) -> Settings:
     """The settings among a command's parsed options, which are taken out of them."""
     step = Options(**{name: value for name in FLAGS if (value := options.pop(name)) != ()})
     own = {each.name: options.pop(each.name) for each in fields(Settings) if each.name != "step"}
-    return Settings(**own | {"shapes": parse_shapes(own["shapes"]), "step": step})
+    parsed = {"shapes": parse_shapes(own["shapes"]), "values": parse_values(own["values"])}
+    return Settings(**own | parsed, step=step)
 
 
 def compile_model(model: str, settings: Settings) -> Compiled:
@@ -184,40 +267,58 @@ def compile_model(model: str, settings: Settings) -> Compiled:
 
 def model_with_options(model: str, settings: Settings) -> tuple[Graph, Options]:
     """The model that MODEL names, with its loss where it is trained, and what it is compiled with."""
-    from foreplan import api, models
-
     if settings.trust_code or settings.weights_folder is not None:
         raise UsageError(f"{model!r} is no plan file, which --trust-code and --weights-folder are for: leave them out")
     if settings.step.accumulate > 1 and settings.infer:
         raise UsageError("--accumulate adds up gradients, and there are none with --infer: leave one of them out")
     if settings.step.offload and settings.infer:
         raise UsageError("--offload copies what the backward pass reads, and --infer has none: leave one of them out")
-    if is_file(model):
-        chosen = {"train": settings.step.train, "freeze": settings.step.freeze}
-        graph = api.from_onnx(model, shapes=settings.shapes, batch=settings.batch, **chosen)
-        default = "cross_entropy"
-    else:
-        if settings.shapes:
-            base = model.partition(":")[0]
-            raise UsageError(f"--shapes is for ONNX files; a zoo model takes sizes in its name: {base}:batch=32")
-        name = with_batch(model, settings.batch)
-        graph, default = models.build(name), models.default_loss(name)
+    graph, default = model_graph(model, settings)
     if settings.infer:
         return graph, settings.step
     from foreplan.frontend.losses import attach_loss
 
     graph = attach_loss(graph, settings.loss or default, [next(iter(graph.outputs))])
-    return graph, replace(settings.step, optimizer=make_optimizer(settings))
+    optimizer = make_optimizer(
+        settings.optimizer,
+        make_rate(settings.schedule, settings.rate),
+        clip_norm=settings.clip_norm,
+        clip_value=settings.clip_value,
+        weight_decay=settings.weight_decay,
+        decay=settings.decay,
+    )
+    return graph, replace(settings.step, optimizer=optimizer)
 
 
-def make_optimizer(settings: Settings) -> Optimizer:
-    """The optimizer that the settings name."""
-    from foreplan import optim
+def model_graph(model: str, settings: Settings) -> tuple[Graph, str]:
+    """The model that MODEL names, in inference form and with its adapters, and the loss that it is trained with by
+    default.
+    """
+    from foreplan import api, models
 
-    kind = getattr(optim, OPTIMIZERS[settings.optimizer])
-    decay = {} if settings.weight_decay is None else {"weight_decay": settings.weight_decay}
-    made: Optimizer = kind(learning_rate=settings.rate, clip_norm=settings.clip_norm, decay=settings.decay, **decay)
-    return made
+    if is_file(model):
+        chosen = {"train": settings.step.train, "freeze": settings.step.freeze}
+        graph = api.from_onnx(model, settings.shapes, settings.batch, values=settings.values, **chosen)
+        return _with_adapters(graph, settings), "cross_entropy"
+    if settings.values:
+        raise UsageError("--values is for inputs of ONNX files that decide shapes; a zoo model has none")
+    if settings.shapes:
+        base = model.partition(":")[0]
+        raise UsageError(f"--shapes is for ONNX files; a zoo model takes sizes in its name: {base}:batch=32")
+    name = with_batch(model, settings.batch)
+    return _with_adapters(models.build(name), settings), models.default_loss(name)
+
+
+def _with_adapters(graph: Graph, settings: Settings) -> Graph:
+    """The model with the adapters that the settings ask for."""
+    said = {name: value for name in ("rank", "alpha") if (value := getattr(settings, name)) is not None}
+    if not settings.lora:
+        if said:
+            raise UsageError(f"--{min(said)} is that of adapters: say by --lora which weights get some")
+        return graph
+    from foreplan.passes.lora import lora
+
+    return lora(graph, targets=settings.lora, **said)
 
 
 def given(*names: str) -> list[str]:

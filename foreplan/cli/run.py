@@ -18,15 +18,18 @@ from foreplan.cli.options import (
     model_options,
     open_compiled,
     parse_shapes,
+    parse_values,
     plan_file_options,
     print_json,
     say,
     seed_option,
     settings_from,
     threads_option,
+    values_option,
     with_threads,
     working,
 )
+from foreplan.cli.weights import load_weights, weights_options
 from foreplan.errors import UsageError
 from foreplan.files import check_writable
 from foreplan.options import Options
@@ -43,10 +46,11 @@ if TYPE_CHECKING:
 @click.command(short_help="Run the forward pass on a file of arrays.")
 @click.argument("model")
 @click.option("--data", required=True, metavar="X.npz", help="Arrays named like the inputs.")
-@click.option("--weights", metavar="W.safetensors", help="Parameters, from `train` or another tool.")
+@weights_options
 @click.option("-o", "--out", "path", metavar="OUT.npz", help="Where to write the outputs.")
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Samples a step; all at once by default.")
 @click.option("--shapes", multiple=True, metavar="X:32x3x224x224", help="Shape of an input; may be given again.")
+@values_option
 @click.option("--target", default="numpy", show_default=True, help="The engine to run on.")
 @plan_file_options
 @threads_option
@@ -59,12 +63,14 @@ def run(
     path: str | None,
     batch: int | None,
     shapes: tuple[str, ...],
+    values: tuple[str, ...],
     target: str,
     trust_code: bool,
     weights_folder: str | None,
     threads: int | None,
     seed: int,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Run the forward pass of MODEL on arrays from a file. MODEL may be an inference plan.
 
@@ -84,7 +90,8 @@ def run(
     if shaped is None and batch is None and is_file(model) and not is_plan_file(model):
         shaped = _shapes_from(model, arrays)
     target, own = with_threads(target, threads)
-    settings = Settings(batch=batch, shapes=shaped, infer=True, step=Options(target=target))
+    known, step = parse_values(values), Options(target=target)
+    settings = Settings(batch=batch, shapes=shaped, values=known, infer=True, step=step)
     compiled = open_compiled(model, replace(settings, trust_code=trust_code, weights_folder=weights_folder))
     if compiled.program.loss is not None:
         raise UsageError(f"{model} is a plan for training; `run` wants one made with --infer")
@@ -92,7 +99,8 @@ def run(
     if others := [name for name in arrays if name not in names]:
         say(f"note: the model does not take {', '.join(others)}")
         arrays = {name: array for name, array in arrays.items() if name in names}
-    session = compiled.bind(seed=seed, threads=own, weights=weights)
+    session = compiled.bind(seed=seed, threads=own)
+    load_weights(session, weights, options)
     outputs = _infer(compiled, session, arrays, data)
     if path is not None:
         write_arrays(path, outputs)

@@ -2,9 +2,11 @@
 
     onnx/       `from_onnx`: an ONNX file → Graph; one translation for each ONNX op
     torch.py    `from_torch`: a PyTorch module → Graph, through PyTorch's exporter
-    tracing/    `trace`: a Python function over NumPy-style arrays → Graph; `Tensor` and `Spec`
+    tracing/    `trace`: a Python function over NumPy-style arrays → Graph; `Tensor`, `Spec` and `scan`
     nn/         layers and functions of neural networks, for traced functions
-    losses.py   losses, as traced functions that are added to a finished model
+    losses/     losses, as traced functions that are added to a finished model
+    metrics.py  metrics, likewise
+    evaluation.py  a model whose outputs are its loss and metrics
 
 Names are imported when they are first used.
 """
@@ -15,22 +17,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foreplan.frontend import losses, nn
+    from foreplan.frontend import losses, metrics, nn
     from foreplan.frontend.onnx import from_onnx
     from foreplan.frontend.torch import from_torch
-    from foreplan.frontend.tracing import Spec, Tensor, spec, trace
+    from foreplan.frontend.tracing import Spec, Tensor, scan, spec, trace
 
 _HOME = {
     "Spec": "tracing",
     "Tensor": "tracing",
     "from_onnx": "onnx",
     "from_torch": "torch",
+    "scan": "tracing",
     "spec": "tracing",
     "trace": "tracing",
 }
-_MODULES = ("losses", "nn")
+_MODULES = ("losses", "metrics", "nn")
 
-__all__ = ["Spec", "Tensor", "from_onnx", "from_torch", "losses", "nn", "spec", "trace"]
+__all__ = ["Spec", "Tensor", "from_onnx", "from_torch", "losses", "metrics", "nn", "scan", "spec", "trace"]
 
 
 def __getattr__(name: str) -> Any:

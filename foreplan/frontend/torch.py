@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from foreplan.arguments import names_in, shown
 from foreplan.errors import ModelError, UsageError
 from foreplan.frontend.onnx import from_onnx
-from foreplan.graph import Graph
-from foreplan.ops.norm.batch import with_frozen_statistics
+from foreplan.graph import Graph, Kind
+from foreplan.ops.norm.batch import BatchNorm, with_frozen_statistics
 from foreplan.patterns import Selection
+from foreplan.units import listed
 
 if TYPE_CHECKING:
     import onnx
@@ -57,7 +59,18 @@ def from_torch(
     graph = from_onnx(proto, train=selection.train, freeze=[*selection.freeze, *more])
     kept = {name for name, part in module.named_modules() if module.training and not part.training}
     graph = with_frozen_statistics(graph, lambda node: node.inputs[3].name.rpartition(".")[0] in kept)
-    return dataclasses.replace(graph, name=type(module).__name__)
+    return dataclasses.replace(graph, name=type(module).__name__, notes=(*graph.notes, *_notes(graph)))
+
+
+def _notes(graph: Graph) -> Iterator[str]:
+    """What foreplan does in another way than PyTorch, for people."""
+    norms = [node for node in graph.nodes if isinstance(node.op, BatchNorm) and not node.op.frozen]
+    fixed = [node.inputs[1].name for node in norms if all(value.kind is Kind.FROZEN for value in node.inputs[1:3])]
+    if fixed:
+        yield (
+            f"batch normalisation with frozen scale and bias uses its running statistics ({listed(fixed, 1)}); in "
+            "PyTorch's training mode it uses the batch's until eval() is called on it"
+        )
 
 
 def _torch() -> Any:
@@ -77,6 +90,7 @@ def _exported(torch: Any, module: Any, example: tuple[Any, ...], kwargs: dict[st
         with _in_training_mode(module), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             program = torch.onnx.export(module, example, kwargs=kwargs, dynamo=True, optimize=False, verbose=False)
+            _name_apart(program.model.graph)
             proto: onnx.ModelProto = program.model_proto
     except Exception as error:  # another project's code may raise anything
         raise ModelError(f"PyTorch cannot export {type(module).__name__}: {_cause(error)}") from error
@@ -84,6 +98,16 @@ def _exported(torch: Any, module: Any, example: tuple[Any, ...], kwargs: dict[st
         if node.op_type == "Dropout" and len(node.input) > 2:
             del node.input[2:]
     return proto
+
+
+def _name_apart(graph: Any) -> None:
+    """Rename results of nodes that have the name of a parameter or buffer: in a file they would be one tensor."""
+    taken = {*graph.initializers, *(value.name for node in graph for value in node.outputs)}
+    for node in graph:
+        for value in node.outputs:
+            if value.name in graph.initializers:
+                value.name = next(name for i in itertools.count(1) if (name := f"{value.name}_{i}") not in taken)
+                taken.add(value.name)
 
 
 @contextlib.contextmanager

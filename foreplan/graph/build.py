@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from foreplan.errors import ShapeError
 from foreplan.graph.init import Initializer
@@ -91,6 +92,19 @@ class Builder:
             self._inferred.add(node)
         self.reserve((), (node,))
         self.nodes.append(node)
+
+    def adopt(self, value: Value, name: str) -> Value:
+        """A stored value of another graph, with all that is said of it, under a name like this one that is free."""
+        adopted = dataclasses.replace(value, name=self._value_names.claim(name))
+        self.stored.append(adopted)
+        return adopted
+
+    def repeat(self, node: Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
+        """The outputs of another graph's node for other inputs of the same types; names begin with the scope."""
+        outputs = tuple(dataclasses.replace(v, name=self._value_names.claim(self.scope + v.name)) for v in node.outputs)
+        name = self._node_names.claim(self.scope + node.name)
+        self.append(Node(node.op, tuple(inputs), outputs, name, node.source or self.source), inferred=True)
+        return outputs
 
     def reserve(self, values: Iterable[Value], nodes: Iterable[Node]) -> None:
         """Keep these names, and the names of the nodes' outputs, for what `append` will bring."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from foreplan.errors import UsageError
 from foreplan.graph.init import Initializer
 from foreplan.graph.types import DType, Shape, TensorType
 
@@ -111,6 +112,8 @@ class Graph:
         loss: the scalar that training minimises, returned by each step.
         gradients: parameter name → gradient, where gradients are returned rather than applied.
         notes: what import and passes changed, for people.
+        origin: of an imported model, what it takes to write its file again: `foreplan.frontend.onnx.origin.Origin`; of
+            one with adapters, the graph without them.
     """
 
     name: str
@@ -122,6 +125,7 @@ class Graph:
     loss: Value | None = None
     gradients: Mapping[str, Value] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    origin: object = None
 
     @property
     def parameters(self) -> tuple[Value, ...]:
@@ -159,6 +163,71 @@ class Graph:
         yield from self.stored
         for node in self.nodes:
             yield from node.outputs
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all that is computed, in order: where `until` and `since` may cut."""
+        return tuple(value.name for node in self.nodes for value in node.outputs)
+
+    def until(self, *names: str) -> Graph:
+        """The part of a model that computes some values: a backbone without its head.
+
+        Args:
+            names: of outputs, of any values, of nodes with one result, or of parts of the model that give one value to
+                what follows (`layer4`). They become the names of the outputs.
+
+        Returns:
+            A graph without the nodes, weights and inputs that these values do not need.
+
+        Raises:
+            UsageError: a name means nothing, or several values; says what comes close.
+        """
+        from foreplan.graph.cut import until
+
+        return until(self, names)
+
+    def since(self, *names: str) -> Graph:
+        """The part of a model that follows some values, which become its first inputs: a head without its backbone.
+
+        Args:
+            names: see `until`.
+
+        Returns:
+            A graph with the outputs that depend on these values; other inputs of the model remain where they are read.
+
+        Raises:
+            UsageError: a name means nothing, or several values, or no output depends on it.
+        """
+        from foreplan.graph.cut import since
+
+        return since(self, names)
+
+    def __call__(self, *inputs: Any, name: str = "", **named: Any) -> Any:
+        """The model's outputs for tensors of a function that is being traced: a model is a layer of larger ones.
+
+        Its weights keep their names, kinds and first contents; within a `nn.scope`, or with a name, their names begin
+        with that. Called again under the same names, the same model uses the same weights.
+
+        Args:
+            inputs: tensors or arrays, in the order of the model's inputs.
+            name: what the names of its weights and nodes begin with, as a layer's.
+            named: the same by the names of inputs.
+
+        Returns:
+            The tensor, where the model has one output; else a dict of tensors by name.
+
+        Raises:
+            UsageError: no input is a traced tensor; or inputs are left out, or given twice.
+            ShapeError: an input has another type than the model's.
+            TraceError: the graph has a loss, or another parameter has the name of one of its weights.
+        """
+        for each in (*inputs, *named.values()):
+            if hasattr(each, "__call_graph__"):
+                return each.__call_graph__(self, inputs, named, name)
+        raise UsageError(
+            f"graph {self.name!r} is called in a function that foreplan.trace runs, with its tensors; to run it on "
+            "arrays, compile(graph).bind().step({...})"
+        )
 
     def as_text(self) -> str:
         """The graph as text that people read and `parse_graph` reads back."""

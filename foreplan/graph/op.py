@@ -46,6 +46,9 @@ class Training(Protocol):
     def update(self, stored: Value, new: Value) -> None:
         """Make `new` the content of a stored value for the next step (a running statistic)."""
 
+    def next_content(self, stored: Value) -> Value:
+        """What the nodes so far have made the content of a stored value for the next step; the value itself if none."""
+
     def random_state(self) -> Value:
         """The uint64[2] state (seed, step) that random ops read; changes from step to step."""
 

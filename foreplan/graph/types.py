@@ -17,7 +17,11 @@ MOST_AXES = 64  # of an array of NumPy, which inputs and outputs are
 
 @dataclass(frozen=True)
 class DType:
-    """An element type: its name as NumPy writes it, bytes an element, and `float`, `int`, `uint` or `bool`."""
+    """An element type: its name as NumPy or ml_dtypes writes it, bytes an element, and its category.
+
+    The category is `float`, `int`, `uint`, `bool`, or `storage`: elements of such a type are kept and moved, and
+    computed with only after `foreplan.ops.storage.decoded`.
+    """
 
     name: str
     itemsize: int
@@ -25,17 +29,22 @@ class DType:
 
     @cached_property
     def numpy(self) -> np.dtype:
-        """The NumPy dtype (bfloat16 comes from ml_dtypes, imported on first use)."""
-        if self.name == "bfloat16":
+        """The NumPy dtype (bfloat16 and storage types come from ml_dtypes, imported on first use)."""
+        if self.name == "bfloat16" or self.is_storage:
             import ml_dtypes
 
-            return np.dtype(ml_dtypes.bfloat16)
+            return np.dtype(getattr(ml_dtypes, self.name))
         return np.dtype(self.name)
 
     @property
     def is_float(self) -> bool:
         """Whether gradients can flow through values of this type."""
         return self.category == "float"
+
+    @property
+    def is_storage(self) -> bool:
+        """Whether elements are only kept and moved: one lies in a byte of its own, in the lowest bits."""
+        return self.category == "storage"
 
     @property
     def wide(self) -> DType:
@@ -79,9 +88,19 @@ DTYPES = {
         DType("uint16", 2, "uint"),
         DType("uint8", 1, "uint"),
         DType("bool", 1, "bool"),
+        DType("float8_e4m3fn", 1, "storage"),
+        DType("float8_e4m3fnuz", 1, "storage"),
+        DType("float8_e5m2", 1, "storage"),
+        DType("float8_e5m2fnuz", 1, "storage"),
+        DType("float8_e8m0fnu", 1, "storage"),
+        DType("float4_e2m1fn", 1, "storage"),
+        DType("int4", 1, "storage"),
+        DType("uint4", 1, "storage"),
+        DType("int2", 1, "storage"),
+        DType("uint2", 1, "storage"),
     )
 }
-_OF_NUMPY = {np.dtype(name): dtype for name, dtype in DTYPES.items() if name != "bfloat16"}
+_OF_NUMPY = {np.dtype(name): dtype for name, dtype in DTYPES.items() if name != "bfloat16" and not dtype.is_storage}
 FLOAT32, FLOAT64, INT64, INT32, BOOL = (DTYPES[n] for n in ("float32", "float64", "int64", "int32", "bool"))
 
 

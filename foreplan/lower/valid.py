@@ -25,7 +25,10 @@ def _range(program: Program, slot: Slot) -> tuple[int, ...] | None:
             if call.op == COPY and call.outputs[0].value not in values:
                 values.append(call.outputs[0].value)
             types = [operand.type for operand in call.inputs]
-            found = (call.op.valid_range(i, types) for i, x in enumerate(call.inputs) if x.value == value)
+            reads = [
+                i for i, x in enumerate(call.inputs) if x.value == value and x.type.dtype == slot.operand.type.dtype
+            ]
+            found = (call.op.valid_range(i, types) for i in reads)
             ranges += [each for each in found if each is not None]
     if not ranges:
         return None

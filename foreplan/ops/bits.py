@@ -12,11 +12,12 @@ import numpy as np
 from foreplan.errors import ShapeError
 from foreplan.graph import Array, Builder, Op, TensorType, Value, register
 from foreplan.graph.ir import Kind
-from foreplan.graph.op import Arrays, Types, Values
+from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import BOOL, DTYPES, FLOAT32, Shape, broadcast_shapes
 from foreplan.ops.blocks import carve, carve_bytes
 from foreplan.ops.expr import Arg, call, cast, parse_expr
 from foreplan.ops.map import BLOCK, Map, elementwise
+from foreplan.ops.pullback import by_parts
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
 
@@ -102,6 +103,10 @@ class MaskedMap(Op):
 
     def _types(self, inputs: Types, shape: Shape) -> list[TensorType]:
         return [TensorType(BOOL, shape), *inputs[1:]]
+
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
+        """Of the parts."""
+        return by_parts(self, b, inputs, cotangents)
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """As the map's."""

@@ -184,6 +184,11 @@ class ScatterAdd(AddAt):
     name: ClassVar[str] = "scatter_add"
     accumulates: ClassVar[int] = 2
 
+    @property
+    def combine(self) -> np.ufunc:
+        """What an update and an element give."""
+        return np.add
+
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """`shape`, if the updates have it with the axis replaced by the indices' shape."""
         indices, updates, *base = inputs
@@ -237,12 +242,12 @@ class ScatterAdd(AddAt):
         updates = np.reshape(inputs[1], (table.shape[0], indices.size, table.shape[2]), copy=False)
         pieces = self._pieces(out.dtype)
         if pieces:
-            _add_flat(table, indices, updates, carve(workspace, *pieces))
+            _combine_flat(self.combine, table, indices, updates, carve(workspace, *pieces))
         else:
-            _add_slabs(table, indices, updates)
+            _combine_slabs(self.combine, table, indices, updates)
 
 
-def _add_slabs(table: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> None:
+def _combine_slabs(combine: np.ufunc, table: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> None:
     outer, n, _ = table.shape
     if outer == 1:
         rows, news = table[0], updates[0]
@@ -251,10 +256,12 @@ def _add_slabs(table: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> N
     for start in range(0, indices.size, 1024):
         for j, index in enumerate(indices[start : start + 1024].tolist(), start):
             row = rows[index % n]
-            np.add(row, news[j], out=row)
+            combine(row, news[j], out=row)
 
 
-def _add_flat(table: np.ndarray, indices: np.ndarray, updates: np.ndarray, scratch: Arrays) -> None:
+def _combine_flat(
+    combine: np.ufunc, table: np.ndarray, indices: np.ndarray, updates: np.ndarray, scratch: Arrays
+) -> None:
     outer, n, _ = table.shape
     column, flat, values = scratch
     iota(column)
@@ -266,7 +273,7 @@ def _add_flat(table: np.ndarray, indices: np.ndarray, updates: np.ndarray, scrat
         for o in range(outer):
             news = values[: len(here)]
             np.copyto(news, updates[o, start : start + len(here)])
-            np.add.at(table[o].reshape(-1), here.reshape(-1), news.reshape(-1))
+            combine.at(table[o].reshape(-1), here.reshape(-1), news.reshape(-1))
 
 
 def gather(b: Builder, data: Value, indices: Value, axis: int = 0) -> Value:

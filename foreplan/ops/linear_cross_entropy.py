@@ -15,9 +15,11 @@ from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import types_of
 from foreplan.ops.attention.blocks import widened
 from foreplan.ops.blocks import Piece, carve, carve_bytes, flush
-from foreplan.ops.loss import BOOL, IGNORE, item_blocks, item_pieces
+from foreplan.ops.expr import call, maximum, where
+from foreplan.ops.loss import BOOL, IGNORE, CrossEntropy, CrossEntropyGrad, item_blocks, item_pieces
 from foreplan.ops.map import convert, elementwise
-from foreplan.ops.matmul import MatMul
+from foreplan.ops.matmul import MatMul, matmul
+from foreplan.ops.reduce import reduce
 
 LOGITS_BYTES = 56 * 2**20  # a chunk of logits has at most as many bytes
 PRODUCT_BYTES = 2 * 2**20  # likewise the product that is added to the weights' gradient
@@ -38,6 +40,7 @@ class LinearCrossEntropy(Op):
         ignore_index: the target of items that do not count.
         mean: the loss is the items' mean; else it is their sum.
         wide: the gradient of narrow w is wide (see `DType.wide`).
+        frozen: nobody wants the gradients of w and the bias: loss and dh are the only outputs.
     """
 
     name: ClassVar[str] = "linear_cross_entropy"
@@ -45,6 +48,7 @@ class LinearCrossEntropy(Op):
     ignore_index: int = IGNORE
     mean: bool = True
     wide: bool = False
+    frozen: bool = False
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """A scalar, and the types of h and w, and of the bias."""
@@ -61,7 +65,7 @@ class LinearCrossEntropy(Op):
         vector = w.with_shape(w.shape[:1])
         if len(bias) > 1 or any(type not in (vector, vector.with_dtype(wide)) for type in bias):
             raise ShapeError(f"the bias of {w.shape[0]} classes must be {vector}, and is {bias[0]}")
-        return TensorType(wide, ()), h, of_w, *bias
+        return TensorType(wide, ()), h, *(() if self.frozen else (of_w, *bias))
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The gradients times the loss's cotangent; themselves where that is the constant 1."""
@@ -69,6 +73,8 @@ class LinearCrossEntropy(Op):
         if any(other is not None for other in others):
             raise UnsupportedError("the gradients that linear_cross_entropy returns have no derivative themselves")
         flows: list[Value | None] = [None] * len(inputs)
+        if self.frozen and any(b.wants(value) for value in (inputs[1], *inputs[3:])):
+            raise UnsupportedError("it gives no gradients of frozen weights")
         if g is None:
             return flows
         for i, gradient in reversed(list(zip((0, 1, 3), outputs[1:]))):
@@ -91,11 +97,14 @@ class LinearCrossEntropy(Op):
         return (0, inputs[1].shape[0] - 1, self.ignore_index) if index == 2 else None
 
     def cost(self, inputs: Types, outputs: Types) -> Cost:
-        """Three matrix products, five scalar operations a logit, and two more for the bias and its gradient."""
+        """Three matrix products, five scalar operations a logit, and two more for the bias and its gradient; fewer
+        where w is frozen.
+        """
         (rows, depth), classes = inputs[0].shape, inputs[1].shape[0]
         chunks = -(-rows // self.chunk)
-        moved = sum(type.nbytes for type in (*inputs, *outputs)) + 3 * max(0, chunks - 1) * inputs[1].nbytes
-        return Cost((6 * depth + 5 + 2 * (len(inputs) > 3)) * rows * classes, moved)
+        passes, products, additions = (1, 2, 1) if self.frozen else (3, 3, 2)
+        moved = sum(type.nbytes for type in (*inputs, *outputs)) + passes * max(0, chunks - 1) * inputs[1].nbytes
+        return Cost((2 * products * depth + 5 + additions * (len(inputs) > 3)) * rows * classes, moved)
 
     def workspace(self, inputs: Types, outputs: Types) -> int:
         """The logits of a chunk, a part of a product that is added to dw, a sum a class, and numbers an item.
@@ -111,8 +120,8 @@ class LinearCrossEntropy(Op):
         (h, w, _, *bias), wide = inputs[:4], inputs[0].dtype.wide.numpy
         narrow = h.dtype.is_narrow
         rows, depth = min(self.chunk, h.shape[0]) * narrow, h.shape[1]
-        sums = w.size if narrow and not self.wide else 0
-        biases = [type.size for type in bias if type.dtype.is_narrow]
+        sums = w.size if narrow and not self.wide and not self.frozen else 0
+        biases = [type.size for type in bias if type.dtype.is_narrow and not self.frozen]
         sizes = (rows * depth, 2 * rows * depth, min(w.shape[0], self._classes(w)) * depth * narrow, sums, sum(biases))
         return [((size,), wide) for size in sizes]
 
@@ -123,19 +132,21 @@ class LinearCrossEntropy(Op):
     def _pieces(self, rows: int, weights: tuple[int, ...], dtype: np.dtype, biased: bool) -> list[Piece]:
         classes, depth = weights
         chunk = min(self.chunk, rows)
-        adds = min(classes, max(64, PRODUCT_BYTES // max(1, depth * dtype.itemsize))) if chunk < rows else 0
+        adds = min(classes, max(64, PRODUCT_BYTES // max(1, depth * dtype.itemsize)))
+        adds, biased = adds * (chunk < rows and not self.frozen), biased and not self.frozen
         pieces: list[Piece] = [((chunk, classes), dtype), ((adds, depth), dtype), ((classes * biased,), dtype)]
         pieces += [((chunk, 1), dtype), ((chunk,), BOOL)]
         return pieces + item_pieces((chunk, classes, 1), dtype)
 
     def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
         """One chunk of rows after the other."""
-        (h, w, target, *bias), (loss, dh, dw, *dbias) = inputs, outputs
+        (h, w, target, *bias), (loss, dh, *of_weights) = inputs, outputs
+        dw, *dbias = of_weights or (None,)
         types = types_of(*inputs)
         pieces = self._pieces(h.shape[0], w.shape, loss.dtype, bool(bias))
         logits, product, summed, losses, counted, *rest = carve(workspace, *pieces, *self._wide_pieces(types))
         scratch, (wide_h, wide_dh, wide_w, sums, biases) = rest[:-5], rest[-5:]
-        dw_sum = sums.reshape(dw.shape) if sums.size else dw
+        dw_sum = sums.reshape(w.shape) if sums.size else dw
         dbias_sum = [biases] if biases.size else dbias
         some = min(len(w), self._classes(types[1]))
         products = _Products(w, wide_w.reshape(some, w.shape[1]) if types[0].dtype.is_narrow else None)
@@ -146,7 +157,8 @@ class LinearCrossEntropy(Op):
             count += int(np.count_nonzero(np.not_equal(here, self.ignore_index, out=counted[: len(here)])))
         weight, total = 1.0 / max(1, count) if self.mean else 1.0, 0.0
         for array in (dw_sum, *dbias_sum) if not h.size else dbias_sum:
-            array.fill(0)
+            if array is not None:
+                array.fill(0)
         for start in starts:
             rows = slice(start, min(len(h), start + self.chunk))
             x, states = logits[: rows.stop - start], widened(h[rows], wide_h)
@@ -155,16 +167,16 @@ class LinearCrossEntropy(Op):
                 x += bias[0]
             self._to_gradient(x, target[rows], weight, losses, scratch)
             total += float(np.sum(losses[: len(x)], dtype=np.float64))
-            if start == 0:
+            if dw_sum is not None and start == 0:
                 np.matmul(x.T, states, out=dw_sum)
-            else:
+            elif dw_sum is not None:
                 _add_product(x.T, states, dw_sum, product)
             if dbias:
                 dbias_sum[0] += np.add.reduce(x, axis=0, out=summed)
             products.backward(x, dh[rows], wide_dh.reshape(2, -1))
         loss[...] = total * weight
-        for array, sum_ in zip((dw, *dbias), (dw_sum, *dbias_sum)):
-            if array is not sum_:
+        for array, sum_ in zip(of_weights, (dw_sum, *dbias_sum)):
+            if array is not sum_ and sum_ is not None:
                 np.copyto(array, sum_, casting="unsafe")
 
     def _to_gradient(
@@ -191,6 +203,26 @@ class LinearCrossEntropy(Op):
             np.take(flat, block.index, out=picked, mode="clip")
             picked -= number
             np.put(flat, block.index, picked)
+
+    def decompose(self, b: Builder, inputs: Values) -> Values:
+        """All logits, their cross-entropy and its gradient."""
+        (h, w, target, *bias), wide = inputs, inputs[0].dtype.wide
+        logits = b.apply(MatMul(transpose_b=True, wide=True), h, w)
+        if bias:
+            logits = elementwise(b, lambda x, c: x + c, logits, convert(b, bias[0], wide))
+        losses, lse = b.node(CrossEntropy(1, self.ignore_index), logits, target)
+        counts = elementwise(b, lambda t: where(call("ne", t, self.ignore_index), 1.0, 0.0), target, dtype=wide)
+        loss = reduce(b, "sum", losses)
+        if self.mean:
+            total = elementwise(b, lambda n: maximum(n, 1.0), reduce(b, "sum", counts))
+            loss, counts = (elementwise(b, lambda x, n: x / n, x, total) for x in (loss, counts))
+        dx = b.apply(CrossEntropyGrad(1, self.ignore_index), logits, target, lse, counts)
+        dh = convert(b, matmul(b, dx, convert(b, w, wide)), h.dtype)
+        if self.frozen:
+            return [loss, dh]
+        dw = matmul(b, dx, convert(b, h, wide), transpose_a=True)
+        found = [loss, dh, dw if self.wide else convert(b, dw, w.dtype)]
+        return [*found, *(convert(b, reduce(b, "sum", dx, 0), each.dtype) for each in bias)]
 
 
 @dataclass(frozen=True)
@@ -254,6 +286,7 @@ def linear_cross_entropy(
     ignore_index: int = IGNORE,
     chunk: int = 256,
     mean: bool = True,
+    frozen: bool = False,
     name: str = "",
 ) -> Value:
     """The mean cross-entropy of logits h·wᵀ + bias, h[rows, depth] and w[classes, depth], in at most 64 MiB of
@@ -268,9 +301,10 @@ def linear_cross_entropy(
         ignore_index: the target of items that do not count.
         chunk: rows whose logits exist at once; fewer are taken where their logits would need too much memory.
         mean: give the mean over the items that count; else the sum.
+        frozen: nobody wants the gradients of w and the bias.
         name: of the node.
     """
-    op = LinearCrossEntropy(fitting_chunk(w.type, chunk), ignore_index, mean)
+    op = LinearCrossEntropy(fitting_chunk(w.type, chunk), ignore_index, mean, frozen=frozen)
     return b.node(op, h, w, target, *([] if bias is None else [bias]), name=name)[0]
 
 

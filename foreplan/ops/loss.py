@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,8 +24,10 @@ from foreplan.ops.blocks import (
     folded_shape,
     iota,
 )
-from foreplan.ops.expr import exp
+from foreplan.ops.expr import Expr, call, exp, where
+from foreplan.ops.index import one_hot
 from foreplan.ops.map import elementwise
+from foreplan.ops.pullback import by_parts
 from foreplan.ops.reduce import normalize_axes
 from foreplan.ops.shape import reshape
 
@@ -200,6 +203,10 @@ class CrossEntropyGrad(_ItemOp):
             raise ShapeError(f"lse and cotangent must be {item}, and are {inputs[2]} and {inputs[3]}")
         return (inputs[0],)
 
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
+        """Of the parts."""
+        return by_parts(self, b, inputs, cotangents)
+
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """The gradient takes the logits' bytes."""
         return ((0, 0),)
@@ -247,6 +254,21 @@ class CrossEntropyGrad(_ItemOp):
                 _take(flat, block)
             np.subtract(block.picked, block.number, out=block.picked)
             np.put(flat, block.index, block.picked)
+
+    def decompose(self, b: Builder, inputs: Values) -> Values:
+        """Maps of the logits and of a one-hot target."""
+        logits, target, lse, g = inputs
+        kept = (*lse.shape[: self.axis], 1, *lse.shape[self.axis :])
+        classes = logits.shape[self.axis]
+
+        def count(target: Expr) -> Expr:
+            there = call("and", target >= 0, target < classes)
+            return where(call("eq", target, self.ignore_index), 0.0, where(there, 1.0, math.nan))
+
+        counts = elementwise(b, count, target, dtype=g.dtype)
+        hot = one_hot(b, target, classes, self.axis, lse.dtype)
+        items = [reshape(b, x, kept) for x in (lse, g, counts)]
+        return [elementwise(b, lambda x, h, s, g, n: (exp(x - s) - h) * g * n, logits, hot, *items, dtype=logits.dtype)]
 
 
 def _take(flat: np.ndarray, block: Items) -> None:

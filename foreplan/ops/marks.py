@@ -1,4 +1,4 @@
-"""Marks for differentiation: where no gradient passes, and where it takes another way. They compute nothing."""
+"""Marks for differentiation: where no gradient passes, where it takes another way, and where one is asked for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import Builder, TensorType, View, register
+from foreplan.graph import Builder, Op, TensorType, View, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.ops.shape import ViewOp
 
@@ -64,3 +64,27 @@ class StraightThrough(Mark):
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """The cotangent of y for x."""
         return [None, only(cotangents)]
+
+
+@register
+@dataclass(frozen=True)
+class Gradient(Op):
+    """The gradient of y with respect to each x, in the form that y is computed in: a pass puts its nodes here.
+
+    Inputs: y, one number, and tensors that it is computed from. Outputs: one for each x, of its type.
+    """
+
+    name: ClassVar[str] = "gradient"
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        """The types of all but the first."""
+        y, *xs = inputs
+        if y.shape or not y.dtype.is_float or not xs:
+            raise ShapeError(f"a gradient is that of one floating-point number, and was asked of {y}; sum it up first")
+        if wrong := [x for x in xs if not x.dtype.is_float]:
+            raise ShapeError(f"there is no gradient with respect to {wrong[0]}; only floating-point tensors have one")
+        return tuple(xs)
+
+    def flops(self, inputs: Types, outputs: Types) -> int:
+        """Nothing of its own."""
+        return 0

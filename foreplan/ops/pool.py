@@ -14,6 +14,7 @@ from foreplan.graph.op import Arrays, Cotangents, Training, Types, Values, attri
 from foreplan.graph.types import Shape
 from foreplan.ops.map import elementwise
 from foreplan.ops.shape import reshape
+from foreplan.ops.taps import read_at_taps, tap_places
 from foreplan.ops.window import (
     WIDE,
     Geometry,
@@ -163,6 +164,13 @@ class MaxPoolGrad(_Pool):
                 f"{dx} pools to {self.pooled(dx)}: gradient and index must have that shape, and are {g} and {index}"
             )
         return (dx,)
+
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
+        """It is linear in g: each window's element of the cotangent, read at the saved tap."""
+        (index, g), t = inputs, only(cotangents)
+        if not b.wants(g):
+            return [None, None]
+        return [None, read_at_taps(b, t, self.windows(self.shape[2:]), index)]
 
     def flops(self, inputs: Types, outputs: Types) -> int:
         """A comparison and an addition a tap."""
@@ -357,6 +365,26 @@ def max_pool(b: Builder, x: Value, kernel: PerAxis, *, ceil_mode: bool = False, 
     """The largest element of each window of x [N, C, *S]; strides default to the kernel's extents."""
     taps, steps, around, gaps, _ = _geometry(x, kernel, ceil_mode, **geometry)
     return b.apply(MaxPool(taps, steps, around, gaps), x)
+
+
+def max_pool_places(
+    b: Builder,
+    x: Value,
+    kernel: PerAxis,
+    *,
+    ceil_mode: bool = False,
+    columns: bool = False,
+    **geometry: Unpack[Geometry],
+) -> tuple[Value, Value]:
+    """(the largest element of each window of x [N, C, *S], its place in x as one vector, int64), as ONNX MaxPool.
+
+    Args:
+        columns: count places in each channel with its first axis innermost.
+    """
+    taps, steps, around, gaps, _ = _geometry(x, kernel, ceil_mode, **geometry)
+    op = MaxPool(taps, steps, around, gaps, save_index=True)
+    y, index = b.node(op, x)
+    return y, tap_places(b, op.windows(x.shape[2:]), index, columns)
 
 
 def avg_pool(

@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, TypedDict, Unpack
-
-import numpy as np
+from typing import TypedDict, Unpack
 
 from foreplan.errors import ShapeError, UnsupportedError
-from foreplan.graph import Builder, DType, Fill, Kind, TensorType, Value, register
-from foreplan.graph.op import Arrays, Cotangents, Types, Values
+from foreplan.graph import Builder, Fill, Kind, Value
 from foreplan.graph.types import Shape
 from foreplan.ops.expr import Arg, Expr, call, clip, exp, maximum, minimum, relu, sigmoid, tanh, where
-from foreplan.ops.join import CopyOp, concat
+from foreplan.ops.join import concat
 from foreplan.ops.map import elementwise, elementwise_many
 from foreplan.ops.matmul import matmul
-from foreplan.ops.shape import broadcast_to, reshape, slice_axis, transpose
+from foreplan.ops.shape import reshape, slice_axis, transpose
+from foreplan.ops.unstack import unstack, zeros
 
 Activation = Callable[[Expr], Expr]
 
@@ -55,43 +53,7 @@ def activation(name: str, alpha: float | None = None, beta: float | None = None)
     return _ACTIVATIONS[name.lower()](alpha, beta)
 
 
-MOST_STEPS = 1 << 16
-
-
-@register
-@dataclass(frozen=True)
-class Unstack(CopyOp):
-    """y_t = x[t], one output an element of the first axis; the gradient puts them together in one go."""
-
-    name: ClassVar[str] = "unstack"
-
-    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
-        """As many outputs as the first axis has elements."""
-        (x,) = inputs
-        if not x.shape:
-            raise ShapeError("a scalar has no axis to unstack; give a tensor with at least one axis")
-        if x.shape[0] > MOST_STEPS:
-            raise ShapeError(f"{x} has {x.shape[0]} steps, one output each; foreplan takes {MOST_STEPS} at most")
-        return (x.with_shape(x.shape[1:]),) * x.shape[0]
-
-    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
-        """Cotangents side by side, zeros where there is none."""
-        (x,) = inputs
-        if not b.wants(x):
-            return [None]
-        shape = (1, *x.shape[1:])
-        if None in cotangents:
-            zeros = _zeros(b, x.dtype, shape)
-        return [concat(b, [zeros if flow is None else reshape(b, flow, shape) for flow in cotangents], 0)]
-
-    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
-        """Copy."""
-        for y, part in zip(outputs, inputs[0]):
-            np.copyto(y, part)
-
-
-def _zeros(b: Builder, dtype: DType, shape: Shape) -> Value:
-    return broadcast_to(b, b.store("zero", TensorType(dtype, ()), Kind.CONSTANT, Fill(0.0)), shape)
+LSTM_ORDER, GRU_ORDER = "iofc", "zrh"  # ONNX's order of the gates; c and h are the candidates
 
 
 @dataclass(frozen=True)
@@ -189,7 +151,7 @@ def _ways(b: Builder, layer: _Layer) -> list[_Way]:
         for state in layer.states:
             first = _pick(b, state, way)
             if first is None:
-                first = _zeros(b, layer.x.dtype, (items, hidden))
+                first = zeros(b, layer.x.dtype, (items, hidden))
             states.append(first)
         count = len(layer.activations) // layer.w.shape[0]
         found.append(
@@ -197,7 +159,7 @@ def _ways(b: Builder, layer: _Layer) -> list[_Way]:
                 r,
                 None if bias is None else slice_axis(b, bias, 0, 0, rows),
                 None if bias is None else slice_axis(b, bias, 0, rows, rows),
-                b.node(Unstack(), sums) if steps else (),
+                unstack(b, sums) if steps else (),
                 states,
                 [_pick(b, value, way) for value in layer.extra],
                 layer.activations[way * count : (way + 1) * count],
@@ -267,7 +229,9 @@ def _rnn_step(b: Builder, layer: _Layer, way: _Way, sums: Value, states: list[Va
     return [elementwise(b, lambda s: f(layer.gate(s)), s)]
 
 
-def _lstm_step(b: Builder, layer: _Layer, way: _Way, sums: Value, states: list[Value], coupled: bool) -> list[Value]:
+def _lstm_step(
+    b: Builder, layer: _Layer, way: _Way, sums: Value, states: list[Value], coupled: bool, order: str
+) -> list[Value]:
     h, c = states
     f, g, show = way.activations
     s = _sum(b, sums, matmul(b, h, way.r, transpose_b=True), way.input_bias, way.state_bias)
@@ -275,7 +239,8 @@ def _lstm_step(b: Builder, layer: _Layer, way: _Way, sums: Value, states: list[V
     # Peepholes: weights of the cell in the gates i, o and f, in this order.
     (peephole,) = way.extra
     peeps = [slice_axis(b, peephole, 0, i * hidden, hidden) for i in range(3)] if peephole is not None else []
-    values = [*_gates(b, s, 4), c, *peeps]
+    gate = dict(zip(order, _gates(b, s, 4)))
+    values = [*(gate[letter] for letter in LSTM_ORDER), c, *peeps]
     i, o, forget, candidate, cell, *peep = map(Arg, range(len(values)))
     into = i + peep[0] * cell if peep else i
     kept = forget + peep[2] * cell if peep else forget
@@ -287,7 +252,9 @@ def _lstm_step(b: Builder, layer: _Layer, way: _Way, sums: Value, states: list[V
     return list(made)
 
 
-def _gru_step(b: Builder, layer: _Layer, way: _Way, sums: Value, states: list[Value], linear: bool) -> list[Value]:
+def _gru_step(
+    b: Builder, layer: _Layer, way: _Way, sums: Value, states: list[Value], linear: bool, order: str
+) -> list[Value]:
     (h,) = states
     f, g = way.activations
     hidden = h.shape[1]
@@ -301,7 +268,8 @@ def _gru_step(b: Builder, layer: _Layer, way: _Way, sums: Value, states: list[Va
         matmul(b, h, slice_axis(b, way.r, 0, 0, 2 * hidden), transpose_b=True),
         early_bias,
     )
-    z, r = _gates(b, early, 2)
+    gate = dict(zip(order, _gates(b, early, 2)))
+    z, r = gate["z"], gate["r"]
     late = slice_axis(b, sums, 1, 2 * hidden, hidden)
     if linear:
         through = _plus_bias(b, matmul(b, h, recur, transpose_b=True), late_bias)
@@ -377,14 +345,16 @@ def lstm(
     peephole: Value | None = None,
     *,
     input_forget: bool = False,
+    order: str = LSTM_ORDER,
     **options: Unpack[Options],
 ) -> tuple[Value, Value, Value]:
-    """ONNX's LSTM (Hochreiter and Schmidhuber 1997, with peepholes): gates i, o, f, c in this order along axis 1 of w
-    [D, 4·H, I], r [D, 4·H, H] and bias [D, 8·H]; peephole [D, 3·H] for i, o, f; `input_forget` makes f = 1 − i;
-    activations f, g, h a direction (sigmoid, tanh, tanh). The rest as `rnn`; returns Y, the final state and the final
-    cell.
+    """ONNX's LSTM (Hochreiter and Schmidhuber 1997, with peepholes). Gates i, o, f, c stand along axis 1 of w
+    [D, 4·H, I], r [D, 4·H, H] and bias [D, 8·H], in this order or that of the letters in `order`; peephole [D, 3·H] is
+    for i, o, f; `input_forget` makes f = 1 − i; activations f, g, h a direction (sigmoid, tanh, tanh). The rest as
+    `rnn`; returns Y, the final state and the final cell.
     """
-    step, usual, states = partial(_lstm_step, coupled=input_forget), [sigmoid, tanh, tanh], (initial_h, initial_c)
+    step = partial(_lstm_step, coupled=input_forget, order=order)
+    usual, states = [sigmoid, tanh, tanh], (initial_h, initial_c)
     y, h, c = _recurrent(b, step, 4, usual, x, w, r, bias, lengths, states, (peephole,), **options)
     return y, h, c
 
@@ -399,13 +369,14 @@ def gru(
     initial_h: Value | None = None,
     *,
     linear_before_reset: bool = False,
+    order: str = GRU_ORDER,
     **options: Unpack[Options],
 ) -> tuple[Value, Value]:
-    """ONNX's GRU (Cho et al. 2014): gates z, r, h in this order along axis 1 of w [D, 3·H, I], r [D, 3·H, H] and bias
-    [D, 6·H]; activations f, g a direction (sigmoid, tanh). With `linear_before_reset` the reset gate applies behind
-    the product with the state, else before. The rest as `rnn`.
+    """ONNX's GRU (Cho et al. 2014). Gates z, r, h stand along axis 1 of w [D, 3·H, I], r [D, 3·H, H] and bias
+    [D, 6·H], in this order or that of the letters in `order`, h last; activations f, g a direction (sigmoid, tanh).
+    With `linear_before_reset` the reset gate applies behind the product with the state, else before. The rest as `rnn`.
     """
-    step = partial(_gru_step, linear=linear_before_reset)
+    step = partial(_gru_step, linear=linear_before_reset, order=order)
     y, h = _recurrent(b, step, 3, [sigmoid, tanh], x, w, r, bias, lengths, (initial_h,), **options)
     return y, h
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError, UnsupportedError
+from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.graph.types import Shape, types_of
 from foreplan.ops.blocks import Piece, carve, carve_bytes
+
+if TYPE_CHECKING:
+    from foreplan.ops.expr import Expr
 
 RUN = 256  # terms that are added one after the other before they join the total
 
@@ -60,14 +63,14 @@ class Reduce(Op):
         return (TensorType(x.dtype.wide if self.wide else x.dtype, tuple(shape)),)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
-        """Sum and mean spread the cotangent; max and min send it to the extreme elements, shared on ties."""
+        """Sum and mean spread the cotangent; max and min send it to the extreme elements, shared on ties; a product
+        sends it to each element times the product of the others.
+        """
         from foreplan.ops.expr import call, where
         from foreplan.ops.map import convert, elementwise
         from foreplan.ops.shape import broadcast_to, reshape
 
         (x,), (y,), g = inputs, outputs, only(cotangents)
-        if self.how == "prod":
-            raise UnsupportedError("reduce(how='prod') has no derivative here; for positive x write exp(sum(log(x)))")
         kept = tuple(1 if i in self.axes else extent for i, extent in enumerate(x.shape))
         g = reshape(b, g, kept)
         if self.how in ("sum", "mean"):
@@ -75,9 +78,28 @@ class Reduce(Op):
                 share = 1.0 / max(1, self._count(x.shape))  # without elements there is no gradient
                 g = elementwise(b, lambda g: g * share, g)
             return [broadcast_to(b, convert(b, g, x.dtype), x.shape)]
+        if self.how == "prod":
+            return [self._others(b, x, g)]
         hits = elementwise(b, lambda x, y: where(call("eq", x, y), 1.0, 0.0), x, reshape(b, y, kept), dtype=x.dtype)
         ties = reduce(b, "sum", hits, self.axes, keepdims=True, wide=self.wide)
         return [elementwise(b, lambda h, t, g: h * (g / t), hits, ties, g, dtype=x.dtype)]
+
+    def _others(self, b: Builder, x: Value, g: Value) -> Value:
+        """g times the product of the other elements. It is one of those that are not zero, and 0 if two are zero."""
+        from foreplan.ops.expr import call, where
+        from foreplan.ops.map import elementwise
+
+        rest = elementwise(b, lambda x: where(call("eq", x, 0.0), 1.0, x), x)
+        product = reduce(b, "prod", rest, self.axes, keepdims=True, wide=True)
+        zero = elementwise(b, lambda x: where(call("eq", x, 0.0), 1.0, 0.0), x, dtype=x.dtype)
+        zeros = reduce(b, "sum", zero, self.axes, keepdims=True, wide=True)
+
+        def others(x: Expr, product: Expr, zeros: Expr, g: Expr) -> Expr:
+            is_zero = call("eq", x, 0.0)
+            without = where(is_zero, call("eq", zeros, 1.0), call("eq", zeros, 0.0))
+            return where(without, g * product / where(is_zero, 1.0, x), 0.0)
+
+        return elementwise(b, others, x, product, zeros, g, dtype=x.dtype)
 
     def flops(self, inputs: Types, outputs: Types) -> int:
         """One operation an input element."""

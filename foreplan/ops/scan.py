@@ -1,4 +1,4 @@
-"""Cumulative sums."""
+"""Cumulative sums and products."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import numpy as np
 from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
+from foreplan.ops.join import pad
+from foreplan.ops.map import elementwise
 from foreplan.ops.reduce import normalize_axes
+from foreplan.ops.shape import slice_axis
 
 
 @register
@@ -60,3 +63,27 @@ def cumsum(b: Builder, x: Value, axis: int = 0, exclusive: bool = False, reverse
     """Cumulative sum along an axis (negative ones count from the end)."""
     (found,) = normalize_axes(axis, len(x.shape))
     return b.apply(CumSum(found, exclusive, reverse), x)
+
+
+def cumprod(b: Builder, x: Value, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Value:
+    """Cumulative product along an axis of n elements (negative ones count from the end), as ONNX's CumProd.
+
+    It takes ⌈log₂ n⌉ rounds (Hillis and Steele 1986). After round i each element is the product of 2ⁱ⁺¹ neighbours. So
+    nothing is divided, and the gradient is right where there are zeros. Backward reads the results of all rounds.
+    """
+    (found,) = normalize_axes(axis, len(x.shape))
+    extent = x.shape[found]
+
+    def shifted(x: Value, count: int) -> Value:
+        """`x` moved by `count` elements along the axis, ones behind it."""
+        pads = [(0, 0)] * len(x.shape)
+        pads[found] = (0, count) if reverse else (count, 0)
+        return pad(b, slice_axis(b, x, found, count if reverse else 0, extent - count), pads, 1.0)
+
+    if exclusive and extent:
+        x = shifted(x, 1)
+    reach = 1
+    while reach < extent:
+        x = elementwise(b, lambda x, before: x * before, x, shifted(x, reach))
+        reach *= 2
+    return x

@@ -13,6 +13,7 @@ from foreplan.graph.op import Arrays, Cotangents, Types, Values, only
 from foreplan.ops.blocks import Piece, block_extents, blocks, can_fold, carve, carve_bytes, fold, folded_shape
 from foreplan.ops.expr import exp, log
 from foreplan.ops.map import convert, elementwise
+from foreplan.ops.pullback import by_parts
 from foreplan.ops.reduce import normalize_axes, reduce
 
 
@@ -116,6 +117,10 @@ class SoftmaxGrad(RowOp):
     name: ClassVar[str] = "softmax_grad"
     count: ClassVar[int] = 2
 
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
+        """Of the parts."""
+        return by_parts(self, b, inputs, cotangents)
+
     def block(self, inputs: Arrays, out: np.ndarray, scratch: np.ndarray, number: np.ndarray) -> None:
         """Products in scratch, so that the output may lie on either input."""
         y, g = inputs
@@ -169,6 +174,10 @@ class LogSoftmaxGrad(RowOp):
 
     name: ClassVar[str] = "log_softmax_grad"
     count: ClassVar[int] = 2
+
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
+        """Of the parts."""
+        return by_parts(self, b, inputs, cotangents)
 
     def block(self, inputs: Arrays, out: np.ndarray, scratch: np.ndarray, number: np.ndarray) -> None:
         """exp(y) in scratch, so that the output may lie on either input."""

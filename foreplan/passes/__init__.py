@@ -2,12 +2,14 @@
 
 from foreplan.passes.accumulate import accumulate
 from foreplan.passes.autodiff import differentiate, updating
+from foreplan.passes.choose_trained import choose_trained
 from foreplan.passes.chunk_loss import chunk_losses
 from foreplan.passes.fuse_attention import fuse_attention
 from foreplan.passes.fuse_conv_maps import fuse_conv_maps
 from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
 from foreplan.passes.fuse_norm_masks import fuse_norm_masks
 from foreplan.passes.group_updates import group_updates
+from foreplan.passes.master_weights import master_weights
 from foreplan.passes.micro_batches import Accumulation, with_same_stored
 from foreplan.passes.pack_attention import pack_attention
 from foreplan.passes.pack_masks import pack_masks
@@ -43,6 +45,7 @@ __all__ = [
     "Stage",
     "accumulate",
     "check_names",
+    "choose_trained",
     "chunk_losses",
     "differentiate",
     "fold_constants",
@@ -54,6 +57,7 @@ __all__ = [
     "group_updates",
     "push_slices",
     "list_without",
+    "master_weights",
     "narrow_type",
     "pack_attention",
     "pack_masks",

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
 
 from foreplan.errors import ModelError, UsageError
 from foreplan.graph import Array, Builder, Fill, Graph, Kind, Node, TensorType, Value
-from foreplan.ops.join import Unslice, sum_of_unslices
 from foreplan.ops.map import convert, elementwise
-from foreplan.ops.marks import StopGradient, StraightThrough
+from foreplan.ops.pullback import Pullback, depending
 from foreplan.ops.shape import broadcast_to
 from foreplan.passes.loss_scale import LossScale
-from foreplan.passes.optimizer import Optimizer, Updater
+from foreplan.passes.optimizer import Optimizer
+from foreplan.passes.optimizer.updater import Updater
 from foreplan.units import listed
 
 
@@ -55,7 +55,7 @@ def differentiate(
     if graph.loss is None:
         raise ModelError(f"graph {graph.name!r} has no loss to differentiate; attach one first")
     asked = _asked(graph, inputs)
-    wanted = _depends_on((*graph.parameters, *asked), graph)
+    wanted = depending((*graph.parameters, *asked), graph.nodes)
     if graph.loss not in wanted:
         raise ModelError(
             f"graph {graph.name!r}: the loss {graph.loss!r} depends on no parameter; nothing can be trained"
@@ -64,7 +64,7 @@ def differentiate(
     b.kind, b.wanted = Kind.GRADIENT, wanted
     scale = LossScale.stored(b) if scaled and consume is not None else None
     consumer = None if consume is None else consume(b, scale)
-    walk = _Backward(b, graph, wanted, consumer, scale)
+    walk = _Backward(b, graph, consumer, scale)
     walk.run()
     idle = [value.name for value in graph.parameters if value not in walk.gradients]
     if idle:
@@ -94,27 +94,12 @@ def _asked(graph: Graph, names: Iterable[str]) -> list[Value]:
     return [inputs[name] for name in dict.fromkeys(names)]
 
 
-def _depends_on(sources: Iterable[Value], graph: Graph) -> set[Value]:
-    """Float values that parameters and such inputs can reach: the ones whose cotangents may be needed."""
-    reached = set(sources)
-    for node in graph.nodes:
-        read = node.inputs[1:] if isinstance(node.op, StraightThrough) else node.inputs
-        if not reached.isdisjoint(read) and not isinstance(node.op, StopGradient):
-            reached.update(value for value in node.outputs if value.dtype.is_float)
-    return reached
-
-
 class _Backward:
-    """The reverse walk: cotangents are summed as they arrive, and dropped when they have been used."""
+    """The reverse walk, with parameters' gradients consumed as soon as they are complete."""
 
-    def __init__(
-        self, b: Builder, graph: Graph, wanted: set[Value], consumer: Consumer | None, scale: LossScale | None
-    ) -> None:
-        self.b, self.graph, self.wanted, self.consumer, self.scale = b, graph, wanted, consumer, scale
-        self.cotangents: dict[Value, Value] = {}
-        self.slices: dict[Value, list[Node]] = {}
-        self.producer: dict[Value, Node] = {}
-        self.nodes_seen = len(b.nodes)
+    def __init__(self, b: Builder, graph: Graph, consumer: Consumer | None, scale: LossScale | None) -> None:
+        self.b, self.graph, self.consumer, self.scale = b, graph, consumer, scale
+        self.cotangents = Pullback(b)
         self.gradients: dict[Value, Value] = {}
         self.readers_left = Counter(value for node in graph.nodes for value in set(node.inputs))
 
@@ -122,9 +107,10 @@ class _Backward:
         loss = self.graph.loss
         assert loss is not None
         if self.scale is None:
-            self.add(loss, self.b.store("one", loss.type, Kind.CONSTANT, Array(np.ones((), loss.dtype.numpy))))
+            one = self.b.store("one", loss.type, Kind.CONSTANT, Array(np.ones((), loss.dtype.numpy)))
+            self.cotangents.add(loss, one)
         else:
-            self.add(loss, convert(self.b, self.scale.scale, loss.dtype))
+            self.cotangents.add(loss, convert(self.b, self.scale.scale, loss.dtype))
         for node in reversed(self.graph.nodes):
             self.pull_back(node)
             for value in dict.fromkeys(node.inputs):
@@ -133,53 +119,17 @@ class _Backward:
                     self.finish_parameter(value)
 
     def pull_back(self, node: Node) -> None:
-        cotangents = [self.take(value) for value in node.outputs]
-        if all(cotangent is None for cotangent in cotangents):
-            return
         self.b.scope, self.b.source = f"{node.name}/grad/", node.source
         try:
-            flows = node.op.vjp(self.b, node.inputs, node.outputs, cotangents)
+            self.cotangents.through(node)
         except ModelError as error:
             where = f" ({node.source})" if node.source else ""
             raise type(error)(f"node {node.name!r}{where} cannot be differentiated: {error}") from None
-        self.check(node, flows)
-        for value, flow in zip(node.inputs, flows):
-            if flow is not None and value in self.wanted:
-                self.add(value, flow)
-
-    def check(self, node: Node, flows: Sequence[Value | None]) -> None:
-        for value, flow in zip(node.inputs, flows, strict=True):
-            if flow is not None and flow.type != value.type:
-                raise ModelError(f"the vjp of {node.op.name} gives {flow!r} as the cotangent of {value!r}")
-
-    def add(self, value: Value, flow: Value) -> None:
-        """Sum at once: the summands die, and the sum can take their bytes. Cotangents of slices wait for `take`."""
-        for node in self.b.nodes[self.nodes_seen :]:
-            self.producer.update((output, node) for output in node.outputs)
-        self.nodes_seen = len(self.b.nodes)
-        source = self.producer.get(flow)
-        if source is not None and isinstance(source.op, Unslice):
-            self.slices.setdefault(value, []).append(source)
-        else:
-            self.sum(value, flow)
-
-    def take(self, value: Value) -> Value | None:
-        """The whole cotangent. Slices that took a value apart are joined again, without any zeros being added."""
-        slices = self.slices.pop(value, [])
-        joined = sum_of_unslices(self.b, slices) if len(slices) > 1 else None
-        for flow in [node.outputs[0] for node in slices] if joined is None else [joined]:
-            self.sum(value, flow)
-        return self.cotangents.pop(value, None)
-
-    def sum(self, value: Value, flow: Value) -> None:
-        if value in self.cotangents:
-            flow = elementwise(self.b, lambda x, y: x + y, self.cotangents[value], flow, name="sum")
-        self.cotangents[value] = flow
 
     def of_input(self, value: Value) -> Value:
         """The gradient of an input, when all nodes have been seen; zero if the loss does not depend on it."""
         self.b.scope, self.b.source = f"{value.name}/", ""
-        gradient = self.take(value)
+        gradient = self.cotangents.take(value)
         if gradient is None:
             zero = self.b.store("zero", TensorType(value.dtype, ()), Kind.CONSTANT, Fill(0.0))
             gradient = broadcast_to(self.b, zero, value.shape)
@@ -189,7 +139,7 @@ class _Backward:
         return gradient
 
     def finish_parameter(self, parameter: Value) -> None:
-        gradient = self.take(parameter)
+        gradient = self.cotangents.take(parameter)
         if gradient is None:
             return
         self.gradients[parameter] = gradient

@@ -1,12 +1,14 @@
-"""Which weights a step trains: those that the model trains, but for those that the user names."""
+"""Which weights a step trains: those that the model trains, but for those that the user names; or none at all."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-from foreplan.graph import Graph, Kind
+from foreplan.graph import Builder, Graph, Kind, Node, Value
 from foreplan.ops.norm.batch import with_frozen_statistics
-from foreplan.passes.rewrite import with_values
+from foreplan.ops.random import Dropout
+from foreplan.passes.rewrite import rewrite, with_values
 from foreplan.patterns import Selection
 
 _WEIGHTS = (Kind.PARAMETER, Kind.FROZEN)
@@ -44,3 +46,17 @@ def freeze_statistics(graph: Graph, everywhere: bool = False) -> Graph:
     return with_frozen_statistics(
         graph, lambda node: everywhere or all(value.kind is Kind.FROZEN for value in node.inputs[1:3])
     )
+
+
+def frozen(graph: Graph) -> Graph:
+    """A model that stays as it is wherever it is called: a teacher, or a part that is not trained.
+
+    Its weights are frozen: no gradient, no optimizer state, no update; gradients still pass to its inputs. In training
+    it computes what it computes in inference: batch normalisation uses the running statistics, and nothing is dropped.
+    """
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        return inputs if isinstance(node.op, Dropout) else None
+
+    weights = {value: dataclasses.replace(value, kind=Kind.FROZEN, why="frozen(graph)") for value in graph.parameters}
+    return freeze_statistics(rewrite(with_values(graph, weights), replace), everywhere=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from foreplan.graph import Builder, Graph, Node, Value
@@ -33,6 +33,7 @@ class _Chain:
         last: the node whose output is replaced.
         how: that output is the `sum` of the items' losses, or their `mean`, or the mean of those that are `counted`.
         inner: the nodes before the last; nobody else reads what they make.
+        frozen: whether matrix and bias are computed from no parameter, so that they need no gradient.
     """
 
     product: Node
@@ -42,6 +43,7 @@ class _Chain:
     last: Node
     how: str
     inner: tuple[Node, ...]
+    frozen: bool
 
     @property
     def op(self) -> LinearCrossEntropy:
@@ -50,7 +52,8 @@ class _Chain:
         assert isinstance(entropy, CrossEntropy)
         w = self.product.inputs[1].type
         classes_first = w if _transposed(self.product) else w.with_shape(w.shape[::-1])
-        return LinearCrossEntropy(fitting_chunk(classes_first), entropy.ignore_index, self.how == "counted")
+        chunk = fitting_chunk(classes_first)
+        return LinearCrossEntropy(chunk, entropy.ignore_index, self.how == "counted", frozen=self.frozen)
 
     @property
     def saved(self) -> int:
@@ -68,7 +71,8 @@ def chunk_losses(graph: Graph) -> Graph:
     would be wasted otherwise). Ensures: the same loss, up to the order of additions. Only where nobody else reads the
     logits or the losses of single items, and the logits have at least `SAVED_BYTES` more than the op's workspace.
     """
-    found = [_chain_at(graph, node) for node in graph.nodes if isinstance(node.op, CrossEntropy)]
+    given = _from_no_parameter(graph)
+    found = [_chain_at(graph, node, given) for node in graph.nodes if isinstance(node.op, CrossEntropy)]
     chains = {chain.last: chain for chain in found if chain is not None and chain.saved >= SAVED_BYTES}
     absorbed = {node for chain in chains.values() for node in chain.inner}
     return rewrite_groups(graph, chains, absorbed, _replacement)
@@ -103,6 +107,7 @@ def _replacement(b: Builder, chain: _Chain, now: Mapping[Value, Value]) -> list[
         ignore_index=op.ignore_index,
         chunk=op.chunk,
         mean=op.mean,
+        frozen=op.frozen,
         name=f"{chain.entropy.name}/linear",
     )
     b.kind, items = kind, target.type.size
@@ -114,13 +119,23 @@ def _transposed(product: Node) -> bool:
     return product.op.transpose_b
 
 
-def _chain_at(graph: Graph, entropy: Node) -> _Chain | None:
+def _from_no_parameter(graph: Graph) -> set[Value]:
+    """The values that depend on no parameter and on no input: they need no gradient."""
+    given = {value for value in graph.stored if value.kind is not Kind.PARAMETER}
+    for node in graph.nodes:
+        if given.issuperset(node.inputs):
+            given.update(node.outputs)
+    return given
+
+
+def _chain_at(graph: Graph, entropy: Node, given: Collection[Value]) -> _Chain | None:
     before, after = _logits(graph, entropy), _reduction(graph, entropy)
     if before is None or after is None:
         return None
     product, bias, views, nodes = before
     last, how, more = after
-    return _Chain(product, bias, views, entropy, last, how, (*nodes, entropy, *more))
+    frozen = product.inputs[1] in given and (bias is None or bias in given)
+    return _Chain(product, bias, views, entropy, last, how, (*nodes, entropy, *more), frozen)
 
 
 def _logits(graph: Graph, entropy: Node) -> tuple[Node, Value | None, tuple[Node, ...], tuple[Node, ...]] | None:

@@ -9,7 +9,9 @@ from foreplan.graph.types import FLOAT32
 from foreplan.ops.expr import Arg, cast
 from foreplan.ops.map import elementwise, elementwise_many
 from foreplan.passes.loss_scale import LossScale
-from foreplan.passes.optimizer import Optimizer, Updater, zero
+from foreplan.passes.optimizer import Optimizer
+from foreplan.passes.optimizer.site import zero
+from foreplan.passes.optimizer.updater import Updater
 
 
 class Accumulation:

@@ -24,6 +24,7 @@ from foreplan.passes.autodiff import Consume, differentiate
 from foreplan.passes.choose_trained import choose_trained, freeze_statistics
 from foreplan.passes.chunk_loss import chunk_losses
 from foreplan.passes.decompose import Machine, decompose
+from foreplan.passes.expand_gradients import expand_gradients
 from foreplan.passes.fuse_attention import fuse_attention
 from foreplan.passes.fuse_conv_maps import fuse_conv_maps
 from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
@@ -178,6 +179,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("select_outputs", Stage.FORWARD, _select),
     Pass("freeze_statistics", Stage.FORWARD, lambda g, s: freeze_statistics(g, s.frozen_statistics), _trains),
     Pass("training_form", Stage.FORWARD, lambda g, s: training_form(g), _trains, ensures=("training form",)),
+    Pass("expand_gradients", Stage.FORWARD, lambda g, s: expand_gradients(g)),
     Pass("without_marks", Stage.FORWARD, lambda g, s: without_marks(g), _infers),
     *_simplify(Stage.FORWARD),
     _plain(fuse_attention, Stage.MEMORY),

@@ -51,6 +51,8 @@ _NARROW: dict[type[Op], int] = {
 }
 # Ops that leave elements as they are: narrow if anything that they read is.
 _PASSING: tuple[type[Op], ...] = (MaxPool, AvgPool, Concat, Pad, Unslice, Gather)
+# Ops that belong to the loss where nothing but the loss reads what they give.
+_ENDING: tuple[type[Op], ...] = (Map, Reduce, Gather, GatherElements, Softmax, LogSoftmax, Concat, Pad)
 
 
 def narrow_type(precision: str) -> DType:
@@ -196,13 +198,10 @@ class _Narrowing:
 
 
 def _last_nodes(graph: Graph) -> set[Node]:
-    """Maps, sums, views and softmax whose results go only into the loss or other results of a step."""
+    """Maps, sums, views and the like, and softmax, whose results go only into the loss or other results of a step."""
     found: set[Node] = set()
     for node in reversed(graph.nodes):
-        if (
-            not isinstance(node.op, Map | Reduce | Gather | GatherElements | Softmax | LogSoftmax)
-            and not node.op.is_view
-        ):
+        if not isinstance(node.op, _ENDING) and not node.op.is_view:
             continue
         read = [reader for value in node.outputs for reader in graph.readers[value]]
         if all(reader in found for reader in read) and (read or not graph.returned.isdisjoint(node.outputs)):

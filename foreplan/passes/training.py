@@ -25,6 +25,9 @@ class _Training:
     def update(self, stored: Value, new: Value) -> None:
         self.updates[stored] = new
 
+    def next_content(self, stored: Value) -> Value:
+        return self.updates.get(stored, stored)
+
     def random_state(self) -> Value:
         if self._state is None:
             type = TensorType(DTYPES["uint64"], (2,))

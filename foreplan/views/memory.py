@@ -129,6 +129,10 @@ class Memory:
 
         return cls(problem, plan, outside(problem, plan, use) if isinstance(problem, Program) else (), part)
 
+    def __repr__(self) -> str:
+        outside = self.peak - self.arena
+        return f"<Memory: {format_bytes(self.arena)} of arena and {format_bytes(outside)} outside it>"
+
     @property
     def peak(self) -> int:
         """Bytes the step takes: the arena and what lies outside it, of the card or of the whole process on the host."""

@@ -62,6 +62,9 @@ class Weights:
             found[what] = {"tensors": len(some), "numbers": sum(row.type.size for row in some)}
         return found
 
+    def __repr__(self) -> str:
+        return f"<Weights: {self.line}>"
+
     def __str__(self) -> str:
         """A table: name, type, whether it is trained, and why."""
         cells = [(row.name, str(row.type), "trained" if row.trained else "frozen", row.why) for row in self.rows]

@@ -47,8 +47,8 @@ STORED: Mapping[str, str] = {
 
 
 def stored(dtype: DType) -> str:
-    """The C++ type of an element in memory."""
-    return STORED[dtype.name]
+    """The C++ type of an element in memory; elements that are only stored are bytes."""
+    return STORED["uint8" if dtype.is_storage else dtype.name]
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,7 @@ MAP_CASES = [
     (1, 64, (56, 56), 64, 3, 1),
 ]
 
-# oneDNN may have nothing but a loop over single numbers for both together: then they stay two.
-MAY_BE_APART = MAP_CASES[4], "relu(((((a0 - a1) * a2) + a3) + a4))"
+LONG = "relu(((((a0 - a1) * a2) + a3) + a4))"
 
 
 def stays_apart(op: ConvMap, inputs: Sequence[np.ndarray]) -> bool:
@@ -105,7 +104,10 @@ def test_convolutions_with_maps_of_their_results(
     engine: Engine, case: tuple[Any, ...], expr: str, biased: bool
 ) -> None:
     op, given = convolved(case, expr, biased)
-    if (case, expr) == MAY_BE_APART and stays_apart(op, engine.given(op, given)[0]):
+    inputs = engine.given(op, given)[0]
+    # oneDNN may have nothing but a loop over single numbers for both together: then they stay two. On processors that
+    # multiply no bfloat16, that is so in bfloat16.
+    if expr == LONG and (case == MAP_CASES[4] or inputs[0].dtype.name == "bfloat16") and stays_apart(op, inputs):
         return
     engine.check(op, *given, **NEAR)
     if True in MAPS[expr]:

@@ -13,7 +13,8 @@ import foreplan as fp
 from foreplan.frontend.losses import attach_loss
 from foreplan.lower.fallbacks import fallbacks
 from foreplan.planner import without_reuse
-from foreplan.runtime.session import Result, Session
+from foreplan.runtime.result import Result
+from foreplan.runtime.session import Session
 from tests.cpu.check import needs_onednn
 from tests.profile import cases
 from tests.runtime.micro_batches import data_for

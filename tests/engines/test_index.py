@@ -8,6 +8,7 @@ import pytest
 from foreplan.graph import Window
 from foreplan.graph.types import DTYPES
 from foreplan.ops.index import Gather, ScatterAdd
+from foreplan.ops.scatter_reduce import ScatterReduce
 from tests.engines.engine import Engine
 from tests.kernels import dense, normal
 from tests.ops.check import type_of
@@ -61,6 +62,21 @@ def test_nan_and_minus_zero_are_gathered_as_they_are(engine: Engine) -> None:
 def test_scatter_add(engine: Engine, shape: tuple[int, ...], axis: int, indices: tuple[int, ...], based: bool) -> None:
     given = [places(indices, shape[axis]), updates_for(shape, axis, indices), *[table(shape, 5)] * based]
     engine.check_over(ScatterAdd(axis, shape), given, None, *[(0, 2)] * based)
+
+
+@pytest.mark.parametrize("how", ["mul", "min", "max"])
+@pytest.mark.parametrize(("shape", "axis", "indices"), CASES)
+def test_scatter_reduce(engine: Engine, shape: tuple[int, ...], axis: int, indices: tuple[int, ...], how: str) -> None:
+    given = [places(indices, shape[axis]), updates_for(shape, axis, indices), table(shape, 5)]
+    engine.check_over(ScatterReduce(axis, shape, how), given, None, (0, 2))
+
+
+@pytest.mark.parametrize("how", ["min", "max"])
+def test_nan_wins_among_extremes(engine: Engine, how: str) -> None:
+    updates = np.array([[1, np.nan, 3], [np.nan, 0, -3]], np.float32)
+    base = np.array([[0, 0, 0], [np.nan, 5, 5]], np.float32)
+    (y,) = engine.run(ScatterReduce(0, (2, 3), how), [np.zeros(2, np.int64), updates, base])
+    np.testing.assert_array_equal(y, [[np.nan, np.nan, 3 if how == "max" else -3], base[1]])
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint64"])

@@ -111,3 +111,13 @@ def test_the_collector_runs_again_however_compiling_ends() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_a_notebook_shows_is_one_line() -> None:
+    graph = fp.models.build("mlp:width=8,batch=4,inputs=6,classes=3")
+    step = fp.compile(graph, fp.losses.cross_entropy, fp.optim.Adam())
+    session = step.bind()
+    names = {repr(each) for each in (graph, step, step.program, step.plan, step.memory, step.weights, session)}
+    assert len(names) == 7
+    for text in names:
+        assert "\n" not in text and len(text) < 120 and text.startswith("<") and " at 0x" not in text

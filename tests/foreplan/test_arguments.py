@@ -159,7 +159,8 @@ VALUES = st.one_of(
 RIGHT: dict[str, Any] = {
     "graph": GRAPH, "model": model(), "loss": LOSS, "optimizer": SGD, "count": 2, "fn": lambda x: x, "name": "mlp",
     "specs": (fp.spec((2, 3)),), "shape": (2, 3), "batch": 2, "path": "/nowhere/at/all", "learning_rate": 0.1,
-    "value": np.zeros(2), "through": np.zeros(2), "module": None,
+    "value": np.zeros(2), "through": np.zeros(2), "module": None, "rate": 0.1, "steps": 9, "power": 2.0, "every": 2,
+    "schedules": [fp.optim.constant(0.1), fp.optim.constant(0.2)], "boundaries": [3], "weights": "head", "warmup": 2,
 }  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: getattr(fp, name)
@@ -167,10 +168,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     if inspect.isfunction(getattr(fp, name)) and name not in ("trace", "verify")  # a user's function; the planner's own
 }
 FUNCTIONS |= {"lower": fp.lower, "build": fp.models.build}
-FUNCTIONS |= {f"optim.{each.__name__}": each for each in (fp.optim.SGD, fp.optim.Nesterov, fp.optim.AdamW)}
-FUNCTIONS |= {f"losses.{each.__name__}": each for each in (fp.losses.CrossEntropy, fp.losses.Huber)}
+FUNCTIONS |= {
+    f"optim.{name}": getattr(fp.optim, name) for name in dir(fp.optim) if name not in ("Optimizer", "Schedule")
+}
+FUNCTIONS |= {
+    f"losses.{name}": kind
+    for name, kind in vars(fp.losses).items()
+    if name in dir(fp.losses) and isinstance(kind, type) and inspect.signature(kind).parameters
+}
 METHODS: dict[str, Callable[[], Any]] = dict.fromkeys(("bind", "save", "view"), step)
-METHODS |= dict.fromkeys(("step", "steps", "trace", "load"), session)
+METHODS |= dict.fromkeys(("step", "steps", "trace", "load", "state_dict"), session)
 
 
 def test_the_net_holds_every_public_function() -> None:

@@ -78,3 +78,21 @@ def test_an_onnx_model(tmp_path, onnx_file):
     small, large = (answer("estimate", path, "--batch", n, "--infer")["arena_bytes"] for n in (8, 8000))
     assert large > 100 * small
     assert answer("estimate", path, "--batch", 8)["categories"]["inputs"] > 0  # cross-entropy by default
+
+
+def test_weights_of_another_tool(tmp_path, onnx_file):
+    from safetensors.numpy import save_file
+
+    path, w = onnx_file
+    x = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", x=x)
+    out, theirs = tmp_path / "y.npz", tmp_path / "w.safetensors"
+    save_file({"net.fc": np.ascontiguousarray(-w.T), "net.other": w}, theirs)
+    command = ("run", path, "--data", tmp_path / "x.npz", "-o", out, "--weights", theirs)
+    wrong = foreplan(*command, code=2).stderr
+    assert "it has no 'w'" in wrong and "Traceback" not in wrong
+    said = foreplan(*command, "--prefix", "net", "--rename", "fc=w", "--partial").stderr
+    assert "in the file, and not in the model: other" in said and "transposed: w" in said
+    np.testing.assert_allclose(np.load(out)["y"], np.maximum(x @ -w, 0), rtol=1e-5, atol=1e-6)
+    assert "PART=NEW" in foreplan(*command, "--rename", "fc", code=2).stderr
+    assert "give the file too" in foreplan(*command[:-2], "--prefix", "net", code=2).stderr

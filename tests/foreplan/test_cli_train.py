@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from foreplan.cli.options import Settings, compile_model
-from foreplan.cli.train import DivergedError, Saving
+from foreplan.cli.training import DivergedError, Saving
 from tests.foreplan.shell import MODEL, PROGRAM, answer, foreplan
 
 
@@ -30,6 +30,28 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, data, optimizer):
     part, full = load_file(tmp_path / "part"), load_file(tmp_path / "whole")
     assert {name: array.tobytes() for name, array in part.items()} == {name: a.tobytes() for name, a in full.items()}
     assert "25 steps behind it" in foreplan(*options, "--steps", 20, "--resume", tmp_path / "part", code=2).stderr
+
+
+def test_a_resumed_run_has_the_rates_of_the_uninterrupted_one(tmp_path, data):
+    from safetensors.numpy import load_file
+
+    more = ("--lr", 0.2, "--optimizer", "nadam:ema=0.9", "--schedule", "cosine:steps=20,warmup=5", "--clip-value", 0.05)
+    options = ("train", MODEL, "--data", data, *more)
+    whole = answer(*options, "--steps", 12, "-o", tmp_path / "whole")
+    half = answer(*options, "--steps", 7, "-o", tmp_path / "part")
+    rest = answer(*options, "--steps", 12, "--resume", tmp_path / "part", "-o", tmp_path / "part")
+    assert half["losses"] + rest["losses"] == whole["losses"]
+    assert (tmp_path / "part").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert {"momentum_product", "step"} < set(load_file(tmp_path / "part"))
+    # Where it does not say where it ends, it ends with the run.
+    short = answer(*options[:-3], "cosine:warmup=5", "--steps", 12, *more[-2:])["losses"]
+    assert short[:3] == whole["losses"][:3] and short[8:] != whole["losses"][8:]
+    assert "cosine:steps=" in foreplan("estimate", MODEL, "--schedule", "cosine", code=2).stderr
+    foreplan("plan", MODEL, *more, "-o", tmp_path / "a.plan")
+    run = ("train", tmp_path / "a.plan", "--data", data, "--steps", 12)
+    assert answer(*run)["losses"] == whole["losses"]
+    assert "leave --lr out" in foreplan(*run, "--lr", 1, code=2).stderr
+    assert "decided on --schedule" in foreplan(*run, "--schedule", "constant", code=2).stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

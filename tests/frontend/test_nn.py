@@ -274,6 +274,9 @@ def test_initialisers():
     assert init["number"] == Fill(2.0)
     assert nn.kaiming_normal_fan_out((64, 3, 7, 7)) == Normal((2 / (64 * 49)) ** 0.5)
     assert nn.xavier_uniform(4, 2) == Uniform(-1.0, 1.0)
+    assert nn.xavier_uniform(0, 0) == Uniform(0.0, 0.0)
+    with pytest.raises(UsageError, match="fan_in"):
+        nn.xavier_uniform("a", 2)
 
 
 def refused(fn, *specs, error=TraceError):
@@ -289,6 +292,7 @@ def test_errors_name_the_line():
     assert "nn.shared('fc.weight')" in refused(twice, spec((2, 4)))
     assert "there are none" in refused(lambda x: x + nn.shared("gone"), spec(3))
     assert "ratio" in refused(lambda x: nn.dropout(x, 1.0), spec(3))
+    assert "ratio" in refused(lambda x: nn.dropout(x, "a"), spec(3))
     assert "groups" in refused(lambda x: nn.conv(x, 6, 3, groups=4), spec((1, 4, 8, 8)), error=ShapeError)
     assert "groups" in refused(lambda x: nn.group_norm(x, 3), spec((1, 4, 8)), error=ShapeError)
     assert "heads" in refused(lambda x: nn.multi_head_attention(x, 5), spec((1, 4, 8)), error=ShapeError)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +17,9 @@ import foreplan as fp
 from foreplan.cli import cli
 from foreplan.errors import UsageError
 from tests.fuzz.target import Target
+from tests.profile import SHORT, searching_by
 
+_HELD = ExitStack()  # to the process's end
 MODEL = "mlp:batch=2,width=4,layers=2,inputs=3,classes=2"
 MODELS = (
     MODEL,
@@ -103,6 +106,10 @@ TEXTS += (
     "1e9%",
 )
 FILES = ("s.plan", "data.npz", "t.csv", "w.safetensors", "no", "", ".", "no/such", "out.x", "t.csv/x", "link")
+OPTIMIZERS = ("sgd", "lamb", "muon:iterations=1", "rmsprop:centered=true,momentum=0.5", "adam:beta1=nan", "adam:ema=x")
+OPTIMIZERS += ("adafactor:,", "lion:=", "adagrad:initial", "muon:coefficients=1", ":", "SGD")
+SCHEDULES = ("cosine:steps=3,warmup=1", "cosine", "linear:steps=1e3", "one_cycle:steps=2,rise=0", "constant:warmup=2")
+SCHEDULES += ("inverse_sqrt:warmup=9999999999999999999", "polynomial:steps=9,power=-1", "staircase:every=0", "joined")
 RUNS = {"bench", "train", "run"}
 LONG = ("--steps", "--epochs")
 FEW = (*LONG, "--threads", "--accumulate", "--batch")  # what a command may rightly take long for
@@ -132,6 +139,8 @@ def _value(rng: random.Random, command: str, parameter: click.Parameter) -> str:
     name = parameter.opts[0]
     if isinstance(parameter.type, click.Choice) and rng.random() < 0.8:
         return str(rng.choice(list(parameter.type.choices)))
+    if name in ("--optimizer", "--schedule") and rng.random() < 0.8:
+        return rng.choice(OPTIMIZERS if name == "--optimizer" else SCHEDULES)
     if name in FEW and command in RUNS:
         return rng.choice(("0", "1", "2", "-1", "x", "", *(() if name in LONG else ("9" * 30,))))
     if name in ("--budget", "--capacity", "--memory", "--workspace"):
@@ -176,12 +185,13 @@ def _run(content: bytes, folder: Path) -> None:
 
 
 def _prepare() -> None:
+    _HELD.enter_context(searching_by(SHORT))  # what a command finds is not asked here
     _files()
     data = ("--data", "data.npz")
     with CliRunner().isolated_filesystem():
         for name, content in _files().items():
             Path(name).write_bytes(content)
-        for arguments in (["train", MODEL, *data], ["pareto", MODEL], ["fit", MODEL, "--memory", "1MiB"]):
+        for arguments in (["train", MODEL, *data], ["pareto", MODEL], ["fit", MODEL, "--memory", "2KiB"]):
             CliRunner().invoke(cli, arguments)
         fp.compile(fp.models.build(MODEL), target="cuda:h100")
 

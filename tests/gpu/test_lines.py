@@ -9,9 +9,9 @@ from foreplan.graph import Window
 from foreplan.graph.layouts import channels_last
 from foreplan.graph.types import DTYPES
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
-from foreplan.ops.recurrent import Unstack
 from foreplan.ops.scan import CumSum
 from foreplan.ops.sort import ArgReduce, TopK
+from foreplan.ops.unstack import Unstack
 from tests.gpu.check import check, type_of
 from tests.gpu.compiled import needs_gcc
 

@@ -10,7 +10,8 @@ import pytest
 
 from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Builder, TensorType, Value, as_dtype
-from foreplan.ops.recurrent import Unstack, activation, gru, lstm, rnn
+from foreplan.ops.recurrent import activation, gru, lstm, rnn
+from foreplan.ops.unstack import Unstack
 from tests.frontend.onnx.models import by_onnxruntime, model, node
 from tests.ops.check import built, check_vjp, run_op
 

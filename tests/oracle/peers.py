@@ -24,6 +24,7 @@ jnp: Any = _Module("jax.numpy")
 lax: Any = _Module("jax.lax")
 cp_model: Any = _Module("ortools.sat.python.cp_model")
 networkx: Any = _Module("networkx")
+onnx: Any = _Module("onnx")
 onnxruntime: Any = _Module("onnxruntime")
 
 

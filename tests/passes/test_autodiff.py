@@ -10,18 +10,19 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from foreplan.errors import ModelError, UnsupportedError
-from foreplan.graph import Builder, Fill, Graph, Kind, Normal, TensorType, Value
+from foreplan.errors import ModelError
+from foreplan.graph import Builder, Fill, Graph, Kind, Normal, Op, TensorType, Value
+from foreplan.graph.op import Arrays, Types
 from foreplan.graph.types import FLOAT64, INT64
 from foreplan.ops.expr import call, relu, tanh
 from foreplan.ops.join import split
 from foreplan.ops.map import Map, elementwise
 from foreplan.ops.matmul import matmul
-from foreplan.ops.norm.rows import LayerNorm
-from foreplan.ops.reduce import Reduce, reduce
+from foreplan.ops.norm.rows import LayerNorm, RMSNorm
+from foreplan.ops.reduce import reduce
 from foreplan.passes import differentiate, simplified, updating
 from foreplan.passes.optimizer import Nesterov
-from tests.ops.check import evaluate
+from tests.ops.check import check_vjp, evaluate
 from tests.passes.steps import training_step
 
 F = FLOAT64
@@ -131,12 +132,11 @@ def test_a_loss_without_parameters_is_refused() -> None:
         differentiate(graph)
 
 
-def test_a_loss_of_statistics_is_refused() -> None:
-    b = Builder()
-    x = b.store("x", TensorType(F, (2, 3)), Kind.PARAMETER, Fill(1.0))
-    _, mean, _ = b.node(LayerNorm(1, 1e-5), x, name="norm")
-    with pytest.raises(UnsupportedError, match=r"node 'norm' cannot be differentiated: .*statistics .* reductions"):
-        differentiate(b.finish({}, loss=reduce(b, "sum", mean)))
+@pytest.mark.parametrize("op", [LayerNorm(1, 1e-5), RMSNorm(1, 1e-5)], ids=str)
+def test_statistics_of_normalisations_have_gradients_too(op: Op) -> None:
+    x = np.random.default_rng(0).normal(size=(2, 5))
+    check_vjp(lambda b, v: b.node(op, v)[1:], x)
+    check_vjp(lambda b, v: b.node(op, v), x)
 
 
 def test_a_graph_without_a_loss_is_refused() -> None:
@@ -146,15 +146,31 @@ def test_a_graph_without_a_loss_is_refused() -> None:
         differentiate(b.finish({"x": x}))
 
 
+@dataclass(frozen=True)
+class Opaque(Op):
+    """x as it is; it says nothing of a derivative."""
+
+    name: ClassVar[str] = "opaque"
+
+    def infer(self, inputs: Types) -> tuple[TensorType, ...]:
+        return tuple(inputs)
+
+    def flops(self, inputs: Types, outputs: Types) -> int:
+        return 0
+
+    def compute(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> None:
+        np.copyto(outputs[0], inputs[0])
+
+
 @pytest.mark.parametrize("source", ["", "model.py:3"])
 def test_an_op_without_a_derivative_is_named_with_its_source(source: str) -> None:
-    b = Builder("prod")
+    b = Builder("opaque")
     w = b.store("w", TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0))
     b.source = source
-    loss = b.apply(Reduce("prod", (0,)), w, name="product")
+    loss = reduce(b, "sum", b.apply(Opaque(), w, name="product"))
     where = f" ({source})" if source else ""
     with pytest.raises(
-        ModelError, match=re.escape(f"node 'product'{where} cannot be differentiated: reduce(how='prod')")
+        ModelError, match=re.escape(f"node 'product'{where} cannot be differentiated: the op opaque has no derivative")
     ):
         differentiate(b.finish({}, loss=loss))
 
@@ -163,7 +179,7 @@ def test_what_reaches_no_parameter_needs_no_derivative() -> None:
     b = Builder("given")
     x = b.input("x", TensorType(F, (3, 4)))
     w = b.store("w", TensorType(F, (3,)), Kind.PARAMETER, Fill(1.0))
-    product = b.apply(Reduce("prod", (1,)), x)
+    product = b.apply(Opaque(), reduce(b, "prod", x, 1))
     (y,) = b.node(Careless(("(a0 * a1)",)), product, w)
     training = differentiate(b.finish({}, loss=reduce(b, "sum", y)))
     given = np.arange(12.0).reshape(3, 4)

@@ -221,3 +221,36 @@ loss %loss
 def test_logits_of_other_kinds_stay(more: str) -> None:
     text = more if more is NUMBER else HEAD + more + ENTROPY.format("more") + COUNTED
     assert not fused(chunk_losses(parse_graph(text)))
+
+
+@pytest.mark.parametrize("kinds", [("frozen", "frozen"), ("frozen", "parameter"), ("parameter", "frozen")])
+def test_a_frozen_matrix_gets_no_gradient(kinds: tuple[str, str]) -> None:
+    """What is trained lies before it; the gradient passes through."""
+    head = HEAD.replace("input %h: float64[2,3,4]", "input %x: float64[2,3,4]\nparameter %s: float64[4] = fill(1.0)")
+    head = head.replace("parameter %w", f"{kinds[0]} %w").replace("parameter %c", f"{kinds[1]} %c")
+    scaled = "%h: float64[2,3,4] = map(exprs=('(a0 * a1)',)) [%x, %s] as %h\n"
+    biased = "%b: float64[2,3,7] = map(exprs=('(a0 + a1)',)) [%logits, %c] as %b\n"
+    text = head.replace("%logits:", scaled + "%logits:") + biased + ENTROPY.format("b") + COUNTED
+    training = training_step(parse_graph(text))
+    (op,) = fused(training)
+    assert op.frozen == (kinds == ("frozen", "frozen"))
+    (node,) = [node for node in training.nodes if isinstance(node.op, LinearCrossEntropy)]
+    assert len(node.outputs) == (2 if op.frozen else 4)
+    stored = {"w": RNG.normal(size=(7, 4)), "c": RNG.normal(size=7), "s": RNG.normal(size=4)}
+    x, target = RNG.normal(size=(2, 3, 4)), np.array([[1, -100, 6], [0, 3, -100]])
+    found = evaluate(training, {"x": x, "target": target}, stored)
+
+    def loss(weights: dict[str, jax.Array]) -> jax.Array:
+        logs = jax.nn.log_softmax((x * weights["s"]) @ weights["w"].T + weights["c"], -1)
+        return (
+            -jnp.where(target < 0, 0.0, jnp.take_along_axis(logs, np.maximum(target, 0)[..., None], -1)[..., 0]).sum()
+            / 4
+        )
+
+    with jax.enable_x64(True):
+        value, gradients = jax.value_and_grad(loss)({name: jnp.asarray(array) for name, array in stored.items()})
+    assert training.loss is not None
+    np.testing.assert_allclose(found[training.loss], float(value), rtol=1e-12)
+    assert set(training.gradients) == {"s"} | {name for name, kind in zip("wc", kinds) if kind == "parameter"}
+    for name, gradient in training.gradients.items():
+        np.testing.assert_allclose(found[gradient], gradients[name], rtol=1e-10, atol=1e-12)

@@ -53,12 +53,45 @@ def adamw(p: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int) -> np.
     return p - RATE * (m_hat / (np.sqrt(v_hat) + 1e-8) + DECAY * p)
 
 
+def rmsprop(p: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int) -> np.ndarray:
+    g = g + DECAY * p
+    s["s"] = 0.9 * s.get("s", 0) + 0.1 * g**2
+    s["v"] = 0.5 * s.get("v", 0) + g / (np.sqrt(s["s"]) + 1e-3)
+    return p - RATE * s["v"]
+
+
+def adagrad(p: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int) -> np.ndarray:
+    g = g + DECAY * p
+    s["s"] = s.get("s", 0.1) + g**2
+    return p - RATE * g / (np.sqrt(s["s"]) + 1e-10)
+
+
+def nadam(p: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int) -> np.ndarray:
+    now, after = (0.9 * (1 - 0.5 * 0.96 ** (i * 4e-3)) for i in (t, t + 1))
+    g = g + DECAY * p
+    s["M"] = s.get("M", 1) * now
+    s["m"] = 0.9 * s.get("m", 0) + 0.1 * g
+    s["v"] = 0.999 * s.get("v", 0) + 0.001 * g**2
+    step = (1 - now) * g / (1 - s["M"]) + after * s["m"] / (1 - s["M"] * after)
+    return p - RATE * step / (np.sqrt(s["v"] / (1 - 0.999**t)) + 1e-8)
+
+
+def lion(p: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int) -> np.ndarray:
+    m = s.get("m", 0)
+    s["m"] = 0.99 * m + 0.01 * g
+    return p - RATE * (np.sign(0.9 * m + 0.1 * g) + DECAY * p)
+
+
 CASES: list[tuple[Optimizer, Rule]] = [
     (SGD(RATE, DECAY), sgd),
     (Momentum(RATE, 0.9, DECAY), momentum),
     (Nesterov(RATE, 0.9, DECAY), nesterov),
     (Adam(RATE, weight_decay=DECAY), adam),
     (AdamW(RATE, weight_decay=DECAY), adamw),
+    (fp.optim.RMSprop(RATE, 0.9, 1e-3, DECAY, 0.5), rmsprop),
+    (fp.optim.Adagrad(RATE, 0.1, weight_decay=DECAY), adagrad),
+    (fp.optim.NAdam(RATE, weight_decay=DECAY), nadam),
+    (fp.optim.Lion(RATE, weight_decay=DECAY), lion),
 ]
 
 
@@ -80,6 +113,7 @@ def test_gradients_are_clipped_by_their_common_norm(optimizer: Optimizer, rule: 
     expected = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     stored |= expected
     states: dict[str, dict[str, np.ndarray]] = {name: {} for name in shapes}
+    stored |= {v.name: np.full(v.shape, v.init.value, v.dtype.numpy) for v in training.stored if v.kind is Kind.STATE}
     for t in range(1, 3):
         rate = np.array(np.float32(RATE))
         values = evaluate(training, {"learning_rate": rate}, stored, hard=False)
@@ -122,6 +156,7 @@ def test_three_steps_follow_the_formula(optimizer: Optimizer, rule: Rule) -> Non
     training = training_step(b.finish({}, loss=loss), optimizer)
     rng = np.random.default_rng(0)
     stored = {v.name: np.zeros(v.shape, v.dtype.numpy) for v in training.stored if v.kind is not Kind.CONSTANT}
+    stored |= {v.name: np.full(v.shape, v.init.value, v.dtype.numpy) for v in training.stored if v.kind is Kind.STATE}
     stored["w"] = expected = rng.normal(size=6)
     state: dict[str, np.ndarray] = {}
     for t in range(1, 4):

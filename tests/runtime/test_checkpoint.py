@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import foreplan as fp
 from foreplan.graph import Graph
-from foreplan.runtime import checkpoint
+from foreplan.runtime.tensor_files import Entry
 
 
 def model(dropout: float = 0.0) -> Graph:
@@ -188,16 +188,16 @@ def test_a_load_takes_little_memory_beside_the_arena(tmp_path: Path) -> None:
 def test_a_load_that_is_interrupted_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = session(fp.optim.Adam())
     trained.save(tmp_path / "w.safetensors")
-    read = checkpoint._read
+    read = Entry.read
     seen = []
 
-    def interrupted(found: object, out: np.ndarray) -> None:
+    def interrupted(entry: Entry, out: np.ndarray, transposed: bool) -> None:
         seen.append(out)
         if len(seen) > 1:
             raise KeyboardInterrupt
-        read(found, out)
+        read(entry, out, transposed)
 
-    monkeypatch.setattr(checkpoint, "_read", interrupted)
+    monkeypatch.setattr(Entry, "read", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trained.load(tmp_path / "w.safetensors")
     monkeypatch.undo()

@@ -183,8 +183,8 @@ def to_decompose(record: dict[str, Any]) -> None:
 
 HARMFUL = {
     "an input of another type": (
-        lambda data: targets(data)["at"].__setitem__(2, targets(data)["at"][2].replace("int", "float")),
-        "which holds float64",
+        lambda data: targets(data)["at"].__setitem__(2, targets(data)["at"][2].replace("int64", "float32")),
+        "for itself",
     ),
     "a parameter of another type": (
         lambda data: slot(data, "stored")["at"].__setitem__(2, slot(data, "stored")["at"][2].replace("float", "int")),

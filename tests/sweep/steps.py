@@ -40,6 +40,14 @@ OPS = (
 )
 NOT_DRAWN = {
     **dict.fromkeys(("conv_weight_grad", "avg_pool_grad", "resize_grad"), "comes from differentiating"),
+    **dict.fromkeys(("max_pool_grad", "softmax_grad", "log_softmax_grad"), "comes from differentiating"),
+    **dict.fromkeys(
+        ("layer_norm_grad", "rms_norm_grad", "batch_norm_grad", "cross_entropy_grad"), "comes from differentiating"
+    ),
+    "masked_map": "a pass makes it",
+    "channel_moments": "what batch_norm_train is made of",
+    **dict.fromkeys(("grid_sample", "roi_align", "deform_conv"), "a small step may lead to another element"),
+    "scatter_reduce": "a step of a difference may exchange two elements",
     "batch_norm": "in training its statistics are the batch's: batch_norm_train",
     "dropout": "in training it becomes other ops, of random numbers",
     "top_k": "a step of a difference may exchange two elements",
@@ -111,12 +119,13 @@ def _plain(case: Case, dtype: DType) -> Case | None:
     if not inputs[0].type.dtype.is_float and case.op.name not in ("scatter_add", "scatter_elements_add"):
         return None
     op = case.op
-    if getattr(op, "how", "") == "prod" or getattr(op, "mode", "") == "nearest":
+    if getattr(op, "mode", "") == "nearest":
         return None
     if op.name in ("cross_entropy", "linear_cross_entropy"):  # targets that are classes
         classes = op.infer([x.type for x in inputs]) and inputs[0].type.shape[getattr(op, "axis", 0)]
         classes = inputs[1].type.shape[0] if op.name == "linear_cross_entropy" else classes
         at = 2 if op.name == "linear_cross_entropy" else 1
+        op = replace(op, frozen=False) if op.name == "linear_cross_entropy" else op  # type: ignore[call-arg]
         inputs[at] = replace(inputs[at], type=inputs[at].type.with_dtype("int64"), values=f"0:{classes}")
     found = Case(replace(op, wide=False) if hasattr(op, "wide") else op, tuple(inputs))
     results = found.op.infer(found.types)

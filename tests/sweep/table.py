@@ -13,12 +13,13 @@ import numpy as np
 from foreplan.graph import TensorType
 from tests.sweep.bounds import SHARE_OF_SMALLEST, Exact, Expressions, Oracle, Rule, Smooth, Sums
 from tests.sweep.case import Case
-from tests.sweep.cases import elements, places, products, rows, windows
+from tests.sweep.cases import elements, places, products, rows, sampling, windows
 from tests.sweep.draws import emptied
 from tests.sweep.oracles import elements as element_oracles
 from tests.sweep.oracles import places as place_oracles
 from tests.sweep.oracles import products as product_oracles
 from tests.sweep.oracles import rows as row_oracles
+from tests.sweep.oracles import sampling as sampling_oracles
 from tests.sweep.oracles import windows as window_oracles
 
 Draw = Callable[[Random], Case]
@@ -81,6 +82,10 @@ def _taps(op: Any, types: Types) -> int:
 
 def _conv(op: Any, types: Types) -> int:
     return math.prod(types[1].shape[1:]) + 1
+
+
+def _deformed(op: Any, types: Types) -> int:
+    return 8 * math.prod(types[1].shape[1:]) + 1
 
 
 def _conv_data(op: Any, types: Types) -> int:
@@ -184,6 +189,9 @@ _LOGITS = Smooth(
     _attended, narrow_on_cpu=True, cancels=lambda op, wide: float(max(np.abs(x).max(initial=0) for x in wide[:2]))
 )
 _FEW = Smooth(lambda op, types: 8, narrow=True)
+_READ = Smooth(lambda op, types: 64)
+# A pass puts its nodes in their place before anything has a kernel for them: `tests/passes/test_expand_gradients.py`.
+WITHOUT_KERNEL = {"gradient"}
 
 ENTRIES: dict[str, Entry] = {
     "conv": Entry(windows.conv, window_oracles.conv, Sums(_conv)),
@@ -197,6 +205,14 @@ ENTRIES: dict[str, Entry] = {
     "resize": Entry(windows.resize, window_oracles.resize, Smooth(lambda op, types: 64, narrow=True, cancels=_shared)),
     "resize_grad": Entry(
         windows.resize_grad, window_oracles.resize_grad, Smooth(lambda op, types: 256, narrow=True, cancels=_shared)
+    ),
+    "grid_sample": Entry(sampling.grid_sample, sampling_oracles.grid_sample, _READ, sampling.few_taps_grid_sample),
+    "roi_align": Entry(sampling.roi_align, sampling_oracles.roi_align, _READ, sampling.few_points_roi_align),
+    "deform_conv": Entry(
+        sampling.deform_conv,
+        sampling_oracles.deform_conv,
+        Smooth(_deformed, narrow=True),
+        sampling.few_taps_deform_conv,
     ),
     "reduce": _REDUCE,
     "cumsum": Entry(rows.cumsum, row_oracles.cumsum, Sums(_along, narrow=True)),
@@ -238,6 +254,7 @@ ENTRIES: dict[str, Entry] = {
     "stop_gradient": _moved(places.stop_gradient, place_oracles.identity),
     "straight_through": _moved(places.straight_through, place_oracles.identity),
     "reshape": _moved(places.reshape, place_oracles.reshape),
+    "bitcast": _moved(places.bitcast, place_oracles.bitcast),
     "transpose": _moved(places.transpose, place_oracles.transpose),
     "slice": _moved(places.slice_, place_oracles.slice_),
     "broadcast": _moved(places.broadcast, place_oracles.broadcast),
@@ -248,6 +265,12 @@ ENTRIES: dict[str, Entry] = {
     "gather": _moved(places.gather, place_oracles.gather),
     "gather_elements": _moved(places.gather_elements, place_oracles.gather_elements),
     "scatter_add": Entry(places.scatter_add, place_oracles.scatter_add, Sums(_updates, narrow=True)),
+    "scatter_reduce": Entry(
+        places.scatter_reduce,
+        place_oracles.scatter_reduce,
+        Smooth(_updates, narrow=True),
+        places.apart_scatter_reduce,
+    ),
     "scatter_elements_add": Entry(
         places.scatter_elements_add, place_oracles.scatter_elements_add, Sums(_updates, narrow=True)
     ),

@@ -26,7 +26,29 @@ FACTS = {
 }
 
 
-def as_markdown(results: dict[str, dict[str, Found]]) -> str:
+_HEAD = """# Files of PyTorch's exporters
+
+{count} PyTorch modules of many kinds are exported in four forms: by the exporter of `torch.onnx.export(…, dynamo=True)`
+with and without its optimizer, and by the older one, TorchScript's, in evaluation and in training mode. Each file is
+imported as it is. Then three things are compared with PyTorch: the outputs, on `numpy` and `cpu`; the gradients of a
+loss; and which tensors are trained. `python -m tests.torch` does this and writes this page. These figures are of
+{versions}.
+
+A file is right in all if it is imported, if every output and gradient agrees, and if what is trained is what the module
+trains. Some exporters fold parameters into other tensors, or merge tensors that are equal in a fresh module; lines
+below count these too. `from_torch` needs no guess, since the module itself says what it trains
+([training.md](training.md)).
+
+"""
+
+
+def as_page(results: dict[str, dict[str, Found]], versions: dict[str, str]) -> str:
+    """docs/exports.md: what is compared, and the tables."""
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return _HEAD.format(count=len(results), versions=listed) + _tables(results) + "\n"
+
+
+def _tables(results: dict[str, dict[str, Found]]) -> str:
     """The totals of each form, and a line a module and form."""
     forms = list(next(iter(results.values()), {}))
     totals = {form: _totals([found[form] for found in results.values()]) for form in forms}

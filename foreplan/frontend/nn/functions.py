@@ -4,116 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from numbers import Real
+from typing import Any
 
 import numpy as np
 
-from foreplan.arguments import whole
+from foreplan.arguments import shown, whole
 from foreplan.errors import ShapeError
-from foreplan.frontend.nn.windows import PerAxis, per_axis
 from foreplan.frontend.tracing.dispatch import as_axis
-from foreplan.frontend.tracing.elementwise import apply, as_bool, convert, select
+from foreplan.frontend.tracing.elementwise import as_bool, convert, select
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor
 from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.graph import Value, as_dtype
-from foreplan.ops import expr as ex
-from foreplan.ops import index, pool, random, scan, sort
+from foreplan.ops import index, random, scan, sort
 from foreplan.ops import loss as losses
-from foreplan.ops import resize as resizing
-from foreplan.ops import softmax as normalising
 from foreplan.ops.attention import ops as attending
-from foreplan.ops.expr import Expr, call
-from foreplan.ops.marks import StopGradient, StraightThrough
-from foreplan.ops.reduce import reduce
-
-# Activations
-
-
-def relu(x: Any) -> Tensor:
-    """max(x, 0)."""
-    return apply("relu", ex.relu, x)
-
-
-def relu6(x: Any) -> Tensor:
-    """x limited to [0, 6]."""
-    return apply("relu6", lambda x: ex.clip(x, 0.0, 6.0), x)
-
-
-def leaky_relu(x: Any, slope: float = 0.01) -> Tensor:
-    """x where positive, else slope·x."""
-    return apply("leaky_relu", lambda x: ex.where(x > 0.0, x, slope * x), x)
-
-
-def elu(x: Any, alpha: float = 1.0) -> Tensor:
-    """x where positive, else alpha·(eˣ − 1) (Clevert et al. 2016)."""
-    return apply("elu", lambda x: ex.where(x > 0.0, x, alpha * call("expm1", ex.minimum(x, 0.0))), x)
-
-
-def sigmoid(x: Any) -> Tensor:
-    """1 / (1 + e⁻ˣ)."""
-    return apply("sigmoid", ex.sigmoid, x)
-
-
-def tanh(x: Any) -> Tensor:
-    """Hyperbolic tangent."""
-    return apply("tanh", ex.tanh, x)
-
-
-def silu(x: Any) -> Tensor:
-    """x·sigmoid(x), also called swish."""
-    return apply("silu", lambda x: x * ex.sigmoid(x), x)
-
-
-def softplus(x: Any) -> Tensor:
-    """log(1 + eˣ), without overflow."""
-    return apply("softplus", lambda x: ex.maximum(x, 0.0) + call("log1p", ex.exp(-call("abs", x))), x)
-
-
-def mish(x: Any) -> Tensor:
-    """x·tanh(softplus(x)) (Misra 2020)."""
-    return x * tanh(softplus(x))
-
-
-def hard_sigmoid(x: Any) -> Tensor:
-    """x/6 + 1/2 limited to [0, 1]."""
-    return apply("hard_sigmoid", lambda x: ex.clip(x * (1.0 / 6.0) + 0.5, 0.0, 1.0), x)
-
-
-def hard_swish(x: Any) -> Tensor:
-    """x·hard_sigmoid(x) (Howard et al. 2019)."""
-    return apply("hard_swish", lambda x: x * ex.clip(x * (1.0 / 6.0) + 0.5, 0.0, 1.0), x)
-
-
-def gelu(x: Any, approximate: str = "none") -> Tensor:
-    """x·Φ(x) (Hendrycks and Gimpel 2016).
-
-    Args:
-        x: any shape.
-        approximate: "none" uses the error function; "tanh" the paper's approximation, as GPT-2 does.
-
-    Raises:
-        TraceError: `approximate` is another word.
-    """
-
-    def exact(x: Expr) -> Expr:
-        return 0.5 * x * (1.0 + ex.erf(x * math.sqrt(0.5)))
-
-    def by_tanh(x: Expr) -> Expr:
-        return 0.5 * x * (1.0 + ex.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))))
-
-    if approximate not in ("none", "tanh"):
-        raise fail(f"gelu(approximate={approximate!r}): use 'none' or 'tanh'")
-    return apply("gelu", exact if approximate == "none" else by_tanh, x)
-
-
-def softmax(x: Any, axis: int = -1) -> Tensor:
-    """eˣ / Σ eˣ along an axis; floating-point x of any shape."""
-    return _wrap(normalising.softmax(current().at(), as_tensor(x).value, axis))
-
-
-def log_softmax(x: Any, axis: int = -1) -> Tensor:
-    """Logarithm of the softmax along an axis."""
-    return _wrap(normalising.log_softmax(current().at(), as_tensor(x).value, axis))
+from foreplan.ops.marks import Gradient, StopGradient, StraightThrough
 
 
 def stop_gradient(x: Any) -> Tensor:
@@ -132,112 +38,34 @@ def straight_through(value: Any, through: Any) -> Tensor:
     return _wrap(current().at().apply(StraightThrough(), as_tensor(value).value, as_tensor(through).value))
 
 
+def gradient(y: Any, *xs: Any) -> Any:
+    """The gradient of y, one number, with respect to each x that it is computed from, as part of the model.
+
+    A loss may hold it, such as the penalty of WGAN-GP (Gulrajani et al. 2017, arXiv:1704.00028): it is differentiated
+    once more. Ops take their training form first, so in a training step it is the gradient of what that step computes.
+
+    Returns:
+        A tensor of x's shape and type; for several, a tuple of them. Zeros for an x that y does not depend on.
+
+    Raises:
+        ShapeError: y is more than one number, or an x holds integers.
+    """
+    found = current().at().node(Gradient(), as_tensor(y).value, *(as_tensor(x).value for x in xs))
+    return _wrap(found[0]) if len(found) == 1 else tuple(map(_wrap, found))
+
+
 def dropout(x: Any, ratio: float = 0.5) -> Tensor:
     """Zero each element with probability `ratio` and scale the rest by 1 / (1 − ratio) (Srivastava et al. 2014).
 
     This happens in training only; in inference the result is `x`.
 
     Raises:
-        TraceError: the ratio is outside [0, 1).
+        TraceError: the ratio is no number in [0, 1).
     """
-    if not 0.0 <= ratio < 1.0:
-        raise fail(f"dropout's ratio must be in [0, 1), and is {ratio}")
+    if isinstance(ratio, bool) or not isinstance(ratio, Real) or not 0.0 <= ratio < 1.0:
+        raise fail(f"dropout's ratio must be a number in [0, 1), and is {shown(ratio)}")
     tensor = as_tensor(x)
-    return tensor if not ratio else _wrap(random.dropout(current().at(), tensor.value, ratio))
-
-
-# Pooling and resizing
-
-
-def max_pool(
-    x: Tensor,
-    kernel: PerAxis,
-    stride: PerAxis | None = None,
-    padding: PerAxis = 0,
-    dilation: PerAxis = 1,
-) -> Tensor:
-    """Maximum over windows of [N, C, *S]; the stride is the kernel's extent by default.
-
-    Raises:
-        ShapeError: no window fits into the padded images.
-        UsageError: a size is not a whole number, or too small.
-    """
-    geometry = _windows("max_pool", x, kernel, stride, padding)
-    gaps = per_axis("max_pool's dilation", dilation, x.ndim - 2)
-    return _wrap(pool.max_pool(current().at(), x.value, dilations=gaps, **geometry))
-
-
-def avg_pool(
-    x: Tensor,
-    kernel: PerAxis,
-    stride: PerAxis | None = None,
-    padding: PerAxis = 0,
-    count_padding: bool = False,
-) -> Tensor:
-    """Mean over windows of [N, C, *S]; the stride is the kernel's extent by default.
-
-    Padding counts as zeros only with `count_padding`.
-
-    Raises:
-        ShapeError: no window fits into the padded images, or elements are not floating-point.
-        UsageError: a size is not a whole number, or too small.
-    """
-    geometry = _windows("avg_pool", x, kernel, stride, padding)
-    return _wrap(pool.avg_pool(current().at(), x.value, count_include_pad=count_padding, **geometry))
-
-
-class _Windows(TypedDict):
-    """The arguments that poolings share, one entry for each spatial axis."""
-
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    pads: tuple[int, ...]
-
-
-def _windows(kind: str, x: Tensor, kernel: PerAxis, stride: PerAxis | None, padding: PerAxis) -> _Windows:
-    axes = x.ndim - 2
-    taps = per_axis(f"{kind}'s kernel", kernel, axes)
-    steps = taps if stride is None else per_axis(f"{kind}'s stride", stride, axes)
-    return {"kernel": taps, "strides": steps, "pads": per_axis(f"{kind}'s padding", padding, axes, 0)}
-
-
-def global_avg_pool(x: Tensor) -> Tensor:
-    """Mean over all spatial axes: [N, C, *S] → [N, C]."""
-    return _wrap(reduce(current().at(), "mean", x.value, range(2, x.ndim)))
-
-
-def resize(x: Tensor, size: PerAxis, mode: str = "linear", align_corners: bool = False) -> Tensor:
-    """[N, C, *S] → [N, C, *size] by interpolation.
-
-    Args:
-        x: images.
-        size: new extent along each spatial axis; one number for all.
-        mode: "nearest" (the sample at or before), "linear" (bilinear in two dimensions) or "cubic".
-        align_corners: whether the outermost samples keep their places; else pixels are areas (half-pixel centres).
-
-    Raises:
-        ShapeError: the size does not fit the axes, or the mode is not known.
-        UnsupportedError: an axis is too long.
-        UsageError: a size is not a whole number of at least 1.
-    """
-    spatial = per_axis("resize's size", size, x.ndim - 2)
-    nearest = mode == "nearest"
-    coordinate = "align_corners" if align_corners else "asymmetric" if nearest else "half_pixel"
-    shape, b = (*x.shape[:2], *spatial), current().at()
-    y = resizing.resize(
-        b, x.value, shape, mode=mode, coordinate=coordinate, rounding="floor" if nearest else "round_prefer_floor"
-    )
-    return _wrap(y)
-
-
-def upsample(x: Tensor, scale: int = 2, mode: str = "nearest") -> Tensor:
-    """[N, C, *S] with every spatial extent `scale` times as large; modes as in `resize`.
-
-    Raises:
-        UsageError: the scale is not a whole number of at least 1.
-    """
-    times = whole("upsample's scale", scale, 1)
-    return resize(x, [n * times for n in x.shape[2:]], mode)
+    return tensor if not ratio else _wrap(random.dropout(current().at(), tensor.value, float(ratio)))
 
 
 def concat(tensors: Sequence[Any], axis: int = 1) -> Tensor:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 
-from foreplan.arguments import number_in, whole
+from foreplan.arguments import whole
 from foreplan.errors import ShapeError
 from foreplan.frontend.nn.functions import attention, join_heads, split_heads
+from foreplan.frontend.nn.images import pad
 from foreplan.frontend.nn.parameters import (
     Init,
-    buffer,
     float_dtype,
     layer,
     parameter,
@@ -22,13 +22,13 @@ from foreplan.frontend.nn.parameters import (
     xavier_uniform,
 )
 from foreplan.frontend.nn.windows import Padding, PerAxis, pads_per_axis, per_axis
-from foreplan.frontend.tracing.dispatch import as_axis
+from foreplan.frontend.tracing.elementwise import apply
 from foreplan.frontend.tracing.tensor import Tensor
 from foreplan.frontend.tracing.tracer import current
-from foreplan.graph import DType, Normal
+from foreplan.graph import Normal
 from foreplan.ops.conv import ops as convolution
+from foreplan.ops.expr import where
 from foreplan.ops.matmul import matmul
-from foreplan.ops.norm import batch, rows
 from foreplan.ops.window import Geometry
 
 
@@ -77,6 +77,7 @@ def conv(
     name: str = "",
     weight_init: Init | None = None,
     bias_init: Init | None = None,
+    padding_mode: str = "zeros",
 ) -> Tensor:
     """Convolution in one, two or three dimensions: [N, C, *S] → [N, features, *S'].
 
@@ -85,18 +86,19 @@ def conv(
         features: output channels.
         kernel: extent along each spatial axis; one number for all.
         stride: step along each spatial axis.
-        padding: zeros on both sides of each axis: one number, one for each axis, or pairs (low, high). "valid" is no
-            padding; "same" makes each output extent ⌈input / stride⌉.
+        padding: elements added on both sides of each axis, zeros by default: one number, one for each axis, or pairs
+            (low, high). "valid" is no padding; "same" makes each output extent ⌈input / stride⌉.
         groups: number of equal groups of channels; each is convolved alone.
         dilation: distance between taps.
         bias: whether the layer has a bias.
         name: of the layer; `weight` is [features, C/groups, *kernel], `bias` [features].
         weight_init: U(±1/√fan_in) by default, fan_in = C/groups · taps.
         bias_init: the same by default.
+        padding_mode: "zeros", "reflect", "replicate" or "circular", as for `pad`.
 
     Raises:
         ShapeError: the groups do not divide the channels, or the kernel exceeds the padded input.
-        UsageError: a size is not a whole number, or too small.
+        UsageError: a size is not a whole number, or too small; the padding mode is not known.
     """
     axes, groups = _axes_and_groups("conv", x, features, groups)
     taps, steps = per_axis("conv's kernel", kernel, axes), per_axis("conv's stride", stride, axes)
@@ -105,6 +107,8 @@ def conv(
         shape = (features, x.shape[1] // groups, *taps)
         w, b = _weight_and_bias(x, shape, features if bias else None, weight_init, bias_init)
         pads = pads_per_axis("conv's padding", padding, x.shape[2:], taps, steps, gaps)
+        if padding_mode != "zeros":
+            x, pads = pad(x, pads, padding_mode), [(0, 0)] * axes
         added = None if b is None else b.value
         geometry: Geometry = {"strides": steps, "pads": pads, "dilations": gaps}
         y = convolution.conv(current().at(), x.value, w.value, added, groups=groups, **geometry)
@@ -114,6 +118,7 @@ def conv(
 def _axes_and_groups(kind: str, x: Tensor, features: int, groups: int) -> tuple[int, int]:
     """The number of spatial axes and that of groups, which divide the channels."""
     axes, groups = x.ndim - 2, whole(f"{kind}'s groups", groups, 1)
+    whole(f"{kind}'s features", features, 0)
     if axes < 1:
         raise ShapeError(f"{kind} needs images [N, C, *S] with at least one spatial axis, and got {x!r}")
     if x.shape[1] % groups or features % groups:
@@ -162,83 +167,24 @@ def conv_transpose(
     return current().wrap(y)
 
 
-def _scale_and_bias(shape: int | tuple[int, ...], dtype: DType) -> tuple[Tensor, Tensor]:
-    """The parameters `weight`, which begins at 1, and `bias`, which begins at 0."""
-    return parameter("weight", shape, 1.0, dtype), parameter("bias", shape, 0.0, dtype)
+def prelu(x: Tensor, count: int = 1, init: Init = 0.25, name: str = "") -> Tensor:
+    """x where positive, else weight·x (He et al. 2015). The shape stays.
 
-
-def batch_norm(x: Tensor, momentum: float = 0.9, epsilon: float = 1e-5, name: str = "") -> Tensor:
-    """Batch normalisation over all axes but the second (Ioffe and Szegedy 2015): [N, C, *S] → [N, C, *S].
-
-    Training uses the batch's statistics and updates the buffers `running_mean` and `running_var` to momentum·old +
-    (1 − momentum)·batch, as ONNX does; PyTorch's momentum is 1 minus this one. `weight` [C] begins at 1, `bias` [C]
-    at 0.
+    `weight` [count] has one slope for all, or one for each channel, that is, each index of the second axis; it begins
+    at 1/4.
 
     Raises:
-        ShapeError: `x` has fewer than two axes.
-        UsageError: the momentum is outside [0, 1], or epsilon is negative or infinite.
+        ShapeError: `count` is neither 1 nor the number of channels.
+        UsageError: `count` is not a whole number of at least 1.
     """
-    channels, dtype = _channels(x), float_dtype(x)
-    with layer(name, "batch_norm"):
-        scale, bias = _scale_and_bias(channels, dtype)
-        mean = buffer("running_mean", channels, 0.0, dtype)
-        var = buffer("running_var", channels, 1.0, dtype)
-        b = current().at()
-        kept = number_in("batch_norm's momentum", momentum, 0.0, math.nextafter(1.0, 2.0))
-        op = batch.BatchNorm(epsilon=_epsilon(epsilon), momentum=kept)
-        return current().wrap(b.apply(op, x.value, scale.value, bias.value, mean.value, var.value))
-
-
-def layer_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-5, name: str = "") -> Tensor:
-    """Layer normalisation over the axes from `axis` to the last (Ba et al. 2016). The shape stays.
-
-    `weight`, which begins at 1, and `bias`, which begins at 0, have the shape of these axes.
-    """
-    first, dtype = as_axis(axis, x.ndim), float_dtype(x)
-    with layer(name, "layer_norm"):
-        scale, bias = _scale_and_bias(x.shape[first:], dtype)
-        y = rows.layer_norm(current().at(), x.value, scale.value, bias.value, axis=first, epsilon=_epsilon(epsilon))
-        return current().wrap(y)
-
-
-def rms_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-6, name: str = "") -> Tensor:
-    """x / √(mean(x²) + epsilon) · weight over the axes from `axis` to the last (Zhang and Sennrich 2019).
-
-    `weight`, which begins at 1, has the shape of these axes.
-    """
-    first, dtype = as_axis(axis, x.ndim), float_dtype(x)
-    with layer(name, "rms_norm"):
-        scale = parameter("weight", x.shape[first:], 1.0, dtype)
-        y = rows.rms_norm(current().at(), x.value, scale.value, axis=first, epsilon=_epsilon(epsilon))
-        return current().wrap(y)
-
-
-def group_norm(x: Tensor, groups: int, epsilon: float = 1e-5, name: str = "") -> Tensor:
-    """Normalisation over groups of channels (Wu and He 2018): [N, C, *S] → [N, C, *S].
-
-    `weight` [C] begins at 1, `bias` [C] at 0.
-
-    Raises:
-        ShapeError: the groups do not divide the channels.
-        UsageError: `groups` is not a whole number of at least 1.
-    """
-    channels, dtype, groups = _channels(x), float_dtype(x), whole("group_norm's groups", groups, 1)
-    if channels % groups:
-        raise ShapeError(f"group_norm of {x!r}: {channels} channels do not make {groups} equal groups")
-    with layer(name, "group_norm"):
-        scale, bias = _scale_and_bias(channels, dtype)
-        y = rows.group_norm(current().at(), x.value, groups, scale.value, bias.value, epsilon=_epsilon(epsilon))
-        return current().wrap(y)
-
-
-def _epsilon(given: float) -> float:
-    return number_in("epsilon", given, 0.0, math.inf)
-
-
-def _channels(x: Tensor) -> int:
-    if x.ndim < 2:
-        raise ShapeError(f"{x!r} has no channel axis; normalisation by channel needs [N, C, *S]")
-    return x.shape[1]
+    count = whole("prelu's count", count, 1)
+    channels = x.shape[1] if x.ndim > 1 else 1
+    if count not in (1, channels):
+        raise ShapeError(f"prelu of {x!r}: {count} slopes are neither one for all nor one for each of the channels")
+    with layer(name, "prelu"):
+        weight = parameter("weight", count, init, float_dtype(x))
+        slopes = weight.reshape(count, *(1,) * (x.ndim - 2)) if count > 1 else weight
+        return apply("prelu", lambda x, slope: where(x > 0.0, x, slope * x), x, slopes)
 
 
 def embedding(

@@ -84,7 +84,13 @@ def _store(
 
 
 def layer(name: str, kind: str) -> AbstractContextManager[None]:
-    """The scope of one layer's parameters. A layer without a name is named by its kind and a number."""
+    """The scope of one layer's parameters. A layer without a name is named by its kind and a number.
+
+    Raises:
+        UsageError: the name is no text.
+    """
+    if not isinstance(name, str):
+        raise UsageError(f"the name of a layer is a text, and is {shown(name)}")
     return scope(name or current().numbered_name(kind))
 
 
@@ -105,6 +111,11 @@ def uniform_fan_in(fan_in: int) -> Uniform:
 
 
 def xavier_uniform(fan_in: int, fan_out: int) -> Uniform:
-    """U(±√(6 / (fan_in + fan_out))) (Glorot and Bengio 2010, eq. 16)."""
-    bound = math.sqrt(6.0 / (fan_in + fan_out))
+    """U(±√(6 / (fan_in + fan_out))) (Glorot and Bengio 2010, eq. 16); 0 for a weight without elements.
+
+    Raises:
+        UsageError: a fan is not a whole number of at least 0.
+    """
+    fans = whole("fan_in", fan_in, 0) + whole("fan_out", fan_out, 0)
+    bound = math.sqrt(6.0 / fans) if fans else 0.0
     return Uniform(-bound, bound)

@@ -1,20 +1,23 @@
 """ONNX files → Graph. Importing this package does not import `onnx`; calling `from_onnx` does.
 
+foreign       files that are no ONNX models
 load, wire    the file: its skeleton without the weights' bytes, which stay where they are
 order         nodes in order
 uses, contents, roles  which weights are trained: by what the exporter tells, by uses, names and numbers
 shapes, batch shapes bound by the caller, and another batch size than the file's
-importer      the walk over the nodes; functions, control and constant are its special cases
+importer, scope  the walk over the nodes, and what they can read; functions, control and constant are its special cases
 fold          nodes whose inputs are known are computed at once
 node, tensors what a translation sees: one node, and its operands
 ops/          the translations, one file a family
+origin        what it takes to write the file again
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foreplan.arguments import names_in, whole
 from foreplan.graph import Graph
@@ -41,6 +44,7 @@ def from_onnx(
     shapes: Mapping[str, Sequence[int]] | None = None,
     batch: int | None = None,
     *,
+    values: Mapping[str, Any] | None = None,
     train: Iterable[str] = (),
     freeze: Iterable[str] = (),
 ) -> Graph:
@@ -57,6 +61,8 @@ def from_onnx(
         shapes: input name → shape, for inputs whose sizes are symbolic in the file: `{"x": (1, 3, 224, 224)}`.
         batch: extent of the first axis of every input. Where the file fixes another one, shapes written
             within the model are rewritten too, and `Graph.notes` says which.
+        values: input name → the array that it has in every step: `{"axes": [0, 1]}`. It is then no input of the
+            graph. An input that decides shapes, such as a target shape, axes or a number of steps, needs one.
         train, freeze: weights that are trained, or are not, whatever they would be otherwise: see `foreplan.compile`.
 
     A Dropout is active in training steps only. With training_mode true it is active in every step, as in ONNX, and a
@@ -69,7 +75,8 @@ def from_onnx(
         ModelError: the file is missing, broken, or not an ONNX model.
         ShapeError: shapes are unbound or contradict each other, a node fixes the batch, or an output is declared with
             another element type.
-        UnsupportedError: foreplan lacks an op, opset or element type of the model, or a shape depends on data.
+        UnsupportedError: foreplan lacks an op, opset or element type of the model.
+        ValueNeededError: a shape depends on values of inputs; its attribute `inputs` has their names.
         UsageError: an argument has the wrong type, or a value out of range.
 
     Source: the ONNX specification, IR versions 3 to 13, operators of opsets 1 to 28.
@@ -77,14 +84,18 @@ def from_onnx(
     from foreplan.frontend.onnx.batch import Rebatch
     from foreplan.frontend.onnx.importer import Importer
     from foreplan.frontend.onnx.load import load_model
+    from foreplan.frontend.onnx.origin import Origin
     from foreplan.frontend.onnx.shapes import bind_shapes
 
     batch = None if batch is None else whole("batch", batch, 1)
     selection = Selection(tuple(names_in("train", train)), tuple(names_in("freeze", freeze)))
     loaded = load_model(model)
-    bound = bind_shapes(loaded, shapes, batch)
-    if bound.exported is None or batch is None:
-        return Importer(loaded, None, selection).run(bound.types)
-    exported = Importer(loaded)
-    exported.run(bound.exported)
-    return Importer(loaded, Rebatch(bound.old_batch, batch, exported.shapes), selection).run(bound.types)
+    bound = bind_shapes(loaded, shapes, batch, values)
+    rebatch = None
+    if bound.exported is not None and batch is not None:
+        exported = Importer(loaded)
+        exported.run(bound.exported, bound.values)
+        rebatch = Rebatch(bound.old_batch, batch, exported.shapes)
+    importer = Importer(loaded, rebatch, selection)
+    graph = importer.run(bound.types, bound.values)
+    return replace(graph, origin=Origin.of(loaded, importer.told, graph))

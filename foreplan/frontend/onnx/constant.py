@@ -32,4 +32,6 @@ def constant(n: OnnxNode, kind: Kind) -> Constant:
     if n.has_attribute("value_ints"):
         return from_array(name, np.array(n.integers("value_ints"), np.int64), kind)
     held = [attribute.name for attribute in n.proto.attribute]
-    raise n.unsupported(f"it holds {', '.join(held) or 'nothing'}, and foreplan reads dense tensors of numbers")
+    raise n.unsupported(
+        f"it holds {', '.join(held) or 'nothing'}, and foreplan reads dense tensors of numbers; store it as one"
+    )

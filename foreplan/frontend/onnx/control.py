@@ -40,21 +40,18 @@ def _for_each(n: OnnxNode, name: str, count: int) -> list[int]:
     return found
 
 
-def _refuse(n: OnnxNode, what: str) -> Exception:
-    return n.unsupported(
-        f"{what} is computed from data; a static graph needs it known at import, so export the model with it fixed"
-    )
-
-
-def _known_flag(n: OnnxNode, operand: Operand, what: str) -> bool:
-    if not isinstance(operand, Constant) or operand.array is None or operand.array.size != 1:
-        raise _refuse(n, what)
-    return bool(operand.array.reshape(-1)[0])
+def _known_number(n: OnnxNode, operand: Operand, what: str) -> int:
+    """A number or a flag that decides which nodes run."""
+    if not isinstance(operand, Constant) or operand.array is None:
+        raise n.needs_value(operand, what)
+    if operand.array.size != 1:
+        raise n.misshapen(f"{what} must be one number, and has the shape {list(operand.shape)}")
+    return int(operand.array.reshape(-1)[0])
 
 
 def translate_if(n: OnnxNode, name: str, walk: Walk) -> list[Operand | None]:
     """The branch that a known condition chooses."""
-    branch = "then_branch" if _known_flag(n, n.operand(0), "its condition") else "else_branch"
+    branch = "then_branch" if _known_number(n, n.operand(0), "its condition") else "else_branch"
     return list(walk(_graph(n, branch), f"{name}/", ()))
 
 
@@ -67,11 +64,8 @@ def translate_loop(n: OnnxNode, name: str, walk: Walk) -> list[Operand | None]:
         )
     most = None
     if n.has(0):
-        steps = n.operand(0)
-        if not isinstance(steps, Constant) or steps.array is None or steps.array.size != 1:
-            raise _refuse(n, "its number of steps")
-        most = int(steps.array.reshape(-1)[0])
-    going = not n.has(1) or _known_flag(n, n.operand(1), "its condition")
+        most = _known_number(n, n.operand(0), "its number of steps")
+    going = not n.has(1) or bool(_known_number(n, n.operand(1), "its condition"))
     state = [n.operand(i) for i in range(2, len(n.inputs))]
     _gives(n, body, 1 + len(state))
     rows: list[list[Operand]] = [[] for _ in body.output[1 + len(state) :]]
@@ -84,7 +78,7 @@ def translate_loop(n: OnnxNode, name: str, walk: Walk) -> list[Operand | None]:
             *state,
         ]
         results = walk(body, prefix, given)
-        going = _known_flag(n, results[0], "the condition that its body gives")
+        going = bool(_known_number(n, results[0], "the condition that its body gives"))
         state = results[1 : 1 + len(state)]
         for row, result in zip(rows, results[1 + len(state) :]):
             row.append(result)

@@ -37,8 +37,8 @@ _NEVER = {
     "RandomUniformLike",
     "Scan",
 }
-# Ops without a translation whose output is not far larger than their inputs, or has a size that these tell.
-_BY_REFERENCE = {"BitCast", "CumProd", "Det", "MelWeightMatrix", "NonZero", "Range", "Unique"}
+# Ops that no graph can compute, and whose output is not far larger than their inputs, or has a size that these tell.
+_BY_REFERENCE = {"MelWeightMatrix", "NonMaxSuppression", "NonZero", "Range", "Unique"}
 _PLAIN = (1, 2, 3, 6, 7, 8)  # AttributeProto's FLOAT, INT, STRING and lists of them
 _MOST_BYTES = 8 * INTEGER_BYTES  # of an intermediate result
 
@@ -63,10 +63,10 @@ def fold(n: OnnxNode, kind: Kind) -> list[Constant | None] | None:
     if not all(isinstance(operand, Constant) and operand.is_foldable for operand in constants):
         return None
     arrays: Sequence[np.ndarray | None] | None = None
-    if ("", n.op_type) in TRANSLATIONS:
+    if n.op_type in _BY_REFERENCE:
+        arrays = _reference(n) if _fits_in_sight(n) else None
+    elif ("", n.op_type) in TRANSLATIONS:
         arrays = _translated(n)
-    elif n.op_type in _BY_REFERENCE and _fits_in_sight(n):
-        arrays = _reference(n)
     if arrays is None:
         return None
     found = [None if array is None else from_array(name, array) for name, array in zip(n.output_names, arrays)]
@@ -110,6 +110,10 @@ class _Apart:
         if operand not in self._values:
             self._values[operand] = self.b.store(operand.name, operand.type, Kind.CONSTANT, operand.init)
         return self._values[operand]
+
+    def sources(self, value: Value) -> Sequence[Value]:
+        """None: all is known here."""
+        return ()
 
     def random_stream(self) -> tuple[Value, int]:
         """Nothing random is folded."""

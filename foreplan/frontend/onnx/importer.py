@@ -20,15 +20,17 @@ from foreplan.frontend.onnx.node import OnnxNode, Operand
 from foreplan.frontend.onnx.ops import TRANSLATIONS
 from foreplan.frontend.onnx.order import in_order
 from foreplan.frontend.onnx.roles import NO_ROLE, Exporter, Role, chosen_roles, find_roles
+from foreplan.frontend.onnx.scope import Scope
 from foreplan.frontend.onnx.sequences import Tensors, translate_sequence
 from foreplan.frontend.onnx.shapes import fixed_extents
-from foreplan.frontend.onnx.tensors import Constant, dtype_of, from_array, from_tensor
+from foreplan.frontend.onnx.tensors import Constant, dtype_of, from_array, from_tensor, given_array
 from foreplan.frontend.onnx.untie import untied
 from foreplan.graph import Builder, Graph, Node, RandomSeed, TensorType, Value, as_dtype
 from foreplan.graph.ir import Kind
 from foreplan.graph.names import Names
 from foreplan.graph.types import Shape
 from foreplan.ops.map import elementwise
+from foreplan.ops.storage import unpacked
 from foreplan.patterns import AS_THE_MODEL, Selection
 
 if TYPE_CHECKING:
@@ -41,39 +43,6 @@ _DEEPEST = 64  # functions and branches within each other
 _MOST_WRITTEN, _MOST_MADE, _MOST_TIMES = 1 << 15, 1 << 16, 64
 
 
-class Scope:
-    """The tensors that nodes can read by name, in a graph, a called function, or a branch or loop within one.
-
-    Attributes:
-        prefix: begins the names of tensors made here, so that they are unique in the model.
-        roles: what the tensors of this scope are to the model.
-        opsets: domain → version that nodes here are written for.
-        names: of tensors of a function that have another name outside.
-    """
-
-    def __init__(
-        self,
-        prefix: str,
-        roles: Mapping[str, Role],
-        opsets: Mapping[str, int],
-        outer: Scope | None = None,
-        depth: int = 0,
-    ) -> None:
-        self.prefix = prefix
-        self.roles = roles
-        self.opsets = opsets
-        self.outer = outer
-        self.depth = depth
-        self.names: dict[str, str] = {}
-        self.tensors: dict[str, Operand | Tensors | None] = {}
-        self.initializers: dict[str, onnx.TensorProto] = {}
-        self.attributes: Mapping[str, onnx.AttributeProto] = {}
-
-    def full_name(self, name: str) -> str:
-        """The name of a tensor made here, unique in the model."""
-        return self.names.get(name, self.prefix + name)
-
-
 class Importer:
     """Builds one Graph from one model; inputs have been bound to shapes.
 
@@ -82,6 +51,7 @@ class Importer:
         selection: the weights that the user wants trained, or frozen.
         path: the model's file, if it is one.
         shapes: the shape of every tensor by its full name, for a later import with another batch.
+        told: the file's graph, in which merged tensors are many again.
         written: the number of nodes written out from bodies of loops, branches and functions.
         most_written: the most such nodes that a file of this size may have.
     """
@@ -99,6 +69,7 @@ class Importer:
             max(_MOST_MADE, _MOST_TIMES * held),
         )
         self.shapes: dict[str, Shape] = {}
+        self.told = model.proto.graph
         self.written, self.most_written = 0, max(_MOST_WRITTEN, _MOST_TIMES * held)
         self.updates: dict[Value, Value] = {}
         self.functions = {(f.domain, f.name): f for f in model.proto.functions}
@@ -109,22 +80,27 @@ class Importer:
         self._taken, self._taken_nodes = Names(), Names()
         self._named: set[Node] = set()  # nodes that have their final names, of bodies that stand within a node
 
-    def run(self, inputs: Mapping[str, TensorType]) -> Graph:
+    def run(self, inputs: Mapping[str, TensorType], values: Mapping[str, np.ndarray] | None = None) -> Graph:
         """The whole model.
 
         Args:
             inputs: the user's inputs in order, with their shapes.
+            values: of the inputs that are the same in every step.
 
         Raises:
             ModelError: the model is broken, or holds what foreplan cannot compile; names the node.
         """
         graph, self.exporter, notes = untied(self.model.proto.graph, self.exporter)
+        self.told = graph
         roles = find_roles(graph.node, graph.initializer, self.functions, self.exporter)
         scope = Scope("", chosen_roles(roles, self.selection), self.model.opsets)
         for name, type in inputs.items():
             scope.tensors[name] = value = Value(self._taken.claim(name), type, Kind.INPUT)
             self.b.inputs.append(value)
             self.shapes[name] = type.shape
+        for name, array in (values or {}).items():
+            scope.tensors[name] = given_array(name, array)
+            self.shapes[name] = array.shape
         scope.initializers = self._initializers(graph)
         self.nodes(graph.node, scope)
         self.b.notes += [*notes, *notes_on(graph, scope.roles, self.exporter)]
@@ -144,7 +120,8 @@ class Importer:
         kind = info.type.WhichOneof("value") or "tensor_type"
         if kind != "tensor_type":
             raise UnsupportedError(
-                f"{where} is declared as {kind.removesuffix('_type')}; foreplan gives tensors of numbers only"
+                f"{where} is declared as {kind.removesuffix('_type')}; foreplan gives tensors of numbers only, so take "
+                "them out with SequenceAt or ConcatFromSequence"
             )
         if declared.elem_type and (dtype := dtype_of(declared.elem_type, where)) != found.dtype.name:
             raise ShapeError(
@@ -161,7 +138,7 @@ class Importer:
 
     def nodes(self, nodes: Sequence[onnx.NodeProto], scope: Scope) -> None:
         """Translate nodes in an order in which they can run."""
-        for index, node in in_order(nodes, self.model.label):
+        for index, node in in_order(nodes, self.model.label, {*scope.tensors, *scope.initializers}):
             self._node(node, index, scope)
 
     def look_up(self, name: str, scope: Scope, reader: str) -> Operand:
@@ -174,7 +151,8 @@ class Importer:
         found = self._find(name, scope, reader)
         if isinstance(found, Tensors):
             raise UnsupportedError(
-                f"{self.model.label}: {reader} gives {name!r}, a sequence of tensors; foreplan gives tensors"
+                f"{self.model.label}: {reader} gives {name!r}, a sequence of tensors; foreplan gives tensors, so take "
+                "them out with SequenceAt or ConcatFromSequence"
             )
         return found
 
@@ -203,9 +181,22 @@ class Importer:
             return operand
         if operand.value is None:
             name = self._taken.claim(operand.name)
-            operand.value = Value(name, operand.type, operand.kind, operand.init, operand.why)
+            operand.value = Value(name, operand.packed or operand.type, operand.kind, operand.init, operand.why)
             self.b.stored.append(operand.value)
+        if operand.packed is not None:  # taken apart for each reader: what lives between steps is the bytes
+            return unpacked(self.b, operand.value, operand.type.dtype, operand.shape)
         return operand.value
+
+    def sources(self, value: Value) -> list[Value]:
+        """The model's inputs that a value is computed from, in their order."""
+        makers = {made: node for node in self.b.nodes for made in node.outputs}
+        seen, left = set(), [value]
+        while left:
+            at = left.pop()
+            if at not in seen:
+                seen.add(at)
+                left += makers[at].inputs if at in makers else ()
+        return [each for each in self.b.inputs if each in seen]
 
     def random_stream(self) -> tuple[Value, int]:
         """The state of the model's random ops, made for the first of them, and the number of this one."""
@@ -293,7 +284,8 @@ class Importer:
         except ForeplanError as error:
             if n.source in str(error):
                 raise
-            raise type(error)(f"{n.source}: {error}") from None
+            where = n.where if isinstance(error, UnsupportedError) else n.source
+            raise type(error)(f"{where}: {error}") from None
         except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
             raise ModelError(f"{n.source}: its inputs or attributes do not fit the op: {error}") from error
 
@@ -301,10 +293,11 @@ class Importer:
         what = f"{domain}.{n.op_type}" if domain else n.op_type
         if domain and domain not in self.model.opsets:
             return UnsupportedError(
-                f"{n.source}: the model imports no opset of the domain {domain!r}, to which the op {what} belongs"
+                f"{n.where}: the model imports no opset of the domain {domain!r}, to which the op {what} belongs; "
+                "export it again, or add the domain to its opset_import"
             )
         return UnsupportedError(
-            f"{n.source}: foreplan has no translation of the op {what} (opset {n.opset}), and ONNX has no "
+            f"{n.where}: foreplan has no translation of the op {what}, and ONNX has no "
             "function body for it; export the model without it, or replace it by simpler ops"
         )
 
@@ -328,7 +321,7 @@ class Importer:
         inner.initializers = {tensor.name: tensor for tensor in body.initializer}
         inner.tensors.update({info.name: operand for info, operand in zip(body.input, given)})
         self.nodes(body.node, inner)
-        return [self.look_up(output.name, inner, f"the body of {n.source}") for output in body.output]
+        return [self.look_up(output.name, inner, f"the body of {n.where}") for output in body.output]
 
     def _write_out(self, n: OnnxNode, nodes: int) -> None:
         """Count the nodes of a body that is about to take the place of `n`, or of one step of `n`.
@@ -360,7 +353,7 @@ class Importer:
         self.nodes([node for node in body.node if not _is_unused(node)], inner)
         for formal, actual in zip(body.output, n.proto.output):
             if actual:
-                scope.tensors[actual] = self.look_up(formal, inner, n.source)
+                scope.tensors[actual] = self.look_up(formal, inner, n.where)
 
     # Names.
 

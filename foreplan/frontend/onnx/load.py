@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foreplan.errors import ModelError, UnsupportedError, UsageError
+from foreplan.frontend.onnx.foreign import told_by_bytes, told_by_name
 from foreplan.frontend.onnx.wire import skeleton
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def load_model(model: str | os.PathLike[str] | onnx.ModelProto) -> Model:
         raise UsageError(f"from_onnx takes a path or an onnx.ModelProto, not {type(model).__name__}")
     where = str(path) if path is not None else label
     if not proto.HasField("graph"):
-        raise ModelError(f"{where} is not an ONNX model: it has no graph")
+        raise ModelError(f"{where} is not an ONNX model: it has no graph{_hint(path)}")
     if not proto.graph.output:
         raise ModelError(f"{where}: the graph has no outputs, so there is nothing to compute")
     for text in _texts(proto):
@@ -118,6 +119,8 @@ def _parse(path: Path) -> onnx.ModelProto:
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
+        if other := told_by_bytes(path):
+            raise ModelError(f"{path} is not an ONNX model but {other}")
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise ModelError(f"{path} is empty: it is not an ONNX model")
@@ -132,7 +135,13 @@ def _parse(path: Path) -> onnx.ModelProto:
     except ModelError as error:
         if str(error).startswith(str(path)):
             raise
-        raise ModelError(f"{path} is not an ONNX model or is damaged: {error}") from None
+        raise ModelError(f"{path} is not an ONNX model or is damaged: {error}{_hint(path)}") from None
     except (DecodeError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not an ONNX model or is damaged: {error}") from None
+        raise ModelError(f"{path} is not an ONNX model or is damaged: {error}{_hint(path)}") from None
     return proto
+
+
+def _hint(path: Path | None) -> str:
+    """What the file may be instead."""
+    told = "" if path is None else told_by_name(path)
+    return f" ({told})" if told else ""

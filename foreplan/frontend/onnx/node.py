@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from foreplan.errors import ModelError, ShapeError, UnsupportedError
+from foreplan.errors import ModelError, ShapeError, UnsupportedError, ValueNeededError
 from foreplan.frontend.onnx.batch import Rebatch
 from foreplan.frontend.onnx.tensors import Constant, filled, from_tensor
 from foreplan.graph import Builder, DType, Kind, TensorType, Value
@@ -23,6 +23,7 @@ Operand = Value | Constant
 Result = Operand | Sequence["Operand | None"]
 Translation = Callable[["OnnxNode"], Result | None]  # None: by the function body that ONNX has for the op
 TRANSLATIONS: dict[tuple[str, str], Translation] = {}
+_FEW = 64  # elements of an input that may well have the same values in every step
 AnyTranslation = TypeVar("AnyTranslation", bound=Translation)
 
 
@@ -54,6 +55,9 @@ class Context(Protocol):
 
     def store(self, operand: Operand) -> Value:
         """An operand in the graph."""
+
+    def sources(self, value: Value) -> Sequence[Value]:
+        """The model's inputs that a value is computed from."""
 
     def random_stream(self) -> tuple[Value, int]:
         """The state that random ops read, and the number of a stream that no other op uses."""
@@ -140,16 +144,36 @@ class OnnxNode:
         """The content of input `index`, which must not depend on the model's inputs.
 
         Raises:
-            UnsupportedError: it does, or is too large to be looked at during import.
+            ValueNeededError: it does, or is too large to be looked at during import.
         """
         operand = self.operand(index)
         if isinstance(operand, Constant) and operand.array is not None:
             return operand.array
         name = self.input_names[index] if index < len(self.input_names) else str(index)
-        raise UnsupportedError(
-            f"{self.source}: its input {name!r} must be known when the model is imported, since shapes are static, and "
-            "it is computed from data; export the model with fixed shapes, or fold it with a tool such as onnxsim"
+        raise self.needs_value(
+            operand, f"its input {name!r} must be known when the model is imported, since shapes are static, and"
         )
+
+    def needs_value(self, operand: Operand, what: str) -> ValueNeededError:
+        """The error for an operand that must be known at import and is not.
+
+        Args:
+            operand: a value of the graph, or a constant that is too large.
+            what: begins the message, which goes on with "is computed from …".
+        """
+        inputs = self._context.sources(operand) if isinstance(operand, Value) else ()
+        names = ", ".join(repr(value.name) for value in inputs)
+        whence = f"is computed from data (input {names})" if inputs else "is computed from data that is too large"
+        if inputs and all(value.type.size <= _FEW for value in inputs):
+            example = inputs[0].name
+            remedy = (
+                f"give the values that the input has in every step, with values={{{example!r}: …}} "
+                f"(--values {example}=…), or export the model with it fixed"
+            )
+        else:
+            remedy = "export the model with it fixed, or fold it with a tool such as onnxsim"
+        message = f"{self.where}: {what} {whence}; {remedy}"
+        return ValueNeededError(message, tuple(value.name for value in inputs))
 
     def known_ints(self, index: int) -> list[int]:
         """The content of an integer input as a flat list."""
@@ -312,13 +336,18 @@ class OnnxNode:
             return filled(self.output_names[0], TensorType(dtype, shape), expr.value)
         return elementwise(self.b, expr, *values, dtype=cast_to)
 
+    @property
+    def where(self) -> str:
+        """The node with its opset, which begins messages about what foreplan does not support."""
+        return f"{self.source} with opset {self.opset}"
+
     def fail(self, reason: str) -> ModelError:
         """An error to raise: the model is wrong."""
         return ModelError(f"{self.source}: {reason}")
 
     def unsupported(self, reason: str) -> UnsupportedError:
         """An error to raise: the model is right, and foreplan cannot compile it."""
-        return UnsupportedError(f"{self.source} with opset {self.opset}: {reason}")
+        return UnsupportedError(f"{self.where}: {reason}")
 
     def misshapen(self, reason: str) -> ShapeError:
         """An error to raise: shapes that do not fit."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from foreplan.errors import ModelError
@@ -23,15 +23,26 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
             yield from (value.name for value in attribute.g.output if value.name not in inner)
 
 
-def in_order(nodes: Sequence[onnx.NodeProto], label: str) -> list[tuple[int, onnx.NodeProto]]:
+def in_order(
+    nodes: Sequence[onnx.NodeProto], label: str, given: Container[str] = ()
+) -> list[tuple[int, onnx.NodeProto]]:
     """(place in the file, node), each behind the nodes that it reads; the file's own order if that is valid.
 
+    Args:
+        label: of the model, for errors.
+        given: names of the graph's inputs and initializers, which no node may give again.
+
     Raises:
-        ModelError: two nodes give the same tensor, or nodes wait for each other in a circle.
+        ModelError: a tensor is given twice, or nodes wait for each other in a circle.
     """
     maker: dict[str, int] = {}
     for i, node in enumerate(nodes):
         for name in filter(None, node.output):
+            if name in given:
+                raise ModelError(
+                    f"{label}: the tensor {name!r} is given twice, as an input or initializer and by {_text(node)}: "
+                    "rename one of them, in the module before the export or in the file"
+                )
             if name in maker:
                 both = f"{_text(nodes[maker[name]])} and {_text(node)}"
                 raise ModelError(f"{label}: two nodes give the tensor {name!r}: {both}")

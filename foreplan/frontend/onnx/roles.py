@@ -46,6 +46,13 @@ _WEIGHT_SLOTS: dict[str, tuple[int, ...]] = {
     "GRU": (1, 2, 3),
     "LSTM": (1, 2, 3, 7),
     "Einsum": tuple(range(8)),
+    # Of com.microsoft.
+    "Attention": (1, 2),
+    "MultiHeadAttention": (3,),
+    "BiasGelu": (1,),
+    "FastGelu": (1,),
+    "SkipLayerNormalization": (2, 3, 4),
+    "SkipSimplifiedLayerNormalization": (2, 3),
 }
 _STATISTICS = {"BatchNormalization": (3, 4)}
 # A bias or a gain that the exporter wrote as an operation of its own. Differences and quotients with a constant are

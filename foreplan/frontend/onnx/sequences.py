@@ -109,6 +109,17 @@ def _split(n: OnnxNode, given: list[Given]) -> Tensors:
     return Tensors(tuple(values))
 
 
+def _has_element(n: OnnxNode, given: list[Given]) -> Operand:
+    """Whether anything is given: what is optional is so in the file, and known at import."""
+    return from_array(n.output_names[0], np.array(any(each is not None for each in given)))
+
+
+def _element(n: OnnxNode, given: list[Given]) -> Operand | Tensors:
+    if not given or given[0] is None:
+        raise n.fail("it takes an element out of nothing")
+    return given[0]
+
+
 def _sequence(n: OnnxNode, given: list[Given]) -> Tensors:
     first = given[0] if given else None
     if not isinstance(first, Tensors):
@@ -140,6 +151,8 @@ SEQUENCES: dict[str, Callable[[OnnxNode, list[Given]], Operand | Tensors]] = {
     "SequenceLength": _length,
     "ConcatFromSequence": _concat,
     "SplitToSequence": _split,
+    "OptionalHasElement": _has_element,
+    "OptionalGetElement": _element,
 }
 
 
@@ -155,5 +168,5 @@ def translate_sequence(n: OnnxNode, given: list[Given]) -> Operand | Tensors | N
     if n.op_type == "Identity" and any(isinstance(each, Tensors) for each in given):
         return _sequence(n, given)
     if any(isinstance(each, Tensors) for each in given):
-        raise n.unsupported("it reads a sequence of tensors, which foreplan knows in SequenceAt and the like alone")
+        raise n.unsupported("it reads a sequence of tensors; take them out with SequenceAt")
     return None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from foreplan.arguments import shown, whole
 from foreplan.errors import ShapeError, UnsupportedError, UsageError
@@ -24,50 +26,59 @@ class Bound:
     """The user's inputs with static shapes.
 
     Attributes:
-        types: by name, in order.
+        types: by name, in order; without those that have values.
+        values: inputs that have the same values in every step.
         exported: the types as exported, if the file fixes another batch than `batch`.
         old_batch: the batch that the file fixes.
     """
 
     types: dict[str, TensorType]
+    values: Mapping[str, np.ndarray] = field(default_factory=dict)
     exported: dict[str, TensorType] | None = None
     old_batch: int = 0
 
 
-def bind_shapes(model: Model, shapes: Mapping[str, Sequence[int]] | None, batch: int | None) -> Bound:
-    """Static shapes for every input, from the file, `shapes` and `batch`.
+def bind_shapes(
+    model: Model,
+    shapes: Mapping[str, Sequence[int]] | None,
+    batch: int | None,
+    values: Mapping[str, Any] | None = None,
+) -> Bound:
+    """Static shapes for every input, from the file, `shapes`, `batch`, and `values`, which have shapes of their own.
 
     Raises:
         ShapeError: an extent is unbound, or bound to two numbers; names input and axis.
-        UsageError: `shapes` names no input, or an extent is not a positive number.
+        UsageError: `shapes` or `values` names no input, an extent is not a positive number, or a value does not fit.
         UnsupportedError: an input is not a tensor of numbers.
     """
+    infos = {info.name: info for info in user_inputs(model.proto.graph)}
     given = _checked(model, {} if shapes is None else shapes)
-    declared: dict[str, list[Extent]] = {}
-    dtypes = {}
-    for info in user_inputs(model.proto.graph):
-        where = f"{model.label}: input {info.name!r}"
-        if not info.type.HasField("tensor_type"):
-            kind = info.type.WhichOneof("value") or "nothing"
-            raise UnsupportedError(
-                f"{where} is declared as {kind.removesuffix('_type')}; foreplan takes tensors of numbers only"
+    dtypes = {name: _dtype(info, f"{model.label}: input {name!r}") for name, info in infos.items()}
+    known = known_values(model, {} if values is None else values, dtypes)
+    for name, array in known.items():
+        if given.setdefault(name, array.shape) != array.shape:
+            raise ShapeError(
+                f"{model.label}: input {name!r} has the shape {list(given[name])} in shapes= and {list(array.shape)} "
+                "in values=; give one of them"
             )
-        dtypes[info.name] = as_dtype(dtype_of(info.type.tensor_type.elem_type, where))
-        declared[info.name] = _declared(info, given.get(info.name), where)
+    declared = {
+        name: _declared(info, given.get(name), f"{model.label}: input {name!r}") for name, info in infos.items()
+    }
     symbols: dict[str, tuple[int, str]] = {}
     partly: dict[str, tuple[int | None, ...]] = {}
     fixed_batches: dict[str, int] = {}
     for name, extents in declared.items():
-        partly[name] = _bind(model, name, extents, given.get(name), batch, symbols, fixed_batches)
+        each = None if name in known else batch
+        partly[name] = _bind(model, name, extents, given.get(name), each, symbols, fixed_batches)
     # A symbol bound by one input is bound in all.
     final: dict[str, Shape] = {
         name: tuple(_resolve(model, name, i, e, partly[name][i], symbols) for i, e in enumerate(extents))
         for name, extents in declared.items()
     }
-    types = {name: _type(model, name, dtypes[name], shape) for name, shape in final.items()}
+    types = {name: _type(model, name, dtypes[name], shape) for name, shape in final.items() if name not in known}
     changed = {name: old for name, old in fixed_batches.items() if old != batch}
     if not changed:
-        return Bound(types)
+        return Bound(types, known)
     if len(set(fixed_batches.values())) > 1:
         listed = ", ".join(f"{name!r} at {old}" for name, old in fixed_batches.items())
         raise ShapeError(
@@ -80,7 +91,54 @@ def bind_shapes(model: Model, shapes: Mapping[str, Sequence[int]] | None, batch:
         name: type.with_shape((old, *type.shape[1:])) if type.shape[:1] == (batch,) else type
         for name, type in types.items()
     }
-    return Bound(types, exported, old)
+    return Bound(types, known, exported, old)
+
+
+def declared_type(info: onnx.ValueInfoProto) -> onnx.TypeProto:
+    """The declared type; that of its element where it is optional, as every input is given."""
+    type = info.type
+    return type.optional_type.elem_type if type.HasField("optional_type") else type
+
+
+def _dtype(info: onnx.ValueInfoProto, where: str) -> DType:
+    declared = declared_type(info)
+    if not declared.HasField("tensor_type"):
+        kind = declared.WhichOneof("value") or "nothing"
+        raise UnsupportedError(
+            f"{where} is declared as {kind.removesuffix('_type')}; foreplan takes tensors of numbers only, so give its "
+            "tensors as inputs of their own"
+        )
+    return as_dtype(dtype_of(declared.tensor_type.elem_type, where))
+
+
+def known_values(model: Model, values: Mapping[str, Any], dtypes: Mapping[str, DType]) -> dict[str, np.ndarray]:
+    """The values of inputs as arrays of the types that the file declares.
+
+    Raises:
+        UsageError: a name is no input's, or a value is no array of that type.
+    """
+    if not isinstance(values, Mapping):
+        raise UsageError(f"values must be a mapping such as {{'axes': [0, 1]}}, and is {shown(values)}")
+    found = {}
+    for name, value in values.items():
+        if name not in dtypes:
+            listed = ", ".join(dtypes) or "none"
+            raise UsageError(f"{model.label} has no input {name!r} to give a value; its inputs are {listed}")
+        try:
+            given = np.asarray(value)
+            with np.errstate(all="ignore"):
+                array = given.astype(dtypes[name].numpy)
+                rounds = dtypes[name].is_float and given.dtype.kind == "f"
+                fits = rounds or given.dtype == array.dtype or bool((array == given).all())
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise UsageError(
+                f"{model.label}: input {name!r} holds {dtypes[name]}, and its value is {shown(value)}: give an array "
+                "of that type"
+            )
+        found[name] = array
+    return found
 
 
 def _type(model: Model, name: str, dtype: DType, shape: Shape) -> TensorType:
@@ -99,9 +157,10 @@ def user_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
 
 def fixed_extents(info: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
     """The extents that the file fixes, None for the others; None where it has no shape at all."""
-    if not info.type.tensor_type.HasField("shape"):
+    declared = declared_type(info).tensor_type
+    if not declared.HasField("shape"):
         return None
-    return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in info.type.tensor_type.shape.dim)
+    return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in declared.shape.dim)
 
 
 def _checked(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
@@ -121,12 +180,13 @@ def _checked(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, Sha
 
 def _declared(info: onnx.ValueInfoProto, given: Shape | None, where: str) -> list[Extent]:
     """The extents as the file has them; a negative number means none, as some exporters write it."""
-    if not info.type.tensor_type.HasField("shape"):
+    type = declared_type(info).tensor_type
+    if not type.HasField("shape"):
         if given is None:
             raise ShapeError(f"{where} has no shape in the file, not even a number of axes; {_how(info.name, ['…'])}")
         return [None] * len(given)
     extents: list[Extent] = []
-    for dim in info.type.tensor_type.shape.dim:
+    for dim in type.shape.dim:
         if dim.HasField("dim_value"):
             extents.append(dim.dim_value if dim.dim_value >= 0 else None)
         else:

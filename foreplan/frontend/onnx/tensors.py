@@ -17,6 +17,7 @@ from foreplan.frontend.onnx.wire import INLINE_BYTES, INTEGER_BYTES, SELF
 from foreplan.graph import Array, Fill, Initializer, Stored, TensorType, Value, as_dtype
 from foreplan.graph.ir import Kind
 from foreplan.graph.types import Shape
+from foreplan.ops.storage import BITS, packed_extent
 
 if TYPE_CHECKING:
     import onnx
@@ -39,6 +40,16 @@ _DTYPES = {
     12: "uint32",
     13: "uint64",
     16: "bfloat16",
+    17: "float8_e4m3fn",
+    18: "float8_e4m3fnuz",
+    19: "float8_e5m2",
+    20: "float8_e5m2fnuz",
+    21: "uint4",
+    22: "int4",
+    23: "float4_e2m1fn",
+    24: "float8_e8m0fnu",
+    25: "uint2",
+    26: "int2",
 }
 FLOATS = {number for number, name in _DTYPES.items() if as_dtype(name).is_float}
 ONNX_DTYPES = {name: number for number, name in _DTYPES.items()}
@@ -54,7 +65,8 @@ class Constant:
         array: the content, if it is known at import (integers, and small tensors of floats).
         kind: what it becomes when it is stored: PARAMETER, FROZEN, BUFFER or CONSTANT.
         why: for people, why it is of this kind.
-        value: its value in the graph, after its first reader.
+        packed: the bytes that `init` gives, where they hold several elements each; else None.
+        value: its value in the graph, after its first reader; the value of the bytes where it is packed.
     """
 
     name: str
@@ -63,6 +75,7 @@ class Constant:
     array: np.ndarray | None = None
     kind: Kind = Kind.CONSTANT
     why: str = ""
+    packed: TensorType | None = None
     value: Value | None = field(default=None, repr=False)
 
     @property
@@ -78,7 +91,7 @@ class Constant:
 
 def known_bytes(type: TensorType) -> int:
     """The most bytes of a tensor of this type whose content is known at import."""
-    return INLINE_BYTES if type.dtype.is_float else INTEGER_BYTES
+    return INLINE_BYTES if type.dtype.is_float or type.dtype.is_storage else INTEGER_BYTES
 
 
 def from_array(name: str, array: np.ndarray, kind: Kind = Kind.CONSTANT) -> Constant:
@@ -87,6 +100,13 @@ def from_array(name: str, array: np.ndarray, kind: Kind = Kind.CONSTANT) -> Cons
     type = TensorType(as_dtype(array.dtype), array.shape)
     kind = kind if type.dtype.is_float else Kind.CONSTANT
     return Constant(name, type, Array(array), array if type.nbytes <= known_bytes(type) else None, kind)
+
+
+def given_array(name: str, array: np.ndarray) -> Constant:
+    """An input that has the same values in every step: known at import, however large it is."""
+    constant = from_array(name, array)
+    constant.array = array
+    return constant
 
 
 def filled(name: str, type: TensorType, number: float, kind: Kind = Kind.CONSTANT) -> Constant:
@@ -107,8 +127,10 @@ def dtype_of(data_type: int, where: str) -> str:
         return _DTYPES[data_type]
     known = onnx.TensorProto.DataType.values()
     name = onnx.TensorProto.DataType.Name(data_type) if data_type in known else f"number {data_type}"
+    remedy = "make numbers of texts before the model" if name == "STRING" else "convert them before the export"
     raise UnsupportedError(
-        f"{where}: foreplan does not compute with elements of type {name}; it knows {', '.join(_DTYPES.values())}"
+        f"{where}: foreplan does not compute with elements of type {name}; {remedy}: it knows "
+        f"{', '.join(_DTYPES.values())}"
     )
 
 
@@ -134,9 +156,11 @@ def from_tensor(tensor: onnx.TensorProto, name: str, path: Path | None, where: s
     except ShapeError as error:
         raise ShapeError(f"{where}: {error}") from None
     kind = kind if dtype.is_float else Kind.CONSTANT
+    if dtype.name in BITS:
+        return _packed(tensor, type, name, path, where)
     if tensor.data_location == tensor.EXTERNAL:
         stored = _external(tensor, type, path, where)
-        if (dtype.is_float and type.nbytes > INLINE_BYTES) or type.nbytes > INTEGER_BYTES:
+        if type.nbytes > known_bytes(type):
             return Constant(name, type, stored, None, kind)
         array = np.empty(type.shape, dtype.numpy)
         stored.fill(array, np.random.default_rng(0))
@@ -148,7 +172,24 @@ def from_tensor(tensor: onnx.TensorProto, name: str, path: Path | None, where: s
     return constant
 
 
+def _packed(tensor: onnx.TensorProto, type: TensorType, name: str, path: Path | None, where: str) -> Constant:
+    """A constant whose bytes hold several elements each; few of them are taken apart at once."""
+    held = TensorType(as_dtype("uint8"), (packed_extent(type.dtype, type.size),))
+    if tensor.data_location == tensor.EXTERNAL:
+        stored: Initializer = _external(tensor, held, path, where)
+    else:
+        stored = Array(_inline(tensor, held, where))
+    if type.nbytes > known_bytes(type):
+        return Constant(name, type, stored, packed=held)
+    packed = np.empty(held.shape, held.dtype.numpy)
+    stored.fill(packed, np.random.default_rng(0))
+    bits = BITS[type.dtype.name]
+    codes = packed[:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
+    return from_array(name, codes.reshape(-1)[: type.size].view(type.dtype.numpy).reshape(type.shape))
+
+
 def _inline(tensor: onnx.TensorProto, type: TensorType, where: str) -> np.ndarray:
+    """Its elements; those that are only stored as their codes, and several in a byte as the bytes."""
     import onnx.numpy_helper
 
     held = len(tensor.raw_data) or sum(
@@ -158,6 +199,9 @@ def _inline(tensor: onnx.TensorProto, type: TensorType, where: str) -> np.ndarra
     if held == 0 and type.size > 0:
         raise ModelError(f"{where}: it should hold {type} but holds nothing; the file was stripped of its weights")
     try:
+        if as_dtype(_DTYPES[tensor.data_type]).is_storage:
+            codes = np.frombuffer(tensor.raw_data, np.uint8) if tensor.raw_data else np.array(tensor.int32_data)
+            return codes.astype(np.uint8).view(type.dtype.numpy).reshape(type.shape)
         return onnx.numpy_helper.to_array(tensor).astype(type.dtype.numpy, copy=False)
     except (ValueError, TypeError, OverflowError) as error:
         raise ModelError(f"{where}: its content is not {type}: {error}") from None

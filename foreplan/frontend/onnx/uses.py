@@ -23,7 +23,20 @@ _REARRANGING = {"Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Fla
 _REARRANGING |= {"Slice", "Expand", "Concat", "Tile"}
 # What an op's output has no gradient for, and masks are made by; and the inputs of others that are mere conditions.
 _BLIND = {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not", "Xor", "Trilu", "ArgMax"}
-_BLIND |= {"ArgMin", "NonZero", "IsNaN", "IsInf", "Sign", "Floor", "Ceil", "Round", "Shape", "Size", "OneHot"}
+_BLIND |= {
+    "ArgMin",
+    "NonMaxSuppression",
+    "NonZero",
+    "IsNaN",
+    "IsInf",
+    "Sign",
+    "Floor",
+    "Ceil",
+    "Round",
+    "Shape",
+    "Size",
+    "OneHot",
+}
 _CONDITIONS = {("Where", 0), ("Gather", 1), ("GatherElements", 1), ("GatherND", 1), ("Compress", 1)}
 _LOOK_UPS = {"Gather", "GatherND", "GatherElements"}
 # What biases, scales and shifts follow.

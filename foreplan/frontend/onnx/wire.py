@@ -33,9 +33,10 @@ _NESTED = {
 }
 _DIMS, _DATA_TYPE, _FLOAT_DATA, _RAW_DATA, _DOUBLE_DATA = 1, 2, 4, 9, 10
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14
-# TensorProto.data_type → bytes an element, for the types that may be left in the file.
-_ITEM_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2}
-_INTEGER_ITEM_BYTES = {6: 4, 7: 8, 9: 1}
+# TensorProto.data_type → bits an element, for the types that may be left in the file.
+_ITEM_BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 10: 16, 11: 64, 12: 32, 13: 64, 16: 16}
+_ITEM_BITS |= {17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8, 25: 2, 26: 2}  # those that are only stored
+_INTEGER_ITEM_BITS = {6: 32, 7: 64, 9: 8}
 _DEEPEST = 100  # graphs within graphs, as protobuf itself limits them
 
 Buffer = mmap.mmap | bytes
@@ -99,7 +100,7 @@ def _message(data: Buffer, at: int, end: int, kind: str, depth: int) -> list[byt
         if inner is not None and wire == _BYTES and stop - start > INLINE_BYTES:
             parts = _message(data, start, stop, inner, depth + 1)
             length = sum(map(len, parts))
-            pieces += [data[copied:at], _encode(number << 3 | _BYTES), _encode(length), *parts]
+            pieces += [data[copied:at], encode(number << 3 | _BYTES), encode(length), *parts]
             copied = stop
         at = stop
     pieces.append(data[copied:end])
@@ -128,28 +129,29 @@ def _tensor(data: Buffer, at: int, end: int) -> list[bytes]:
     if len(runs) != 1 or not _may_stay_in_file(data_type, runs[0], math.prod(dims)):
         return [
             *pieces,
-            *(_encode(n << 3 | _BYTES) + _encode(stop - start) + data[start:stop] for n, start, stop in runs),
+            *(encode(n << 3 | _BYTES) + encode(stop - start) + data[start:stop] for n, start, stop in runs),
         ]
     _, start, stop = runs[0]
     for key, value in (("location", SELF), ("offset", str(start)), ("length", str(stop - start))):
         entry = _string(1, key) + _string(2, value)
-        pieces += [_encode(_EXTERNAL_DATA << 3 | _BYTES), _encode(len(entry)), entry]
-    return [*pieces, _encode(_DATA_LOCATION << 3 | _VARINT), b"\1"]
+        pieces += [encode(_EXTERNAL_DATA << 3 | _BYTES), encode(len(entry)), entry]
+    return [*pieces, encode(_DATA_LOCATION << 3 | _VARINT), b"\1"]
 
 
 def _may_stay_in_file(data_type: int, run: tuple[int, int, int], size: int) -> bool:
     number, start, stop = run
-    itemsize = _ITEM_BYTES.get(data_type)
-    if itemsize is None:
-        itemsize, inline = _INTEGER_ITEM_BYTES.get(data_type, 0), INTEGER_BYTES
+    bits = _ITEM_BITS.get(data_type)
+    if bits is None:
+        bits, inline = _INTEGER_ITEM_BITS.get(data_type, 0), INTEGER_BYTES
     else:
         inline = INLINE_BYTES
     if number != _RAW_DATA and {_FLOAT_DATA: 1, _DOUBLE_DATA: 11}[number] != data_type:
         return False
-    return itemsize > 0 and stop - start > inline and stop - start == size * itemsize
+    return bits > 0 and stop - start > inline and stop - start == -(-size * bits // 8)
 
 
-def _encode(value: int) -> bytes:
+def encode(value: int) -> bytes:
+    """A number as the format writes it: seven bits a byte, the lowest first."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -159,4 +161,4 @@ def _encode(value: int) -> bytes:
 
 
 def _string(number: int, text: str) -> bytes:
-    return _encode(number << 3 | _BYTES) + _encode(len(text)) + text.encode()
+    return encode(number << 3 | _BYTES) + encode(len(text)) + text.encode()

@@ -50,6 +50,24 @@ def matmul(x: Any, y: Any) -> Tensor:
     return tracer.wrap(reshape(b, y_value, shape))
 
 
+def matvec(x: Any, y: Any) -> Any:
+    """np.matvec: matrices [..., n, m] times vectors [..., m]."""
+    left, right = _pair(x, y)
+    return matmul(left, right.reshape(*right.shape, 1)).squeeze(-1)
+
+
+def vecmat(x: Any, y: Any) -> Any:
+    """np.vecmat: vectors [..., n] times matrices [..., n, m]."""
+    left, right = _pair(x, y)
+    return matmul(left.reshape(*left.shape[:-1], 1, left.shape[-1] if left.ndim else 1), right).squeeze(-2)
+
+
+def vecdot(x: Any, y: Any) -> Any:
+    """np.vecdot: the sum of products along the last axis."""
+    left, right = _pair(x, y)
+    return (left * right).sum(-1)
+
+
 def tensordot(x: Any, y: Any, axes: int | Sequence[Any] = 2) -> Tensor:
     """Sum of products over pairs of axes, as np.tensordot."""
     left, right = _pair(x, y)
@@ -76,31 +94,25 @@ def dot(x: Any, y: Any) -> Any:
     return tensordot(left, right, ([left.ndim - 1], [right.ndim - 2]))
 
 
-def einsum(subscripts: str, *operands: Any) -> Any:
+def einsum(subscripts: str, *operands: Any, optimize: Any = False) -> Any:
     """Einstein's sum over one, two or more operands, contracted from the left.
 
     Args:
-        subscripts: letters without ellipsis; no operand has one letter twice.
+        subscripts: letters, and at most one ellipsis an operand. A letter twice in one operand is its diagonal.
         operands: a tensor or array for each part of the subscripts.
+        optimize: NumPy's; the order stays from left to right.
 
     Raises:
         TraceError: the subscripts have another form, or do not fit the operands.
     """
     if not isinstance(subscripts, str):
         raise fail("einsum is traced with its subscripts as text, such as np.einsum('bij,bjk->bik', x, y)")
-    text = subscripts.replace(" ", "")
-    left, arrow, out = text.partition("->")
-    labels = left.split(",")
-    if not arrow:
-        out = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
     like = common_float(*operands)
     tensors = [as_tensor(operand, like) for operand in operands]
-    if "." in text or len(labels) != len(tensors) or any(len(set(part)) < len(part) for part in (*labels, out)):
-        raise fail(f"einsum({subscripts!r}) is traced without ellipsis, and with no letter twice in one operand")
+    labels, out = _labels(subscripts, tensors)
+    tensors, labels = map(list, zip(*map(_diagonals, tensors, labels)))
     extents: dict[str, int] = {}
     for part, tensor in zip(labels, tensors):
-        if len(part) != tensor.ndim:
-            raise ShapeError(f"einsum({subscripts!r}): {part!r} has {len(part)} letters for {tensor.value!r}")
         for letter, extent in zip(part, tensor.shape):
             if extents.setdefault(letter, extent) != extent:
                 raise ShapeError(f"einsum({subscripts!r}): {letter!r} is both {extents[letter]} and {extent}")
@@ -112,6 +124,72 @@ def einsum(subscripts: str, *operands: Any) -> Any:
         result, label = _contract(result, label, tensors[i], labels[i], later)
     result, label = _sum_out(result, label, set(out))
     return result.transpose([label.index(c) for c in out]) if label else result
+
+
+def _labels(subscripts: str, tensors: list[Tensor]) -> tuple[list[str], str]:
+    """A letter for each axis of each operand, and those of the result; an ellipsis is digits, its last axis 0.
+
+    Operands lose the axes of an ellipsis that have one element and are broadcast.
+    """
+    text = subscripts.replace(" ", "")
+    left, arrow, out = text.partition("->")
+    parts = left.split(",")
+    letters = [part.replace("...", "", 1) for part in (*parts, out)]
+    if len(parts) != len(tensors) or not all(part.isalpha() for part in letters if part):
+        raise fail(
+            f"einsum({subscripts!r}) of {len(tensors)} operands: the subscripts must have letters, and at most one "
+            "ellipsis, for each operand"
+        )
+    if len(set(letters[-1])) < len(letters[-1]):
+        raise fail(f"einsum({subscripts!r}): the output has one letter twice")
+    widest = 0
+    for i, (part, tensor) in enumerate(zip(parts, tensors)):
+        more = tensor.ndim - len(letters[i])
+        if more < 0 or (more and "..." not in part):
+            raise ShapeError(f"einsum({subscripts!r}): {part!r} has {len(letters[i])} letters for {tensor.value!r}")
+        # Characters that are no letters stand for the axes of an ellipsis.
+        parts[i] = part.replace("...", "".join(chr(_ELLIPSIS + n) for n in reversed(range(more))))
+        widest = max(widest, more if "..." in part else 0)
+    dots = "".join(chr(_ELLIPSIS + n) for n in reversed(range(widest)))
+    if arrow and widest and "..." not in out:
+        raise fail(f"einsum({subscripts!r}): the output must have the ellipsis of the operands")
+    if not arrow:
+        once = sorted(c for c in set(left) - {",", "."} if left.count(c) == 1)
+        return _spread(parts, tensors), dots + "".join(once)
+    return _spread(parts, tensors), out.replace("...", dots)
+
+
+_ELLIPSIS = 0xE000  # the first character for private use in Unicode
+
+
+def _spread(parts: list[str], tensors: list[Tensor]) -> list[str]:
+    """Drop the axes of ellipses that have one element where another operand has more."""
+    sizes: dict[str, int] = {}
+    for part, tensor in zip(parts, tensors):
+        for letter, extent in zip(part, tensor.shape):
+            sizes[letter] = extent if sizes.get(letter, 1) == 1 else sizes[letter]
+    for i, (part, tensor) in enumerate(zip(parts, tensors)):
+        gone = [
+            n for n, (c, m) in enumerate(zip(part, tensor.shape)) if ord(c) >= _ELLIPSIS and m == 1 and sizes[c] != 1
+        ]
+        if gone:
+            tensors[i] = tensor.squeeze(tuple(gone))
+            parts[i] = "".join(c for n, c in enumerate(part) if n not in gone)
+    return parts
+
+
+def _diagonals(x: Tensor, label: str) -> tuple[Tensor, str]:
+    """The diagonal for each letter that an operand has twice."""
+    for letter in dict.fromkeys(label):
+        while label.count(letter) > 1:
+            first = label.index(letter)
+            second = label.index(letter, first + 1)
+            if x.shape[first] != x.shape[second]:
+                raise ShapeError(f"einsum: {letter!r} is both {x.shape[first]} and {x.shape[second]} of {x.value!r}")
+            taken: Any = np.diagonal(x, 0, first, second)
+            rest = "".join(c for i, c in enumerate(label) if i not in (first, second))
+            x, label = taken, rest + letter
+    return x, label
 
 
 def _sum_out(x: Tensor, label: str, needed: set[str]) -> tuple[Tensor, str]:

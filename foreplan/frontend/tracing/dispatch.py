@@ -9,15 +9,18 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from foreplan.arguments import whole
+from foreplan.errors import UsageError
+from foreplan.frontend.tracing.refusals import reason_against
 from foreplan.frontend.tracing.tensor import Axes, Tensor
-from foreplan.frontend.tracing.tracer import current, fail
+from foreplan.frontend.tracing.tracer import caller, current, fail
 from foreplan.graph import Value
 from foreplan.graph.types import MOST_AXES
 from foreplan.ops.reduce import normalize_axes
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+# What Python and NumPy raise for arguments that make no sense.
+MISTAKES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 _TABLE: dict[Callable[..., Any], Callable[..., Any]] = {}
-_DATA_DEPENDENT = ("nonzero", "flatnonzero", "argwhere", "unique", "extract", "compress", "trim_zeros", "bincount")
 
 
 def traced(*functions: Any) -> Callable[[Handler], Handler]:
@@ -38,7 +41,14 @@ def supported_functions() -> tuple[str, ...]:
 
 def _load() -> None:
     """Fill the table: the modules that declare traced functions need this one."""
-    from foreplan.frontend.tracing import numpy_reduce, numpy_shape  # noqa: F401
+    from foreplan.frontend.tracing import (  # noqa: F401
+        numpy_join,
+        numpy_matrix,
+        numpy_nan,
+        numpy_order,
+        numpy_reduce,
+        numpy_shape,
+    )
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -55,20 +65,43 @@ def apply_function(function: Callable[..., Any], args: Sequence[Any], kwargs: di
     name = _name(function)
     _load()
     handler = _TABLE.get(function)
-    if handler is None and function.__name__ in _DATA_DEPENDENT:
-        raise fail(f"{name} gives a shape that depends on data, and shapes are static; use np.where with a mask")
     if handler is None:
-        raise fail(
-            f"{name} cannot be traced; write it with other NumPy functions or foreplan.nn "
-            f"(traced: {', '.join(supported_functions())})"
-        )
+        raise fail(f"{name} cannot be traced: it {reason_against(function.__name__)}")
     given = {key: value for key, value in kwargs.items() if key != "out" or value is not None}
     signature = inspect.signature(handler)
+    args, named = _placed(function, signature, args)
+    given = {**named, **given}
     try:
         signature.bind(*args, **given)
     except TypeError as error:
         raise fail(f"{name}: {error}; it is traced as {name}{_plain(signature)}") from None
-    return handler(*args, **given)
+    try:
+        return handler(*args, **given)
+    except UsageError as error:
+        raise UsageError(f"{caller()}: {name}: {error}") from None
+    except MISTAKES as error:
+        raise fail(f"{name} cannot be traced with these arguments: {error}") from error
+
+
+def _placed(
+    function: Callable[..., Any], signature: inspect.Signature, args: Sequence[Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments by place, and those by name from where the traced form lacks a parameter that NumPy has there."""
+    try:
+        theirs = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of functions written in C
+        return list(args), {}
+    if any(each.kind is each.VAR_POSITIONAL for each in theirs.values()):
+        return list(args), {}
+    ours = list(signature.parameters)
+    for place, (value, name) in enumerate(zip(args, theirs)):
+        own = ours[place] if place < len(ours) else name
+        if own != name and own in theirs:
+            rest = dict(zip(list(theirs)[place:], args[place:]))
+            default = {key: theirs[key].default for key in rest if key not in ours}
+            kept = {key: value for key, value in rest.items() if key in ours or value is not default[key]}
+            return list(args[:place]), kept
+    return list(args), {}
 
 
 def _plain(signature: inspect.Signature) -> str:

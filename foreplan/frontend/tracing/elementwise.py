@@ -81,6 +81,12 @@ _SAME = {
     "clip": "clip",
 }
 
+
+def _is_negative(x: Expr) -> Expr:
+    """Whether a number has the sign bit: it is below zero, or a zero whose reciprocal is."""
+    return call("or", x < 0.0, call("and", call("eq", x, 0.0), 1.0 / x < 0.0))
+
+
 # ufuncs written with several scalar functions.
 _COMPOSED: dict[str, Callable[..., Expr]] = {
     "positive": lambda x: x,
@@ -95,17 +101,29 @@ _COMPOSED: dict[str, Callable[..., Expr]] = {
     "rad2deg": lambda x: x * (180.0 / math.pi),
     "degrees": lambda x: x * (180.0 / math.pi),
     "heaviside": lambda x, y: where(call("eq", x, 0.0), y, where(call("gt", x, 0.0), 1.0, 0.0)),
+    "cbrt": lambda x: call("sign", x) * call("pow", call("abs", x), 1.0 / 3.0),
+    "conjugate": lambda x: x,
+    "copysign": lambda x, y: where(_is_negative(y), -call("abs", x), call("abs", x)),
+    "fmax": lambda x, y: where(call("isnan", x), y, where(call("isnan", y), x, call("max", x, y))),
+    "fmin": lambda x, y: where(call("isnan", x), y, where(call("isnan", y), x, call("min", x, y))),
+    "logaddexp2": lambda x, y: (
+        call("max", x, y) + call("log1p", call("exp", -call("abs", x - y) * math.log(2.0))) * (1.0 / math.log(2.0))
+    ),
+    "signbit": lambda x: _is_negative(x),
     "logit": lambda x: call("log", x / (1.0 - x)),
 }
+_PRODUCTS = ("matmul", "matvec", "vecmat", "vecdot")
 _LOGIC = ("and", "or", "xor", "not")
 _BITS = {"bitand": "and", "bitor": "or", "bitxor": "xor", "bitnot": "not"}
 _LITERAL_DTYPES = {"float64": "float32", "int64": "int64", "bool": "bool"}
+# Those that give floating-point numbers for integers too, and whose expressions alone would not.
+_FLOATS = ("fabs", "rint", "float_power", "copysign", "heaviside", "modf", "cbrt", "signbit")
 _REDUCTIONS = {"add": np.sum, "multiply": np.prod, "maximum": np.max, "minimum": np.min}
 
 
 def supported_ufuncs() -> tuple[str, ...]:
     """Names of the NumPy and SciPy ufuncs that traced tensors take."""
-    return tuple(sorted({*_SAME, *_COMPOSED, "matmul"}))
+    return tuple(sorted({*_SAME, *_COMPOSED, *_PRODUCTS, "divmod", "modf"}))
 
 
 def apply_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -126,10 +144,19 @@ def apply_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], kwargs: dic
         raise fail(f"np.{name}(…, out=…) cannot be traced: traced tensors never change; use the result")
     if kwargs.get("where", True) is not True:
         raise fail(f"np.{name}(…, where=…) cannot be traced; use np.where around the result")
-    if name == "matmul":
-        from foreplan.frontend.tracing.contraction import matmul
+    if name in _FLOATS:
+        inputs = [convert(x, "float32") if isinstance(x, Tensor) and not x.value.dtype.is_float else x for x in inputs]
+    if name == "conjugate" and as_tensor(inputs[0]).value.dtype.category == "bool":
+        return convert(as_tensor(inputs[0]), "int8")  # as NumPy does
+    if name == "reciprocal" and not as_tensor(inputs[0]).value.dtype.is_float:
+        raise fail("np.reciprocal of integers is 0, 1 or -1; convert them with astype first")
+    if name in _PRODUCTS:
+        from foreplan.frontend.tracing import contraction
 
-        result = matmul(*inputs)
+        result = getattr(contraction, name)(*inputs)
+    elif name in ("divmod", "modf"):
+        whole = np.floor_divide(*inputs) if name == "divmod" else np.trunc(*inputs)
+        return (whole, np.remainder(*inputs)) if name == "divmod" else (inputs[0] - whole, whole)
     elif name in _COMPOSED:
         result = apply(name, _COMPOSED[name], *inputs)
     elif name in _SAME:
@@ -205,6 +232,11 @@ def convert(x: Any, dtype: DType | str | np.dtype | type) -> Tensor:
 def as_bool(x: Tensor) -> Tensor:
     """Whether each element is nonzero."""
     return x if x.value.dtype.category == "bool" else apply_function_named("ne", x, 0)
+
+
+def zero_of(x: Any) -> int | bool:
+    """The number that stands for nothing in a tensor: False among booleans."""
+    return False if as_tensor(x).value.dtype.category == "bool" else 0
 
 
 def select(condition: Any, a: Any, b: Any) -> Tensor:

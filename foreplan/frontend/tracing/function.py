@@ -43,7 +43,7 @@ def trace(fn: Callable[..., Any], *specs: Any, name: str | None = None, **named_
     bound = _bind(fn, specs, named_specs)
     with tracer.active() as b:
         args = _inputs(tracer, b, bound)
-        return b.finish(named_outputs(tracer, fn(*args.args, **args.kwargs)))
+        return b.finish(named_outputs(tracer, fn(*args.args, **args.kwargs)), tracer.updates)
 
 
 def function_name(fn: Callable[..., Any], nameless: str = "graph") -> str:

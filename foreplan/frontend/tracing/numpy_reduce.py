@@ -1,25 +1,25 @@
-"""NumPy's reductions, choices and products on traced tensors."""
+"""NumPy's reductions and choices on traced tensors."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from foreplan.frontend.tracing import contraction, indexing
+from foreplan.errors import ShapeError
+from foreplan.frontend.tracing import indexing
 from foreplan.frontend.tracing.dispatch import as_axes, as_axis, traced, wrap
-from foreplan.frontend.tracing.elementwise import apply, as_bool, convert, select
-from foreplan.frontend.tracing.tensor import Axes, Tensor, as_tensor, common_float
+from foreplan.frontend.tracing.elementwise import apply, as_bool, convert, select, zero_of
+from foreplan.frontend.tracing.tensor import Axes, Tensor, as_tensor
 from foreplan.frontend.tracing.tracer import current, fail
-from foreplan.graph import Value
 from foreplan.graph.types import FLOAT32, broadcast_shapes
-from foreplan.ops.expr import call
+from foreplan.ops.expr import Expr, call, where
 from foreplan.ops.index_elements import gather_elements
 from foreplan.ops.reduce import reduce
-from foreplan.ops.scan import CumSum
 from foreplan.ops.shape import broadcast_to
-from foreplan.ops.sort import ArgReduce, TopK
+from foreplan.ops.sort import ArgReduce
 
 
 def _reduce(how: str, a: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
@@ -27,17 +27,21 @@ def _reduce(how: str, a: Any, axis: Axes = None, keepdims: bool = False) -> Tens
     return wrap(reduce(current().at(), how, x.value, as_axes(axis, x.ndim), bool(keepdims)))
 
 
-traced(np.prod)(partial(_reduce, "prod"))
-traced(np.max)(partial(_reduce, "max"))
-traced(np.min)(partial(_reduce, "min"))
+traced(np.max, np.amax)(partial(_reduce, "max"))
+traced(np.min, np.amin)(partial(_reduce, "min"))
 
 
-@traced(np.sum)
-def _sum(a: Any, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+def _total(how: str, a: Any, axis: Axes = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+    """Of integers and booleans, in 64 bits unless another type is asked for."""
     x = as_tensor(a)
     if dtype is None and x.value.dtype.category != "float" and x.value.dtype.itemsize < 8:
         dtype = "uint64" if x.value.dtype.category == "uint" else "int64"
-    return _reduce("sum", x if dtype is None else convert(x, dtype), axis, keepdims)
+    return _reduce(how, x if dtype is None else convert(x, dtype), axis, keepdims)
+
+
+_sum = partial(_total, "sum")
+traced(np.sum)(_sum)
+traced(np.prod)(partial(_total, "prod"))
 
 
 @traced(np.mean)
@@ -79,11 +83,6 @@ def _std(a: Any, axis: Axes = None, ddof: float = 0, keepdims: bool = False) -> 
     return np.sqrt(_var(a, axis, ddof, keepdims))
 
 
-@traced(np.linalg.norm)
-def _norm(x: Any, axis: Axes = None, keepdims: bool = False) -> Any:
-    return np.sqrt(_sum(np.square(as_tensor(x)), axis, keepdims=keepdims))
-
-
 def _arg_reduce(how: str, a: Any, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
     x = as_tensor(a)
     if axis is None:
@@ -96,32 +95,6 @@ def _arg_reduce(how: str, a: Any, axis: int | None = None, *, keepdims: bool = F
 
 traced(np.argmax)(partial(_arg_reduce, "max"))
 traced(np.argmin)(partial(_arg_reduce, "min"))
-
-
-@traced(np.cumsum)
-def _cumsum(a: Any, axis: int | None = None) -> Tensor:
-    x = as_tensor(a)
-    x, axis = (x.reshape(-1), 0) if axis is None else (x, as_axis(axis, x.ndim))
-    x = convert(x, "int64") if x.value.dtype.category == "bool" else x
-    b = current().at()
-    return wrap(b.apply(CumSum(axis, False, False), x.value))
-
-
-def _sorted(a: Any, axis: int | None) -> tuple[Value, ...]:
-    x = as_tensor(a)
-    x, axis = (x.reshape(-1), 0) if axis is None else (x, as_axis(axis, x.ndim))
-    b = current().at()
-    return b.node(TopK(x.shape[axis], axis, False), x.value, name="sort")
-
-
-@traced(np.sort)
-def _sort(a: Any, axis: int | None = -1) -> Tensor:
-    return wrap(_sorted(a, axis)[0])
-
-
-@traced(np.argsort)
-def _argsort(a: Any, axis: int | None = -1) -> Tensor:
-    return wrap(_sorted(a, axis)[1])
 
 
 # Choosing and limiting
@@ -144,21 +117,29 @@ def _clip(a: Any, a_min: Any = None, a_max: Any = None, min: Any = None, max: An
     return as_tensor(a) if high is None else np.minimum(a, high)
 
 
-@traced(np.round)
+@traced(np.round, np.around)
 def _round(a: Any, decimals: int = 0) -> Any:
+    x = as_tensor(a)
+    if not decimals and x.value.dtype.category in ("int", "uint"):
+        return x
     if not decimals:
         return np.rint(a)
     return np.rint(a * 10.0**decimals) * 10.0**-decimals
 
 
+def _below(m: Any, k: int) -> np.ndarray:
+    """Whether each element of the last two axes lies on the diagonal k or below it."""
+    return np.tri(m.shape[-2:][0], m.shape[-1], k, dtype=bool)
+
+
 @traced(np.tril)
 def _tril(m: Any, k: int = 0) -> Tensor:
-    return select(np.tri(m.shape[-2], m.shape[-1], k, dtype=bool), m, 0)
+    return select(_below(m, k), m, zero_of(m))
 
 
 @traced(np.triu)
 def _triu(m: Any, k: int = 0) -> Tensor:
-    return select(np.tri(m.shape[-2], m.shape[-1], k - 1, dtype=bool), 0, m)
+    return select(_below(m, k - 1), zero_of(m), m)
 
 
 traced(np.take)(indexing.take)
@@ -177,19 +158,56 @@ def _spread(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return wrap(broadcast_to(current().at(), x.value, shape))
 
 
-# Products
-
-traced(np.dot)(contraction.dot)
-traced(np.tensordot)(contraction.tensordot)
-traced(np.einsum)(contraction.einsum)
-
-
-@traced(np.outer)
-def _outer(a: Any, b: Any) -> Tensor:
-    like = common_float(a, b)
-    return as_tensor(a, like).reshape(-1, 1) * as_tensor(b, like).reshape(1, -1)
+@traced(np.select)
+def _select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
+    if len(condlist) != len(choicelist) or not len(condlist):
+        raise ShapeError(f"np.select of {len(condlist)} conditions and {len(choicelist)} choices: they must be as many")
+    found = default
+    for condition, choice in zip(reversed(condlist), reversed(choicelist)):
+        found = select(condition, choice, found)
+    return found
 
 
-@traced(np.inner)
-def _inner(a: Any, b: Any) -> Any:
-    return contraction.tensordot(a, b, ([np.ndim(a) - 1], [np.ndim(b) - 1]))
+@traced(np.choose)
+def _choose(a: Any, choices: Any, mode: str = "raise") -> Any:
+    places, count = as_tensor(a), len(choices)
+    if mode == "wrap":
+        places = places % count
+    elif mode != "clip":
+        raise fail("np.choose is traced with mode='clip' or 'wrap': whether an index is outside depends on data")
+    found = choices[-1]
+    for i in reversed(range(count - 1)):
+        found = select(places <= i, choices[i], found)
+    return found if count > 1 else np.broadcast_arrays(places, choices[0])[1]
+
+
+@traced(np.fix)
+def _fix(x: Any) -> Any:
+    return np.trunc(x)
+
+
+@traced(np.sinc)
+def _sinc(x: Any) -> Any:
+    tensor = as_tensor(x)
+
+    def sinc(x: Expr) -> Expr:
+        turned = where(call("eq", x, 0.0), 1.0, x * math.pi)
+        return where(call("eq", x, 0.0), 1.0, call("sin", turned) / turned)
+
+    return apply("sinc", sinc, tensor if tensor.value.dtype.is_float else convert(tensor, FLOAT32))
+
+
+@traced(np.unwrap)
+def _unwrap(p: Any, discont: float | None = None, axis: int = -1, *, period: float = 2 * math.pi) -> Any:
+    x: Any = as_tensor(p)
+    axis = as_axis(axis, x.ndim)
+    jump, least = np.diff(x, axis=axis), max(period / 2, discont or 0.0)
+
+    def whole_turns(d: Expr) -> Expr:
+        moved = call("mod", d + period / 2, period) - period / 2
+        moved = where(call("and", call("eq", moved, -period / 2), d > 0.0), period / 2, moved)
+        return where(call("abs", d) < least, 0.0, moved - d)
+
+    turns: Any = np.cumsum(apply("whole_turns", whole_turns, jump), axis=axis)
+    first = x[(slice(None),) * axis + (slice(0, 1),)]
+    return x + np.concatenate([np.zeros_like(first), turns], axis)

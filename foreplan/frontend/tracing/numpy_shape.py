@@ -1,8 +1,9 @@
-"""NumPy's functions that arrange elements, on traced tensors: shapes, joins, cuts and repeats."""
+"""NumPy's functions of shapes and axes, on traced tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,9 @@ from foreplan.errors import ShapeError
 from foreplan.frontend.tracing.dispatch import as_axes, as_axis, traced, wrap
 from foreplan.frontend.tracing.elementwise import convert
 from foreplan.frontend.tracing.tensor import Axes, Tensor, as_tensor, common_float
-from foreplan.frontend.tracing.tracer import current, fail
+from foreplan.frontend.tracing.tracer import current
 from foreplan.graph.types import broadcast_shapes
-from foreplan.ops import join
 from foreplan.ops import shape as shapes
-from foreplan.ops.expr import promote
 
 
 @traced(np.shape)
@@ -137,111 +136,50 @@ def _ones_like(a: Any, dtype: Any = None) -> Tensor:
     return _full_like(a, 1, dtype)
 
 
-# Joining, cutting and repeating
+@traced(np.empty_like)
+def _empty_like(prototype: Any, dtype: Any = None) -> Tensor:
+    return _full_like(prototype, 0, dtype)
 
 
-@traced(np.concatenate)
-def _concatenate(arrays: Sequence[Any], axis: int | None = 0) -> Tensor:
-    like = common_float(*arrays)
-    tensors = [as_tensor(array, like) for array in arrays]
-    if axis is None:
-        tensors, axis = [tensor.reshape(-1) for tensor in tensors], 0
-    dtype = tensors[0].value.dtype
-    for tensor in tensors[1:]:
-        dtype = promote(dtype, tensor.value.dtype)
-    values = [convert(tensor, dtype).value for tensor in tensors]
-    at = as_axis(axis, tensors[0].ndim)
-    return wrap(join.concat(current().at(), values, at) if len(values) > 1 else values[0])
+def _at_least(rank: int, *arys: Any) -> Any:
+    found = [_grown(as_tensor(x), rank) for x in arys]
+    return found[0] if len(found) == 1 else tuple(found)
 
 
-@traced(np.stack)
-def _stack(arrays: Sequence[Any], axis: int = 0) -> Tensor:
-    like = common_float(*arrays)
-    axis = as_axis(axis, np.ndim(arrays[0]) + 1)
-    return _concatenate([_expand_dims(as_tensor(array, like), axis) for array in arrays], axis)
+def _grown(x: Tensor, rank: int) -> Tensor:
+    """A tensor with at least so many axes, placed as NumPy does it: [n] → [1, n] → [1, n, 1], [n, m] → [n, m, 1]."""
+    if x.ndim >= rank:
+        return x
+    shape = {1: (1, *x.shape, 1), 2: (*x.shape, 1)}.get(x.ndim, (1,) * rank) if rank == 3 else (1,) * rank
+    return _reshape(x, (1, *x.shape) if rank == 2 and x.ndim == 1 else shape)
 
 
-@traced(np.vstack)
-def _vstack(tup: Sequence[Any]) -> Tensor:
-    return _concatenate([as_tensor(x) if np.ndim(x) > 1 else _reshape(x, (1, -1)) for x in tup], 0)
+traced(np.atleast_1d)(partial(_at_least, 1))
+traced(np.atleast_2d)(partial(_at_least, 2))
+traced(np.atleast_3d)(partial(_at_least, 3))
 
 
-@traced(np.hstack)
-def _hstack(tup: Sequence[Any]) -> Tensor:
-    return _concatenate(tup, 0 if np.ndim(tup[0]) == 1 else 1)
+@traced(np.rollaxis)
+def _rollaxis(a: Any, axis: int, start: int = 0) -> Tensor:
+    rank = np.ndim(a)
+    axis = as_axis(axis, rank)
+    start = start + rank if start < 0 else start
+    return _moveaxis(a, axis, start - 1 if axis < start else start)
 
 
-@traced(np.split)
-def _split(ary: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-    x = as_tensor(ary)
-    axis = as_axis(axis, x.ndim)
-    extent = x.shape[axis]
-    if isinstance(indices_or_sections, int):
-        if indices_or_sections < 1 or extent % indices_or_sections:
-            raise ShapeError(
-                f"split of {x.value!r}: axis {axis} has {extent} elements, not {indices_or_sections} equal parts"
-            )
-        size = extent // indices_or_sections
-        cuts = list(range(size, extent, size))
-    else:
-        cuts = [int(cut) for cut in indices_or_sections]
-    before = (slice(None),) * axis
-    return [x[(*before, slice(low, high))] for low, high in zip([0, *cuts], [*cuts, extent])]
-
-
-@traced(np.pad)
-def _pad(array: Any, pad_width: Any, mode: str = "constant", constant_values: float = 0) -> Tensor:
-    x = as_tensor(array)
-    if mode not in join.MODES:
-        raise fail(f"np.pad(mode={mode!r}) cannot be traced; use {', '.join(join.MODES)}")
-    pads = tuple((int(low), int(high)) for low, high in np.broadcast_to(pad_width, (x.ndim, 2)))
-    return wrap(join.pad(current().at(), x.value, pads, constant_values, mode))
-
-
-@traced(np.tile)
-def _tile(A: Any, reps: int | Sequence[int]) -> Tensor:
-    x = as_tensor(A)
-    times = [int(n) for n in np.atleast_1d(reps)]
-    times = [1] * (x.ndim - len(times)) + times
-    extents = [1] * (len(times) - x.ndim) + list(x.shape)
-    split = _reshape(x, tuple(n for extent in extents for n in (1, extent)))
-    repeated = _broadcast_to(split, [n for pair in zip(times, extents) for n in pair])
-    return _reshape(repeated, tuple(n * extent for n, extent in zip(times, extents)))
-
-
-@traced(np.repeat)
-def _repeat(a: Any, repeats: int, axis: int | None = None) -> Tensor:
-    x = as_tensor(a)
-    if not isinstance(repeats, int):
-        raise fail("np.repeat is traced with one number of repeats; use np.take with a list of indices for others")
-    x, axis = (x.reshape(-1), 0) if axis is None else (x, as_axis(axis, x.ndim))
-    before, after = x.shape[: axis + 1], x.shape[axis + 1 :]
-    repeated = _broadcast_to(_reshape(x, (*before, 1, *after)), (*before, repeats, *after))
-    return _reshape(repeated, (*before[:-1], before[-1] * repeats, *after))
-
-
-@traced(np.flip)
-def _flip(m: Any, axis: Axes = None) -> Tensor:
+@traced(np.rot90)
+def _rot90(m: Any, k: int = 1, axes: Sequence[int] = (0, 1)) -> Any:
     x = as_tensor(m)
-    axes = as_axes(axis, x.ndim)
-    return x[tuple(slice(None, None, -1) if i in axes else slice(None) for i in range(x.ndim))]
+    first, second = (as_axis(axis, x.ndim) for axis in axes)
+    if first == second:
+        raise ShapeError(f"np.rot90 of {x.value!r} needs two different axes, and got {tuple(axes)}")
+    if k % 4 == 2:
+        return np.flip(x, (first, second))
+    if k % 4 == 1:
+        return _swapaxes(np.flip(x, second), first, second)
+    return np.flip(_swapaxes(x, first, second), second) if k % 4 else x
 
 
-@traced(np.roll)
-def _roll(a: Any, shift: int, axis: int | None = None) -> Tensor:
-    x = as_tensor(a)
-    if axis is None:
-        return _reshape(_roll(x.reshape(-1), shift, 0), x.shape)
-    axis = as_axis(axis, x.ndim)
-    cut = -shift % max(x.shape[axis], 1)
-    first, second = _split(x, [cut], axis)
-    return x if cut == 0 else _concatenate([second, first], axis)
-
-
-@traced(np.diff)
-def _diff(a: Any, n: int = 1, axis: int = -1) -> Any:
-    x = as_tensor(a)
-    before = (slice(None),) * as_axis(axis, x.ndim)
-    for _ in range(n):
-        x = x[(*before, slice(1, None))] - x[(*before, slice(None, -1))]
-    return x
+@traced(np.result_type)
+def _result_type(*arrays_and_dtypes: Any) -> np.dtype:
+    return np.result_type(*(x.dtype if isinstance(x, Tensor) else x for x in arrays_and_dtypes))

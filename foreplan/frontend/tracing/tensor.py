@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from foreplan.frontend.tracing.tracer import Tracer, current, fail
-from foreplan.graph import DType, Value
+from foreplan.graph import DType, Graph, Value
 from foreplan.graph.types import FLOAT32
 
 if TYPE_CHECKING:
@@ -133,6 +133,11 @@ class Tensor:
 
         return index(self, key)
 
+    def __call_graph__(self, graph: Graph, inputs: Sequence[Any], named: Mapping[str, Any], name: str) -> Any:
+        from foreplan.frontend.tracing.call import call
+
+        return call(self.tracer, graph, inputs, named, name)
+
     # Methods of arrays: the NumPy functions of the same names
 
     @property
@@ -231,6 +236,22 @@ class Tensor:
         """Running sum along one axis."""
         return np.cumsum(self, axis=axis)
 
+    def cumprod(self, axis: int | None = None) -> Any:
+        """Running product along one axis."""
+        return np.cumprod(self, axis=axis)
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+        """Elements with equal indices of two axes."""
+        return np.diagonal(self, offset, axis1, axis2)
+
+    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+        """Sum along a diagonal."""
+        return np.trace(self, offset, axis1, axis2)
+
+    def argsort(self, axis: int | None = -1) -> Any:
+        """Indices that sort along an axis."""
+        return np.argsort(self, axis)
+
     def repeat(self, repeats: int, axis: int | None = None) -> Any:
         """Each element repeated."""
         return np.repeat(self, repeats, axis=axis)
@@ -250,9 +271,13 @@ class Tensor:
     # NumPy's dispatch
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        from foreplan.frontend.tracing.dispatch import MISTAKES
         from foreplan.frontend.tracing.elementwise import apply_ufunc
 
-        return apply_ufunc(ufunc, method, inputs, kwargs)
+        try:
+            return apply_ufunc(ufunc, method, inputs, kwargs)
+        except MISTAKES as error:
+            raise fail(f"np.{ufunc.__name__} cannot be traced with these arguments: {error}") from error
 
     def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
         from foreplan.frontend.tracing.dispatch import apply_function
@@ -267,8 +292,14 @@ class Tensor:
     __index__ = _no_value("an index, range() or shape", "index with x[tensor] or np.take, and use x.shape for sizes")
     __complex__ = _no_value("complex()", "foreplan has no complex numbers")
     __array__ = _no_value("np.asarray() or a NumPy function", "use the tensor as it is, with NumPy's traced functions")
+    __dlpack__ = _no_value("np.from_dlpack()", "use the tensor as it is, with NumPy's traced functions")
     item = _no_value(".item()", "return it from the function to see it")
     tolist = _no_value(".tolist()", "return it from the function to see it")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_") or not hasattr(np.ndarray, name):
+            raise AttributeError(f"a traced tensor has no attribute {name!r}")
+        raise fail(f"x.{name} of arrays is not there for traced tensors; use NumPy's functions, such as np.sort(x)")
 
     def __iter__(self) -> Iterator[Any]:
         raise fail(

@@ -14,7 +14,7 @@ import numpy as np
 
 import foreplan.errors
 from foreplan.errors import ShapeError, TraceError
-from foreplan.graph import Array, Builder, Graph, Initializer, TensorType, Value, as_dtype
+from foreplan.graph import Array, Builder, Graph, Initializer, Node, TensorType, Value, as_dtype
 from foreplan.graph.ir import Kind
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _CURRENT: ContextVar[Tracer | None] = ContextVar("foreplan_tracer", default=None)
 
 _FOREPLAN, _NUMPY = (os.path.dirname(str(module.__file__)) + os.sep for module in (foreplan.errors, np))
+_MODELS_OWN = (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)
 _MODELS = os.path.join(_FOREPLAN, "models") + os.sep
 
 
@@ -59,7 +60,8 @@ class Tracer:
     """One graph being built by running Python code.
 
     Attributes:
-        parameters: results of `nn.parameter` and `nn.buffer`, by full name.
+        parameters: results of `nn.parameter` and `nn.buffer`, and weights of graphs that were called, by full name.
+        updates: of graphs that were called: stored value → its content for the next step, such as a random state.
         swapped: value → the value that it is with its last two axes exchanged, so that products can say "transposed".
     """
 
@@ -69,8 +71,11 @@ class Tracer:
         self._counts: dict[str, int] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
         self._finished = False
-        self.parameters: dict[str, Tensor] = {}
+        stored = [] if base is None else [value for value in base.stored if value.kind in _MODELS_OWN]
+        self.parameters: dict[str, Tensor] = {value.name: self.wrap(value) for value in stored}
+        self._adopted: dict[tuple[Value, str], Value] = {(value, value.name): value for value in stored}
         self.swapped: dict[Value, Value] = {}
+        self.updates: dict[Value, Value] = {}
 
     def at(self) -> Builder:
         """The builder, with new nodes attributed to the user's current line.
@@ -107,6 +112,16 @@ class Tracer:
         finally:
             _CURRENT.reset(token)
             self._finished = True
+
+    @contextmanager
+    def recorded(self) -> Iterator[list[Node]]:
+        """While the body runs, its nodes go into a list of their own, and none into the graph."""
+        before, nodes = self._builder.nodes, list[Node]()
+        self._builder.nodes = nodes
+        try:
+            yield nodes
+        finally:
+            self._builder.nodes = before
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -146,6 +161,25 @@ class Tracer:
         tensor = self.wrap(self.at().store(full, type, kind, init))
         self.parameters[full] = tensor
         return tensor
+
+    def adopt(self, value: Value) -> Value:
+        """A stored value of a graph that is called, under its full name; the same one under the same name again.
+
+        Raises:
+            TraceError: another parameter has that name.
+        """
+        full = self.full_name(value.name)
+        if (value, full) not in self._adopted:
+            own = value.kind in _MODELS_OWN
+            if own and full in self.parameters:
+                raise fail(
+                    f"there is already a parameter {full!r}, and the graph that is called has another one; call it "
+                    "with a name of its own, such as graph(x, name='teacher')"
+                )
+            adopted = self._adopted[value, full] = self.at().adopt(value, full)
+            if own:
+                self.parameters[full] = self.wrap(adopted)
+        return self._adopted[value, full]
 
     def constant(self, array: np.ndarray) -> Value:
         """An array as a constant of the graph; equal arrays are stored once."""

@@ -8,10 +8,16 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import ShapeError
-from foreplan.graph import TensorType, as_dtype, register
-from foreplan.graph.op import Arrays, Types
+from foreplan.graph import Builder, TensorType, as_dtype, register
+from foreplan.graph.op import Arrays, Types, Values
 from foreplan.ops.attention.blocks import AttentionOp, Extents, fill_ahead, mask_block, widened
+from foreplan.ops.attention.whole import heads_apart, heads_together, whole_scores
 from foreplan.ops.blocks import Piece, carve, carve_bytes, flush
+from foreplan.ops.expr import exp
+from foreplan.ops.map import elementwise
+from foreplan.ops.matmul import matmul
+from foreplan.ops.reduce import reduce, sum_to_shape
+from foreplan.ops.shape import reshape
 
 
 @register
@@ -114,6 +120,27 @@ class AttentionGrad(AttentionOp):
                     np.multiply(block, self.scale, out=dq[at], casting="same_kind")
             np.copyto(dk[n, kv], sum_k[:count])
             np.copyto(dv[n, kv], sum_v[:count])
+
+    def decompose(self, b: Builder, inputs: Values) -> Values:
+        """Products and maps over whole score matrices."""
+        (q, k, v, o, lse, g, *mask), e = inputs, self.sizes([value.type for value in inputs])
+        shared = (e.batch, e.kv_heads, e.group, e.queries, e.keys)
+        wide_q, wide_k, wide_v, wide_o, wide_g = (heads_apart(b, self, e, x) for x in (q, k, v, o, g))
+        s = reshape(b, whole_scores(b, self, e, wide_q, wide_k, mask[0] if mask else None), shared)
+        p = elementwise(b, lambda s, m: exp(s - m), s, reshape(b, lse, (*shared[:4], 1)))
+        rowsum = reduce(b, "sum", elementwise(b, lambda o, g: o * g, wide_o, wide_g), 4, keepdims=True)
+        dp = matmul(b, wide_g, wide_v, transpose_b=True)
+        ds = elementwise(b, lambda d, r, p: (d - r) * p, dp, rowsum, p)
+        dq, dk = (
+            elementwise(b, lambda x: x * self.scale, x)
+            for x in (matmul(b, ds, wide_k), reduce(b, "sum", matmul(b, ds, wide_q, True), 2, keepdims=True))
+        )
+        dv = reduce(b, "sum", matmul(b, p, wide_g, True), 2, keepdims=True)
+        found = [heads_together(b, self, x, like) for x, like in ((dq, q), (dk, k), (dv, v))]
+        if self.mask_gradient:
+            scores = reshape(b, ds, (e.batch, e.heads, e.queries, e.keys))
+            found.append(sum_to_shape(b, scores, mask[0].shape))
+        return found
 
 
 def _row_dots(a: np.ndarray, b: np.ndarray, scratch: np.ndarray, out: np.ndarray) -> None:

@@ -12,18 +12,17 @@ from typing import ClassVar
 import numpy as np
 
 from foreplan.errors import UnsupportedError
-from foreplan.graph import Array, Builder, TensorType, Value, as_dtype, register
-from foreplan.graph.ir import Kind
+from foreplan.graph import Builder, TensorType, Value, as_dtype, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.ops.attention.blocks import AttentionOp, Extents, fill_ahead, mask_block, widened
 from foreplan.ops.attention.gradient import AttentionGrad
+from foreplan.ops.attention.whole import heads_apart, heads_together, whole_scores
 from foreplan.ops.blocks import Piece, carve, carve_bytes, flush
-from foreplan.ops.expr import exp, log, maximum, where
-from foreplan.ops.index import positions
+from foreplan.ops.expr import exp, log, maximum
 from foreplan.ops.map import convert, elementwise
 from foreplan.ops.matmul import matmul
 from foreplan.ops.reduce import reduce
-from foreplan.ops.shape import reshape, transpose
+from foreplan.ops.shape import reshape
 
 # A row's maximum is taken to be at least this, so that a row of nothing but -inf gives exp(-inf) = 0 and not NaN. The
 # sum of such a row, 0, is then raised to 1; every other sum is at least 1.
@@ -120,34 +119,16 @@ class Attention(AttentionOp):
         """Products and maps over whole score matrices."""
         q, k, v, *mask = inputs
         e = self.sizes([q.type, k.type, v.type])
-        dtype, wide = q.dtype, q.dtype.wide
-        q, k, v, *mask = (convert(b, x, wide) for x in inputs)
-        if self.heads_last:
-            q, k, v = (transpose(b, x, (0, 2, 1, 3)) for x in (q, k, v))
-        # The heads that share keys become an axis of their own, along which keys and values broadcast.
-        q = reshape(b, q, (e.batch, e.kv_heads, e.group, e.queries, e.depth))
-        k, v = (reshape(b, x, (e.batch, e.kv_heads, 1, *x.shape[2:])) for x in (k, v))
-        s = reshape(b, matmul(b, q, k, transpose_b=True), (e.batch, e.heads, e.queries, e.keys))
-        s = elementwise(b, lambda s: s * self.scale, s)
-        if mask:
-            s = elementwise(b, lambda s, m: s + m, s, mask[0])
-        if self.causal:
-            i, j = (_positions(b, shape) for shape in ((e.queries, 1), (1, e.keys)))
-            s = elementwise(b, lambda s, i, j: where(j <= i, s, -math.inf), s, i, j)
+        wide_q, wide_k, wide_v = (heads_apart(b, self, e, x) for x in (q, k, v))
+        s = whole_scores(b, self, e, wide_q, wide_k, mask[0] if mask else None)
         high = reduce(b, "max", s, 3, keepdims=True)
         high = elementwise(b, lambda m: maximum(m, LOWEST), high)
         p = elementwise(b, lambda s, m: exp(s - m), s, high)
         total = elementwise(b, lambda t: maximum(t, 1.0), reduce(b, "sum", p, 3, keepdims=True))
         p = elementwise(b, lambda p, t: p / t, p, total)
         lse = elementwise(b, lambda m, t: m + log(t), high, total)
-        o = matmul(b, reshape(b, p, (e.batch, e.kv_heads, e.group, e.queries, e.keys)), v)
-        o = convert(b, reshape(b, o, (e.batch, e.heads, e.queries, e.value_depth)), dtype)
-        return [transpose(b, o, (0, 2, 1, 3)) if self.heads_last else o, reshape(b, lse, lse.shape[:3])]
-
-
-def _positions(b: Builder, shape: tuple[int, ...]) -> Value:
-    places = positions(math.prod(shape)).reshape(shape)
-    return b.store(b.scope + "positions", TensorType(as_dtype("int64"), shape), Kind.CONSTANT, Array(places))
+        o = matmul(b, reshape(b, p, (e.batch, e.kv_heads, e.group, e.queries, e.keys)), wide_v)
+        return [heads_together(b, self, o, q), reshape(b, lse, lse.shape[:3])]
 
 
 def attention(

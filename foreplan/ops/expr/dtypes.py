@@ -72,8 +72,13 @@ def call_dtype(part: Call, args: Sequence[DType | None]) -> DType | None:
 
     Raises:
         ShapeError: the condition of `where` is not boolean, the result's type cannot hold a literal, a bitwise
-            function gets floats, or arithmetic gets booleans.
+            function gets floats, arithmetic gets booleans, or a type is one in which elements are only stored.
     """
+    for dtype in (*args, DTYPES.get(part.function)):
+        if dtype is not None and dtype.is_storage:
+            raise ShapeError(
+                f"{part} computes with {dtype}, in which elements are only stored: give foreplan.ops.storage.decoded(x)"
+            )
     result = _result_dtype(part, args)
     if part.function in _BITWISE and (FLOAT32 if result is None else result).is_float:
         raise ShapeError(f"{part.function}() needs integers, and {part} has floats; convert them to integers first")

@@ -17,6 +17,7 @@ from foreplan.graph.op import Arrays, Cotangents, Training, Types, Values, only
 from foreplan.graph.types import Shape
 from foreplan.ops.expr import rsqrt, sqrt
 from foreplan.ops.map import convert, elementwise
+from foreplan.ops.pullback import by_parts
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
 from foreplan.ops.window import spatial_is_dense, spatial_size
@@ -137,7 +138,8 @@ class BatchNorm(ChannelNorm):
         keep = self.momentum
         for old, new in zip(running, batch):
             if old.kind is Kind.BUFFER:
-                follows = elementwise(b, lambda o, n: o * keep + n * (1 - keep), old, new, dtype=old.dtype)
+                last = training.next_content(old)  # of another use of the same layer
+                follows = elementwise(b, lambda o, n: o * keep + n * (1 - keep), last, new, dtype=old.dtype)
                 training.update(old, follows)
         return [y]
 
@@ -216,6 +218,10 @@ class ChannelMoments(_Channels):
         vector = self.check(*inputs)
         return (vector, vector)
 
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
+        """Of the parts."""
+        return by_parts(self, b, inputs, cotangents)
+
     def flops(self, inputs: Types, outputs: Types) -> int:
         """Mean 1, centring 1, variance 2 an element."""
         return 4 * inputs[0].size
@@ -269,6 +275,10 @@ class BatchNormGrad(ChannelNorm):
         if g != x:
             raise ShapeError(f"the gradient must have the type of x, {x}, and is {g}")
         return (x, vector, vector)
+
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
+        """Of the parts."""
+        return by_parts(self, b, inputs, cotangents)
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """dx may take the bytes of g or of x: a channel's sums are done before its first element is written."""

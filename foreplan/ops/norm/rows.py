@@ -11,13 +11,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from foreplan.errors import ShapeError, UnsupportedError
+from foreplan.errors import ShapeError
 from foreplan.graph import Builder, Op, TensorType, Value, register
 from foreplan.graph.op import Arrays, Cotangents, Types, Values
 from foreplan.graph.types import types_of
 from foreplan.ops.blocks import Piece, carve_bytes
 from foreplan.ops.expr import rsqrt
 from foreplan.ops.map import convert, elementwise
+from foreplan.ops.pullback import by_parts
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import broadcast_to, reshape
 
@@ -46,11 +47,11 @@ class _RowNorm(Op):
         return (x, statistic, statistic) if self.centred else (x, statistic)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
-        """From x and the statistics of its rows, which are not differentiable themselves."""
+        """From x and the statistics of its rows; of the parts, where the statistics are differentiated, too."""
         x, *parameters = inputs
         g = cotangents[0]
         if g is None or any(flow is not None for flow in cotangents[1:]):
-            raise UnsupportedError(f"the statistics of {self.name} have no derivative here; compute them by reductions")
+            return by_parts(self, b, inputs, cotangents)
         op = (LayerNormGrad if self.centred else RMSNormGrad)(self.axis, scaled=bool(parameters))
         gradients = b.node(op, x, *parameters[:1], *outputs[1:], g)
         return gradients[: len(inputs)]
@@ -185,6 +186,10 @@ class _RowNormGrad(Op):
             )
         _check(self.axis, x, rest[: self.scaled], 1)
         return (x, *rest[: self.scaled] * (1 + self.centred))
+
+    def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
+        """Of the parts."""
+        return by_parts(self, b, inputs, cotangents)
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """dx may take the bytes of the summand, of g or of x: rows are read whole before they are written."""

@@ -1,4 +1,4 @@
-"""Gathering slices, and adding slices at the places of indices, by compiled loops.
+"""Gathering slices, and adding or combining slices at the places of indices, by compiled loops.
 
 Slices are added in the order of the indices. Parts of the work are ranges of places within a slice, so no result
 depends on the number of threads.
@@ -16,6 +16,7 @@ from foreplan.graph.layouts import lie_alike
 from foreplan.graph.op import Arrays, Windows
 from foreplan.ops.blocks import folded_shape
 from foreplan.ops.index import Gather, ScatterAdd
+from foreplan.ops.scatter_reduce import ScatterReduce
 from foreplan.runtime.cpu.kernel import LoopKernel, one_after_another
 from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_from, same_place
 from foreplan.runtime.cpu.threads import current_threads, ranged
@@ -23,6 +24,7 @@ from foreplan.runtime.kernel import Refused, Run
 
 GROUP = 16  # elements of a slice that stay together: a line of the cache
 GRAIN = 1 << 15  # elements that are worth a thread of their own
+_HOW = {"mul": 0, "min": 1, "max": 2}  # as `_combined` has them
 
 _compiled = jit.compiled(nogil=True)
 
@@ -73,6 +75,31 @@ def _scatter(start, stop, y, extent, width, indices, updates, count, step):  # t
             outer, at = outer + 1, 0
 
 
+@jit.compiled(inline="always")
+def _combined(how, x, y):  # type: ignore[no-untyped-def]
+    """A product (0), the smaller (1) or the larger one (2); NaN wins."""
+    if how == 0:
+        return x * y
+    if how == 1:
+        return y if y < x or y != y else x
+    return y if y > x or y != y else x
+
+
+@_compiled
+def _scatter_reduced(start, stop, y, extent, width, indices, updates, count, step, how):  # type: ignore[no-untyped-def]
+    """As `_scatter`, combined instead of added."""
+    low, high = start * GROUP, min(stop * GROUP, width)
+    outer, at = 0, 0
+    for i in range(count):
+        place = outer * extent + _within(indices[at], extent)
+        row, out = updates[i * step + low : i * step + high], y[place * width + low : place * width + high]
+        for k in range(len(out)):
+            out[k] = _combined(how, out[k], row[k])
+        at += 1
+        if at == len(indices):
+            outer, at = outer + 1, 0
+
+
 def gather(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
     """The kernel of `Gather`, by ranges of slices: elements of any type, moved by their size."""
     assert isinstance(op, Gather)
@@ -90,8 +117,8 @@ def gather(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
 
 
 def scatter_add(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
-    """The kernel of `ScatterAdd` of float32: a copy or zeros first, then all additions, by ranges of the elements of a
-    slice.
+    """The kernel of `ScatterAdd` and `ScatterReduce` of float32: a copy or zeros first, then all updates, by ranges of
+    the elements of a slice.
     """
     assert isinstance(op, ScatterAdd)
     rows, (_, extent, width) = _slices(op, inputs[1]), folded_shape(op.shape, op.axis)
@@ -107,7 +134,8 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
             runs.append(partial(np.copyto, y, inputs[2]))
         given = (flat(y), extent, width, flat_input(inputs[0]), flat_input(inputs[1]), count, step)
         groups, grain = -(-width // GROUP), max(1, GRAIN // (count * GROUP))
-        return one_after_another(*runs, ranged(_scatter, groups, grain, current_threads(), *given))
+        function, how = (_scatter_reduced, (_HOW[op.how],)) if isinstance(op, ScatterReduce) else (_scatter, ())
+        return one_after_another(*runs, ranged(function, groups, grain, current_threads(), *given, *how))
 
     based = len(inputs) == 3 and lie_alike(inputs[2], outputs[0])
     return LoopKernel(loops, overwrites=((0, 2),) if based else ())

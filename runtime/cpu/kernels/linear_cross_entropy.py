@@ -64,7 +64,8 @@ class LossKernel:
             w = weights.viewed((n, self.depth), weights.strides)
             self.products.describe(h, w.viewed((self.depth, n), w.strides[::-1]), matrix(count, n))
             for add in (False, True):
-                self.products.describe(x.viewed((n, count), x.strides[::-1]), h, matrix(n, self.depth), add)
+                if not op.frozen:
+                    self.products.describe(x.viewed((n, count), x.strides[::-1]), h, matrix(n, self.depth), add)
                 self.products.describe(x, w, sums, add)
         self.workspace = carve_bytes(*self._pieces())
 
@@ -91,7 +92,8 @@ class LossKernel:
         """One chunk of rows after the other."""
         hidden, sums, narrow, highs, *numbers, state, logits, scratch = carve(workspace, *self._pieces())
         h, w, target, *bias = map(_read_only, inputs)
-        loss, dh, dw, *dbias = outputs
+        loss, dh, *of_weights = outputs
+        dw, *dbias = of_weights or (None,)
         none = np.zeros(0, np.float32)
         threads = current_threads()
         runs: list[Run] = [partial(_begin, target, self.op.ignore_index, self.op.mean, state)]
@@ -106,7 +108,8 @@ class LossKernel:
             for i, block in enumerate(self.blocks()):
                 of = slice(block.start, block.stop)
                 x = logits[block.start * count : block.stop * count].reshape(count, len(block))
-                parameters = (w[of], dw[of], bias[0][of] if bias else _read_only(none), dbias[0][of] if dbias else none)
+                gradients = (None if dw is None else dw[of], dbias[0][of] if dbias else none)
+                parameters = (w[of], bias[0][of] if bias else _read_only(none), *gradients)
                 factors = narrow[: x.size].reshape(x.shape) if narrow.size else x
                 blocks.append(_Block(x, factors, block.start, highs[i, :count], *parameters))
             into = sums[:count] if sums.size else dh[some]
@@ -149,7 +152,7 @@ class _Block:
         factors: their gradients as factors of products: x itself, or narrow copies.
         start: the first class.
         high: for each row, the number that was subtracted before exponentials.
-        w, dw, bias, dbias: of these classes; the latter two are empty where there is no bias.
+        w, bias, dw, dbias: of these classes; bias and dbias are empty where there is none, dw is None if not wanted.
     """
 
     x: np.ndarray
@@ -157,8 +160,8 @@ class _Block:
     start: int
     high: np.ndarray
     w: np.ndarray
-    dw: np.ndarray
     bias: np.ndarray
+    dw: np.ndarray | None
     dbias: np.ndarray
 
 
@@ -195,7 +198,8 @@ class _Chunk:
         rows, multiply = self.rows, self.products.bind
         numbers = (rows.label, block.start, rows.high, rows.factor, block.high)
         yield self.ranged(_gradients, block, bits(block.factors), *numbers, self.state)
-        yield multiply(block.factors.T, rows.hidden, block.dw, self.scratch, add=self.adds)
+        if block.dw is not None:
+            yield multiply(block.factors.T, rows.hidden, block.dw, self.scratch, add=self.adds)
         yield multiply(block.factors, block.w, self.dh, self.scratch, add=block.start > 0)
         if block.dbias.size:
             yield partial(_sum_rows, block.x, block.dbias, self.adds)

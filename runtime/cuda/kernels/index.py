@@ -8,6 +8,7 @@ from foreplan.graph import Op, Window
 from foreplan.graph.op import Windows
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.map import merged_axes
+from foreplan.ops.scatter_reduce import ScatterReduce
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.map import copies, index_type
 from foreplan.runtime.cuda.launch import (
@@ -34,6 +35,7 @@ ADDING = 128  # threads of a block that adds
 MOST_BITS = 9  # of a digit that is sorted by
 MANY, FEW_BYTES = 16, 4  # from so many slices a place on, fewer bytes of more slices are read at a time
 _BYTES = {"u32": 4, "u64": 8}
+_HOW = {"mul": 1, "min": 2, "max": 3}  # as `scatter_add.cu` has them
 
 
 def gather(op: Op, inputs: Windows, outputs: Windows, device: Device) -> LaunchKernel:
@@ -92,6 +94,7 @@ def scatter_add(op: Op, inputs: Windows, outputs: Windows, device: Device) -> La
         ("BITS", bits),
         ("AHEAD", 32 if many else 8),
         ("ADDS", int(bool(base))),
+        ("HOW", _HOW[op.how] if isinstance(op, ScatterReduce) else 0),
     )
     order = _Order(defines, count, extent, passes, bits, index)
     found += order.launches()

@@ -65,7 +65,7 @@ class _Work:
         logits: of a chunk.
         gradient: of the logits, which lies in their place if it is of their type.
         losses: of the items, weighted; `weight` of each of them.
-        dw: the gradient of w of the wide type, the output itself if that is wide.
+        dw: the gradient of w of the wide type, the output itself if that is wide, and nothing if it is not wanted.
         dbias: the bias's gradient of each chunk.
         library: whether a library makes the products; a launch of its own then adds the bias.
     """
@@ -107,14 +107,15 @@ class _Work:
     def instructions(self) -> Iterator[Instruction | Operands]:
         """All work in order; products are given as their operands."""
         rows, _, classes = self.extents
-        wide, item, biased = self.wide, self.wide.itemsize, len(self.inputs) > 3
+        wide, item, biased = self.wide, self.wide.itemsize, len(self.outputs) > 3
         row, firsts = classes * item, range(0, rows, self.chunk)
         yield self._rows("weight_of_items", 0, rows)
         for i, first in enumerate(firsts):
             count = min(self.chunk, rows - first)
             yield from self._logits(first, count)
             yield self._rows("logits_to_gradient", first, count)
-            yield from self._of_weights(first, count)
+            if not self.op.frozen:
+                yield from self._of_weights(first, count)
             if biased:
                 g = self.gradient
                 terms = Terms(g.start, g.dtype, (Axis(classes, g.dtype.itemsize),), (Axis(count, g.step),))
@@ -123,10 +124,10 @@ class _Work:
         if biased:
             terms = Terms(self.dbias, wide, (Axis(classes, item),), (Axis(len(firsts), row),))
             yield reduction("sum", terms, output_at(3), self.outputs[3].type.dtype, 1, None)
-        y = self.outputs[2]
-        if y.type.dtype != wide:
-            made = Tensor(self.dw, wide, Window.dense(y.type.with_dtype(wide)).strides)
-            yield from map_launches([Arg(0)], y.shape, [made], [Tensor(output_at(2), y.type.dtype, y.strides)])
+        for y in self.outputs[2:3]:
+            if y.type.dtype != wide:
+                made = Tensor(self.dw, wide, Window.dense(y.type.with_dtype(wide)).strides)
+                yield from map_launches([Arg(0)], y.shape, [made], [Tensor(output_at(2), y.type.dtype, y.strides)])
         total = Terms(self.losses, wide, (Axis(1, 0),), (Axis(rows, item),))
         yield reduction("sum", total, output_at(0), self.outputs[0].type.dtype, 1, None)
 
@@ -269,8 +270,10 @@ def _work(
     # Narrow logits are rounded once: with a bias, which a pass of its own adds, they are wide before it.
     logits = taken(wide) if biased and gradient.dtype != wide else gradient
     losses, weight = scratch.take(rows * wide.itemsize), scratch.take(wide.itemsize)
-    dbias = scratch.take(len(range(0, rows, chunk)) * classes * wide.itemsize) if biased else weight
-    dw = output_at(2) if outputs[2].type.dtype == wide else scratch.take(w.type.size * wide.itemsize)
+    summed = biased and not op.frozen
+    dbias = scratch.take(len(range(0, rows, chunk)) * classes * wide.itemsize) if summed else weight
+    is_output = op.frozen or outputs[2].type.dtype == wide
+    dw = output_at(2) if is_output else scratch.take(w.type.size * wide.itemsize)
     given = (tuple(inputs), tuple(outputs), chunk, logits, gradient, losses, weight, dw, dbias)
     return _Work(op, *given, library=library)
 

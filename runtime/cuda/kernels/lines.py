@@ -6,9 +6,9 @@ from foreplan.graph import DType, Op
 from foreplan.graph.op import Windows
 from foreplan.graph.types import DTYPES
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
-from foreplan.ops.recurrent import Unstack
 from foreplan.ops.scan import CumSum
 from foreplan.ops.sort import ArgReduce, TopK
+from foreplan.ops.unstack import Unstack
 from foreplan.runtime.cuda.device import Device
 from foreplan.runtime.cuda.kernels.map import copies, index_type
 from foreplan.runtime.cuda.kernels.rows import Rows, rank_of, rows_along

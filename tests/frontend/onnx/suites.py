@@ -83,6 +83,7 @@ def forms(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> Iterator[onnx
 def _with_constants(model: onnx.ModelProto, feeds: dict[str, np.ndarray], names: set[str]) -> onnx.ModelProto:
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
+    changed.ir_version = max(4, model.ir_version)  # before, initializers had to be inputs
     left = [value for value in model.graph.input if value.name not in names]
     del changed.graph.input[:]
     changed.graph.input.extend(left)

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import foreplan as fp
-from foreplan.errors import ModelError, UnsupportedError
+from foreplan.errors import ModelError, ShapeError, UnsupportedError
 from foreplan.frontend import from_onnx
 from foreplan.graph.ir import Kind
 from tests.frontend.onnx.models import branch, info, kinds, model, node, random, same_as_onnxruntime
@@ -117,7 +117,7 @@ def test_a_loop_that_does_not_fit_its_body_is_refused() -> None:
         from_onnx(model(nodes, {"x": (2, 2)}, ["last"], constants))
     constants["three"] = np.zeros(0, np.int64)
     nodes = [node("Loop", "three yes x", "last rows", "loop", body=loop_body())]
-    with pytest.raises(UnsupportedError, match=r"node 'loop' \(Loop\).*its number of steps"):
+    with pytest.raises(ShapeError, match=r"node 'loop' \(Loop\).*its number of steps must be one number"):
         from_onnx(model(nodes, {"x": (2, 2)}, ["last"], constants))
 
 

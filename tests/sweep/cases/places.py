@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from random import Random
 
-from foreplan.graph.types import Shape
+from foreplan.graph.types import DTYPES, Shape, as_dtype
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.index_elements import GatherElements, ScatterElementsAdd
 from foreplan.ops.join import Concat, Pad, Unslice
 from foreplan.ops.marks import StopGradient, StraightThrough
-from foreplan.ops.recurrent import Unstack
+from foreplan.ops.scatter_reduce import ScatterReduce
 from foreplan.ops.shape import Broadcast, Reshape, Slice, Transpose
+from foreplan.ops.storage import Bitcast
+from foreplan.ops.unstack import Unstack
 from tests.sweep.case import Case
-from tests.sweep.draws import any_type, broadcastable, float_type, given, indices, permutation, plain, shape
+from tests.sweep.draws import (
+    INTEGER_TYPES,
+    any_type,
+    broadcastable,
+    float_type,
+    given,
+    indices,
+    permutation,
+    plain,
+    shape,
+)
 
 
 def reshape(rng: Random) -> Case:
@@ -32,6 +44,14 @@ def reshape(rng: Random) -> Case:
         left //= factor
     found.append(left)
     return Case(Reshape(tuple(found)), (given(rng, any_type(rng), extents),))
+
+
+def bitcast(rng: Random) -> Case:
+    """Integers as others of their size, or as elements that are only stored."""
+    old = as_dtype(rng.choice(INTEGER_TYPES))
+    alike = [dtype for dtype in DTYPES.values() if dtype.itemsize == old.itemsize and dtype.category != "bool"]
+    new = rng.choice([dtype for dtype in alike if not dtype.is_float and dtype != old])
+    return Case(Bitcast(new), (given(rng, old, shape(rng)),))
 
 
 def transpose(rng: Random) -> Case:
@@ -142,6 +162,24 @@ def scatter_add(rng: Random) -> Case:
     updates = (*extents[:axis], *where.type.shape, *extents[axis + 1 :])
     base = [plain(rng, dtype, extents) if dtype.is_float else given(rng, dtype, extents)] * (rng.random() < 0.3)
     return Case(ScatterAdd(axis, extents), (where, given(rng, dtype, updates, strange=("tiny", "huge")), *base))
+
+
+def scatter_reduce(rng: Random) -> Case:
+    """Rows that change others where indices meet; products stay of a size."""
+    extents, axis = _table(rng)
+    how = rng.choice(["mul", "min", "max"])
+    dtype = float_type(rng) if how == "mul" or rng.random() < 0.8 else as_dtype(rng.choice(["int64", "int32", "uint8"]))
+    n = extents[axis]
+    where = indices(rng, shape(rng, 0, 2, 8), -n, n)
+    updates = (*extents[:axis], *where.type.shape, *extents[axis + 1 :])
+    values = "ties" if dtype.is_float and rng.random() < 0.3 else "normal" if dtype.is_float else None
+    both = [given(rng, dtype, each, values) for each in (updates, extents)]
+    return Case(ScatterReduce(axis, extents, how), (where, *both))
+
+
+def apart_scatter_reduce(rng: Random) -> Case:
+    """No two alike, where differences are taken."""
+    return scatter_reduce(rng).valued("apart")
 
 
 def gather_elements(rng: Random) -> Case:

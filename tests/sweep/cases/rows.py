@@ -204,7 +204,11 @@ def linear_cross_entropy(rng: Random) -> Case:
     dtype = float_type(rng)
     bias = [plain(rng, dtype.wide if rng.random() < 0.4 else dtype, (classes,))] * (rng.random() < 0.4)
     op = LinearCrossEntropy(
-        rng.choice([1, 3, 8, 256]), rng.choice([-100, -1, 0]), rng.random() < 0.7, rng.random() < 0.4
+        rng.choice([1, 3, 8, 256]),
+        rng.choice([-100, -1, 0]),
+        rng.random() < 0.7,
+        rng.random() < 0.4,
+        rng.random() < 0.3,
     )
     target = _targets(rng, (rows,), classes)
     return Case(op, (plain(rng, dtype, (rows, depth)), plain(rng, dtype, (classes, depth)), target, *bias))

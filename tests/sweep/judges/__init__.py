@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.sweep.case import Case
 from tests.sweep.draws import drawn
-from tests.sweep.judges import card, cpu, cuda, declaration, decomposition, gradient, numpy, options, step, types
+from tests.sweep.judges import card, cpu, cuda, declaration, decomposition, gradient, numpy, onnx, options, step, types
 from tests.sweep.table import ENTRIES, Entry
 
 
@@ -70,6 +70,7 @@ JUDGES = {
     "decomposition": Judge(decomposition.judge, serves=decomposition.serves),
     "types": Judge(types.judge),
     "gradient": Judge(gradient.judge, drawing=gradient.draw, serves=gradient.serves),
+    "onnx": Judge(onnx.judge, drawing=onnx.draw, serves=onnx.serves),
     "cpu": Judge(cpu.judge, cpu.kernels, serves=cpu.serves, require=cpu.require),
     "cuda": Judge(cuda.judge, cuda.kernels, serves=cuda.serves, require=cuda.require, compile=cuda.compile_kernels),
     "card": Judge(card.judge, card.kernels, serves=cuda.serves, require=card.require),

@@ -6,12 +6,19 @@ from typing import Any
 
 import numpy as np
 
+from foreplan.graph import as_dtype
+
 Array = np.ndarray
 Arrays = list[Array]
 
 
 def reshape(op: Any, x: Array) -> Arrays:
     return [np.array(x.reshape(-1).tolist(), x.dtype).reshape(op.shape) if x.size < 64 else x.reshape(op.shape)]
+
+
+def bitcast(op: Any, x: Array) -> Arrays:
+    dtype = as_dtype(op.dtype).numpy
+    return [np.frombuffer(x.tobytes(), dtype).reshape(x.shape)]
 
 
 def transpose(op: Any, x: Array) -> Arrays:
@@ -75,6 +82,16 @@ def scatter_add(op: Any, indices: Array, updates: Array, *base: Array) -> Arrays
     rows = updates.reshape(*op.shape[: op.axis], flat.size, *op.shape[op.axis + 1 :])
     for j, i in enumerate(flat.tolist()):
         y[(*before, i)] += rows[(*before, j)]
+    return [y]
+
+
+def scatter_reduce(op: Any, indices: Array, updates: Array, base: Array) -> Arrays:
+    y, before = base.copy(), (slice(None),) * op.axis
+    flat = _index(indices, op.shape[op.axis]).reshape(-1)
+    rows = updates.reshape(*op.shape[: op.axis], flat.size, *op.shape[op.axis + 1 :])
+    combine = {"mul": np.multiply, "min": np.fmin, "max": np.fmax}[op.how]
+    for j, i in enumerate(flat.tolist()):
+        y[(*before, i)] = combine(y[(*before, i)], rows[(*before, j)])
     return [y]
 
 

@@ -186,4 +186,5 @@ def linear_cross_entropy(op: Any, h: Array, w: Array, target: Array, *bias: Arra
     count = int((target != op.ignore_index).sum())
     weight = 1.0 / max(1, count) if op.mean else 1.0
     (d,) = cross_entropy_grad(axis, logits, target, lse, np.full(lse.shape, weight))
-    return [np.asarray(loss.sum() * weight), d @ w, d.T @ h, *[d.sum(0)] * len(bias)]
+    of_weights = [] if op.frozen else [d.T @ h, *[d.sum(0)] * len(bias)]
+    return [np.asarray(loss.sum() * weight), d @ w, *of_weights]

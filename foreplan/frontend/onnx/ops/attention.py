@@ -1,21 +1,17 @@
-"""ONNX's attention, loss functions, and quantisation."""
+"""ONNX's attention and loss functions."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
-
-from foreplan.frontend.onnx.node import OnnxNode, Operand, Result, translates
-from foreplan.frontend.onnx.tensors import dtype_of
-from foreplan.graph import Value, as_dtype
-from foreplan.graph.types import Shape
+from foreplan.frontend.onnx.node import OnnxNode, Result, translates
+from foreplan.graph import Value
 from foreplan.ops.attention.ops import attention
-from foreplan.ops.expr import Arg, Expr, call, cast, clip, where
+from foreplan.ops.expr import Arg, call, where
 from foreplan.ops.loss import IGNORE, cross_entropy
 from foreplan.ops.map import elementwise
 from foreplan.ops.reduce import reduce
-from foreplan.ops.shape import broadcast_to, reshape
+from foreplan.ops.shape import reshape
 from foreplan.ops.softmax import log_softmax
 
 _PLAIN = {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap", "softmax_precision"}
@@ -83,50 +79,3 @@ def _softmax_cross_entropy(n: OnnxNode) -> Result | None:
         count = reduce(n.b, "sum", elementwise(n.b, counted, target, dtype=loss.dtype))
         loss = elementwise(n.b, lambda s, c: s / c, loss, count)
     return [loss, log_softmax(n.b, logits, 1)] if n.wants(1) else loss
-
-
-def _scales(n: OnnxNode, index: int) -> Value:
-    """A scale or zero point that broadcasts to input 0: one number, or one for each entry or block of an axis."""
-    shape = n.shape(0)
-    found = n.value(index)
-    if found.type.size == 1:
-        return reshape(n.b, found, ())
-    axis, block = n.axis(n.integer("axis", 1), len(shape)), n.integer("block_size", 0)
-    if len(found.shape) == 1:
-        return reshape(n.b, found, [-1 if i == axis else 1 for i in range(len(shape))])
-    if not block or len(found.shape) != len(shape) or found.shape[axis] * block != shape[axis]:
-        raise n.misshapen(f"scales {n.type(index)} in blocks of {block} do not fit {n.type(0)}")
-    apart: Shape = (*found.shape[: axis + 1], 1, *found.shape[axis + 1 :])
-    spread: Shape = (*found.shape[: axis + 1], block, *found.shape[axis + 1 :])
-    return reshape(n.b, broadcast_to(n.b, reshape(n.b, found, apart), spread), shape)
-
-
-@translates("DequantizeLinear")
-def _dequantize(n: OnnxNode) -> Operand:
-    dtype = n.type(1).dtype
-    if n.integer("output_dtype", 0):
-        dtype = as_dtype(dtype_of(n.integer("output_dtype"), n.source))
-    values = [n.value(0), _scales(n, 1), *([_scales(n, 2)] if n.has(2) else [])]
-
-    def restore(x: Expr, scale: Expr, *zero: Expr) -> Expr:
-        number = cast(x, "float32") - cast(zero[0], "float32") if zero else cast(x, "float32")
-        return number * cast(scale, "float32")
-
-    return elementwise(n.b, restore, *values, dtype=dtype)
-
-
-@translates("QuantizeLinear")
-def _quantize(n: OnnxNode) -> Operand:
-    if n.has(2):
-        dtype = n.type(2).dtype
-    else:
-        dtype = as_dtype(dtype_of(n.integer("output_dtype", 0) or 2, n.source))
-    limits = np.iinfo(dtype.numpy)
-    values = [n.value(0), _scales(n, 1), *([_scales(n, 2)] if n.has(2) else [])]
-
-    def quantize(x: Expr, scale: Expr, *zero: Expr) -> Expr:
-        number = call("round", cast(x, "float32") / cast(scale, "float32"))
-        number = number + cast(zero[0], "float32") if zero else number
-        return cast(clip(number, float(limits.min), float(limits.max)), dtype)
-
-    return elementwise(n.b, quantize, *values)

@@ -10,12 +10,13 @@ from foreplan.frontend.onnx.node import OnnxNode, Operand, translates
 from foreplan.frontend.onnx.tensors import Constant, filled, from_array
 from foreplan.graph import TensorType, Value, as_dtype
 from foreplan.graph.types import INT64, Shape
-from foreplan.ops.expr import Expr, cast, where
+from foreplan.ops.expr import Expr, call, cast, where
 from foreplan.ops.index import ScatterAdd, check_known, gather, gather_nd, one_hot, positions
 from foreplan.ops.index_elements import ScatterElementsAdd, gather_elements
-from foreplan.ops.join import unslice
+from foreplan.ops.join import concat, unslice
 from foreplan.ops.map import convert, elementwise
-from foreplan.ops.shape import broadcast_to, reshape, slice_axis
+from foreplan.ops.scatter_reduce import ScatterReduce
+from foreplan.ops.shape import broadcast_to, reshape, slice_axis, transpose
 
 
 @translates("Gather")
@@ -50,12 +51,12 @@ def _merge(n: OnnxNode, data: Value, placed: Value, hits: Value | None) -> Value
     return elementwise(n.b, lambda x, u, h: where(h > 0, u, x), data, placed, hits, dtype=data.dtype)
 
 
-def _replaces(n: OnnxNode) -> bool:
-    """Whether updates replace (True) or are added (False)."""
+def _how(n: OnnxNode) -> str:
+    """What becomes of an element and an update: none (the update replaces it), add, mul, min or max."""
     how = n.text("reduction", "none")
-    if how not in ("none", "add"):
-        raise n.unsupported(f"reduction {how!r}: foreplan scatters by replacing and by adding")
-    return how == "none"
+    if how not in ("none", "add", "mul", "min", "max"):
+        raise n.fail(f"reduction {how!r} is not none, add, mul, min or max")
+    return how
 
 
 @translates("ScatterElements", "Scatter")
@@ -65,17 +66,38 @@ def _scatter_elements(n: OnnxNode) -> Operand:
     if updates.type.size == 0:
         return data
     check_known(indices, data.shape[axis])
+    if data.dtype.name == "bool":
+        raise n.unsupported("it scatters booleans; convert them to integers first")
+    how = _how(n)
+    if how not in ("none", "add"):
+        at = _flat_places(n, indices, data.shape, axis)
+        flat, listed = (reshape(n.b, x, (x.type.size,)) for x in (data, updates))
+        return reshape(n.b, n.b.apply(ScatterReduce(0, flat.shape, how), at, listed, flat), data.shape)
     inner = (*indices.shape[:axis], data.shape[axis], *indices.shape[axis + 1 :])
 
     def place(what: Value) -> Value:
         placed = n.b.apply(ScatterElementsAdd(axis, inner), indices, what)
         return unslice(n.b, placed, data.shape, (0,) * len(inner), (1,) * len(inner))
 
-    replaces = _replaces(n)
-    if not data.dtype.is_float and data.dtype.name == "bool":
-        raise n.unsupported("it scatters booleans; convert them to integers first")
-    hits = place(_ones(n, updates.shape)) if replaces else None
+    hits = place(_ones(n, updates.shape)) if how == "none" else None
     return _merge(n, data, place(updates), hits)
+
+
+def _flat_places(n: OnnxNode, indices: Value, shape: Shape, axis: int) -> Value:
+    """The place of each element of `indices`, which count along an axis, in a tensor of a shape as one vector."""
+    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    starts = np.zeros([1] * len(shape), np.int64)
+    for i, (extent, stride) in enumerate(zip(indices.shape, strides)):
+        if i != axis:
+            around = [extent if j == i else 1 for j in range(len(shape))]
+            starts = starts + positions(extent).reshape(around) * stride
+    known = n.as_value(from_array(f"{n.output_names[0]}.places", starts))
+
+    def place(index: Expr, start: Expr) -> Expr:
+        index = cast(index, "int64")
+        return where(index < 0, index + shape[axis], index) * strides[axis] + start
+
+    return reshape(n.b, elementwise(n.b, place, indices, known), (indices.type.size,))
 
 
 def _ones(n: OnnxNode, shape: Shape) -> Value:
@@ -109,9 +131,13 @@ def _scatter_nd(n: OnnxNode) -> Operand:
     rows = math.prod(indexed)
     at = reshape(n.b, elementwise(n.b, flat, *columns), (math.prod(indices.shape[:-1]),))
     listed = reshape(n.b, updates, (at.shape[0], *rest))
+    how = _how(n)
+    if how not in ("none", "add"):
+        table = reshape(n.b, data, (rows, *rest))
+        return reshape(n.b, n.b.apply(ScatterReduce(0, table.shape, how), at, listed, table), data.shape)
     placed = reshape(n.b, n.b.apply(ScatterAdd(0, (rows, *rest)), at, listed), data.shape)
     hits = None
-    if _replaces(n):
+    if how == "none":
         hits = n.b.apply(ScatterAdd(0, (rows,)), at, _ones(n, at.shape))
         hits = reshape(n.b, hits, (*indexed, *(1,) * len(rest)))
     return _merge(n, data, placed, hits)
@@ -157,3 +183,38 @@ def _reverse_sequence(n: OnnxNode) -> Operand:
     places = elementwise(n.b, lambda t, length: where(t < length, length - 1 - t, t), at, lengths)
     spread = reshape(n.b, places, (*x.shape[:2], *(1,) * (len(x.shape) - 2)))
     return gather_elements(n.b, x, broadcast_to(n.b, spread, x.shape), time)
+
+
+@translates("TensorScatter")
+def _tensor_scatter(n: OnnxNode) -> Operand:
+    past, new = n.value(0), n.value(1)
+    rank = len(past.shape)
+    axis, mode = n.axis(n.integer("axis", -2), rank), n.text("mode", "linear")
+    others = [i for i in range(rank) if i != axis]
+    fits = len(new.shape) == rank and axis and all(new.shape[i] == past.shape[i] for i in others)
+    if not fits or not 1 <= new.shape[axis] <= past.shape[axis] or mode not in ("linear", "circular"):
+        raise n.misshapen(f"{n.type(1)} along axis {axis} ({mode}) does not fit into {n.type(0)}")
+    if not n.has(2):
+        rest = slice_axis(n.b, past, axis, new.shape[axis], past.shape[axis] - new.shape[axis])
+        return concat(n.b, [new, rest], axis)
+    batch, length, count = past.shape[0], past.shape[axis], new.shape[axis]
+    # For each place of the cache, the row of the update that goes there.
+    places = n.as_value(from_array(f"{n.output_names[0]}.places", np.arange(length).reshape(1, -1)))
+    begins = reshape(n.b, n.value(2), (batch, 1))
+    at = elementwise(n.b, lambda p, w: call("mod", p - cast(w, "int64"), length), places, begins)
+    numbers = n.as_value(from_array(f"{n.output_names[0]}.items", np.arange(batch).reshape(-1, 1) * count))
+    row = elementwise(n.b, lambda a, i: i + where(a < count, a, 0), at, numbers)
+    order = [0, axis, *(i for i in others if i)]
+    moved = transpose(n.b, new, order)
+    found = gather(n.b, reshape(n.b, moved, (batch * count, *moved.shape[2:])), row)
+    found = transpose(n.b, found, [order.index(i) for i in range(rank)])
+    spread = reshape(n.b, at, [past.shape[i] if i in (0, axis) else 1 for i in range(rank)])
+    return elementwise(n.b, lambda a, u, p: where(a < count, u, p), spread, found, past, dtype=past.dtype)
+
+
+@translates("NonMaxSuppression")
+def _non_max_suppression(n: OnnxNode) -> Operand:
+    raise n.unsupported(
+        "how many boxes it selects depends on the data, and shapes are static; cut the model before it "
+        "(foreplan folds it where boxes and scores are constants), and select boxes of its results in Python"
+    )

@@ -10,7 +10,9 @@ from foreplan.frontend.onnx.node import OnnxNode, Operand, translates
 from foreplan.frontend.onnx.tensors import dtype_of
 from foreplan.graph import as_dtype
 from foreplan.ops.expr import Expr, Scalar, call, cast, clip, erf, exp, sigmoid, tanh, where
+from foreplan.ops.map import convert
 from foreplan.ops.shape import broadcast_to, reshape
+from foreplan.ops.storage import ROUNDINGS, bitcast, decoded, encoded
 
 
 def _softplus(x: Expr) -> Expr:
@@ -179,11 +181,17 @@ def _clip(n: OnnxNode) -> Operand:
 
 @translates("Gelu")
 def _gelu(n: OnnxNode) -> Operand:
-    approximate = n.text("approximate", "none")
-    if approximate == "none":
-        return n.map(lambda x: x * 0.5 * (erf(x * math.sqrt(0.5)) + 1.0), 0)
-    scale = math.sqrt(2.0 / math.pi)
-    return n.map(lambda x: x * 0.5 * (tanh((x + x * x * x * 0.044715) * scale) + 1.0), 0)
+    return n.map(gelu if n.text("approximate", "none") == "none" else tanh_gelu, 0)
+
+
+def gelu(x: Expr) -> Expr:
+    """x·Φ(x) of the normal distribution (Hendrycks and Gimpel 2016)."""
+    return x * 0.5 * (erf(x * math.sqrt(0.5)) + 1.0)
+
+
+def tanh_gelu(x: Expr) -> Expr:
+    """Its approximation by tanh."""
+    return x * 0.5 * (tanh((x + x * x * x * 0.044715) * math.sqrt(2.0 / math.pi)) + 1.0)
 
 
 @translates("IsInf")
@@ -201,8 +209,24 @@ def _is_inf(n: OnnxNode) -> Operand:
 
 @translates("Cast", "CastLike")
 def _cast(n: OnnxNode) -> Operand:
-    dtype = as_dtype(dtype_of(n.integer("to"), n.source)) if n.op_type == "Cast" else n.type(1).dtype
-    return n.operand(0) if n.type(0).dtype == dtype else n.map(lambda x: cast(x, dtype), 0)
+    dtype = as_dtype(dtype_of(n.integer("to"), n.where)) if n.op_type == "Cast" else n.type(1).dtype
+    old = n.type(0).dtype
+    if old == dtype:
+        return n.operand(0)
+    if dtype.is_storage:
+        rounding = n.text("round_mode", "up")
+        if rounding not in ROUNDINGS:
+            raise n.fail(f"round_mode must be {', '.join(ROUNDINGS)}, and is {rounding!r}")
+        return encoded(n.b, n.value(0), dtype, bool(n.integer("saturate", 1)), rounding)
+    return convert(n.b, decoded(n.b, n.value(0)), dtype) if old.is_storage else n.map(lambda x: cast(x, dtype), 0)
+
+
+@translates("BitCast")
+def _bit_cast(n: OnnxNode) -> Operand:
+    dtype = as_dtype(dtype_of(n.integer("to"), n.where))
+    if "bool" in (dtype.name, n.type(0).dtype.name):  # a byte of 0 or 1
+        return convert(n.b, n.value(0), dtype)
+    return bitcast(n.b, n.value(0), dtype)
 
 
 @translates("Where")

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import math
 
-from foreplan.frontend.onnx.node import OnnxNode, Operand, translates
+from foreplan.frontend.onnx.node import OnnxNode, Operand, Result, translates
+from foreplan.graph import Value
 from foreplan.ops.conv.ops import conv, conv_transpose
 from foreplan.ops.expr import Expr, call
+from foreplan.ops.join import pad
 from foreplan.ops.map import elementwise
 from foreplan.ops.matmul import matmul
-from foreplan.ops.pool import avg_pool, lrn, max_pool
+from foreplan.ops.pool import avg_pool, lrn, max_pool, max_pool_places
 from foreplan.ops.reduce import reduce
 from foreplan.ops.shape import reshape
+from foreplan.ops.unpool import col2im, placed
 from foreplan.ops.window import Geometry, same_padding
 
 Pads = tuple[tuple[int, int], ...]
 
 
-def _window(n: OnnxNode, kernel: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], Pads]:
-    """(strides, dilations, pads), with `auto_pad` turned into pads.
+def window(
+    n: OnnxNode, kernel: tuple[int, ...], axes: int | None = None
+) -> tuple[tuple[int, ...], tuple[int, ...], Pads]:
+    """(strides, dilations, pads) of spatial axes, those of input 0 by default, with `auto_pad` turned into pads.
 
     Raises:
         ModelError: an attribute does not have one entry for each axis, or is not positive.
     """
     spatial = n.shape(0)[2:]
-    axes = len(spatial)
+    axes = len(spatial) if axes is None else axes
     strides = tuple(n.integers("strides", [1] * axes))
     dilations = tuple(n.integers("dilations", [1] * axes))
     flat = n.integers("pads", [0] * 2 * axes)
@@ -54,11 +59,14 @@ def _halves(total: int, mode: str) -> tuple[int, int]:
 
 @translates("Conv")
 def _conv(n: OnnxNode) -> Operand:
-    w = n.value(1)
-    strides, dilations, pads = _window(n, w.shape[2:])
-    bias = n.value(2) if n.has(2) else None
+    return convolution(n, n.value(0), n.value(1), n.value(2) if n.has(2) else None)
+
+
+def convolution(n: OnnxNode, x: Value, w: Value, bias: Value | None = None) -> Value:
+    """Images convolved with the node's attributes; `x` has the shape of its input 0."""
+    strides, dilations, pads = window(n, w.shape[2:])
     groups = n.integer("group", 1)
-    return conv(n.b, n.value(0), w, bias, strides=strides, pads=pads, dilations=dilations, groups=groups)
+    return conv(n.b, x, w, bias, strides=strides, pads=pads, dilations=dilations, groups=groups)
 
 
 @translates("ConvTranspose")
@@ -93,19 +101,50 @@ def _conv_transpose(n: OnnxNode) -> Operand:
 
 
 @translates("MaxPool")
-def _max_pool(n: OnnxNode) -> Operand:
-    if n.wants(1):
-        raise n.unsupported("its second output, the indices of the maxima, is used; foreplan gives the maxima only")
+def _max_pool(n: OnnxNode) -> Result:
     kernel = tuple(n.integers("kernel_shape", ()))
-    strides, dilations, pads = _window(n, kernel)
+    strides, dilations, pads = window(n, kernel)
+    geometry: Geometry = {"strides": strides, "pads": pads, "dilations": dilations}
     ceil = bool(n.integer("ceil_mode", 0))
-    return max_pool(n.b, n.value(0), kernel, strides=strides, pads=pads, dilations=dilations, ceil_mode=ceil)
+    if not n.wants(1):
+        return max_pool(n.b, n.value(0), kernel, ceil_mode=ceil, **geometry)
+    return max_pool_places(
+        n.b, n.value(0), kernel, ceil_mode=ceil, columns=bool(n.integer("storage_order", 0)), **geometry
+    )
+
+
+@translates("MaxUnpool")
+def _max_unpool(n: OnnxNode) -> Operand:
+    x, kernel = n.value(0), tuple(n.integers("kernel_shape", ()))
+    axes = len(x.shape) - 2
+    strides, flat = tuple(n.integers("strides", [1] * axes)), n.integers("pads", [0] * 2 * axes)
+    if not len(kernel) == len(strides) == axes or len(flat) != 2 * axes:
+        raise n.fail(f"kernel {list(kernel)}, strides {list(strides)} and pads {flat} do not fit {n.type(0)}")
+    pads = zip(flat[:axes], flat[axes:])
+    extents = [
+        (extent - 1) * stride - low - high + taps
+        for extent, stride, taps, (low, high) in zip(x.shape[2:], strides, kernel, pads)
+    ]
+    shape = (*x.shape[:2], *extents)
+    # Windows that overlap may have the same largest element.
+    y = placed(n.b, x, n.value(1), shape, shared=any(taps > step for taps, step in zip(kernel, strides)))
+    wanted = tuple(n.known_ints(2)) if n.has(2) else shape
+    if len(wanted) != len(shape) or any(more < least for more, least in zip(wanted, shape)):
+        raise n.misshapen(f"the output_shape {list(wanted)} must be at least {list(shape)}")
+    return pad(n.b, y, [(0, more - least) for more, least in zip(wanted, shape)])
+
+
+@translates("Col2Im")
+def _col2im(n: OnnxNode) -> Operand:
+    x, image, kernel = n.value(0), tuple(n.known_ints(1)), tuple(n.known_ints(2))
+    strides, dilations, pads = window(n, kernel, len(image))
+    return col2im(n.b, x, image, kernel, strides=strides, dilations=dilations, pads=pads)
 
 
 @translates("AveragePool")
 def _average_pool(n: OnnxNode) -> Operand:
     kernel = tuple(n.integers("kernel_shape", ()))
-    strides, dilations, pads = _window(n, kernel)
+    strides, dilations, pads = window(n, kernel)
     geometry: Geometry = {"strides": strides, "pads": pads, "dilations": dilations}
     ceil, padding = bool(n.integer("ceil_mode", 0)), bool(n.integer("count_include_pad", 0))
     return avg_pool(n.b, n.value(0), kernel, ceil_mode=ceil, count_include_pad=padding, **geometry)
@@ -115,7 +154,7 @@ def _average_pool(n: OnnxNode) -> Operand:
 def _lp_pool(n: OnnxNode) -> Operand:
     power = n.integer("p", 2) if n.opset >= 2 else n.number("p", 2.0)
     kernel = tuple(n.integers("kernel_shape", ()))
-    strides, dilations, pads = _window(n, kernel)
+    strides, dilations, pads = window(n, kernel)
     if n.integer("ceil_mode", 0):
         # Sums need one count for all windows, so those that reach beyond the pads get ordinary padding.
         spans = [(taps - 1) * gap + 1 for taps, gap in zip(kernel, dilations)]
@@ -153,18 +192,22 @@ def _lrn(n: OnnxNode) -> Operand:
 
 @translates("MatMul")
 def _matmul(n: OnnxNode) -> Operand:
-    x, y = n.value(0), n.value(1)
+    return product(n, n.value(0), n.value(1))
+
+
+def product(n: OnnxNode, x: Value, y: Value) -> Value:
+    """A matrix product as NumPy's `matmul` has it, vectors among the operands."""
     if not x.shape or not y.shape:
-        raise n.misshapen(f"{n.type(0)} and {n.type(1)} must have at least one axis each")
+        raise n.misshapen(f"{x.type} and {y.type} must have at least one axis each")
     left = reshape(n.b, x, (1, *x.shape)) if len(x.shape) == 1 else x
     right = reshape(n.b, y, (*y.shape, 1)) if len(y.shape) == 1 else y
-    product = matmul(n.b, left, right)
-    shape = list(product.shape)
+    multiplied = matmul(n.b, left, right)
+    shape = list(multiplied.shape)
     if len(x.shape) == 1:
         del shape[-2]
     if len(y.shape) == 1:
         del shape[-1]
-    return reshape(n.b, product, shape)
+    return reshape(n.b, multiplied, shape)
 
 
 @translates("Gemm")

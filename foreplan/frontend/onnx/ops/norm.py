@@ -17,9 +17,7 @@ from foreplan.ops.shape import broadcast_to, reshape
 def _batch_norm(n: OnnxNode) -> Result:
     epsilon, momentum = n.number("epsilon", 1e-5), n.number("momentum", 0.9)
     if n.opset < 9 and not n.integer("spatial", 1):
-        raise n.unsupported(
-            "spatial=0: statistics for each pixel are not supported; export the model for opset 9 or later"
-        )
+        raise n.unsupported("it has statistics for each pixel (spatial=0); export the model for opset 9 or later")
     x, scale, bias, mean, variance = (n.value(i) for i in range(5))
     outputs = [i for i in range(1, n.output_count) if n.wants(i)]
     training = bool(n.integer("training_mode", 0)) if n.opset >= 14 else bool(outputs) and n.opset >= 7

@@ -32,7 +32,7 @@ def _dropout(n: OnnxNode) -> Result:
 
 
 def _dtype(n: OnnxNode, default: DType) -> DType:
-    return as_dtype(dtype_of(n.integer("dtype"), n.source)) if n.has_attribute("dtype") else default
+    return as_dtype(dtype_of(n.integer("dtype"), n.where)) if n.has_attribute("dtype") else default
 
 
 @translates("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike")

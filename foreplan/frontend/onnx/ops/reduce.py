@@ -7,11 +7,12 @@ import math
 from foreplan.frontend.onnx.node import OnnxNode, Operand, Result, translates
 from foreplan.frontend.onnx.tensors import filled
 from foreplan.graph import TensorType, Value
+from foreplan.ops.determinant import det
 from foreplan.ops.expr import Expr, call, exp, log, sqrt, where
 from foreplan.ops.index import one_hot
 from foreplan.ops.map import elementwise
 from foreplan.ops.reduce import reduce
-from foreplan.ops.scan import cumsum
+from foreplan.ops.scan import cumprod, cumsum
 from foreplan.ops.shape import reshape
 from foreplan.ops.softmax import log_softmax, softmax
 from foreplan.ops.sort import arg_reduce, top_k
@@ -153,7 +154,13 @@ def _top_k(n: OnnxNode) -> Result:
     return top_k(n.b, n.value(0), k, n.integer("axis", -1), bool(n.integer("largest", 1)))
 
 
-@translates("CumSum")
-def _cumsum(n: OnnxNode) -> Operand:
+@translates("CumSum", "CumProd")
+def _cumulative(n: OnnxNode) -> Operand:
+    along = cumsum if n.op_type == "CumSum" else cumprod
     axis = n.axis(int(n.known_scalar(1)), len(n.shape(0)))
-    return cumsum(n.b, n.value(0), axis, bool(n.integer("exclusive", 0)), bool(n.integer("reverse", 0)))
+    return along(n.b, n.value(0), axis, bool(n.integer("exclusive", 0)), bool(n.integer("reverse", 0)))
+
+
+@translates("Det")
+def _det(n: OnnxNode) -> Operand:
+    return det(n.b, n.value(0))

@@ -38,7 +38,7 @@ def _resize(n: OnnxNode) -> Operand:
         return _scaled(n, shape, [float(s) for s in n.known(1).reshape(-1)], mode, "asymmetric", "floor")
     coordinate = n.text("coordinate_transformation_mode", "half_pixel")
     if coordinate == "tf_crop_and_resize":
-        raise n.unsupported("tf_crop_and_resize: write the crop as a Slice")
+        raise n.unsupported("it crops (tf_crop_and_resize); write the crop as a Slice")
     axes = n.axes(n.integers("axes", list(range(len(shape)))), len(shape))
     scales, wanted = [1.0] * len(shape), list(shape)
     if n.has(3) and n.type(3).size:

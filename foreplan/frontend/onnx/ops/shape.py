@@ -307,7 +307,7 @@ def _eye_like(n: OnnxNode) -> Operand:
     if len(n.shape(0)) != 2:
         raise n.misshapen(f"it needs a matrix, and got {n.type(0)}")
     rows, columns = n.shape(0)
-    dtype = as_dtype(dtype_of(n.integer("dtype"), n.source)) if n.has_attribute("dtype") else n.type(0).dtype
+    dtype = as_dtype(dtype_of(n.integer("dtype"), n.where)) if n.has_attribute("dtype") else n.type(0).dtype
     diagonal = max(-rows, min(n.integer("k", 0), columns))
     row, column = _rows_and_columns(n, rows, columns)
     return elementwise(n.b, lambda i, j: cast(call("eq", j - i, diagonal), dtype), row, column)

@@ -1,0 +1,229 @@
+"""A training run: its steps, what they give, what measures and logs them, and its checkpoint."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from foreplan.cli.data import Arrays, epoch, interruptible
+from foreplan.cli.log import Log
+from foreplan.cli.options import console, echo
+from foreplan.cli.validation import Validation
+from foreplan.errors import ForeplanError
+from foreplan.units import format_seconds
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from foreplan.compiled import Compiled
+    from foreplan.runtime.session import Session
+
+DIVERGED = "training has diverged; start from the last good checkpoint, or anew, with a lower --lr or with --clip-norm"
+
+
+@dataclass
+class Training:
+    """How far a training run has come.
+
+    Attributes:
+        losses: of the steps of this run.
+        seconds: of the same steps, each from when it was asked for to its result.
+        validations: what was measured, each with the step after which it was.
+        signal: what stopped it, or 0.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    validations: list[dict[str, float]] = field(default_factory=list)
+    signal: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """What `train --json` prints."""
+        return {
+            "steps": len(self.losses),
+            "first_loss": self.losses[0] if self.losses else None,
+            "last_loss": self.losses[-1] if self.losses else None,
+            "losses": self.losses,
+            "step_seconds_median": statistics.median(self.seconds) if self.seconds else None,
+            "validations": self.validations,
+            "interrupted": bool(self.signal),
+        }
+
+
+@dataclass
+class Saving:
+    """When and where a training run writes its checkpoint.
+
+    Attributes:
+        path: of the checkpoint; None: it is not written.
+        adapters: folder for the model's adapters, written with it; None: they are not written.
+        averages: of a file for the model with averages of its weights, likewise.
+        every: steps from one writing to the next; None: it is written at the end alone.
+        saved: the step after which it was last written by this run; None: it was not.
+    """
+
+    session: Session
+    path: str | None
+    every: int | None
+    adapters: str | None = None
+    averages: str | None = None
+    saved: int | None = None
+
+    def after(self, step: int) -> None:
+        """Save if it is time to; steps are counted from 1."""
+        if self.every is not None and step % self.every == 0:
+            self.save(step)
+
+    def save(self, step: int) -> None:
+        """Write the checkpoint after a step, unless it is there.
+
+        Raises:
+            DivergedError: a parameter holds nan; the checkpoint before stays as it is.
+            UsageError, SessionError: the file cannot be written; likewise.
+        """
+        import numpy as np
+
+        if self.written is None or self.saved == step:
+            return
+        for name, array in self.session.parameters.items():
+            if np.isnan(array).any():
+                raise DivergedError(f"parameter {name!r} holds nan after step {step}: {DIVERGED}. {self.state()}")
+        if self.path is not None:
+            self.session.save(self.path)
+        if self.adapters is not None:
+            self.session.save_adapters(self.adapters)
+        if self.averages is not None:
+            self.session.save(self.averages, ema=True)
+        self.saved = step
+
+    def state(self) -> str:
+        """What was written, for people."""
+        return "No checkpoint was written" if self.saved is None else f"{self.written} holds step {self.saved}"
+
+    @property
+    def written(self) -> str | None:
+        """What is written, for people; None: nothing."""
+        return self.path or self.adapters or self.averages
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is run.
+
+    Attributes:
+        compiled: the step.
+        saving: its session, and when that is written.
+        arrays: all samples.
+        samples: how many there are.
+        size: how many a step takes.
+        first, last: the first step, and the one after the last.
+        seed: of the order of samples.
+        fixed: inputs that are the same in each step.
+        validation: what measures the model after each epoch.
+        logs: where the figures of each step are written.
+        quiet: whether measured figures are printed at the end alone.
+    """
+
+    compiled: Compiled
+    saving: Saving
+    arrays: Arrays
+    samples: int
+    size: int
+    first: int
+    last: int
+    seed: int
+    fixed: Arrays = field(default_factory=dict)
+    validation: Validation | None = None
+    logs: Sequence[Log] = ()
+    quiet: bool = False
+
+    @property
+    def per_epoch(self) -> int:
+        """Steps of an epoch."""
+        return self.samples // self.size
+
+    def train(self) -> Training:
+        """Run the steps, whatever epochs they lie in; stops after a signal.
+
+        Raises:
+            DivergedError: a loss is not finite.
+        """
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        training = Training()
+        taken: deque[Mapping[str, np.ndarray]] = deque()  # by the step that runs, and by the next one
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        shown = Progress(*columns, console=console(), redirect_stdout=False)
+        with interruptible() as caught, shown as progress:
+            task = progress.add_task("", total=self.last, completed=self.first)
+            started = time.perf_counter()
+            for index, result in enumerate(self.saving.session.steps(self._batches(taken)), self.first):
+                loss, inputs, step = result.loss, taken.popleft(), index + 1
+                assert loss is not None
+                training.seconds.append(time.perf_counter() - started)
+                training.losses.append(loss)
+                epoch_of = index // self.per_epoch + 1
+                text = f"epoch {epoch_of}  loss {loss:.4f}  {format_seconds(training.seconds[-1])} a step"
+                progress.update(task, advance=1, description=text)
+                if not math.isfinite(loss):
+                    why = _why_diverged(self.arrays, inputs)
+                    raise DivergedError(f"the loss is {loss} at step {step}: {why}. {self.saving.state()}")
+                self.saving.after(step)
+                figures = {"epoch": epoch_of, "loss": loss, "seconds": training.seconds[-1]}
+                if self.validation is not None and (step % self.per_epoch == 0 or step == self.last or caught):
+                    measured = self.validation.measure()
+                    training.validations.append({"step": step, **measured})
+                    figures |= {f"validation_{name}": number for name, number in measured.items()}
+                    self._tell(progress, f"epoch {epoch_of}, step {step}: {_listed(measured)}")
+                for log in self.logs:
+                    log.write(step, figures)
+                if caught:
+                    training.signal = caught[0]
+                    return training
+                started = time.perf_counter()
+        return training
+
+    def _batches(self, taken: deque[Mapping[str, np.ndarray]]) -> Iterator[Arrays]:
+        program, accumulate = self.compiled.program, self.compiled.accumulate
+        for number in range(self.first // self.per_epoch, math.ceil(self.last / self.per_epoch)):
+            of_epoch = epoch(program, self.arrays, self.samples, self.size, self.seed, number, accumulate)
+            for i, inputs in enumerate(of_epoch, number * self.per_epoch):
+                if self.first <= i < self.last:
+                    taken.append(inputs)
+                    yield {**self.fixed, **inputs}
+
+    def _tell(self, progress: Any, text: str) -> None:
+        """Print a line on standard output; above the progress bar, where both are on a terminal."""
+        if self.quiet:
+            return
+        if sys.stdout.isatty() and sys.stderr.isatty():
+            progress.console.print(text, markup=False, highlight=False)
+        else:
+            echo(text)
+
+
+def _listed(measured: Mapping[str, float]) -> str:
+    return ", ".join(f"validation {name} {number:.6g}" for name, number in measured.items())
+
+
+def _why_diverged(arrays: Arrays, inputs: Mapping[str, np.ndarray]) -> str:
+    """What made a loss infinite or no number, for people: the data where they are not finite, else the training."""
+    import numpy as np
+
+    for name, array in inputs.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            finite = np.isfinite(arrays[name].reshape(len(arrays[name]), -1)).all(1)
+            return f"sample {int(np.argmin(finite))} of {name!r} holds nan or inf"
+    return DIVERGED
+
+
+class DivergedError(ForeplanError):
+    """A loss that is not a number."""
+
+    exit_code = 1

@@ -1,0 +1,77 @@
+"""Options that say which file's weights a command starts from, and how the file's names differ from the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from foreplan.cli.options import echo, given
+from foreplan.errors import UsageError
+
+if TYPE_CHECKING:
+    from foreplan.runtime.session import Session
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_OPTIONS = {
+    "partial": click.option(
+        "--partial",
+        is_flag=True,
+        help="Take what --weights has of the model, convert element types and transpose where only that fits.",
+    ),
+    "prefix": click.option("--prefix", metavar="TEXT", help="A beginning of names in --weights to leave out."),
+    "rename": click.option(
+        "--rename", multiple=True, metavar="PART=NEW", help="A part of names in --weights and what the model calls it."
+    ),
+    "transpose": click.option(
+        "--transpose", multiple=True, metavar="PATTERN", help="Matrices that --weights has the other way round."
+    ),
+    "skip": click.option("--skip", multiple=True, metavar="PATTERN", help="Weights not to take from --weights."),
+}
+
+
+def weights_options(function: _Function) -> _Function:
+    """`--weights`, and how to read it."""
+    for decorator in reversed(_OPTIONS.values()):
+        function = decorator(function)
+    what = "Parameters and running statistics, from `train` or another tool."
+    return click.option("--weights", metavar="W.safetensors", help=what)(function)
+
+
+def load_weights(session: Session, path: str | None, options: dict[str, Any]) -> None:
+    """Read the file of `--weights`, if there is one, and print what was not taken as it stood there.
+
+    Args:
+        session: the values to write.
+        path: of the file.
+        options: the command's parsed options; those that say how to read it are taken out.
+
+    Raises:
+        UsageError: options for a file that is not given, or one that is no name and its new name.
+        SessionError: see `Session.load`.
+    """
+    how = {name: options.pop(name) for name in _OPTIONS}
+    if path is None:
+        if written := given(*_OPTIONS):
+            raise UsageError(f"--{written[0]} says how to read --weights: give the file too")
+        return
+    pairs = dict(_pair(text) for text in how["rename"])
+    loaded = session.load(
+        path,
+        state=False,
+        strict=not how["partial"],
+        prefix=how["prefix"] or "",
+        rename=pairs,
+        transpose=how["transpose"],
+        skip=how["skip"],
+    )
+    if loaded.missing or loaded.unexpected or loaded.transposed or loaded.converted:
+        echo(f"{path}: {loaded}", err=True)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    part, equals, new = text.partition("=")
+    if not equals:
+        raise UsageError(f"--rename takes PART=NEW, such as fc=head, and was given {text!r}")
+    return part, new

@@ -1,0 +1,184 @@
+"""`scan`: a loop of a known number of steps, which carries something from each step to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from foreplan.arguments import flag, shown, whole
+from foreplan.errors import UsageError
+from foreplan.frontend.tracing.tensor import as_tensor
+from foreplan.frontend.tracing.tracer import current, fail
+from foreplan.graph import Builder, Fill, Kind, Node, TensorType, Value
+from foreplan.ops.join import concat
+from foreplan.ops.norm.batch import BatchNorm
+from foreplan.ops.shape import reshape
+from foreplan.ops.unstack import MOST_STEPS, unstack
+
+
+def scan(
+    function: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+) -> tuple[Any, Any]:
+    """Run `carry, y = function(carry, x)` for x = xs[0], xs[1], …, as `jax.lax.scan` does.
+
+        def cell(h, x):
+            h = np.tanh(nn.linear(h, 64, name="state") + x)
+            return h, h
+
+        last, outputs = fp.scan(cell, np.zeros((8, 64)), nn.linear(steps, 64))  # steps [T, 8, 32]
+
+    The function is traced once. Parameters that it makes are those of all steps, and what depends on neither the carry
+    nor x is computed once, before the loop. Dropout draws anew in each step.
+
+    The loop is written out: the graph has the function's nodes once for each step, and backward keeps what each step
+    computed, as far as a budget does not ask for less. So the time to compile grows with the number of steps, and
+    somewhat faster. Compute outside what needs no carry, such as products with all of xs: one large product takes less
+    time and fewer nodes than a small one in each step.
+
+    Args:
+        function: from a carry and a slice to the next carry and an output. Either may be a tensor, None, or tuples,
+            lists and dicts of them.
+        init: the first carry: tensors or arrays. The next carries have the same structure, shapes and element types.
+        xs: tensors or arrays [length, …], or a structure of them; None: every x is None.
+        length: the number of steps; needed where `xs` has no tensor.
+        reverse: whether the last x comes first. Outputs stay in the order of `xs`.
+
+    Returns:
+        The last carry, and the outputs of all steps, stacked along a new first axis.
+
+    Raises:
+        TraceError: the function does not return a pair; the carry changes its structure or type; `xs` have different
+            lengths; or nothing is being traced.
+        UsageError: `function` is no function, or a length is not a whole number, or too large.
+    """
+    if not callable(function):
+        raise UsageError(f"scan takes a function of a carry and a slice, and was given {shown(function)}")
+    tracer = current()
+    carried = [as_tensor(x).value for x in _leaves(init)]
+    scanned = [as_tensor(x).value for x in _leaves(xs)]
+    steps = _length(scanned, length)
+    places = [_placeholder(f"carry{i}", value.type) for i, value in enumerate(carried)]
+    slices = [_placeholder(f"x{i}", x.type.with_shape(x.shape[1:])) for i, x in enumerate(scanned)]
+    with tracer.recorded() as nodes:
+        result = function(
+            _filled(init, iter(tracer.wrap(value) for value in places)),
+            _filled(xs, iter(tracer.wrap(value) for value in slices)),
+        )
+        carry, y = _checked(result, init, places)
+        after = [as_tensor(x, place.dtype).value for x, place in zip(_leaves(carry), places)]
+        outputs = [as_tensor(x).value for x in _leaves(y)]
+    b = tracer.at()
+    loop = _hoist(b, nodes, {*places, *slices})
+    rows: list[list[Value]] = [[] for _ in outputs]
+    parts = [unstack(b, x) if steps else () for x in scanned]
+    for t in reversed(range(steps)) if flag("reverse", reverse) else range(steps):
+        at = dict(zip(places, carried)) | {place: part[t] for place, part in zip(slices, parts)}
+        _repeat(b, loop, at, t)
+        carried = [at.get(value, value) for value in after]
+        for row, value in zip(rows, outputs):
+            row.append(at.get(value, value))
+    if reverse:
+        rows = [row[::-1] for row in rows]
+    stacked = [_stacked(b, row, value) for row, value in zip(rows, outputs)]
+    return (
+        _filled(carry, iter(tracer.wrap(value) for value in carried)),
+        _filled(y, iter(tracer.wrap(value) for value in stacked)),
+    )
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """The tensors of a structure, in order."""
+    if tree is None:
+        return []
+    if isinstance(tree, Mapping):
+        return [leaf for part in tree.values() for leaf in _leaves(part)]
+    if isinstance(tree, tuple | list):
+        return [leaf for part in tree for leaf in _leaves(part)]
+    return [tree]
+
+
+def _filled(tree: Any, leaves: Iterator[Any]) -> Any:
+    """The structure with other tensors."""
+    if tree is None:
+        return None
+    if isinstance(tree, Mapping):
+        return {key: _filled(part, leaves) for key, part in tree.items()}
+    if isinstance(tree, tuple | list):
+        parts = [_filled(part, leaves) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return next(leaves)
+
+
+def _shape_of(tree: Any) -> Any:
+    """The structure without its tensors, to compare."""
+    return _filled(tree, iter(lambda: 0, 1))
+
+
+def _placeholder(name: str, type: TensorType) -> Value:
+    return Value(name, type, Kind.ACTIVATION)
+
+
+def _length(scanned: Sequence[Value], length: int | None) -> int:
+    if length is not None:
+        length = whole("scan's length", length, 0, MOST_STEPS)
+    found = {x.shape[0] if x.shape else None for x in scanned} | ({length} if length is not None else set())
+    if not found:
+        raise fail("scan needs xs or a length: how often shall the function run?")
+    (steps, *others) = found
+    if others or steps is None:
+        given = ", ".join(map(repr, scanned))
+        raise fail(f"scan over {given} with length={length}: their first axes must all have the number of steps")
+    return whole("scan's number of steps", steps, 0, MOST_STEPS)
+
+
+def _checked(result: Any, init: Any, places: Sequence[Value]) -> tuple[Any, Any]:
+    """What the function returned, if its carry has the structure and the types of the one before."""
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise fail(f"the function of a scan returns a pair (carry, output), and returned {shown(result)}")
+    carry, y = result
+    if _shape_of(carry) != _shape_of(init):
+        raise fail(f"the carry of a scan changes its structure from {_shape_of(init)} to {_shape_of(carry)}")
+    for i, (before, after) in enumerate(zip(places, _leaves(carry))):
+        type = as_tensor(after, before.dtype).value.type
+        if type != before.type:
+            raise fail(
+                f"part {i} of a scan's carry changes from {before.type} to {type}; it must stay the same: begin with "
+                "that shape and element type, or convert it at the end of the function with astype"
+            )
+    return carry, y
+
+
+def _hoist(b: Builder, nodes: Sequence[Node], places: set[Value]) -> list[Node]:
+    """Add the nodes that are the same in each step, and return the others."""
+    changing, loop = set(places), []
+    for node in nodes:
+        if isinstance(node.op, BatchNorm):
+            raise fail("batch_norm within a scan would update its statistics once a step; use layer_norm or group_norm")
+        if changing.isdisjoint(node.inputs):
+            b.nodes.append(node)
+        else:
+            changing.update(node.outputs)
+            loop.append(node)
+    return loop
+
+
+def _repeat(b: Builder, loop: Sequence[Node], at: dict[Value, Value], step: int) -> None:
+    """Add the nodes of one step, and note their results in `at`, where they find the carry and the slices."""
+    scope, source = b.scope, b.source
+    b.scope = ""
+    for node in loop:
+        b.source = node.source
+        made = b.node(node.op, *(at.get(value, value) for value in node.inputs), name=f"{node.name}.{step}")
+        at.update(zip(node.outputs, made))
+    b.scope, b.source = scope, source
+
+
+def _stacked(b: Builder, row: Sequence[Value], like: Value) -> Value:
+    """The outputs of all steps along a new first axis."""
+    if not row:
+        return b.store("nothing", like.type.with_shape((0, *like.shape)), Kind.CONSTANT, Fill(0.0))
+    return concat(b, [reshape(b, value, (1, *like.shape)) for value in row], 0)

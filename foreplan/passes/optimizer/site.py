@@ -1,0 +1,127 @@
+"""The place in a graph where one parameter is updated: what a rule reads there, and how it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from foreplan.graph import Builder, Kind, Value
+from foreplan.ops.expr import Arg, Const, Expr, cast, clip, infer_dtypes, where
+from foreplan.ops.map import elementwise, elementwise_many
+
+
+@dataclass(frozen=True)
+class Average:
+    """A running average of a parameter.
+
+    Attributes:
+        value: its place.
+        weight: a float32 scalar: the share of the new parameter.
+    """
+
+    value: Value
+    weight: Value
+
+
+@dataclass(frozen=True)
+class Site:
+    """What an optimizer's rule for one parameter works with.
+
+    `map` and `write` give a rule the gradient as it counts: divided by the number of micro-batches, without the scale
+    of the loss, and clipped. They give everything in the parameter's own element type, so that the update keeps it.
+
+    Attributes:
+        b: where nodes are added.
+        parameter: its old content.
+        gradient: as backward gives it.
+        state: the old content of what the rule keeps, in its order.
+        rate: the learning rate, a float32 scalar; `map` and `write` give it times `rate_factor`.
+        rate_factor: of the parameter's group.
+        scalars: those of the optimizer, in its order, float32.
+        count: how many gradients `gradient` is the sum of; None: it is one.
+        factor: what gradients are multiplied with to clip and unscale them; None: nothing.
+        clip_value: the largest magnitude of an element of a gradient; None: any.
+        finite: whether all gradients are finite; else nothing may change. None: they need not be.
+        average: of the parameter, if there is one.
+        updates: the new content of stored values: what rules have written.
+    """
+
+    b: Builder
+    parameter: Value
+    gradient: Value
+    state: tuple[Value, ...]
+    rate: Value
+    rate_factor: float = 1.0
+    scalars: tuple[Value, ...] = ()
+    count: Value | None = None
+    factor: Value | None = None
+    clip_value: float | None = None
+    finite: Value | None = None
+    average: Average | None = None
+    updates: dict[Value, Value] = field(default_factory=dict)
+
+    def map(self, fn: Callable[..., Expr], *read: Value, name: str = "") -> Value:
+        """A value that is computed from the elements of others."""
+        inputs, args = self._read(read)
+        return elementwise(self.b, fn(*args), *inputs, name=name)
+
+    def write(self, new: Callable[..., Sequence[Expr]], changed: Sequence[Value], *read: Value) -> None:
+        """Give stored values of one shape their new contents, in one map.
+
+        Args:
+            new: from what is read to the new contents.
+            changed: the stored values. With the parameter its average changes too, and its gradient's sum is cleared.
+            read: what `new` reads, these values among it.
+        """
+        inputs, args = self._read(read)
+        exprs, targets = list(new(*args)), list(changed)
+        if self.average is not None and self.parameter in targets:
+            place = len(inputs)
+            inputs += [self.average.value, self.average.weight]
+            old, latest = Arg(place), cast(exprs[targets.index(self.parameter)], self.average.value.dtype)
+            exprs.append(old + cast(Arg(place + 1), self.average.value.dtype) * (latest - old))
+            targets.append(self.average.value)
+        if self.finite is not None:
+            exprs = [where(Arg(len(inputs)), expr, Arg(inputs.index(old))) for expr, old in zip(exprs, targets)]
+            inputs.append(self.finite)
+        if self.gradient.kind is Kind.ACCUMULATOR and self.parameter in targets:
+            exprs, targets = [*exprs, zero(self.gradient)], [*targets, self.gradient]
+        dtypes = [value.dtype for value in inputs]
+        exprs = [
+            expr if infer_dtypes(dtypes, expr)[expr] == target.dtype else cast(expr, target.dtype)
+            for expr, target in zip(exprs, targets)
+        ]
+        names = [f"{value.name}/next" for value in targets]
+        made = elementwise_many(self.b, exprs, *inputs, name="update", outputs=names)
+        self.updates.update(zip(targets, made))
+
+    def _read(self, values: Sequence[Value]) -> tuple[list[Value], list[Expr]]:
+        """The inputs of a map that reads these values, and what each is in it."""
+        inputs, args = list(values), [self._own(Arg(i), value) for i, value in enumerate(values)]
+        for i, value in enumerate(values):
+            if value is self.gradient:
+                args[i] = self._counting(args[i], inputs)
+            elif value is self.rate and self.rate_factor != 1.0:
+                args[i] = args[i] * self.rate_factor
+        return inputs, args
+
+    def _counting(self, gradient: Expr, inputs: list[Value]) -> Expr:
+        """The gradient as it counts; what it needs is added to the inputs."""
+        if self.count is not None:
+            gradient = gradient / self._own(Arg(len(inputs)), self.count)
+            inputs.append(self.count)
+        if self.factor is not None:
+            gradient = gradient * self._own(Arg(len(inputs)), self.factor)
+            inputs.append(self.factor)
+        if self.clip_value is not None:
+            gradient = clip(gradient, -self.clip_value, self.clip_value)
+        return gradient
+
+    def _own(self, arg: Expr, value: Value) -> Expr:
+        """In the parameter's element type."""
+        return arg if value.dtype == self.parameter.dtype else cast(arg, self.parameter.dtype)
+
+
+def zero(like: Value) -> Expr:
+    """The number that clears a value of that element type."""
+    return cast(Const(0.0), like.dtype)

@@ -1,0 +1,158 @@
+"""Adds the updates of all parameters to a graph: clipping, loss scaling, the step count and what follows from it."""
+
+from __future__ import annotations
+
+from foreplan.graph import Builder, Fill, Kind, TensorType, Value
+from foreplan.graph.types import FLOAT32, FLOAT64, INT64
+from foreplan.ops.expr import Arg, Const, Expr, cast, maximum, sqrt, where
+from foreplan.ops.map import elementwise, elementwise_many
+from foreplan.passes.loss_scale import LossScale, is_finite
+from foreplan.passes.optimizer.norms import sum_of_squares
+from foreplan.passes.optimizer.rule import Optimizer
+from foreplan.passes.optimizer.schedule import Schedule
+from foreplan.passes.optimizer.site import Average, Site
+from foreplan.units import format_bytes
+
+AVERAGE = "ema"  # the name of a parameter's average, after the parameter's own
+
+
+class Updater:
+    """Adds an optimizer's nodes to a graph under construction: one learning rate, one step count, state a parameter."""
+
+    def __init__(
+        self, b: Builder, optimizer: Optimizer, micro_batches: Value | None = None, scale: LossScale | None = None
+    ) -> None:
+        """
+        Args:
+            b: where nodes are added.
+            optimizer: the rule.
+            micro_batches: a float32 scalar: how many gradients each one given is the sum of. It is then an ACCUMULATOR,
+                which the update divides by their number and clears.
+            scale: the factor by which gradients are too large; if one of them is not finite, nothing is updated.
+        """
+        self.b, self.optimizer, self.count, self.scale = b, optimizer, micro_batches, scale
+        self.updates: dict[Value, Value] = {}
+        self.waiting: list[tuple[Value, Value]] = []  # parameters and gradients, until all gradients' norm is known
+        self.squares: list[Value] = []
+        self.seen: list[str] = []
+        self.step = b.store("step", TensorType(INT64, ()), Kind.STATE, Fill(0))
+        self.products = tuple(
+            b.store(name, TensorType(FLOAT64, ()), Kind.STATE, Fill(1.0)) for name in optimizer.products
+        )
+        self.updates[self.step] = elementwise(b, lambda t: t + 1, self.step, name="next_step")
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Compute what follows from the step count. 1 − 0.999 loses most of its digits in float32."""
+        optimizer, step, rate = self.optimizer, cast(Arg(0), FLOAT64), self.optimizer.learning_rate
+        known = optimizer.prepare(step, *(Arg(1 + i) for i in range(len(self.products))))
+        exprs = dict(zip(optimizer.scalars, (cast(expr, FLOAT32) for expr in known)))
+        if isinstance(rate, Schedule):
+            exprs["learning_rate"] = cast(rate.at(step - 1.0), FLOAT32)
+        if optimizer.ema is not None:
+            exprs["ema_share"] = cast(where(step <= 1.0, 1.0, 1.0 - optimizer.ema), FLOAT32)
+        exprs |= {f"{value.name}/next": new for value, new in zip(self.products, known[len(optimizer.scalars) :])}
+        found: dict[str, Value] = {}
+        if exprs:
+            inputs = (self.updates[self.step], *self.products)
+            made = elementwise_many(self.b, list(exprs.values()), *inputs, name="corrections", outputs=list(exprs))
+            found = dict(zip(exprs, made))
+        self.scalars = tuple(found[name] for name in optimizer.scalars)
+        if isinstance(rate, Schedule):
+            self.rate = found["learning_rate"]
+        else:
+            self.rate = self.b.input("learning_rate", TensorType(FLOAT32, ()), Fill(rate))
+        self.share = found.get("ema_share")
+        self.updates |= {value: found[f"{value.name}/next"] for value in self.products}
+
+    def update(self, parameter: Value, gradient: Value) -> None:
+        """Add the update of one parameter, or keep it for the end if it needs a number of all gradients."""
+        self.seen.append(parameter.name)
+        if self.optimizer.clip_norm is None and self.scale is None:
+            self._update(parameter, gradient)
+        else:
+            self.waiting.append((parameter, gradient))
+            self.squares.append(sum_of_squares(self.b, gradient))
+
+    def _update(self, parameter: Value, gradient: Value, factor: Value | None = None, ok: Value | None = None) -> None:
+        rule, rate_factor = self.optimizer.for_parameter(parameter.name, parameter.type)
+        state = tuple(self._state(parameter, each.name, each.type, each.first) for each in rule.kept(parameter.type))
+        average = None
+        if self.share is not None:
+            wide = parameter.type.with_dtype(parameter.dtype.wide)
+            average = Average(self._state(parameter, AVERAGE, wide), self.share)
+        site = Site(
+            self.b,
+            parameter,
+            gradient,
+            state,
+            self.rate,
+            rate_factor,
+            self.scalars,
+            count=self.count,
+            factor=factor,
+            clip_value=self.optimizer.clip_value,
+            finite=ok,
+            average=average,
+        )
+        rule.add(site)
+        self.updates |= site.updates
+
+    def _state(self, parameter: Value, name: str, type: TensorType, first: float = 0.0) -> Value:
+        return self.b.store(f"{parameter.name}/{name}", type, Kind.STATE, Fill(first))
+
+    def finish(self) -> dict[Value, Value]:
+        """Every stored value's content for the next step, after adding the updates that had to wait.
+
+        Raises:
+            UsageError: a pattern of the optimizer means no parameter.
+        """
+        self.optimizer.check_parameters(self.seen)
+        if self.waiting:
+            b, total = self.b, self._sum_of_all_squares()
+            factor = self._factor(total)
+            ok = None if self.scale is None else is_finite(b, total)
+            for parameter, gradient in self.waiting:
+                b.scope = f"{parameter.name}/"
+                self._update(parameter, gradient, factor, ok)
+            b.scope = ""
+            if self.scale is not None and ok is not None:
+                self.updates |= self.scale.updates(b, ok)
+                for old in (self.step, *self.products):
+                    of = (ok, self.updates[old], old)
+                    self.updates[old] = elementwise(b, where(Arg(0), Arg(1), Arg(2)), *of, name=f"{old.name}/next")
+        return self.updates
+
+    def _sum_of_all_squares(self) -> Value:
+        """Of the gradients that wait."""
+        total = self.squares[0]
+        for square in self.squares[1:]:
+            total = elementwise(self.b, lambda x, y: x + y, total, square, name="square_sum")
+        nbytes = sum(gradient.type.nbytes for _, gradient in self.waiting if gradient.kind is not Kind.ACCUMULATOR)
+        if nbytes:
+            why, known = "clipping by global norm", "their norm is known"
+            if self.scale is not None:
+                why, known = "loss scaling", "it is known that they are finite"
+            self.b.note(f"{why}: all gradients, {format_bytes(nbytes)}, are alive until {known}")
+        return total
+
+    def _factor(self, total: Value) -> Value:
+        """The factor of gradients: min(1, clip_norm / ‖g‖), divided by their scale if they have one."""
+        limit = self.optimizer.clip_norm
+        scale = None if self.scale is None else self.scale.scale
+        larger = [each for each in (self.count, scale) if each is not None]
+
+        def factor(square: Expr, *scalars: Expr) -> Expr:
+            by = None if self.scale is None else cast(scalars[-1], FLOAT64)
+            if limit is None:
+                assert by is not None
+                return 1.0 / by
+            size = sqrt(square)
+            for times in scalars:
+                size = size / cast(times, FLOAT64)
+            clipped = Const(float(limit)) / maximum(size, Const(float(limit)))
+            return clipped if by is None else clipped / by
+
+        return elementwise(
+            self.b, factor, total, *larger, name="clip_factor" if limit is not None else "unscale_factor"
+        )

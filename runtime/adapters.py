@@ -1,0 +1,222 @@
+"""Adapters in files as PEFT has them: a folder with `adapter_model.safetensors` and `adapter_config.json`.
+
+The tensors are called `base_model.model.` and then as the session calls them. What else is trained, such as a new head,
+is in the file too, as PEFT's `modules_to_save`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from foreplan.errors import SessionError, UsageError
+from foreplan.files import write_atomically
+from foreplan.graph import Kind
+from foreplan.graph.adapter import Adapter, adapters_in, is_factor
+from foreplan.lower.program import Program, Slot
+from foreplan.runtime.checkpoint import write_tensors
+from foreplan.runtime.engine import Place
+from foreplan.runtime.tensor_files import TensorFile, open_tensors
+
+PREFIX = "base_model.model."
+_FLOATS = {"float16", "bfloat16", "float32", "float64"}  # each of which is read as another
+TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+def adapters_of(program: Program) -> tuple[Adapter, ...]:
+    """The adapters among what a program stores.
+
+    Raises:
+        SessionError: there are none.
+    """
+    stored = [(slot.name, slot.init) for slot in program.stored]
+    found = adapters_in(stored, {name for name, _ in stored})
+    if not found:
+        raise SessionError(f"{program.model!r} has no adapters: foreplan.lora(graph, …), or --lora, gives a model some")
+    return found
+
+
+def prepare(folder: str, program: Program) -> tuple[Adapter, ...]:
+    """Make the folder for a program's adapters, and say which these are.
+
+    Raises:
+        UsageError, SessionError: there are no adapters, or the folder cannot be made.
+    """
+    adapters = adapters_of(program)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the folder {folder!r} cannot be made: {error.strerror}") from None
+    return adapters
+
+
+def save_adapters(folder: str, program: Program, places: Mapping[str, Place]) -> None:
+    """Write adapters, and other values that are trained, into a folder, which is made if it is not there.
+
+    Raises:
+        UsageError, SessionError: there are no adapters, or the folder cannot be written.
+    """
+    adapters = prepare(folder, program)
+    modules, others = _also_trained(program)
+    factors = {name for each in adapters for name in (each.a, each.b)}
+    slots = [slot for slot in program.stored if slot.name in factors or slot.name in others]
+    write_tensors(
+        os.path.join(folder, TENSORS), {PREFIX + s.name: (s, places[s.name]) for s in slots}, {"format": "pt"}
+    )
+    ranks = {each.module: _rank(program, each) for each in adapters}
+    config = _config(adapters, ranks, modules)
+    write_atomically(os.path.join(folder, CONFIG), json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def load_adapters(
+    folder: str, program: Program, places: Mapping[str, Place], begun: Callable[[], None] = lambda: None
+) -> None:
+    """Read what `save_adapters` or PEFT wrote: all of it, or nothing if anything is wrong.
+
+    Args:
+        begun: called after all checks, before the first value is written.
+
+    Raises:
+        SessionError: a file cannot be read, or is of another model, rank or alpha.
+    """
+    adapters = adapters_of(program)
+    config = _read_config(os.path.join(folder, CONFIG))
+    for each in adapters:
+        scale = _scale(config, each, _rank(program, each))
+        if not math.isclose(scale, each.scale, rel_tol=1e-6):
+            raise SessionError(
+                f"the adapters in {folder!r} add {scale:g} times their product, and this model's {each.scale:g} times: "
+                "give foreplan.lora their rank and alpha"
+            )
+    factors = {PREFIX + name for each in adapters for name in (each.a, each.b)}
+    own = (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)
+    path, slots = os.path.join(folder, TENSORS), {PREFIX + s.name: s for s in program.stored if s.kind in own}
+    with open_tensors(path) as file:
+        _check_tensors(file, program.model, slots, factors)
+        begun()
+        for key, entry in file.entries.items():
+            places[slots[key].name].fill(entry.read)
+
+
+def _check_tensors(file: TensorFile, model: str, slots: Mapping[str, Slot], needed: set[str]) -> None:
+    """Check that a file has what is needed, and only what has a place.
+
+    Raises:
+        SessionError: it has not; names the first tensor.
+    """
+    other = f"{file.path!r} is of other adapters than {model!r} has"
+    found = file.entries
+    for wrong, why in ((needed - found.keys(), "it lacks"), (found.keys() - slots.keys(), "it has")):
+        if wrong:
+            raise SessionError(f"{other}: {why} {min(wrong)!r}")
+    for key, entry in found.items():
+        type = slots[key].operand.type
+        converts = entry.dtype in _FLOATS and type.dtype.name in _FLOATS
+        if entry.shape != type.shape or (entry.dtype != type.dtype.name and not converts):
+            raise SessionError(f"{other}: its {key!r} is {entry}, and not {type}; give foreplan.lora their rank")
+
+
+def merged(program: Program, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The state of the model without adapters: each weight has the change that its adapter makes."""
+    stored = [(slot.name, slot.init) for slot in program.stored]
+    found = dict(state)
+    for each in adapters_in(stored, found):
+        weight = found[each.weight]
+        wide = np.float32 if weight.dtype.itemsize < 4 else weight.dtype
+        change = each.change(found.pop(each.a).astype(wide), found.pop(each.b).astype(wide))
+        found[each.weight] = (weight.astype(wide) + change).astype(weight.dtype)
+    return found
+
+
+def _exactly(module: str) -> str:
+    """A key of PEFT's patterns, which are regular expressions for the ends of names, that means one module."""
+    return "^" + module.replace(".", r"\.")
+
+
+def _plain(number: float) -> int | float:
+    return int(number) if number == int(number) else number
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    """The configuration in a file, of which nothing is trusted.
+
+    Raises:
+        SessionError: it cannot be read, or is of other adapters than LoRA's.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            config = json.load(file)
+    except OSError as error:
+        raise SessionError(f"{path!r} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise SessionError(f"{path!r} is not JSON") from None
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise SessionError(f"{path!r} does not describe LoRA's adapters")
+    if other := [key for key in ("use_dora", "use_bdlora", "lora_bias") if config.get(key)]:
+        raise SessionError(f"{path!r} has {other[0]}, which foreplan's adapters do not have")
+    return config
+
+
+def _scale(config: Mapping[str, Any], adapter: Adapter, rank: int) -> float:
+    """What PEFT multiplies the product of the factors with."""
+    alpha = _patterned(config.get("alpha_pattern"), adapter.module, config.get("lora_alpha"))
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        raise SessionError(f"{CONFIG} has no number as lora_alpha")
+    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _patterned(patterns: Any, module: str, default: Any) -> Any:
+    """The first value whose key is the end of a module's name. Keys are taken literally, and not as expressions."""
+    for key, value in patterns.items() if isinstance(patterns, dict) else ():
+        literal = str(key).replace("\\", "")
+        if literal.startswith("^"):
+            found = literal[1:] == module
+        else:
+            found = f".{module}".endswith(f".{literal}")
+        if found:
+            return value
+    return default
+
+
+def _rank(program: Program, adapter: Adapter) -> int:
+    (slot,) = [slot for slot in program.stored if slot.name == adapter.a]
+    return slot.operand.type.shape[0]
+
+
+def _also_trained(program: Program) -> tuple[list[str], set[str]]:
+    """The modules with other weights that are trained, and the names of all that these modules store."""
+    own = [slot for slot in program.stored if slot.kind in (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)]
+    own = [slot for slot in own if not is_factor(slot.name)]
+    modules = sorted({slot.name.rpartition(".")[0] for slot in own if slot.kind is Kind.PARAMETER} - {""})
+    names = {slot.name for slot in own if slot.kind is Kind.PARAMETER or slot.name.rpartition(".")[0] in modules}
+    return modules, names
+
+
+def _config(adapters: tuple[Adapter, ...], ranks: Mapping[str, int], modules: list[str]) -> dict[str, Any]:
+    """The configuration, in PEFT's words."""
+    alphas = {each.module: each.scale * ranks[each.module] for each in adapters}
+    rank, alpha = (Counter(found.values()).most_common(1)[0][0] for found in (ranks, alphas))
+    return {
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": None,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": _plain(alpha),
+        "lora_dropout": 0.0,
+        "target_modules": sorted(ranks),
+        "rank_pattern": {_exactly(name): r for name, r in ranks.items() if r != rank},
+        "alpha_pattern": {_exactly(name): _plain(a) for name, a in alphas.items() if a != alpha},
+        "fan_in_fan_out": all(each.transposed for each in adapters),
+        "bias": "none",
+        "init_lora_weights": True,
+        "use_rslora": False,
+        "use_dora": False,
+        "modules_to_save": modules or None,
+    }

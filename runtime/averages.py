@@ -1,0 +1,62 @@
+"""Running averages of weights, which an optimizer with `ema` keeps: where they lie, and what they hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+
+from foreplan.errors import SessionError
+from foreplan.graph import Kind
+from foreplan.lower.program import Program
+from foreplan.runtime.engine import Place
+from foreplan.runtime.turn import Turn
+
+
+def averages_of(program: Program, places: Mapping[str, Place]) -> dict[str, Place]:
+    """The places of averages, by the weight's name. Before the first update there are none.
+
+    Raises:
+        SessionError: the program keeps no averages.
+    """
+    found = {weight: places[name] for weight, name in names_of_averages(program).items()}
+    count = program.step_count
+    if not found or count is None:
+        raise SessionError(
+            f"the step of {program.model!r} keeps no averages of weights: give its optimizer a decay, such as ema=0.999"
+        )
+    return found if int(places[count.name].read()) else {}
+
+
+def names_of_averages(program: Program) -> dict[str, str]:
+    """What the averages that a program keeps are called, by the weight's name; empty: it keeps none."""
+    weights = {slot.name for slot in program.stored if slot.kind is Kind.PARAMETER}
+    states = [slot.name for slot in program.stored if slot.kind is Kind.STATE]
+    found = [(own[1], name) for name in states if (own := re.fullmatch(r"(.+)/ema(\.\d+)?", name))]
+    return {weight: name for weight, name in found if weight in weights}
+
+
+@contextmanager
+def exchanged(averages: Mapping[str, Place], places: Mapping[str, Place], turn: Turn) -> Iterator[None]:
+    """Let weights hold their averages until the block ends; others may take their turn within it."""
+    with turn.lock:
+        weights = {name: places[name].read().copy() for name in averages}
+    try:
+        with turn.lock:
+            for name, average in averages.items():
+                places[name].write(average.read())
+        yield
+    finally:
+        with turn.lock:
+            for name, array in weights.items():
+                places[name].write(array)
+
+
+def read_averages(averages: Mapping[str, Place], weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Weights by name, those that have an average as that, in their own types."""
+    return {
+        name: averages[name].read().astype(array.dtype) if name in averages else array
+        for name, array in weights.items()
+    }

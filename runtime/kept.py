@@ -1,0 +1,275 @@
+"""What a session keeps from step to step: as files, by name, and as other tools take it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foreplan.arguments import choice, flag, path_of
+from foreplan.errors import SessionError
+from foreplan.graph import Graph, Kind
+from foreplan.graph.adapter import AdapterZero
+from foreplan.lower.program import Program
+from foreplan.runtime.averages import averages_of, exchanged, names_of_averages, read_averages
+from foreplan.runtime.engine import Place
+from foreplan.runtime.stored import Stored
+from foreplan.runtime.turn import Turn
+
+if TYPE_CHECKING:
+    import torch
+
+    from foreplan.runtime.matching import Loaded
+
+_AS_IT_IS: Mapping[str, str] = MappingProxyType({})
+WAY_OUT = "load the last checkpoint, or bind again"
+
+
+class Kept:
+    """The part of a session that writes and reads what it keeps. `Session` has the steps that change it.
+
+    Attributes:
+        program: see `Session`.
+        stored: see `Session`.
+    """
+
+    program: Program
+    stored: Stored
+    _stored: Mapping[str, Place]
+    _turn: Turn
+    _broken: str  # what has interrupted a step or a load
+    _graphs: tuple[Graph | None, Graph | None]  # the model, and its whole step
+    _averaged: bool  # whether weights hold their averages
+
+    def _settle(self) -> None:
+        """Wait for the step that has begun, if any."""
+        raise NotImplementedError
+
+    def save(self, path: str | Path, *, ema: bool = False) -> None:
+        """Write all stored values to a safetensors file: `load` continues from it bit for bit.
+
+        Args:
+            path: of the file.
+            ema: write the model alone, with the averages that the optimizer keeps (`optim.AdamW(ema=0.999)`) in the
+                place of its trained weights; to start from them, or to evaluate.
+
+        Raises:
+            UsageError, SessionError: the file cannot be written; an older one at the same place is as it was. Or there
+                are no averages.
+        """
+        from foreplan.runtime.checkpoint import save_checkpoint
+
+        text, ema = path_of("save", path), flag("ema", ema)
+        with self._turn.lock:
+            self._settle()
+            self._refuse_if_broken()
+            averages = averages_of(self.program, self._stored) if ema else None
+            save_checkpoint(text, self.program, self._stored, averages)
+
+    def load(
+        self,
+        path: str | Path,
+        *,
+        state: bool = True,
+        strict: bool = True,
+        prefix: str = "",
+        rename: Mapping[str, str] = _AS_IT_IS,
+        transpose: Iterable[str] = (),
+        skip: Iterable[str] = (),
+    ) -> Loaded:
+        """Read a file that `save` wrote, or a safetensors file of another tool; a file of only parameters and buffers
+        leaves all else as it is.
+
+        With any of the arguments below, only parameters and buffers are read: the optimizer's state, the step count and
+        the random state stay as they are. PyTorch's `num_batches_tracked` is passed over.
+
+        Args:
+            path: of the checkpoint, or of the index (`….safetensors.index.json`) of one in several files.
+            state: False reads only parameters and buffers.
+            strict: the file must have all that is read, with its shapes and types, and nothing else. If False, values
+                that it lacks stay as they are, other tensors are passed over, floating-point types are converted, and a
+                matrix that fits the other way round alone is transposed.
+            prefix: a beginning of the file's names that is left out: "module".
+            rename: parts of the file's names, and what they are called here: {"fc": "head"}; {"": "backbone"} puts a
+                part before every name.
+            transpose: patterns of matrices that the file has the other way round.
+            skip: patterns of values that stay as they are.
+
+        Returns:
+            What was read, and what was not; it prints as text.
+
+        Raises:
+            SessionError: the file is damaged, of another model, or has the state of another optimizer; the session is
+                unchanged. If writing the values is interrupted, the session refuses to run until the next `load`.
+            UsageError: a pattern means nothing.
+        """
+        from foreplan.runtime.checkpoint import load_checkpoint
+        from foreplan.runtime.matching import Names
+
+        text, names = path_of("load", path), Names.of(prefix, rename, transpose, skip)
+        state, strict = flag("state", state), flag("strict", strict)
+        with self._turn.lock:
+            self._settle()
+            self._refuse_if_averaged()
+            before = self._broken
+            loaded, whole = load_checkpoint(
+                text, self.program, self._stored, state, strict, names, begun=self._load_begun
+            )
+            self._broken = before
+            if whole:
+                for slot in self.program.stored:
+                    if slot.kind is Kind.ACCUMULATOR:  # an interrupted step may have left sums
+                        self._stored[slot.name].fill(lambda sums: sums.fill(0))
+                self._broken = ""
+            return loaded
+
+    def state_dict(self, *, ema: bool = False, merged: bool = False) -> dict[str, np.ndarray]:
+        """Copies of the model's own values by name: weights, trained and frozen ones, and running statistics.
+
+        Args:
+            ema: trained weights are the averages that the optimizer keeps (`optim.AdamW(ema=0.999)`). Before the first
+                step these are the weights themselves.
+            merged: without adapters, whose changes are added to the weights, as in the model that `foreplan.lora` took.
+
+        Raises:
+            SessionError: there are no averages.
+        """
+        own = (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)
+        ema, merged = flag("ema", ema), flag("merged", merged)
+        with self._turn.lock:
+            self._settle()
+            state = {slot.name: self.stored[slot.name] for slot in self.program.stored if slot.kind in own}
+            if ema:
+                state = read_averages(averages_of(self.program, self._stored), state)
+        if not merged:
+            return state
+        from foreplan.runtime.adapters import merged as without_adapters
+
+        return without_adapters(self.program, state)
+
+    @property
+    def keeps_averages(self) -> bool:
+        """Whether the optimizer keeps averages of weights (`optim.AdamW(ema=0.999)`)."""
+        return bool(names_of_averages(self.program))
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Let trained weights hold the averages that the optimizer keeps until the block ends, for sessions that share
+        them: `with session.averaged(): evaluation.step(batch)`. The host keeps a copy of the weights meanwhile.
+
+        This session runs no step, saves and loads nothing meanwhile, and none that shares its weights may train them.
+
+        Raises:
+            SessionError: there are no averages, or a step was interrupted.
+        """
+        with self._turn.lock:
+            self._settle()
+            self._refuse_if_broken()
+            exchange = exchanged(averages_of(self.program, self._stored), self._stored, self._turn)
+            self._averaged = True
+        try:
+            with exchange:
+                yield
+        finally:
+            self._averaged = False
+
+    def save_adapters(self, folder: str | Path) -> None:
+        """Write the adapters that `foreplan.lora` gave the model as PEFT does, into a folder of two files, with what
+        else is trained, such as a new head.
+
+        Raises:
+            UsageError, SessionError: the model has no adapters, or the folder cannot be written.
+        """
+        from foreplan.runtime.adapters import save_adapters
+
+        text = path_of("save_adapters", folder)
+        with self._turn.lock:
+            self._settle()
+            self._refuse_if_broken()
+            save_adapters(text, self.program, self._stored)
+
+    def load_adapters(self, folder: str | Path) -> None:
+        """Read adapters that `save_adapters` or PEFT wrote; the optimizer's state stays as it is.
+
+        Raises:
+            SessionError: the files are damaged, or of another model, rank or alpha; the session is unchanged.
+        """
+        from foreplan.runtime.adapters import load_adapters
+
+        text = path_of("load_adapters", folder)
+        with self._turn.lock:
+            self._settle()
+            self._refuse_if_averaged()
+            before = self._broken
+            load_adapters(text, self.program, self._stored, self._load_begun)
+            self._broken = before
+
+    def to_torch(self, module: torch.nn.Module) -> None:
+        """Write weights, changed by their adapters, and running statistics into a PyTorch module with the same names.
+
+        Raises:
+            UsageError, SessionError: see `foreplan.runtime.torch_state.write_state`.
+        """
+        from foreplan.runtime.torch_state import write_state
+
+        write_state(self.state_dict(merged=True), module)
+
+    def to_onnx(self, path: str | Path, form: str = "model") -> list[Path]:
+        """Write the model with its present weights as an ONNX file, for other tools.
+
+        Args:
+            path: of the file. Where the model has 2 GiB or more, its weights go to a file beside it, `<path>.data`.
+            form: `model`: the ONNX file or exported PyTorch program that the model came from, as it was, with the
+                weights that this session holds; adapters are merged into them. A model that came from elsewhere, or
+                was cut, as `graph`. `graph`: foreplan's own graph of the model, in inference form, with its adapters.
+                `step`: the whole training step; what it changes are further inputs and outputs, `x` and `x/next`, and
+                the present content is the inputs' default.
+
+        Returns:
+            The files: the model's, and the one beside it if there is one.
+
+        Raises:
+            UsageError: the form is none of these, a plan file was loaded, which has no graph, or the step accumulates
+                gradients; or the file cannot be written.
+            UnsupportedError: standard ONNX cannot say a node, or a weight cannot go back into the file; names it.
+            ModelError: the model's file is needed for what the session does not hold, and is gone or another one.
+        """
+        from foreplan.export import FORMS, write_onnx
+
+        text = path_of("to_onnx", path)
+        with self._turn.lock:
+            self._settle()
+            self._refuse_if_broken()
+            choice("form", form, FORMS)
+            held = self.state_dict(merged=True) if form == "model" and self._has_adapters else self.stored
+            return write_onnx(text, form, *self._graphs, held)
+
+    @property
+    def _has_adapters(self) -> bool:
+        return any(isinstance(slot.init, AdapterZero) for slot in self.program.stored)
+
+    @property
+    def steps_done(self) -> int:
+        """The number of updates so far."""
+        count = self.program.step_count
+        return 0 if count is None else int(self.stored[count.name])
+
+    def _load_begun(self) -> None:
+        """From here on values are written."""
+        self._broken = "loading a checkpoint has not ended"
+
+    def _refuse_if_averaged(self) -> None:
+        if self._averaged:
+            raise SessionError("the weights hold their averages: leave the block of `averaged` first")
+
+    def _refuse_if_broken(self) -> None:
+        self._refuse_if_averaged()
+        if self._broken:
+            raise SessionError(
+                f"a step or a load was interrupted ({self._broken}), so parameters and state may be half updated; "
+                f"{WAY_OUT}"
+            )

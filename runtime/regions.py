@@ -1,0 +1,89 @@
+"""The memory of a session, region by region: taken from another session, or allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from foreplan.errors import SessionError
+from foreplan.lower.program import ARENA, PARAMETERS, Program
+from foreplan.lower.targets import engine_info
+from foreplan.planner.plan import Plan
+from foreplan.runtime.engine import Memory
+from foreplan.units import align_up, format_bytes
+
+
+def shared(heights: Sequence[int], theirs: Sequence[Memory] | None) -> tuple[dict[int, Memory], list[int]]:
+    """The device regions that another session already has, and the heights of those to allocate.
+
+    Args:
+        heights: of the regions of a plan.
+        theirs: the regions of the session to share with, if there is one.
+    """
+    taken: dict[int, Memory] = {}
+    if theirs is not None:
+        whole, height = theirs[PARAMETERS], heights[PARAMETERS]
+        taken[PARAMETERS] = whole[:height] if len(whole) > height else whole
+        if len(theirs[ARENA]) >= heights[ARENA]:
+            taken[ARENA] = theirs[ARENA][: heights[ARENA]]
+    return taken, [0 if i in taken else height for i, height in enumerate(heights)]
+
+
+def allocated(
+    allocate: Callable[[Sequence[int]], Sequence[Memory]], heights: Sequence[int], what: str
+) -> Sequence[Memory]:
+    """Memory of these heights.
+
+    Raises:
+        SessionError: there is none.
+    """
+    try:
+        return allocate(heights)
+    except MemoryError:
+        raise SessionError(f"there is no memory for {what} of {format_bytes(sum(heights))}") from None
+
+
+def check_sharing(mine: tuple[Program, Plan], theirs: tuple[Program, Plan], height: int) -> None:
+    """Check that one session can use the parameters of another in place. The other may have more of them behind these,
+    such as those of its loss.
+
+    Args:
+        height: of the first one's region of parameters.
+
+    Raises:
+        SessionError: they lie in another kind of memory, or differ.
+    """
+    programs = [program for program, _ in (mine, theirs)]
+    on_card = [engine_info(program.target).on_card for program in programs]
+    if on_card[0] != on_card[1]:
+        raise SessionError(
+            f"a session on {programs[0].target} and one on {programs[1].target} cannot share parameters: they lie on "
+            "the card in one, and in host memory in the other"
+        )
+    own, other = _parameters(*mine), _parameters(*theirs)
+    wrong = [name for name, place in own.items() if other.get(name) != place]
+    if not wrong and len(own) < len(other) and height > _end(*mine):
+        wrong = [name for name in other if name not in own]  # they lie where this program computes something
+    if wrong:
+        found, wanted = (each.get(wrong[0], ("missing", 0))[0] for each in (own, other))
+        elsewhere = ", at another place: compile both from one model" if found == wanted else ""
+        raise SessionError(
+            f"{programs[0].model!r} and {programs[1].model!r} cannot share parameters: {wrong[0]!r} is {found} in one "
+            f"and {wanted} in the other{elsewhere}"
+        )
+
+
+def _end(program: Program, plan: Plan) -> int:
+    """Where the values end that a program stores in the region of parameters."""
+    starts = dict(plan.starts)
+    own = [slot.operand.value for slot in program.stored if program.values[slot.operand.value].region == PARAMETERS]
+    return align_up(max((starts[value] + program.values[value].nbytes for value in own), default=0), program.unit)
+
+
+def _parameters(program: Program, plan: Plan) -> dict[str, tuple[str, int]]:
+    """Type and place of each stored value in the region of parameters."""
+    starts = dict(plan.starts)
+    return {
+        slot.name: (str(slot.operand.type), starts[slot.operand.value])
+        for slot in program.stored
+        if program.values[slot.operand.value].region == PARAMETERS
+    }
