@@ -17,7 +17,7 @@ from foreplan.files import confined
 from foreplan.graph import Array, Initializer, Kind, Stored, TensorType
 from foreplan.graph.op import parse_op
 from foreplan.graph.text import parse_init
-from foreplan.graph.types import tensor_type
+from foreplan.graph.types import as_dtype, tensor_type
 from foreplan.lower import Call, DeviceProfile, Operand, Program, Slot
 from foreplan.lower.program import ARENA, HOST
 from foreplan.lower.targets import engine_info
@@ -252,7 +252,8 @@ def _operand(record: Sequence[Any]) -> Operand:
     strides = _each(record[3], _int) if len(record) > 3 else type.strides
     if len(strides) != type.rank:
         raise ValueError(f"{len(strides)} strides for {type}")
-    return Operand(_int(record[0]), _int(record[1]), type, strides)
+    holds = as_dtype(_text(record[4])) if len(record) > 4 else None
+    return Operand(_int(record[0]), _int(record[1]), type, strides, holds)
 
 
 def _action(record: Mapping[str, Any], call: Call, values: Sequence[Value]) -> Action:
@@ -302,7 +303,7 @@ def _call(record: Mapping[str, Any], values: Sequence[Value]) -> Call:
         _index(operand.value, values)
     inputs, outputs = ([operand.type for operand in side] for side in (call.inputs, call.outputs))
     try:
-        given = call.op.infer(inputs)
+        given = call.op.result_types(inputs)
     except ForeplanError as error:
         raise PlanError(f"node {call.node!r}: {error}") from None
     if tuple(outputs) != given:

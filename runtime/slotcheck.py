@@ -101,7 +101,7 @@ def _given(program: Program) -> dict[int, Slot]:
     for slot in (*program.inputs, *program.stored, *program.ahead):
         operand = slot.operand
         whole = operand.offset == 0 and operand.type.nbytes == program.values[operand.value].nbytes
-        if operand.value in found or not whole or not operand.window.is_dense:
+        if operand.value in found or not whole or not operand.window.is_dense or operand.holds is not None:
             raise PlanError(f"slot {slot.name!r}: it must have a whole value in C order for itself")
         found[operand.value] = slot
     return found
@@ -112,6 +112,8 @@ def _written(program: Program) -> dict[int, Operand]:
     found: dict[int, Operand] = {}
     for call in program.calls:
         for operand in call.outputs:
+            if operand.holds is not None:
+                raise PlanError(f"node {call.node!r}: writes {operand}, and only what is read may be of another type")
             if found.setdefault(operand.value, operand) != operand:
                 raise PlanError(f"node {call.node!r}: another one writes the same value as {found[operand.value]}")
     return found
@@ -133,15 +135,18 @@ def _results(program: Program) -> dict[int, Category]:
 
 
 def _check_types(program: Program, owners: Mapping[int, Operand]) -> None:
-    """Whatever reads a value takes it for elements of the type that is written there, or of one that may be read so."""
+    """Whatever reads a value takes it for elements of the type that is written there, or says which bytes it reads."""
     dtypes = {value: operand.type.dtype for value, operand in owners.items()}
+
+    def is_taken(operand: Operand) -> bool:
+        return dtypes[operand.value] == operand.written and alike(operand.written, operand.type.dtype)
     for call in program.calls:
         for operand in call.inputs:
-            if not alike(dtypes[operand.value], operand.type.dtype):
+            if not is_taken(operand):
                 raise PlanError(f"node {call.node!r}: reads {operand}, which holds {dtypes[operand.value]}")
     loss = () if program.loss is None else (program.loss,)
     for slot in (*program.outputs, *program.gradients, *loss):
-        if not alike(dtypes[slot.operand.value], slot.operand.type.dtype):
+        if not is_taken(slot.operand):
             raise PlanError(f"slot {slot.name!r}: is {slot.operand}, which holds {dtypes[slot.operand.value]}")
 
 

@@ -63,7 +63,7 @@ class Builder:
         """
         node_name = self._node_names.free(self.scope + (name or op.name))
         try:
-            types = op.infer([value.type for value in inputs])
+            types = op.result_types([value.type for value in inputs])
         except ShapeError as error:
             where = f" ({self.source})" if self.source else ""
             given = ", ".join(map(repr, inputs))

@@ -82,6 +82,24 @@ class Op:
         """
         raise NotImplementedError
 
+    @property
+    def moves(self) -> bool:
+        """Whether it only moves elements or reads them as others, so that it takes those of storage types too."""
+        return False
+
+    def result_types(self, inputs: Types) -> tuple[TensorType, ...]:
+        """Output types of a node from input types: `infer`, for elements that the op can compute with.
+
+        Raises:
+            ShapeError: the inputs do not fit the op or each other, or hold elements that are only stored.
+        """
+        stored = next((x for x in inputs if x.dtype.is_storage), None)
+        if stored is not None and not self.moves:
+            raise ShapeError(
+                f"{self.name} computes, and elements of {stored} are only stored: give foreplan.ops.storage.decoded(x)"
+            )
+        return self.infer(inputs)
+
     def check_count(self, inputs: Types, count: int) -> None:
         """For `infer`: raise a ShapeError unless there are `count` inputs."""
         if len(inputs) != count:

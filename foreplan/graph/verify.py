@@ -74,7 +74,7 @@ def _check_name(name: str, where: str) -> None:
 def _check_types(node: Node, graph: Graph) -> None:
     where = f"node {node.name!r} of graph {graph.name!r}: {node.op.name}"
     try:
-        types = node.op.infer([value.type for value in node.inputs])
+        types = node.op.result_types([value.type for value in node.inputs])
     except ShapeError as error:
         raise ShapeError(f"{where}: {error}") from None
     if types != tuple(value.type for value in node.outputs):

@@ -223,7 +223,8 @@ class _Lowering:
             assert view is not None, f"{node.op.name} has no view of a dense input"
         type = node.outputs[0].type
         strides = type.strides if Window(type, view.strides).is_dense else view.strides
-        return Operand(operand.value, operand.offset + view.offset, type, strides)
+        holds = operand.written if operand.written != type.dtype else None
+        return Operand(operand.value, operand.offset + view.offset, type, strides, holds)
 
     def copy(self, operand: Operand, node: Node, layout: Window) -> Operand:
         """A copy of a window that lies in a certain way, made once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from foreplan.graph import Initializer, Op, TensorType, Window
+from foreplan.graph import DType, Initializer, Op, TensorType, Window
 from foreplan.graph.ir import Kind
 from foreplan.lower.target import DeviceProfile
 from foreplan.planner.problem import Category, Problem, Region
@@ -43,21 +43,29 @@ class Operand:
         offset: bytes from the value's first byte to the window's first element.
         type: element type and shape of the window.
         strides: bytes from one element to the next along each axis.
+        holds: the element type that was written there, where the window reads its bytes as another one (`bitcast`).
     """
 
     value: int
     offset: int
     type: TensorType
     strides: tuple[int, ...]
+    holds: DType | None = None
 
     @property
     def window(self) -> Window:
         """How it lies, without its place."""
         return Window(self.type, self.strides)
 
+    @property
+    def written(self) -> DType:
+        """The element type that was written there."""
+        return self.type.dtype if self.holds is None else self.holds
+
     def __str__(self) -> str:
         dense = self.strides == self.type.strides
-        return f"v{self.value}+{self.offset}:{self.type}" + ("" if dense else f"/{list(self.strides)}")
+        lies = "" if dense else f"/{list(self.strides)}"
+        return f"v{self.value}+{self.offset}:{self.type}{lies}" + ("" if self.holds is None else f" of {self.holds}")
 
 
 @dataclass(frozen=True, slots=True)

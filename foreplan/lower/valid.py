@@ -25,9 +25,7 @@ def _range(program: Program, slot: Slot) -> tuple[int, ...] | None:
             if call.op == COPY and call.outputs[0].value not in values:
                 values.append(call.outputs[0].value)
             types = [operand.type for operand in call.inputs]
-            reads = [
-                i for i, x in enumerate(call.inputs) if x.value == value and x.type.dtype == slot.operand.type.dtype
-            ]
+            reads = (i for i, x in enumerate(call.inputs) if x.value == value and x.holds is None)
             found = (call.op.valid_range(i, types) for i in reads)
             ranges += [each for each in found if each is not None]
     if not ranges:

@@ -21,7 +21,7 @@ def content(value: Value) -> np.ndarray:
 def computed(op: Op, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The results of an op's kernel on arrays in C order; infinities and NaNs are results like any other."""
     types = types_of(*arrays)
-    results = op.infer(types)
+    results = op.result_types(types)
     outputs = [np.empty(type.shape, type.dtype.numpy) for type in results]
     with np.errstate(all="ignore"):
         op.compute(arrays, outputs, np.empty(op.workspace(types, results), np.uint8))

@@ -76,6 +76,11 @@ class ReadAt(Op):
 
     axis: int = 0
 
+    @property
+    def moves(self) -> bool:
+        """Yes."""
+        return True
+
     def valid_range(self, index: int, inputs: Types) -> tuple[int, int] | None:
         """From the first element, counted from either end, to the last."""
         extent = inputs[0].shape[self.axis]

@@ -26,6 +26,11 @@ class CopyOp(Op):
 
     any_strides: ClassVar[bool] = True
 
+    @property
+    def moves(self) -> bool:
+        """Yes."""
+        return True
+
     def flops(self, inputs: Types, outputs: Types) -> int:
         """None."""
         return 0
@@ -110,6 +115,11 @@ class Pad(CopyOp):
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, and is {self.mode!r}")
+
+    @property
+    def moves(self) -> bool:
+        """No: an element of the fill is a number."""
+        return False
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The padded shape, if there is enough to mirror or wrap."""
@@ -197,6 +207,11 @@ class Unslice(CopyOp):
     shape: Shape
     starts: tuple[int, ...]
     steps: tuple[int, ...]
+
+    @property
+    def moves(self) -> bool:
+        """No: an element of the fill is a number."""
+        return False
 
     def infer(self, inputs: Types) -> tuple[TensorType, ...]:
         """The shape stated, if a slice of it has the input's shape."""

@@ -51,6 +51,11 @@ class Map(Op):
     exprs: tuple[str, ...]
 
     @property
+    def moves(self) -> bool:
+        """If each expression is an input as it is: a copy."""
+        return all(isinstance(expr, Arg) for expr in self.parsed)
+
+    @property
     def parsed(self) -> tuple[Expr, ...]:
         """The expressions themselves."""
         return _parse(self.exprs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from foreplan.arguments import instance
 from foreplan.graph import Builder, Graph, Kind, Node, Value
 from foreplan.ops.norm.batch import with_frozen_statistics
 from foreplan.ops.random import Dropout
@@ -53,7 +54,11 @@ def frozen(graph: Graph) -> Graph:
 
     Its weights are frozen: no gradient, no optimizer state, no update; gradients still pass to its inputs. In training
     it computes what it computes in inference: batch normalisation uses the running statistics, and nothing is dropped.
+
+    Raises:
+        UsageError: it is no Graph.
     """
+    instance("a model", graph, Graph, "such as from_onnx(path) gives")
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         return inputs if isinstance(node.op, Dropout) else None

@@ -94,7 +94,7 @@ def replaced(b: Builder, node: Node, op: Op, inputs: Sequence[Value]) -> list[Va
     Raises:
         ShapeError: the op cannot take these inputs.
     """
-    types = op.infer([value.type for value in inputs])
+    types = op.result_types([value.type for value in inputs])
     outputs = [Value(old.name, type, old.kind) for old, type in zip(node.outputs, types, strict=True)]
     b.append(Node(op, tuple(inputs), tuple(outputs), node.name, node.source), inferred=True)
     return outputs

@@ -12,11 +12,11 @@ from foreplan.graph.types import BOOL, DTYPES, FLOAT32, DType
 from foreplan.ops.expr import FUNCTIONS, infer_dtypes, parse_expr
 from foreplan.ops.map import Map
 from tests.engines.engine import Engine
-from tests.kernels import RENAMED, is_function_of, numbers
+from tests.kernels import COMPUTED, RENAMED, is_function_of, numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 COMMON = ("float32", "float64", "float16", "int64", "int32", "uint8", "bool")
-TYPES = [pytest.param(DTYPES[x], id=x, marks=[] if x in COMMON else pytest.mark.slow) for x in DTYPES]
+TYPES = [pytest.param(x, id=x.name, marks=[] if x.name in COMMON else pytest.mark.slow) for x in COMPUTED]
 TOGETHER = 16  # expressions in one map
 
 
@@ -63,17 +63,17 @@ def test_powers(engine: Engine, dtype: DType) -> None:
         check(engine, ("(a0 ** a1)",), base, exponent, rtol=rtol)
 
 
-@pytest.mark.parametrize("old", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("old", COMPUTED, ids=str)
 def test_conversions_give_what_numpy_gives(engine: Engine, old: DType) -> None:
     given = numbers(old)
     if old.is_float:
         given = np.concatenate([given, np.linspace(-3, 3, 999).astype(old.numpy)])
-    check(engine, tuple(f"{new}(a0)" for new in DTYPES.values() if new.is_float or new == BOOL), given)
+    check(engine, tuple(f"{new}(a0)" for new in COMPUTED if new.is_float or new == BOOL), given)
     for category in ("int", "uint"):
         if old.is_float:  # what an integer type does not hold has no conversion
             kept = np.isfinite(given) & (np.abs(given) < 128) & ((given > -1) | (category == "int"))
             given = given[kept]
-        check(engine, tuple(f"{new}(a0)" for new in DTYPES.values() if new.category == category), given)
+        check(engine, tuple(f"{new}(a0)" for new in COMPUTED if new.category == category), given)
 
 
 def test_float64_is_rounded_to_halves_once(engine: Engine) -> None:

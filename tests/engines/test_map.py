@@ -59,8 +59,10 @@ def test_views_with_gaps_and_backward(engine: Engine) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_elements_of_any_type(engine: Engine, dtype: str) -> None:
     x, truth = (50 * normal(2, 6, 5, 7)).astype(DTYPES[dtype].numpy), normal(2, 6, 5, 7, seed=1) > 0
-    engine.check(Map(("a0", "where((a0 > a0), a0, a0)")), x, windows=as_images(x), **EXACT)
-    engine.check(Map(("where(a1, a0, a0)",)), x, truth, windows=[*as_images(x), *dense(truth)], **EXACT)
+    engine.check(Map(("a0",)), x, windows=as_images(x), **EXACT)
+    if not DTYPES[dtype].is_storage:
+        engine.check(Map(("a0", "where((a0 > a0), a0, a0)")), x, windows=as_images(x), **EXACT)
+        engine.check(Map(("where(a1, a0, a0)",)), x, truth, windows=[*as_images(x), *dense(truth)], **EXACT)
 
 
 def test_narrow_elements_are_rounded_when_they_are_stored(engine: Engine) -> None:

@@ -98,8 +98,8 @@ def _computed(call: Call, memory: Memory) -> list[np.ndarray]:
 def _read(memory: Memory, operand: Operand) -> np.ndarray:
     assert operand.value in memory, f"{operand} is read, and nothing has written it"
     array = memory[operand.value]
-    assert array.dtype == operand.type.dtype.numpy, f"{operand} is read, and holds {array.dtype}"
-    return _window(array, operand)
+    assert array.dtype == operand.written.numpy, f"{operand} is read, and holds {array.dtype}"
+    return _window(array.view(operand.type.dtype.numpy), operand)
 
 
 def _window(array: np.ndarray, operand: Operand) -> np.ndarray:

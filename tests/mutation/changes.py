@@ -110,8 +110,9 @@ def _within(
             if inside:
                 first, last = getattr(child, "lineno", line), getattr(child, "end_lineno", line)
                 for number, new in enumerate(_variants(child)):
-                    texts = (ast.unparse(each) for each in (child, ast.fix_missing_locations(new)))
-                    yield Change(here, number, name, (line, *range(first, last + 1)), *texts)
+                    old_text, new_text = (ast.unparse(each) for each in (child, ast.fix_missing_locations(new)))
+                    if new_text != old_text:
+                        yield Change(here, number, name, (line, *range(first, last + 1)), old_text, new_text)
             if not _is_message(child):
                 named = isinstance(child, ast.FunctionDef | ast.ClassDef)
                 below = f"{name}.{child.name}".removeprefix(".") if named else name

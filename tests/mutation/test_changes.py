@@ -46,6 +46,7 @@ def test_every_change_compiles_and_is_one(module: str) -> None:
     tree = ast.parse((Path(__file__).parents[2] / "foreplan" / module).read_text())
     found = changes(tree)
     assert len(found) > 50
+    assert all(change.before != change.after for change in found)
     for change in found[:: len(found) // 20]:
         new = changed(tree, change)
         compile(new, module, "exec")

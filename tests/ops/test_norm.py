@@ -139,6 +139,9 @@ class _Training:
     def __init__(self) -> None:
         self.updates: dict[Value, Value] = {}
 
+    def next_content(self, stored: Value) -> Value:
+        return self.updates.get(stored, stored)
+
     def update(self, stored: Value, new: Value) -> None:
         self.updates[stored] = new
 

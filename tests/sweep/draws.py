@@ -37,7 +37,7 @@ def shape(rng: Random, least: int = 0, most: int = 4, size: int = 4096, empty: b
     rank = rng.randint(least, 8 if rng.random() < 0.1 else most)
     found: list[int] = []
     left = size
-    if rank and rng.random() < 0.15:
+    if rank and rng.random() < 0.15 and size >= LONG[0]:
         found.append(rng.choice([n for n in LONG if n <= size]))
         left = max(1, size // found[0])
     for _ in range(rank - len(found)):

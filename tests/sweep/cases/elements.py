@@ -14,6 +14,7 @@ from foreplan.ops.map import Map
 from foreplan.ops.multi_map import MultiMap
 from foreplan.ops.random import STATE
 from foreplan.ops.random import Random as Numbers
+from tests.kernels import COMPUTED
 from tests.sweep.case import Case, Given
 from tests.sweep.draws import INTEGER_TYPES, any_type, broadcastable, float_type, given, plain, shape
 
@@ -29,7 +30,7 @@ def expression(rng: Random, args: int, depth: int, functions: tuple[str, ...]) -
             return Const(rng.choice([0.5, 2.0, -1.0, 0.0, 1, 2, 3]))
         return Arg(rng.randrange(args))
     if rng.random() < 0.06:
-        return Call(rng.choice(list(DTYPES)), (expression(rng, args, depth - 1, functions),))
+        return Call(rng.choice(COMPUTED).name, (expression(rng, args, depth - 1, functions),))
     name = rng.choice(functions) if rng.random() < 0.6 else rng.choice(list(FUNCTIONS))
     if name == "where":
         test = Call(rng.choice(["lt", "ge", "eq"]), tuple(expression(rng, args, 0, functions) for _ in range(2)))
