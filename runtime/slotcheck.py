@@ -140,6 +140,7 @@ def _check_types(program: Program, owners: Mapping[int, Operand]) -> None:
 
     def is_taken(operand: Operand) -> bool:
         return dtypes[operand.value] == operand.written and alike(operand.written, operand.type.dtype)
+
     for call in program.calls:
         for operand in call.inputs:
             if not is_taken(operand):

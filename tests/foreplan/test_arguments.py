@@ -160,7 +160,8 @@ RIGHT: dict[str, Any] = {
     "graph": GRAPH, "model": model(), "loss": LOSS, "optimizer": SGD, "count": 2, "fn": lambda x: x, "name": "mlp",
     "specs": (fp.spec((2, 3)),), "shape": (2, 3), "batch": 2, "path": "/nowhere/at/all", "learning_rate": 0.1,
     "value": np.zeros(2), "through": np.zeros(2), "module": None, "rate": 0.1, "steps": 9, "power": 2.0, "every": 2,
-    "function": lambda c, x: (c, x), "init": np.zeros(2), "schedules": [fp.optim.constant(0.1), fp.optim.constant(0.2)], "boundaries": [3], "weights": "head", "warmup": 2,
+    "function": lambda c, x: (c, x), "init": np.zeros(2), "boundaries": [3],
+    "schedules": [fp.optim.constant(0.1), fp.optim.constant(0.2)], "weights": "head", "warmup": 2,
 }  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: getattr(fp, name)
