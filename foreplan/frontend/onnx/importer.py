@@ -18,7 +18,7 @@ from foreplan.frontend.onnx.load import Model, domain_of, opsets_of
 from foreplan.frontend.onnx.lost import notes_on
 from foreplan.frontend.onnx.node import OnnxNode, Operand
 from foreplan.frontend.onnx.ops import TRANSLATIONS
-from foreplan.frontend.onnx.order import in_order
+from foreplan.frontend.onnx.order import in_order, named_reads
 from foreplan.frontend.onnx.roles import NO_ROLE, Exporter, Role, chosen_roles, find_roles
 from foreplan.frontend.onnx.scope import Scope
 from foreplan.frontend.onnx.sequences import Tensors, translate_sequence
@@ -221,7 +221,8 @@ class Importer:
         source = f"{self.model.label}: node {scope.prefix + own_name!r} ({proto.op_type})"
         domain = domain_of(proto.domain)
         reader = f"node {own_name!r} ({proto.op_type})"
-        given = [self._find(name, scope, reader) if name else None for name in proto.input]
+        names = [*proto.input, *named_reads(proto)]
+        given = [self._find(name, scope, reader) if name else None for name in names]
         inputs = [None if isinstance(each, Tensors) else each for each in given]
         n = OnnxNode(
             proto,
@@ -229,7 +230,7 @@ class Importer:
             scope.opsets.get(domain, 1),
             source,
             self,
-            [self._known_name(name, scope) for name in proto.input],
+            [self._known_name(name, scope) for name in names],
             [scope.full_name(name) for name in proto.output],
         )
         first = len(self.b.nodes)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
     """Names that a node reads, those that its branches take from outside included."""
-    yield from (name for name in node.input if name)
+    yield from (name for name in (*node.input, *named_reads(node)) if name)
     for attribute in node.attribute:
         if attribute.HasField("g"):
             inner = {value.name for value in attribute.g.input} | {t.name for t in attribute.g.initializer}
@@ -21,6 +21,13 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
             for other in attribute.g.node:
                 yield from (name for name in reads(other) if name not in inner)
             yield from (value.name for value in attribute.g.output if value.name not in inner)
+
+
+def named_reads(node: onnx.NodeProto) -> list[str]:
+    """Tensors that an attribute names: what a Gradient differentiates."""
+    if (node.domain, node.op_type) != ("ai.onnx.preview.training", "Gradient"):
+        return []
+    return [attribute.s.decode() for attribute in node.attribute if attribute.name == "y"]
 
 
 def in_order(
