@@ -114,7 +114,10 @@ def as_dtype(dtype: DType | str | np.dtype | type) -> DType:
         return dtype
     if isinstance(dtype, np.dtype) and dtype in _OF_NUMPY:  # kernels ask at every call, and NumPy's names are slow
         return _OF_NUMPY[dtype]
-    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    try:
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    except (TypeError, ValueError):
+        raise ShapeError(f"{dtype!r:.80} is no element type; choose one of {', '.join(DTYPES)}") from None
     if name not in DTYPES:
         raise ShapeError(f"there is no element type {name!r}; choose one of {', '.join(DTYPES)}")
     return DTYPES[name]

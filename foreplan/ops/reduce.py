@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -174,7 +175,10 @@ def normalize_axes(axes: Sequence[int] | int | None, rank: int) -> tuple[int, ..
     """
     if axes is None:
         return tuple(range(rank))
-    given = [axes] if isinstance(axes, int) else list(axes)
+    try:
+        given = [operator.index(axis) for axis in ([axes] if isinstance(axes, int) else axes)]
+    except TypeError:
+        raise ShapeError(f"axes are whole numbers, and {axes!r:.80} was given") from None
     found = sorted(axis + rank if axis < 0 else axis for axis in given)
     if len(set(found)) != len(found) or not all(0 <= axis < rank for axis in found):
         raise ShapeError(f"axes {given} are not distinct axes of a tensor with {rank} axes")

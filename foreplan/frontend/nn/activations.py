@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from foreplan.arguments import choice, number_in
 from foreplan.errors import ShapeError
 from foreplan.frontend.tracing.dispatch import as_axis, wrap
 from foreplan.frontend.tracing.elementwise import apply
-from foreplan.frontend.tracing.tensor import Tensor, as_tensor
-from foreplan.frontend.tracing.tracer import current, fail
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors
+from foreplan.frontend.tracing.tracer import current
 from foreplan.ops import expr as ex
 from foreplan.ops import softmax as normalising
 from foreplan.ops.expr import Expr, call
@@ -29,11 +30,13 @@ def relu6(x: Any) -> Tensor:
 
 def leaky_relu(x: Any, slope: float = 0.01) -> Tensor:
     """x where positive, else slope·x."""
+    slope = number_in("leaky_relu's slope", slope, -math.inf, math.inf)
     return apply("leaky_relu", lambda x: ex.where(x > 0.0, x, slope * x), x)
 
 
 def elu(x: Any, alpha: float = 1.0) -> Tensor:
     """x where positive, else alpha·(eˣ − 1) (Clevert et al. 2016)."""
+    alpha = number_in("elu's alpha", alpha, -math.inf, math.inf)
     return apply("elu", lambda x: ex.where(x > 0.0, x, alpha * call("expm1", ex.minimum(x, 0.0))), x)
 
 
@@ -100,7 +103,7 @@ def gelu(x: Any, approximate: str = "none") -> Tensor:
         approximate: "none" uses the error function; "tanh" the paper's approximation, as GPT-2 does.
 
     Raises:
-        TraceError: `approximate` is another word.
+        UsageError: `approximate` is another word.
     """
 
     def exact(x: Expr) -> Expr:
@@ -109,16 +112,17 @@ def gelu(x: Any, approximate: str = "none") -> Tensor:
     def by_tanh(x: Expr) -> Expr:
         return 0.5 * x * (1.0 + ex.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))))
 
-    if approximate not in ("none", "tanh"):
-        raise fail(f"gelu(approximate={approximate!r}): use 'none' or 'tanh'")
+    choice("approximation of gelu", approximate, ("none", "tanh"))
     return apply("gelu", exact if approximate == "none" else by_tanh, x)
 
 
-def softmax(x: Any, axis: int = -1) -> Tensor:
+@takes_tensors
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """eˣ / Σ eˣ along an axis; floating-point x of any shape."""
-    return wrap(normalising.softmax(current().at(), as_tensor(x).value, axis))
+    return wrap(normalising.softmax(current().at(), x.value, as_axis(axis, x.ndim)))
 
 
-def log_softmax(x: Any, axis: int = -1) -> Tensor:
+@takes_tensors
+def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Logarithm of the softmax along an axis."""
-    return wrap(normalising.log_softmax(current().at(), as_tensor(x).value, axis))
+    return wrap(normalising.log_softmax(current().at(), x.value, as_axis(axis, x.ndim)))

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.arguments import shown, whole
+from foreplan.arguments import flag, listed, number_in, shown, whole
 from foreplan.errors import ShapeError
 from foreplan.frontend.tracing.dispatch import as_axis
 from foreplan.frontend.tracing.elementwise import as_bool, convert, select
-from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors
 from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.graph import Value, as_dtype
 from foreplan.ops import index, random, scan, sort
@@ -70,10 +70,14 @@ def dropout(x: Any, ratio: float = 0.5) -> Tensor:
 
 def concat(tensors: Sequence[Any], axis: int = 1) -> Tensor:
     """Tensors joined along an axis, the channels by default. Their other extents and element types are the same."""
-    joined: Any = np.concatenate(tensors, axis=axis)
+    parts = [as_tensor(each) for each in listed("what is joined", tensors)]
+    if not parts:
+        raise ShapeError("concat needs at least one tensor")
+    joined: Any = np.concatenate(parts, axis=as_axis(axis, parts[0].ndim))
     return as_tensor(joined)
 
 
+@takes_tensors
 def flatten(x: Tensor, start: int = 1) -> Tensor:
     """The axes from `start` on as one axis: [N, C, H, W] → [N, C·H·W]."""
     first = as_axis(start, x.ndim)
@@ -83,6 +87,7 @@ def flatten(x: Tensor, start: int = 1) -> Tensor:
 # Attention
 
 
+@takes_tensors
 def attention(
     q: Tensor,
     k: Tensor,
@@ -106,9 +111,13 @@ def attention(
     Raises:
         ShapeError: shapes or element types do not fit each other.
     """
+    if wrong := [x for x in (q, k, v) if x.ndim != 4]:
+        raise ShapeError(f"attention needs q, k and v with four axes, and got {wrong[0]!r}")
+    factor = None if scale is None else number_in("attention's scale", scale, -math.inf, math.inf)
+    causal, last = flag("causal", causal), flag("heads_last", heads_last)
     bias = None if mask is None else _additive(mask, q).value
     b = current().at()
-    y = attending.attention(b, q.value, k.value, v.value, bias, causal=causal, scale=scale, heads_last=heads_last)
+    y = attending.attention(b, q.value, k.value, v.value, bias, causal=causal, scale=factor, heads_last=last)
     return _wrap(y)
 
 
@@ -127,6 +136,7 @@ def _additive(mask: Any, q: Tensor) -> Tensor:
     return found.reshape((1,) * (4 - found.ndim) + found.shape)
 
 
+@takes_tensors
 def split_heads(x: Tensor, heads: int, parts: int = 1) -> tuple[Tensor, ...]:
     """[B, T, parts·D] → `parts` tensors [B, T, heads, D/heads], all of them views, for `attention(heads_last=True)`.
 
@@ -145,6 +155,7 @@ def split_heads(x: Tensor, heads: int, parts: int = 1) -> tuple[Tensor, ...]:
     return tuple(piece.reshape(batch, length, heads, width // parts // heads) for piece in pieces)
 
 
+@takes_tensors
 def join_heads(x: Tensor) -> Tensor:
     """[B, T, H, D] → [B, T, H·D], a view.
 
@@ -160,6 +171,7 @@ def join_heads(x: Tensor) -> Tensor:
 # Loss terms and selection
 
 
+@takes_tensors
 def cross_entropy(logits: Tensor, target: Tensor, axis: int = -1, ignore_index: int = -100) -> Tensor:
     """−log softmax(logits)[target]: one number for each item, in the shape of the target.
 
@@ -177,6 +189,7 @@ def cross_entropy(logits: Tensor, target: Tensor, axis: int = -1, ignore_index: 
     return _wrap(losses.cross_entropy(b, logits.value, target.value, axis=found, ignore_index=ignore_index))
 
 
+@takes_tensors
 def one_hot(ids: Tensor, depth: int, axis: int = -1, dtype: str = "float32") -> Tensor:
     """1 where the index along the new axis equals the element, else 0: integers [...] → [..., depth].
 
@@ -184,14 +197,18 @@ def one_hot(ids: Tensor, depth: int, axis: int = -1, dtype: str = "float32") -> 
         UsageError: the depth is not a whole number of at least 0.
     """
     depth = whole("one_hot's depth", depth, 0)
-    return _wrap(index.one_hot(current().at(), ids.value, depth, axis=axis, dtype=as_dtype(dtype)))
+    return _wrap(
+        index.one_hot(current().at(), ids.value, depth, axis=as_axis(axis, ids.ndim + 1), dtype=as_dtype(dtype))
+    )
 
 
+@takes_tensors
 def cumsum(x: Tensor, axis: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
     """Running sum along an axis; `exclusive` leaves the element itself out, `reverse` runs from the end."""
     return _wrap(current().at().apply(scan.CumSum(as_axis(axis, x.ndim), exclusive, reverse), x.value))
 
 
+@takes_tensors
 def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
     """The k largest (or smallest) elements along an axis, in order, and their indices (int64).
 
@@ -204,6 +221,7 @@ def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> tuple[Tenso
     return _wrap(values), _wrap(indices)
 
 
+@takes_tensors
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """Mean of the elements where the mask is true, a scalar; 0 if it is true nowhere."""
     count = convert(as_bool(mask), x.value.dtype).sum()

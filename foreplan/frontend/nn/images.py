@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from foreplan.arguments import choice, whole
+from foreplan.arguments import choice, flag, whole
 from foreplan.errors import ShapeError
 from foreplan.frontend.nn.windows import Padding, PerAxis, pads_per_axis, per_axis
 from foreplan.frontend.tracing.dispatch import wrap
-from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors
 from foreplan.frontend.tracing.tracer import current
 from foreplan.ops import join
 from foreplan.ops import resize as resizing
 
 
+@takes_tensors
 def resize(x: Tensor, size: PerAxis, mode: str = "linear", align_corners: bool = False) -> Tensor:
     """[N, C, *S] → [N, C, *size] by interpolation.
 
@@ -22,13 +23,15 @@ def resize(x: Tensor, size: PerAxis, mode: str = "linear", align_corners: bool =
         align_corners: whether the outermost samples keep their places; else pixels are areas (half-pixel centres).
 
     Raises:
-        ShapeError: the size does not fit the axes, or the mode is not known.
+        ShapeError: the size does not fit the axes.
         UnsupportedError: an axis is too long.
-        UsageError: a size is not a whole number of at least 1.
+        UsageError: a size is not a whole number of at least 1, or the mode is not known.
     """
+    if x.ndim < 3:
+        raise ShapeError(f"resize needs images [N, C, *S] with at least one spatial axis, and got {x!r}")
     spatial = per_axis("resize's size", size, x.ndim - 2)
-    nearest = mode == "nearest"
-    coordinate = "align_corners" if align_corners else "asymmetric" if nearest else "half_pixel"
+    nearest = choice("mode of resize", mode, ("nearest", "linear", "cubic")) == "nearest"
+    coordinate = "align_corners" if flag("align_corners", align_corners) else "asymmetric" if nearest else "half_pixel"
     shape, b = (*x.shape[:2], *spatial), current().at()
     y = resizing.resize(
         b, x.value, shape, mode=mode, coordinate=coordinate, rounding="floor" if nearest else "round_prefer_floor"
@@ -36,6 +39,7 @@ def resize(x: Tensor, size: PerAxis, mode: str = "linear", align_corners: bool =
     return wrap(y)
 
 
+@takes_tensors
 def upsample(x: Tensor, scale: int = 2, mode: str = "nearest") -> Tensor:
     """[N, C, *S] with every spatial extent `scale` times as large; modes as in `resize`.
 
@@ -46,7 +50,7 @@ def upsample(x: Tensor, scale: int = 2, mode: str = "nearest") -> Tensor:
     return resize(x, [n * times for n in x.shape[2:]], mode)
 
 
-_MODES = {
+PADDING_MODES = {
     "constant": "constant",
     "zeros": "constant",
     "reflect": "reflect",
@@ -57,6 +61,7 @@ _MODES = {
 }
 
 
+@takes_tensors
 def pad(x: Tensor, padding: Padding, mode: str = "constant", value: float = 0.0) -> Tensor:
     """[N, C, *S] with margins around the spatial axes.
 
@@ -72,7 +77,7 @@ def pad(x: Tensor, padding: Padding, mode: str = "constant", value: float = 0.0)
         ShapeError: the paddings do not fit the axes, or there is too little to mirror or to continue with.
         UsageError: a padding is not a whole number of at least 0, or the mode is not known.
     """
-    found = _MODES[choice("padding mode", mode, _MODES)]
+    found = PADDING_MODES[choice("padding mode", mode, PADDING_MODES)]
     if x.ndim < 3 or isinstance(padding, str):
         raise ShapeError(f"pad needs images [N, C, *S] and numbers, and got {x!r} and {padding!r}")
     ones = (1,) * (x.ndim - 2)
@@ -82,6 +87,7 @@ def pad(x: Tensor, padding: Padding, mode: str = "constant", value: float = 0.0)
     )
 
 
+@takes_tensors
 def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
     """[..., C·r², H, W] → [..., C, H·r, W·r] (Shi et al. 2016), r = `factor`: channel c·r² + i·r + j becomes the pixel
     (i, j) of channel c's blocks.
@@ -100,6 +106,7 @@ def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
     return as_tensor(moved.reshape(*lead, channels // (r * r), height * r, width * r))
 
 
+@takes_tensors
 def pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
     """[..., C, H·r, W·r] → [..., C·r², H, W], r = `factor`: `pixel_shuffle` backward.
 

@@ -8,11 +8,12 @@ by its kind and a number (`conv0.weight`). Initialisers are PyTorch's defaults u
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from foreplan.arguments import whole
+from foreplan.arguments import choice, flag, whole
 from foreplan.errors import ShapeError
 from foreplan.frontend.nn.functions import attention, join_heads, split_heads
-from foreplan.frontend.nn.images import pad
+from foreplan.frontend.nn.images import PADDING_MODES, pad
 from foreplan.frontend.nn.parameters import (
     Init,
     float_dtype,
@@ -23,7 +24,7 @@ from foreplan.frontend.nn.parameters import (
 )
 from foreplan.frontend.nn.windows import Padding, PerAxis, pads_per_axis, per_axis
 from foreplan.frontend.tracing.elementwise import apply
-from foreplan.frontend.tracing.tensor import Tensor
+from foreplan.frontend.tracing.tensor import Tensor, takes_tensors
 from foreplan.frontend.tracing.tracer import current
 from foreplan.graph import Normal
 from foreplan.ops.conv import ops as convolution
@@ -32,6 +33,7 @@ from foreplan.ops.matmul import matmul
 from foreplan.ops.window import Geometry
 
 
+@takes_tensors
 def linear(
     x: Tensor,
     features: int,
@@ -47,9 +49,9 @@ def linear(
     Raises:
         ShapeError: `x` has fewer than two axes.
     """
-    inputs = x.shape[-1] if x.shape else 0
+    inputs, features = x.shape[-1] if x.shape else 0, whole("linear's features", features, 0)
     with layer(name, "linear"):
-        w, b = _weight_and_bias(x, (features, inputs), features if bias else None, weight_init, bias_init)
+        w, b = _weight_and_bias(x, (features, inputs), features if flag("bias", bias) else None, weight_init, bias_init)
         y = current().wrap(matmul(current().at(), x.value, w.value, transpose_b=True))
         return y if b is None else y + b
 
@@ -65,6 +67,7 @@ def _weight_and_bias(
     return weight, parameter("bias", biases, default if bias_init is None else bias_init, dtype)
 
 
+@takes_tensors
 def conv(
     x: Tensor,
     features: int,
@@ -105,9 +108,9 @@ def conv(
     gaps = per_axis("conv's dilation", dilation, axes)
     with layer(name, "conv"):
         shape = (features, x.shape[1] // groups, *taps)
-        w, b = _weight_and_bias(x, shape, features if bias else None, weight_init, bias_init)
+        w, b = _weight_and_bias(x, shape, features if flag("bias", bias) else None, weight_init, bias_init)
         pads = pads_per_axis("conv's padding", padding, x.shape[2:], taps, steps, gaps)
-        if padding_mode != "zeros":
+        if choice("padding mode", padding_mode, PADDING_MODES) != "zeros":
             x, pads = pad(x, pads, padding_mode), [(0, 0)] * axes
         added = None if b is None else b.value
         geometry: Geometry = {"strides": steps, "pads": pads, "dilations": gaps}
@@ -126,6 +129,7 @@ def _axes_and_groups(kind: str, x: Tensor, features: int, groups: int) -> tuple[
     return axes, groups
 
 
+@takes_tensors
 def conv_transpose(
     x: Tensor,
     features: int,
@@ -158,7 +162,7 @@ def conv_transpose(
     pads = [(p, p) for p in per_axis(f"{kind} padding", padding, axes, 0)]
     with layer(name, "conv_transpose"):
         shape = (x.shape[1], features // groups, *taps)
-        w, b = _weight_and_bias(x, shape, features if bias else None, weight_init, bias_init)
+        w, b = _weight_and_bias(x, shape, features if flag("bias", bias) else None, weight_init, bias_init)
         added = None if b is None else b.value
         geometry: Geometry = {"strides": steps, "pads": pads, "dilations": gaps}
         y = convolution.conv_transpose(
@@ -167,6 +171,7 @@ def conv_transpose(
     return current().wrap(y)
 
 
+@takes_tensors
 def prelu(x: Tensor, count: int = 1, init: Init = 0.25, name: str = "") -> Tensor:
     """x where positive, else weight·x (He et al. 2015). The shape stays.
 
@@ -187,6 +192,7 @@ def prelu(x: Tensor, count: int = 1, init: Init = 0.25, name: str = "") -> Tenso
         return apply("prelu", lambda x, slope: where(x > 0.0, x, slope * x), x, slopes)
 
 
+@takes_tensors
 def embedding(
     ids: Tensor,
     count: int,
@@ -203,11 +209,12 @@ def embedding(
         return parameter("weight", (count, features), Normal(1.0) if weight_init is None else weight_init, dtype)[ids]
 
 
+@takes_tensors
 def multi_head_attention(
     x: Tensor,
     heads: int,
     context: Tensor | None = None,
-    mask: Tensor | None = None,
+    mask: Any = None,
     causal: bool = False,
     bias: bool = True,
     name: str = "",
@@ -231,6 +238,8 @@ def multi_head_attention(
         ShapeError: the heads do not divide D, or a tensor does not have three axes.
         UsageError: `heads` is not a whole number of at least 1.
     """
+    if wrong := [each for each in (x, context) if each is not None and each.ndim != 3]:
+        raise ShapeError(f"attention needs [batch, positions, width], and got {wrong[0]!r}")
     width = x.shape[-1]
     with layer(name, "attention"):
         if context is None:

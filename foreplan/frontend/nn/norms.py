@@ -8,7 +8,7 @@ from foreplan.arguments import flag, number_in, whole
 from foreplan.errors import ShapeError
 from foreplan.frontend.nn.parameters import buffer, float_dtype, layer, parameter
 from foreplan.frontend.tracing.dispatch import as_axis
-from foreplan.frontend.tracing.tensor import Tensor
+from foreplan.frontend.tracing.tensor import Tensor, takes_tensors
 from foreplan.frontend.tracing.tracer import current
 from foreplan.graph import DType
 from foreplan.ops.norm import batch, rows
@@ -19,6 +19,7 @@ def _scale_and_bias(shape: int | tuple[int, ...], dtype: DType) -> tuple[Tensor,
     return parameter("weight", shape, 1.0, dtype), parameter("bias", shape, 0.0, dtype)
 
 
+@takes_tensors
 def batch_norm(x: Tensor, momentum: float = 0.9, epsilon: float = 1e-5, name: str = "") -> Tensor:
     """Batch normalisation over all axes but the second (Ioffe and Szegedy 2015): [N, C, *S] → [N, C, *S].
 
@@ -41,6 +42,7 @@ def batch_norm(x: Tensor, momentum: float = 0.9, epsilon: float = 1e-5, name: st
         return current().wrap(b.apply(op, x.value, scale.value, bias.value, mean.value, var.value))
 
 
+@takes_tensors
 def layer_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-5, name: str = "") -> Tensor:
     """Layer normalisation over the axes from `axis` to the last (Ba et al. 2016). The shape stays.
 
@@ -53,6 +55,7 @@ def layer_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-5, name: str = "")
         return current().wrap(y)
 
 
+@takes_tensors
 def rms_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-6, name: str = "") -> Tensor:
     """x / √(mean(x²) + epsilon) · weight over the axes from `axis` to the last (Zhang and Sennrich 2019).
 
@@ -65,6 +68,7 @@ def rms_norm(x: Tensor, axis: int = -1, epsilon: float = 1e-6, name: str = "") -
         return current().wrap(y)
 
 
+@takes_tensors
 def group_norm(x: Tensor, groups: int, epsilon: float = 1e-5, name: str = "") -> Tensor:
     """Normalisation over groups of channels (Wu and He 2018): [N, C, *S] → [N, C, *S].
 
@@ -83,6 +87,7 @@ def group_norm(x: Tensor, groups: int, epsilon: float = 1e-5, name: str = "") ->
         return current().wrap(y)
 
 
+@takes_tensors
 def instance_norm(x: Tensor, affine: bool = False, epsilon: float = 1e-5, name: str = "") -> Tensor:
     """Normalisation of each channel of each item over its spatial axes (Ulyanov et al. 2016): [N, C, *S] → [N, C, *S].
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import cast
 
 import numpy as np
 
-from foreplan.arguments import shown, whole
+from foreplan.arguments import instance, listed, shown, whole
 from foreplan.errors import ShapeError, UsageError
 from foreplan.frontend.tracing.tensor import Tensor
 from foreplan.frontend.tracing.tracer import current, fail
@@ -17,6 +16,7 @@ from foreplan.graph import Array, DType, Fill, Initializer, Normal, TensorType, 
 from foreplan.graph.ir import Kind
 
 Init = Initializer | np.ndarray | float
+_LONGEST = 1 << 50  # extent of a tensor
 
 
 def scope(name: str | int) -> AbstractContextManager[None]:
@@ -57,7 +57,7 @@ def shared(name: str) -> Tensor:
         TraceError: none has this name.
     """
     made = current().parameters
-    if name not in made:
+    if instance("the name of a parameter", name, str, "such as 'wte.weight'") not in made:
         raise fail(f"there is no parameter {name!r} yet; there are {', '.join(made) or 'none'}")
     return made[name]
 
@@ -65,8 +65,9 @@ def shared(name: str) -> Tensor:
 def _store(
     name: str, shape: int | Sequence[int], init: Init, dtype: DType | str | np.dtype | type, kind: Kind
 ) -> Tensor:
-    listed = [shape] if np.ndim(shape) == 0 else shape
-    extents = tuple(whole(f"an extent of the parameter {name!r}", extent, 0) for extent in cast(Sequence[int], listed))
+    instance("the name of a parameter", name, str, "such as 'weight'")
+    sizes = [shape] if isinstance(shape, int | np.integer) else listed(f"the shape of the parameter {name!r}", shape)
+    extents = tuple(whole(f"an extent of the parameter {name!r}", extent, 0) for extent in sizes)
     type = TensorType(as_dtype(dtype), extents)
     if isinstance(init, np.ndarray):
         if init.shape != extents:
@@ -100,12 +101,25 @@ def float_dtype(x: Tensor) -> DType:
 
 
 def kaiming_normal_fan_out(shape: Sequence[int]) -> Normal:
-    """N(0, 2 / fan_out) for the weight [K, C/groups, *R] of a convolution before a ReLU (He et al. 2015, eq. 14)."""
-    return Normal(math.sqrt(2.0 / (shape[0] * math.prod(shape[2:]))))
+    """N(0, 2 / fan_out) for the weight [K, C/groups, *R] of a convolution before a ReLU (He et al. 2015, eq. 14).
+
+    Raises:
+        UsageError: it is no shape of such a weight.
+    """
+    extents = [whole("an extent of the weight", extent, 0, _LONGEST) for extent in listed("the weight's shape", shape)]
+    if len(extents) < 2:
+        raise UsageError(f"the weight of a convolution is [K, C/groups, *R], and has the shape {extents}")
+    fan_out = extents[0] * math.prod(extents[2:])
+    return Normal(math.sqrt(2.0 / fan_out) if fan_out else 0.0)
 
 
 def uniform_fan_in(fan_in: int) -> Uniform:
-    """U(±1 / √fan_in), from which PyTorch draws weights and biases of linear layers and convolutions."""
+    """U(±1 / √fan_in), from which PyTorch draws weights and biases of linear layers and convolutions.
+
+    Raises:
+        UsageError: it is no whole number of at least 0.
+    """
+    fan_in = whole("fan_in", fan_in, 0, _LONGEST)
     bound = 1.0 / math.sqrt(fan_in) if fan_in else 0.0
     return Uniform(-bound, bound)
 
@@ -116,6 +130,6 @@ def xavier_uniform(fan_in: int, fan_out: int) -> Uniform:
     Raises:
         UsageError: a fan is not a whole number of at least 0.
     """
-    fans = whole("fan_in", fan_in, 0) + whole("fan_out", fan_out, 0)
+    fans = whole("fan_in", fan_in, 0, _LONGEST) + whole("fan_out", fan_out, 0, _LONGEST)
     bound = math.sqrt(6.0 / fans) if fans else 0.0
     return Uniform(-bound, bound)

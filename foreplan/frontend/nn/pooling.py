@@ -11,13 +11,14 @@ from foreplan.arguments import whole
 from foreplan.errors import ShapeError
 from foreplan.frontend.nn.windows import PerAxis, per_axis
 from foreplan.frontend.tracing.dispatch import wrap
-from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors
 from foreplan.frontend.tracing.tracer import current
 from foreplan.ops import pool
 from foreplan.ops.index import gather
 from foreplan.ops.reduce import reduce
 
 
+@takes_tensors
 def max_pool(
     x: Tensor,
     kernel: PerAxis,
@@ -36,6 +37,7 @@ def max_pool(
     return wrap(pool.max_pool(current().at(), x.value, dilations=gaps, **geometry))
 
 
+@takes_tensors
 def avg_pool(
     x: Tensor,
     kernel: PerAxis,
@@ -70,14 +72,17 @@ def _windows(kind: str, x: Tensor, kernel: PerAxis, stride: PerAxis | None, padd
     return {"kernel": taps, "strides": steps, "pads": per_axis(f"{kind}'s padding", padding, axes, 0)}
 
 
+@takes_tensors
 def global_avg_pool(x: Tensor) -> Tensor:
     """Mean over all spatial axes: [N, C, *S] → [N, C]."""
     return wrap(reduce(current().at(), "mean", x.value, range(2, x.ndim)))
 
 
 Size = int | None | Sequence[int | None]
+_MOST_WINDOWS = 1 << 16  # along one axis
 
 
+@takes_tensors
 def adaptive_avg_pool(x: Tensor, size: Size) -> Tensor:
     """[N, C, *S] → [N, C, *size]: output i is the mean of the inputs from ⌊i·S/size⌋ up to ⌈(i + 1)·S/size⌉, which it
     leaves out. That is PyTorch's rule. Windows overlap where `size` does not divide S.
@@ -107,6 +112,7 @@ def adaptive_avg_pool(x: Tensor, size: Size) -> Tensor:
     return y
 
 
+@takes_tensors
 def adaptive_max_pool(x: Tensor, size: Size) -> Tensor:
     """[N, C, *S] → [N, C, *size]: the maximum over the windows of `adaptive_avg_pool`.
 
@@ -138,7 +144,7 @@ def _sizes(kind: str, x: Tensor, size: Size) -> tuple[int, ...]:
             f"{kind}'s size has {len(given)} numbers for {len(spatial)} spatial axes; give one number, or one for "
             "each axis"
         )
-    return tuple(n if m is None else whole(f"{kind}'s size", m, 1) for n, m in zip(spatial, given))
+    return tuple(n if m is None else whole(f"{kind}'s size", m, 1, _MOST_WINDOWS) for n, m in zip(spatial, given))
 
 
 def _spans(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ from foreplan.errors import ShapeError
 from foreplan.frontend.nn.functions import dropout as drop
 from foreplan.frontend.nn.parameters import float_dtype, layer, parameter
 from foreplan.frontend.tracing.elementwise import convert
-from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors
 from foreplan.frontend.tracing.tracer import current
 from foreplan.graph import Builder, Uniform, Value
 from foreplan.ops import recurrent
@@ -22,9 +22,11 @@ from foreplan.ops.join import concat
 from foreplan.ops.shape import reshape, transpose
 
 # (builder, x [T, N, I], w, r, bias or None, initial states, direction) → Y and the final states, all with one direction
+_MOST_LAYERS = 1000
 _Cell = Callable[..., tuple[Value, ...]]
 
 
+@takes_tensors
 def rnn(
     x: Tensor,
     features: int,
@@ -74,6 +76,7 @@ def rnn(
         return y, h
 
 
+@takes_tensors
 def lstm(
     x: Tensor,
     features: int,
@@ -102,6 +105,7 @@ def lstm(
         return y, (h, c)
 
 
+@takes_tensors
 def gru(
     x: Tensor,
     features: int,
@@ -142,7 +146,8 @@ def _stack(
     """Outputs and final states of layers, one upon the other."""
     if x.ndim != 3:
         raise ShapeError(f"a recurrent layer needs [batch, steps, inputs], and got {x!r}")
-    features, layers = whole("the number of features", features, 1), whole("the number of layers", layers, 1)
+    features = whole("the number of features", features, 1)
+    layers = whole("the number of layers", layers, 1, _MOST_LAYERS)
     ways = 2 if flag("bidirectional", bidirectional) else 1
     y = x.transpose(1, 0, 2) if flag("batch_first", batch_first) else x
     y = convert(y, float_dtype(x))

@@ -9,9 +9,10 @@ import numpy as np
 from foreplan.arguments import flag, number_in, whole
 from foreplan.errors import ShapeError
 from foreplan.frontend.tracing.elementwise import apply, convert
-from foreplan.frontend.tracing.tensor import Tensor, as_tensor
+from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors
 
 
+@takes_tensors
 def rotary_embedding(
     x: Tensor,
     positions: Any = None,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
+from foreplan.arguments import shown
 from foreplan.frontend.tracing.tracer import Tracer, current, fail
 from foreplan.graph import DType, Graph, Value
 from foreplan.graph.types import FLOAT32
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 
 Scalar = bool | int | float
 Axes = int | Sequence[int] | None
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 def _operators(ufunc: np.ufunc) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -357,12 +362,36 @@ def as_tensor(x: Any, like: DType | None = None) -> Tensor:
         if x.tracer is not tracer:
             raise fail(f"{x!r} belongs to another trace; pass it into this function as an input")
         return x
-    array = np.asarray(x)
+    try:
+        array = np.asarray(x)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise fail(f"{shown(x)} is no array: {error}") from None
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
-        raise fail(f"an array of {array.dtype} cannot be part of a graph")
+        what = f"an array of {array.dtype}" if isinstance(x, np.ndarray) else shown(x)
+        raise fail(f"{what} cannot be part of a graph, which takes tensors, arrays and numbers")
     if array.dtype == np.float64 or (like is not None and like.is_float and not isinstance(x, np.ndarray)):
         array = array.astype((like if like is not None and like.is_float else FLOAT32).numpy)
     return tracer.wrap(tracer.constant(array))
+
+
+def takes_tensors(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """The function with every argument that its signature calls a Tensor made one by `as_tensor`."""
+    hints = function.__annotations__
+    places = {name: i for i, name in enumerate(inspect.signature(function).parameters)}
+    tensors = [(name, places[name]) for name in places if hints.get(name) in ("Tensor", "Tensor | None")]
+
+    @functools.wraps(function)
+    def with_tensors(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        given: list[Any] = list(args)
+        for name, place in tensors:
+            optional = hints[name] != "Tensor"
+            if place < len(given) and not (optional and given[place] is None):
+                given[place] = as_tensor(given[place])
+            elif name in kwargs and not (optional and kwargs[name] is None):
+                kwargs[name] = as_tensor(kwargs[name])
+        return function(*given, **kwargs)
+
+    return with_tensors
 
 
 def common_float(*operands: Any) -> DType | None:
