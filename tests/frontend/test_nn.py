@@ -382,7 +382,7 @@ def test_a_mask_of_lists():
 def test_extents_that_are_no_whole_numbers():
     """Rounded down, they made another layer in silence."""
     for extent in (2.5, 2.0, True, "3"):
-        with pytest.raises(UsageError, match="extent of the parameter 'weight' must be a whole number"):
+        with pytest.raises(UsageError, match="linear's features must be a whole number"):
             trace(partial(nn.linear, features=extent), spec((2, 3)))
     with pytest.raises(UsageError, match="upsample's scale must be a whole number"):
         trace(lambda x: nn.upsample(x, 1.5), spec((1, 2, 3, 3)))
