@@ -95,9 +95,16 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.thorough
 @needs_onednn()
 @pytest.mark.parametrize(
-    "target", ["numpy", "cpu:threads=1", pytest.param("cpu:threads=2", marks=pytest.mark.thorough)]
+    ("model", "target"),
+    [
+        (MODELS[0], "cpu:threads=2"),
+        (MODELS[1], "numpy"),
+        (MODELS[1], "cpu:threads=1"),
+        (MODELS[2], "cpu:threads=2"),
+        (MODELS[3], "numpy"),
+        (MODELS[3], "cpu:threads=1"),
+    ],
 )
-@pytest.mark.parametrize("model", [MODELS[0], *(pytest.param(each, marks=pytest.mark.thorough) for each in MODELS[1:])])
 def test_processes_hold_what_was_said(model: str, target: str, calibrated: Path, tmp_path: Path) -> None:
     plan = str(tmp_path / "step.plan")
     module._child(model, target, plan)  # which leaves compiled code in the cache

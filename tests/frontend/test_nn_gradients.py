@@ -15,7 +15,7 @@ from tests.oracle.peers import jax, jnp
 from tests.profile import pick
 
 TARGETS = ("numpy", "cpu:threads=1")
-DRAWS = pick(1, 1, 5)
+DRAWS = pick(1, 1, 2)
 
 
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:

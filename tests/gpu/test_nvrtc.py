@@ -176,6 +176,7 @@ def test_cards_without_bfloat16_round_to_it_all_the_same() -> None:
 
 
 @pytest.mark.thorough
+@by_nvrtc
 def test_kernels_of_nothing_compile() -> None:
     """Of every op, some drawn cases with nothing along an axis: g++, which runs them elsewhere, takes more."""
     for name, entry in ENTRIES.items():
@@ -211,7 +212,7 @@ def too_much(given: Sequence[Launch], architecture: str) -> dict[str, Figures]:
     [
         pytest.param("sm_80", marks=[by_nvrtc, pytest.mark.thorough]),
         pytest.param("sm_90a", marks=by_nvrtc),
-        pytest.param("sm_100", marks=pytest.mark.thorough),
+        pytest.param("sm_100", marks=[by_nvrtc, pytest.mark.thorough]),
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
