@@ -48,11 +48,7 @@ class _Joins:
                 continue
             found = [(self.ranges.reads[step][part.read], part) for part in action.parts if part.write == write]
             found = [(piece, part) for piece, part in found if self._may_lie_within(piece, part, step)]
-            found.sort(key=lambda pair: (-self.lower[self.before.of[pair[0]]], pair[1].offset))
-            while found and not self._place(step, into, found):
-                earliest = self.lower[self.before.of[found[-1][0]]]
-                found = [pair for pair in found if self.lower[self.before.of[pair[0]]] > earliest]
-            if found:
+            if found and self._place(step, into, found):
                 self.wholes.add(whole)
 
     def _may_lie_within(self, piece: int, part: Part, step: int) -> bool:
@@ -69,21 +65,32 @@ class _Joins:
         )
 
     def _place(self, step: int, into: int, found: Sequence[tuple[int, Part]]) -> bool:
-        """Put parts into an alias set, if the most bytes reserved over these steps do not rise."""
+        """Put as many parts as possible into an alias set, those that begin last first; whether there are any."""
         pieces = [(self.before.of[piece], part) for piece, part in found]
-        first = min(self.lower[alias_set] for alias_set, _ in pieces)
-        more = np.zeros(step + 1 - first, np.int64)
-        more[:-1] += self._bytes(into)
-        for alias_set, _ in pieces:
-            more[self.lower[alias_set] - first :] -= self._bytes(alias_set)
-        now = self.live[first : step + 1]
-        if np.max(now + more) > np.max(now):
+        begins = np.array([self.lower[alias_set] for alias_set, _ in pieces])
+        first = int(begins.min())
+        live = self.live[first : step + 1]
+        begun = np.zeros(len(live), np.int64)
+        np.add.at(begun, begins - first, [self._bytes(alias_set) for alias_set, _ in pieces])
+        within = np.cumsum(begun)  # bytes of the parts that live at each step
+        before = np.maximum.accumulate(live[::-1])[::-1]
+        rest = np.maximum.accumulate((live - within)[-2::-1])[::-1]
+        for at in np.unique(begins) - first:  # the first step of the whole; what began earlier stays apart
+            apart = within[at] - begun[at]
+            after = live[-1] - (within[-1] - apart)
+            if at < len(rest):
+                after = max(after, rest[at] + self._bytes(into) + apart)
+            if after <= before[at]:
+                break
+        else:
             return False
-        now += more
+        live[at:] -= within[at:] - apart
+        live[at:-1] += self._bytes(into)
         for alias_set, part in pieces:
-            self.inside[alias_set] = into, part.offset
-            self.alignment[into] = max(self.alignment[into], self.alignment[alias_set])
-        self.lower[into] = first
+            if self.lower[alias_set] >= first + at:
+                self.inside[alias_set] = into, part.offset
+                self.alignment[into] = max(self.alignment[into], self.alignment[alias_set])
+        self.lower[into] = first + int(at)
         return True
 
     def _bytes(self, alias_set: int) -> int:

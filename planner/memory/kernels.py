@@ -13,6 +13,8 @@ import numpy as np
 from foreplan import jit
 from foreplan.planner.memory.arrays import STORED, Arrays
 
+NEVER = 1 << 60
+
 
 class Parts(NamedTuple):
     """Further arrays, for values that are made of parts in place.
@@ -21,7 +23,8 @@ class Parts(NamedTuple):
         taken, dies: `Count.over` and `Count.dying` of every step.
         first, widest, aligned: for each value, the first step, the bytes and the alignment of the alias set that it
             belongs to at the step; alignment 0: the set may lie in no whole.
-        chosen: of each part, whether it lies within its whole.
+        chosen: of each part, whether it may lie within its whole.
+        begins, begun: how many parts of the whole at hand begin at each step, and their bytes; zero between wholes.
     """
 
     taken: np.ndarray
@@ -30,6 +33,8 @@ class Parts(NamedTuple):
     widest: np.ndarray
     aligned: np.ndarray
     chosen: np.ndarray
+    begins: np.ndarray
+    begun: np.ndarray
 
 
 class Count(NamedTuple):
@@ -60,7 +65,7 @@ def make_count(p: Arrays, steps: int) -> Count:
     reads, writes = (int(np.diff(at).max(initial=0)) + 1 for at in (p.read_at, p.write_at))
     parts = None
     if len(p.part_write):
-        lengths = (steps * writes, steps * reads, values, values, values, len(p.part_write))
+        lengths = (steps * writes, steps * reads, values, values, values, len(p.part_write), steps, steps)
         parts = Parts(*(np.zeros(length, np.int64) for length in lengths))
     made, live, last, dying, over, level = (
         np.zeros(n, np.int64) for n in (steps, values, values, reads, writes, steps)
@@ -202,46 +207,49 @@ def join(p, s, parts, length):  # type: ignore[no-untyped-def]
 
 @jit.compiled
 def place(p, s, parts, step, a, write):  # type: ignore[no-untyped-def]
-    """Put parts into one whole: all of them, or else those that begin last."""
-    whole, chosen = p.writes[p.write_at[a] + write], parts.chosen
+    """Put parts into one whole: all of them, or else as many as possible of those that begin last.
+
+    The whole then lives from the first of its parts on, and the parts live in it. Going back from the step, each step
+    at which parts begin is tried as the first one; what began earlier stays apart.
+    """
+    whole, chosen, level = p.writes[p.write_at[a] + write], parts.chosen, s.level
     low, high, reads = p.part_at[a], p.part_at[a + 1], p.read_at[a]
-    earliest = np.int64(0)  # parts that begin before this step stay apart
-    while True:
-        begin, found = np.int64(step), 0
-        for k in range(low, high):
-            chosen[k] = p.part_write[k] == write and lies_within(p, s, parts, step, a, k, earliest)
-            if chosen[k]:
-                begin = min(begin, parts.first[p.reads[reads + p.part_read[k]]])
-                found += 1
-        if found == 0:
-            return
-        before, after = np.int64(0), np.int64(0)
-        for turn in range(2):  # first measure, then apply
-            for at in range(begin, step + 1):
-                more = p.size[whole] if at < step else np.int64(0)
-                for k in range(low, high):
-                    piece = p.reads[reads + p.part_read[k]]
-                    if chosen[k] and parts.first[piece] <= at:
-                        more -= p.size[piece]
-                if turn == 0:
-                    before, after = max(before, s.level[at]), max(after, s.level[at] + more)
-                else:
-                    s.level[at] += more
-            if after > before:
-                break
-        if after <= before:
-            for k in range(low, high):
-                if chosen[k]:
-                    piece = p.reads[reads + p.part_read[k]]
-                    parts.aligned[whole] = max(parts.aligned[whole], parts.aligned[piece])
-            parts.first[whole] = begin
-            return
-        earliest = begin + 1
+    earliest, total = step + 1, np.int64(0)
+    for k in range(low, high):
+        chosen[k] = p.part_write[k] == write and lies_within(p, s, parts, step, a, k)
+        if chosen[k]:
+            piece = p.reads[reads + p.part_read[k]]
+            parts.begins[parts.first[piece]] += 1
+            parts.begun[parts.first[piece]] += p.size[piece]
+            total += p.size[piece]
+            earliest = min(earliest, parts.first[piece])
+    begin, within, before, rest = step + 1, total, np.int64(-1), np.int64(-NEVER)
+    for at in range(step, earliest - 1, -1):
+        before = max(before, level[at])
+        if at < step:
+            rest = max(rest, level[at] - within)
+        if parts.begins[at]:
+            apart = within - parts.begun[at]
+            if max(level[step] - (total - apart), rest + p.size[whole] + apart) <= before:
+                begin = at
+            within = apart
+    within = np.int64(0)
+    for at in range(begin, step + 1):
+        within += parts.begun[at]
+        level[at] += (p.size[whole] if at < step else np.int64(0)) - within
+    for k in range(low, high):
+        piece = p.reads[reads + p.part_read[k]]
+        if chosen[k] and parts.first[piece] >= begin:
+            parts.aligned[whole] = max(parts.aligned[whole], parts.aligned[piece])
+    if begin <= step:
+        parts.first[whole] = begin
+    for at in range(earliest, step + 1):
+        parts.begins[at], parts.begun[at] = 0, 0
 
 
 @jit.compiled
-def lies_within(p, s, parts, step, a, k, earliest):  # type: ignore[no-untyped-def]
-    """Whether a part dies in the step, begins late enough, and no earlier value in its alias set is larger."""
+def lies_within(p, s, parts, step, a, k):  # type: ignore[no-untyped-def]
+    """Whether a part dies in the step, and no earlier value in its alias set is larger."""
     read = p.part_read[k]
     v = p.reads[p.read_at[a] + read]
     return (
@@ -249,7 +257,6 @@ def lies_within(p, s, parts, step, a, k, earliest):  # type: ignore[no-untyped-d
         and p.there[v] == 0
         and p.output[v] == 0
         and p.nbytes[v] > 0
-        and parts.first[v] >= earliest
         and parts.widest[v] <= p.nbytes[v]
         and parts.aligned[v] > 0
         and p.part_offset[k] % parts.aligned[v] == 0
