@@ -34,7 +34,7 @@ def interactions(vectors: Tensor) -> Tensor:
 
 
 def dlrm(
-    batch: int = 128, dense: int = 13, tables: int = 26, rows: int = 10_000, width: int = 16, hidden: int = 512
+    batch: int = 2048, dense: int = 13, tables: int = 26, rows: int = 10_000, width: int = 16, hidden: int = 512
 ) -> Graph:
     """DLRM for the sizes of Criteo's Kaggle data: 4,635,985 parameters.
 
