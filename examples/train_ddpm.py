@@ -14,7 +14,7 @@ SIZES = {"size": 8, "channels": 1, "width": 16, "groups": 4}
 TIMES = 100  # steps of noise; behind the last one nothing of the image is left
 NOISE = np.linspace(1e-3, 0.2, TIMES, dtype=np.float32)  # variance that each step adds
 KEPT = np.cumprod(1 - NOISE)  # share of the image's variance that is left after each step
-LIMIT = 0.25
+LIMIT = 0.15
 SHADES = " .:-=+*#%@"
 
 

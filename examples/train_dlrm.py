@@ -8,7 +8,7 @@ from data import Split, batches, patients
 import foreplan as fp
 from foreplan.units import format_bytes
 
-BATCH, EPOCHS = 65, 8
+BATCH, EPOCHS = 65, 10
 STEPS = 7  # of an epoch: 455 patients to train on
 BINS = 16  # rows of each table
 SIZES = {"dense": 10, "tables": 20, "rows": BINS, "width": 8, "hidden": 64}
