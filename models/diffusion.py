@@ -13,7 +13,6 @@ from foreplan.graph import Graph
 EPSILON = 1e-6
 LEVELS = (1, 2, 2, 2)  # widths at each resolution, as multiples of the first; each next has half the extent
 ATTENTION = 1  # the level whose residual blocks attention follows
-LAYERS = 2  # residual blocks of a level on the way down; one more on the way up
 
 
 def time_embedding(timesteps: Tensor, width: int) -> Tensor:
@@ -46,13 +45,22 @@ def attention(x: Tensor, groups: int) -> Tensor:
 
 
 def stage(
-    x: Tensor, time: Tensor, channels: int, groups: int, dropout: float, attends: bool, kept: list[Tensor], up: bool
+    x: Tensor,
+    time: Tensor,
+    channels: int,
+    layers: int,
+    groups: int,
+    dropout: float,
+    attends: bool,
+    kept: list[Tensor],
+    up: bool,
 ) -> Tensor:
     """The residual blocks of one level, with attention behind each if it `attends`.
 
-    On the way down each result is kept; on the way up the last one kept is joined to what each block reads.
+    On the way down each result is kept. On the way up the last one kept is joined to what each block reads, and there
+    is one block more, for what the level read on the way down.
     """
-    for i in range(LAYERS + up):
+    for i in range(layers + up):
         joined = nn.concat([x, kept.pop()]) if up else x
         with nn.scope("resnets"), nn.scope(i):
             x = residual(joined, time, channels, groups, dropout)
@@ -75,14 +83,16 @@ def middle(x: Tensor, time: Tensor, groups: int, dropout: float) -> Tensor:
     return x
 
 
-def forward(images: Tensor, timesteps: Tensor, width: int, groups: int, dropout: float) -> dict[str, Tensor]:
+def forward(
+    images: Tensor, timesteps: Tensor, layers: int, width: int, groups: int, dropout: float
+) -> dict[str, Tensor]:
     """Four levels down, the middle, and up again."""
     time = time_embedding(timesteps, width)
     x = nn.conv(images, width, 3, padding=1, name="conv_in")
     kept, last = [x], len(LEVELS) - 1
     for level, times in enumerate(LEVELS):
         with nn.scope("down_blocks"), nn.scope(level):
-            x = stage(x, time, times * width, groups, dropout, level == ATTENTION, kept, up=False)
+            x = stage(x, time, times * width, layers, groups, dropout, level == ATTENTION, kept, up=False)
             if level != last:
                 x = nn.conv(x, times * width, 3, 2, [(0, 1), (0, 1)], name="downsamplers.0.conv")
                 kept.append(x)
@@ -90,7 +100,7 @@ def forward(images: Tensor, timesteps: Tensor, width: int, groups: int, dropout:
         x = middle(x, time, groups, dropout)
     for level, times in reversed(list(enumerate(LEVELS))):
         with nn.scope("up_blocks"), nn.scope(last - level):
-            x = stage(x, time, times * width, groups, dropout, level == ATTENTION, kept, up=True)
+            x = stage(x, time, times * width, layers, groups, dropout, level == ATTENTION, kept, up=True)
             if level:
                 x = nn.conv(nn.upsample(x, 2), times * width, 3, padding=1, name="upsamplers.0.conv")
     x = nn.silu(nn.group_norm(x, groups, EPSILON, name="conv_norm_out"))
@@ -98,15 +108,22 @@ def forward(images: Tensor, timesteps: Tensor, width: int, groups: int, dropout:
 
 
 def ddpm_unet(
-    batch: int = 32, size: int = 32, channels: int = 3, width: int = 128, groups: int = 32, dropout: float = 0.0
+    batch: int = 32,
+    size: int = 32,
+    channels: int = 3,
+    layers: int = 2,
+    width: int = 128,
+    groups: int = 32,
+    dropout: float = 0.0,
 ) -> Graph:
     """DDPM's U-Net for CIFAR-10: predicts the noise in images; 35,746,307 parameters.
 
     Inputs are `images` float32[batch,channels,size,size], the noisy ones, and `timesteps` int64[batch], how many steps
     of noise each has; the output is `noise`, as the images. There are four levels of `width`, 2·width, 2·width and
-    2·width channels. Attention is at the second one, 16×16 by default, and in the middle. Normalisation is over
-    `groups` groups of channels. Names and initialisers are those of diffusers' UNet2DModel in the configuration of
-    google/ddpm-cifar10-32. Ho et al. train with dropout=0.1.
+    2·width channels, each with `layers` residual blocks on the way down and one more on the way up. Attention is at the
+    second one, 16×16 by default, and in the middle. Normalisation is over `groups` groups of channels. Names and
+    initialisers are those of diffusers' UNet2DModel in the configuration of google/ddpm-cifar10-32. Ho et al. train
+    with dropout=0.1.
 
     Raises:
         UsageError: the size is no multiple of 8, or the width none of the groups, or it is odd or below 4.
@@ -119,6 +136,6 @@ def ddpm_unet(
         )
 
     def model(images: Tensor, timesteps: Tensor) -> dict[str, Tensor]:
-        return forward(images, timesteps, width, groups, dropout)
+        return forward(images, timesteps, layers, width, groups, dropout)
 
     return trace(model, spec((batch, channels, size, size)), spec(batch, "int64"), name="ddpm_unet")

@@ -209,5 +209,7 @@ def loss_and_gradients(
         return run(graph, inputs, {**stored, **parameters})[graph.loss]
 
     with jax.enable_x64(True):
-        value, gradients = jax.jit(jax.value_and_grad(loss))(trained)
+        # A function that runs once takes longer to optimise than to run.
+        lowered = jax.jit(jax.value_and_grad(loss)).lower(trained)
+        value, gradients = lowered.compile({"xla_backend_optimization_level": 0})(trained)
         return float(value), {name: np.asarray(gradient) for name, gradient in gradients.items()}
