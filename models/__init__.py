@@ -2,7 +2,10 @@
 
 from foreplan.models.bert import bert_base
 from foreplan.models.chain import conv_chain
+from foreplan.models.diffusion import ddpm_unet
+from foreplan.models.dlrm import dlrm
 from foreplan.models.gpt2 import gpt2_small
+from foreplan.models.mixer import mixer_b16
 from foreplan.models.mlp import mlp
 from foreplan.models.mobilenet import mobilenet_v2
 from foreplan.models.resnet import resnet18, resnet50, resnet101
@@ -15,9 +18,12 @@ __all__ = [
     "bert_base",
     "build",
     "conv_chain",
+    "ddpm_unet",
     "default_loss",
     "describe",
+    "dlrm",
     "gpt2_small",
+    "mixer_b16",
     "mlp",
     "mobilenet_v2",
     "names",

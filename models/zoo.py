@@ -12,7 +12,10 @@ from foreplan.errors import UsageError
 from foreplan.graph import Graph
 from foreplan.models.bert import bert_base
 from foreplan.models.chain import conv_chain
+from foreplan.models.diffusion import ddpm_unet
+from foreplan.models.dlrm import dlrm
 from foreplan.models.gpt2 import gpt2_small
+from foreplan.models.mixer import mixer_b16
 from foreplan.models.mlp import mlp
 from foreplan.models.mobilenet import mobilenet_v2
 from foreplan.models.resnet import resnet18, resnet50, resnet101
@@ -55,6 +58,9 @@ MODELS = {
     "vit_b16": Model(vit_b16, "cross_entropy", "Vision Transformer B/16, images"),
     "gpt2_small": Model(gpt2_small, "cross_entropy", "GPT-2 small, next token"),
     "bert_base": Model(bert_base, "cross_entropy", "BERT base, masked tokens"),
+    "mixer_b16": Model(mixer_b16, "cross_entropy", "MLP-Mixer B/16, images"),
+    "ddpm_unet": Model(ddpm_unet, "mse", "diffusion U-Net with attention, the noise in images"),
+    "dlrm": Model(dlrm, "binary_cross_entropy", "DLRM, recommendation from numbers and categories"),
 }
 
 

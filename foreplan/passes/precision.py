@@ -15,7 +15,7 @@ from foreplan.graph import Builder, DType, Graph, Node, Op, Value
 from foreplan.graph.types import DTYPES, FLOAT32
 from foreplan.ops.attention.ops import Attention
 from foreplan.ops.conv.ops import Conv, ConvDataGrad
-from foreplan.ops.expr import Arg
+from foreplan.ops.expr import Arg, Call, subexpressions
 from foreplan.ops.index import Gather
 from foreplan.ops.index_elements import GatherElements
 from foreplan.ops.join import Concat, Pad, Unslice
@@ -104,7 +104,8 @@ class _Narrowing:
             if node in self.last:
                 continue
             passes = isinstance(node.op, _PASSING) or node.op.is_view
-            if (passes or isinstance(node.op, Map | Reduce)) and not asked.isdisjoint(node.outputs):
+            computes = isinstance(node.op, Reduce) or (isinstance(node.op, Map) and not _turns(node.op))
+            if (passes or computes) and not asked.isdisjoint(node.outputs):
                 asked.update(node.inputs)
             if passes and not read.isdisjoint(node.outputs):
                 read.update(node.inputs)
@@ -195,6 +196,12 @@ class _Narrowing:
 
     def cast(self, b: Builder, x: Value, dtype: DType) -> Value:
         return elementwise(b, Arg(0), x, dtype=dtype, name=f"{x.name}/{dtype}")
+
+
+def _turns(op: Map) -> bool:
+    """Whether a map reads angles, of which rounding leaves little: it errs by a part of the angle, whole turns too."""
+    parts = subexpressions(*op.parsed)
+    return any(isinstance(part, Call) and part.function in ("sin", "cos", "tan") for part in parts)
 
 
 def _last_nodes(graph: Graph) -> set[Node]:

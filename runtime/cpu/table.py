@@ -28,6 +28,7 @@ from foreplan.runtime.cpu.kernels import (
     pool,
     random,
     reduce,
+    resize,
     row_norm,
     softmax,
 )
@@ -137,6 +138,8 @@ FAMILIES: Mapping[str, Family[Make]] = {
     "concat": Family({"copies": join.concat}, like_most_inputs, join.reads),
     "pad": Family({"copies": join.padded}, like_most_inputs, join.reads),
     "unslice": Family({"copies": join.padded}, like_most_inputs, join.reads),
+    "resize": Family({"loops": resize.resize}, in_c_order, _as_reference),
+    "resize_grad": Family({"loops": resize.resize}, in_c_order, _as_reference),
     "max_pool": Family({"loops": pool.largest}, images, _channel_reads, True),
     "max_pool_grad": Family({"loops": pool.largest_gradient}, images, _channel_reads, True),
     "avg_pool": Family({"loops": pool.mean}, _means, _mean_reads, True),

@@ -57,6 +57,7 @@ def test_nan_and_minus_zero_are_gathered_as_they_are(engine: Engine) -> None:
     np.testing.assert_array_equal(y.view(np.uint32), data.view(np.uint32)[::-1])
 
 
+@pytest.mark.bfloat16
 @pytest.mark.parametrize("based", [False, True])
 @pytest.mark.parametrize(("shape", "axis", "indices"), CASES)
 def test_scatter_add(engine: Engine, shape: tuple[int, ...], axis: int, indices: tuple[int, ...], based: bool) -> None:
@@ -64,6 +65,7 @@ def test_scatter_add(engine: Engine, shape: tuple[int, ...], axis: int, indices:
     engine.check_over(ScatterAdd(axis, shape), given, None, *[(0, 2)] * based)
 
 
+@pytest.mark.bfloat16
 @pytest.mark.parametrize("how", ["mul", "min", "max"])
 @pytest.mark.parametrize(("shape", "axis", "indices"), CASES)
 def test_scatter_reduce(engine: Engine, shape: tuple[int, ...], axis: int, indices: tuple[int, ...], how: str) -> None:

@@ -24,6 +24,9 @@ ZOO = (
     "vit_b16:batch=2,size=32,layers=2,width=32,heads=4,classes=10",
     "gpt2_small:batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=100",
     "bert_base:batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=100,dropout=0.1",
+    "mixer_b16:batch=2,size=32,layers=2,width=32,classes=10,patch=8",
+    "ddpm_unet:batch=2,size=16,width=8,groups=4,dropout=0.1",
+    "dlrm:batch=4,dense=5,tables=4,rows=20,width=8,hidden=16",
 )
 
 

@@ -28,6 +28,9 @@ DEEP = [
     "gpt2_small:batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=60",
     "bert_base:batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=60",
     "mobilenet_v2:batch=4,size=64,classes=5",
+    "mixer_b16:batch=2,size=32,layers=2,classes=5,width=32,patch=8",
+    "ddpm_unet:batch=1,size=8,layers=1,width=8,groups=4",
+    "dlrm:batch=8,dense=5,tables=4,rows=20,width=8,hidden=32",
 ]
 
 NARROW = [MODELS[0], *(name for name in DEEP if name.startswith(("vit", "gpt2", "bert")))]
@@ -117,7 +120,9 @@ def test_steps_that_multiply_by_cublaslt(target: str, scratch: bool, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", cases(DEEP, thorough=("mobilenet_v2", "resnet18", "bert_base")))
+@pytest.mark.parametrize(
+    "name", cases(DEEP, thorough=("mobilenet_v2", "resnet18", "bert_base", "mixer_b16", "ddpm_unet", "dlrm"))
+)
 def test_a_step_of_a_deep_network_gives_what_numpy_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within twice what rounding does, and 1e-4."""
     found, shaken = distances(monkeypatch, compiled(name, "numpy"), compiled(name, OwnTarget("h100")), 1, shaken=True)

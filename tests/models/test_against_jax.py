@@ -25,8 +25,11 @@ SMALL = [
     "gpt2_small:batch=2,seq=12,layers=2",
     "bert_base:batch=2,seq=10,layers=1",
     "vit_b16:batch=2,size=32,layers=1,classes=5",
+    "mixer_b16:batch=2,size=32,layers=2,classes=5,width=32,patch=8",
+    "ddpm_unet:batch=2,size=16,layers=1,width=8,groups=4",
+    "dlrm:batch=4,dense=5,tables=4,rows=20,width=8,hidden=16",
 ]
-LARGE = ("vgg16", "resnet50", "mobilenet_v2", "bert_base", "unet")
+LARGE = ("vgg16", "resnet50", "mobilenet_v2", "bert_base", "unet", "mixer_b16", "ddpm_unet")
 CASES = cases(SMALL, slow=("gpt2_small", "vit_b16"), thorough=LARGE)
 
 

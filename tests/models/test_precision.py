@@ -34,9 +34,14 @@ SMALL = {
     "resnet101": "batch=4,size=64,classes=10",
     "vgg16": "batch=2,size=32,classes=10,dropout=0.0",
     "mobilenet_v2": "batch=4,size=64,classes=10",
+    "mixer_b16": "batch=2,size=32,layers=2,classes=7,width=32,patch=8",
+    "ddpm_unet": "batch=2,size=16,width=16,groups=4",
+    "dlrm": "batch=16,tables=4,rows=20,width=8,hidden=32",
 }
 NAMES = cases(
-    SMALL, slow=("unet",), thorough=("resnet18", "resnet50", "resnet101", "vgg16", "mobilenet_v2", "bert_base")
+    SMALL,
+    slow=("unet",),
+    thorough=("resnet18", "resnet50", "resnet101", "vgg16", "mobilenet_v2", "bert_base", "ddpm_unet"),
 )
 
 

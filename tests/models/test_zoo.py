@@ -31,6 +31,9 @@ PUBLISHED = {
     "gpt2_small": 124_439_808,
     "vit_b16": 86_567_656,
     "bert_base": 109_482_240 - 590_592 + 590_592 + 1_536 + 30_522,
+    "mixer_b16": 59_880_472,  # timm
+    "ddpm_unet": 35_746_307,  # diffusers
+    "dlrm": 4_635_985,  # tests/torch/test_zoo_dlrm.py
     "mlp": 784 * 1024 + 1024 + 3 * (1024 * 1024 + 1024) + 1024 * 10 + 10,
     "conv_chain": sum(
         9 * a * b + b for a, b in zip((1, 256, 128, 64, 32, 16, 8, 4, 2), (256, 128, 64, 32, 16, 8, 4, 2, 1))
@@ -107,6 +110,12 @@ def test_names_with_sizes():
         ("unet:size=100", "multiple of 16"),
         ("vgg16:size=100", "multiple of 32"),
         ("vit_b16:size=100", "multiple of the patch"),
+        ("mixer_b16:size=100", "multiple of the patch"),
+        ("mixer_b16:width=33", "width must be even"),
+        ("ddpm_unet:size=20", "multiple of 8"),
+        ("ddpm_unet:width=48", "multiple of the groups, 32"),
+        ("ddpm_unet:width=9,groups=3", "must be even"),
+        ("dlrm:hidden=100", "multiple of 8"),
     ],
 )
 def test_wrong_names(name, message):
@@ -318,3 +327,37 @@ def test_vit_forward():
 
     graph = models.vit_b16(batch=2, size=24, layers=1, classes=7, width=32, heads=4, patch=8)
     check_forward(graph, reference, images(2, 3, 24, 24))
+
+
+def test_mixer_forward():
+    def perceptron(w, name, x):
+        return dense(w, f"{name}.fc2", jax.nn.gelu(dense(w, f"{name}.fc1", x), approximate=False))
+
+    def reference(w, x):
+        x = conv(w, "stem.proj", x, 8)
+        x = x.reshape(2, 32, -1).swapaxes(1, 2)
+        for i in range(2):
+            y = layer_norm(w, f"blocks.{i}.norm1", x, 1e-6).swapaxes(1, 2)
+            x = x + perceptron(w, f"blocks.{i}.mlp_tokens", y).swapaxes(1, 2)
+            x = x + perceptron(w, f"blocks.{i}.mlp_channels", layer_norm(w, f"blocks.{i}.norm2", x, 1e-6))
+        return dense(w, "head", layer_norm(w, "norm", x, 1e-6).mean(1))
+
+    graph = models.mixer_b16(batch=2, size=24, layers=2, classes=7, width=32, patch=8)
+    check_forward(graph, reference, images(2, 3, 24, 24))
+
+
+def test_dlrm_forward():
+    def perceptron(w, name, count, x):
+        for i in range(count):
+            x = jax.nn.relu(dense(w, f"{name}.{2 * i}", x))
+        return x
+
+    def reference(w, x, categories):
+        x = perceptron(w, "bot_l", 4, x)
+        vectors = jnp.stack([x, *(w[f"emb_l.{i}.weight"][categories[:, i]] for i in range(3))], 1)
+        products = jnp.einsum("nid,njd->nij", vectors, vectors)
+        pairs = [products[:, i, j] for i in range(4) for j in range(i)]
+        return dense(w, "top_l.4", perceptron(w, "top_l", 2, jnp.concatenate([x, jnp.stack(pairs, 1)], 1)))
+
+    graph = models.dlrm(batch=2, dense=4, tables=3, rows=50, width=8, hidden=16)
+    check_forward(graph, reference, images(2, 4), TOKENS[:, :3])

@@ -30,6 +30,9 @@ SCALAR = {  # JAX's name for each of our functions
     "reciprocal": "numpy.reciprocal",
     "exp": "numpy.exp",
     "log": "numpy.log",
+    "log1p": "numpy.log1p",
+    "sin": "numpy.sin",
+    "cos": "numpy.cos",
     "tanh": "numpy.tanh",
     "sigmoid": "nn.sigmoid",
     "relu": "nn.relu",
@@ -122,7 +125,7 @@ def _batch_norm_train(op: Any, x: Array, scale: Array, bias: Array) -> list[Arra
     return [y * scale.reshape(shape) + bias.reshape(shape), mean, var]
 
 
-def _layer_norm(op: Any, x: Array, scale: Array, bias: Array) -> list[Array]:
+def _layer_norm(op: Any, x: Array, scale: Array = 1.0, bias: Array = 0.0) -> list[Array]:
     axes = tuple(range(op.axis % x.ndim, x.ndim))
     mean = x.mean(axes, keepdims=True)
     rstd = 1 / jnp.sqrt(x.var(axes, keepdims=True) + op.epsilon)
@@ -149,6 +152,14 @@ def _pad(op: Any, x: Array) -> Array:
     return jnp.pad(x, op.pads, mode=op.mode, **({"constant_values": op.value} if op.mode == "constant" else {}))
 
 
+def _resize(op: Any, x: Array) -> Array:
+    assert op.mode == "nearest" and op.coordinate == "asymmetric" and op.rounding == "floor" and not op.scales
+    for axis, (before, after) in enumerate(zip(x.shape, op.shape)):
+        assert after % before == 0
+        x = jnp.repeat(x, after // before, axis)
+    return x
+
+
 OPS: dict[str, Callable[..., Any]] = {
     "map": _map,
     "reduce": _reduce,
@@ -170,6 +181,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "gather": lambda op, x, i: jnp.take(x, i, axis=op.axis),
     "concat": lambda op, *xs: jnp.concatenate(xs, op.axis),
     "pad": _pad,
+    "resize": _resize,
     "dropout": lambda op, x: x,
 }
 
@@ -197,5 +209,7 @@ def loss_and_gradients(
         return run(graph, inputs, {**stored, **parameters})[graph.loss]
 
     with jax.enable_x64(True):
-        value, gradients = jax.jit(jax.value_and_grad(loss))(trained)
+        # A function that runs once takes longer to optimise than to run.
+        lowered = jax.jit(jax.value_and_grad(loss)).lower(trained)
+        value, gradients = lowered.compile({"xla_backend_optimization_level": 0})(trained)
         return float(value), {name: np.asarray(gradient) for name, gradient in gradients.items()}

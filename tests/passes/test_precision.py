@@ -198,6 +198,26 @@ loss %loss
 """
 
 
+def test_angles_are_float32_however_many_turns_they_are() -> None:
+    """A step of 999 times a frequency is hundreds of turns: rounded to bfloat16 it is another angle."""
+
+    def model(x: fp.Tensor, steps: fp.Tensor) -> fp.Tensor:
+        angles = steps.astype("float32").reshape(-1, 1) * np.array([1.0, 0.1], np.float32)
+        times = fp.nn.concat([np.sin(angles), np.cos(angles)])
+        return x + fp.nn.linear(times, 3, name="times")
+
+    graph = fp.trace(model, fp.spec((2, 3)), fp.spec(2, "int64"))
+    found = types(with_precision(simplified(graph), BF16))
+    assert [found[name] for name in ("cast", "mul")] == ["float32", "float32"]
+    assert [found[name] for name in ("sin", "cos", "concat")] == ["bfloat16", "bfloat16", "bfloat16"]
+    given = {"x": np.zeros((2, 3), np.float32), "steps": np.array([3, 987])}
+    exact, narrow = (
+        next(iter(fp.compile(graph, precision=precision).bind().step(given).outputs.values()))
+        for precision in ("float32", "bf16")
+    )
+    np.testing.assert_allclose(narrow, exact, atol=4 * UNIT * np.abs(exact).max())
+
+
 def test_a_parameter_with_two_readers_is_converted_once_and_its_gradients_are_added_in_float32() -> None:
     step = training_step(parse_graph(TIED), dtype=BF16)
     lines = nodes(step)

@@ -14,9 +14,11 @@ from foreplan import jit
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.graph.op import Arrays, Windows
+from foreplan.graph.types import FLOAT32
 from foreplan.ops.blocks import folded_shape
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.scatter_reduce import ScatterReduce
+from foreplan.runtime.cpu.codegen.elements import check_elements, number, written
 from foreplan.runtime.cpu.kernel import LoopKernel, one_after_another
 from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_from, same_place
 from foreplan.runtime.cpu.threads import current_threads, ranged
@@ -65,11 +67,11 @@ def _scatter(start, stop, y, extent, width, indices, updates, count, step):  # t
     for i in range(count):
         place = outer * extent + _within(indices[at], extent)
         if width == 1:
-            y[place] += updates[i * step]
+            y[place] += number(updates[i * step])
         else:
             row, out = updates[i * step + low : i * step + high], y[place * width + low : place * width + high]
             for k in range(len(out)):
-                out[k] += row[k]
+                out[k] += number(row[k])
         at += 1
         if at == len(indices):
             outer, at = outer + 1, 0
@@ -94,10 +96,16 @@ def _scatter_reduced(start, stop, y, extent, width, indices, updates, count, ste
         place = outer * extent + _within(indices[at], extent)
         row, out = updates[i * step + low : i * step + high], y[place * width + low : place * width + high]
         for k in range(len(out)):
-            out[k] = _combined(how, out[k], row[k])
+            out[k] = _combined(how, out[k], number(row[k]))
         at += 1
         if at == len(indices):
             outer, at = outer + 1, 0
+
+
+@_compiled
+def _widened(start, stop, row, line):  # type: ignore[no-untyped-def]
+    for k in range(start, stop):
+        line[k] = number(row[k])
 
 
 def gather(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
@@ -117,28 +125,37 @@ def gather(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
 
 
 def scatter_add(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
-    """The kernel of `ScatterAdd` and `ScatterReduce` of float32: a copy or zeros first, then all updates, by ranges of
-    the elements of a slice.
+    """The kernel of `ScatterAdd` and `ScatterReduce` of float32 or bfloat16: a copy or zeros first, then all updates,
+    by ranges of the elements of a slice. Sums of bfloat16 are float32, and rounded at the end.
     """
     assert isinstance(op, ScatterAdd)
+    check_elements(inputs[1])
     rows, (_, extent, width) = _slices(op, inputs[1]), folded_shape(op.shape, op.axis)
-    if rows is None or inputs[1].type.dtype.name != "float32":
+    if rows is None:
         raise Refused(f"{inputs[1].type} with the strides {inputs[1].strides}")
-    count, step = rows.count, rows.step
+    narrow, based = outputs[0].type.dtype != FLOAT32, len(inputs) == 3
+    if narrow and based and inputs[2] != Window.dense(inputs[2].type):
+        raise Refused(f"{inputs[2].type} with the strides {inputs[2].strides}")
+    count, step, size = rows.count, rows.step, outputs[0].type.size
 
     def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
-        y, runs = outputs[0], list[Run]()
-        if len(inputs) < 3:
+        y = scratch[0] if narrow else outputs[0]
+        runs, last = list[Run](), list[Run]()
+        if not based:
             runs.append(partial(y.fill, 0))
+        elif narrow:
+            runs.append(ranged(_widened, size, GRAIN, current_threads(), flat_input(inputs[2]), y))
         elif not same_place(y, inputs[2]):
             runs.append(partial(np.copyto, y, inputs[2]))
+        if narrow:
+            last.append(partial(written, y, flat(outputs[0])))
         given = (flat(y), extent, width, flat_input(inputs[0]), flat_input(inputs[1]), count, step)
         groups, grain = -(-width // GROUP), max(1, GRAIN // (count * GROUP))
         function, how = (_scatter_reduced, (_HOW[op.how],)) if isinstance(op, ScatterReduce) else (_scatter, ())
-        return one_after_another(*runs, ranged(function, groups, grain, current_threads(), *given, *how))
+        return one_after_another(*runs, ranged(function, groups, grain, current_threads(), *given, *how), *last)
 
-    based = len(inputs) == 3 and lie_alike(inputs[2], outputs[0])
-    return LoopKernel(loops, overwrites=((0, 2),) if based else ())
+    overwrites = ((0, 2),) if based and lie_alike(inputs[2], outputs[0]) else ()
+    return LoopKernel(loops, (((size if narrow else 0,), np.dtype(np.float32)),), overwrites)
 
 
 def _slices(op: ScatterAdd, updates: Window) -> Rows | None:
