@@ -22,6 +22,9 @@ ZOO = (
     "unet:batch=1,size=32,width=4",
     "conv_chain:batch=1,size=16",
     "vit_b16:batch=2,size=32,layers=2,width=32,heads=4,classes=10",
+    "efficientnet_b0:batch=2,size=64,classes=10,width=0.5,depth=0.5",
+    "convnext_tiny:batch=2,size=64,blocks=1,classes=10,width=16,layer_scale=1.0",
+    "swin_t:batch=2,size=21,blocks=1,classes=10,width=8,heads=1,window=3,patch=1",
     "gpt2_small:batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=100",
     "bert_base:batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=100,dropout=0.1",
 )
