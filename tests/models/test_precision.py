@@ -34,12 +34,24 @@ SMALL = {
     "resnet101": "batch=4,size=64,classes=10",
     "vgg16": "batch=2,size=32,classes=10,dropout=0.0",
     "mobilenet_v2": "batch=4,size=64,classes=10",
-    "efficientnet_b0": "batch=4,size=64,classes=10,width=0.5,depth=0.5",
+    "efficientnet_b0": "batch=16,size=64,classes=10,width=0.25,depth=0.3",
     "convnext_tiny": "batch=2,size=64,blocks=1,classes=7,width=16,layer_scale=1.0",
     "swin_t": "batch=2,size=24,blocks=1,classes=7,width=16,heads=2,window=3,patch=1",
 }
 NAMES = cases(
-    SMALL, slow=("unet",), thorough=("resnet18", "resnet50", "resnet101", "vgg16", "mobilenet_v2", "bert_base", "efficientnet_b0", "convnext_tiny", "swin_t")
+    SMALL,
+    slow=("unet",),
+    thorough=(
+        "resnet18",
+        "resnet50",
+        "resnet101",
+        "vgg16",
+        "mobilenet_v2",
+        "bert_base",
+        "efficientnet_b0",
+        "convnext_tiny",
+        "swin_t",
+    ),
 )
 
 
