@@ -12,13 +12,16 @@ from foreplan.errors import UsageError
 from foreplan.graph import Graph
 from foreplan.models.bert import bert_base
 from foreplan.models.chain import conv_chain
+from foreplan.models.convnext import convnext_tiny
 from foreplan.models.diffusion import ddpm_unet
 from foreplan.models.dlrm import dlrm
+from foreplan.models.efficientnet import efficientnet_b0
 from foreplan.models.gpt2 import gpt2_small
 from foreplan.models.mixer import mixer_b16
 from foreplan.models.mlp import mlp
 from foreplan.models.mobilenet import mobilenet_v2
 from foreplan.models.resnet import resnet18, resnet50, resnet101
+from foreplan.models.swin import swin_t
 from foreplan.models.unet import unet
 from foreplan.models.vgg import vgg16
 from foreplan.models.vit import vit_b16
@@ -54,6 +57,9 @@ MODELS = {
     "resnet101": Model(resnet101, "cross_entropy", "ResNet-101, images"),
     "vgg16": Model(vgg16, "cross_entropy", "VGG-16, images"),
     "mobilenet_v2": Model(mobilenet_v2, "cross_entropy", "MobileNetV2, images"),
+    "efficientnet_b0": Model(efficientnet_b0, "cross_entropy", "EfficientNet-B0, images"),
+    "convnext_tiny": Model(convnext_tiny, "cross_entropy", "ConvNeXt-T, images"),
+    "swin_t": Model(swin_t, "cross_entropy", "Swin Transformer T, images"),
     "unet": Model(unet, "cross_entropy", "U-Net, two classes for each pixel"),
     "vit_b16": Model(vit_b16, "cross_entropy", "Vision Transformer B/16, images"),
     "gpt2_small": Model(gpt2_small, "cross_entropy", "GPT-2 small, next token"),

@@ -232,10 +232,16 @@ class Dropout(ViewOp):
 
     Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting" (JMLR 2014), with the
     scaling done in training.
+
+    Attributes:
+        ratio: probability of a zero.
+        whole_items: whether one draw decides about all elements of an item, that is, of an index of the first axis
+            (Huang et al., "Deep networks with stochastic depth", ECCV 2016).
     """
 
     name: ClassVar[str] = "dropout"
     ratio: float = 0.5
+    whole_items: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.ratio <= 1:
@@ -264,7 +270,8 @@ class Dropout(ViewOp):
         (x,) = inputs
         if not self.ratio:
             return [x]
-        return [dropped(b, x, self.ratio, training.random_state(), training.next_stream())[0]]
+        drawn = (*x.shape[:1], *[1] * (len(x.shape) - 1)) if self.whole_items else x.shape
+        return [dropped(b, x, self.ratio, training.random_state(), training.next_stream(), drawn)[0]]
 
 
 def random(
@@ -275,13 +282,19 @@ def random(
     return b.apply(Random(distribution, tuple(shape), dtype, stream, **attributes), state)
 
 
-def dropped(b: Builder, x: Value, ratio: float, state: Value, stream: int) -> tuple[Value, Value]:
-    """(x / (1 - ratio) where a random bit is set and 0 elsewhere, the bits), drawn from a state uint64[2]."""
-    mask = b.apply(Random("bernoulli", x.shape, BOOL, stream, p=1 - ratio), state, name="dropout_mask")
+def dropped(
+    b: Builder, x: Value, ratio: float, state: Value, stream: int, shape: Shape | None = None
+) -> tuple[Value, Value]:
+    """(x / (1 - ratio) where a random bit is set and 0 elsewhere, the bits), drawn from a state uint64[2].
+
+    The bits have the shape given, which broadcasts to x, or that of x.
+    """
+    drawn = x.shape if shape is None else shape
+    mask = b.apply(Random("bernoulli", drawn, BOOL, stream, p=1 - ratio), state, name="dropout_mask")
     scale = 1 / (1 - ratio) if ratio < 1 else 0.0
     return elementwise(b, lambda x, m: where(m, x * scale, 0.0), x, mask), mask
 
 
-def dropout(b: Builder, x: Value, ratio: float = 0.5) -> Value:
-    """`x`, of which training drops the given share."""
-    return b.apply(Dropout(ratio), x) if ratio else x
+def dropout(b: Builder, x: Value, ratio: float = 0.5, whole_items: bool = False) -> Value:
+    """`x`, of which training drops the given share of the elements, or of the items."""
+    return b.apply(Dropout(ratio, whole_items), x) if ratio else x

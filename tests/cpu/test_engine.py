@@ -28,12 +28,17 @@ MODELS = [
     "mobilenet_v2:batch=4,size=64,classes=5",
     "unet:batch=2,size=32,width=16",
     "vit_b16:batch=2,size=32,layers=2,width=48,heads=4,classes=5",
+    "efficientnet_b0:batch=4,size=64,classes=5,width=0.5,depth=0.5",
+    "convnext_tiny:batch=2,size=64,blocks=1,classes=5,width=16,layer_scale=1.0",
+    "swin_t:batch=2,size=24,blocks=1,classes=5,width=16,heads=2,window=3,patch=1",
     "gpt2_small:batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=60",
     "bert_base:batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=60",
     "mixer_b16:batch=2,size=32,layers=2,classes=5,width=32,patch=8",
     "ddpm_unet:batch=2,size=16,width=16,groups=4",
     "dlrm:batch=8,dense=5,tables=4,rows=20,width=8,hidden=32",
 ]
+
+LATER = ("efficientnet_b0", "convnext_tiny", "swin_t", "mixer_b16", "ddpm_unet")  # large ones of what came later
 
 
 def compiled(name: str, target: str, training: bool, precision: str = "float32") -> fp.Compiled:
@@ -94,7 +99,7 @@ def params() -> list[pytest.ParameterSet]:
     for name in MODELS:
         short, several = name.partition(":")[0], name.startswith(("resnet", "unet", "gpt2"))
         for training, threads in ((False, 1), (True, 1), (True, 2))[: 2 + several]:
-            large = ("vgg16", "mobilenet_v2", "mixer_b16", "ddpm_unet") if threads == 1 else ("resnet18", "unet")
+            large = ("vgg16", "mobilenet_v2", *LATER) if threads == 1 else ("resnet18", "unet")
             marks = [pytest.mark.thorough] * (training and short in large)
             kind = "training" if training else "inference"
             found.append(pytest.param(name, training, threads, id=f"{short}-{kind}-{threads}", marks=marks))
@@ -123,9 +128,7 @@ def test_nothing_of_a_bfloat16_step_falls_back(name: str, training: bool, thread
     same_bits(step, data_for(step))
 
 
-@pytest.mark.parametrize(
-    "name", cases(MODELS, ("resnet18",), ("vgg16", "mobilenet_v2", "unet", "bert_base", "ddpm_unet"))
-)
+@pytest.mark.parametrize("name", cases(MODELS, ("resnet18",), ("vgg16", "mobilenet_v2", "unet", "bert_base", *LATER)))
 def test_a_bfloat16_step_is_as_near_to_float32_as_numpys(name: str) -> None:
     """Both engines round as often; in other places, where a network magnifies it: some seed has them alike."""
     steps = [

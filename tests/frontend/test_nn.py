@@ -64,6 +64,7 @@ ACTIVATIONS = {
     "concat": (lambda x: nn.concat([x, x * 2]), lambda x: jnp.concatenate([x, x * 2], 1)),
     "masked_mean": (lambda x: nn.masked_mean(x, x > 0), lambda x: x[x > 0].mean()),
     "dropout": (lambda x: nn.dropout(x, 0.4) + 0.0, lambda x: x),
+    "stochastic_depth": (lambda x: nn.stochastic_depth(x, 0.4) + 0.0, lambda x: x),
     "upsample": (nn.upsample, lambda x: x.repeat(2, 2).repeat(2, 3)),
     "resize nearest": (lambda x: nn.resize(x, (4, 13), "nearest"), lambda x: x[:, :, [0, 2, 4, 6]][..., NEAREST]),
     "resize corners": (
@@ -293,6 +294,7 @@ def test_errors_name_the_line():
     assert "there are none" in refused(lambda x: x + nn.shared("gone"), spec(3))
     assert "ratio" in refused(lambda x: nn.dropout(x, 1.0), spec(3))
     assert "ratio" in refused(lambda x: nn.dropout(x, "a"), spec(3))
+    assert "stochastic_depth's ratio" in refused(lambda x: nn.stochastic_depth(x, 1.0), spec(3))
     assert "groups" in refused(lambda x: nn.conv(x, 6, 3, groups=4), spec((1, 4, 8, 8)), error=ShapeError)
     assert "groups" in refused(lambda x: nn.group_norm(x, 3), spec((1, 4, 8)), error=ShapeError)
     assert "heads" in refused(lambda x: nn.multi_head_attention(x, 5), spec((1, 4, 8)), error=ShapeError)

@@ -37,11 +37,14 @@ SMALL = {
     "mixer_b16": "batch=2,size=32,layers=2,classes=7,width=32,patch=8",
     "ddpm_unet": "batch=2,size=16,width=16,groups=4",
     "dlrm": "batch=16,tables=4,rows=20,width=8,hidden=32",
+    "efficientnet_b0": "batch=16,size=64,classes=10,width=0.25,depth=0.3",
+    "convnext_tiny": "batch=2,size=64,blocks=1,classes=7,width=16,layer_scale=1.0",
+    "swin_t": "batch=2,size=24,blocks=1,classes=7,width=16,heads=2,window=3,patch=1",
 }
 NAMES = cases(
     SMALL,
     slow=("unet",),
-    thorough=("resnet18", "resnet50", "resnet101", "vgg16", "mobilenet_v2", "bert_base", "ddpm_unet"),
+    thorough=set(SMALL) - {"conv_chain", "mlp", "unet", "gpt2_small", "vit_b16", "mixer_b16", "dlrm"},
 )
 
 

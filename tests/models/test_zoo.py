@@ -14,6 +14,8 @@ from foreplan.frontend import losses, spec, trace
 from foreplan.graph import Graph
 from foreplan.graph.init import generator_for
 from foreplan.graph.ir import Kind
+from foreplan.models.convnext import block as convnext_block
+from foreplan.models.efficientnet import mb_conv
 from foreplan.models.mobilenet import inverted_residual
 from foreplan.models.resnet import bottleneck
 from tests.ops.check import evaluate
@@ -27,6 +29,9 @@ PUBLISHED = {
     "resnet101": 44_549_160,
     "vgg16": 138_357_544,
     "mobilenet_v2": 3_504_872,
+    "efficientnet_b0": 5_288_548,
+    "convnext_tiny": 28_589_128,
+    "swin_t": 28_288_354,
     "unet": 31_037_698,
     "gpt2_small": 124_439_808,
     "vit_b16": 86_567_656,
@@ -116,6 +121,10 @@ def test_names_with_sizes():
         ("ddpm_unet:width=48", "multiple of the groups, 32"),
         ("ddpm_unet:width=9,groups=3", "must be even"),
         ("dlrm:hidden=100", "multiple of 8"),
+        ("efficientnet_b0:width=0.0", "width is a factor above 0"),
+        ("convnext_tiny:size=31", "at least 32"),
+        ("swin_t:size=3", "at least the patch, 4"),
+        ("swin_t:heads=5", "multiple of heads, 5"),
     ],
 )
 def test_wrong_names(name, message):
@@ -235,6 +244,36 @@ def test_mobilenet_block_forward():
 
     graph = trace(lambda x: inverted_residual(x, 4, 1, 6), spec((2, 4, 7, 7)))
     check_forward(graph, reference, images(2, 4, 7, 7))
+
+
+def test_efficientnet_block_forward():
+    def reference(w, x):
+        y = jax.nn.silu(bn(w, "block.0.1", conv(w, "block.0.0", x)))
+        y = jax.nn.silu(bn(w, "block.1.1", conv(w, "block.1.0", y, 1, 2, groups=24)))
+        scale = jax.nn.silu(conv(w, "block.2.fc1", y.mean((2, 3), keepdims=True)))
+        y = y * jax.nn.sigmoid(conv(w, "block.2.fc2", scale))
+        return x + bn(w, "block.3.1", conv(w, "block.3.0", y))
+
+    graph = trace(lambda x: mb_conv(x, 4, 5, 1, 6, 0.0), spec((2, 4, 7, 7)))
+    check_forward(graph, reference, images(2, 4, 7, 7))
+
+
+def test_convnext_block_forward():
+    def reference(w, x):
+        y = layer_norm(w, "block.2", conv(w, "block.0", x, 1, 3, groups=4).transpose(0, 2, 3, 1), 1e-6)
+        y = jax.nn.gelu(dense(w, "block.3", y), approximate=False)
+        return x + w["layer_scale"] * dense(w, "block.5", y).transpose(0, 3, 1, 2)
+
+    graph = trace(lambda x: convnext_block(x, 1e-6, 0.0), spec((2, 4, 7, 7)))
+    check_forward(graph, reference, images(2, 4, 7, 7))
+
+
+@pytest.mark.parametrize(("name", "last"), [("efficientnet_b0", 14 / 16), ("convnext_tiny", 1), ("swin_t", 1)])
+def test_the_share_of_dropped_branches_grows(name, last):
+    nodes = [node.op for node in models.build(name, stochastic_depth=0.25).nodes if node.op.name == "dropout"]
+    ratios = [op.ratio for op in nodes]
+    assert all(op.whole_items for op in nodes)
+    assert ratios == sorted(ratios) and ratios[0] > 0 and ratios[-1] == pytest.approx(0.25 * last)
 
 
 def test_unet_forward():

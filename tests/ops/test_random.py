@@ -163,6 +163,24 @@ def test_dropout_in_training(ratio: float) -> None:
         check_vjp(build, x[:4, :6])
 
 
+def test_dropout_of_whole_items_in_training() -> None:
+    """All elements of an index of the first axis are kept, or none."""
+    x = RNG.standard_normal((2000, 3, 2)) + 5
+
+    def build(b: Builder, x: Value) -> Value:
+        made = Dropout(0.25, whole_items=True).for_training(b, [x], Streams(b))
+        assert made is not None
+        return made[0]
+
+    b = Builder()
+    y = build(b, b.input("x", type_of(x)))
+    found = evaluate(b.finish({"y": y}), {"x": x}, {"rng": AT})[y]
+    kept = found[:, 0, 0] != 0
+    np.testing.assert_allclose(found, np.where(kept[:, None, None], x / 0.75, 0))
+    assert abs(kept.mean() - 0.75) < 0.04
+    check_vjp(build, x[:8])
+
+
 def test_refusals() -> None:
     b = Builder()
     seed = b.input("seed", TensorType(as_dtype("uint64"), (1,)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
-diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed: make setup-torch")
 
 from foreplan import models  # noqa: E402
 from tests.torch.zoo import beside, drawn  # noqa: E402

@@ -62,10 +62,27 @@ def dropout(x: Any, ratio: float = 0.5) -> Tensor:
     Raises:
         TraceError: the ratio is no number in [0, 1).
     """
+    return _dropout("dropout", x, ratio)
+
+
+def stochastic_depth(x: Any, ratio: float = 0.1) -> Tensor:
+    """Zero each item of the batch with probability `ratio` and scale the rest by 1 / (1 − ratio) (Huang et al. 2016,
+    arXiv:1603.09382), also called DropPath. Items are along the first axis.
+
+    Give it the branch of a residual block, before the block's input is added. This happens in training only; in
+    inference the result is `x`.
+
+    Raises:
+        TraceError: the ratio is no number in [0, 1).
+    """
+    return _dropout("stochastic_depth", x, ratio, whole_items=True)
+
+
+def _dropout(kind: str, x: Any, ratio: float, whole_items: bool = False) -> Tensor:
     if isinstance(ratio, bool) or not isinstance(ratio, Real) or not 0.0 <= ratio < 1.0:
-        raise fail(f"dropout's ratio must be a number in [0, 1), and is {shown(ratio)}")
+        raise fail(f"{kind}'s ratio must be a number in [0, 1), and is {shown(ratio)}")
     tensor = as_tensor(x)
-    return tensor if not ratio else _wrap(random.dropout(current().at(), tensor.value, float(ratio)))
+    return tensor if not ratio else _wrap(random.dropout(current().at(), tensor.value, float(ratio), whole_items))
 
 
 def concat(tensors: Sequence[Any], axis: int = 1) -> Tensor:

@@ -125,7 +125,7 @@ def dropout(rng: Random) -> Case:
     """In inference."""
     from foreplan.ops.random import Dropout
 
-    return Case(Dropout(rng.choice([0.0, 0.3, 1.0])), (given(rng, float_type(rng), shape(rng)),))
+    return Case(Dropout(rng.choice([0.0, 0.3, 1.0]), rng.random() < 0.5), (given(rng, float_type(rng), shape(rng)),))
 
 
 def stop_gradient(rng: Random) -> Case:

@@ -1,0 +1,14 @@
+"""torchvision, which references for the zoo's models import, beside a PyTorch that its operators were not built for."""
+
+from __future__ import annotations
+
+import importlib.util
+
+if importlib.util.find_spec("torchvision") is not None:
+    import torch
+
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:  # its operators for detection are not there, and no test calls them: to declare them is enough
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
