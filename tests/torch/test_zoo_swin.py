@@ -15,7 +15,6 @@ theirs = pytest.importorskip(
 from foreplan import models  # noqa: E402
 from tests.torch.zoo import beside, drawn  # noqa: E402
 
-
 INDEX = "relative_position_index"  # a constant of ours
 
 
