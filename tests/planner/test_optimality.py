@@ -17,7 +17,7 @@ pytestmark = pytest.mark.whole_search
 
 SECONDS = 60
 FAST = ("random0", "random3", "random5", "random8")
-NAMES, SHARES_ASKED, LEAST = pick((FAST, (0.7, 0.6), 4), (FAST, SHARES, 8), (tuple(GRAPHS), SHARES, 50))
+NAMES, SHARES_ASKED, LEAST = pick((FAST, (0.7, 0.6), 4), (FAST, SHARES, 8), (tuple(GRAPHS)[::2], SHARES, 25))
 
 
 def comparisons(names: Sequence[str], shares: Sequence[float], in_place: bool) -> dict[tuple[str, float], Comparison]:
