@@ -71,7 +71,8 @@ class Map(Op):
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """Symbolic: one map for each wanted input, summed over the axes along which it was broadcast.
 
-        For a wide input of a narrow result, the terms are narrow and their sum is wide.
+        For a wide input of a narrow result, the terms are narrow and their sum is wide. Where the results are several,
+        as those of a recurrent layer's gates, so are those of one map for all inputs of their type.
         """
         n = len(inputs)
         flows: dict[int, Expr] = {}
@@ -81,8 +82,15 @@ class Map(Op):
                 for index, flow in derivative(expr, Arg(n + len(outputs) + i), Arg(n + i)).items():
                     flows[index] = flows[index] + flow if index in flows else flow
         gradients: list[Value | None] = [None] * n
-        for index, flow in flows.items():
-            if inputs[index].dtype.is_float and b.wants(inputs[index]):
+        wanted = {i: flow for i, flow in flows.items() if inputs[i].dtype.is_float and b.wants(inputs[i])}
+        alike = [i for i in wanted if len(outputs) > 1 and inputs[i].type == outputs[0].type]
+        if len(alike) > 1:
+            used = used_args(*(wanted[i] for i in alike))
+            fns = [cast(_renumber(wanted[i], used), inputs[i].dtype) for i in alike]
+            together = elementwise_many(b, fns, *(arguments[i] for i in used))
+            gradients = [together[alike.index(i)] if i in alike else None for i in range(n)]
+        for index, flow in wanted.items():
+            if gradients[index] is None:
                 x, y = inputs[index], outputs[0]
                 sums = x.type.size < y.type.size and x.dtype == y.dtype.wide
                 gradient = elementwise(b, flow, *arguments, dtype=y.dtype if sums else x.dtype)

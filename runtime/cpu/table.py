@@ -140,6 +140,7 @@ FAMILIES: Mapping[str, Family[Make]] = {
     "unslice": Family({"copies": join.padded}, like_most_inputs, join.reads),
     "resize": Family({"loops": resize.resize}, in_c_order, _as_reference),
     "resize_grad": Family({"loops": resize.resize}, in_c_order, _as_reference),
+    "unstack": Family({"copies": join.unstack}, in_c_order, join.reads),
     "max_pool": Family({"loops": pool.largest}, images, _channel_reads, True),
     "max_pool_grad": Family({"loops": pool.largest_gradient}, images, _channel_reads, True),
     "avg_pool": Family({"loops": pool.mean}, _means, _mean_reads, True),

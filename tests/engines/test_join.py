@@ -1,4 +1,4 @@
-"""Tensors put into larger ones, however they lie."""
+"""Tensors put into larger ones or taken apart, however they lie."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 
 from foreplan.graph.types import DTYPES
 from foreplan.ops.join import Concat, Pad, Unslice
+from foreplan.ops.unstack import Unstack
 from tests.engines.engine import Engine
 from tests.kernels import as_images, dense, layouts
 
@@ -22,6 +23,13 @@ def test_concat(engine: Engine, axis: int, dtype: str) -> None:
     given = [tensor((*shape[:axis], extent, *shape[axis + 1 :]), extent, dtype) for extent in (1, 6, 2)]
     first_last = [*as_images(*given[:1]), *dense(*given[1:])]
     engine.check_lying(Concat(axis), *given, ways=[*layouts(*given), first_last])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool"])
+def test_unstack(engine: Engine, dtype: str) -> None:
+    for shape in ((3, 4, 5, 2), (1, 7), (4,)):
+        x = tensor(shape, 8, dtype)
+        engine.check_lying(Unstack(), x, ways=layouts(x))
 
 
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])

@@ -110,6 +110,19 @@ def test_several_results_share_their_parts() -> None:
     check_vjp(lambda b, v: elementwise_many(b, [call("exp", Arg(0)), call("sin", Arg(0)) * Arg(0)], v), x)
 
 
+def test_the_gradient_of_several_results_is_one_map_for_all_inputs_of_their_type() -> None:
+    x, y, row = np.linspace(-1, 1, 12).reshape(3, 4), np.linspace(1, 2, 12).reshape(3, 4), np.linspace(0, 1, 4)
+    fns = [call("tanh", Arg(0)) * Arg(1), Arg(0) * Arg(1) + Arg(2)]
+    check_vjp(lambda b, *values: elementwise_many(b, fns, *values), x, y, row)
+    b = Builder("gradient")
+    values = [b.input(name, type_of(array)) for name, array in (("x", x), ("y", y), ("row", row))]
+    outputs = elementwise_many(b, fns, *values)
+    (by_x, by_y, _) = Map(tuple(map(str, fns))).vjp(b, values, outputs, outputs)
+    assert by_x is not None and by_y is not None
+    (maker,) = (node for node in b.finish({"x": by_x, "y": by_y}).nodes if by_x in node.outputs)
+    assert set(maker.outputs) == {by_x, by_y}
+
+
 def test_results_that_are_inputs_or_constants() -> None:
     x, y = np.arange(6, dtype=np.float32), np.arange(6, 12, dtype=np.float32)
     first, second = run_op(Map(("a1", "a0")), x, y)

@@ -20,6 +20,7 @@ def rotary_embedding(
     interleaved: bool = False,
     width: int | None = None,
     heads_last: bool = False,
+    frequencies: Any = None,
 ) -> Tensor:
     """Turn pairs of elements by angles that grow with the position (RoPE, Su et al. 2021). The shape stays.
 
@@ -34,9 +35,12 @@ def rotary_embedding(
             element i and element i + width/2 make one, as in GPT-NeoX and the Llama of Hugging Face.
         width: the number of leading elements of D that turn; all by default.
         heads_last: `x` is [B, T, H, D], as `split_heads` gives it.
+        frequencies: an array [`width`/2], the angle of each pair per position, instead of base^(−2i/`width`): for
+            models that stretch them to longer texts.
 
     Raises:
-        ShapeError: `x` does not have four axes, the positions do not fit it, or the width is odd or exceeds D.
+        ShapeError: `x` does not have four axes, the positions or the frequencies do not fit it, or the width is odd
+            or exceeds D.
         UsageError: the width or the base is no such number.
     """
     if x.ndim != 4:
@@ -46,6 +50,13 @@ def rotary_embedding(
     if turned % 2 or turned > depth:
         raise ShapeError(f"rotary_embedding of {x!r}: a width of {turned} is odd or exceeds the depth {depth}")
     speeds = number_in("rotary_embedding's base", base, 1e-30, np.inf) ** (-np.arange(0, turned, 2) / max(turned, 1))
+    if frequencies is not None:
+        speeds, pairs = np.asarray(frequencies, np.float64), len(speeds)
+        if speeds.shape != (pairs,):
+            raise ShapeError(
+                f"rotary_embedding of {x!r}: frequencies of the shape {list(speeds.shape)} are not one for each of "
+                f"the {pairs} pairs"
+            )
     cos, sin = _turns(positions, x, length, speeds, heads_last)
     rest = [x[..., turned:]] if turned < depth else []
     if flag("interleaved", interleaved):

@@ -1,4 +1,6 @@
-"""Tensors put into larger ones, as copies of any layout; a part that already lies in its place stays there."""
+"""Tensors put into larger ones or taken apart, as copies of any layout; a part that already lies in its place stays
+there.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from foreplan.graph import Op, Window
 from foreplan.graph.op import Arrays, Windows
 from foreplan.ops.join import Concat, Pad, Unslice
 from foreplan.ops.shape import slices
+from foreplan.ops.unstack import Unstack
 from foreplan.runtime.cpu.kernel import LoopKernel, one_after_another
 from foreplan.runtime.cpu.kernels.copies import clear, copy
 from foreplan.runtime.cpu.kernels.rows import same_place
@@ -50,6 +53,16 @@ def padded(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
             whole = len(sources) == len(stretches)
             runs.append(copy(target, x[tuple(sources)]) if whole else partial(target.fill, op.value))
         return one_after_another(*runs)
+
+    return LoopKernel(loops)
+
+
+def unstack(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
+    """The kernel of `Unstack`: one copy an output."""
+    assert isinstance(op, Unstack)
+
+    def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
+        return one_after_another(*map(copy, outputs, inputs[0]))
 
     return LoopKernel(loops)
 
