@@ -54,6 +54,20 @@ def text() -> np.ndarray:
     return np.frombuffer(joined.encode("ascii", "replace"), np.uint8)
 
 
+def characters(length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the text, int64 [n, length], one behind the other: nine tenths to train on, then a tenth to test on."""
+    whole = text().astype(np.int64)
+    rows = whole[: len(whole) - len(whole) % length].reshape(-1, length)
+    first = len(rows) * 9 // 10
+    return rows[:first], rows[first:]
+
+
+def unigram_perplexity(train: np.ndarray, test: np.ndarray) -> float:
+    """That of a model which knows nothing but how frequent each character is."""
+    counts = np.bincount(train.ravel(), minlength=128) + 1
+    return float(np.exp(-np.log(counts / counts.sum())[test].mean()))
+
+
 def batches(count: int, batch: int, epochs: int, seed: int = 0) -> Iterator[np.ndarray]:
     """Whole batches of numbers below `count`, in a new order each epoch."""
     rng = np.random.default_rng(seed)

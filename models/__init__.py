@@ -7,11 +7,14 @@ from foreplan.models.diffusion import ddpm_unet
 from foreplan.models.dlrm import dlrm
 from foreplan.models.efficientnet import efficientnet_b0
 from foreplan.models.gpt2 import gpt2_small
+from foreplan.models.llama import llama
+from foreplan.models.lstm import lstm_lm
 from foreplan.models.mixer import mixer_b16
 from foreplan.models.mlp import mlp
 from foreplan.models.mobilenet import mobilenet_v2
 from foreplan.models.resnet import resnet18, resnet50, resnet101
 from foreplan.models.swin import swin_t
+from foreplan.models.t5 import t5_small
 from foreplan.models.unet import unet
 from foreplan.models.vgg import vgg16
 from foreplan.models.vit import vit_b16
@@ -28,6 +31,8 @@ __all__ = [
     "dlrm",
     "efficientnet_b0",
     "gpt2_small",
+    "llama",
+    "lstm_lm",
     "mixer_b16",
     "mlp",
     "mobilenet_v2",
@@ -36,6 +41,7 @@ __all__ = [
     "resnet18",
     "resnet50",
     "swin_t",
+    "t5_small",
     "unet",
     "vgg16",
     "vit_b16",

@@ -17,11 +17,14 @@ from foreplan.models.diffusion import ddpm_unet
 from foreplan.models.dlrm import dlrm
 from foreplan.models.efficientnet import efficientnet_b0
 from foreplan.models.gpt2 import gpt2_small
+from foreplan.models.llama import llama
+from foreplan.models.lstm import lstm_lm
 from foreplan.models.mixer import mixer_b16
 from foreplan.models.mlp import mlp
 from foreplan.models.mobilenet import mobilenet_v2
 from foreplan.models.resnet import resnet18, resnet50, resnet101
 from foreplan.models.swin import swin_t
+from foreplan.models.t5 import t5_small
 from foreplan.models.unet import unet
 from foreplan.models.vgg import vgg16
 from foreplan.models.vit import vit_b16
@@ -67,6 +70,9 @@ MODELS = {
     "mixer_b16": Model(mixer_b16, "cross_entropy", "MLP-Mixer B/16, images"),
     "ddpm_unet": Model(ddpm_unet, "mse", "diffusion U-Net with attention, the noise in images"),
     "dlrm": Model(dlrm, "binary_cross_entropy", "DLRM, recommendation from numbers and categories"),
+    "llama": Model(llama, "cross_entropy", "Llama 3.2 1B, next token"),
+    "t5_small": Model(t5_small, "cross_entropy", "T5 small, text to text"),
+    "lstm_lm": Model(lstm_lm, "cross_entropy", "LSTM of two layers, next token"),
 }
 
 
@@ -136,6 +142,10 @@ def _number(name: str, key: str, text: str) -> Size:
     if key not in sizes:
         raise UsageError(f"{name} has no size {key!r}; it has {', '.join(f'{k}={v}' for k, v in sizes.items())}")
     kind = type(sizes[key])
+    if kind is bool:
+        if text not in ("0", "1", "False", "True"):
+            raise UsageError(f"{name}: {key} must be 0 or 1, and is {text!r}")
+        return text in ("1", "True")
     try:
         number = kind(text)
     except ValueError:

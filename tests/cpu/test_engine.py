@@ -36,9 +36,13 @@ MODELS = [
     "mixer_b16:batch=2,size=32,layers=2,classes=5,width=32,patch=8",
     "ddpm_unet:batch=2,size=16,width=16,groups=4",
     "dlrm:batch=8,dense=5,tables=4,rows=20,width=8,hidden=32",
+    "llama:batch=2,seq=16,layers=2,width=32,heads=4,kv_heads=2,features=48,vocabulary=60",
+    "t5_small:batch=2,seq=16,decoder_seq=12,layers=1,width=32,heads=4,depth=8,features=48,vocabulary=60",
+    "lstm_lm:batch=2,seq=5,width=32,vocabulary=60",
 ]
 
-LATER = ("efficientnet_b0", "convnext_tiny", "swin_t", "mixer_b16", "ddpm_unet")  # large ones of what came later
+# The large ones of what came later.
+LATER = ("efficientnet_b0", "convnext_tiny", "swin_t", "mixer_b16", "ddpm_unet", "llama", "t5_small", "lstm_lm")
 
 
 def compiled(name: str, target: str, training: bool, precision: str = "float32") -> fp.Compiled:

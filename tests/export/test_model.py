@@ -14,6 +14,7 @@ from foreplan.graph import Array
 from foreplan.runtime.inputs import made_up
 from tests.export.runtime import near, opened, run
 from tests.oracle.peers import onnx
+from tests.profile import cases
 
 ZOO = (
     "mlp:width=16,layers=2,batch=4",
@@ -30,10 +31,13 @@ ZOO = (
     "mixer_b16:batch=2,size=32,layers=2,width=32,classes=10,patch=8",
     "ddpm_unet:batch=2,size=16,width=8,groups=4,dropout=0.1",
     "dlrm:batch=4,dense=5,tables=4,rows=20,width=8,hidden=16",
+    "llama:batch=2,seq=16,layers=2,width=32,heads=4,kv_heads=2,features=48,vocabulary=60",
+    "t5_small:batch=2,seq=16,decoder_seq=12,layers=1,width=32,heads=4,depth=8,features=48,vocabulary=60",
+    "lstm_lm:batch=2,seq=5,width=32,vocabulary=60",
 )
 
 
-@pytest.mark.parametrize("name", ZOO, ids=lambda name: name.partition(":")[0])
+@pytest.mark.parametrize("name", cases(ZOO, thorough=("llama", "t5_small", "lstm_lm")))
 def test_a_zoo_model_is_the_same_in_onnx_runtime(name, tmp_path):
     session = fp.compile(fp.models.build(name)).bind(seed=3)
     inputs = made_up(session.program, 5)

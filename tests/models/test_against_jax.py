@@ -35,6 +35,10 @@ SMALL = [
     "efficientnet_b0:batch=2,size=64,classes=5,width=0.25,depth=0.3",
     "convnext_tiny:batch=2,size=64,blocks=1,classes=5,width=8",
     "swin_t:batch=2,size=21,blocks=1,classes=5,width=8,heads=1,window=3,patch=1",
+    # Text carries constants of at most 64 numbers: those of rotary embedding and of the buckets of positions.
+    "llama:batch=2,seq=8,layers=2,width=32,heads=4,kv_heads=2,features=48,vocabulary=60",
+    "t5_small:batch=2,seq=8,decoder_seq=6,layers=1,width=32,heads=4,depth=8,features=48,vocabulary=60",
+    "lstm_lm:batch=2,seq=3,width=16,vocabulary=60",
 ]
 QUICK = ("conv_chain", "mlp", "resnet18", "gpt2_small", "vit_b16", "dlrm")
 LARGE = {name.partition(":")[0] for name in SMALL} - set(QUICK)

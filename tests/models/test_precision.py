@@ -40,6 +40,9 @@ SMALL = {
     "efficientnet_b0": "batch=16,size=64,classes=10,width=0.25,depth=0.3",
     "convnext_tiny": "batch=2,size=64,blocks=1,classes=7,width=16,layer_scale=1.0",
     "swin_t": "batch=2,size=24,blocks=1,classes=7,width=16,heads=2,window=3,patch=1",
+    "llama": "batch=2,seq=16,layers=2,width=32,heads=4,kv_heads=2,features=48,vocabulary=100",
+    "t5_small": "batch=2,seq=16,decoder_seq=12,layers=1,width=32,heads=4,depth=8,features=48,vocabulary=100",
+    "lstm_lm": "batch=2,seq=5,width=32,vocabulary=100",
 }
 NAMES = cases(
     SMALL,

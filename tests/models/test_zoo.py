@@ -39,6 +39,9 @@ PUBLISHED = {
     "mixer_b16": 59_880_472,  # timm
     "ddpm_unet": 35_746_307,  # diffusers
     "dlrm": 4_635_985,  # tests/torch/test_zoo_dlrm.py
+    "llama": 1_235_814_400,
+    "t5_small": 60_506_624,
+    "lstm_lm": 19_780_400,
     "mlp": 784 * 1024 + 1024 + 3 * (1024 * 1024 + 1024) + 1024 * 10 + 10,
     "conv_chain": sum(
         9 * a * b + b for a, b in zip((1, 256, 128, 64, 32, 16, 8, 4, 2), (256, 128, 64, 32, 16, 8, 4, 2, 1))
@@ -125,6 +128,11 @@ def test_names_with_sizes():
         ("convnext_tiny:size=31", "at least 32"),
         ("swin_t:size=3", "at least the patch, 4"),
         ("swin_t:heads=5", "multiple of heads, 5"),
+        ("llama:heads=3", "width must be a multiple of 2·heads, 6, and is 2048"),
+        ("llama:kv_heads=5", "kv_heads must divide heads, 32, and is 5"),
+        ("llama:tied=no", "tied must be 0 or 1, and is 'no'"),
+        ("llama:stretch=0", "stretch"),
+        ("llama:base=0", "base"),
     ],
 )
 def test_wrong_names(name, message):
@@ -349,6 +357,52 @@ def test_bert_forward():
 
     graph = models.bert_base(batch=2, seq=9, layers=2, width=32, heads=4, vocabulary=50)
     check_forward(graph, reference, TOKENS, TOKENS % 2)
+
+
+def test_llama_forward():
+    def norm(w, name, x):
+        return x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * w[f"{name}.weight"]
+
+    def turned(x, heads):
+        x = x.reshape(2, 9, heads, 8)
+        angle = jnp.arange(9)[:, None, None] * 100.0 ** (-jnp.arange(4) / 4)
+        z = (x[..., :4] + 1j * x[..., 4:]) * jnp.exp(1j * angle)
+        return jnp.concatenate([z.real, z.imag], -1)
+
+    def reference(w, tokens):
+        x, name = w["model.embed_tokens.weight"][tokens], "model.layers.0"
+        y = norm(w, f"{name}.input_layernorm", x)
+        q, k, v = (y @ w[f"{name}.self_attn.{part}_proj.weight"].T for part in "qkv")
+        k, v = (jnp.repeat(each, 2, 2).reshape(2, 9, 32) for each in (turned(k, 2), v.reshape(2, 9, 2, 8)))
+        y = attention(turned(q, 4).reshape(2, 9, 32), k, v, 4, causal=True)
+        x = x + y @ w[f"{name}.self_attn.o_proj.weight"].T
+        y = norm(w, f"{name}.post_attention_layernorm", x)
+        gate, up = (y @ w[f"{name}.mlp.{part}_proj.weight"].T for part in ("gate", "up"))
+        x = x + (jax.nn.silu(gate) * up) @ w[f"{name}.mlp.down_proj.weight"].T
+        return norm(w, "model.norm", x) @ w["lm_head.weight"].T
+
+    sizes = {"layers": 1, "width": 32, "heads": 4, "kv_heads": 2, "features": 48, "vocabulary": 50}
+    graph = models.llama(batch=2, seq=9, base=100.0, stretch=1.0, tied=False, **sizes)
+    check_forward(graph, reference, TOKENS)
+
+
+def test_lstm_forward():
+    def reference(w, tokens):
+        x = w["encoder.weight"][tokens]
+        for layer in "01":
+            h = c = jnp.zeros((2, 16))
+            found = []
+            for t in range(9):
+                gates = x[:, t] @ w[f"rnn.weight_ih_l{layer}"].T + h @ w[f"rnn.weight_hh_l{layer}"].T
+                gates = gates + w[f"rnn.bias_ih_l{layer}"] + w[f"rnn.bias_hh_l{layer}"]
+                i, f, g, o = jnp.split(gates, 4, -1)
+                c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+                h = jax.nn.sigmoid(o) * jnp.tanh(c)
+                found.append(h)
+            x = jnp.stack(found, 1)
+        return dense(w, "decoder", x)
+
+    check_forward(models.lstm_lm(batch=2, seq=9, width=16, vocabulary=50), reference, TOKENS)
 
 
 def test_vit_forward():

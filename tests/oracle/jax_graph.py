@@ -132,6 +132,11 @@ def _layer_norm(op: Any, x: Array, scale: Array = 1.0, bias: Array = 0.0) -> lis
     return [(x - mean) * rstd * scale + bias, None, None]
 
 
+def _rms_norm(op: Any, x: Array, scale: Array) -> list[Array]:
+    mean = (x * x).mean(tuple(range(op.axis % x.ndim, x.ndim)), keepdims=True)
+    return [x / jnp.sqrt(mean + op.epsilon) * scale, None]
+
+
 def _cross_entropy(op: Any, logits: Array, target: Array) -> list[Array]:
     logs = jnp.moveaxis(jax.nn.log_softmax(logits, axis=op.axis), op.axis, -1)
     kept = target != op.ignore_index
@@ -141,6 +146,8 @@ def _cross_entropy(op: Any, logits: Array, target: Array) -> list[Array]:
 
 def _attention(op: Any, q: Array, k: Array, v: Array, mask: Array | None = None) -> list[Array]:
     t, s, o = ("bthd", "bshd", "bthd") if op.heads_last else ("bhtd", "bhsd", "bhtd")
+    axis = 2 if op.heads_last else 1
+    k, v = (jnp.repeat(each, q.shape[axis] // each.shape[axis], axis) for each in (k, v))
     scores = jnp.einsum(f"{t},{s}->bhts", q, k) * op.scale
     scores = scores if mask is None else scores + mask
     if op.causal:
@@ -174,11 +181,13 @@ OPS: dict[str, Callable[..., Any]] = {
     "avg_pool": _avg_pool,
     "batch_norm_train": _batch_norm_train,
     "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
     "softmax": lambda op, x: jax.nn.softmax(x, axis=op.axis),
     "log_softmax": lambda op, x: jax.nn.log_softmax(x, axis=op.axis),
     "cross_entropy": _cross_entropy,
     "attention": _attention,
     "gather": lambda op, x, i: jnp.take(x, i, axis=op.axis),
+    "unstack": lambda op, x: list(x),
     "concat": lambda op, *xs: jnp.concatenate(xs, op.axis),
     "pad": _pad,
     "resize": _resize,

@@ -1,0 +1,59 @@
+"""Train a small LSTM on the characters of Python's own help, and measure it on a part it has not seen."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from data import batches, characters, unigram_perplexity
+
+import foreplan as fp
+from foreplan.units import format_bytes
+
+BATCH, LENGTH = 32, 24
+SIZES = {"seq": LENGTH, "layers": 1, "width": 160, "vocabulary": 128}
+EPOCHS, STEPS = 5, 300
+LIMIT = 5.0
+
+
+def split(rows: np.ndarray) -> dict[str, np.ndarray]:
+    """What the model reads, and what it is to say: each character is followed by its target."""
+    return {"tokens": rows[:, :-1].copy(), "target": rows[:, 1:].copy()}
+
+
+def train(epochs: int, steps: int) -> tuple[list[float], float]:
+    """The mean loss of each epoch of so many steps, and the perplexity on the test's part of the text."""
+    train_rows, test_rows = characters(LENGTH + 1)
+    graph = fp.models.lstm_lm(batch=BATCH, **SIZES)
+    schedule = fp.optim.cosine(1e-2, steps=epochs * steps, warmup=epochs * steps // 20)
+    optimizer = fp.optim.AdamW(schedule, weight_decay=0.01, clip_norm=1.0)
+    # A graph of so many steps plans much faster where nothing may be recomputed.
+    step = fp.compile(graph, fp.losses.cross_entropy, optimizer, target="cpu:threads=1", remat="off")
+    print(f"a step takes an arena of {format_bytes(step.plan.arena_bytes)}, weights and moments included")
+    session = step.bind(seed=0)
+
+    order = batches(len(train_rows), BATCH, 1 + epochs * steps * BATCH // len(train_rows))
+    losses = []
+    for epoch in range(epochs):
+        found = [session.step(split(train_rows[next(order)])).loss for _ in range(steps)]
+        losses.append(float(np.mean(found)))
+        print(f"epoch {epoch + 1}: loss {losses[-1]:.3f}", flush=True)
+
+    measure = fp.compile(fp.evaluation(graph, fp.losses.cross_entropy), target="cpu:threads=1").bind(share=session)
+    test = [measure.step(split(test_rows[pick])).outputs["loss"] for pick in batches(len(test_rows), BATCH, 1)]
+    perplexity = math.exp(np.mean(test))
+    print(
+        f"perplexity {perplexity:.2f} a character; by frequencies alone {unigram_perplexity(train_rows, test_rows):.2f}"
+    )
+    return losses, perplexity
+
+
+def main() -> None:
+    """Train, and fail where the model learned too little."""
+    _, perplexity = train(EPOCHS, STEPS)
+    if perplexity > LIMIT:
+        raise SystemExit(f"the perplexity is above {LIMIT}")
+
+
+if __name__ == "__main__":
+    main()
