@@ -116,7 +116,7 @@ def as_dtype(dtype: DType | str | np.dtype | type) -> DType:
         return _OF_NUMPY[dtype]
     try:
         name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, SyntaxError):  # NumPy reads some texts as Python does
         raise ShapeError(f"{dtype!r:.80} is no element type; choose one of {', '.join(DTYPES)}") from None
     if name not in DTYPES:
         raise ShapeError(f"there is no element type {name!r}; choose one of {', '.join(DTYPES)}")

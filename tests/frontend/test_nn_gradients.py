@@ -287,7 +287,7 @@ def test_rotary_embedding_counts_from_zero() -> None:
         (
             lambda x: nn.rotary_embedding(x, frequencies=[1.0]),
             (2, 3, 4, 6),
-            r"\[1\] are not one for each of the 3 pairs",
+            "1 frequencies for 3 pairs",
         ),
         (lambda x: nn.rotary_embedding(x, np.arange(3)), (2, 3, 4, 6), r"\[3\] are neither \[4\] nor \[2, 4\]"),
     ],

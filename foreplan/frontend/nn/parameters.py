@@ -76,7 +76,10 @@ def _store(
             )
         init = Array(np.array(init, dtype=type.dtype.numpy))
     elif isinstance(init, int | float | np.number):
-        init = Fill(float(init))
+        try:
+            init = Fill(float(init))
+        except OverflowError:
+            raise UsageError(f"the content of the parameter {name!r} is too large: {shown(init)}") from None
     elif not hasattr(init, "fill"):
         raise UsageError(
             f"the content of the parameter {name!r} must be an initialiser, a number or an array, and is {shown(init)}"

@@ -22,7 +22,7 @@ from foreplan.ops.join import concat
 from foreplan.ops.shape import reshape, transpose
 
 # (builder, x [T, N, I], w, r, bias or None, initial states, direction) → Y and the final states, all with one direction
-_MOST_LAYERS = 1000
+_MOST_LAYERS, _MOST_FEATURES = 1000, 1 << 24
 _Cell = Callable[..., tuple[Value, ...]]
 
 
@@ -146,7 +146,7 @@ def _stack(
     """Outputs and final states of layers, one upon the other."""
     if x.ndim != 3:
         raise ShapeError(f"a recurrent layer needs [batch, steps, inputs], and got {x!r}")
-    features = whole("the number of features", features, 1)
+    features = whole("the number of features", features, 1, _MOST_FEATURES)
     layers = whole("the number of layers", layers, 1, _MOST_LAYERS)
     ways = 2 if flag("bidirectional", bidirectional) else 1
     y = x.transpose(1, 0, 2) if flag("batch_first", batch_first) else x

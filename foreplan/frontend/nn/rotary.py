@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.arguments import flag, number_in, whole
+from foreplan.arguments import flag, listed, number_in, whole
 from foreplan.errors import ShapeError
 from foreplan.frontend.tracing.elementwise import apply, convert
 from foreplan.frontend.tracing.tensor import Tensor, as_tensor, takes_tensors
@@ -41,7 +41,7 @@ def rotary_embedding(
     Raises:
         ShapeError: `x` does not have four axes, the positions or the frequencies do not fit it, or the width is odd
             or exceeds D.
-        UsageError: the width or the base is no such number.
+        UsageError: the width, the base or a frequency is no such number.
     """
     if x.ndim != 4:
         raise ShapeError(f"rotary_embedding needs [batch, heads, positions, depth], and got {x!r}")
@@ -51,12 +51,10 @@ def rotary_embedding(
         raise ShapeError(f"rotary_embedding of {x!r}: a width of {turned} is odd or exceeds the depth {depth}")
     speeds = number_in("rotary_embedding's base", base, 1e-30, np.inf) ** (-np.arange(0, turned, 2) / max(turned, 1))
     if frequencies is not None:
-        speeds, pairs = np.asarray(frequencies, np.float64), len(speeds)
-        if speeds.shape != (pairs,):
-            raise ShapeError(
-                f"rotary_embedding of {x!r}: frequencies of the shape {list(speeds.shape)} are not one for each of "
-                f"the {pairs} pairs"
-            )
+        given = [number_in("a frequency", each, -np.inf, np.inf) for each in listed("frequencies", frequencies)]
+        if len(given) != len(speeds):
+            raise ShapeError(f"rotary_embedding of {x!r}: {len(given)} frequencies for {len(speeds)} pairs")
+        speeds = np.array(given)
     cos, sin = _turns(positions, x, length, speeds, heads_last)
     rest = [x[..., turned:]] if turned < depth else []
     if flag("interleaved", interleaved):
