@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from data import batches, digits
+from loop import fit
 
 import foreplan as fp
 from foreplan.units import format_bytes
@@ -57,14 +58,8 @@ def train(epochs: int, steps: int) -> tuple[list[float], float]:
     session = step.bind(seed=0)
 
     order = batches(len(images), BATCH, epochs * steps)  # more passes than are needed
-    losses = []
-    for epoch in range(epochs):
-        found = []
-        for _ in range(steps):
-            given, noise = noisy(images[next(order)], rng)
-            found.append(session.step({**given, "target": noise}).loss)
-        losses.append(float(np.mean(found)))
-        print(f"epoch {epoch + 1}: loss {losses[-1]:.3f}", flush=True)
+    noised = (noisy(images[pick], rng) for pick in order)
+    losses = fit(session, ({**given, "target": noise} for given, noise in noised), epochs, steps)
 
     # Evaluation is a graph of its own, for another batch. It uses the trained weights where they lie.
     evaluation = fp.compile(fp.models.ddpm_unet(len(test_images), **SIZES), target="cpu").bind(share=session)

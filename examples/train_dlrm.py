@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from data import Split, batches, patients
+from loop import fit
 
 import foreplan as fp
 from foreplan.units import format_bytes
@@ -34,14 +35,8 @@ def train(epochs: int, steps: int) -> tuple[list[float], float]:
 
     labels = known[2]
     order = batches(len(labels), BATCH, epochs * steps)  # more passes than are needed
-    losses = []
-    for epoch in range(epochs):
-        found = []
-        for _ in range(steps):
-            pick = next(order)
-            found.append(session.step({**inputs(known, pick), "target": labels[pick]}).loss)
-        losses.append(float(np.mean(found)))
-        print(f"epoch {epoch + 1}: loss {losses[-1]:.3f}", flush=True)
+    feeds = ({**inputs(known, pick), "target": labels[pick]} for pick in order)
+    losses = fit(session, feeds, epochs, steps)
 
     # Evaluation is a graph of its own. It uses the trained weights where they lie.
     everyone = np.arange(len(test[2]))

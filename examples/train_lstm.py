@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 from data import batches, characters, unigram_perplexity
+from loop import fit
 
 import foreplan as fp
 from foreplan.units import format_bytes
@@ -33,11 +34,7 @@ def train(epochs: int, steps: int) -> tuple[list[float], float]:
     session = step.bind(seed=0)
 
     order = batches(len(train_rows), BATCH, 1 + epochs * steps * BATCH // len(train_rows))
-    losses = []
-    for epoch in range(epochs):
-        found = [session.step(split(train_rows[next(order)])).loss for _ in range(steps)]
-        losses.append(float(np.mean(found)))
-        print(f"epoch {epoch + 1}: loss {losses[-1]:.3f}", flush=True)
+    losses = fit(session, (split(train_rows[pick]) for pick in order), epochs, steps)
 
     measure = fp.compile(fp.evaluation(graph, fp.losses.cross_entropy), target="cpu:threads=1").bind(share=session)
     test = [measure.step(split(test_rows[pick])).outputs["loss"] for pick in batches(len(test_rows), BATCH, 1)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 from data import batches, digits
+from loop import fit, recognised
 
 import foreplan as fp
 from foreplan.units import format_bytes
@@ -27,21 +27,10 @@ def train(epochs: int, steps: int) -> tuple[list[float], float]:
     session = step.bind(seed=0)
 
     order = batches(len(images), BATCH, epochs * steps)  # more passes than are needed
-    losses = []
-    for epoch in range(epochs):
-        found = []
-        for _ in range(steps):
-            pick = next(order)
-            found.append(session.step({"images": images[pick], "target": labels[pick]}).loss)
-        losses.append(float(np.mean(found)))
-        print(f"epoch {epoch + 1}: loss {losses[-1]:.3f}", flush=True)
-
-    # Evaluation is a graph of its own. It uses the trained weights where they lie.
-    evaluation = fp.compile(fp.models.mixer_b16(len(test_images), **SIZES), target="cpu").bind(share=session)
-    logits = evaluation.step({"images": test_images}).outputs["logits"]
-    accuracy = float((logits.argmax(1) == test_labels).mean())
-    print(f"accuracy {accuracy:.1%} on {len(test_images)} digits that it has not seen")
-    return losses, accuracy
+    feeds = ({"images": images[pick], "target": labels[pick]} for pick in order)
+    losses = fit(session, feeds, epochs, steps)
+    graph = fp.models.mixer_b16(len(test_images), **SIZES)
+    return losses, recognised(session, graph, test_images, test_labels, "cpu")
 
 
 def main() -> None:

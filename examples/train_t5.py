@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from data import batches, characters
+from loop import fit
 
 import foreplan as fp
 from foreplan.units import format_bytes
@@ -60,11 +61,7 @@ def train(epochs: int, steps: int) -> tuple[list[float], float]:
 
     rng = np.random.default_rng(0)
     order = batches(len(train_rows), BATCH, 1 + epochs * steps * BATCH // len(train_rows))
-    losses = []
-    for epoch in range(epochs):
-        found = [session.step(split(train_rows[next(order)], rng)).loss for _ in range(steps)]
-        losses.append(float(np.mean(found)))
-        print(f"epoch {epoch + 1}: loss {losses[-1]:.3f}", flush=True)
+    losses = fit(session, (split(train_rows[pick], rng) for pick in order), epochs, steps)
 
     measure = fp.compile(fp.evaluation(model(), fp.losses.cross_entropy), target="cpu:threads=1").bind(share=session)
     tests = [split(test_rows[pick], rng) for pick in batches(len(test_rows), BATCH, 1)]
