@@ -74,13 +74,12 @@ class _Joins:
         np.add.at(begun, begins - first, [self._bytes(alias_set) for alias_set, _ in pieces])
         within = np.cumsum(begun)  # bytes of the parts that live at each step
         before = np.maximum.accumulate(live[::-1])[::-1]
-        rest = np.maximum.accumulate((live - within)[-2::-1])[::-1]
+        rest = live - within
+        rest[-1] -= self._bytes(into)  # the step itself counts the whole already
+        rest = np.maximum.accumulate(rest[::-1])[::-1]
         for at in np.unique(begins) - first:  # the first step of the whole; what began earlier stays apart
             apart = within[at] - begun[at]
-            after = live[-1] - (within[-1] - apart)
-            if at < len(rest):
-                after = max(after, rest[at] + self._bytes(into) + apart)
-            if after <= before[at]:
+            if rest[at] + self._bytes(into) + apart <= before[at]:
                 break
         else:
             return False

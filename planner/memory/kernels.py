@@ -13,8 +13,6 @@ import numpy as np
 from foreplan import jit
 from foreplan.planner.memory.arrays import STORED, Arrays
 
-NEVER = 1 << 60
-
 
 class Parts(NamedTuple):
     """Further arrays, for values that are made of parts in place.
@@ -223,14 +221,15 @@ def place(p, s, parts, step, a, write):  # type: ignore[no-untyped-def]
             parts.begun[parts.first[piece]] += p.size[piece]
             total += p.size[piece]
             earliest = min(earliest, parts.first[piece])
-    begin, within, before, rest = step + 1, total, np.int64(-1), np.int64(-NEVER)
+    begin, within, before = step + 1, total, np.int64(-1)
+    rest = level[step] - total - p.size[whole]  # the step itself counts the whole already
     for at in range(step, earliest - 1, -1):
         before = max(before, level[at])
         if at < step:
             rest = max(rest, level[at] - within)
         if parts.begins[at]:
             apart = within - parts.begun[at]
-            if max(level[step] - (total - apart), rest + p.size[whole] + apart) <= before:
+            if rest + p.size[whole] + apart <= before:
                 begin = at
             within = apart
     within = np.int64(0)
