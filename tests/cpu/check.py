@@ -44,10 +44,18 @@ class Placed:
         bytes_ = np.ndarray((*type.shape, item), np.uint8, raw, start, (*window.strides, 1))
         mask = np.ndarray((*type.shape, item), bool, self.own, start, (*window.strides, 1))
         mask[...] = True
-        if content is None:
-            bytes_[...] = 0x7E
-        else:
-            self.array[...] = content
+        bytes_[...] = 0x7E
+        self.content = content
+        self.fill()
+
+    def fill(self) -> None:
+        """Let an input have its content."""
+        if self.content is not None:
+            self.array[...] = self.content
+
+    def clear(self) -> None:
+        """Let it hold anything."""
+        self.raw[self.own] = 0x7E
 
     def check(self, what: str) -> None:
         """Raise where something else was written."""
@@ -93,7 +101,11 @@ def run_kernel(
     own = memory[MARGIN : MARGIN + kernel.workspace]
     own[...] = 0xFF
     set_threads(threads)
+    for x in given:  # as when a session binds: what a kernel reads is not there yet
+        x.clear()
     call = kernel.bind([x.array for x in given], [y.array for y in outputs], own)
+    for x in given:
+        x.fill()
     call()
     first = [y.array.copy() for y in outputs]
     for each in (*given, *outputs):

@@ -12,10 +12,10 @@ from foreplan.graph.op import Arrays, Windows
 from foreplan.ops.join import Concat, Pad, Unslice
 from foreplan.ops.shape import slices
 from foreplan.ops.unstack import Unstack
-from foreplan.runtime.cpu.kernel import LoopKernel, one_after_another
+from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.kernels.copies import clear, copy
 from foreplan.runtime.cpu.kernels.rows import same_place
-from foreplan.runtime.kernel import Run
+from foreplan.runtime.kernel import Run, one_after_another
 
 
 def concat(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
@@ -62,7 +62,7 @@ def unstack(op: Op, inputs: Windows, outputs: Windows) -> LoopKernel:
     assert isinstance(op, Unstack)
 
     def loops(inputs: Arrays, outputs: Arrays, scratch: Arrays) -> Run:
-        return one_after_another(*map(copy, outputs, inputs[0]))
+        return one_after_another(*(copy(y, inputs[0][t, ...]) for t, y in enumerate(outputs)))
 
     return LoopKernel(loops)
 

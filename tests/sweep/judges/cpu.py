@@ -143,9 +143,10 @@ def _side_by_side(
         )
         for window, start, (low, _) in zip((*reads, *writes), starts, spans)
     ]
+    call = kernel.bind(placed[: len(reads)], placed[len(reads) :], memory[starts[-1] :])
     for x, content in zip(placed, arrays):
         x[...] = content
-    kernel.bind(placed[: len(reads)], placed[len(reads) :], memory[starts[-1] :])()
+    call()
     return placed[len(reads) :]
 
 
