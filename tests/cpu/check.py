@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -189,17 +189,23 @@ def check(
         assert_near(found, wanted, rtol, atol, way)
 
 
-def check_as_exact(op: Op, draws: Sequence[Sequence[np.ndarray]], norm: float) -> None:
-    """Assert that errors, beside what float64 gives, are no more than NumPy's: over several draws, as of one either may
-    be thrice as far off.
+def check_as_exact(
+    op: Op,
+    draws: Sequence[Sequence[np.ndarray]],
+    norm: float,
+    peer: Callable[[Op, Sequence[np.ndarray]], Sequence[np.ndarray]] = expected,
+) -> None:
+    """Assert that errors, beside what float64 gives, are no more than a peer's: over several draws, as of one either
+    may be thrice as far off.
 
     Args:
-        norm: how many times NumPy's the norm of all errors may be; the largest may be twice its largest.
+        norm: how many times the peer's the norm of all errors may be; the largest may be twice its largest.
+        peer: by default NumPy's kernel.
     """
     found = []
     for given in draws:
         exact = expected(op, [x.astype(np.float64) if as_dtype(x.dtype).is_float else x for x in given])
-        results = zip(run(op, given), expected(op, given), exact, strict=True)
+        results = zip(run(op, given), peer(op, given), exact, strict=True)
         found.append([(ours - true, theirs - true) for ours, theirs, true in results])
     for pairs in zip(*found, strict=True):
         ours, theirs = (np.abs(each) for each in zip(*pairs))
