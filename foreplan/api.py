@@ -14,7 +14,7 @@ from foreplan.collection import without_collection
 from foreplan.compiled import Compiled
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.graph import Graph
-from foreplan.lower import Program, lower, target_named
+from foreplan.lower import Program, engine_info, lower, target_named
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.options import Options, taking_options
 from foreplan.passes.optimizer import Optimizer
@@ -162,7 +162,12 @@ def _halves(graph: Graph, options: Options, watch: Watch | None = None) -> tuple
 def _forward(graph: Graph, options: Options, watch: Watch | None = None) -> Graph:
     instance("a model", graph, Graph, _MODEL)
     names = None if options.outputs is None else tuple(options.outputs)
-    settings = passes.Settings(names, dtype=passes.PRECISIONS[options.precision], selection=options.selection)
+    settings = passes.Settings(
+        names,
+        dtype=passes.PRECISIONS[options.precision],
+        selection=options.selection,
+        loops=_has_loops(options),
+    )
     return _formed(graph, settings, options, watch)
 
 
@@ -186,7 +191,12 @@ def _training(graph: Graph, options: Options) -> passes.Settings:
         trains=True,
         consume=None if optimizer is None else passes.updating(optimizer),
         dtype=passes.PRECISIONS[options.precision],
+        loops=_has_loops(options),
     )
+
+
+def _has_loops(options: Options) -> bool:
+    return engine_info(options.target if isinstance(options.target, str) else options.target.name).loops
 
 
 def _formed(graph: Graph, settings: passes.Settings, options: Options, watch: Watch | None) -> Graph:

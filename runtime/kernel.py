@@ -56,3 +56,20 @@ class Family(Generic[Make]):
     layout: Layout = in_c_order
     reads: Reads = as_it_lies
     images: bool = False
+
+
+@dataclass(frozen=True)
+class Several:
+    """A call that makes several calls."""
+
+    runs: tuple[Run, ...]
+
+    def __call__(self) -> None:
+        """Make the calls one after the other."""
+        for run in self.runs:
+            run()
+
+
+def one_after_another(*runs: Run) -> Run:
+    """A call that makes these calls."""
+    return runs[0] if len(runs) == 1 else Several(runs)

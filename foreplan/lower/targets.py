@@ -21,11 +21,13 @@ class EngineInfo:
             `engine(program, capture)`, `outside` with `outside(program, plan, use)`.
         on_card: whether its arena lies in a card's memory, apart from the host's.
         falls_back: whether NumPy's kernels stand in for kernels that it lacks.
+        loops: whether it runs the body of a loop again and again; else loops are written out.
     """
 
     package: str
     on_card: bool = False
     falls_back: bool = False
+    loops: bool = False
 
     def module(self, name: str) -> Any:
         """One of its modules."""
@@ -33,8 +35,8 @@ class EngineInfo:
 
 
 ENGINES = {
-    "numpy": EngineInfo("foreplan.runtime.numpy"),
-    "cpu": EngineInfo("foreplan.runtime.cpu", falls_back=True),
+    "numpy": EngineInfo("foreplan.runtime.numpy", loops=True),
+    "cpu": EngineInfo("foreplan.runtime.cpu", falls_back=True, loops=True),
     "cuda": EngineInfo("foreplan.runtime.cuda", on_card=True),
 }
 _UNKNOWN = EngineInfo("")

@@ -17,6 +17,7 @@ from foreplan.ops.map import Map, elementwise
 from foreplan.ops.matmul import MatMul, matmul
 from foreplan.ops.random import dropout as dropped
 from foreplan.ops.shape import Transpose, transpose
+from foreplan.passes.loops import write_out_loops
 from foreplan.passes.rewrite import replaced, rewrite, with_values
 from foreplan.patterns import close_names, matches
 
@@ -56,7 +57,7 @@ def lora(
     Where the model computes x·Wᵀ, it then computes x·Wᵀ + alpha/rank · dropout(x)·Aᵀ·Bᵀ. A is drawn from U(±1/√in), as
     PEFT draws it, and B begins at zero, so that the model begins as it was. An adapter of a table of embeddings has A
     at zero and B from N(0, 1); one of a convolution has A with the convolution's taps and B with one tap. A weight that
-    is read several times, such as a tied one, has one adapter, which stands at each place.
+    is read several times, such as a tied one, has one adapter, which stands at each place. Loops are written out.
 
     Args:
         graph: a model in inference form.
@@ -82,7 +83,9 @@ def lora(
     why = "lora trains adapters alone"
     base = [value for value in graph.parameters if not is_factor(value.name)]
     source = graph
-    graph = with_values(graph, {value: dataclasses.replace(value, kind=Kind.FROZEN, why=why) for value in base})
+    graph = with_values(
+        write_out_loops(graph), {value: dataclasses.replace(value, kind=Kind.FROZEN, why=why) for value in base}
+    )
     uses = _uses(graph)
     chosen = _chosen(graph, uses, patterns)
     at = {use.node: use for weight in chosen for use in uses[weight]}

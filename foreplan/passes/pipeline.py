@@ -30,6 +30,7 @@ from foreplan.passes.fuse_conv_maps import fuse_conv_maps
 from foreplan.passes.fuse_matmul_maps import fuse_matmul_maps
 from foreplan.passes.fuse_norm_masks import fuse_norm_masks
 from foreplan.passes.group_updates import group_updates
+from foreplan.passes.loops import trim_loops, write_out_loops
 from foreplan.passes.loss_scale import is_scaled
 from foreplan.passes.master_weights import master_weights
 from foreplan.passes.micro_batches import Accumulation
@@ -72,6 +73,7 @@ class Settings:
         gradients: the inputs whose gradients a step returns.
         narrow_weights: whether parameters stay narrow where the model has them so.
         frozen_statistics: whether all batch normalisation keeps and uses its running statistics.
+        loops: whether the target has loops.
     """
 
     outputs: tuple[str, ...] | None = None
@@ -85,6 +87,7 @@ class Settings:
     gradients: tuple[str, ...] = ()
     narrow_weights: bool = False
     frozen_statistics: bool = False
+    loops: bool = True
 
 
 def _always(settings: Settings) -> bool:
@@ -178,9 +181,11 @@ PASSES: tuple[Pass, ...] = (
     Pass("attach_loss", Stage.FORWARD, _attach, _trains, ensures=("loss",)),
     Pass("select_outputs", Stage.FORWARD, _select),
     Pass("freeze_statistics", Stage.FORWARD, lambda g, s: freeze_statistics(g, s.frozen_statistics), _trains),
+    _plain(write_out_loops, Stage.FORWARD, lambda s: not s.loops or s.dtype != FLOAT32),
     Pass("training_form", Stage.FORWARD, lambda g, s: training_form(g), _trains, ensures=("training form",)),
     Pass("expand_gradients", Stage.FORWARD, lambda g, s: expand_gradients(g)),
     Pass("without_marks", Stage.FORWARD, lambda g, s: without_marks(g), _infers),
+    _plain(trim_loops, Stage.FORWARD, _infers),
     *_simplify(Stage.FORWARD),
     _plain(fuse_attention, Stage.MEMORY),
     # In chunks gradients would be rounded without their scale.
@@ -198,6 +203,7 @@ PASSES: tuple[Pass, ...] = (
         ensures=("backward",),
     ),
     Pass("without_marks", Stage.TRAINING, lambda g, s: without_marks(g), _trains),
+    _plain(trim_loops, Stage.TRAINING, _trains),
     Pass("mean_loss", Stage.TRAINING, _mean_loss, lambda s: s.accumulation is not None),
     *_simplify(Stage.TRAINING, lambda s: s.trains or s.dtype != FLOAT32),
     Pass("decompose", Stage.TARGET, _decompose, ensures=("kernels",)),

@@ -13,12 +13,11 @@ from foreplan.lower.program import Call, Program
 from foreplan.lower.targets import options_of
 from foreplan.planner.plan import Plan
 from foreplan.runtime.cpu.codegen.native import Joined, joined
-from foreplan.runtime.cpu.kernel import one_after_another
 from foreplan.runtime.cpu.table import kernels_for
 from foreplan.runtime.cpu.target import target
 from foreplan.runtime.cpu.threads import set_threads, threads_set, with_team
 from foreplan.runtime.engine import Memory, Watch
-from foreplan.runtime.kernel import Run
+from foreplan.runtime.kernel import Run, one_after_another
 from foreplan.runtime.numpy.engine import NumpyBound, NumpyEngine
 
 

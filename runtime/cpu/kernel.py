@@ -53,20 +53,3 @@ class LoopKernel:
     def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> Run:
         """See `CpuKernel`."""
         return self.loops(inputs, outputs, carve(workspace, *self.pieces))
-
-
-@dataclass(frozen=True)
-class Several:
-    """A call that makes several calls."""
-
-    runs: tuple[Run, ...]
-
-    def __call__(self) -> None:
-        """Make the calls one after the other."""
-        for run in self.runs:
-            run()
-
-
-def one_after_another(*runs: Run) -> Run:
-    """A call that makes these calls."""
-    return runs[0] if len(runs) == 1 else Several(runs)

@@ -10,9 +10,11 @@ from typing import cast
 import numpy as np
 
 from foreplan.lower.program import Call, Operand, Program
+from foreplan.ops.loop import Loop
 from foreplan.planner.plan import Plan, Step
 from foreplan.runtime.engine import At, Memory, Watch
-from foreplan.runtime.kernel import Run
+from foreplan.runtime.kernel import Run, one_after_another
+from foreplan.runtime.loop import Arrays, planned_loop
 from foreplan.units import align_up
 
 ALIGNMENT = 64
@@ -80,6 +82,10 @@ class HostAhead(HostPlace):
         self.first[...] = self.array
 
 
+def _copy(source: np.ndarray, result: np.ndarray) -> Run:
+    return partial(np.copyto, result, source)
+
+
 def _nothing() -> None:
     """What there is to wait for where all is done at once."""
 
@@ -109,6 +115,9 @@ class NumpyBound:
 
     def bind(self, call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray], scratch: np.ndarray) -> Run:
         """A call of one kernel on these arrays."""
+        if isinstance(call.op, Loop):
+            loop = planned_loop(call.op, self.program.target)
+            return one_after_another(*loop.runs(Arrays(inputs, outputs, scratch), self.bind, _copy))
         return partial(call.op.compute, inputs, outputs, scratch)
 
     def window(self, operand: Operand, offset: int) -> np.ndarray:

@@ -14,10 +14,9 @@ from foreplan.runtime.cpu.codegen.loops import operand_kind
 from foreplan.runtime.cpu.codegen.maps import Loop, compiled_loop
 from foreplan.runtime.cpu.codegen.native import joined
 from foreplan.runtime.cpu.gemm.products import matrix
-from foreplan.runtime.cpu.kernel import one_after_another
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn import primitives
-from foreplan.runtime.kernel import Refused, Run
+from foreplan.runtime.kernel import Refused, Run, one_after_another
 from tests.cpu.check import needs_onednn
 
 pytestmark = needs_onednn()

@@ -190,8 +190,10 @@ _LOGITS = Smooth(
 )
 _FEW = Smooth(lambda op, types: 8, narrow=True)
 _READ = Smooth(lambda op, types: 64)
-# A pass puts its nodes in their place before anything has a kernel for them: `tests/passes/test_expand_gradients.py`.
-WITHOUT_KERNEL = {"gradient"}
+# `gradient`: a pass puts its nodes in their place before anything has a kernel for them
+# (`tests/passes/test_expand_gradients.py`). `loop`: its kernels are plans of its body, and
+# `tests/frontend/test_scan_drawn.py` draws those.
+WITHOUT_KERNEL = {"gradient", "loop"}
 
 ENTRIES: dict[str, Entry] = {
     "conv": Entry(windows.conv, window_oracles.conv, Sums(_conv)),

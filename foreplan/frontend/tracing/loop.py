@@ -10,10 +10,15 @@ from foreplan.errors import UsageError
 from foreplan.frontend.tracing.tensor import as_tensor
 from foreplan.frontend.tracing.tracer import current, fail
 from foreplan.graph import Builder, Fill, Kind, Node, TensorType, Value
-from foreplan.ops.join import concat
+from foreplan.graph.text import print_graph
+from foreplan.ops.loop import Loop
+from foreplan.ops.marks import Gradient
 from foreplan.ops.norm.batch import BatchNorm
-from foreplan.ops.shape import reshape
-from foreplan.ops.unstack import MOST_STEPS, unstack
+from foreplan.ops.random import Dropout
+from foreplan.ops.unstack import MOST_STEPS
+
+# Ops that a loop cannot hold: those that draw anew in each step, and gradients, which stay to be expanded.
+WRITTEN_OUT = (Dropout, Gradient)
 
 
 def scan(
@@ -34,10 +39,11 @@ def scan(
     The function is traced once. Parameters that it makes are those of all steps, and what depends on neither the carry
     nor x is computed once, before the loop. Dropout draws anew in each step.
 
-    The loop is written out: the graph has the function's nodes once for each step, and backward keeps what each step
-    computed, as far as a budget does not ask for less. So the time to compile grows with the number of steps, and
-    somewhat faster. Compute outside what needs no carry, such as products with all of xs: one large product takes less
-    time and fewer nodes than a small one in each step.
+    The loop is one node, whose body is planned once, so the time to compile does not grow with the number of steps.
+    Backward keeps the carries of all steps and the results of their products, and computes everything else again. Where
+    a target has no loops (`cuda`), where a model computes in narrow types, and around dropout, the loop is written out:
+    the graph then has the function's nodes once for each step, and backward keeps what each step computed. Compute
+    outside what needs no carry, such as products with all of xs: one large product takes less time than small ones.
 
     Args:
         function: from a carry and a slice to the next carry and an output. Either may be a tensor, None, or tuples,
@@ -72,20 +78,15 @@ def scan(
         after = [as_tensor(x, place.dtype).value for x, place in zip(_leaves(carry), places)]
         outputs = [as_tensor(x).value for x in _leaves(y)]
     b = tracer.at()
-    loop = _hoist(b, nodes, {*places, *slices})
-    rows: list[list[Value]] = [[] for _ in outputs]
-    parts = [unstack(b, x) if steps else () for x in scanned]
-    for t in reversed(range(steps)) if flag("reverse", reverse) else range(steps):
-        at = dict(zip(places, carried)) | {place: part[t] for place, part in zip(slices, parts)}
-        _repeat(b, loop, at, t)
-        carried = [at.get(value, value) for value in after]
-        for row, value in zip(rows, outputs):
-            row.append(at.get(value, value))
-    if reverse:
-        rows = [row[::-1] for row in rows]
-    stacked = [_stacked(b, row, value) for row, value in zip(rows, outputs)]
+    reverse = flag("reverse", reverse)
+    inner = _hoist(b, nodes, {*places, *slices})
+    if steps:
+        made = _looped(b, inner, (places, slices), (carried, scanned), (after, outputs), steps, reverse)
+        last, stacked = made[: len(places)], made[len(places) :]
+    else:
+        last, stacked = carried, [_nothing(b, value) for value in outputs]
     return (
-        _filled(carry, iter(tracer.wrap(value) for value in carried)),
+        _filled(carry, iter(tracer.wrap(value) for value in last)),
         _filled(y, iter(tracer.wrap(value) for value in stacked)),
     )
 
@@ -166,19 +167,38 @@ def _hoist(b: Builder, nodes: Sequence[Node], places: set[Value]) -> list[Node]:
     return loop
 
 
-def _repeat(b: Builder, loop: Sequence[Node], at: dict[Value, Value], step: int) -> None:
-    """Add the nodes of one step, and note their results in `at`, where they find the carry and the slices."""
-    scope, source = b.scope, b.source
-    b.scope = ""
-    for node in loop:
-        b.source = node.source
-        made = b.node(node.op, *(at.get(value, value) for value in node.inputs), name=f"{node.name}.{step}")
-        at.update(zip(node.outputs, made))
-    b.scope, b.source = scope, source
+def _looped(
+    b: Builder,
+    nodes: Sequence[Node],
+    places: tuple[Sequence[Value], Sequence[Value]],
+    given: tuple[Sequence[Value], Sequence[Value]],
+    results: tuple[Sequence[Value], Sequence[Value]],
+    steps: int,
+    reverse: bool,
+) -> Sequence[Value]:
+    """The last carries and the stacked outputs of a loop.
+
+    Args:
+        places: what stands for the carries and for the slices in the nodes.
+        given: the first carries, and the stacks.
+        results: the next carries and the outputs, of one step.
+    """
+    made = {*places[0], *places[1], *(value for node in nodes for value in node.outputs)}
+    read = [value for node in nodes for value in node.inputs] + [*results[0], *results[1]]
+    fixed = list(dict.fromkeys(value for value in read if value not in made))
+    body = Builder("body")
+    at = {value: body.input(value.name, value.type) for value in (*places[0], *places[1], *fixed)}
+    for node in nodes:
+        at.update(zip(node.outputs, body.repeat(node, [at[value] for value in node.inputs])))
+    outputs = {f"carry{i}": at[value] for i, value in enumerate(results[0])}
+    outputs |= {f"y{i}": at[value] for i, value in enumerate(results[1])}
+    op = Loop(print_graph(body.finish(outputs)), steps, len(places[0]), len(places[1]), reverse)
+    inputs = [*given[0], *given[1], *fixed]
+    if any(isinstance(node.op, WRITTEN_OUT) for node in nodes):
+        return op.decompose(b, inputs)
+    return b.node(op, *inputs, name="scan")
 
 
-def _stacked(b: Builder, row: Sequence[Value], like: Value) -> Value:
-    """The outputs of all steps along a new first axis."""
-    if not row:
-        return b.store("nothing", like.type.with_shape((0, *like.shape)), Kind.CONSTANT, Fill(0.0))
-    return concat(b, [reshape(b, value, (1, *like.shape)) for value in row], 0)
+def _nothing(b: Builder, like: Value) -> Value:
+    """The outputs of no steps."""
+    return b.store("nothing", like.type.with_shape((0, *like.shape)), Kind.CONSTANT, Fill(0.0))

@@ -16,9 +16,8 @@ from foreplan.runtime.cpu.codegen.lanes import INT32, INT64, Lanes
 from foreplan.runtime.cpu.codegen.llvm import KERNEL, POINTER, STATUS, address_of, compiled
 from foreplan.runtime.cpu.codegen.loops import Writer
 from foreplan.runtime.cpu.codegen.unpacked import is_numbas, unpacked
-from foreplan.runtime.cpu.kernel import Several
 from foreplan.runtime.cpu.onednn.library import library, raise_for
-from foreplan.runtime.kernel import Run
+from foreplan.runtime.kernel import Run, Several
 
 Function = ctypes.CFUNCTYPE(None).__mro__[1]  # of which both library functions and machine code made here are
 ARGUMENTS = 4  # of a function, at most

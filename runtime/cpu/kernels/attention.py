@@ -13,12 +13,12 @@ from foreplan.ops.attention.ops import Attention
 from foreplan.runtime.cpu.codegen.elements import bits, check_elements, check_float, settled
 from foreplan.runtime.cpu.codegen.jit import SUMS
 from foreplan.runtime.cpu.gemm.products import Products
-from foreplan.runtime.cpu.kernel import LoopKernel, one_after_another
+from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.kernels.attention_cut import GRAIN, MaskPart, cut_of, matrices, turned
 from foreplan.runtime.cpu.kernels.rows import flat, flat_input
 from foreplan.runtime.cpu.kernels.scores import ZERO, largest, probability, scale_and_mask
 from foreplan.runtime.cpu.threads import current_threads, ranged
-from foreplan.runtime.kernel import Run
+from foreplan.runtime.kernel import Run, one_after_another
 
 _ONE = np.float32(1)
 

@@ -18,12 +18,12 @@ from foreplan.ops.blocks import Piece
 from foreplan.runtime.cpu.codegen.elements import as_in, bits, check_elements, check_float, number, settled
 from foreplan.runtime.cpu.codegen.jit import FLOAT, SUMS
 from foreplan.runtime.cpu.gemm.products import Products
-from foreplan.runtime.cpu.kernel import LoopKernel, one_after_another
+from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.kernels.attention_cut import GRAIN, MaskPart, cut_of, matrices, turned
 from foreplan.runtime.cpu.kernels.rows import flat, flat_input
 from foreplan.runtime.cpu.kernels.scores import ZERO, probability, scale_and_mask
 from foreplan.runtime.cpu.threads import current_threads, ranged
-from foreplan.runtime.kernel import Run
+from foreplan.runtime.kernel import Run, one_after_another
 
 _FLOAT, _BYTE = np.dtype(np.float32), np.dtype(np.uint8)
 

@@ -12,11 +12,11 @@ import numpy as np
 from foreplan import jit
 from foreplan.graph.op import Arrays
 from foreplan.graph.types import Shape
-from foreplan.runtime.cpu.kernel import LoopKernel, one_after_another
+from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.kernels.rows import Rows, flat_input
 from foreplan.runtime.cpu.kernels.stages import Place, Staged
 from foreplan.runtime.cpu.threads import current_threads, ranged
-from foreplan.runtime.kernel import Run
+from foreplan.runtime.kernel import Run, one_after_another
 
 GRAIN = 1 << 15  # numbers gathered that are worth a thread of their own
 

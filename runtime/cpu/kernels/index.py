@@ -19,10 +19,10 @@ from foreplan.ops.blocks import folded_shape
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.scatter_reduce import ScatterReduce
 from foreplan.runtime.cpu.codegen.elements import check_elements, number, written
-from foreplan.runtime.cpu.kernel import LoopKernel, one_after_another
+from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_from, same_place
 from foreplan.runtime.cpu.threads import current_threads, ranged
-from foreplan.runtime.kernel import Refused, Run
+from foreplan.runtime.kernel import Refused, Run, one_after_another
 
 GROUP = 16  # elements of a slice that stay together: a line of the cache
 GRAIN = 1 << 15  # elements that are worth a thread of their own

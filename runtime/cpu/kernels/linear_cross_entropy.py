@@ -21,11 +21,10 @@ from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.runtime.cpu.codegen.elements import bits, check_elements, check_float, settled, written
 from foreplan.runtime.cpu.codegen.jit import FLOAT, SUMS
 from foreplan.runtime.cpu.gemm.products import Products, matrix
-from foreplan.runtime.cpu.kernel import one_after_another
 from foreplan.runtime.cpu.kernels.copies import copy
 from foreplan.runtime.cpu.kernels.scores import FLUSH, LOWEST, ZERO, largest, probability
 from foreplan.runtime.cpu.threads import current_threads, ranged
-from foreplan.runtime.kernel import Refused, Run
+from foreplan.runtime.kernel import Refused, Run, one_after_another
 
 CLASSES = 512  # a block: its logits stay in a core's cache
 GRAIN = 2**16  # logits that are worth a thread

@@ -17,10 +17,10 @@ from foreplan.graph.op import Arrays, Windows
 from foreplan.ops.norm.batch import BatchNorm, BatchNormGrad
 from foreplan.runtime.cpu.codegen.elements import as_in, check_float, number
 from foreplan.runtime.cpu.codegen.jit import inlined
-from foreplan.runtime.cpu.kernel import LoopKernel, one_after_another
+from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.kernels.rows import flat, flat_input, image_rows, same_place
 from foreplan.runtime.cpu.threads import current_threads, ranged
-from foreplan.runtime.kernel import Run
+from foreplan.runtime.kernel import Run, one_after_another
 
 ROWS = 32  # of a block, summed in float32
 SEGMENTS = 8  # of rows, at most, each worked on by one thread

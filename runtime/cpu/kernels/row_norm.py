@@ -15,11 +15,11 @@ from foreplan.graph.op import Arrays, Windows
 from foreplan.ops.norm.rows import LayerNorm, LayerNormGrad, RMSNorm, RMSNormGrad
 from foreplan.runtime.cpu.codegen.elements import as_in, check_elements, check_float, number, written
 from foreplan.runtime.cpu.codegen.jit import compiled, inlined, summing
-from foreplan.runtime.cpu.kernel import LoopKernel, one_after_another
+from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_from, same_place
 from foreplan.runtime.cpu.kernels.scores import BLOCK, row_sum
 from foreplan.runtime.cpu.threads import current_threads, ranged
-from foreplan.runtime.kernel import Refused, Run
+from foreplan.runtime.kernel import Refused, Run, one_after_another
 
 ROWS = 32  # summed in float32
 SEGMENTS = 16  # at most

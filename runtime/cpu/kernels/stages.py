@@ -11,13 +11,12 @@ from foreplan.graph import DType, TensorType, Window
 from foreplan.graph.op import Arrays
 from foreplan.runtime.cpu.codegen.epilogue import FURTHER, MADE
 from foreplan.runtime.cpu.gemm.products import Product
-from foreplan.runtime.cpu.kernel import one_after_another
 from foreplan.runtime.cpu.kernels.copies import clear, copy
 from foreplan.runtime.cpu.kernels.rows import Rows, rows_along
 from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.cpu.onednn.primitives import Description, Primitive
-from foreplan.runtime.kernel import Refused, Run
+from foreplan.runtime.kernel import Refused, Run, one_after_another
 from foreplan.units import align_up
 
 ALIGNMENT = 64

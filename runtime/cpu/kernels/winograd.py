@@ -25,7 +25,6 @@ from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.conv.ops import ConvOp
 from foreplan.runtime.cpu.codegen.native import together
 from foreplan.runtime.cpu.gemm.products import Product, product
-from foreplan.runtime.cpu.kernel import one_after_another
 from foreplan.runtime.cpu.kernels.rows import channel_rows
 from foreplan.runtime.cpu.kernels.winograd_loops import (
     IMAGES,
@@ -41,7 +40,7 @@ from foreplan.runtime.cpu.onednn import library as c
 from foreplan.runtime.cpu.onednn import primitives
 from foreplan.runtime.cpu.onednn.primitives import OLD, Description, Following, base_of
 from foreplan.runtime.cpu.threads import current_threads, one_thread, ranged
-from foreplan.runtime.kernel import Refused, Run
+from foreplan.runtime.kernel import Refused, Run, one_after_another
 from foreplan.units import align_up
 
 TILE, TAPS, PATCH = 4, 3, 6

@@ -1,0 +1,196 @@
+"""Loops on any engine: the body is planned once, and its calls run in every step over the same workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from foreplan.lower.loop import Body, lower_body
+from foreplan.lower.program import ARENA, Call, Operand
+from foreplan.lower.target import Target
+from foreplan.lower.targets import target_named
+from foreplan.ops.loop import Loop
+from foreplan.planner import plan, verify
+from foreplan.planner.plan import Plan, Step
+from foreplan.runtime.kernel import Run
+
+PLANNED = "planned"  # the kernel's name
+BindCall = Callable[[Call, list[np.ndarray], list[np.ndarray], np.ndarray], Run]
+Copy = Callable[[np.ndarray, np.ndarray], Run]  # the first array into the second
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The arrays of a loop."""
+
+    inputs: Sequence[np.ndarray]
+    outputs: Sequence[np.ndarray]
+    workspace: np.ndarray
+
+
+@dataclass(frozen=True)
+class PlannedLoop:
+    """A loop whose body has a plan: a `Kernel`.
+
+    The carries of every step lie in the outputs for the last ones. Slices, and what every step reads, are read where
+    they lie. What a step adds to a stack is written to its place there, if it may lie there; else it is copied.
+
+    Attributes:
+        target: its alignment is that of places within stacks that are written.
+    """
+
+    loop: Loop
+    body: Body
+    plan: Plan
+    target: Target
+
+    @property
+    def workspace(self) -> int:
+        """The arena of the body."""
+        return self.plan.heights[ARENA]
+
+    @cached_property
+    def overwrites(self) -> tuple[tuple[int, int], ...]:
+        """A carry may begin where it ends. A stack may take the place of slices if each step has read its slice before
+        it writes there.
+        """
+        carries = self.loop.carries
+        inputs, outputs = self.loop.graph.inputs, self.loop.results
+        pairs = [(i, i) for i in range(carries)]
+        for o in range(carries, len(outputs)):
+            for i in range(carries, carries + self.loop.slices):
+                if outputs[o].type.nbytes == inputs[i].type.nbytes and self._reads_before(i, o - carries):
+                    pairs.append((o, i))
+        return tuple(pairs)
+
+    def _reads_before(self, number: int, stack: int) -> bool:
+        """Whether a step of the loop has read a slice before it writes to a stack, or in the same call, where that may
+        take the bytes of what it reads.
+        """
+        written = self.body.stacks[stack].value
+        if self.in_place.get(written) != stack:
+            return True  # copied there at the end
+        (read,) = (value for value, place in self.body.place.items() if place == number)
+        program, steps = self.body.program, [step.action for step in self.plan.steps]
+        first = next(i for i, action in enumerate(steps) if written in program.actions[action].writes)
+        later = any(read in program.actions[action].reads for action in steps[first + 1 :])
+        return not later and self._may_take(program.calls[steps[first]], written, read)
+
+    def _may_take(self, call: Call, written: int, read: int) -> bool:
+        """Whether a call may write a value over one that it reads, if it does."""
+        windows = [x.window for x in call.inputs], [y.window for y in call.outputs]
+        kernel = self.target.kernel(call.op, call.kernel, call.payload, *windows)
+        o = next(i for i, y in enumerate(call.outputs) if y.value == written)
+        return kernel is not None and all(
+            (o, i) in kernel.overwrites and x.offset == 0 and x.window == call.outputs[o].window
+            for i, x in enumerate(call.inputs)
+            if x.value == read
+        )
+
+    @property
+    def nanoseconds(self) -> int:
+        """The times of the body's steps, predicted."""
+        actions = self.body.program.actions
+        return self.loop.steps * sum(actions[step.action].nanoseconds for step in self.plan.steps)
+
+    @cached_property
+    def in_place(self) -> dict[int, int]:
+        """By value of the body, the stack where it is written: whole values, in C order, at aligned places."""
+        found: dict[int, int] = {}
+        values = self.body.program.values
+        for number, operand in enumerate(self.body.stacks):
+            whole = operand.offset == 0 and operand.type.nbytes == values[operand.value].nbytes
+            free = operand.value not in found and operand.value not in self.body.place
+            if whole and free and operand.window.is_dense and operand.type.nbytes % self.target.alignment == 0:
+                found[operand.value] = number
+        return found
+
+    def runs(self, arrays: Arrays, bind: BindCall, copy: Copy) -> list[Run]:
+        """All calls of all steps, in order: first carries are copied to their places, if they are not there.
+
+        Args:
+            bind, copy: make one call of the engine.
+        """
+        return _Binding(self, arrays, bind, copy).runs()
+
+
+@lru_cache(maxsize=256)
+def planned_loop(loop: Loop, name: str) -> PlannedLoop:
+    """The plan of a loop's body on the target of a name. It is a function of both alone, and verified.
+
+    Raises:
+        UnsupportedError: see `lower_body`.
+    """
+    target = target_named(name)
+    body = lower_body(loop, target)
+    made = plan(body.program, remat="off")
+    verify(made, body.program)
+    return PlannedLoop(loop, body, made, target)
+
+
+class _Binding:
+    """Calls on the arrays of one loop."""
+
+    def __init__(self, of: PlannedLoop, arrays: Arrays, bind: BindCall, copy: Copy) -> None:
+        self.of, self.bind, self.copy = of, bind, copy
+        self.inputs, self.workspace = arrays.inputs, arrays.workspace
+        self.carries, self.stacks = arrays.outputs[: of.loop.carries], arrays.outputs[of.loop.carries :]
+        self.ends: dict[int, int] = {}
+        for step in of.plan.steps:
+            self.ends |= zip(of.body.program.actions[step.action].writes, step.writes)
+
+    def runs(self) -> list[Run]:
+        """First carries to their places, then the steps."""
+        loop = self.of.loop
+        runs = []
+        for here, there in zip(self.inputs, self.carries):
+            if here.ctypes.data != there.ctypes.data:
+                runs.append(self.copy(here, there))
+        same = {i: self.ready(step, 0) for i, step in enumerate(self.of.plan.steps) if not self.moves(step)}
+        for t in reversed(range(loop.steps)) if loop.reverse else range(loop.steps):
+            runs += [same[i] if i in same else self.ready(step, t) for i, step in enumerate(self.of.plan.steps)]
+            for number, operand in enumerate(self.of.body.stacks):
+                if self.of.in_place.get(operand.value) != number:
+                    added = self.array(operand, self.ends.get(operand.value, 0), t)
+                    runs.append(self.copy(added, self.stacks[number][t, ...]))
+        return runs
+
+    def moves(self, step: Step) -> bool:
+        """Whether a call reads or writes another place in each step of the loop."""
+        call = self.of.body.program.calls[step.action]
+        return any(self.in_stack(operand.value) for operand in (*call.inputs, *call.outputs))
+
+    def in_stack(self, value: int) -> bool:
+        """Whether a value of the body lies in a stack."""
+        return value in self.of.in_place or self.of.loop.is_slice(self.of.body.place.get(value, -1))
+
+    def ready(self, step: Step, t: int) -> Run:
+        """One call of one step."""
+        program = self.of.body.program
+        action, call = program.actions[step.action], program.calls[step.action]
+        reads, writes = dict(zip(action.reads, step.reads)), dict(zip(action.writes, step.writes))
+        inputs = [self.array(operand, reads[operand.value], t) for operand in call.inputs]
+        outputs = [self.array(operand, writes[operand.value], t) for operand in call.outputs]
+        return self.bind(call, inputs, outputs, self.workspace[step.workspace :][: action.workspace])
+
+    def array(self, operand: Operand, place: int, t: int) -> np.ndarray:
+        """An operand of the body in step t; `place` is that of its value in the arena, if it lies there."""
+        number, stack = self.of.body.place.get(operand.value), self.of.in_place.get(operand.value)
+        if stack is not None:
+            whole = self.stacks[stack][t : t + 1]
+        elif number is None:
+            whole = self.workspace[place:]
+        elif number < self.of.loop.carries:
+            whole = self.carries[number]
+        elif self.of.loop.is_slice(number):
+            whole = self.inputs[number][t : t + 1]
+        else:
+            whole = self.inputs[number]
+        type = operand.type
+        if type.size == 0:
+            return np.empty(type.shape, type.dtype.numpy)
+        data = whole.reshape(-1).view(np.uint8)
+        return np.ndarray(type.shape, type.dtype.numpy, data, operand.offset, operand.strides)
