@@ -10,6 +10,7 @@ those of PEFT: `attn.lora_A.weight` and `attn.lora_B.weight` stand beside `attn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
@@ -93,7 +94,7 @@ class Adapter:
 
     def norms(self, weight: np.ndarray) -> np.ndarray:
         """The norm of each output's part of a weight: float64[out]."""
-        flat = weight.reshape(len(weight), -1)
+        flat = weight.reshape(len(weight), math.prod(weight.shape[1:]))
         squares = np.einsum("ij,ij->j" if self.transposed else "ij,ij->i", flat, flat, dtype=np.float64)
         return np.asarray(np.sqrt(squares))
 

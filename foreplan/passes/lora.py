@@ -21,8 +21,8 @@ from foreplan.graph.adapter import (
     module_of,
 )
 from foreplan.ops.conv.ops import Conv, conv
-from foreplan.ops.index import Gather, gather
 from foreplan.ops.expr import maximum, sqrt
+from foreplan.ops.index import Gather, gather
 from foreplan.ops.map import Map, elementwise
 from foreplan.ops.marks import StopGradient
 from foreplan.ops.matmul import MatMul, matmul
@@ -136,7 +136,9 @@ def lora(
 
     def finish(b: Builder) -> None:
         kind = "DoRA" if dora else "LoRA"
-        b.note(f"{kind} of rank {rank} and alpha {alpha:g}: {len(chosen)} weights have adapters, all weights are frozen")
+        b.note(
+            f"{kind} of rank {rank} and alpha {alpha:g}: {len(chosen)} weights have adapters, all weights are frozen"
+        )
 
     adapted = rewrite(graph, replace, finish=finish)
     return dataclasses.replace(adapted, origin=source.origin if isinstance(source.origin, Graph) else source)
@@ -254,7 +256,8 @@ def _factors(b: Builder, weight: Value, uses: Sequence[_Use], rank: int, scale: 
     zero = AdapterZero(scale, transposed)
     inits: tuple[Initializer, Initializer] = (zero, Normal(1.0)) if is_table else (Uniform(-bound, bound), zero)
     ends = OF_TABLES if is_table else FACTORS
-    of = _Factors(*map(parameter, ends, shapes, inits), scale, transposed)
+    factors = map(parameter, ends, shapes, inits)
+    of = _Factors(next(factors), next(factors), scale, transposed)
     if not dora:
         return of
     magnitude = parameter(MAGNITUDE, (1, out, *[1] * len(taps)) if taps else (out,), AdapterMagnitude())
@@ -264,7 +267,7 @@ def _factors(b: Builder, weight: Value, uses: Sequence[_Use], rank: int, scale: 
 def _gain(b: Builder, weight: Value, of: _Factors, magnitude: Value) -> Value:
     """m / ‖W + scale · B·A‖, [out], with the norm as a constant."""
     rank, outs = of.a.shape[0], of.b.shape[0]
-    one, other = reshape(b, of.a, (rank, -1)), reshape(b, of.b, (outs, rank))
+    one, other = reshape(b, of.a, (rank, of.a.type.size // rank)), reshape(b, of.b, (outs, rank))
     product = matmul(b, one, other, True, True) if of.transposed else matmul(b, other, one)
     flat = reshape(b, weight, product.shape)
     squares = elementwise(b, lambda w, p: (w + p * of.scale) * (w + p * of.scale), flat, product)
@@ -278,40 +281,41 @@ def _adapted(
 ) -> tuple[Map, tuple[Value, ...]]:
     """The result of a node with its adapter, as a map of values that are made for it."""
     x = inputs[0] if use.kind is Gather else dropped(b, inputs[0], dropout)
-    added = _added(b, use, of, x, inputs[1])
     if of.gain is None:
-        return Map(("(a0 + a1)",)), (b.apply(use.node.op, *inputs, name="base"), added)
+        return Map(("(a0 + a1)",)), (b.apply(use.node.op, *inputs, name="base"), _added(b, use, of, x, inputs[1]))
+    alone = b.apply(use.node.op, x, inputs[1], name="alone")
+    whole = _added(b, use, of, x, inputs[1], alone)  # in one node, so that the gain's gradient keeps this alone
 
     def beside_channels(value: Value) -> Value:
         one_each = use.kind is Conv and len(value.shape) == 1
-        return reshape(b, value, (-1, *[1] * (len(added.shape) - 2))) if one_each else value
+        return reshape(b, value, (-1, *[1] * (len(whole.shape) - 2))) if one_each else value
 
-    gain, alone = beside_channels(of.gain), b.apply(use.node.op, x, inputs[1], name="alone")
+    gain = beside_channels(of.gain)
     if x is not inputs[0]:  # as PEFT has it: what m changes is computed of what is left of x
         base = b.apply(use.node.op, *inputs, name="base")
-        return Map(("(a0 + (((a1 + a2) * a3) - a1))",)), (base, alone, added, gain)
+        return Map(("(a0 + ((a1 * a2) - a3))",)), (base, whole, gain, alone)
     if len(inputs) == 2:
-        return Map(("((a0 + a1) * a2)",)), (alone, added, gain)
-    return Map(("(((a0 + a1) * a2) + a3)",)), (alone, added, gain, beside_channels(inputs[2]))
+        return Map(("(a0 * a1)",)), (whole, gain)
+    return Map(("((a0 * a1) + a2)",)), (whole, gain, beside_channels(inputs[2]))
 
 
-def _added(b: Builder, use: _Use, of: _Factors, x: Value, second: Value) -> Value:
-    """What an adapter adds to the result of a node.
+def _added(b: Builder, use: _Use, of: _Factors, x: Value, second: Value, *onto: Value) -> Value:
+    """What an adapter adds to the result of a node, or the sum of it and another value.
 
     Args:
         x, second: the node's inputs, the first of which may be dropped in part.
+        onto: the other value.
     """
 
     def scaled(value: Value) -> Value:
         return value if of.scale == 1 else elementwise(b, lambda v: v * of.scale, value)
 
-    if use.kind is Gather:
-        if of.transposed:
-            return matmul(b, scaled(gather(b, transpose(b, of.a, (1, 0)), second)), of.b, transpose_b=True)
-        return matmul(b, scaled(gather(b, of.b, second)), of.a)
-    if use.kind is Conv:
-        return conv(b, scaled(b.apply(use.node.op, x, of.a)), of.b)
     turned = isinstance(use.node.op, MatMul) and use.node.op.transpose_a
-    if use.transposed != of.transposed:
-        return matmul(b, scaled(matmul(b, x, of.a, turned, True)), of.b, transpose_b=True)
-    return matmul(b, scaled(matmul(b, x, of.b, turned)), of.a)
+    by_b = of.transposed if use.kind is Gather else use.transposed != of.transposed  # B is the second of the product
+    if use.kind is Conv:
+        return conv(b, scaled(b.apply(use.node.op, x, of.a)), of.b, *onto)
+    if use.kind is Gather:
+        low = gather(b, transpose(b, of.a, (1, 0)) if by_b else of.b, second)
+    else:
+        low = matmul(b, x, of.a if by_b else of.b, turned, by_b)
+    return b.apply(MatMul(transpose_b=by_b), scaled(low), of.b if by_b else of.a, *onto)

@@ -165,7 +165,7 @@ def test_what_dropout_leaves_is_scaled_as_in_peft() -> None:
             part.weight.add_(torch.randn_like(part.weight))
             session.parameters[f"0.{end}"] = part.weight.numpy()
         linear = layer.get_base_layer()
-        given = dict(lora_A=parts[0], lora_B=parts[1], scaling=3.0, base_layer=linear)
+        given = {"lora_A": parts[0], "lora_B": parts[1], "scaling": 3.0, "base_layer": linear}
         masks = torch.cartesian_prod(*[torch.tensor([0.0, 2.0])] * 5)
         wanted = torch.stack([linear(x) + parts[2](x * mask, **given) for mask in masks]).numpy()
     (name,) = [slot.name for slot in session.program.inputs if slot.name not in ("target", "learning_rate")]
