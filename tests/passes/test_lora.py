@@ -156,6 +156,14 @@ def test_steps_with_magnitudes_are_those_of_the_formula_written_out(engine: str)
             np.testing.assert_allclose(merged[name], array, rtol=1e-3, atol=2e-5, err_msg=name)
 
 
+def test_the_gradient_of_magnitudes_keeps_one_sum_for_each_product() -> None:
+    """And not the weight's result and the adapter's: only the product that adds them reads the former."""
+    step = fp.compile(fp.lora(graph_of(), 2, 4, NORMED, dora=True), fp.losses.cross_entropy, fp.optim.SGD(RATE))
+    alone = [value for value in step.graph.producer if value.name.rpartition("/")[2] == "alone"]
+    assert len(alone) == 4
+    assert all([len(node.inputs) for node in step.graph.readers[value]] == [3] for value in alone)
+
+
 def test_a_part_of_a_weight_that_is_zero_stays_zero_and_all_is_finite() -> None:
     base = fp.trace(lambda x: fp.nn.linear(x, 3, bias=False, weight_init=0.0, name="fc"), fp.spec((2, 4)))
     session = fp.compile(fp.lora(base, 2, 4, ["fc"], dora=True), fp.losses.mean, fp.optim.SGD(0.1)).bind()
