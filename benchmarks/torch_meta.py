@@ -41,7 +41,7 @@ KNOWN = (
     ("conv_chain", False),
 )
 ADAPTERS = {"all weights": None, "LoRA": {"use_dora": False}, "DoRA": {"use_dora": True}}
-TARGETS = {"numpy": "numpy", "cuda": "cuda:h100"}
+TARGETS = ("numpy", "cuda:h100")
 
 
 class Alive(TorchDispatchMode):
@@ -116,7 +116,8 @@ def compared(name: str, adam: bool) -> str:
     most, libraries = measured(name, adam)
     found = peak({"model": name, "adam": adam}) + libraries
     optimizer = "Adam" if adam else "Nesterov"
-    return f"| {name} | {optimizer} | {found:,.0f} | {most:,.0f} | {100 * (found / most - 1):+.1f} % |"
+    difference = f"{100 * (found / most - 1):+.1f} %".replace("-", "−")
+    return f"| {name} | {optimizer} | {found:,.0f} | {most:,.0f} | {difference} |"
 
 
 def planned(target: str, adam: bool, adapters: dict[str, Any] | None, remat: str) -> str:
@@ -134,7 +135,7 @@ def row(kind: str, adam: bool) -> str:
     adapters = ADAPTERS[kind]
     counted = peak({"model": GPT2, "adam": adam}, adapters) + workspace()
     cells = [kind, "AdamW" if adam else "Nesterov", f"{counted:,.0f}"]
-    cells += [planned(target, adam, adapters, remat) for target in TARGETS.values() for remat in ("off", "auto")]
+    cells += [planned(target, adam, adapters, remat) for target in TARGETS for remat in ("off", "auto")]
     return f"| {' | '.join(cells)} |"
 
 
@@ -152,7 +153,7 @@ def main() -> None:
     F.scaled_dot_product_attention = attention
     head = ["| PyTorch, MiB | optimizer | counted | measured on an H100 | |", "|---|---|---|---|---|"]
     table("counted", head, (compared(*case) for case in KNOWN))
-    titles = "".join(f" `{name}`, `--remat off` | `{name}` |" for name in TARGETS.values())
+    titles = "".join(f" `{name}`, `--remat off` | `{name}` |" for name in TARGETS)
     head = [f"| trained, MiB | optimizer | PyTorch |{titles}", "|---|---|---|---|---|---|---|"]
     table("beside PyTorch", head, (row(kind, adam) for kind in ADAPTERS for adam in (True, False)))
 
