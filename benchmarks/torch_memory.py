@@ -65,6 +65,23 @@ def build(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
     return model, torch.randn(int(batch), 3, 224, 224), torch.randint(1000, (int(batch),))
 
 
+def optimizer_of(case: dict[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
+    """A case's optimizer, of the weights that are trained."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    foreach = case.get("foreach")
+    if case.get("adam"):
+        return torch.optim.Adam(weights, 1e-4, foreach=foreach)
+    return torch.optim.SGD(weights, 1e-4, momentum=0.9, nesterov=True, foreach=foreach)
+
+
+def loss_of(model: torch.nn.Module, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The forward pass and the loss; the model's output is let go."""
+    y = model(x)
+    if target.is_floating_point():
+        return F.mse_loss(y, target)
+    return F.cross_entropy(y.flatten(0, -2) if y.dim() == 3 else y, target)
+
+
 def phases(case: dict[str, Any]) -> dict[str, Any]:
     """Of one case; what other cases have left is given back to the card first."""
     gc.collect()
@@ -78,24 +95,13 @@ def phases(case: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"after_inputs": now()}
     model = model.to("cuda")
     found["after_model"] = now()
-    weights, foreach = list(model.parameters()), case.get("foreach")
-    if case.get("adam"):
-        optimizer: torch.optim.Optimizer = torch.optim.Adam(weights, 1e-4, foreach=foreach)
-    else:
-        optimizer = torch.optim.SGD(weights, 1e-4, momentum=0.9, nesterov=True, foreach=foreach)
+    optimizer = optimizer_of(case, model)
     loss, steps = None, []
     for _ in range(3):
         optimizer.zero_grad(set_to_none=not case.get("zeroed", False))
         if not case.get("loss_kept"):
             loss = None
-        y = model(x)
-        if target.is_floating_point():
-            made = F.mse_loss(y, target)
-        else:
-            made = F.cross_entropy(y.flatten(0, -2) if y.dim() == 3 else y, target)
-        del y
-        loss = made
-        del made
+        loss = loss_of(model, x, target)
         step = {"forward": now()}
         loss.backward()
         step["backward"] = now()

@@ -18,7 +18,7 @@ import numpy as np
 from foreplan.errors import SessionError, UsageError
 from foreplan.files import write_atomically
 from foreplan.graph import Kind
-from foreplan.graph.adapter import Adapter, adapters_in, is_factor
+from foreplan.graph.adapter import Adapter, adapters_in, is_of_adapter
 from foreplan.lower.program import Program, Slot
 from foreplan.runtime.checkpoint import write_tensors
 from foreplan.runtime.engine import Place
@@ -46,9 +46,14 @@ def prepare(folder: str, program: Program) -> tuple[Adapter, ...]:
     """Make the folder for a program's adapters, and say which these are.
 
     Raises:
-        UsageError, SessionError: there are no adapters, or the folder cannot be made.
+        UsageError, SessionError: there are no adapters, or of two kinds, or the folder cannot be made.
     """
     adapters = adapters_of(program)
+    if len({each.magnitude is None for each in adapters}) > 1:
+        raise SessionError(
+            f"{program.model!r} has adapters with magnitudes (DoRA) and without, and PEFT's files hold either: "
+            "save(path) writes both"
+        )
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
@@ -60,11 +65,11 @@ def save_adapters(folder: str, program: Program, places: Mapping[str, Place]) ->
     """Write adapters, and other values that are trained, into a folder, which is made if it is not there.
 
     Raises:
-        UsageError, SessionError: there are no adapters, or the folder cannot be written.
+        UsageError, SessionError: there are no adapters, or of two kinds, or the folder cannot be written.
     """
     adapters = prepare(folder, program)
     modules, others = _also_trained(program)
-    factors = {name for each in adapters for name in (each.a, each.b)}
+    factors = {name for each in adapters for name in each.stored}
     slots = [slot for slot in program.stored if slot.name in factors or slot.name in others]
     write_tensors(
         os.path.join(folder, TENSORS), {PREFIX + s.name: (s, places[s.name]) for s in slots}, {"format": "pt"}
@@ -94,7 +99,12 @@ def load_adapters(
                 f"the adapters in {folder!r} add {scale:g} times their product, and this model's {each.scale:g} times: "
                 "give foreplan.lora their rank and alpha"
             )
-    factors = {PREFIX + name for each in adapters for name in (each.a, each.b)}
+        if bool(config.get("use_dora")) != (each.magnitude is not None):
+            raise SessionError(
+                f"the adapters in {folder!r} have use_dora = {bool(config.get('use_dora'))}, and this model's "
+                f"{each.module!r} has not: give foreplan.lora the same dora"
+            )
+    factors = {PREFIX + name for each in adapters for name in each.stored}
     own = (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)
     path, slots = os.path.join(folder, TENSORS), {PREFIX + s.name: s for s in program.stored if s.kind in own}
     with open_tensors(path) as file:
@@ -123,14 +133,14 @@ def _check_tensors(file: TensorFile, model: str, slots: Mapping[str, Slot], need
 
 
 def merged(program: Program, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The state of the model without adapters: each weight has the change that its adapter makes."""
+    """The state of the model without adapters: each weight is what its adapter makes of it."""
     stored = [(slot.name, slot.init) for slot in program.stored]
     found = dict(state)
     for each in adapters_in(stored, found):
         weight = found[each.weight]
         wide = np.float32 if weight.dtype.itemsize < 4 else weight.dtype
-        change = each.change(found.pop(each.a).astype(wide), found.pop(each.b).astype(wide))
-        found[each.weight] = (weight.astype(wide) + change).astype(weight.dtype)
+        a, b, *magnitude = (found.pop(name).astype(wide) for name in each.stored)
+        found[each.weight] = each.adapted(weight.astype(wide), a, b, *magnitude).astype(weight.dtype)
     return found
 
 
@@ -158,7 +168,7 @@ def _read_config(path: str) -> dict[str, Any]:
         raise SessionError(f"{path!r} is not JSON") from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise SessionError(f"{path!r} does not describe LoRA's adapters")
-    if other := [key for key in ("use_dora", "use_bdlora", "lora_bias") if config.get(key)]:
+    if other := [key for key in ("use_bdlora", "lora_bias") if config.get(key)]:
         raise SessionError(f"{path!r} has {other[0]}, which foreplan's adapters do not have")
     return config
 
@@ -192,7 +202,7 @@ def _rank(program: Program, adapter: Adapter) -> int:
 def _also_trained(program: Program) -> tuple[list[str], set[str]]:
     """The modules with other weights that are trained, and the names of all that these modules store."""
     own = [slot for slot in program.stored if slot.kind in (Kind.PARAMETER, Kind.FROZEN, Kind.BUFFER)]
-    own = [slot for slot in own if not is_factor(slot.name)]
+    own = [slot for slot in own if not is_of_adapter(slot.name)]
     modules = sorted({slot.name.rpartition(".")[0] for slot in own if slot.kind is Kind.PARAMETER} - {""})
     names = {slot.name for slot in own if slot.kind is Kind.PARAMETER or slot.name.rpartition(".")[0] in modules}
     return modules, names
@@ -217,6 +227,6 @@ def _config(adapters: tuple[Adapter, ...], ranks: Mapping[str, int], modules: li
         "bias": "none",
         "init_lora_weights": True,
         "use_rslora": False,
-        "use_dora": False,
+        "use_dora": adapters[0].magnitude is not None,
         "modules_to_save": modules or None,
     }

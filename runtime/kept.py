@@ -17,6 +17,7 @@ from foreplan.graph.adapter import AdapterZero
 from foreplan.lower.program import Program
 from foreplan.runtime.averages import averages_of, exchanged, names_of_averages, read_averages
 from foreplan.runtime.engine import Place
+from foreplan.runtime.magnitudes import adapters_with_magnitudes, at_norms, write_norms
 from foreplan.runtime.stored import Stored
 from foreplan.runtime.turn import Turn
 
@@ -84,6 +85,9 @@ class Kept:
         """Read a file that `save` wrote, or a safetensors file of another tool; a file of only parameters and buffers
         leaves all else as it is.
 
+        Where a weight has an adapter whose magnitudes (DoRA) are still its norms, and the file has none, they become
+        the norms of what was read.
+
         With any of the arguments below, only parameters and buffers are read: the optimizer's state, the step count and
         the random state stay as they are. PyTorch's `num_batches_tracked` is passed over.
 
@@ -116,9 +120,11 @@ class Kept:
             self._settle()
             self._refuse_if_averaged()
             before = self._broken
+            following = at_norms(adapters_with_magnitudes(self.program.stored), self._stored)
             loaded, whole = load_checkpoint(
                 text, self.program, self._stored, state, strict, names, begun=self._load_begun
             )
+            write_norms([each for each in following if each.magnitude not in loaded.read], self._stored)
             self._broken = before
             if whole:
                 for slot in self.program.stored:

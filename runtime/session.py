@@ -21,6 +21,7 @@ from foreplan.runtime.engine import Engine, Memory, Watch
 from foreplan.runtime.half import Half
 from foreplan.runtime.inputs import check_inputs, micro_batch
 from foreplan.runtime.kept import WAY_OUT, Kept
+from foreplan.runtime.magnitudes import adapters_with_magnitudes, write_norms
 from foreplan.runtime.regions import allocated, check_sharing, shared
 from foreplan.runtime.result import Begun, Result, empty
 from foreplan.runtime.room import check_room
@@ -139,6 +140,8 @@ class Session(Kept):
         for slot in program.stored:
             if share is None or self.program.values[slot.operand.value].region != PARAMETERS:
                 self._stored[slot.name].fill(partial(draw, slot, seed))
+        if share is None:
+            write_norms(adapters_with_magnitudes(program.stored), self._stored)
 
     def step(self, inputs: Mapping[str, Any] | None = None) -> Result:
         """Run the program once; where it accumulates gradients, once for each micro-batch, and then its update.

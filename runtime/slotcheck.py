@@ -6,6 +6,7 @@ alignment, region, category, role, and where its home may be.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from foreplan.lower.target import Target
 from foreplan.ops.random import STATE as RANDOM_STATE
 from foreplan.ops.storage import alike
 from foreplan.planner import Category, Role, Value
+from foreplan.runtime.magnitudes import adapters_with_magnitudes
 
 _PASSING = (Category.ACTIVATIONS, Category.GRADIENTS)  # of what lives within a step
 _FIELDS = ("nbytes", "alignment", "region", "category", "role", "home")
@@ -35,6 +37,7 @@ def check_slots(program: Program, target: Target) -> None:
     """
     _check_names(program)
     _check_kinds(program)
+    _check_magnitudes(program)
     _check_results(program)
     given, written, results = _given(program), _written(program), _results(program)
     owned = given.keys() | written.keys()
@@ -82,6 +85,17 @@ def _check_kinds(program: Program) -> None:
             raise PlanError(f"slot {slot.name!r}: {init} is no content of {type}")
         if slot.kind is Kind.ACCUMULATOR and not (isinstance(init, Fill) and init.value == 0):
             raise PlanError(f"slot {slot.name!r}: a sum over micro-batches is zero at first")
+
+
+def _check_magnitudes(program: Program) -> None:
+    """An adapter has one magnitude for each output of a weight that is there."""
+    types = {slot.name: slot.operand.type for slot in program.stored}
+    for each in adapters_with_magnitudes(program.stored):
+        weight, magnitude = types.get(each.weight), types[each.magnitude or ""]
+        shape = () if weight is None else weight.shape
+        outputs = math.prod(shape[1:]) if each.transposed else math.prod(shape[:1])
+        if len(shape) < 2 or magnitude.size != outputs or not magnitude.dtype.is_float:
+            raise PlanError(f"slot {each.magnitude!r}: {magnitude} are no magnitudes of {each.weight!r}, {weight}")
 
 
 def _check_results(program: Program) -> None:

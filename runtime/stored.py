@@ -12,6 +12,7 @@ from foreplan.graph.init import generator_for
 from foreplan.lower.program import Slot
 from foreplan.runtime.engine import Place
 from foreplan.runtime.inputs import check_array
+from foreplan.runtime.magnitudes import adapters_with_magnitudes, at_norms, write_norms
 from foreplan.runtime.turn import Turn
 
 
@@ -19,10 +20,12 @@ class Stored(MutableMapping[str, np.ndarray]):
     """Named stored values; reading gives a copy, assigning checks shape and type and writes into the arena.
 
     Each is read or written whole, between steps. What several values hold at one time is what `Session.save` writes.
+    The first magnitudes of adapters (DoRA) follow the weight that is written.
     """
 
     def __init__(self, slots: Mapping[str, Slot], places: Mapping[str, Place], turn: Turn) -> None:
         self._slots, self._places, self._turn = slots, places, turn
+        self._adapters = {each.weight: each for each in adapters_with_magnitudes(slots.values())}
 
     def __getitem__(self, name: str) -> np.ndarray:
         place = self._places[name]
@@ -34,7 +37,9 @@ class Stored(MutableMapping[str, np.ndarray]):
             raise SessionError(f"there is no stored value {name!r}; nothing can be added to a session")
         checked = check_array(self._slots[name], array)
         with self._turn.lock:
+            following = at_norms([self._adapters[name]] if name in self._adapters else (), self._places)
             self._places[name].write(checked)
+            write_norms(following, self._places)
 
     def __delitem__(self, name: str) -> None:
         raise SessionError(f"{name!r} cannot be deleted: its place in the arena is part of the plan")

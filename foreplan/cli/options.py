@@ -52,7 +52,7 @@ DECIDED: tuple[str, ...] = (
     "weight_decay",
     "decay",
 )
-DECIDED += ("loss", "lora", "rank", "alpha", *FLAGS)
+DECIDED += ("loss", "lora", "rank", "alpha", "dora", *FLAGS)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -92,6 +92,7 @@ class Settings:
         loss: one of LOSSES; None: the model's own, cross-entropy for an ONNX file.
         lora: patterns of weights that get adapters; none: the model has none.
         rank, alpha: of the adapters; None: those that `foreplan.lora` has by default.
+        dora: whether the adapters have magnitudes.
         step: the other options of `compile`.
         trust_code: whether machine code in a plan file may run.
         weights_folder: where the weights that a plan file names are; None: beside it.
@@ -112,6 +113,7 @@ class Settings:
     lora: tuple[str, ...] = ()
     rank: int | None = None
     alpha: float | None = None
+    dora: bool = False
     step: Options = USUAL
     trust_code: bool = False
     weights_folder: str | None = None
@@ -224,6 +226,7 @@ def model_options(function: _Function) -> _Function:
             ),
             click.option("--rank", type=click.IntRange(min=1), metavar="N", help="Of the adapters of --lora: 8."),
             click.option("--alpha", type=float, metavar="X", help="Their strength, times the rank: 16."),
+            click.option("--dora", is_flag=True, help="Train the norms of the adapted weights, too."),
             *(_option(name, said) for name, said in FLAGS.items()),
         )
     ):
@@ -312,6 +315,7 @@ def model_graph(model: str, settings: Settings) -> tuple[Graph, str]:
 def _with_adapters(graph: Graph, settings: Settings) -> Graph:
     """The model with the adapters that the settings ask for."""
     said = {name: value for name in ("rank", "alpha") if (value := getattr(settings, name)) is not None}
+    said |= {"dora": True} if settings.dora else {}
     if not settings.lora:
         if said:
             raise UsageError(f"--{min(said)} is that of adapters: say by --lora which weights get some")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from foreplan.errors import ModelError
-from foreplan.graph.adapter import AdapterZero
+from foreplan.graph.adapter import AdapterMagnitude, AdapterZero
 from foreplan.graph.init import Array, Fill, Initializer, Normal, RandomSeed, TruncatedNormal, Uniform
 from foreplan.graph.ir import Graph, Kind, Node, Value
 from foreplan.graph.literal import check_arguments, literal_call
@@ -31,6 +31,7 @@ _INITS: dict[str, Callable[..., Initializer]] = {
     "uniform": Uniform,
     "random_seed": RandomSeed,
     "adapter_zero": AdapterZero,
+    "adapter_magnitude": AdapterMagnitude,
 }
 
 

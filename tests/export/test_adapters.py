@@ -20,10 +20,11 @@ def traced() -> Graph:
     return fp.trace(network, fp.spec((4, 12)), fp.spec((4,), "int64"))
 
 
+@pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("make", [lambda: fp.from_onnx(classifier(), batch=4), traced], ids=["imported", "traced"])
-def test_adapters_are_merged_or_apart(make, tmp_path):
+def test_adapters_are_merged_or_apart(make, dora, tmp_path):
     base = make()
-    adapted = fp.lora(fp.lora(base, targets=["w1*"], rank=2), targets=["w2*"], rank=3)
+    adapted = fp.lora(fp.lora(base, targets=["w1*"], rank=2, dora=dora), targets=["w2*"], rank=3)
     session = fp.compile(adapted, fp.losses.cross_entropy, fp.optim.Momentum(0.5)).bind()
     for _ in range(3):
         session.step({**INPUTS, "target": TARGET})

@@ -33,6 +33,12 @@ def test_estimates_are_those_of_the_adapted_model() -> None:
     assert also["weights"]["trained"]["tensors"] == 4
 
 
+def test_dora_trains_magnitudes_too() -> None:
+    found = answer("estimate", MODEL, "--lora", "hidden0", "--rank", "2", "--dora")
+    assert found["weights"]["trained"] == {"tensors": 3, "numbers": 2 * (4 + 16) + 16}
+    assert any("DoRA of rank 2 and alpha 16: 1 weights have adapters" in note for note in found["notes"])
+
+
 def test_train_writes_adapters_that_a_session_reads(tmp_path: Path) -> None:
     folder, checkpoint = tmp_path / "adapters", tmp_path / "w.safetensors"
     options = ("--data", data(tmp_path), "--steps", "3", "--lr", "0.1", "--lora", "hidden*", "--rank", "2")
@@ -52,6 +58,7 @@ def test_train_writes_adapters_that_a_session_reads(tmp_path: Path) -> None:
 
 def test_what_cannot_be_meant_is_told(tmp_path: Path) -> None:
     assert "say by --lora" in foreplan("estimate", MODEL, "--rank", "4", code=2).stderr
+    assert "--dora is that of adapters" in foreplan("estimate", MODEL, "--dora", code=2).stderr
     assert "no weight of the model is called 'conv'" in foreplan("estimate", MODEL, "--lora", "conv", code=2).stderr
     assert "alpha must be in" in foreplan("estimate", MODEL, "--lora", "*", "--alpha", "-1", code=2).stderr
     train = ("train", MODEL, "--data", data(tmp_path), "--save-adapters")

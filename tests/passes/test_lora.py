@@ -113,6 +113,66 @@ def test_a_model_with_adapters_begins_as_it_was_and_merges_into_itself() -> None
     np.testing.assert_allclose(after, wanted, rtol=1e-4, atol=1e-4)
 
 
+NORMED = ["second", "body", "conv"]  # but for the table that is the head, too
+
+
+def with_magnitudes(w: dict[str, Any], scale: float) -> dict[str, Any]:
+    """DoRA's adapted weights by the paper's equation 5."""
+    found = w | effective({name: array for name, array in w.items() if "magnitude" not in name}, scale)
+    for module, axes in (("second", (0,)), ("body.down", (0,)), ("body.up", (1,)), ("conv", (1, 2))):
+        v, m = found[f"{module}.weight"], w[f"{module}.lora_magnitude_vector"]
+        m = m.reshape(-1, 1, 1) if module == "conv" else m[:, None] if module == "body.up" else m
+        norm = jax.lax.stop_gradient(jnp.sqrt((v * v).sum(axes, keepdims=True)))
+        found[f"{module}.weight"] = m * v / norm
+    return found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_steps_with_magnitudes_are_those_of_the_formula_written_out(engine: str) -> None:
+    rng = np.random.default_rng(4)
+    base = fp.lora(graph_of(), 3, 4, NORMED, dora=True)
+    session = fp.compile(base, fp.losses.cross_entropy, fp.optim.SGD(RATE), target=engine).bind(seed=1)
+    w = {name: jnp.asarray(array) for name, array in session.parameters.items()}
+    zero = {f"wte.lora_{end}": jnp.zeros(shape) for end, shape in (("A.weight", (1, 6)), ("B.weight", (9, 1)))}
+    trained = {name: array for name, array in w.items() if ".lora_" in name}
+    assert len(trained) == 3 * 4
+
+    def loss(adapters: dict[str, Any], ids: Any, target: Any) -> Any:
+        y = logits(with_magnitudes(zero | w | adapters, 4 / 3), ids)
+        return -jnp.take_along_axis(jax.nn.log_softmax(y), target[..., None], -1).mean()
+
+    step = jax.jit(jax.value_and_grad(loss))
+    for _ in range(pick(4, 8, 8)):
+        ids, target = rng.integers(0, 9, (2, 5)), rng.integers(0, 9, (2, 5))
+        wanted, gradients = step(trained, ids, target)
+        found = session.step({"ids": ids, "target": target}).loss
+        assert found == pytest.approx(float(wanted), rel=1e-4)
+        trained = {name: array - RATE * gradients[name] for name, array in trained.items()}
+    for name, array in trained.items():
+        np.testing.assert_allclose(session.parameters[name], array, rtol=2e-3, atol=2e-5, err_msg=name)
+    merged = session.state_dict(merged=True)
+    for name, array in with_magnitudes(zero | w | trained, 4 / 3).items():
+        if ".lora_" not in name:
+            np.testing.assert_allclose(merged[name], array, rtol=1e-3, atol=2e-5, err_msg=name)
+
+
+def test_the_gradient_of_magnitudes_keeps_one_sum_for_each_product() -> None:
+    """And not the weight's result and the adapter's: only the product that adds them reads the former."""
+    step = fp.compile(fp.lora(graph_of(), 2, 4, NORMED, dora=True), fp.losses.cross_entropy, fp.optim.SGD(RATE))
+    alone = [value for value in step.graph.producer if value.name.rpartition("/")[2] == "alone"]
+    assert len(alone) == 4
+    assert all([len(node.inputs) for node in step.graph.readers[value]] == [3] for value in alone)
+
+
+def test_a_part_of_a_weight_that_is_zero_stays_zero_and_all_is_finite() -> None:
+    base = fp.trace(lambda x: fp.nn.linear(x, 3, bias=False, weight_init=0.0, name="fc"), fp.spec((2, 4)))
+    session = fp.compile(fp.lora(base, 2, 4, ["fc"], dora=True), fp.losses.mean, fp.optim.SGD(0.1)).bind()
+    for _ in range(2):
+        session.step({"x": np.ones((2, 4), np.float32)})
+    assert all(np.isfinite(array).all() for array in session.parameters.values())
+    assert (session.state_dict(merged=True)["fc.weight"] == 0).all()
+
+
 def test_only_adapters_have_gradients_and_state() -> None:
     step = fp.compile(fp.lora(graph_of(), 2, 4, MIXED), fp.losses.cross_entropy, fp.optim.AdamW(1e-3))
     kinds = {value.name: value.kind for value in step.graph.stored}
@@ -230,6 +290,7 @@ def test_bfloat16_weights_stay_so_and_their_adapters_are_trained_in_float32() ->
 
 def test_text_and_plan_files_keep_what_adapters_are(tmp_path: Path) -> None:
     graph = fp.lora(graph_of(), 2, 5, ["*.down", "second"])
+    graph = fp.lora(graph, 2, 5, ["*.up"], dora=True)
     assert parse_graph(graph.as_text()).as_text() == graph.as_text()
     step = fp.compile(graph, fp.losses.cross_entropy, fp.optim.SGD(0.5))
     step.save(tmp_path / "step.plan")
@@ -296,6 +357,8 @@ def grouped() -> Graph:
         (lambda: fp.lora(grouped()), "has no weight that only products read"),
         (lambda: fp.lora(graph_of(), targets=[]), "targets is empty"),
         (lambda: fp.lora(graph_of(), targets="body"), r"targets=\['body'\]"),
+        (lambda: fp.lora(graph_of(), targets=["wte"], dora=True), "'wte.weight' is read along both of its axes"),
+        (lambda: fp.lora(graph_of(), targets=["body"], dora=1), "dora"),
         (lambda: fp.lora(graph_of(), rank=0), "rank must be a whole number of at least 1"),
         (lambda: fp.lora(graph_of(), alpha=0), "alpha must be in"),
         (lambda: fp.lora(graph_of(), dropout=1.0), "dropout must be in"),

@@ -27,9 +27,14 @@ def net(ids: fp.Tensor) -> fp.Tensor:
 
 
 def session_of(
-    rank: int = 2, alpha: float = 6, seed: int = 0, targets: tuple[str, ...] = ("h",), **more: Any
+    rank: int = 2,
+    alpha: float = 6,
+    seed: int = 0,
+    targets: tuple[str, ...] = ("h",),
+    dora: bool = False,
+    **more: Any,
 ) -> Session:
-    graph = fp.lora(fp.trace(net, fp.spec(5, "int64")), rank, alpha, targets)
+    graph = fp.lora(fp.trace(net, fp.spec(5, "int64")), rank, alpha, targets, dora=dora)
     return fp.compile(graph, fp.losses.cross_entropy, fp.optim.Momentum(0.3), **more).bind(seed=seed)
 
 
@@ -133,7 +138,8 @@ def add(folder: Path) -> None:
         (lambda folder: (folder / CONFIG).write_text("[" * 100_000), "is not JSON"),
         (lambda folder: (folder / CONFIG).write_text("[]"), "does not describe LoRA"),
         (lambda folder: change(folder, peft_type="IA3"), "does not describe LoRA"),
-        (lambda folder: change(folder, use_dora=True), "has use_dora"),
+        (lambda folder: change(folder, use_dora=True), "use_dora = True, and this model's 'h.table' has not"),
+        (lambda folder: change(folder, lora_bias=True), "has lora_bias, which foreplan"),
         (lambda folder: change(folder, lora_alpha=7), "add 3.5 times their product, and this model's 3 times"),
         (lambda folder: change(folder, lora_alpha="7"), "no number as lora_alpha"),
         (lambda folder: change(folder, lora_alpha=None), "no number as lora_alpha"),
@@ -160,6 +166,99 @@ def test_adapters_of_another_rank_are_refused(tmp_path: Path) -> None:
     change(tmp_path, lora_alpha=9)  # the strength is right for rank 3
     with pytest.raises(fp.SessionError, match=r"its .* is float32\[2,.* and not float32\[3,.* their rank"):
         session_of(rank=3, alpha=9).load_adapters(tmp_path)
+
+
+def test_magnitudes_are_written_and_come_back_and_are_asked_for(tmp_path: Path) -> None:
+    session = trained(session_of(dora=True))
+    session.save_adapters(tmp_path)
+    names = {f"h.{module}.lora_magnitude_vector" for module in ("table", "up", "down")}
+    tensors = load_file(tmp_path / FILE)
+    assert {PREFIX + name for name in names} == {name for name in tensors if "magnitude" in name}
+    assert json.loads((tmp_path / CONFIG).read_text())["use_dora"] is True
+    other = session_of(seed=1, dora=True)
+    other.load_adapters(tmp_path)
+    for name, array in adapters(session).items():
+        np.testing.assert_array_equal(other.parameters[name], array)
+    with pytest.raises(fp.SessionError, match=r"use_dora = True, and this model's 'h.table' has not: .* same dora"):
+        session_of().load_adapters(tmp_path)
+    drop(tmp_path, "up.lora_magnitude_vector")
+    with pytest.raises(fp.SessionError, match=r"it lacks 'base_model\.model\.h\.up\.lora_magnitude_vector'"):
+        other.load_adapters(tmp_path)
+
+
+def test_adapters_with_magnitudes_and_without_have_no_common_file(tmp_path: Path) -> None:
+    graph = fp.lora(fp.trace(net, fp.spec(5, "int64")), 2, 6, ["h.up"], dora=True)
+    session = fp.compile(fp.lora(graph, 2, 6, ["h.down"]), fp.losses.cross_entropy, fp.optim.SGD(0.1)).bind()
+    with pytest.raises(fp.SessionError, match=r"with magnitudes .* and without"):
+        session.save_adapters(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    trained(session).save(tmp_path / "whole.safetensors")
+    session.load(tmp_path / "whole.safetensors")
+
+
+def norms(session: Session, module: str) -> np.ndarray:
+    return np.linalg.norm(session.stored[f"{module}.weight"], axis=0 if module in ("h.table", "h.down") else 1)
+
+
+MODULES = ("h.table", "h.up", "h.down")
+
+
+def test_first_magnitudes_are_the_norms_of_what_is_drawn_loaded_or_assigned(tmp_path: Path) -> None:
+    base = fp.compile(fp.trace(net, fp.spec(5, "int64"))).bind(seed=6)
+    base.save(tmp_path / "base.safetensors")
+    session = session_of(seed=7, dora=True)
+
+    def check() -> None:
+        for module in MODULES:
+            magnitude = session.parameters[f"{module}.lora_magnitude_vector"]
+            np.testing.assert_allclose(magnitude, norms(session, module), rtol=1e-6)
+
+    check()
+    first = session.parameters["h.up.lora_magnitude_vector"]
+    loaded = session.load(tmp_path / "base.safetensors", strict=False)
+    assert "h.up.lora_magnitude_vector" in loaded.missing
+    check()
+    assert (session.parameters["h.up.lora_magnitude_vector"] != first).any()
+    ids = {"ids": np.arange(5)}
+    found = fp.compile(fp.lora(fp.trace(net, fp.spec(5, "int64")), 2, 6, ["h"], dora=True)).bind(share=session)
+    wanted = base.step(ids).outputs["output"]
+    np.testing.assert_allclose(found.step(ids).outputs["output"], wanted, rtol=1e-5, atol=1e-6)
+    session.stored["h.down.weight"] = session.stored["h.down.weight"] * 3
+    session.parameters["h.up.weight"] = session.stored["h.up.weight"] * 2
+    check()
+
+
+def test_magnitudes_that_were_trained_or_loaded_stay_when_weights_are_read(tmp_path: Path) -> None:
+    base = fp.compile(fp.trace(net, fp.spec(5, "int64"))).bind(seed=6)
+    base.save(tmp_path / "base.safetensors")
+    source = session_of(seed=6, dora=True)
+    trained(source).save_adapters(tmp_path / "adapters")
+    session = session_of(seed=7, dora=True)
+    session.load_adapters(tmp_path / "adapters")  # before the weights that they belong to
+    session.load(tmp_path / "base.safetensors", strict=False)
+    for name, array in source.parameters.items():
+        np.testing.assert_array_equal(session.parameters[name], array, err_msg=name)
+    session.stored["h.up.weight"] = source.stored["h.up.weight"] * 2
+    np.testing.assert_array_equal(
+        session.parameters["h.up.lora_magnitude_vector"], source.parameters["h.up.lora_magnitude_vector"]
+    )
+    source.save(tmp_path / "whole.safetensors")
+    fresh = session_of(seed=8, dora=True)
+    fresh.load(tmp_path / "whole.safetensors")
+    for name, array in source.stored.items():
+        np.testing.assert_array_equal(fresh.stored[name], array, err_msg=name)
+
+
+def test_a_step_of_many_micro_batches_and_averages_begin_at_the_norms() -> None:
+    session = session_of(dora=True, accumulate=2)
+    for module in MODULES:
+        np.testing.assert_allclose(
+            session.parameters[f"{module}.lora_magnitude_vector"], norms(session, module), rtol=1e-6
+        )
+    graph = fp.lora(fp.trace(net, fp.spec(5, "int64")), 2, 6, ["h"], dora=True)
+    session = fp.compile(graph, fp.losses.cross_entropy, fp.optim.SGD(0.1, ema=0.9)).bind()
+    averages = session.state_dict(ema=True, merged=True)
+    np.testing.assert_allclose(averages["h.up.weight"], session.stored["h.up.weight"], rtol=1e-5)
 
 
 def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:

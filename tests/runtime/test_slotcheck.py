@@ -182,3 +182,23 @@ update %w = %n
     program = fp.lower(graph)
     assert program.values[program.calls[0].outputs[0].value].home == 0
     assert taken(program)
+
+
+def test_magnitudes_without_their_weight_or_of_another_count_are_refused() -> None:
+    def model(x: fp.Tensor) -> fp.Tensor:
+        return fp.nn.linear(fp.nn.linear(x, 4, bias=False, name="one"), 3, bias=False, name="two")
+
+    program = fp.compile(fp.lora(fp.trace(model, fp.spec((2, 5))), 2, targets=["*"], dora=True)).program
+    assert taken(program)
+    other = {"one": "two", "two": "one"}
+    for i, slot in enumerate(program.stored):
+        module, _, rest = slot.name.partition(".")
+        if rest == "weight":
+            renamed = replace(slot, name=f"{module}.other")
+            assert not taken(with_slots(program, "stored", [*program.stored[:i], renamed, *program.stored[i + 1 :]]))
+    swapped = [
+        replace(slot, name=f"{other[module]}.lora_magnitude_vector") if rest == "lora_magnitude_vector" else slot
+        for slot in program.stored
+        for module, _, rest in [slot.name.partition(".")]
+    ]
+    assert not taken(with_slots(program, "stored", swapped))
