@@ -1,4 +1,4 @@
-"""Recurrent layers with ONNX's semantics (RNN, GRU, LSTM), unrolled: products and maps, one step after the other.
+"""Recurrent layers with ONNX's semantics (RNN, GRU, LSTM): a loop of products and maps for each direction.
 
 The products with the inputs of all steps are one product; a step adds the product with the state and applies its gates.
 """
@@ -10,15 +10,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypedDict, Unpack
 
+import numpy as np
+
 from foreplan.errors import ShapeError, UnsupportedError
-from foreplan.graph import Builder, Fill, Kind, Value
+from foreplan.graph import Array, Builder, Fill, Kind, Value
 from foreplan.graph.types import Shape
+from foreplan.ops.cell import repeated
 from foreplan.ops.expr import Arg, Expr, call, clip, exp, maximum, minimum, relu, sigmoid, tanh, where
 from foreplan.ops.join import concat
 from foreplan.ops.map import elementwise, elementwise_many
 from foreplan.ops.matmul import matmul
 from foreplan.ops.shape import reshape, slice_axis, transpose
-from foreplan.ops.unstack import unstack, zeros
+from foreplan.ops.unstack import zeros
 
 Activation = Callable[[Expr], Expr]
 
@@ -115,7 +118,7 @@ class _Way:
         r: [G·H, H].
         input_bias: [G·H], or None.
         state_bias: [G·H], or None.
-        steps: what each step's input adds to the gates, without biases, [N, G·H] each, in order of time.
+        sums: what each step's input adds to the gates, without biases, [T, N, G·H].
         states: initial ones, [N, H] each.
         backward: whether the last step comes first.
     """
@@ -123,7 +126,7 @@ class _Way:
     r: Value
     input_bias: Value | None
     state_bias: Value | None
-    steps: tuple[Value, ...]
+    sums: Value
     states: list[Value]
     extra: list[Value | None]
     activations: Sequence[Activation]
@@ -159,7 +162,7 @@ def _ways(b: Builder, layer: _Layer) -> list[_Way]:
                 r,
                 None if bias is None else slice_axis(b, bias, 0, 0, rows),
                 None if bias is None else slice_axis(b, bias, 0, rows, rows),
-                unstack(b, sums) if steps else (),
+                sums,
                 states,
                 [_pick(b, value, way) for value in layer.extra],
                 layer.activations[way * count : (way + 1) * count],
@@ -169,35 +172,43 @@ def _ways(b: Builder, layer: _Layer) -> list[_Way]:
     return found
 
 
-def _unroll(b: Builder, layer: _Layer, step: Step) -> list[Value]:
+def _layer(b: Builder, layer: _Layer, step: Step) -> list[Value]:
     """[Y, final states…]: Y [T, D, N, H], states [D, N, H]."""
     layer.check()
     steps, items, hidden = layer.x.shape[0], layer.x.shape[1], layer.r.shape[-1]
-    lengths = None if layer.lengths is None else reshape(b, layer.lengths, (items, 1))
-    outputs: list[list[Value]] = []
-    finals: list[list[Value]] = []
-    for way in _ways(b, layer):
-        states = way.states
-        shown: list[Value] = []
-        for t in reversed(range(steps)) if way.backward else range(steps):
-            new = step(b, layer, way, way.steps[t], states)
-            y = new[0]
-            if lengths is not None:
-                # Items that have ended keep their state and show zeros.
-                new = [
-                    elementwise(b, lambda n, s, o, t=t: where(n > t, s, o), lengths, s, o) for s, o in zip(new, states)
-                ]
-                y = elementwise(b, lambda n, y, t=t: where(n > t, y, 0.0), lengths, y)
-            states = new
-            shown.append(reshape(b, y, (1, 1, items, hidden)))
-        outputs.append(shown[::-1] if way.backward else shown)
-        finals.append([reshape(b, state, (1, items, hidden)) for state in states])
+    ways = _ways(b, layer)
     if steps:
-        y = concat(b, [one for at in zip(*outputs) for one in at], 0)
+        found = [_way(b, layer, way, step) for way in ways]
     else:
-        nothing = layer.x.type.with_shape((0, len(outputs), items, hidden))
-        y = b.store("nothing", nothing, Kind.CONSTANT, Fill(0.0))
-    return [reshape(b, y, (steps, len(outputs), items, hidden)), *(concat(b, list(s), 0) for s in zip(*finals))]
+        nothing = b.store("nothing", layer.x.type.with_shape((0, items, hidden)), Kind.CONSTANT, Fill(0.0))
+        found = [(way.states, nothing) for way in ways]
+    y = concat(b, [reshape(b, y, (steps, 1, items, hidden)) for _, y in found], 1)
+    states = zip(*(states for states, _ in found))
+    return [y, *(concat(b, [reshape(b, one, (1, items, hidden)) for one in state], 0) for state in states)]
+
+
+def _way(b: Builder, layer: _Layer, way: _Way, step: Step) -> tuple[list[Value], Value]:
+    """The final states [N, H] of one direction, and its outputs [T, N, H]."""
+    steps, items = layer.x.shape[0], layer.x.shape[1]
+    stacks, lengths = [way.sums], None
+    if layer.lengths is not None:
+        lengths = reshape(b, layer.lengths, (items, 1))
+        numbers = np.arange(steps, dtype=lengths.dtype.numpy)
+        stacks.append(b.store("step_numbers", lengths.type.with_shape((steps,)), Kind.CONSTANT, Array(numbers)))
+
+    def one(states: list[Value], slices: list[Value]) -> tuple[list[Value], list[Value]]:
+        new = step(b, layer, way, slices[0], states)
+        y = new[0]
+        if lengths is not None:  # items that have ended keep their state and show zeros
+            new = [
+                elementwise(b, lambda n, t, s, o: where(n > t, s, o), lengths, slices[1], s, o)
+                for s, o in zip(new, states)
+            ]
+            y = elementwise(b, lambda n, t, y: where(n > t, y, 0.0), lengths, slices[1], y)
+        return new, [y]
+
+    states, (y,) = repeated(b, one, way.states, stacks, way.backward)
+    return states, y
 
 
 def _plus_bias(b: Builder, x: Value, *biases: Value | None) -> Value:
@@ -402,7 +413,7 @@ def _recurrent(
     """[Y, final states…] of a layer; x, initial states and results have the batch first if the layout is 1."""
     layer = _Layer(x, w, r, bias, lengths, states, direction, activations or [*usual] * w.shape[0], limit, gates, extra)
     if layout == 0:
-        return _unroll(b, layer, step)
+        return _layer(b, layer, step)
     turned = tuple(None if state is None else transpose(b, state, (1, 0, 2)) for state in states)
-    y, *last = _unroll(b, replace(layer, x=transpose(b, x, (1, 0, 2)), states=turned), step)
+    y, *last = _layer(b, replace(layer, x=transpose(b, x, (1, 0, 2)), states=turned), step)
     return [transpose(b, y, (2, 0, 1, 3)), *(transpose(b, state, (1, 0, 2)) for state in last)]

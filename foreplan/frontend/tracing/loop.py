@@ -9,16 +9,10 @@ from foreplan.arguments import flag, shown, whole
 from foreplan.errors import UsageError
 from foreplan.frontend.tracing.tensor import as_tensor
 from foreplan.frontend.tracing.tracer import current, fail
-from foreplan.graph import Builder, Fill, Kind, Node, TensorType, Value
-from foreplan.graph.text import print_graph
-from foreplan.ops.loop import Loop
-from foreplan.ops.marks import Gradient
+from foreplan.graph import Builder, Fill, Kind, Value
+from foreplan.ops.cell import Cell, looped, placeholders
 from foreplan.ops.norm.batch import BatchNorm
-from foreplan.ops.random import Dropout
 from foreplan.ops.unstack import MOST_STEPS
-
-# Ops that a loop cannot hold: those that draw anew in each step, and gradients, which stay to be expanded.
-WRITTEN_OUT = (Dropout, Gradient)
 
 
 def scan(
@@ -67,8 +61,7 @@ def scan(
     carried = [as_tensor(x).value for x in _leaves(init)]
     scanned = [as_tensor(x).value for x in _leaves(xs)]
     steps = _length(scanned, length)
-    places = [_placeholder(f"carry{i}", value.type) for i, value in enumerate(carried)]
-    slices = [_placeholder(f"x{i}", x.type.with_shape(x.shape[1:])) for i, x in enumerate(scanned)]
+    places, slices = placeholders(carried, scanned)
     with tracer.recorded() as nodes:
         result = function(
             _filled(init, iter(tracer.wrap(value) for value in places)),
@@ -77,12 +70,12 @@ def scan(
         carry, y = _checked(result, init, places)
         after = [as_tensor(x, place.dtype).value for x, place in zip(_leaves(carry), places)]
         outputs = [as_tensor(x).value for x in _leaves(y)]
+    if any(isinstance(node.op, BatchNorm) for node in nodes):
+        raise fail("batch_norm within a scan would update its statistics once a step; use layer_norm or group_norm")
     b = tracer.at()
-    reverse = flag("reverse", reverse)
-    inner = _hoist(b, nodes, {*places, *slices})
+    reverse, cell = flag("reverse", reverse), Cell(nodes, places, slices, after, outputs)
     if steps:
-        made = _looped(b, inner, (places, slices), (carried, scanned), (after, outputs), steps, reverse)
-        last, stacked = made[: len(places)], made[len(places) :]
+        last, stacked = looped(b, cell, carried, scanned, reverse, steps)
     else:
         last, stacked = carried, [_nothing(b, value) for value in outputs]
     return (
@@ -119,10 +112,6 @@ def _shape_of(tree: Any) -> Any:
     return _filled(tree, iter(lambda: 0, 1))
 
 
-def _placeholder(name: str, type: TensorType) -> Value:
-    return Value(name, type, Kind.ACTIVATION)
-
-
 def _length(scanned: Sequence[Value], length: int | None) -> int:
     if length is not None:
         length = whole("scan's length", length, 0, MOST_STEPS)
@@ -151,52 +140,6 @@ def _checked(result: Any, init: Any, places: Sequence[Value]) -> tuple[Any, Any]
                 "that shape and element type, or convert it at the end of the function with astype"
             )
     return carry, y
-
-
-def _hoist(b: Builder, nodes: Sequence[Node], places: set[Value]) -> list[Node]:
-    """Add the nodes that are the same in each step, and return the others."""
-    changing, loop = set(places), []
-    for node in nodes:
-        if isinstance(node.op, BatchNorm):
-            raise fail("batch_norm within a scan would update its statistics once a step; use layer_norm or group_norm")
-        if changing.isdisjoint(node.inputs):
-            b.nodes.append(node)
-        else:
-            changing.update(node.outputs)
-            loop.append(node)
-    return loop
-
-
-def _looped(
-    b: Builder,
-    nodes: Sequence[Node],
-    places: tuple[Sequence[Value], Sequence[Value]],
-    given: tuple[Sequence[Value], Sequence[Value]],
-    results: tuple[Sequence[Value], Sequence[Value]],
-    steps: int,
-    reverse: bool,
-) -> Sequence[Value]:
-    """The last carries and the stacked outputs of a loop.
-
-    Args:
-        places: what stands for the carries and for the slices in the nodes.
-        given: the first carries, and the stacks.
-        results: the next carries and the outputs, of one step.
-    """
-    made = {*places[0], *places[1], *(value for node in nodes for value in node.outputs)}
-    read = [value for node in nodes for value in node.inputs] + [*results[0], *results[1]]
-    fixed = list(dict.fromkeys(value for value in read if value not in made))
-    body = Builder("body")
-    at = {value: body.input(value.name, value.type) for value in (*places[0], *places[1], *fixed)}
-    for node in nodes:
-        at.update(zip(node.outputs, body.repeat(node, [at[value] for value in node.inputs])))
-    outputs = {f"carry{i}": at[value] for i, value in enumerate(results[0])}
-    outputs |= {f"y{i}": at[value] for i, value in enumerate(results[1])}
-    op = Loop(print_graph(body.finish(outputs)), steps, len(places[0]), len(places[1]), reverse)
-    inputs = [*given[0], *given[1], *fixed]
-    if any(isinstance(node.op, WRITTEN_OUT) for node in nodes):
-        return op.decompose(b, inputs)
-    return b.node(op, *inputs, name="scan")
 
 
 def _nothing(b: Builder, like: Value) -> Value:

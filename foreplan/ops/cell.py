@@ -1,0 +1,103 @@
+"""Loops made of the nodes of one step: what never changes stands before the loop, all else becomes its body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from foreplan.graph import Builder, Kind, Node, Value
+from foreplan.graph.text import print_graph
+from foreplan.ops.loop import Loop
+from foreplan.ops.marks import Gradient
+from foreplan.ops.random import Dropout
+
+# Ops that a loop cannot hold: those that draw anew in each step, and gradients, which stay to be expanded.
+WRITTEN_OUT = (Dropout, Gradient)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One step, as it was traced.
+
+    Attributes:
+        nodes: in order.
+        carries, slices: what stands in the nodes for the carries and for the slices of a step.
+        after: the next carries.
+        outputs: what the step gives beside them.
+    """
+
+    nodes: Sequence[Node]
+    carries: Sequence[Value]
+    slices: Sequence[Value]
+    after: Sequence[Value]
+    outputs: Sequence[Value]
+
+
+def placeholders(carried: Sequence[Value], stacks: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+    """What stands for carries, and for slices of stacks [steps, …], while a step is traced."""
+    carries = [Value(f"carry{i}", value.type, Kind.ACTIVATION) for i, value in enumerate(carried)]
+    slices = [Value(f"x{i}", x.type.with_shape(x.shape[1:]), Kind.ACTIVATION) for i, x in enumerate(stacks)]
+    return carries, slices
+
+
+def repeated(
+    b: Builder,
+    step: Callable[[list[Value], list[Value]], tuple[Sequence[Value], Sequence[Value]]],
+    carried: Sequence[Value],
+    stacks: Sequence[Value],
+    reverse: bool,
+) -> tuple[list[Value], list[Value]]:
+    """The last carries, and the outputs of all steps, stacked, of a function that adds the nodes of one step.
+
+    Args:
+        step: from carries and slices to next carries and outputs.
+        carried: the first carries.
+        stacks: [steps, …] each, at least one, and at least one step.
+        reverse: whether the last slices come first.
+    """
+    carries, slices = placeholders(carried, stacks)
+    before, nodes = b.nodes, list[Node]()
+    b.nodes = nodes
+    try:
+        after, outputs = step(carries, slices)
+    finally:
+        b.nodes = before
+    return looped(b, Cell(nodes, carries, slices, after, outputs), carried, stacks, reverse)
+
+
+def looped(
+    b: Builder, cell: Cell, carried: Sequence[Value], stacks: Sequence[Value], reverse: bool, length: int = 0
+) -> tuple[list[Value], list[Value]]:
+    """The last carries and the stacked outputs of a loop: see `repeated`.
+
+    Args:
+        length: the number of steps where there are no stacks.
+    """
+    nodes = _hoist(b, cell)
+    made = {*cell.carries, *cell.slices, *(value for node in nodes for value in node.outputs)}
+    read = [*(value for node in nodes for value in node.inputs), *cell.after, *cell.outputs]
+    fixed = [value for value in dict.fromkeys(read) if value not in made]
+    body = Builder("body")
+    at = {value: body.input(value.name, value.type) for value in (*cell.carries, *cell.slices, *fixed)}
+    for node in nodes:
+        at.update(zip(node.outputs, body.repeat(node, [at[value] for value in node.inputs])))
+    outputs = {f"carry{i}": at[value] for i, value in enumerate(cell.after)}
+    outputs |= {f"y{i}": at[value] for i, value in enumerate(cell.outputs)}
+    steps = stacks[0].shape[0] if stacks else length
+    op = Loop(print_graph(body.finish(outputs)), steps, len(cell.carries), len(stacks), reverse)
+    inputs = [*carried, *stacks, *fixed]
+    written_out = any(isinstance(node.op, WRITTEN_OUT) for node in nodes)
+    results = list(op.decompose(b, inputs) if written_out else b.node(op, *inputs, name="scan"))
+    return results[: len(cell.carries)], results[len(cell.carries) :]
+
+
+def _hoist(b: Builder, cell: Cell) -> list[Node]:
+    """Add the nodes that are the same in each step, and return the others."""
+    changing, inner = {*cell.carries, *cell.slices}, []
+    for node in cell.nodes:
+        if changing.isdisjoint(node.inputs):
+            b.nodes.append(node)
+        else:
+            changing.update(node.outputs)
+            inner.append(node)
+    return inner
