@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -35,8 +35,9 @@ class Arrays:
 class PlannedLoop:
     """A loop whose body has a plan: a `Kernel`.
 
-    The carries of every step lie in the outputs for the last ones. Slices, and what every step reads, are read where
-    they lie. What a step adds to a stack is written to its place there, if it may lie there; else it is copied.
+    A carry lies in the output for the last one; or in its history, if it has one, a row further in each step. Slices,
+    and what every step reads, are read where they lie. What a step adds to a stack is written to its place there. Where
+    a row of a stack or a history is no aligned place, it is copied there.
 
     Attributes:
         target: its alignment is that of places within stacks that are written.
@@ -108,6 +109,12 @@ class PlannedLoop:
                 found[operand.value] = number
         return found
 
+    @cached_property
+    def in_history(self) -> frozenset[int]:
+        """The carries that lie in their histories."""
+        inputs = self.loop.graph.inputs
+        return frozenset(i for i in self.loop.histories if inputs[i].type.nbytes % self.target.alignment == 0)
+
     def runs(self, arrays: Arrays, bind: BindCall, copy: Copy) -> list[Run]:
         """All calls of all steps, in order: first carries are copied to their places, if they are not there.
 
@@ -137,26 +144,40 @@ class _Binding:
     def __init__(self, of: PlannedLoop, arrays: Arrays, bind: BindCall, copy: Copy) -> None:
         self.of, self.bind, self.copy = of, bind, copy
         self.inputs, self.workspace = arrays.inputs, arrays.workspace
-        self.carries, self.stacks = arrays.outputs[: of.loop.carries], arrays.outputs[of.loop.carries :]
+        first, last = of.loop.carries, len(of.loop.results)
+        self.carries, self.stacks = arrays.outputs[:first], arrays.outputs[first:last]
+        self.histories = dict(zip(of.loop.histories, arrays.outputs[last:]))
         self.ends: dict[int, int] = {}
         for step in of.plan.steps:
             self.ends |= zip(of.body.program.actions[step.action].writes, step.writes)
 
     def runs(self) -> list[Run]:
-        """First carries to their places, then the steps."""
-        loop = self.of.loop
-        runs = []
-        for here, there in zip(self.inputs, self.carries):
-            if here.ctypes.data != there.ctypes.data:
-                runs.append(self.copy(here, there))
-        same = {i: self.ready(step, 0) for i, step in enumerate(self.of.plan.steps) if not self.moves(step)}
-        for t in reversed(range(loop.steps)) if loop.reverse else range(loop.steps):
-            runs += [same[i] if i in same else self.ready(step, t) for i, step in enumerate(self.of.plan.steps)]
+        """First carries to their places, then the steps, then last carries to theirs."""
+        loop, steps = self.of.loop, self.of.plan.steps
+        order = list(reversed(range(loop.steps)) if loop.reverse else range(loop.steps))
+        runs = [run for i, x in enumerate(self.inputs[: loop.carries]) for run in self.begin(i, x, order[0])]
+        same = {i: self.ready(step, 0) for i, step in enumerate(steps) if not self.moves(step)}
+        for t in order:
+            runs += [same[i] if i in same else self.ready(step, t) for i, step in enumerate(steps)]
             for number, operand in enumerate(self.of.body.stacks):
                 if self.of.in_place.get(operand.value) != number:
                     added = self.array(operand, self.ends.get(operand.value, 0), t)
                     runs.append(self.copy(added, self.stacks[number][t, ...]))
-        return runs
+            runs += [
+                self.copy(self.carries[i], self.row(i, t, True)) for i in self.histories if i not in self.of.in_history
+            ]
+        return runs + [self.copy(self.row(i, order[-1], True), self.carries[i]) for i in sorted(self.of.in_history)]
+
+    def begin(self, number: int, first: np.ndarray, t: int) -> Iterator[Run]:
+        """Copies of a first carry to its places, if it is not there."""
+        if number in self.histories:
+            yield self.copy(first, self.row(number, t, False))
+        if number not in self.of.in_history and first.ctypes.data != self.carries[number].ctypes.data:
+            yield self.copy(first, self.carries[number])
+
+    def row(self, number: int, t: int, after: bool) -> np.ndarray:
+        """A carry before or after step t, in its history."""
+        return self.histories[number][t + (after != self.of.loop.reverse), ...]
 
     def moves(self, step: Step) -> bool:
         """Whether a call reads or writes another place in each step of the loop."""
@@ -164,8 +185,9 @@ class _Binding:
         return any(self.in_stack(operand.value) for operand in (*call.inputs, *call.outputs))
 
     def in_stack(self, value: int) -> bool:
-        """Whether a value of the body lies in a stack."""
-        return value in self.of.in_place or self.of.loop.is_slice(self.of.body.place.get(value, -1))
+        """Whether a value of the body lies in a stack, or in a history."""
+        number = self.of.body.place.get(value, -1)
+        return value in self.of.in_place or self.of.loop.is_slice(number) or number in self.of.in_history
 
     def ready(self, step: Step, t: int) -> Run:
         """One call of one step."""
@@ -183,6 +205,8 @@ class _Binding:
             whole = self.stacks[stack][t : t + 1]
         elif number is None:
             whole = self.workspace[place:]
+        elif number in self.of.in_history:
+            whole = self.row(number, t, self.of.body.program.values[operand.value].home >= 0)
         elif number < self.of.loop.carries:
             whole = self.carries[number]
         elif self.of.loop.is_slice(number):

@@ -13,7 +13,7 @@ from foreplan.graph.op import Cotangents, Training, Types, Values
 from foreplan.graph.text import parse_graph, print_graph
 from foreplan.ops.join import concat
 from foreplan.ops.map import Map
-from foreplan.ops.shape import reshape
+from foreplan.ops.shape import reshape, slice_axis
 from foreplan.ops.unstack import MOST_STEPS, unstack
 
 MOST_RUNS = 1 << 21  # of nodes, in all steps together
@@ -31,11 +31,12 @@ def _parsed(text: str) -> Graph:
 class Loop(Op):
     """carry, y_t = body(carry, x_t, c) for t = 0, 1, …: `jax.lax.scan`.
 
-    Inputs: the first carries, stacks [steps, …] of slices, and what every step reads. Outputs: the last carries, and
-    the other results of all steps, stacked [steps, …].
+    Inputs: the first carries, stacks [steps, …] of slices, and what every step reads. Outputs: the last carries; the
+    other results of all steps, stacked [steps, …]; and histories [steps + 1, …]: a carry before the first step and
+    after each, in the order of the slices.
 
     Backward is another loop, which runs from the last step to the first. Each of its steps computes the body's step
-    again, from the carry that the step began with and from those of its results that are expensive.
+    again, from histories and from those of its results that are expensive.
 
     Attributes:
         body: a graph as text, without stored values. Its inputs are carries, slices, and what every step reads; its
@@ -44,7 +45,8 @@ class Loop(Op):
         carries: how many inputs, and outputs, are carries.
         slices: how many inputs are stacks.
         reverse: whether the last slice comes first. Stacks stay in the order of the slices.
-        kept: how many of the last outputs are there for backward alone; -1: that is not decided yet.
+        kept: how many of the last stacks are there for backward alone; -1: that is not decided yet.
+        histories: the carries whose histories are outputs, by number.
     """
 
     name: ClassVar[str] = "loop"
@@ -54,11 +56,13 @@ class Loop(Op):
     slices: int
     reverse: bool = False
     kept: int = -1
+    histories: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         body = self.graph
         fits = 0 <= self.carries <= len(body.outputs) and 0 <= self.slices <= len(body.inputs) - self.carries
-        if not fits or not -1 <= self.kept <= len(body.outputs) - self.carries:
+        known = set(self.histories) <= set(range(self.carries)) and len(set(self.histories)) == len(self.histories)
+        if not fits or not known or not -1 <= self.kept <= len(body.outputs) - self.carries:
             raise ValueError(f"a body of {len(body.inputs)} inputs and {len(body.outputs)} outputs does not fit")
         if body.stored or body.updates or body.gradients or body.loss is not None:
             raise ValueError("the body of a loop has no stored values, no updates, no gradients and no loss")
@@ -94,8 +98,9 @@ class Loop(Op):
         for value, after in zip(body.inputs, self.results[: self.carries]):
             if after.type != value.type:
                 raise ShapeError(f"a carry of the loop changes from {value.type} to {after.type}")
-        carried, rest = self.results[: self.carries], self.results[self.carries :]
-        return (*(value.type for value in carried), *(self.stacked(value.type) for value in rest))
+        carried, rest = [value.type for value in self.results[: self.carries]], self.results[self.carries :]
+        histories = [carried[i].with_shape((self.steps + 1, *carried[i].shape)) for i in self.histories]
+        return (*carried, *(self.stacked(value.type) for value in rest), *histories)
 
     def overwrites(self, inputs: Types, outputs: Types) -> tuple[tuple[int, int], ...]:
         """A carry may begin where it ends."""
@@ -125,6 +130,7 @@ class Loop(Op):
         stacks = [unstack(b, x) for x in inputs[self.carries : self.carries + self.slices]]
         fixed = dict(zip(body.inputs[self.carries + self.slices :], inputs[self.carries + self.slices :]))
         rows: list[list[Value]] = [[] for _ in self.results[self.carries :]]
+        histories = [[carried[i]] for i in self.histories]
         for t in reversed(range(self.steps)) if self.reverse else range(self.steps):
             at = fixed | dict(zip(body.inputs, (*carried, *(stack[t] for stack in stacks))))
             b.scope = f"{scope}{t}/"
@@ -133,9 +139,15 @@ class Loop(Op):
             carried = [at[value] for value in self.results[: self.carries]]
             for row, value in zip(rows, self.results[self.carries :]):
                 row.append(at[value])
+            for history, i in zip(histories, self.histories):
+                history.append(carried[i])
         b.scope = scope
-        rows = [row[::-1] for row in rows] if self.reverse else rows
-        return [*carried, *(concat(b, [reshape(b, y, (1, *y.shape)) for y in row], 0) for row in rows)]
+        ordered = [row[::-1] if self.reverse else row for row in (*rows, *histories)]
+        return [*carried, *(concat(b, [reshape(b, y, (1, *y.shape)) for y in row], 0) for row in ordered)]
+
+    def slices_of(self, b: Builder, history: Value, *, after: bool) -> Value:
+        """A carry before each step, or after each, as a stack: a part of its history."""
+        return slice_axis(b, history, 0, int(after != self.reverse), self.steps)
 
     def for_training(self, b: Builder, inputs: Values, training: Training) -> Values | None:
         """With what backward reads as further outputs, and the nodes of the body in their training form."""
@@ -148,12 +160,12 @@ class Loop(Op):
         body = _in_training(self.graph)
         after = list(body.outputs.values())[: self.carries]
         dear = [value for value in _expensive(body) if value not in after]
-        everything = _with_outputs(body, (*body.inputs[: self.carries], *dear))
+        everything = _with_outputs(body, dear)
         more = len(everything.outputs) - len(body.outputs)
-        loop = replace(self, body=print_graph(everything), kept=more)
-        read = read_by_backward(loop)
+        loop = replace(self, body=print_graph(everything), kept=more, histories=tuple(range(self.carries)))
+        read, histories = read_by_backward(loop)
         body = _with_outputs(body, read)
-        return replace(self, body=print_graph(body), kept=len(read))
+        return replace(self, body=print_graph(body), kept=len(read), histories=histories)
 
     def vjp(self, b: Builder, inputs: Values, outputs: Values, cotangents: Cotangents) -> Cotangents:
         """A loop that runs backward."""
@@ -163,7 +175,7 @@ class Loop(Op):
         if self.kept < 0:
             loop = self.keeping()
             outputs = b.node(loop, *inputs)
-            cotangents = (*cotangents, *[None] * loop.kept)
+            cotangents = (*cotangents, *[None] * (len(outputs) - len(cotangents)))
         return gradient(b, loop, inputs, outputs, cotangents)
 
 

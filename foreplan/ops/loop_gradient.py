@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from foreplan.errors import UnsupportedError
 from foreplan.graph import Builder, Graph, Kind, Node, Value
 from foreplan.graph.op import Cotangents, Values
 from foreplan.graph.text import print_graph
 from foreplan.graph.walk import live_nodes
 from foreplan.ops.map import elementwise
 from foreplan.ops.pullback import pulled_back
+from foreplan.ops.shape import reshape, slice_axis
 from foreplan.ops.unstack import zeros
 
 
@@ -28,7 +30,7 @@ class Looping(Protocol):
 
     @property
     def kept(self) -> int:
-        """How many outputs are there for backward."""
+        """How many stacks are there for backward."""
 
     @property
     def graph(self) -> Graph:
@@ -44,12 +46,13 @@ class _Step:
     """A step of backward: a graph, and what its inputs and outputs are, as numbers in their order.
 
     Attributes:
-        graph: the body. Its inputs are `flows`, `sums`, `afters`, `given`, `kept`, `slices`, `fixed`, `constants`; its
-            outputs are the next ones of the first three, and `slice_flows`.
+        graph: the body. Its inputs are `flows`, `sums`, `given`, `moved`, `befores`, `afters`, `kept`, `slices`,
+            `fixed`, `constants`; its outputs are the next ones of the first two, and `slice_flows`.
         flows: carries whose cotangents are carried.
         sums: inputs of the loop that every step reads, whose cotangents are added up.
-        afters: carries that the step finds as the forward step left them: what the step before it began with.
         given: stacked results of the loop whose cotangents it reads.
+        moved: carries whose histories have cotangents, which it reads.
+        befores, afters: carries that it reads as the forward step found them, and as it left them.
         kept: kept values that it reads.
         slices: slices that it reads.
         fixed: what it reads of what every step reads.
@@ -60,8 +63,10 @@ class _Step:
     graph: Graph
     flows: tuple[int, ...]
     sums: tuple[int, ...]
-    afters: tuple[int, ...]
     given: tuple[int, ...]
+    moved: tuple[int, ...]
+    befores: tuple[int, ...]
+    afters: tuple[int, ...]
     kept: tuple[int, ...]
     slices: tuple[int, ...]
     fixed: tuple[int, ...]
@@ -74,47 +79,56 @@ def gradient(b: Builder, loop: Any, inputs: Values, outputs: Values, cotangents:
 
     Args:
         outputs: of a loop that keeps what backward reads.
-        cotangents: of the outputs; of kept ones too, where a gradient is differentiated once more.
+        cotangents: of the outputs; of what is kept and of histories too, where a gradient is differentiated once more.
     """
     wanted = [value.dtype.is_float and b.wants(value) for value in inputs]
-    first, last = loop.carries + loop.slices, len(outputs) - loop.kept
-    step = _step(loop, [flow is not None for flow in cotangents[loop.carries :]], wanted)
-
-    def zero(like: Value) -> Value:
-        return zeros(b, like.dtype, like.shape)
-
-    carried = [cotangents[i] or zero(inputs[i]) for i in step.flows] + [zero(inputs[i]) for i in step.sums]
-    carried += [outputs[i] for i in step.afters]
+    first, end = loop.carries + loop.slices, len(loop.results)
+    histories = dict(zip(loop.histories, outputs[end:]))
+    moved = {i: flow for i, flow in zip(loop.histories, cotangents[end:]) if flow is not None}
+    step = _step(loop, [flow is not None for flow in cotangents[loop.carries : end]], wanted, tuple(moved))
+    if not histories.keys() >= {*step.befores, *step.afters}:
+        raise UnsupportedError("a loop whose gradient is differentiated reads a carry that was not kept")
+    carried = [cotangents[i] or _zero(b, inputs[i]) for i in step.flows] + [_zero(b, inputs[i]) for i in step.sums]
     stacks = [flow for i in step.given if (flow := cotangents[loop.carries + i]) is not None]
-    stacks += [*(outputs[last + i] for i in step.kept), *(inputs[loop.carries + i] for i in step.slices)]
+    stacks += [loop.slices_of(b, moved[i], after=True) for i in step.moved]
+    stacks += [loop.slices_of(b, histories[i], after=False) for i in step.befores]
+    stacks += [loop.slices_of(b, histories[i], after=True) for i in step.afters]
+    stacks += [outputs[end - loop.kept + i] for i in step.kept] + [inputs[loop.carries + i] for i in step.slices]
     fixed = [inputs[first + i] for i in step.fixed]
     fixed += [b.store(c.name, c.type, Kind.CONSTANT, c.init) for c in step.constants if c.init is not None]
-    counts = {"carries": len(carried), "slices": len(stacks)}
-    made = b.node(
-        replace(loop, body=print_graph(step.graph), reverse=not loop.reverse, kept=-1, **counts),
-        *carried,
-        *stacks,
-        *fixed,
+    backward = replace(
+        loop,
+        body=print_graph(step.graph),
+        carries=len(carried),
+        slices=len(stacks),
+        reverse=not loop.reverse,
+        kept=-1,
+        histories=(),
     )
+    made = b.node(backward, *carried, *stacks, *fixed)
     found = dict(zip((*step.flows, *step.sums), made))
     found |= zip((loop.carries + i for i in step.slice_flows), made[len(carried) :])
+    for i, flow in moved.items():
+        begin = slice_axis(b, flow, 0, loop.steps if loop.reverse else 0, 1)
+        found[i] = elementwise(b, lambda x, y: x + y, found[i], reshape(b, begin, inputs[i].shape), name="sum")
     return [found.get(i) if wanted[i] else None for i in range(len(inputs))]
 
 
-def read_by_backward(loop: Looping) -> list[Value]:
-    """The values of the body that backward reads of those that the loop keeps, if all gradients are asked for."""
+def read_by_backward(loop: Looping) -> tuple[list[Value], tuple[int, ...]]:
+    """What backward reads, if all gradients are asked for: values that the loop keeps, and carries by number."""
     last = len(loop.results) - loop.kept
     flows = [i < last and value.dtype.is_float for i, value in enumerate(loop.results)][loop.carries :]
-    step = _step(loop, flows, [value.dtype.is_float for value in loop.graph.inputs])
-    return [loop.results[last + i] for i in step.kept]
+    step = _step(loop, flows, [value.dtype.is_float for value in loop.graph.inputs], ())
+    return [loop.results[last + i] for i in step.kept], tuple(sorted({*step.befores, *step.afters}))
 
 
-def _step(loop: Looping, flows: Sequence[bool], wanted: Sequence[bool]) -> _Step:
+def _step(loop: Looping, flows: Sequence[bool], wanted: Sequence[bool], moved: Sequence[int]) -> _Step:
     """One step of backward.
 
     Args:
         flows: of each stacked result, whether it has a cotangent.
         wanted: of each input, whether its cotangent is asked for.
+        moved: the carries whose histories have a cotangent.
     """
     body, b = loop.graph, Builder("backward")
     b.kind = Kind.GRADIENT
@@ -122,14 +136,14 @@ def _step(loop: Looping, flows: Sequence[bool], wanted: Sequence[bool]) -> _Step
     moving = [i for i, value in enumerate(body.inputs[: loop.carries]) if value.dtype.is_float]
     flow = {i: b.input(f"flow{i}", body.inputs[i].type) for i in moving}
     given = {i: b.input(f"given{i}", loop.results[loop.carries + i].type) for i, each in enumerate(flows) if each}
+    shift = {i: b.input(f"moved{i}", body.inputs[i].type) for i in moved}
     at = {value: b.input(value.name, value.type) for value in dict.fromkeys((*loop.results[last:], *body.inputs))}
-    after = {
-        i: at.setdefault(value, b.input(f"after{i}", value.type))
-        for i, value in enumerate(loop.results[: loop.carries])
-        if value not in at
-    }
+    after: dict[int, Value] = {}
+    for i, value in enumerate(loop.results[: loop.carries]):
+        if value not in at:
+            after[i] = at[value] = b.input(f"after{i}", value.type)
     nodes = _repeated(b, body, at)
-    ends = [(at[loop.results[i]], flow[i]) for i in moving]
+    ends = [(at[loop.results[i]], flow[i]) for i in moving] + [(at[loop.results[i]], shift[i]) for i in moved]
     ends += [(at[loop.results[loop.carries + i]], each) for i, each in given.items()]
     asked = [*moving, *(i for i in range(loop.carries, len(wanted)) if wanted[i])]
     found = dict(zip(asked, pulled_back(b, nodes, ends, [at[body.inputs[i]] for i in asked])))
@@ -140,30 +154,30 @@ def _step(loop: Looping, flows: Sequence[bool], wanted: Sequence[bool]) -> _Step
             sums[i] = b.input(f"sum{i}", more.type)
             outputs[f"sum{i}"] = elementwise(b, lambda x, y: x + y, sums[i], more, name="sum")
     slice_flows = {i: each for i in asked if loop.carries <= i < first and (each := found[i]) is not None}
-    graph = Graph(
-        b.name, (), tuple(b.stored), tuple(b.nodes), outputs | {f"slice{i}": v for i, v in slice_flows.items()}
-    )
+    outputs |= {f"slice{i}": value for i, value in slice_flows.items()}
+    graph = Graph(b.name, (), tuple(b.stored), tuple(b.nodes), outputs)
     graph = replace(graph, nodes=live_nodes(graph, graph.results))
     read = {value for node in graph.nodes for value in node.inputs} | set(graph.results)
-    afters = [i for i, value in after.items() if value in read]
-    begun = {f"after{i}": at[body.inputs[i]] for i in afters}
-    read |= set(begun.values())
 
     def numbers(values: Iterable[Value]) -> list[int]:
         return [i for i, value in enumerate(values) if at[value] in read]
 
-    kept, slices = numbers(loop.results[last:]), numbers(body.inputs[loop.carries : first])
-    fixed, constants = numbers(body.inputs[first:]), tuple(value for value in b.stored if value in read)
-    inputs = [*flow.values(), *sums.values(), *(after[i] for i in afters), *given.values()]
+    befores, kept = numbers(body.inputs[: loop.carries]), numbers(loop.results[last:])
+    afters = [i for i, value in after.items() if value in read]
+    slices, fixed = numbers(body.inputs[loop.carries : first]), numbers(body.inputs[first:])
+    constants = tuple(value for value in b.stored if value in read)
+    inputs = [*flow.values(), *sums.values(), *given.values(), *shift.values()]
+    inputs += [at[body.inputs[i]] for i in befores] + [after[i] for i in afters]
     inputs += [at[loop.results[last + i]] for i in kept] + [at[body.inputs[loop.carries + i]] for i in slices]
     inputs += [at[body.inputs[first + i]] for i in fixed]
-    order = {name: graph.outputs[name] for name in outputs} | begun | dict(graph.outputs)
     return _Step(
-        _only_inputs(replace(graph, outputs=order), inputs, constants),
+        _only_inputs(graph, inputs, constants),
         flows=tuple(moving),
         sums=tuple(sums),
-        afters=tuple(afters),
         given=tuple(given),
+        moved=tuple(moved),
+        befores=tuple(befores),
+        afters=tuple(afters),
         kept=tuple(kept),
         slices=tuple(slices),
         fixed=tuple(fixed),

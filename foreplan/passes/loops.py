@@ -30,51 +30,67 @@ def write_out_loops(graph: Graph) -> Graph:
 
 
 def trim_loops(graph: Graph) -> Graph:
-    """The graph with loops that compute nothing but what is read: no stacks and no carries without readers.
+    """The graph with loops that compute nothing but what is read: no stacks, carries or histories without readers, and
+    no stack beside a history that has it.
 
     It serves scans whose outputs or last carries are not all used, such as what is kept for a gradient that nobody asks
-    for.
+    for, and recurrent layers, whose outputs are carries.
     """
     read = graph.returned.union(*(node.inputs for node in graph.nodes))
 
     def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         if not isinstance(node.op, Loop):
             return None
-        wanted = [value in read for value in node.outputs]
-        return _trimmed(b, node, node.op, inputs, wanted)
+        return _trimmed(b, node, node.op, inputs, [value in read for value in node.outputs])
 
     return rewrite(graph, replace) if any(isinstance(node.op, Loop) for node in graph.nodes) else graph
 
 
-def _trimmed(b: Builder, node: Node, op: Loop, inputs: Sequence[Value], wanted: list[bool]) -> list[Value] | None:
+def _trimmed(b: Builder, node: Node, op: Loop, inputs: Sequence[Value], wanted: Sequence[bool]) -> list[Value] | None:
     """The outputs of a smaller loop, and those that nobody reads as they were; None if it cannot be smaller."""
-    body, names = op.graph, list(op.graph.outputs)
-    needed = list(wanted)
+    body, last = op.graph, len(op.results)
+    histories = [i for i, want in zip(op.histories, wanted[last:]) if want]
+    after = {op.results[i]: i for i in histories}
+    shared = {
+        j: after[value]
+        for j, value in enumerate(op.results)
+        if wanted[j] and op.carries <= j < last - max(op.kept, 0) and value in after
+    }
+    needed = [want and j not in shared for j, want in enumerate(wanted[:last])]
     while True:  # a carry is needed if a step reads it for what is needed
-        results = [value for value, need in zip(op.results, needed) if need]
+        results = [value for i, value in enumerate(op.results) if needed[i] or i in histories]
         nodes = live_nodes(body, results)
         used = {value for each in nodes for value in each.inputs}.union(results)
-        more = [need or (i < op.carries and body.inputs[i] in used) for i, need in enumerate(needed)]
+        more = [
+            need or (i < op.carries and (body.inputs[i] in used or i in histories)) for i, need in enumerate(needed)
+        ]
         if more == needed:
             break
         needed = more
     keeps = [needed[i] if i < op.carries else value in used for i, value in enumerate(body.inputs)]
-    if all(needed) and all(keeps):
+    if all(needed) and all(keeps) and len(histories) == len(op.histories):
         return None
+    names = list(body.outputs)
     smaller = dataclasses.replace(
         body,
         inputs=tuple(value for value, keep in zip(body.inputs, keeps) if keep),
         nodes=nodes,
         outputs={name: body.outputs[name] for name, need in zip(names, needed) if need},
     )
-    last = len(names) - max(op.kept, 0)
     loop = dataclasses.replace(
         op,
         body=print_graph(smaller),
         carries=sum(needed[: op.carries]),
         slices=sum(keeps[op.carries : op.carries + op.slices]),
-        kept=op.kept if op.kept < 0 else sum(needed[last:]),
+        kept=op.kept if op.kept < 0 else sum(needed[last - op.kept : last]),
+        histories=tuple(sum(needed[:i]) for i in histories),
     )
     b.scope = ""
-    made = iter(b.node(loop, *(x for x, keep in zip(inputs, keeps) if keep), name=node.name))
-    return [next(made) if need else value for need, value in zip(needed, node.outputs)]
+    made = b.node(loop, *(x for x, keep in zip(inputs, keeps) if keep), name=node.name)
+    places = [*(i for i, need in enumerate(needed) if need), *(last + op.histories.index(i) for i in histories)]
+    outputs = list(node.outputs)
+    for place, value in zip(places, made):
+        outputs[place] = value
+    for j, i in shared.items():
+        outputs[j] = loop.slices_of(b, outputs[last + op.histories.index(i)], after=True)
+    return outputs

@@ -41,6 +41,8 @@ def test_types_and_cost() -> None:
     op = Loop(BODY, 5, 1, 1)
     outputs = op.infer(TYPES)
     assert list(map(str, outputs)) == ["float32[2]", "float32[5,2]"]
+    with_history = Loop(BODY, 5, 1, 1, histories=(0,)).infer(TYPES)
+    assert list(map(str, with_history)) == ["float32[2]", "float32[5,2]", "float32[6,2]"]
     cost = op.cost(TYPES, outputs)
     assert cost.flops == op.flops(TYPES, outputs) == 5 * (2 + 2)
     assert cost.nbytes == 5 * (3 * 8 + 3 * 8)
@@ -79,6 +81,8 @@ def test_a_carry_that_changes_its_type_is_refused() -> None:
         ("steps=5, carries=1, slices=3", "does not fit"),
         ("steps=5, carries=1, slices=1, kept=2", "does not fit"),
         ("steps=5, carries=1, slices=1, kept=-2", "does not fit"),
+        ("steps=5, carries=1, slices=1, histories=(1,)", "does not fit"),
+        ("steps=5, carries=1, slices=1, histories=(0, 0)", "does not fit"),
         ("steps=5.0, carries=1, slices=1", "is not of the type int"),
         ("carries=1, slices=1", "cannot be made"),
     ],
