@@ -20,8 +20,7 @@ def lstm_lm(
 
     Every sequence begins with a state of zeros. Dropout stands before, between and behind the layers; the paper's is
     0.5. The embedding and the output layer are drawn from U(±0.05), as there, its bias begins at 0, and the LSTM is
-    drawn as `torch.nn.LSTM`. Names are those of the word language model among PyTorch's examples. All steps are
-    written out, so the time to plan grows with `seq`.
+    drawn as `torch.nn.LSTM`. Names are those of the word language model among PyTorch's examples.
     """
 
     def model(tokens: Tensor) -> dict[str, Tensor]:

@@ -43,8 +43,7 @@ def rnn(
 
     Layer l has `weight_ih_l<l>` [features, inputs], `weight_hh_l<l>` [features, features], `bias_ih_l<l>` and
     `bias_hh_l<l>` [features]; those of the other direction end in `_reverse`. All are drawn from U(±1/√features). These
-    are the names, shapes and initial values of `torch.nn.RNN`. The steps are written out: a graph has a few nodes for
-    each.
+    are the names, shapes and initial values of `torch.nn.RNN`. The steps of a layer are one loop (see `foreplan.scan`).
 
     Args:
         x: [N, T, inputs].
