@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from foreplan.errors import UnsupportedError
 from foreplan.graph import Builder, Kind, Node, Value
 from foreplan.graph.text import print_graph
-from foreplan.ops.loop import Loop
+from foreplan.ops.loop import MOST_RUNS, Loop
 from foreplan.ops.marks import Gradient
 from foreplan.ops.random import Dropout
+from foreplan.ops.unstack import MOST_STEPS
 
 # Ops that a loop cannot hold: those that draw anew in each step, and gradients, which stay to be expanded.
 WRITTEN_OUT = (Dropout, Gradient)
@@ -72,8 +74,16 @@ def looped(
 
     Args:
         length: the number of steps where there are no stacks.
+
+    Raises:
+        UnsupportedError: it has too many steps for the size of its body.
     """
-    nodes = _hoist(b, cell)
+    nodes, steps = _hoist(b, cell), stacks[0].shape[0] if stacks else length
+    if steps > MOST_STEPS or steps * len(nodes) > MOST_RUNS:
+        raise UnsupportedError(
+            f"a loop of {steps:,} steps of {len(nodes)} nodes is too long: {MOST_STEPS:,} steps, and {MOST_RUNS:,} "
+            "nodes in all of them, are the most; use fewer steps"
+        )
     made = {*cell.carries, *cell.slices, *(value for node in nodes for value in node.outputs)}
     read = [*(value for node in nodes for value in node.inputs), *cell.after, *cell.outputs]
     fixed = [value for value in dict.fromkeys(read) if value not in made]
@@ -83,7 +93,6 @@ def looped(
         at.update(zip(node.outputs, body.repeat(node, [at[value] for value in node.inputs])))
     outputs = {f"carry{i}": at[value] for i, value in enumerate(cell.after)}
     outputs |= {f"y{i}": at[value] for i, value in enumerate(cell.outputs)}
-    steps = stacks[0].shape[0] if stacks else length
     op = Loop(print_graph(body.finish(outputs)), steps, len(cell.carries), len(stacks), reverse)
     inputs = [*carried, *stacks, *fixed]
     written_out = any(isinstance(node.op, WRITTEN_OUT) for node in nodes)

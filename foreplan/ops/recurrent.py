@@ -21,7 +21,7 @@ from foreplan.ops.join import concat
 from foreplan.ops.map import elementwise, elementwise_many
 from foreplan.ops.matmul import matmul
 from foreplan.ops.shape import reshape, slice_axis, transpose
-from foreplan.ops.unstack import zeros
+from foreplan.ops.unstack import MOST_STEPS, zeros
 
 Activation = Callable[[Expr], Expr]
 
@@ -92,6 +92,8 @@ class _Layer:
         ways = {"forward": 1, "reverse": 1, "bidirectional": 2}.get(self.direction)
         if ways is None:
             raise ShapeError(f"the direction must be forward, reverse or bidirectional, and is {self.direction!r}")
+        if self.x.shape[0] > MOST_STEPS:
+            raise ShapeError(f"{self.x!r} has {self.x.shape[0]} steps, and {MOST_STEPS} are the most: use fewer steps")
         hidden = self.r.shape[-1]
         rows = self.gates * hidden
         checked: list[tuple[str, Value | None, Shape]] = [

@@ -10,7 +10,7 @@ import pytest
 
 import foreplan as fp
 from foreplan import nn
-from foreplan.errors import ModelError, ShapeError, TraceError, UsageError
+from foreplan.errors import ModelError, ShapeError, TraceError, UnsupportedError, UsageError
 from foreplan.graph.ir import Kind
 from foreplan.ops.loop import Loop
 from tests.frontend.judged import close, run
@@ -139,6 +139,12 @@ def test_graphs_do_not_grow_with_steps() -> None:
     assert few == some == many
 
 
+def many(function: Callable[[Any], Any], x: Any, times: int) -> Any:
+    for _ in range(times):
+        x = function(x)
+    return x
+
+
 X = (5, 3)
 REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "no pair": (lambda x: fp.scan(lambda c, x: c, x[0], x)[0], TraceError, "returns a pair"),
@@ -151,6 +157,11 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "no length": (lambda x: fp.scan(lambda c, x: (c, x), x)[0], TraceError, "how often"),
     "bad length": (lambda x: fp.scan(lambda c, x: (c, None), x, length=1.5)[0], UsageError, "whole number"),
     "too long": (lambda x: fp.scan(lambda c, x: (c, None), x, length=10**6)[0], UsageError, "65536"),
+    "too much": (
+        lambda x: fp.scan(lambda c, _: (many(np.tanh, c, 40), None), x, length=60_000)[0],
+        UnsupportedError,
+        "60,000 steps of 40 nodes",
+    ),
     "reverse": (lambda x: fp.scan(lambda c, x: (c, x), 0.0, x, reverse=1)[1], UsageError, "True or False"),
     "no function": (lambda x: fp.scan(x, x), UsageError, "takes a function"),
     "an error inside": (lambda x: fp.scan(lambda c, x: (c @ x[:2], None), x[0], x)[0], ShapeError, "test_scan.py"),
