@@ -5,7 +5,9 @@ Few numbers are looked at: of a large tensor a few runs of them, so that its pag
 
 from __future__ import annotations
 
+import math
 import mmap
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 _RUNS, _RUN = 64, 64  # of numbers that lie side by side
 _PAIRS, _FIRST = 2048, 16  # of numbers that are compared; the first ones, which lie apart, tell nearly always
+_BLOCK = 1 << 20  # of numbers that are compared at once
 _FORBIDS = -1e4  # added to a score, it leaves nothing of a probability
 
 
@@ -51,20 +54,53 @@ def is_one_number(tensor: onnx.TensorProto, path: Path | None) -> bool:
     return flat is not None and flat.size > 0 and flat[0] in (0, 1) and bool((_sample(flat) == flat[0]).all())
 
 
-def same_numbers(one: onnx.TensorProto, other: onnx.TensorProto, path: Path | None) -> bool:
-    """Whether two matrices hold the same numbers, one of them perhaps transposed."""
+class Layout(Enum):
+    """How a tensor's numbers lie in another one."""
+
+    SAME = "as they are"
+    TURNED = "with rows for columns"
+    REPEATED = "once for each place of the axes before its own"
+
+
+def ends(tensor: onnx.TensorProto, path: Path | None) -> tuple[float, float] | None:
+    """The first number and the last one; None: they cannot be read."""
+    flat = _numbers(tensor, path)
+    return None if flat is None or not flat.size else (float(flat[0]), float(flat[-1]))
+
+
+def layout_in(one: onnx.TensorProto, other: onnx.TensorProto, path: Path | None, whole: bool = False) -> Layout | None:
+    """How the numbers of one tensor make up another one; None: they do not, or all of them are equal.
+
+    Args:
+        one: whose numbers they may be.
+        other: what may be made up of them.
+        path: the file, beside which contents lie.
+        whole: compare all numbers, instead of a few of a large tensor.
+    """
     a, b = tuple(one.dims), tuple(other.dims)
-    if len(a) != 2 or len(b) != 2 or one.data_type != other.data_type or b not in (a, a[::-1]) or 1 in a:
-        return False
     x, y = _numbers(one, path), _numbers(other, path)
-    if x is None or y is None or not x.size:
-        return False
-    rng = np.random.default_rng(0)
-    rows, columns = rng.integers(0, a[0], _PAIRS), rng.integers(0, a[1], _PAIRS)
-    at = rows * a[1] + columns
-    places = [at] if a == b else []
-    places += [columns * a[0] + rows] if a[::-1] == b else []
-    return any(_agree(x, at, y, each) for each in places) and bool((x[at] != x[at[0]]).any())
+    if one.data_type != other.data_type or x is None or y is None or not x.size or not y.size:
+        return None
+    layouts = [Layout.SAME] if a == b else []
+    if len(a) == 2 and a[::-1] == b and 1 not in a:
+        layouts.append(Layout.TURNED)
+    if a and a != b and b[len(b) - len(a) :] == a:
+        layouts.append(Layout.REPEATED)
+    some = np.random.default_rng(0).integers(0, y.size, _PAIRS)
+    if (y[some] == y[some[0]]).all():
+        return None
+    blocks = [some]
+    if whole:
+        blocks += [np.arange(start, min(start + _BLOCK, y.size)) for start in range(0, y.size, _BLOCK)]
+    return next((layout for layout in layouts if all(_agree(x, _place(layout, at, a), y, at) for at in blocks)), None)
+
+
+def _place(layout: Layout, at: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
+    """Where the numbers of one tensor are that make up places of another one."""
+    if layout is Layout.TURNED:
+        rows, columns = dims
+        return at % rows * columns + at // rows
+    return at % math.prod(dims)
 
 
 def _numbers(tensor: onnx.TensorProto, path: Path | None) -> np.ndarray | None:

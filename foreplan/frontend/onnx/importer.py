@@ -19,12 +19,12 @@ from foreplan.frontend.onnx.lost import notes_on
 from foreplan.frontend.onnx.node import OnnxNode, Operand
 from foreplan.frontend.onnx.ops import TRANSLATIONS
 from foreplan.frontend.onnx.order import in_order, named_reads
+from foreplan.frontend.onnx.restore import restored
 from foreplan.frontend.onnx.roles import NO_ROLE, Exporter, Role, chosen_roles, find_roles
 from foreplan.frontend.onnx.scope import Scope
 from foreplan.frontend.onnx.sequences import Tensors, translate_sequence
 from foreplan.frontend.onnx.shapes import fixed_extents
 from foreplan.frontend.onnx.tensors import Constant, dtype_of, from_array, from_tensor, given_array
-from foreplan.frontend.onnx.untie import untied
 from foreplan.graph import Builder, Graph, Node, RandomSeed, TensorType, Value, as_dtype
 from foreplan.graph.ir import Kind
 from foreplan.graph.names import Names
@@ -51,7 +51,7 @@ class Importer:
         selection: the weights that the user wants trained, or frozen.
         path: the model's file, if it is one.
         shapes: the shape of every tensor by its full name, for a later import with another batch.
-        told: the file's graph, in which merged tensors are many again.
+        told: the file's graph, with the tensors that the module has.
         written: the number of nodes written out from bodies of loops, branches and functions.
         most_written: the most such nodes that a file of this size may have.
     """
@@ -90,7 +90,7 @@ class Importer:
         Raises:
             ModelError: the model is broken, or holds what foreplan cannot compile; names the node.
         """
-        graph, self.exporter, notes = untied(self.model.proto.graph, self.exporter)
+        graph, self.exporter, notes = restored(self.model.proto.graph, self.exporter)
         self.told = graph
         roles = find_roles(graph.node, graph.initializer, self.functions, self.exporter)
         scope = Scope("", chosen_roles(roles, self.selection), self.model.opsets)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foreplan.frontend.onnx.contents import same_numbers
+from foreplan.frontend.onnx.contents import Layout, layout_in
 from foreplan.frontend.onnx.roles import LEFT_OVER, Exporter, Role
 from foreplan.graph.ir import Kind
 from foreplan.units import listed
@@ -74,7 +74,7 @@ def _untied(
     found = []
     for table in [name for name in dict.fromkeys(tables) if name in trained][:_MOST]:
         for matrix in [name for name in dict.fromkeys(matrices) if name in trained and name != table]:
-            if same_numbers(held[table], held[matrix], path):
+            if layout_in(held[table], held[matrix], path) in (Layout.SAME, Layout.TURNED):
                 found.append(
                     f"{table!r} and {matrix!r} hold the same numbers: if the model ties them, the file does not, and "
                     "each is trained by itself"

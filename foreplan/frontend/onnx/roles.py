@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from foreplan.frontend.onnx.contents import is_one_number, table_like
+from foreplan.frontend.onnx.signature import Signature
 from foreplan.frontend.onnx.tensors import FLOATS
 from foreplan.frontend.onnx.uses import Functions, Uses, find_uses, reads
 from foreplan.graph.ir import Kind
@@ -112,12 +113,14 @@ class Exporter:
 
     Attributes:
         is_torch: whether names without a dot are those of a PyTorch module too.
-        kinds: name → PARAMETER, BUFFER or CONSTANT_TENSOR, as torch.export knows them.
+        signature: the tensors of the module, as torch.export knows them.
+        kinds: name → PARAMETER, BUFFER or CONSTANT_TENSOR, of those and of the file's.
         sources: name of a tensor that the exporter has computed → names of those that it was computed from.
         path: the file, beside which contents lie.
     """
 
     is_torch: bool = False
+    signature: Signature = field(default_factory=Signature)
     kinds: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, Sequence[str]] = field(default_factory=dict)
     path: Path | None = None
@@ -125,14 +128,15 @@ class Exporter:
     @staticmethod
     def of(proto: onnx.ModelProto, path: Path | None) -> Exporter:
         """What a model's exporter says."""
-        kinds, sources = {}, {}
+        signature = Signature.of(proto.graph)
+        kinds, sources = dict(signature.kinds), {}
         for told in (*proto.graph.value_info, *proto.graph.initializer, *proto.graph.input):
             for entry in told.metadata_props:
                 if entry.key == _KIND:
                     kinds[told.name] = entry.value
                 elif entry.key == _SOURCES:
                     sources[told.name] = re.findall(r"'([^']*)'", entry.value)
-        return Exporter("pytorch" in proto.producer_name.lower(), kinds, sources, path)
+        return Exporter("pytorch" in proto.producer_name.lower(), signature, kinds, sources, path)
 
     def names_module(self, name: str) -> bool:
         """Whether a PyTorch module calls a tensor by this name."""
@@ -140,8 +144,18 @@ class Exporter:
 
     def learned_source(self, name: str) -> str:
         """A tensor that training would change, of those that the exporter has computed this one from; empty: none."""
-        paths = (each for each in self.sources.get(name, ()) if self._is_path(each) and not _EXPORTERS.fullmatch(each))
+        sources = self.sources.get(name, ())
+        if self.signature.kinds:
+            return next((each for each in sources if self.kinds.get(each) == "PARAMETER"), "")
+        paths = (each for each in sources if self._is_path(each) and not _EXPORTERS.fullmatch(each))
         return next((each for each in paths if not _is_table(each) and not _RESULTS.fullmatch(each)), "")
+
+    def buffer_source(self, name: str) -> str:
+        """A buffer that the exporter has computed a tensor from, and no parameter; empty: none."""
+        sources = self.sources.get(name, ())
+        if any(self.kinds.get(each) == "PARAMETER" for each in sources):
+            return ""
+        return next((each for each in sources if self.signature.kinds.get(each) == "BUFFER"), "")
 
     def made(self, name: str) -> bool:
         """Whether the exporter made a tensor: where it tells of those of the module, it made all others."""
@@ -204,6 +218,8 @@ def _role(name: str, uses: Uses, exporter: Exporter) -> Role:
         if tensor is not None and (why := table_like(tensor, exporter.path)):
             return Role(Kind.CONSTANT, why)
         return Role(Kind.PARAMETER, f"computed by the exporter from {source!r}")
+    if source := exporter.buffer_source(name):
+        return Role(Kind.CONSTANT, f"computed by the exporter from the buffer {source!r}")
     if any(use.is_mask and use.direct and (use.axes is None or use.axes > 1) for use in found):
         return Role(Kind.CONSTANT, "added to attention's scores, as masks are")
     if exporter.names_module(name):

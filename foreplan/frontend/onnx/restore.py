@@ -1,0 +1,27 @@
+"""A file's graph as the module has it: with the tensors that an exporter has merged, doubled, left out or renamed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from foreplan.frontend.onnx.draft import Draft
+from foreplan.frontend.onnx.roles import Exporter
+from foreplan.frontend.onnx.shadow import rename_shadows
+from foreplan.frontend.onnx.tie import tie
+from foreplan.frontend.onnx.untie import untie
+from foreplan.frontend.onnx.zeros import put_back_zeros
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def restored(graph: onnx.GraphProto, exporter: Exporter) -> tuple[onnx.GraphProto, Exporter, list[str]]:
+    """The graph, what the exporter tells of its tensors, and notes for people; the graph itself where nothing changes.
+
+    Only files of PyTorch's exporters are changed, as far as they tell what the module has.
+    """
+    draft = Draft(graph, exporter)
+    if exporter.is_torch:
+        for step in (rename_shadows, untie, put_back_zeros, tie):
+            step(draft)
+    return draft.graph, draft.exporter, draft.notes
