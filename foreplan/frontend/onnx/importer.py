@@ -22,7 +22,7 @@ from foreplan.frontend.onnx.order import in_order, named_reads
 from foreplan.frontend.onnx.restore import restored
 from foreplan.frontend.onnx.roles import NO_ROLE, Exporter, Role, chosen_roles, find_roles
 from foreplan.frontend.onnx.scope import Scope
-from foreplan.frontend.onnx.sequences import Tensors, translate_sequence
+from foreplan.frontend.onnx.sequences import Given, Tensors, translate_sequence
 from foreplan.frontend.onnx.shapes import fixed_extents
 from foreplan.frontend.onnx.tensors import Constant, dtype_of, from_array, from_tensor, given_array
 from foreplan.graph import Builder, Graph, Node, RandomSeed, TensorType, Value, as_dtype
@@ -236,9 +236,9 @@ class Importer:
         first = len(self.b.nodes)
         self.b.source, self.b.scope = source, scope.prefix + own_name + "/"
         sequence = self._guarded(n, lambda: translate_sequence(n, given)) if domain == "" else None
-        results: Sequence[Operand | Tensors | None] | None = [sequence]
+        results: Sequence[Given] | None = [sequence]
         if sequence is None:
-            results = self._results(n, scope, scope.prefix + own_name, domain)
+            results = self._results(n, given, scope, scope.prefix + own_name, domain)
         if results is None:
             return  # an expansion has named its own outputs
         self._finish(n, results, first, scope, scope.prefix + own_name)
@@ -249,16 +249,22 @@ class Importer:
             at = at.outer
         return (at or scope).full_name(name)
 
-    def _results(self, n: OnnxNode, scope: Scope, name: str, domain: str) -> list[Operand | None] | None:
+    def _results(self, n: OnnxNode, given: Sequence[Given], scope: Scope, name: str, domain: str) -> list[Given] | None:
         """The node's results, one an output; None if another walk has already put them into the scope."""
         if (domain, n.op_type) in self.functions:
-            self._expand(n, self.functions[domain, n.op_type], scope, name)
+            self._expand(n, given, self.functions[domain, n.op_type], scope, name)
             return None
         role = scope.roles.get(n.proto.output[0], NO_ROLE) if n.proto.output else NO_ROLE
         if domain == "" and n.op_type == "Constant":
             return [self._constant(n, role)]
         if domain == "" and n.op_type in CONTROL_FLOW:
-            return CONTROL_FLOW[n.op_type](n, name, partial(self._walk, n, scope))
+            return CONTROL_FLOW[n.op_type](n, given, name, partial(self._walk, n, scope))
+        if any(isinstance(each, Tensors) for each in given):
+            body = standard_body(n, given) if n.op_type == "SequenceMap" else None
+            if body is None:
+                raise n.unsupported("it reads a sequence of tensors; take them out with SequenceAt")
+            self._expand(n, given, body, scope, name)
+            return None
         folded = self._guarded(n, lambda: fold(n, role.kind))
         if folded is not None:
             if n.op_type == "ConstantOfShape" and folded[0] is not None:
@@ -267,10 +273,10 @@ class Importer:
         translation = TRANSLATIONS.get((domain, n.op_type))
         result = None if translation is None else self._guarded(n, lambda: translation(n))
         if result is None:
-            body = standard_body(n)
+            body = standard_body(n, given)
             if body is None:
                 raise self._unknown(n, domain)
-            self._expand(n, body, scope, name)
+            self._expand(n, given, body, scope, name)
             return None
         self.updates.update(n.updates)
         return [result] if isinstance(result, Value | Constant) else list(result)
@@ -310,8 +316,8 @@ class Importer:
         return found
 
     def _walk(
-        self, n: OnnxNode, scope: Scope, body: onnx.GraphProto, prefix: str, given: Sequence[Operand]
-    ) -> list[Operand]:
+        self, n: OnnxNode, scope: Scope, body: onnx.GraphProto, prefix: str, given: Sequence[Operand | Tensors]
+    ) -> list[Operand | Tensors]:
         """The outputs of a body within a node; the body can also read the tensors around the node."""
         self._write_out(n, len(body.node))
         if len(given) != len(body.input):
@@ -322,7 +328,7 @@ class Importer:
         inner.initializers = {tensor.name: tensor for tensor in body.initializer}
         inner.tensors.update({info.name: operand for info, operand in zip(body.input, given)})
         self.nodes(body.node, inner)
-        return [self.look_up(output.name, inner, f"the body of {n.where}") for output in body.output]
+        return [self._find(output.name, inner, f"the body of {n.where}") for output in body.output]
 
     def _write_out(self, n: OnnxNode, nodes: int) -> None:
         """Count the nodes of a body that is about to take the place of `n`, or of one step of `n`.
@@ -337,7 +343,14 @@ class Importer:
                 f"to more than {self.most_written}; export the model with fewer steps or calls"
             )
 
-    def _expand(self, n: OnnxNode, body: onnx.FunctionProto, scope: Scope, name: str) -> None:
+    def _expand(
+        self,
+        n: OnnxNode,
+        given: Sequence[Given],
+        body: onnx.FunctionProto,
+        scope: Scope,
+        name: str,
+    ) -> None:
         """Walk a function's body in place of the node."""
         if scope.depth >= _DEEPEST:
             raise n.unsupported(
@@ -348,13 +361,13 @@ class Importer:
         inner = Scope(name + "/", find_roles(body.node, (), self.functions), opsets, None, scope.depth + 1)
         inner.attributes = attributes_of_call(n, body)
         for i, formal in enumerate(body.input):
-            inner.tensors[formal] = n.inputs[i] if i < len(n.inputs) else None
+            inner.tensors[formal] = given[i] if i < len(given) else None
         for formal, actual in zip(body.output, n.output_names):
             inner.names[formal] = actual
         self.nodes([node for node in body.node if not _is_unused(node)], inner)
         for formal, actual in zip(body.output, n.proto.output):
             if actual:
-                scope.tensors[actual] = self.look_up(formal, inner, n.where)
+                scope.tensors[actual] = self._find(formal, inner, n.where)
 
     # Names.
 
