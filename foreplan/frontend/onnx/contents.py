@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _RUNS, _RUN = 64, 64  # of numbers that lie side by side
 _PAIRS, _FIRST = 2048, 16  # of numbers that are compared; the first ones, which lie apart, tell nearly always
 _BLOCK = 1 << 20  # of numbers that are compared at once
+_FEWEST = 5  # numbers that tell whether a rule gives them
 _FORBIDS = -1e4  # added to a score, it leaves nothing of a probability
 
 
@@ -60,6 +61,18 @@ class Layout(Enum):
     SAME = "as they are"
     TURNED = "with rows for columns"
     REPEATED = "once for each place of the axes before its own"
+
+
+def is_irregular(tensor: onnx.TensorProto, path: Path | None) -> bool:
+    """Whether the numbers are as training leaves them: no two are equal, and no rule gives one from the other."""
+    flat, shape = _numbers(tensor, path), tuple(tensor.dims)
+    if flat is None or flat.size < _FEWEST or table_like(tensor, path):
+        return False
+    some = _sample(flat)
+    if np.unique(some).size != some.size or not np.isfinite(some).all():
+        return False
+    steps = np.diff(some[: shape[-1]]) if shape[-1] > 1 else np.diff(some)
+    return not ((steps > 0).all() or (steps < 0).all() or _is_on_circles(flat, shape[-1]))
 
 
 def ends(tensor: onnx.TensorProto, path: Path | None) -> tuple[float, float] | None:
@@ -154,6 +167,17 @@ def _is_sinusoid(flat: np.ndarray, shape: tuple[int, ...]) -> bool:
     angle = np.where(cosine, np.arccos(np.clip(second, -1, 1)), np.arcsin(np.clip(second, -1, 1)))
     doubled = np.where(cosine, np.cos(2 * angle), np.sin(2 * angle))
     return bool(np.abs(np.abs(doubled) - np.abs(third)).max() < 1e-2)
+
+
+def _is_on_circles(flat: np.ndarray, width: int) -> bool:
+    """Whether pairs of columns are the sine and the cosine of one angle, side by side or half a row apart."""
+    if width < 2 or width % 2:
+        return False
+    rows = np.asarray(flat[: width * min(len(flat) // width, _RUN)]).astype(np.float64).reshape(-1, width)
+    for squares in (rows[:, ::2] ** 2 + rows[:, 1::2] ** 2, rows[:, : width // 2] ** 2 + rows[:, width // 2 :] ** 2):
+        if squares.max() - squares.min() < 1e-3 * squares.max():
+            return True
+    return False
 
 
 def _is_symmetric(flat: np.ndarray, extent: int) -> bool:

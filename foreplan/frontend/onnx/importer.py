@@ -30,6 +30,7 @@ from foreplan.graph.ir import Kind
 from foreplan.graph.names import Names
 from foreplan.graph.types import Shape
 from foreplan.ops.map import elementwise
+from foreplan.ops.marks import StopGradient
 from foreplan.ops.storage import unpacked
 from foreplan.patterns import AS_THE_MODEL, Selection
 
@@ -241,7 +242,15 @@ class Importer:
             results = self._results(n, given, scope, scope.prefix + own_name, domain)
         if results is None:
             return  # an expansion has named its own outputs
-        self._finish(n, results, first, scope, scope.prefix + own_name)
+        self._finish(n, self._detached(n, results), first, scope, scope.prefix + own_name)
+
+    def _detached(self, n: OnnxNode, results: Sequence[Given]) -> list[Given]:
+        """The results, some of which the module computes without gradients."""
+        detached = [self.exporter.signature.is_detached(n.proto, name) for name in n.proto.output]
+        return [
+            self.b.apply(StopGradient(), found) if stops and isinstance(found, Value) else found
+            for found, stops in zip(results, detached)
+        ]
 
     def _known_name(self, name: str, scope: Scope) -> str:
         at: Scope | None = scope

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from foreplan.frontend.onnx.apart import take_apart
 from foreplan.frontend.onnx.draft import Draft
 from foreplan.frontend.onnx.roles import Exporter
 from foreplan.frontend.onnx.shadow import rename_shadows
@@ -22,6 +23,6 @@ def restored(graph: onnx.GraphProto, exporter: Exporter) -> tuple[onnx.GraphProt
     """
     draft = Draft(graph, exporter)
     if exporter.is_torch:
-        for step in (rename_shadows, untie, put_back_zeros, tie):
+        for step in (rename_shadows, take_apart, untie, put_back_zeros, tie):
             step(draft)
     return draft.graph, draft.exporter, draft.notes

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from foreplan.frontend.onnx.contents import is_one_number, table_like
+from foreplan.frontend.onnx.contents import is_irregular, is_one_number, table_like
 from foreplan.frontend.onnx.signature import Signature
 from foreplan.frontend.onnx.tensors import FLOATS
-from foreplan.frontend.onnx.uses import Functions, Uses, find_uses, reads
+from foreplan.frontend.onnx.uses import Functions, Use, Uses, find_uses, reads
 from foreplan.graph.ir import Kind
 from foreplan.patterns import Selection
 
@@ -67,6 +67,8 @@ _MODULE_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 # Names that PyTorch's exporters, and the tools behind them, give to tensors of their own.
 _EXPORTERS = re.compile(r"onnx::.*|/.*|_?val_\d+.*|const(ant)?s?_?\d*|.*_output_\d+|.*lifted_tensor.*|ortshared_.*")
+# What TorchScript's exporter computed from a tensor of the module; constants of the program have other names.
+_FOLDED = re.compile(r"onnx::([A-Z]\w*)_\d+")
 # The last part of a name that modules give to what they compute once and do not train.
 _TABLES = re.compile(
     r"(.*_)?(inv_freq|freqs_cis|(cos|sin)(_cached|_table|_cache)?|rope|pe|sinusoid\w*|masks?|causal\w*|masked_bias|tril"
@@ -104,6 +106,7 @@ class Role:
 
 _CHOSEN = {True: Kind.PARAMETER, False: Kind.FROZEN}
 NO_ROLE = Role(Kind.CONSTANT)
+LEARNED = Role(Kind.PARAMETER, "made by the exporter, and filled as by training")
 LEFT_OVER = Role(Kind.CONSTANT, "made by the exporter, and in no weight's place")
 
 
@@ -223,13 +226,15 @@ def _role(name: str, uses: Uses, exporter: Exporter) -> Role:
     if any(use.is_mask and use.direct and (use.axes is None or use.axes > 1) for use in found):
         return Role(Kind.CONSTANT, "added to attention's scores, as masks are")
     if exporter.names_module(name):
-        return _by_name(name, tensor, exporter)
+        return _by_name(name, tensor, found, exporter)
     weights = [use for use in reads(found, _WEIGHT_SLOTS) if use.direct or not exporter.made(name)]
     place = f"in the place of a {weights[0].op}'s weight" if weights else "in no weight's place"
     if exporter.made(name):
         completes = any(use.direct and use.completes and use.axes == 1 for use in found)
-        if not (weights or completes) or tensor is None:
+        if tensor is None:
             return LEFT_OVER
+        if not (weights or completes):
+            return _folded(name, tensor, found, exporter)
         if why := table_like(tensor, exporter.path):
             return Role(Kind.CONSTANT, why)
         if (completes or weights[0].op in _NORMS) and is_one_number(tensor, exporter.path):
@@ -245,8 +250,19 @@ def _role(name: str, uses: Uses, exporter: Exporter) -> Role:
     return Role(Kind.CONSTANT, place)
 
 
-def _by_name(name: str, tensor: onnx.TensorProto | None, exporter: Exporter) -> Role:
+def _folded(name: str, tensor: onnx.TensorProto, uses: Sequence[Use], exporter: Exporter) -> Role:
+    """The role of what the exporter made and no weight's place tells: in a name of TorchScript's stands its reader."""
+    reader = _FOLDED.fullmatch(name)
+    brought = any(use.direct for slots in (_BIAS_SLOTS, _TOKEN_SLOTS) for use in reads(uses, slots))
+    if reader is None or not (brought or reader[1] in ("MatMul", "Gemm")) or not is_irregular(tensor, exporter.path):
+        return LEFT_OVER
+    return LEARNED
+
+
+def _by_name(name: str, tensor: onnx.TensorProto | None, uses: Sequence[Use], exporter: Exporter) -> Role:
     """The role of what a module has by name."""
+    if any(use.is_basis for use in uses) and not name.endswith("weight"):
+        return Role(Kind.CONSTANT, "multiplied to sines and cosines of the product, as random features are")
     if _is_table(name):
         return Role(Kind.CONSTANT, f"called {name.rpartition('.')[2]!r}, as tables are")
     if tensor is not None and (why := table_like(tensor, exporter.path)):

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _CALL, _SCOPES = "pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes"
+_CLASSES = "pkg.torch.onnx.class_hierarchy"
 # A line of PyTorch 2.7 and later, and a part of the one line of those before.
 _LINE = re.compile(r"^\s*(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']+)'", re.MULTILINE)
 _SPEC = re.compile(r"InputKind\.(PARAMETER|BUFFER|CONSTANT_TENSOR): \d+>, arg=\w+\(name='(\w+)'\), target='([^']+)'")
+_CHANGE = re.compile(r"^\s*(\w+): BUFFER_MUTATION target='([^']+)'", re.MULTILINE)
 _NAME = re.compile(r"%(\w+)")
 _MOST = 6  # tensors of one call whose orders are compared
 
@@ -45,14 +47,20 @@ class Call:
 
     @staticmethod
     def of(node: onnx.NodeProto) -> Call | None:
-        """What a node's metadata say; None: nothing."""
+        """What a node's metadata say; None: nothing. Of a node that was put in, the scope alone is told."""
         told = {entry.key: entry.value for entry in node.metadata_props if entry.key in (_CALL, _SCOPES)}
         value, _, call = told.get(_CALL, "").partition("=")
         name = _NAME.match(value.strip())
         if name is None:
-            return None
+            return Call("", "", (), _module_of(told[_SCOPES])) if _SCOPES in told else None
         op = re.search(r"target=([\w.]+)", call)
         return Call(name[1], op[1] if op else "", _NAME.findall(call), _module_of(told.get(_SCOPES, "")))
+
+
+def set_scope(node: onnx.NodeProto, scope: str) -> None:
+    """Say of a node the path of the module that it stands in, and nothing else."""
+    del node.metadata_props[:]
+    node.metadata_props.add(key=_SCOPES, value=str([scope, ""]))
 
 
 @dataclass(frozen=True)
@@ -79,17 +87,28 @@ class Signature:
     Attributes:
         targets: name in the program → name in the module.
         kinds: name in the module → PARAMETER, BUFFER or CONSTANT_TENSOR.
+        changes: name of a result → the buffer that has it as its next content.
     """
 
     targets: Mapping[str, str] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
+    changes: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of(graph: onnx.GraphProto) -> Signature:
         """What a graph's metadata say."""
         text = next((entry.value for entry in graph.metadata_props if entry.key == _SIGNATURE), "")
         found = _LINE.findall(text) or [(name, kind, target) for kind, name, target in _SPEC.findall(text)]
-        return Signature({name: target for name, _, target in found}, {target: kind for _, kind, target in found})
+        return Signature(
+            {name: target for name, _, target in found},
+            {target: kind for _, kind, target in found},
+            dict(_CHANGE.findall(text)),
+        )
+
+    def is_detached(self, node: onnx.NodeProto, name: str) -> bool:
+        """Whether no gradient comes back from a result: spectral norm iterates so, for buffers of its own."""
+        classes = next((entry.value for entry in node.metadata_props if entry.key == _CLASSES), "")
+        return name in self.changes and "torch.nn.utils.parametrizations._SpectralNorm" in classes
 
     def tensors_of(self, reads: Iterable[Read], nodes: Sequence[onnx.NodeProto]) -> dict[Read, str]:
         """The module's tensor that each read is of, as far as the calls tell it; empty: none, but a number in the call.
@@ -152,18 +171,22 @@ def _module_of(scopes: str) -> str:
 
 
 def _calls_of(nodes: Sequence[onnx.NodeProto]) -> dict[int, Call]:
-    """The call of each node, by its index. One that the exporter put in itself has the scope of those that read it."""
+    """The call of each node, by its index. A node of which nothing is told has the scope of those that read it."""
     calls = {index: call for index, node in enumerate(nodes) if (call := Call.of(node)) is not None}
     for index, call in list(calls.items()):
         if "batch_norm" in call.op and nodes[index].op_type != "BatchNormalization":
             del calls[index]  # folded into what stood before it, of which nothing is told
-    readers: dict[str, set[str]] = {}
-    for index, call in calls.items():
-        for name in nodes[index].input:
-            readers.setdefault(name, set()).add(call.scope)
+    readers: dict[str, list[int]] = {}
     for index, node in enumerate(nodes):
-        if not node.metadata_props:
-            scopes = {scope for name in node.output for scope in readers.get(name, ())}
-            if len(scopes) == 1:
-                calls[index] = Call("", "", (), scopes.pop())
+        for name in node.input:
+            readers.setdefault(name, []).append(index)
+    untold = [index for index, node in enumerate(nodes) if not node.metadata_props]
+    found = True
+    while found:
+        found = False
+        for index in untold:
+            at = [reader for name in nodes[index].output for reader in readers.get(name, ())]
+            scopes = {calls[reader].scope for reader in at if reader in calls}
+            if index not in calls and len(scopes) == 1 and all(reader in calls for reader in at):
+                calls[index], found = Call("", "", (), scopes.pop()), True
     return calls

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from foreplan.frontend.onnx.contents import is_one_number
+from foreplan.frontend.onnx.copies import copied
 from foreplan.frontend.onnx.draft import Draft
 from foreplan.frontend.onnx.roles import Exporter
 from foreplan.frontend.onnx.signature import Read
@@ -58,7 +59,7 @@ def untie(draft: Draft) -> None:
     taken for merged if it has zeros or ones alone, one axis, and several readers in places that a module fills so.
     """
     held, exporter = draft.floats(), draft.exporter
-    named = [i for i, node in enumerate(draft.graph.node) if _renames(node, held, exporter)]
+    named = _lost_names(draft.graph, held, exporter)
     told, known = _told(draft.graph, held, exporter)
     copies = [*told, *_alike(draft.graph, {name: held[name] for name in held if name not in known}, exporter)]
     if not named and not copies:
@@ -81,11 +82,16 @@ def untie(draft: Draft) -> None:
     draft.notes.append(f"the exporter has merged tensors that were equal; {shown} have their own content again")
 
 
-def _renames(node: onnx.NodeProto, held: Mapping[str, onnx.TensorProto], exporter: Exporter) -> bool:
-    """Whether a node gives a tensor of the file under the name of another one of the module."""
-    if node.op_type != "Identity" or len(node.input) != 1 or len(node.output) != 1:
-        return False
-    return node.input[0] in held and exporter.names_module(node.output[0]) and exporter.names_module(node.input[0])
+def _lost_names(graph: onnx.GraphProto, held: Mapping[str, onnx.TensorProto], exporter: Exporter) -> list[int]:
+    """The nodes that give a tensor of the file under the name of another one: of the module, or of a copied part."""
+    lost = {
+        index: (node.input[0], node.output[0])
+        for index, node in enumerate(graph.node)
+        if node.op_type == "Identity" and len(node.input) == len(node.output) == 1 and node.input[0] in held
+    }
+    named = {index for index, names in lost.items() if all(map(exporter.names_module, names))}
+    made = {index: names for index, names in lost.items() if index in named or all(map(exporter.made, names))}
+    return sorted(named | copied(graph.node, made, held, exporter))
 
 
 def _told(
