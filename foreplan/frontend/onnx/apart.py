@@ -25,7 +25,10 @@ def take_apart(draft: Draft) -> None:
     parts = _Parts.of(draft)
     for index, slot, scope in [*_elsewhere(draft, parts), *_mirrored(draft, parts)]:
         name = draft.graph.node[index].input[slot]
-        draft.change().node[index].input[slot] = parts.copy(draft, name, parts.scopes[name], scope)
+        way = parts.way(name, parts.scopes[name])
+        if parts.has_own(draft, way, parts.scopes[name], scope):
+            parts.copy(draft, way, parts.scopes[name], scope)
+            draft.change().node[index].input[slot] = parts.copies[name, scope]
 
 
 @dataclass
@@ -36,22 +39,27 @@ class _Parts:
         makers: nodes, by their outputs.
         turned: outputs that are computed from tensors of the file alone, the module's among them.
         scopes: the path of the module to which each output belongs.
+        origins: for each tensor of the module in the file, and each computed from one: that tensor.
         copies: for (output, path): the output of the copy for that path.
     """
 
     makers: dict[str, onnx.NodeProto] = field(default_factory=dict)
     turned: set[str] = field(default_factory=set)
     scopes: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
     copies: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @staticmethod
     def of(draft: Draft) -> _Parts:
         exporter, found = draft.exporter, _Parts()
         constant = {tensor.name for tensor in draft.graph.initializer}
-        learned = {name for name in draft.floats() if name in exporter.kinds or exporter.learned_source(name)}
+        for name in draft.floats():
+            if origin := name if name in exporter.kinds else exporter.learned_source(name):
+                found.origins[name] = origin
+        learned = set(found.origins)
         for node in draft.graph.node:
             call = Call.of(node)
-            found.makers.update(dict.fromkeys(node.output, node))
+            found.makers.update(dict.fromkeys(filter(None, node.output), node))
             found.scopes.update(dict.fromkeys(node.output, call.scope) if call else ())
             bodies = any(attribute.HasField("g") for attribute in node.attribute)
             if not bodies and all(name in constant for name in node.input if name):
@@ -63,26 +71,46 @@ class _Parts:
 
     def belong(self, name: str, scope: str) -> None:
         """What is computed of tensors alone belongs to the part that reads it first, as does what it is made of."""
-        if name in self.turned and name not in self.scopes:
-            for made in self.makers[name].output:
-                self.scopes[made] = scope
-            for each in self.makers[name].input:
-                self.belong(each, scope)
+        left = [name]
+        while left:
+            at = left.pop()
+            if at in self.turned:
+                for made in self.makers[at].output:
+                    scope = self.scopes.setdefault(made, scope)
+                left += [each for each in self.makers[at].input if each not in self.scopes]
 
-    def copy(self, draft: Draft, name: str, old: str, new: str) -> str:
-        """The same result for another part, of a node of its own, with what this part computes on the way to it."""
-        if (name, new) not in self.copies:
-            maker = self.makers[name]
-            node = draft.change().node.add()
-            node.CopyFrom(maker)
-            node.name = draft.claim(node.name)
-            set_scope(node, new + self.scopes[name].removeprefix(old) if _within(self.scopes[name], old) else new)
-            for slot, each in enumerate(maker.input):
-                if each in self.makers and _within(self.scopes.get(each, ""), old):
-                    node.input[slot] = self.copy(draft, each, old, new)
-            for slot, made in enumerate(maker.output):
-                node.output[slot] = self.copies[made, new] = draft.claim(made)
-        return self.copies[name, new]
+    def way(self, name: str, part: str) -> list[onnx.NodeProto]:
+        """The nodes of one part on the way to a result."""
+        found: dict[str, onnx.NodeProto] = {}
+        left = [name]
+        while left:
+            at = left.pop()
+            if at in self.makers and self.makers[at].output[0] not in found and _within(self.scopes.get(at, ""), part):
+                found[self.makers[at].output[0]] = self.makers[at]
+                left += self.makers[at].input
+        return list(found.values())
+
+    def has_own(self, draft: Draft, way: list[onnx.NodeProto], old: str, new: str) -> bool:
+        """Whether another part has tensors in the places of those that these nodes read, which the file has lost."""
+        for node in way:
+            path = new + self.scopes[node.output[0]].removeprefix(old)
+            own = {f"{path}.{_last(self.origins[name])}" for name in node.input if name in self.origins}
+            if any(each in draft.exporter.signature.kinds and each not in self.origins for each in own):
+                return True
+        return False
+
+    def copy(self, draft: Draft, way: list[onnx.NodeProto], old: str, new: str) -> None:
+        """The same nodes for another part."""
+        way = [node for node in way if (node.output[0], new) not in self.copies]
+        for node in way:
+            self.copies.update({(name, new): draft.claim(name) for name in node.output})
+        for node in way:
+            copy = draft.change().node.add()
+            copy.CopyFrom(node)
+            copy.name = draft.claim(node.name)
+            set_scope(copy, new + self.scopes[node.output[0]].removeprefix(old))
+            copy.input[:] = [self.copies.get((name, new), name) for name in node.input]
+            copy.output[:] = [self.copies[name, new] for name in node.output]
 
 
 def _elsewhere(draft: Draft, parts: _Parts) -> Iterator[tuple[int, int, str]]:
@@ -93,8 +121,6 @@ def _elsewhere(draft: Draft, parts: _Parts) -> Iterator[tuple[int, int, str]]:
             continue
         for slot, name in enumerate(node.input):
             if name in parts.turned:
-                for made in parts.makers[name].input:
-                    parts.belong(made, call.scope)
                 parts.belong(name, call.scope)
                 if parts.scopes[name] != call.scope:
                     yield index, slot, call.scope
@@ -130,3 +156,7 @@ def _mirrored(draft: Draft, parts: _Parts) -> Iterator[tuple[int, int, str]]:
 
 def _within(scope: str, part: str) -> bool:
     return bool(part) and (scope == part or scope.startswith(f"{part}."))
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]

@@ -61,7 +61,8 @@ def untie(draft: Draft) -> None:
     held, exporter = draft.floats(), draft.exporter
     named = _lost_names(draft.graph, held, exporter)
     told, known = _told(draft.graph, held, exporter)
-    copies = [*told, *_alike(draft.graph, {name: held[name] for name in held if name not in known}, exporter)]
+    untold = {} if exporter.signature.kinds else {name: held[name] for name in held if name not in known}
+    copies = [*told, *_alike(draft.graph, untold, exporter)]
     if not named and not copies:
         return
     made, fresh = draft.change(), []
