@@ -129,7 +129,8 @@ class Signature:
         for group in by_call.values():
             call = calls[group[0].node]
             args = [self.targets[name] for name in dict.fromkeys(call.args) if name in self.targets]
-            found |= _assigned(group, args) if args else self._by_scope(group, call.scope, alive)
+            found |= _assigned(group, args)
+            found |= self._by_scope([read for read in group if read not in found], call.scope, alive)
             if len(call.args) == 1 and not args:
                 others = [read for read in group if read not in found and call.args[0] in nodes[read.node].input]
                 found |= dict.fromkeys(others, "")
@@ -137,16 +138,25 @@ class Signature:
 
     def _by_scope(self, group: Sequence[Read], scope: str, alive: set[str]) -> dict[Read, str]:
         """Where a call reads what was computed from a tensor of the module that it stands in: the one of that name."""
+        own = {read: f"{scope}.{_last(read.source)}".lstrip(".") for read in group}
         if not any(each == scope or each.startswith(f"{scope}.") for each in alive):
-            return {}  # perhaps another name of a module that has two
-        own = {read: f"{scope}.{read.source.rpartition('.')[2]}".lstrip(".") for read in group}
+            return {read: name for read, name in own.items() if name == read.source}  # a module may have two names
         return {read: name for read, name in own.items() if name in self.kinds}
 
 
 def _assigned(group: Sequence[Read], args: Sequence[str]) -> dict[Read, str]:
     """Each read's tensor, of those that the call reads: the same one, else one of the same last name, else in order."""
-    if len(args) > _MOST or len(group) > len(args):
+    if len(args) > _MOST:
         return {read: read.source for read in group if read.source in args}
+    if len(group) > len(args):
+        found = {}
+        for name in args:
+            same = [read for read in group if read.source == name] or [
+                r for r in group if _last(r.source) == _last(name)
+            ]
+            if len(same) == 1:
+                found[same[0]] = name
+        return found
 
     def score(order: Sequence[str]) -> int:
         same = sum(read.source == name for read, name in zip(group, order))

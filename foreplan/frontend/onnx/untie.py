@@ -111,9 +111,10 @@ def _told(
     for read in reads:
         if read in found:
             readers.setdefault(read.name, {}).setdefault(found[read], []).append(read)
+    stays = {read.name for read in reads if read not in found}
     copies = []
     for name, by_target in readers.items():
-        own = origins[name] if origins[name] in by_target else next(iter(by_target))
+        own = origins[name] if name in stays or origins[name] in by_target else next(iter(by_target))
         for target, group in by_target.items():
             if target != own and target not in held:
                 copies.append(_told_copy(name, target, group, graph, exporter))
