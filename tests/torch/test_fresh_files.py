@@ -17,6 +17,7 @@ pytest.importorskip("onnxscript", reason="PyTorch's exporter is not installed: m
 from torch import nn  # noqa: E402
 
 import foreplan as fp  # noqa: E402
+from tests.export.runtime import run  # noqa: E402
 from tests.torch.exports import quiet  # noqa: E402
 
 torch.set_num_threads(1)
@@ -105,3 +106,6 @@ def test_what_is_equal_in_a_fresh_module_is_trained_as_pytorch_trains_it(
     assert len(by_name) > len(graph.parameters) // 2
     for key in by_name:
         np.testing.assert_allclose(session.parameters[key], state[key], rtol=5e-3, atol=2e-4, err_msg=key)
+    session.to_onnx(tmp_path / "trained.onnx")
+    (found,) = run(tmp_path / "trained.onnx", {name: ids.numpy()}).values()
+    np.testing.assert_allclose(found, module(ids).detach().numpy(), rtol=5e-3, atol=2e-3)

@@ -107,7 +107,7 @@ class _Parts:
         for node in way:
             copy = draft.change().node.add()
             copy.CopyFrom(node)
-            copy.name = draft.claim(node.name)
+            copy.name = draft.claim_node(node.name)
             set_scope(copy, new + self.scopes[node.output[0]].removeprefix(old))
             copy.input[:] = [self.copies.get((name, new), name) for name in node.input]
             copy.output[:] = [self.copies[name, new] for name in node.output]

@@ -28,6 +28,7 @@ class Draft:
     exporter: Exporter
     notes: list[str] = field(default_factory=list)
     _names: Names | None = None
+    _node_names: Names = field(default_factory=Names)
 
     def floats(self) -> dict[str, onnx.TensorProto]:
         """The initializers of floats, by name."""
@@ -42,6 +43,7 @@ class Draft:
             self._names = Names(name for node in own.node for name in (*node.input, *node.output))
             self._names.take(tensor.name for tensor in own.initializer)
             self._names.take(info.name for info in own.input)
+            self._node_names.take(node.name for node in own.node)
         return self.graph
 
     def claim(self, name: str) -> str:
@@ -49,6 +51,11 @@ class Draft:
         self.change()
         assert self._names is not None
         return self._names.claim(name)
+
+    def claim_node(self, name: str) -> str:
+        """A name like this one that no node has."""
+        self.change()
+        return self._node_names.claim(name)
 
     def tell(self, kinds: Mapping[str, str] | None = None, sources: Mapping[str, list[str]] | None = None) -> None:
         """Add to what is told of tensors: their kinds, and what they were computed from."""

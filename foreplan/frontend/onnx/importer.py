@@ -19,12 +19,12 @@ from foreplan.frontend.onnx.lost import notes_on
 from foreplan.frontend.onnx.node import OnnxNode, Operand
 from foreplan.frontend.onnx.ops import TRANSLATIONS
 from foreplan.frontend.onnx.order import in_order, named_reads
+from foreplan.frontend.onnx.outputs import compared
 from foreplan.frontend.onnx.restore import restored
 from foreplan.frontend.onnx.roles import NO_ROLE, Exporter, Role, chosen_roles, find_roles
 from foreplan.frontend.onnx.scope import Scope
 from foreplan.frontend.onnx.sequences import Given, Tensors, translate_sequence
-from foreplan.frontend.onnx.shapes import fixed_extents
-from foreplan.frontend.onnx.tensors import Constant, dtype_of, from_array, from_tensor, given_array
+from foreplan.frontend.onnx.tensors import Constant, from_array, from_tensor, given_array
 from foreplan.graph import Builder, Graph, Node, RandomSeed, TensorType, Value, as_dtype
 from foreplan.graph.ir import Kind
 from foreplan.graph.names import Names
@@ -91,7 +91,7 @@ class Importer:
         Raises:
             ModelError: the model is broken, or holds what foreplan cannot compile; names the node.
         """
-        graph, self.exporter, notes = restored(self.model.proto.graph, self.exporter)
+        graph, self.exporter, notes = restored(self.model.proto.graph, self.exporter, self.model.label)
         self.told = graph
         roles = find_roles(graph.node, graph.initializer, self.functions, self.exporter)
         scope = Scope("", chosen_roles(roles, self.selection), self.model.opsets)
@@ -110,32 +110,10 @@ class Importer:
             self.b.notes += self.batch.notes
         outputs = {output.name: self.store(self.look_up(output.name, scope, "the graph")) for output in graph.output}
         for info in graph.output:
-            self._compare(info, outputs[info.name].type)
+            found = outputs[info.name].type
+            shape = found.shape if self.batch is None else self.batch.shapes.get(info.name, found.shape)
+            self.b.notes += compared(info, found.dtype, shape, self.model.label)
         return self.b.finish(outputs, updates=self.updates)
-
-    def _compare(self, info: onnx.ValueInfoProto, found: TensorType) -> None:
-        """Compare an output with the file's declaration, as ONNX Runtime does: another element type is an error; for
-        another shape, the computed one counts, with a note.
-        """
-        where, declared = f"{self.model.label}: output {info.name!r}", info.type.tensor_type
-        kind = info.type.WhichOneof("value") or "tensor_type"
-        if kind != "tensor_type":
-            raise UnsupportedError(
-                f"{where} is declared as {kind.removesuffix('_type')}; foreplan gives tensors of numbers only, so take "
-                "them out with SequenceAt or ConcatFromSequence"
-            )
-        if declared.elem_type and (dtype := dtype_of(declared.elem_type, where)) != found.dtype.name:
-            raise ShapeError(
-                f"{where} is declared as {dtype} and computed as {found.dtype}: the file contradicts itself; export "
-                "the model again, or correct the type of the output"
-            )
-        shape = found.shape if self.batch is None else self.batch.shapes.get(info.name, found.shape)
-        extents = fixed_extents(info)
-        if extents is None or (len(extents) == len(shape) and all(a in (None, b) for a, b in zip(extents, shape))):
-            return
-        texts = [dim.dim_param or ("?" if n is None else str(n)) for dim, n in zip(declared.shape.dim, extents)]
-        shapes = f"declared with the shape [{', '.join(texts)}] and computed as {list(shape)}"
-        self.b.note(f"{where} is {shapes}; the computed shape counts")
 
     def nodes(self, nodes: Sequence[onnx.NodeProto], scope: Scope) -> None:
         """Translate nodes in an order in which they can run."""

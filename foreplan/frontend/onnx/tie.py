@@ -55,11 +55,11 @@ def _node(
 ) -> onnx.NodeProto:
     from onnx import helper
 
-    name = tensor.name
+    name, own = tensor.name, draft.claim_node(tensor.name)
     if layout is Layout.SAME:
-        return helper.make_node("Identity", [source], [name], name)
+        return helper.make_node("Identity", [source], [name], own)
     if layout is Layout.TURNED:
-        return helper.make_node("Transpose", [source], [name], name, perm=[1, 0])
+        return helper.make_node("Transpose", [source], [name], own, perm=[1, 0])
     shape = draft.claim(f"{name}.shape")
     graph.initializer.append(helper.make_tensor(shape, tensor.INT64, [len(tensor.dims)], tensor.dims))
-    return helper.make_node("Expand", [source, shape], [name], name)
+    return helper.make_node("Expand", [source, shape], [name], own)

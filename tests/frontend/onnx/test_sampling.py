@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.utils
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from foreplan.errors import UnsupportedError
 from foreplan.frontend import from_onnx
-from tests.frontend.onnx.models import model, node, random, same_as_onnxruntime
+from tests.frontend.onnx.models import model, node, random, run, same_as_onnxruntime
 from tests.profile import pick
 
 SEEDS = range(pick(2, 4, 12))
@@ -133,9 +136,36 @@ def test_boxes_that_only_data_can_select_are_refused_and_constant_ones_are_selec
         "iou": np.array([0.5], np.float32),
     }
     made = [helper.make_node("Constant", [], [k], value=numpy_helper.from_array(v)) for k, v in constants.items()]
-    nodes = [node("NonMaxSuppression", "boxes scores most iou", "s"), node("Cast", "s", "f", to=TensorProto.FLOAT)]
+    nodes = [
+        node("NonMaxSuppression", "boxes scores most iou", "s", "pick"),
+        node("Cast", "s", "f", to=TensorProto.FLOAT),
+    ]
     nodes.append(node("MatMul", "f x", "y"))
     same_as_onnxruntime(model([*made, *nodes], {"x": (3, 2)}, ["y"]), x=random(3, 2))
     data = model([*made[1:], *nodes], {"x": (3, 2), "boxes": (1, 3, 4)}, ["y"])
-    with pytest.raises(UnsupportedError, match="how many boxes it selects depends on the data"):
+    told = r"node 'pick' \(NonMaxSuppression\).*how many boxes it selects depends on the data.*'boxes' and 'scores'"
+    with pytest.raises(UnsupportedError, match=told):
         from_onnx(data)
+
+
+def test_a_detector_is_cut_before_it_selects_boxes(tmp_path: Path) -> None:
+    """As files use it: boxes are gathered by what is selected. The error says how to cut the file."""
+    thresholds = {"most": np.array([3]), "iou": np.array([0.5], np.float32), "box": np.array(2), "rest": np.array([-1])}
+    nodes = [
+        node("MatMul", "x w", "boxes"),
+        node("ReduceSum", "boxes rest", "s", keepdims=0),
+        node("Unsqueeze", "s one", "scores"),
+        node("NonMaxSuppression", "boxes scores most iou", "chosen", "pick"),
+        node("Gather", "chosen box", "places", axis=1),
+        node("Gather", "boxes places", "y", axis=1),
+    ]
+    constants = {**thresholds, "w": random(8, 4), "one": np.array([1])}
+    proto = model(nodes, {"x": (1, 5, 8)}, ["y"], constants)
+    with pytest.raises(UnsupportedError, match="extract_model writes one with the outputs 'boxes' and"):
+        from_onnx(proto)
+    onnx.save(onnx.shape_inference.infer_shapes(proto), tmp_path / "whole.onnx")
+    onnx.utils.extract_model(tmp_path / "whole.onnx", tmp_path / "cut.onnx", ["x"], ["boxes", "scores"])
+    x = random(1, 5, 8)
+    found = run(from_onnx(tmp_path / "cut.onnx"), x=x)
+    np.testing.assert_allclose(found["boxes"], x @ constants["w"], rtol=1e-4, atol=1e-5)
+    assert found["scores"].shape == (1, 1, 5)
