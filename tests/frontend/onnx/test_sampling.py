@@ -12,7 +12,7 @@ import onnx.utils
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from foreplan.errors import UnsupportedError
+from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.frontend import from_onnx
 from tests.frontend.onnx.models import model, node, random, run, same_as_onnxruntime
 from tests.profile import pick
@@ -169,3 +169,38 @@ def test_a_detector_is_cut_before_it_selects_boxes(tmp_path: Path) -> None:
     found = run(from_onnx(tmp_path / "cut.onnx"), x=x)
     np.testing.assert_allclose(found["boxes"], x @ constants["w"], rtol=1e-4, atol=1e-5)
     assert found["scores"].shape == (1, 1, 5)
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
+@pytest.mark.parametrize(
+    "region, sizes, value",
+    [
+        ((0.375, 0.5625, 0.625, 0.8125), (3, 3), 0.0),
+        ((0.0, 0.25, 1.0, 0.75), (7, 4), 0.0),
+        ((0.125, 0.625, 1.25, 1.6875), (4, 3), 10.0),
+        ((-0.5, 0.1875, 0.6875, 0.9375), (5, 1), -1.5),
+        ((0.8125, 0.9375, 0.3125, 0.125), (3, 5), 0.5),
+        ((0.0, 0.0, 1.0, 1.0), (6, 9), 1.0),
+    ],
+)
+def test_a_part_is_cropped_and_resized(
+    mode: str, region: tuple[float, ...], sizes: tuple[int, int], value: float
+) -> None:
+    """The regions are short in binary: ONNX Runtime computes coordinates in float32, and foreplan in float64."""
+    begins, ends = region[:2], region[2:]
+    known = {
+        "roi": np.array([0, 0, *begins, 1, 1, *ends], np.float32),
+        "sizes": np.array([2, 3, *sizes]),
+    }
+    crop = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": value, "mode": mode}
+    _check(node("Resize", "x roi - sizes", "y", **crop), known, x=random(2, 3, 6, 9))
+    if mode == "linear":
+        known = {"roi": np.array(region, np.float32), "sizes": np.array(sizes)}
+        _check(node("Resize", "x roi - sizes", "y", axes=[2, 3], **crop), known, x=random(2, 3, 6, 9))
+
+
+def test_a_region_of_a_crop_is_one_number_for_each_end() -> None:
+    crop = node("Resize", "x roi - sizes", "y", coordinate_transformation_mode="tf_crop_and_resize", axes=[2, 3])
+    constants = {"roi": np.zeros(3, np.float32), "sizes": np.array([3, 3])}
+    with pytest.raises(ShapeError, match="its region must have 4 numbers for 2 axes, and has 3"):
+        from_onnx(model([crop], {"x": (1, 1, 4, 4)}, ["y"], constants))
