@@ -25,6 +25,7 @@ _RUNS, _RUN = 64, 64  # of numbers that lie side by side
 _PAIRS, _FIRST = 2048, 16  # of numbers that are compared; the first ones, which lie apart, tell nearly always
 _BLOCK = 1 << 20  # of numbers that are compared at once
 _FEWEST = 5  # numbers that tell whether a rule gives them
+_FEW, _UNLIKELY = 16, -50.0  # numbers of a mask; what is added to a score to forbid a place in practice
 _FORBIDS = -1e4  # added to a score, it leaves nothing of a probability
 
 
@@ -73,6 +74,20 @@ def is_irregular(tensor: onnx.TensorProto, path: Path | None) -> bool:
         return False
     steps = np.diff(some[: shape[-1]]) if shape[-1] > 1 else np.diff(some)
     return not ((steps > 0).all() or (steps < 0).all() or _is_on_circles(flat, shape[-1]))
+
+
+def differs_by_head(tensor: onnx.TensorProto, path: Path | None) -> bool:
+    """Whether what is added to scores [..., heads, queries, keys] was learned: masks, and biases that distances give,
+    have few numbers, forbid places, or are the same in each head but for a factor.
+    """
+    flat, shape = _numbers(tensor, path), tuple(tensor.dims)
+    if flat is None or len(shape) < 3 or math.prod(shape[:-2]) < 2 or not flat.size:
+        return False
+    heads = np.asarray(flat[: 2 * shape[-2] * shape[-1]]).astype(np.float64).reshape(2, -1)
+    lengths = np.linalg.norm(heads, axis=1)
+    if not np.isfinite(lengths).all() or heads.min() <= _UNLIKELY or not lengths.all():
+        return False
+    return np.unique(heads).size > _FEW and abs(float(heads[0] @ heads[1])) < 0.99 * float(lengths.prod())
 
 
 def ends(tensor: onnx.TensorProto, path: Path | None) -> tuple[float, float] | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from foreplan.frontend.onnx.contents import is_irregular, is_one_number, table_like
+from foreplan.frontend.onnx.contents import differs_by_head, is_irregular, is_one_number, table_like
 from foreplan.frontend.onnx.signature import Signature
 from foreplan.frontend.onnx.tensors import FLOATS
 from foreplan.frontend.onnx.uses import Functions, Use, Uses, find_uses, reads
@@ -224,7 +224,8 @@ def _role(name: str, uses: Uses, exporter: Exporter) -> Role:
     if source := exporter.buffer_source(name):
         return Role(Kind.CONSTANT, f"computed by the exporter from the buffer {source!r}")
     if any(use.is_mask and use.direct and (use.axes is None or use.axes > 1) for use in found):
-        return Role(Kind.CONSTANT, "added to attention's scores, as masks are")
+        learned = tensor is not None and _FOLDED.fullmatch(name) and differs_by_head(tensor, exporter.path)
+        return LEARNED if learned else Role(Kind.CONSTANT, "added to attention's scores, as masks are")
     if exporter.names_module(name):
         return _by_name(name, tensor, found, exporter)
     weights = [use for use in reads(found, _WEIGHT_SLOTS) if use.direct or not exporter.made(name)]

@@ -355,6 +355,21 @@ def test_what_torchscript_computed_is_trained_where_no_rule_gives_its_numbers() 
         assert [told in note for note in graph.notes] == [True], name
 
 
+def test_a_bias_of_scores_that_torchscript_computed_is_trained_where_heads_differ() -> None:
+    """Relative positions: each head has numbers of its own, which places share. ALiBi has one slope a head."""
+    apart = np.abs(np.subtract.outer(np.arange(8), np.arange(8)))
+    learned = random(4, 15)[:, np.subtract.outer(np.arange(8), np.arange(8)) + 7]
+    alibi = -apart * 2.0 ** -np.arange(1, 5).reshape(4, 1, 1)
+    squares = -(apart**2) * np.float32([0.3, 0.1, 0.7, 0.2]).reshape(4, 1, 1)
+    causal = np.triu(np.full((4, 8, 8), -100.0), 1)
+    windows = np.where(random(4, 8, 8) > 0, 0.0, -100.0)
+    nodes = [node("Add", "x onnx::Add_9", "s"), node("Softmax", "s", "y", axis=-1)]
+    for bias, kind in ((learned, P), (alibi, C), (squares, C), (causal, C), (windows, C), (learned + causal, C)):
+        proto = model(nodes, {"x": (2, 4, 8, 8)}, ["y"], {"onnx::Add_9": bias.astype(np.float32)[None]})
+        proto.producer_name = "pytorch"
+        assert kinds(restored(proto)) == {"onnx::Add_9": kind}
+
+
 @pytest.mark.parametrize("name, cosine, kind", [("B", "Cos", C), ("proj.weight", "Cos", P), ("B", "Sin", P)])
 def test_a_basis_of_random_features_is_not_trained(name: str, cosine: str, kind: Kind) -> None:
     nodes = [
