@@ -61,7 +61,8 @@ def untie(draft: Draft) -> None:
     held, exporter = draft.floats(), draft.exporter
     named = _lost_names(draft.graph, held, exporter)
     told, known = _told(draft.graph, held, exporter)
-    untold = {} if exporter.signature.kinds else {name: held[name] for name in held if name not in known}
+    module = exporter.signature.kinds or held
+    untold = {name: held[name] for name in held if name in module and name not in known}
     copies = [*told, *_alike(draft.graph, untold, exporter)]
     if not named and not copies:
         return

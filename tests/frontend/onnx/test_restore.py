@@ -144,6 +144,12 @@ def test_a_fresh_norm_that_is_called_twice_is_one() -> None:
     assert trained(proto) == {"n.weight", "n.bias", "m.weight", "m.bias"}
 
 
+def test_norms_whose_calls_another_tool_has_dropped_are_taken_for_two() -> None:
+    nodes = [node("LayerNormalization", "x n.weight n.bias", "h"), node("LayerNormalization", "h n.weight n.bias", "y")]
+    proto = exported(nodes, {"n.weight": ONES, "n.bias": ZEROS}, "n.weight n.bias m.weight m.bias")
+    assert trained(proto) == {"n.weight", "n.bias", "y.weight", "y.bias"}
+
+
 def test_numbers_of_a_call_that_are_merged_with_a_parameter_are_not_trained() -> None:
     """A normalisation without scale: the exporter writes ones, and merges them with the scale of another one."""
     nodes = [
@@ -344,14 +350,20 @@ def test_what_torchscript_computed_is_trained_where_no_rule_gives_its_numbers() 
     halves = np.concatenate([np.sin(angles), np.cos(angles)], 1) * 0.1
     rising = np.sort(random(8))
     tables = {"pairs": pairs, "halves": halves, "rising": rising, "few": random(4), "two": np.repeat(random(8), 2)}
-    tables |= {"mask": np.triu(np.ones((8, 8))), "learned": random(8, 8), "gains": random(8)}
+    tables |= {
+        "mask": np.triu(np.ones((8, 8))),
+        "learned": random(8, 8),
+        "gains": random(8),
+        "long": random(700, 64) * 0.02,
+    }
+    learned = ("learned", "gains", "long")
     for name, table in tables.items():
         constants = {"onnx::Add_9": table.astype(np.float32)}
         proto = model([node("Add", "x onnx::Add_9", "y")], {"x": (3, *table.shape)}, ["y"], constants)
         proto.producer_name = "pytorch"
         graph = restored(proto)
-        assert kinds(graph) == {"onnx::Add_9": P if name in ("learned", "gains") else C}, name
-        told = "filled as by training: trained" if name in ("learned", "gains") else "in no weight's place: not trained"
+        assert kinds(graph) == {"onnx::Add_9": P if name in learned else C}, name
+        told = "filled as by training: trained" if name in learned else "in no weight's place: not trained"
         assert [told in note for note in graph.notes] == [True], name
 
 
