@@ -28,7 +28,8 @@ def copied(
     """The Identities of made-up names whose tensors are copies, and not tied.
 
     They are read in a part of the module where a tensor with a name in the module is lost too, against one of the part
-    that the kept tensor is read in. Zeros and ones prove nothing: they are equal in any two fresh modules.
+    that the kept tensor is read in. Zeros and ones prove nothing: they are equal in any two fresh modules. So a vector
+    of them is a copy wherever it is read in another part.
 
     Args:
         nodes: of the file.
@@ -47,11 +48,13 @@ def copied(
 
     named = {index for index, names in lost.items() if all(map(exporter.names_module, names))}
     proofs = {paths(i) for i in named if not is_one_number(held[lost[i][0]], exporter.path)}
-    return {index for index in lost.keys() - named if _is_among(paths(index), proofs)}
+    found = {index: paths(index) for index in lost.keys() - named}
+    return {i for i, at in found.items() if at is not None and (at in proofs or _is_fresh(held[lost[i][0]], exporter))}
 
 
-def _is_among(found: _Paths | None, proofs: set[_Paths | None]) -> bool:
-    return found is not None and found in proofs
+def _is_fresh(tensor: onnx.TensorProto, exporter: Exporter) -> bool:
+    """Whether a tensor is a vector of zeros or ones."""
+    return sum(extent != 1 for extent in tensor.dims) == 1 and is_one_number(tensor, exporter.path)
 
 
 def _apart(one: tuple[str, ...], other: tuple[str, ...]) -> _Paths:

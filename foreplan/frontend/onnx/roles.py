@@ -238,7 +238,8 @@ def _role(name: str, uses: Uses, exporter: Exporter) -> Role:
             return _folded(name, tensor, found, exporter)
         if why := table_like(tensor, exporter.path):
             return Role(Kind.CONSTANT, why)
-        if (completes or weights[0].op in _NORMS) and is_one_number(tensor, exporter.path):
+        of_module = completes and not weights and _FOLDED.fullmatch(name)
+        if (completes or weights[0].op in _NORMS) and not of_module and is_one_number(tensor, exporter.path):
             return Role(Kind.CONSTANT, "one number everywhere, as norms without scale and shift have it")
         return Role(Kind.PARAMETER, place if weights else "scales or shifts a product or a normalisation")
     if weights:

@@ -92,8 +92,8 @@ def _lost_names(graph: onnx.GraphProto, held: Mapping[str, onnx.TensorProto], ex
         if node.op_type == "Identity" and len(node.input) == len(node.output) == 1 and node.input[0] in held
     }
     named = {index for index, names in lost.items() if all(map(exporter.names_module, names))}
-    made = {index: names for index, names in lost.items() if index in named or all(map(exporter.made, names))}
-    return sorted(named | copied(graph.node, made, held, exporter))
+    told = {index: names for index, names in lost.items() if index in named or exporter.made(names[1])}
+    return sorted(named | copied(graph.node, told, held, exporter))
 
 
 def _told(

@@ -12,8 +12,9 @@ from foreplan.units import listed
 if TYPE_CHECKING:
     import onnx
 
-# Op → the place of the bias among the tensors that a call reads, by the beginning of the call's name.
-_CALLS = {"aten.linear": 2, "aten.conv": 2, "aten.addmm": 0}
+# Part of a call's name → the place of the bias among the tensors that it reads, and how many these are with it. A batch
+# normalisation with this call is folded into the op: the bias is then what it adds.
+_CALLS = {"aten.linear": (2, (3,)), "aten.conv": (2, (3,)), "aten.addmm": (0, (3,)), "batch_norm": (2, (3, 5))}
 _OPS = ("Gemm", "Conv", "ConvTranspose")
 
 
@@ -30,8 +31,8 @@ def put_back_zeros(draft: Draft) -> None:
         call = Call.of(node)
         if node.op_type not in _OPS or call is None or any(node.input[2:]) or len(node.input) < 2:
             continue
-        at = next((place for name, place in _CALLS.items() if name in call.op), None)
-        target = "" if at is None or len(call.args) != 3 else signature.targets.get(call.args[at], "")
+        places = (place for name, (place, counts) in _CALLS.items() if name in call.op and len(call.args) in counts)
+        target = next((signature.targets.get(call.args[place], "") for place in places), "")
         if target not in read and signature.kinds.get(target) == "PARAMETER" and node.input[1] in held:
             found[index] = target
     if not found:

@@ -161,13 +161,15 @@ def test_numbers_of_a_call_that_are_merged_with_a_parameter_are_not_trained() ->
 
 
 def test_a_norm_that_is_folded_into_a_product_tells_nothing_of_its_weight() -> None:
-    """The product has the call of the normalisation. The module ties the matrix, and has two normalisations."""
+    """The product has the call of the normalisation. The module ties the matrix, and has two normalisations: what they
+    add is zero, and left out.
+    """
     op = "torch.ops.aten._native_batch_norm_legit_functional.default"
     nodes = [node("Gemm", "x a.weight", "h"), node("Gemm", "h a.weight", "y")]
     for made, value, name in zip(nodes, "hy", "nm"):
         called(made, value, op, f"%linear, %p_{name}_weight, %p_{name}_bias, True, 0.1, 1e-05", name)
     proto = exported(nodes, {"a.weight": random(8, 8)}, "a.weight n.weight n.bias m.weight m.bias")
-    assert trained(proto) == {"a.weight"}
+    assert trained(proto) == {"a.weight", "n.bias", "m.bias"}
 
 
 def split_layers(common: str) -> onnx.ModelProto:
@@ -242,6 +244,14 @@ def test_a_matrix_of_a_copied_layer_is_one_of_its_own_in_files_of_torchscript() 
         ("Gemm", "linear", "%x, %p_a_weight, %p_a_bias", (5, 8), 5, {"transB": 1}),
         ("Gemm", "addmm", "%p_a_bias, %x, %p_a_weight", (8, 5), 5, {}),
         ("Conv", "conv1d", "%x, %p_a_weight, %p_a_bias", (6, 4, 3), 6, {"group": 2}),
+        (
+            "Conv",
+            "_native_batch_norm_legit_functional",
+            "%c, %p_n_weight, %p_a_bias, %b_m, %b_v",
+            (6, 4, 3),
+            6,
+            {"group": 2},
+        ),
         ("ConvTranspose", "conv_transpose1d", "%x, %p_a_weight, %p_a_bias", (8, 3, 3), 6, {"group": 2}),
     ],
 )
