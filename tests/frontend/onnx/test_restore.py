@@ -235,6 +235,33 @@ def test_a_matrix_of_a_copied_layer_is_one_of_its_own_in_files_of_torchscript() 
     assert trained(of_torchscript(False)) == names  # zeros prove no copy: the matrix may be tied
 
 
+@pytest.mark.parametrize("kept", ["onnx::Conv_5", "norm.bias"])
+@pytest.mark.parametrize("second, apart", [("/b/Conv", True), ("/a/Conv_1", False)])
+def test_biases_of_zeros_are_apart_in_files_of_torchscript_where_paths_differ(
+    kept: str, second: str, apart: bool
+) -> None:
+    """As biases of convolutions into which fresh normalisations were folded. A layer that is called twice has one."""
+    nodes = [
+        node("Identity", kept, "onnx::Conv_6", "Identity_0"),
+        node("Conv", f"x a.weight {kept}", "h", "/a/Conv"),
+        node("Conv", "h b.weight onnx::Conv_6", "y", second),
+    ]
+    proto = model(
+        nodes, {"x": (1, 8, 9)}, ["y"], {kept: ZEROS, "a.weight": random(8, 8, 1), "b.weight": random(8, 8, 1)}
+    )
+    proto.producer_name = "pytorch"
+    assert trained(proto) - {"a.weight", "b.weight"} == ({kept, "onnx::Conv_6"} if apart else {kept})
+
+
+@pytest.mark.parametrize("name, kind", [("onnx::Mul_9", P), ("/n/Constant_output_0", C)])
+def test_a_scale_of_ones_that_torchscript_turned_is_trained(name: str, kind: Kind) -> None:
+    """A fresh group normalisation: its scale follows it, as [channels, 1]."""
+    nodes = [node("InstanceNormalization", "x s b", "h"), node("Mul", f"h {name}", "y")]
+    proto = model(nodes, {"x": (2, 8, 4)}, ["y"], {"s": ONES, "b": ZEROS, name: ONES[:, None]})
+    proto.producer_name = "pytorch"
+    assert kinds(restored(proto))[name] is kind
+
+
 # What is left out, doubled, or renamed.
 
 
