@@ -241,14 +241,14 @@ def _loss(graph: fp.Graph) -> Callable[..., Any]:
     specs = [fp.spec(value.shape) for value in graph.outputs.values()]
     first, second, third = (*specs, specs[0], specs[0])[:3]
 
-    def one(y, c0=first):
-        return (y * c0).sum()
+    def one(y, cotangent0=first):
+        return (y * cotangent0).sum()
 
-    def two(y, z, c0=first, c1=second):
-        return (y * c0).sum() + (z * c1).sum()
+    def two(y, z, cotangent0=first, cotangent1=second):
+        return (y * cotangent0).sum() + (z * cotangent1).sum()
 
-    def three(x, y, z, c0=first, c1=second, c2=third):
-        return (x * c0).sum() + (y * c1).sum() + (z * c2).sum()
+    def three(x, y, z, cotangent0=first, cotangent1=second, cotangent2=third):
+        return (x * cotangent0).sum() + (y * cotangent1).sum() + (z * cotangent2).sum()
 
     return (one, two, three)[len(specs) - 1]
 
@@ -264,7 +264,7 @@ def _gradients(
 ) -> float:
     """The largest error of a parameter's gradient, added up over the tensors that hold the parameter's elements."""
     session = fp.compile(graph, loss=_loss(graph), optimizer=None, target=target).bind()
-    result = session.step(feeds | {f"c{i}": c for i, c in enumerate(cotangents)})
+    result = session.step(feeds | {f"cotangent{i}": c for i, c in enumerate(cotangents)})
     elements = Elements(example.module)
     total, trained = np.zeros(elements.count, np.float64), np.zeros(elements.count, bool)
     for name, gradient in result.gradients.items():

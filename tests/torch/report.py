@@ -22,7 +22,7 @@ FACTS = {
     "folded": "parameters folded by the exporter",
     "partly_folded": "parameters folded in one place of two",
     "derived": "computed from parameters, trained",
-    "fresh_lost": "tensors that the exporter merges when they are fresh",
+    "fresh_lost": "trained tensors that files of fresh modules lack",
 }
 
 
@@ -35,7 +35,7 @@ loss; and which tensors are trained. `python -m tests.torch` does this and write
 {versions}.
 
 A file is right in all if it is imported, if every output and gradient agrees, and if what is trained is what the module
-trains. Some exporters fold parameters into other tensors, or merge tensors that are equal in a fresh module; lines
+trains. Some exporters fold parameters into other tensors, and lose some that are equal or zero in a fresh module; lines
 below count these too. `from_torch` needs no guess, since the module itself says what it trains
 ([training.md](training.md)).
 

@@ -5,7 +5,9 @@ Few numbers are looked at: of a large tensor a few runs of them, so that its pag
 
 from __future__ import annotations
 
+import math
 import mmap
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
 _RUNS, _RUN = 64, 64  # of numbers that lie side by side
 _PAIRS, _FIRST = 2048, 16  # of numbers that are compared; the first ones, which lie apart, tell nearly always
+_BLOCK = 1 << 20  # of numbers that are compared at once
+_DISTINCT = 0.95  # of many numbers in float32, some are equal by chance
+_FEWEST = 5  # numbers that tell whether a rule gives them
+_FEW, _UNLIKELY = 16, -50.0  # numbers of a mask; what is added to a score to forbid a place in practice
 _FORBIDS = -1e4  # added to a score, it leaves nothing of a probability
 
 
@@ -51,20 +57,79 @@ def is_one_number(tensor: onnx.TensorProto, path: Path | None) -> bool:
     return flat is not None and flat.size > 0 and flat[0] in (0, 1) and bool((_sample(flat) == flat[0]).all())
 
 
-def same_numbers(one: onnx.TensorProto, other: onnx.TensorProto, path: Path | None) -> bool:
-    """Whether two matrices hold the same numbers, one of them perhaps transposed."""
+class Layout(Enum):
+    """How a tensor's numbers lie in another one."""
+
+    SAME = "as they are"
+    TURNED = "with rows for columns"
+    REPEATED = "once for each place of the axes before its own"
+
+
+def is_irregular(tensor: onnx.TensorProto, path: Path | None) -> bool:
+    """Whether the numbers are as training leaves them: hardly two are equal, and no rule gives one from the other."""
+    flat, shape = _numbers(tensor, path), tuple(tensor.dims)
+    if flat is None or flat.size < _FEWEST or table_like(tensor, path):
+        return False
+    some = _sample(flat)
+    if np.unique(some).size < _DISTINCT * some.size or not np.isfinite(some).all():
+        return False
+    steps = np.diff(some[: shape[-1]]) if shape[-1] > 1 else np.diff(some)
+    return not ((steps > 0).all() or (steps < 0).all() or _is_on_circles(flat, shape[-1]))
+
+
+def differs_by_head(tensor: onnx.TensorProto, path: Path | None) -> bool:
+    """Whether what is added to scores [..., heads, queries, keys] was learned: masks, and biases that distances give,
+    have few numbers, forbid places, or are the same in each head but for a factor.
+    """
+    flat, shape = _numbers(tensor, path), tuple(tensor.dims)
+    if flat is None or len(shape) < 3 or math.prod(shape[:-2]) < 2 or not flat.size:
+        return False
+    heads = np.asarray(flat[: 2 * shape[-2] * shape[-1]]).astype(np.float64).reshape(2, -1)
+    lengths = np.linalg.norm(heads, axis=1)
+    if not np.isfinite(lengths).all() or heads.min() <= _UNLIKELY or not lengths.all():
+        return False
+    return np.unique(heads).size > _FEW and abs(float(heads[0] @ heads[1])) < 0.99 * float(lengths.prod())
+
+
+def ends(tensor: onnx.TensorProto, path: Path | None) -> tuple[float, float] | None:
+    """The first number and the last one; None: they cannot be read."""
+    flat = _numbers(tensor, path)
+    return None if flat is None or not flat.size else (float(flat[0]), float(flat[-1]))
+
+
+def layout_in(one: onnx.TensorProto, other: onnx.TensorProto, path: Path | None, whole: bool = False) -> Layout | None:
+    """How the numbers of one tensor make up another one; None: they do not, or all of them are equal.
+
+    Args:
+        one: whose numbers they may be.
+        other: what may be made up of them.
+        path: the file, beside which contents lie.
+        whole: compare all numbers, instead of a few of a large tensor.
+    """
     a, b = tuple(one.dims), tuple(other.dims)
-    if len(a) != 2 or len(b) != 2 or one.data_type != other.data_type or b not in (a, a[::-1]) or 1 in a:
-        return False
     x, y = _numbers(one, path), _numbers(other, path)
-    if x is None or y is None or not x.size:
-        return False
-    rng = np.random.default_rng(0)
-    rows, columns = rng.integers(0, a[0], _PAIRS), rng.integers(0, a[1], _PAIRS)
-    at = rows * a[1] + columns
-    places = [at] if a == b else []
-    places += [columns * a[0] + rows] if a[::-1] == b else []
-    return any(_agree(x, at, y, each) for each in places) and bool((x[at] != x[at[0]]).any())
+    if one.data_type != other.data_type or x is None or y is None or not x.size or not y.size:
+        return None
+    layouts = [Layout.SAME] if a == b else []
+    if len(a) == 2 and a[::-1] == b and 1 not in a:
+        layouts.append(Layout.TURNED)
+    if a and a != b and b[len(b) - len(a) :] == a:
+        layouts.append(Layout.REPEATED)
+    some = np.random.default_rng(0).integers(0, y.size, _PAIRS)
+    if (y[some] == y[some[0]]).all():
+        return None
+    blocks = [some]
+    if whole:
+        blocks += [np.arange(start, min(start + _BLOCK, y.size)) for start in range(0, y.size, _BLOCK)]
+    return next((layout for layout in layouts if all(_agree(x, _place(layout, at, a), y, at) for at in blocks)), None)
+
+
+def _place(layout: Layout, at: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
+    """Where the numbers of one tensor are that make up places of another one."""
+    if layout is Layout.TURNED:
+        rows, columns = dims
+        return at % rows * columns + at // rows
+    return at % math.prod(dims)
 
 
 def _numbers(tensor: onnx.TensorProto, path: Path | None) -> np.ndarray | None:
@@ -118,6 +183,17 @@ def _is_sinusoid(flat: np.ndarray, shape: tuple[int, ...]) -> bool:
     angle = np.where(cosine, np.arccos(np.clip(second, -1, 1)), np.arcsin(np.clip(second, -1, 1)))
     doubled = np.where(cosine, np.cos(2 * angle), np.sin(2 * angle))
     return bool(np.abs(np.abs(doubled) - np.abs(third)).max() < 1e-2)
+
+
+def _is_on_circles(flat: np.ndarray, width: int) -> bool:
+    """Whether pairs of columns are the sine and the cosine of one angle, side by side or half a row apart."""
+    if width < 2 or width % 2:
+        return False
+    rows = np.asarray(flat[: width * min(len(flat) // width, _RUN)]).astype(np.float64).reshape(-1, width)
+    for squares in (rows[:, ::2] ** 2 + rows[:, 1::2] ** 2, rows[:, : width // 2] ** 2 + rows[:, width // 2 :] ** 2):
+        if squares.max() - squares.min() < 1e-3 * squares.max():
+            return True
+    return False
 
 
 def _is_symmetric(flat: np.ndarray, extent: int) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foreplan.frontend.onnx.node import OnnxNode, Operand
+from foreplan.frontend.onnx.sequences import Given, Tensors
 from foreplan.frontend.onnx.tensors import Constant, from_array
 from foreplan.ops.join import concat
 from foreplan.ops.shape import reshape, slice_axis
@@ -15,8 +16,9 @@ from foreplan.ops.shape import reshape, slice_axis
 if TYPE_CHECKING:
     import onnx
 
+State = Operand | Tensors
 # (body, prefix of the names in it, its inputs) → its outputs. A body can also read the tensors around its node.
-Walk = Callable[["onnx.GraphProto", str, Sequence[Operand]], list[Operand]]
+Walk = Callable[["onnx.GraphProto", str, Sequence[State]], list[State]]
 
 
 def _graph(n: OnnxNode, name: str) -> onnx.GraphProto:
@@ -40,8 +42,25 @@ def _for_each(n: OnnxNode, name: str, count: int) -> list[int]:
     return found
 
 
-def _known_number(n: OnnxNode, operand: Operand, what: str) -> int:
+def _tensor(n: OnnxNode, operand: State, what: str) -> Operand:
+    """What must be no sequence."""
+    if isinstance(operand, Tensors):
+        raise n.fail(f"{what} must be a tensor, and is a sequence")
+    return operand
+
+
+def _first_state(n: OnnxNode, given: Sequence[Given], start: int, stop: int) -> list[State]:
+    """What the node hands from step to step, sequences among it."""
+    state: list[State] = []
+    for i in range(start, stop):
+        each = given[i] if i < len(given) else None
+        state.append(each if isinstance(each, Tensors) else n.operand(i))
+    return state
+
+
+def _known_number(n: OnnxNode, operand: State, what: str) -> int:
     """A number or a flag that decides which nodes run."""
+    operand = _tensor(n, operand, what)
     if not isinstance(operand, Constant) or operand.array is None:
         raise n.needs_value(operand, what)
     if operand.array.size != 1:
@@ -49,14 +68,14 @@ def _known_number(n: OnnxNode, operand: Operand, what: str) -> int:
     return int(operand.array.reshape(-1)[0])
 
 
-def translate_if(n: OnnxNode, name: str, walk: Walk) -> list[Operand | None]:
+def translate_if(n: OnnxNode, given: Sequence[Given], name: str, walk: Walk) -> list[Given]:
     """The branch that a known condition chooses."""
     branch = "then_branch" if _known_number(n, n.operand(0), "its condition") else "else_branch"
     return list(walk(_graph(n, branch), f"{name}/", ()))
 
 
-def translate_loop(n: OnnxNode, name: str, walk: Walk) -> list[Operand | None]:
-    """A loop of a known number of steps, written out."""
+def translate_loop(n: OnnxNode, given: Sequence[Given], name: str, walk: Walk) -> list[Given]:
+    """A loop of a known number of steps, written out; so a sequence that it carries is a list of known length."""
     body = _graph(n, "body")
     if not n.has(0) and not n.has(1):
         raise n.unsupported(
@@ -66,22 +85,21 @@ def translate_loop(n: OnnxNode, name: str, walk: Walk) -> list[Operand | None]:
     if n.has(0):
         most = _known_number(n, n.operand(0), "its number of steps")
     going = not n.has(1) or bool(_known_number(n, n.operand(1), "its condition"))
-    state = [n.operand(i) for i in range(2, len(n.inputs))]
+    for each, what in zip(given[:2], ("its number of steps", "its condition")):
+        if each is not None:
+            _tensor(n, each, what)
+    state = _first_state(n, given, 2, len(n.proto.input))
     _gives(n, body, 1 + len(state))
     rows: list[list[Operand]] = [[] for _ in body.output[1 + len(state) :]]
     step = 0
     while going and (most is None or step < most):
         prefix = f"{name}/{step}/"
-        given = [
-            from_array(f"{prefix}i", np.array(step, np.int64)),
-            from_array(f"{prefix}cond", np.array(True)),
-            *state,
-        ]
-        results = walk(body, prefix, given)
+        count = from_array(f"{prefix}i", np.array(step, np.int64))
+        results = walk(body, prefix, [count, from_array(f"{prefix}cond", np.array(True)), *state])
         going = bool(_known_number(n, results[0], "the condition that its body gives"))
         state = results[1 : 1 + len(state)]
         for row, result in zip(rows, results[1 + len(state) :]):
-            row.append(result)
+            row.append(_tensor(n, result, "what its body gives for each step"))
         step += 1
     if rows and not step:
         raise n.unsupported(
@@ -101,7 +119,7 @@ def _stack(n: OnnxNode, row: Sequence[Operand], axis: int) -> Operand:
     return concat(n.b, parts, axis + rank if axis < 0 else axis)
 
 
-def translate_scan(n: OnnxNode, name: str, walk: Walk) -> list[Operand | None]:
+def translate_scan(n: OnnxNode, given: Sequence[Given], name: str, walk: Walk) -> list[Given]:
     """A scan over axes of known extent, written out."""
     if n.opset < 9:
         raise n.unsupported("the Scan of opset 8 has a batch axis of its own; export the model for opset 9 or later")
@@ -110,7 +128,7 @@ def translate_scan(n: OnnxNode, name: str, walk: Walk) -> list[Operand | None]:
         raise n.fail(f"num_scan_inputs must be from 1 to {len(n.inputs)}, the number of its inputs, and is {count}")
     held = len(n.inputs) - count
     _gives(n, body, held)
-    state = [n.operand(i) for i in range(held)]
+    state = _first_state(n, given, 0, held)
     scanned = [n.value(i) for i in range(held, len(n.inputs))]
     axes = [n.axis(a, len(x.shape)) for a, x in zip(_for_each(n, "scan_input_axes", count), scanned)]
     backward = _for_each(n, "scan_input_directions", count)
@@ -120,20 +138,20 @@ def translate_scan(n: OnnxNode, name: str, walk: Walk) -> list[Operand | None]:
     (length,) = lengths
     rows: list[list[Operand]] = [[] for _ in body.output[held:]]
     for step in range(length):
-        given = list(state)
+        rest: list[State] = []
         for x, axis, reverse in zip(scanned, axes, backward):
             one = slice_axis(n.b, x, axis, length - 1 - step if reverse else step, 1)
-            given.append(reshape(n.b, one, (*x.shape[:axis], *x.shape[axis + 1 :])))
-        results = walk(body, f"{name}/{step}/", given)
+            rest.append(reshape(n.b, one, (*x.shape[:axis], *x.shape[axis + 1 :])))
+        results = walk(body, f"{name}/{step}/", [*state, *rest])
         state = results[:held]
         for row, result in zip(rows, results[held:]):
-            row.append(result)
+            row.append(_tensor(n, result, "what its body gives for each step"))
     rows = [row[::-1] if d else row for row, d in zip(rows, _for_each(n, "scan_output_directions", len(rows)))]
     places = _for_each(n, "scan_output_axes", len(rows))
     return [*state, *(_stack(n, row, axis) for row, axis in zip(rows, places))]
 
 
-CONTROL_FLOW: dict[str, Callable[[OnnxNode, str, Walk], list[Operand | None]]] = {
+CONTROL_FLOW: dict[str, Callable[[OnnxNode, Sequence[Given], str, Walk], list[Given]]] = {
     "If": translate_if,
     "Loop": translate_loop,
     "Scan": translate_scan,

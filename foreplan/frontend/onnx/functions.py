@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from foreplan.frontend.onnx.load import domain_of
 from foreplan.frontend.onnx.node import OnnxNode
+from foreplan.frontend.onnx.sequences import Given, Tensors
 from foreplan.frontend.onnx.tensors import ONNX_DTYPES
 
 if TYPE_CHECKING:
     import onnx
 
 
-def standard_body(n: OnnxNode) -> onnx.FunctionProto | None:
-    """ONNX's function body of the node's op at its opset, or None if it has none."""
+def standard_body(n: OnnxNode, given: Sequence[Given]) -> onnx.FunctionProto | None:
+    """ONNX's function body of the node's op at its opset, or None if it has none.
+
+    Args:
+        n: the node.
+        given: its inputs, sequences among them.
+    """
     import onnx
 
     try:
@@ -27,7 +33,7 @@ def standard_body(n: OnnxNode) -> onnx.FunctionProto | None:
     versions = [v for v in schema.context_dependent_function_opset_versions if v <= n.opset]
     if not versions:
         return None
-    types = [_type_proto(n, i).SerializeToString() for i in range(len(n.inputs))]
+    types = [_type_proto(each).SerializeToString() for each in given]
     try:
         body = schema.get_context_dependent_function_with_opset_version(
             max(versions), n.proto.SerializeToString(), types
@@ -37,13 +43,14 @@ def standard_body(n: OnnxNode) -> onnx.FunctionProto | None:
     return onnx.FunctionProto.FromString(body)
 
 
-def _type_proto(n: OnnxNode, index: int) -> onnx.TypeProto:
+def _type_proto(given: Given) -> onnx.TypeProto:
     import onnx
 
-    if not n.has(index):
+    if given is None:
         return onnx.TypeProto()
-    type = n.type(index)
-    return onnx.helper.make_tensor_type_proto(ONNX_DTYPES[type.dtype.name], type.shape)
+    if isinstance(given, Tensors):
+        return onnx.helper.make_sequence_type_proto(_type_proto(given.items[0] if given.items else None))
+    return onnx.helper.make_tensor_type_proto(ONNX_DTYPES[given.type.dtype.name], given.type.shape)
 
 
 def attributes_of_call(n: OnnxNode, body: onnx.FunctionProto) -> dict[str, onnx.AttributeProto]:

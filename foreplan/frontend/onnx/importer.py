@@ -19,17 +19,18 @@ from foreplan.frontend.onnx.lost import notes_on
 from foreplan.frontend.onnx.node import OnnxNode, Operand
 from foreplan.frontend.onnx.ops import TRANSLATIONS
 from foreplan.frontend.onnx.order import in_order, named_reads
+from foreplan.frontend.onnx.outputs import compared
+from foreplan.frontend.onnx.restore import restored
 from foreplan.frontend.onnx.roles import NO_ROLE, Exporter, Role, chosen_roles, find_roles
 from foreplan.frontend.onnx.scope import Scope
-from foreplan.frontend.onnx.sequences import Tensors, translate_sequence
-from foreplan.frontend.onnx.shapes import fixed_extents
-from foreplan.frontend.onnx.tensors import Constant, dtype_of, from_array, from_tensor, given_array
-from foreplan.frontend.onnx.untie import untied
+from foreplan.frontend.onnx.sequences import Given, Tensors, translate_sequence
+from foreplan.frontend.onnx.tensors import Constant, from_array, from_tensor, given_array
 from foreplan.graph import Builder, Graph, Node, RandomSeed, TensorType, Value, as_dtype
 from foreplan.graph.ir import Kind
 from foreplan.graph.names import Names
 from foreplan.graph.types import Shape
 from foreplan.ops.map import elementwise
+from foreplan.ops.marks import StopGradient
 from foreplan.ops.storage import unpacked
 from foreplan.patterns import AS_THE_MODEL, Selection
 
@@ -51,7 +52,7 @@ class Importer:
         selection: the weights that the user wants trained, or frozen.
         path: the model's file, if it is one.
         shapes: the shape of every tensor by its full name, for a later import with another batch.
-        told: the file's graph, in which merged tensors are many again.
+        told: the file's graph, with the tensors that the module has.
         written: the number of nodes written out from bodies of loops, branches and functions.
         most_written: the most such nodes that a file of this size may have.
     """
@@ -90,7 +91,7 @@ class Importer:
         Raises:
             ModelError: the model is broken, or holds what foreplan cannot compile; names the node.
         """
-        graph, self.exporter, notes = untied(self.model.proto.graph, self.exporter)
+        graph, self.exporter, notes = restored(self.model.proto.graph, self.exporter, self.model.label)
         self.told = graph
         roles = find_roles(graph.node, graph.initializer, self.functions, self.exporter)
         scope = Scope("", chosen_roles(roles, self.selection), self.model.opsets)
@@ -109,32 +110,10 @@ class Importer:
             self.b.notes += self.batch.notes
         outputs = {output.name: self.store(self.look_up(output.name, scope, "the graph")) for output in graph.output}
         for info in graph.output:
-            self._compare(info, outputs[info.name].type)
+            found = outputs[info.name].type
+            shape = found.shape if self.batch is None else self.batch.shapes.get(info.name, found.shape)
+            self.b.notes += compared(info, found.dtype, shape, self.model.label)
         return self.b.finish(outputs, updates=self.updates)
-
-    def _compare(self, info: onnx.ValueInfoProto, found: TensorType) -> None:
-        """Compare an output with the file's declaration, as ONNX Runtime does: another element type is an error; for
-        another shape, the computed one counts, with a note.
-        """
-        where, declared = f"{self.model.label}: output {info.name!r}", info.type.tensor_type
-        kind = info.type.WhichOneof("value") or "tensor_type"
-        if kind != "tensor_type":
-            raise UnsupportedError(
-                f"{where} is declared as {kind.removesuffix('_type')}; foreplan gives tensors of numbers only, so take "
-                "them out with SequenceAt or ConcatFromSequence"
-            )
-        if declared.elem_type and (dtype := dtype_of(declared.elem_type, where)) != found.dtype.name:
-            raise ShapeError(
-                f"{where} is declared as {dtype} and computed as {found.dtype}: the file contradicts itself; export "
-                "the model again, or correct the type of the output"
-            )
-        shape = found.shape if self.batch is None else self.batch.shapes.get(info.name, found.shape)
-        extents = fixed_extents(info)
-        if extents is None or (len(extents) == len(shape) and all(a in (None, b) for a, b in zip(extents, shape))):
-            return
-        texts = [dim.dim_param or ("?" if n is None else str(n)) for dim, n in zip(declared.shape.dim, extents)]
-        shapes = f"declared with the shape [{', '.join(texts)}] and computed as {list(shape)}"
-        self.b.note(f"{where} is {shapes}; the computed shape counts")
 
     def nodes(self, nodes: Sequence[onnx.NodeProto], scope: Scope) -> None:
         """Translate nodes in an order in which they can run."""
@@ -236,12 +215,20 @@ class Importer:
         first = len(self.b.nodes)
         self.b.source, self.b.scope = source, scope.prefix + own_name + "/"
         sequence = self._guarded(n, lambda: translate_sequence(n, given)) if domain == "" else None
-        results: Sequence[Operand | Tensors | None] | None = [sequence]
+        results: Sequence[Given] | None = [sequence]
         if sequence is None:
-            results = self._results(n, scope, scope.prefix + own_name, domain)
+            results = self._results(n, given, scope, scope.prefix + own_name, domain)
         if results is None:
             return  # an expansion has named its own outputs
-        self._finish(n, results, first, scope, scope.prefix + own_name)
+        self._finish(n, self._detached(n, results), first, scope, scope.prefix + own_name)
+
+    def _detached(self, n: OnnxNode, results: Sequence[Given]) -> list[Given]:
+        """The results, some of which the module computes without gradients."""
+        detached = [self.exporter.signature.is_detached(n.proto, name) for name in n.proto.output]
+        return [
+            self.b.apply(StopGradient(), found) if stops and isinstance(found, Value) else found
+            for found, stops in zip(results, detached)
+        ]
 
     def _known_name(self, name: str, scope: Scope) -> str:
         at: Scope | None = scope
@@ -249,16 +236,22 @@ class Importer:
             at = at.outer
         return (at or scope).full_name(name)
 
-    def _results(self, n: OnnxNode, scope: Scope, name: str, domain: str) -> list[Operand | None] | None:
+    def _results(self, n: OnnxNode, given: Sequence[Given], scope: Scope, name: str, domain: str) -> list[Given] | None:
         """The node's results, one an output; None if another walk has already put them into the scope."""
         if (domain, n.op_type) in self.functions:
-            self._expand(n, self.functions[domain, n.op_type], scope, name)
+            self._expand(n, given, self.functions[domain, n.op_type], scope, name)
             return None
         role = scope.roles.get(n.proto.output[0], NO_ROLE) if n.proto.output else NO_ROLE
         if domain == "" and n.op_type == "Constant":
             return [self._constant(n, role)]
         if domain == "" and n.op_type in CONTROL_FLOW:
-            return CONTROL_FLOW[n.op_type](n, name, partial(self._walk, n, scope))
+            return CONTROL_FLOW[n.op_type](n, given, name, partial(self._walk, n, scope))
+        if any(isinstance(each, Tensors) for each in given):
+            body = standard_body(n, given) if n.op_type == "SequenceMap" else None
+            if body is None:
+                raise n.unsupported("it reads a sequence of tensors; take them out with SequenceAt")
+            self._expand(n, given, body, scope, name)
+            return None
         folded = self._guarded(n, lambda: fold(n, role.kind))
         if folded is not None:
             if n.op_type == "ConstantOfShape" and folded[0] is not None:
@@ -267,10 +260,10 @@ class Importer:
         translation = TRANSLATIONS.get((domain, n.op_type))
         result = None if translation is None else self._guarded(n, lambda: translation(n))
         if result is None:
-            body = standard_body(n)
+            body = standard_body(n, given)
             if body is None:
                 raise self._unknown(n, domain)
-            self._expand(n, body, scope, name)
+            self._expand(n, given, body, scope, name)
             return None
         self.updates.update(n.updates)
         return [result] if isinstance(result, Value | Constant) else list(result)
@@ -310,8 +303,8 @@ class Importer:
         return found
 
     def _walk(
-        self, n: OnnxNode, scope: Scope, body: onnx.GraphProto, prefix: str, given: Sequence[Operand]
-    ) -> list[Operand]:
+        self, n: OnnxNode, scope: Scope, body: onnx.GraphProto, prefix: str, given: Sequence[Operand | Tensors]
+    ) -> list[Operand | Tensors]:
         """The outputs of a body within a node; the body can also read the tensors around the node."""
         self._write_out(n, len(body.node))
         if len(given) != len(body.input):
@@ -322,7 +315,7 @@ class Importer:
         inner.initializers = {tensor.name: tensor for tensor in body.initializer}
         inner.tensors.update({info.name: operand for info, operand in zip(body.input, given)})
         self.nodes(body.node, inner)
-        return [self.look_up(output.name, inner, f"the body of {n.where}") for output in body.output]
+        return [self._find(output.name, inner, f"the body of {n.where}") for output in body.output]
 
     def _write_out(self, n: OnnxNode, nodes: int) -> None:
         """Count the nodes of a body that is about to take the place of `n`, or of one step of `n`.
@@ -337,7 +330,14 @@ class Importer:
                 f"to more than {self.most_written}; export the model with fewer steps or calls"
             )
 
-    def _expand(self, n: OnnxNode, body: onnx.FunctionProto, scope: Scope, name: str) -> None:
+    def _expand(
+        self,
+        n: OnnxNode,
+        given: Sequence[Given],
+        body: onnx.FunctionProto,
+        scope: Scope,
+        name: str,
+    ) -> None:
         """Walk a function's body in place of the node."""
         if scope.depth >= _DEEPEST:
             raise n.unsupported(
@@ -348,13 +348,13 @@ class Importer:
         inner = Scope(name + "/", find_roles(body.node, (), self.functions), opsets, None, scope.depth + 1)
         inner.attributes = attributes_of_call(n, body)
         for i, formal in enumerate(body.input):
-            inner.tensors[formal] = n.inputs[i] if i < len(n.inputs) else None
+            inner.tensors[formal] = given[i] if i < len(given) else None
         for formal, actual in zip(body.output, n.output_names):
             inner.names[formal] = actual
         self.nodes([node for node in body.node if not _is_unused(node)], inner)
         for formal, actual in zip(body.output, n.proto.output):
             if actual:
-                scope.tensors[actual] = self.look_up(formal, inner, n.where)
+                scope.tensors[actual] = self._find(formal, inner, n.where)
 
     # Names.
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foreplan.frontend.onnx.contents import same_numbers
-from foreplan.frontend.onnx.roles import LEFT_OVER, Exporter, Role
+from foreplan.frontend.onnx.contents import Layout, layout_in
+from foreplan.frontend.onnx.roles import LEARNED, LEFT_OVER, Exporter, Role
 from foreplan.graph.ir import Kind
 from foreplan.units import listed
 
@@ -31,6 +31,7 @@ def notes_on(graph: onnx.GraphProto, roles: Mapping[str, Role], exporter: Export
     return [
         *_folded(graph, trained, exporter),
         *_left_over(held, roles),
+        *_changed(graph, held, exporter),
         *_untied(graph, held, trained, exporter.path),
     ]
 
@@ -49,15 +50,32 @@ def _folded(graph: onnx.GraphProto, trained: set[str], exporter: Exporter) -> li
     ]
 
 
+def _changed(graph: onnx.GraphProto, held: Mapping[str, onnx.TensorProto], exporter: Exporter) -> list[str]:
+    """Buffers to which the module gives another content in each step; those of batch normalisation are changed here."""
+    statistics = {name for node in graph.node if node.op_type == "BatchNormalization" for name in node.input[3:5]}
+    found = [name for name in dict.fromkeys(exporter.signature.changes.values()) if name in held]
+    stays = [name for name in found if name not in statistics]
+    if not stays:
+        return []
+    return [f"the module gives {listed(map(repr, stays), 3)} another content in each step of training: here it stays"]
+
+
 def _left_over(held: Mapping[str, onnx.TensorProto], roles: Mapping[str, Role]) -> list[str]:
     """What the exporter computed from parameters, or from tables: the file does not tell which."""
     found = [name for name, tensor in held.items() if roles[name] == LEFT_OVER and math.prod(tensor.dims) > 1]
-    if not found:
-        return []
-    return [
-        f"the exporter has computed {listed(map(repr, found), 3)}, in no weight's place: not trained. If they come "
-        "from parameters, export with optimize=False, or name them in train="
-    ]
+    learned = [name for name in held if roles[name] == LEARNED]
+    notes = []
+    if found:
+        notes.append(
+            f"the exporter has computed {listed(map(repr, found), 3)}, in no weight's place: not trained. If they come "
+            "from parameters, export with optimize=False, or name them in train="
+        )
+    if learned:
+        notes.append(
+            f"the exporter has computed {listed(map(repr, learned), 3)}, filled as by training: trained. If they come "
+            "from buffers, name them in freeze="
+        )
+    return notes
 
 
 def _untied(
@@ -74,7 +92,7 @@ def _untied(
     found = []
     for table in [name for name in dict.fromkeys(tables) if name in trained][:_MOST]:
         for matrix in [name for name in dict.fromkeys(matrices) if name in trained and name != table]:
-            if same_numbers(held[table], held[matrix], path):
+            if layout_in(held[table], held[matrix], path) in (Layout.SAME, Layout.TURNED):
                 found.append(
                     f"{table!r} and {matrix!r} hold the same numbers: if the model ties them, the file does not, and "
                     "each is trained by itself"

@@ -34,8 +34,8 @@ class Origin:
     Attributes:
         label: its name in messages.
         path: the file, absolute; None for a ModelProto.
-        proto: the serialized ModelProto. Merged tensors are many again (see `untie`). Bytes of large tensors are left
-            out: their `location` says that they are in this file, in one beside it, or in the graph (`HELD`).
+        proto: the serialized ModelProto. Its tensors are those of the module (see `restore`). Bytes of large tensors
+            are left out: their `location` says that they are in this file, in one beside it, or in the graph (`HELD`).
         digest: of the file without the bytes of large tensors.
         external: whether the file has its weights in a file beside it.
         outputs: of the model, in order.

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from foreplan.frontend.onnx.contents import is_one_number, table_like
+from foreplan.frontend.onnx.contents import differs_by_head, is_irregular, is_one_number, table_like
+from foreplan.frontend.onnx.signature import Signature
 from foreplan.frontend.onnx.tensors import FLOATS
-from foreplan.frontend.onnx.uses import Functions, Uses, find_uses, reads
+from foreplan.frontend.onnx.uses import Functions, Use, Uses, find_uses, reads
 from foreplan.graph.ir import Kind
 from foreplan.patterns import Selection
 
@@ -66,6 +67,8 @@ _MODULE_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 # Names that PyTorch's exporters, and the tools behind them, give to tensors of their own.
 _EXPORTERS = re.compile(r"onnx::.*|/.*|_?val_\d+.*|const(ant)?s?_?\d*|.*_output_\d+|.*lifted_tensor.*|ortshared_.*")
+# What TorchScript's exporter computed from a tensor of the module; constants of the program have other names.
+_FOLDED = re.compile(r"onnx::([A-Z]\w*)_\d+")
 # The last part of a name that modules give to what they compute once and do not train.
 _TABLES = re.compile(
     r"(.*_)?(inv_freq|freqs_cis|(cos|sin)(_cached|_table|_cache)?|rope|pe|sinusoid\w*|masks?|causal\w*|masked_bias|tril"
@@ -103,6 +106,7 @@ class Role:
 
 _CHOSEN = {True: Kind.PARAMETER, False: Kind.FROZEN}
 NO_ROLE = Role(Kind.CONSTANT)
+LEARNED = Role(Kind.PARAMETER, "made by the exporter, and filled as by training")
 LEFT_OVER = Role(Kind.CONSTANT, "made by the exporter, and in no weight's place")
 
 
@@ -112,12 +116,14 @@ class Exporter:
 
     Attributes:
         is_torch: whether names without a dot are those of a PyTorch module too.
-        kinds: name → PARAMETER, BUFFER or CONSTANT_TENSOR, as torch.export knows them.
+        signature: the tensors of the module, as torch.export knows them.
+        kinds: name → PARAMETER, BUFFER or CONSTANT_TENSOR, of those and of the file's.
         sources: name of a tensor that the exporter has computed → names of those that it was computed from.
         path: the file, beside which contents lie.
     """
 
     is_torch: bool = False
+    signature: Signature = field(default_factory=Signature)
     kinds: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, Sequence[str]] = field(default_factory=dict)
     path: Path | None = None
@@ -125,14 +131,15 @@ class Exporter:
     @staticmethod
     def of(proto: onnx.ModelProto, path: Path | None) -> Exporter:
         """What a model's exporter says."""
-        kinds, sources = {}, {}
+        signature = Signature.of(proto.graph)
+        kinds, sources = dict(signature.kinds), {}
         for told in (*proto.graph.value_info, *proto.graph.initializer, *proto.graph.input):
             for entry in told.metadata_props:
                 if entry.key == _KIND:
                     kinds[told.name] = entry.value
                 elif entry.key == _SOURCES:
                     sources[told.name] = re.findall(r"'([^']*)'", entry.value)
-        return Exporter("pytorch" in proto.producer_name.lower(), kinds, sources, path)
+        return Exporter("pytorch" in proto.producer_name.lower(), signature, kinds, sources, path)
 
     def names_module(self, name: str) -> bool:
         """Whether a PyTorch module calls a tensor by this name."""
@@ -140,8 +147,18 @@ class Exporter:
 
     def learned_source(self, name: str) -> str:
         """A tensor that training would change, of those that the exporter has computed this one from; empty: none."""
-        paths = (each for each in self.sources.get(name, ()) if self._is_path(each) and not _EXPORTERS.fullmatch(each))
+        sources = self.sources.get(name, ())
+        if self.signature.kinds:
+            return next((each for each in sources if self.kinds.get(each) == "PARAMETER"), "")
+        paths = (each for each in sources if self._is_path(each) and not _EXPORTERS.fullmatch(each))
         return next((each for each in paths if not _is_table(each) and not _RESULTS.fullmatch(each)), "")
+
+    def buffer_source(self, name: str) -> str:
+        """A buffer that the exporter has computed a tensor from, and no parameter; empty: none."""
+        sources = self.sources.get(name, ())
+        if any(self.kinds.get(each) == "PARAMETER" for each in sources):
+            return ""
+        return next((each for each in sources if self.signature.kinds.get(each) == "BUFFER"), "")
 
     def made(self, name: str) -> bool:
         """Whether the exporter made a tensor: where it tells of those of the module, it made all others."""
@@ -204,19 +221,25 @@ def _role(name: str, uses: Uses, exporter: Exporter) -> Role:
         if tensor is not None and (why := table_like(tensor, exporter.path)):
             return Role(Kind.CONSTANT, why)
         return Role(Kind.PARAMETER, f"computed by the exporter from {source!r}")
+    if source := exporter.buffer_source(name):
+        return Role(Kind.CONSTANT, f"computed by the exporter from the buffer {source!r}")
     if any(use.is_mask and use.direct and (use.axes is None or use.axes > 1) for use in found):
-        return Role(Kind.CONSTANT, "added to attention's scores, as masks are")
+        learned = tensor is not None and _FOLDED.fullmatch(name) and differs_by_head(tensor, exporter.path)
+        return LEARNED if learned else Role(Kind.CONSTANT, "added to attention's scores, as masks are")
     if exporter.names_module(name):
-        return _by_name(name, tensor, exporter)
+        return _by_name(name, tensor, found, exporter)
     weights = [use for use in reads(found, _WEIGHT_SLOTS) if use.direct or not exporter.made(name)]
     place = f"in the place of a {weights[0].op}'s weight" if weights else "in no weight's place"
     if exporter.made(name):
         completes = any(use.direct and use.completes and use.axes == 1 for use in found)
-        if not (weights or completes) or tensor is None:
+        if tensor is None:
             return LEFT_OVER
+        if not (weights or completes):
+            return _folded(name, tensor, found, exporter)
         if why := table_like(tensor, exporter.path):
             return Role(Kind.CONSTANT, why)
-        if (completes or weights[0].op in _NORMS) and is_one_number(tensor, exporter.path):
+        of_module = completes and not weights and _FOLDED.fullmatch(name)
+        if (completes or weights[0].op in _NORMS) and not of_module and is_one_number(tensor, exporter.path):
             return Role(Kind.CONSTANT, "one number everywhere, as norms without scale and shift have it")
         return Role(Kind.PARAMETER, place if weights else "scales or shifts a product or a normalisation")
     if weights:
@@ -229,8 +252,19 @@ def _role(name: str, uses: Uses, exporter: Exporter) -> Role:
     return Role(Kind.CONSTANT, place)
 
 
-def _by_name(name: str, tensor: onnx.TensorProto | None, exporter: Exporter) -> Role:
+def _folded(name: str, tensor: onnx.TensorProto, uses: Sequence[Use], exporter: Exporter) -> Role:
+    """The role of what the exporter made and no weight's place tells: in a name of TorchScript's stands its reader."""
+    reader = _FOLDED.fullmatch(name)
+    brought = any(use.direct for slots in (_BIAS_SLOTS, _TOKEN_SLOTS) for use in reads(uses, slots))
+    if reader is None or not (brought or reader[1] in ("MatMul", "Gemm")) or not is_irregular(tensor, exporter.path):
+        return LEFT_OVER
+    return LEARNED
+
+
+def _by_name(name: str, tensor: onnx.TensorProto | None, uses: Sequence[Use], exporter: Exporter) -> Role:
     """The role of what a module has by name."""
+    if any(use.is_basis for use in uses) and not name.endswith("weight"):
+        return Role(Kind.CONSTANT, "multiplied to sines and cosines of the product, as random features are")
     if _is_table(name):
         return Role(Kind.CONSTANT, f"called {name.rpartition('.')[2]!r}, as tables are")
     if tensor is not None and (why := table_like(tensor, exporter.path)):

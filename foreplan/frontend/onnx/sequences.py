@@ -167,6 +167,4 @@ def translate_sequence(n: OnnxNode, given: list[Given]) -> Operand | Tensors | N
         return SEQUENCES[n.op_type](n, given)
     if n.op_type == "Identity" and any(isinstance(each, Tensors) for each in given):
         return _sequence(n, given)
-    if any(isinstance(each, Tensors) for each in given):
-        raise n.unsupported("it reads a sequence of tensors; take them out with SequenceAt")
     return None

@@ -7,7 +7,7 @@ that stand in the file, and says whether these were merely rearranged on the way
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -60,6 +60,7 @@ class Use:
         completes: whether it is added to, or multiplied with, what a contraction or a normalisation gives, as biases,
             scales and shifts are.
         is_mask: whether it is added to scores of which a softmax is taken, or stands in the place of a mask.
+        is_basis: whether sines and cosines are both taken of the product with it, as of random features.
         axes: how many axes of what is read are longer than 1; None: this is not known.
     """
 
@@ -69,6 +70,7 @@ class Use:
     blind: bool = False
     completes: bool = False
     is_mask: bool = False
+    is_basis: bool = False
     axes: int | None = None
 
 
@@ -114,6 +116,7 @@ class _Walk:
         self.tensors: dict[str, _Tensor] = {}
         self.extents: dict[str, onnx.TensorProto] = {}
         self.to_softmax: set[str] = set()  # tensors of which a softmax is taken, within `_FARTHEST` nodes
+        self.to_waves: set[str] = set()  # those of which the sine and the cosine are
         self.makers: dict[str, onnx.NodeProto] = {}
 
     def hold(self, name: str, tensor: onnx.TensorProto | None, axes: int | None = None) -> None:
@@ -129,18 +132,20 @@ class _Walk:
     def run(self, nodes: Sequence[onnx.NodeProto]) -> None:
         for node in nodes:
             self.makers.update((name, node) for name in node.output)
-        self.mark_softmax(nodes)
+        softmax, sine, cosine = (
+            {name for node in nodes if node.op_type == op for name in node.input} for op in ("Softmax", "Sin", "Cos")
+        )
+        self.mark(self.to_softmax, softmax, _TO_SOFTMAX)
+        self.mark(self.to_waves, sine & cosine, _REARRANGING | {"Mul"})
         for node in nodes:
             self.visit(node)
 
-    def mark_softmax(self, nodes: Sequence[onnx.NodeProto]) -> None:
-        """Go back from each softmax through what is merely rearranged, scaled, masked or added on the way to it."""
-        ahead = {name for node in nodes if node.op_type == "Softmax" for name in node.input}
+    def mark(self, marked: set[str], ahead: set[str], ops: Set[str]) -> None:
+        """Mark tensors, and those that they were made of by certain ops."""
         for _ in range(_FARTHEST):
-            self.to_softmax |= ahead
+            marked |= ahead
             makers = [self.makers[name] for name in ahead if name in self.makers]
-            ahead = {name for maker in makers if maker.op_type in _TO_SOFTMAX for name in maker.input}
-            ahead -= self.to_softmax
+            ahead = {name for maker in makers if maker.op_type in ops for name in maker.input} - marked
 
     def visit(self, node: onnx.NodeProto) -> None:
         bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
@@ -174,7 +179,8 @@ class _Walk:
             is_mask = not self.to_softmax.isdisjoint(node.output)
         others = [name for i, name in enumerate(node.input) if i != slot]
         completes = op in ("Add", "Mul") and any(map(self.is_completed, others))
-        return Use(op, slot, blind=blind, completes=completes, is_mask=is_mask)
+        is_basis = op == "MatMul" and not self.to_waves.isdisjoint(node.output)
+        return Use(op, slot, blind=blind, completes=completes, is_mask=is_mask, is_basis=is_basis)
 
     def is_completed(self, name: str) -> bool:
         """Whether data come from a contraction or a normalisation, merely rearranged, scaled or shifted since."""

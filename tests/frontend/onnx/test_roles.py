@@ -55,7 +55,7 @@ def test_a_matrix_of_a_product_is_trained_whatever_it_is_called(name: str, kind:
         ("attn.scale", P),
         ("norm.offset", P),
         ("val_3", C),
-        ("onnx::Add_12", C),
+        ("onnx::Add_12", P),
         ("/attn/Constant_output_0", C),
         ("b", P),
     ],

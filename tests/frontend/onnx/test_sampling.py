@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.utils
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from foreplan.errors import UnsupportedError
+from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.frontend import from_onnx
-from tests.frontend.onnx.models import model, node, random, same_as_onnxruntime
+from tests.frontend.onnx.models import model, node, random, run, same_as_onnxruntime
 from tests.profile import pick
 
 SEEDS = range(pick(2, 4, 12))
@@ -133,9 +136,71 @@ def test_boxes_that_only_data_can_select_are_refused_and_constant_ones_are_selec
         "iou": np.array([0.5], np.float32),
     }
     made = [helper.make_node("Constant", [], [k], value=numpy_helper.from_array(v)) for k, v in constants.items()]
-    nodes = [node("NonMaxSuppression", "boxes scores most iou", "s"), node("Cast", "s", "f", to=TensorProto.FLOAT)]
+    nodes = [
+        node("NonMaxSuppression", "boxes scores most iou", "s", "pick"),
+        node("Cast", "s", "f", to=TensorProto.FLOAT),
+    ]
     nodes.append(node("MatMul", "f x", "y"))
     same_as_onnxruntime(model([*made, *nodes], {"x": (3, 2)}, ["y"]), x=random(3, 2))
     data = model([*made[1:], *nodes], {"x": (3, 2), "boxes": (1, 3, 4)}, ["y"])
-    with pytest.raises(UnsupportedError, match="how many boxes it selects depends on the data"):
+    told = r"node 'pick' \(NonMaxSuppression\).*how many boxes it selects depends on the data.*'boxes' and 'scores'"
+    with pytest.raises(UnsupportedError, match=told):
         from_onnx(data)
+
+
+def test_a_detector_is_cut_before_it_selects_boxes(tmp_path: Path) -> None:
+    """As files use it: boxes are gathered by what is selected. The error says how to cut the file."""
+    thresholds = {"most": np.array([3]), "iou": np.array([0.5], np.float32), "box": np.array(2), "rest": np.array([-1])}
+    nodes = [
+        node("MatMul", "x w", "boxes"),
+        node("ReduceSum", "boxes rest", "s", keepdims=0),
+        node("Unsqueeze", "s one", "scores"),
+        node("NonMaxSuppression", "boxes scores most iou", "chosen", "pick"),
+        node("Gather", "chosen box", "places", axis=1),
+        node("Gather", "boxes places", "y", axis=1),
+    ]
+    constants = {**thresholds, "w": random(8, 4), "one": np.array([1])}
+    proto = model(nodes, {"x": (1, 5, 8)}, ["y"], constants)
+    with pytest.raises(UnsupportedError, match="extract_model writes one with the outputs 'boxes' and"):
+        from_onnx(proto)
+    onnx.save(onnx.shape_inference.infer_shapes(proto), tmp_path / "whole.onnx")
+    onnx.utils.extract_model(tmp_path / "whole.onnx", tmp_path / "cut.onnx", ["x"], ["boxes", "scores"])
+    x = random(1, 5, 8)
+    found = run(from_onnx(tmp_path / "cut.onnx"), x=x)
+    np.testing.assert_allclose(found["boxes"], x @ constants["w"], rtol=1e-4, atol=1e-5)
+    assert found["scores"].shape == (1, 1, 5)
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
+@pytest.mark.parametrize(
+    "region, sizes, value",
+    [
+        ((0.375, 0.5625, 0.625, 0.8125), (3, 3), 0.0),
+        ((0.0, 0.25, 1.0, 0.75), (7, 4), 0.0),
+        ((0.125, 0.625, 1.25, 1.6875), (4, 3), 10.0),
+        ((-0.5, 0.1875, 0.6875, 0.9375), (5, 1), -1.5),
+        ((0.8125, 0.9375, 0.3125, 0.125), (3, 5), 0.5),
+        ((0.0, 0.0, 1.0, 1.0), (6, 9), 1.0),
+    ],
+)
+def test_a_part_is_cropped_and_resized(
+    mode: str, region: tuple[float, ...], sizes: tuple[int, int], value: float
+) -> None:
+    """The regions are short in binary: ONNX Runtime computes coordinates in float32, and foreplan in float64."""
+    begins, ends = region[:2], region[2:]
+    known = {
+        "roi": np.array([0, 0, *begins, 1, 1, *ends], np.float32),
+        "sizes": np.array([2, 3, *sizes]),
+    }
+    crop = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": value, "mode": mode}
+    _check(node("Resize", "x roi - sizes", "y", **crop), known, x=random(2, 3, 6, 9))
+    if mode == "linear":
+        known = {"roi": np.array(region, np.float32), "sizes": np.array(sizes)}
+        _check(node("Resize", "x roi - sizes", "y", axes=[2, 3], **crop), known, x=random(2, 3, 6, 9))
+
+
+def test_a_region_of_a_crop_is_one_number_for_each_end() -> None:
+    crop = node("Resize", "x roi - sizes", "y", coordinate_transformation_mode="tf_crop_and_resize", axes=[2, 3])
+    constants = {"roi": np.zeros(3, np.float32), "sizes": np.array([3, 3])}
+    with pytest.raises(ShapeError, match="its region must have 4 numbers for 2 axes, and has 3"):
+        from_onnx(model([crop], {"x": (1, 1, 4, 4)}, ["y"], constants))

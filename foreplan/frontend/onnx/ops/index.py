@@ -214,7 +214,9 @@ def _tensor_scatter(n: OnnxNode) -> Operand:
 
 @translates("NonMaxSuppression")
 def _non_max_suppression(n: OnnxNode) -> Operand:
+    read = " and ".join(map(repr, n.proto.input[:2]))
     raise n.unsupported(
-        "how many boxes it selects depends on the data, and shapes are static; cut the model before it "
-        "(foreplan folds it where boxes and scores are constants), and select boxes of its results in Python"
+        "how many boxes it selects depends on the data, and shapes are static (foreplan folds it where boxes and "
+        "scores are constants). Filled up to a bound, its result would have rows that the model does not give. Cut "
+        f"the model before it: onnx.utils.extract_model writes one with the outputs {read}; select boxes in Python"
     )

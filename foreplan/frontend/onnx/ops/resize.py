@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from foreplan.frontend.onnx.node import OnnxNode, Operand, translates
+from foreplan.frontend.onnx.ops.crop import crop_and_resize
 from foreplan.ops.resize import resize
 
 
@@ -37,8 +38,6 @@ def _resize(n: OnnxNode) -> Operand:
     if n.opset < 11:
         return _scaled(n, shape, [float(s) for s in n.known(1).reshape(-1)], mode, "asymmetric", "floor")
     coordinate = n.text("coordinate_transformation_mode", "half_pixel")
-    if coordinate == "tf_crop_and_resize":
-        raise n.unsupported("it crops (tf_crop_and_resize); write the crop as a Slice")
     axes = n.axes(n.integers("axes", list(range(len(shape)))), len(shape))
     scales, wanted = [1.0] * len(shape), list(shape)
     if n.has(3) and n.type(3).size:
@@ -50,6 +49,9 @@ def _resize(n: OnnxNode) -> Operand:
         raise n.fail("it has neither scales nor sizes")
     if not len(given) == len(found) == len(axes):
         raise n.misshapen(f"its scales or sizes do not fit the axes {list(axes)} of {n.type(0)}")
+    if coordinate == "tf_crop_and_resize":
+        sizes = {axis: (extent, scale) for axis, extent, scale in zip(axes, given, found)}
+        return crop_and_resize(n, sizes, n.number("extrapolation_value", 0.0))
     for axis, extent, scale in zip(axes, given, found):
         wanted[axis], scales[axis] = extent, scale
     return resize(
