@@ -11,7 +11,9 @@ import foreplan as fp
 from foreplan.graph import Kind
 from foreplan.graph.init import generator_for
 from foreplan.lower.program import Call, Operand, Program, Slot
+from foreplan.ops.loop import Loop
 from foreplan.planner import Plan
+from foreplan.runtime.loop import planned_loop
 
 Memory = dict[int, np.ndarray]  # by value, its elements as they lie, flat
 
@@ -87,12 +89,35 @@ def _computed(call: Call, memory: Memory) -> list[np.ndarray]:
     nbytes = call.op.workspace(*types)
     raw = np.empty(nbytes + 64, np.uint8)
     start = -raw.ctypes.data % 64
-    if type(call.op).compute is fp.graph.Op.compute:
+    if isinstance(call.op, Loop):
+        dense = _looped(call.op, inputs)
+    elif type(call.op).compute is fp.graph.Op.compute:
         return flat  # no NumPy kernel: types alone are checked
-    call.op.compute(inputs, dense, raw[start : start + nbytes])
+    else:
+        call.op.compute(inputs, dense, raw[start : start + nbytes])
     for output, array in zip(outputs, dense):
         output[...] = array
     return flat
+
+
+def _looped(op: Loop, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """A loop's outputs, step by step; carries, stacks and histories are arrays of their own."""
+    body = planned_loop(op, "numpy").body.program
+    plan = planned_loop(op, "numpy").plan
+    names = [value.name for value in op.graph.inputs]
+    stored = {name: x.copy() for name, x in zip(names, inputs)}
+    stacks: dict[int, list[np.ndarray]] = {}
+    histories = [[stored[names[i]]] for i in op.histories]
+    order = list(range(op.steps))[:: -1 if op.reverse else 1]
+    for t in order:
+        stored |= {name: x[t, ...] for i, (name, x) in enumerate(zip(names, inputs)) if op.is_slice(i)}
+        memory = _run(body, plan, stored, {})
+        stacks[t] = [_read(memory, slot.operand).copy() for slot in body.outputs]
+        for history, i in zip(histories, op.histories):
+            history.append(stored[names[i]])
+    carried = [stored[name] for name in names[: op.carries]]
+    rows = [np.stack(each) for each in zip(*(stacks[t] for t in range(op.steps)))]
+    return [*carried, *rows, *(np.stack(history[:: -1 if op.reverse else 1]) for history in histories)]
 
 
 def _read(memory: Memory, operand: Operand) -> np.ndarray:

@@ -58,6 +58,14 @@ def words() -> Graph:
     return fp.models.build("gpt2_small:batch=1,seq=4,layers=1,width=8,heads=2,vocabulary=11")
 
 
+def sequence() -> Graph:
+    def model(x: fp.frontend.Tensor) -> fp.frontend.Tensor:
+        y, _ = fp.nn.lstm(x, 4, name="rnn")
+        return fp.nn.linear(y[:, -1], 3, name="head")
+
+    return fp.trace(model, fp.spec((2, 5, 3)), name="sequence")
+
+
 def parts(target: str, count: int = 2) -> fp.Compiled:
     optimizer = fp.optim.AdamW(0.1, clip_norm=0.5)
     return fp.compile(images(), fp.losses.cross_entropy, optimizer, target=target, accumulate=count)
@@ -69,6 +77,7 @@ SAVED: dict[str, Callable[[str], fp.Compiled]] = {
     ),
     "images": lambda target: fp.compile(images(), fp.losses.cross_entropy, fp.optim.Adam(0.1), target=target),
     "words": lambda target: fp.compile(words(), fp.losses.cross_entropy, target=target),
+    "sequence": lambda target: fp.compile(sequence(), fp.losses.cross_entropy, fp.optim.SGD(0.1), target=target),
     "parts": parts,
     "forward": lambda target: fp.compile(images(), target=target),
 }
