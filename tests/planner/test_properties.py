@@ -98,6 +98,7 @@ def test_what_a_plan_holds_lies_between_the_live_set_and_the_arena(seed: int, ac
                 assert not together or low >= min(one.offset + one.nbytes, other.offset + other.nbytes)
 
 
+@pytest.mark.whole_search
 @settings(max_examples=pick(20, 60, 150), deadline=None)
 @given(problems())
 def test_plans_of_drawn_problems(problem: Problem) -> None:
