@@ -27,7 +27,7 @@ help:
 	@echo "make setup-cuda  add what plans for a card and runs on one (2 GB; CUDA=12 for drivers before 580)"
 	@echo "make setup-torch add PyTorch, its exporter, TensorBoard, PEFT and models to compare with (TORCH='torch==2.13.*' chooses one)"
 	@echo "make demo        plan ResNet-50, train on real digits, write a memory map (under 3 minutes)"
-	@echo "make test        the tests that every change needs (a quarter of an hour on two cores)"
+	@echo "make test        the tests that every change needs (ten minutes on two cores)"
 	@echo "make test-all    more of each, fuzzing, and the package in clean environments: other Pythons, lowest versions, read-only"
 	@echo "make test-fast   a little of each (two minutes of one core)"
 	@echo "make fuzz        hostile input of every kind for MINUTES=1, drawn from SEED=0; failures go to out/fuzz/"

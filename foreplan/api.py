@@ -196,7 +196,8 @@ def _training(graph: Graph, options: Options) -> passes.Settings:
 
 
 def _has_loops(options: Options) -> bool:
-    return engine_info(options.target if isinstance(options.target, str) else options.target.name).loops
+    """Whether the engine runs loops; what is no target is told where it is lowered."""
+    return engine_info(str(getattr(options.target, "name", options.target))).loops
 
 
 def _formed(graph: Graph, settings: passes.Settings, options: Options, watch: Watch | None) -> Graph:

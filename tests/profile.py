@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 
 from foreplan.planner import driver
-from foreplan.planner.effort import Effort, RecomputeEffort, SequenceEffort
+from foreplan.planner.effort import Effort, OrderEffort, PlacementEffort, RecomputeEffort, SequenceEffort
 
 Amount = TypeVar("Amount")
 
@@ -33,13 +33,25 @@ PROFILE = Profile[os.environ.get("FOREPLAN_TESTS", "usual").upper()]
 
 # How long the planner searches in tests that are not marked `whole_search`.
 SHORT = Effort(
+    order=OrderEffort(search_work=200_000, window_work=40_000, move_work=600_000),
     recompute=RecomputeEffort(
         descent_work=2_000_000,
         reordered=400,
         polish_work=5_000_000,
         polish_pair=300,
         sequences=SequenceEffort(trials=10, work=2_000_000),
-    )
+    ),
+    placement=PlacementEffort(
+        layout_work=10_000,
+        parts_work=10_000,
+        fewer=(40, 100, 200),
+        largest=(400, 200),
+        shaking=6_000_000,
+        ejection=200_000,
+        ejection_pair=1,
+        ejections=(2_000_000, 500_000, 500_000),
+        ejections_of_parts=(200_000,),
+    ),
 )
 
 

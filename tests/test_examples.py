@@ -20,6 +20,6 @@ pytestmark = [pytest.mark.thorough, needs_onednn()]
 @pytest.mark.parametrize("name", NAMES)
 def test_a_short_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    losses, _ = importlib.import_module(name).train(epochs=2, steps=15)
+    losses, _ = importlib.import_module(name).train(epochs=2, steps=12)
     assert len(losses) == 2
     assert losses[1] < losses[0]

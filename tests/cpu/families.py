@@ -18,6 +18,7 @@ from foreplan.runtime.cpu.onednn.library import library
 from foreplan.runtime.cpu.onednn.primitives import Primitive
 from foreplan.runtime.kernel import Run
 from tests.cpu.test_engine import data_for
+from tests.profile import SHORT, searching_by
 
 NETS = {  # and whether their training is looked at: of those that train alike, one
     "mlp:width=32,batch=4": True,
@@ -67,5 +68,6 @@ def told(name: str, training: bool) -> Mapping[str, object]:
 
 if __name__ == "__main__":
     cases = [(name, training) for name, trains in NETS.items() for training in {False, trains}]
-    nets = {f"{name} {'training' if training else 'inference'}": told(name, training) for name, training in cases}
+    with searching_by(SHORT):
+        nets = {f"{name} {'training' if training else 'inference'}": told(name, training) for name, training in cases}
     print(json.dumps({"instruction set": library().isa, "nets": nets}))

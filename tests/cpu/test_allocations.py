@@ -66,9 +66,11 @@ int posix_memalign(void **p, size_t step, size_t n) {
 STEPS = """
 import ctypes, json, sys
 from tests.cpu.test_engine import compiled, data_for
+from tests.profile import SHORT, searching_by
 
 counter = ctypes.CDLL(None)
-step = compiled(sys.argv[1], sys.argv[2], sys.argv[3] == "training")
+with searching_by(SHORT):
+    step = compiled(sys.argv[1], sys.argv[2], sys.argv[3] == "training")
 session, data = step.bind(), data_for(step)
 for _ in range(3):
     session.step(data)

@@ -1,5 +1,6 @@
 """`python -m tests.environments [JOB…]`: foreplan where users have it, each job in a virtual environment of its own.
 
+As many jobs run at the same time as there are processors, since each waits for pip and for processes of its own.
 Everything comes from the package index. A job that this machine cannot do, for want of a Python, says so.
 """
 
@@ -15,6 +16,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -65,18 +67,22 @@ def wheel(folder: Path) -> None:
 def hardened(folder: Path) -> None:
     """A user without a name or a home, who may write in one folder alone, as in a hardened container.
 
-    Without a place for machine code foreplan says so, once; with one it says nothing. All starts without one are made
-    at the same time, as each compiles anew.
+    Without a place for machine code foreplan says so, once; with one it says nothing. The start without any home
+    compiles all that an import needs, those with a home that is none compile little.
     """
     if os.geteuid() != 0:
         raise NotHere("only root can become another user")
     venv = made(folder / "venv", _python(OLDEST, STRANGER))
     venv.install(f"{_built()[0]}[cpu]")
     script = shutil.copy(SMOKE, folder)
-    homes: tuple[dict[str, str], ...] = ({}, {"HOME": "/"}, {"HOME": str(folder / "nowhere")})
-    started = [_begun(folder, [venv.python, script, "import"], home) for home in homes]
-    for process, work in started:
-        said = _ended(process, work, {"small.onnx"})
+    starts: tuple[tuple[str, dict[str, str], set[str]], ...] = (
+        ("import", {}, {"small.onnx"}),
+        ("loops", {"HOME": "/"}, set()),
+        ("loops", {"HOME": str(folder / "nowhere")}, set()),
+    )
+    started = [(_begun(folder, [venv.python, script, part], home), written) for part, home, written in starts]
+    for (process, work), written in started:
+        said = _ended(process, work, written)
         assert said.count("\n") == said.count("note: compiled code cannot be kept") == 1, said
     said = _ended(*_begun(folder, [venv.python, script], {"FOREPLAN_CACHE_DIR": "kept"}), {*WRITTEN, "kept"})
     assert not said, said
@@ -151,20 +157,25 @@ def main() -> int:
     chosen = parser.parse_args().jobs or list(JOBS)
     if unknown := [name for name in chosen if name not in JOBS]:
         parser.error(f"there is no job {unknown[0]!r}: the jobs are {', '.join(JOBS)}")
-    failed = 0
-    for name in chosen:
-        started = time.perf_counter()
-        with tempfile.TemporaryDirectory(prefix="foreplan-") as folder:
-            os.chmod(folder, 0o755)
-            try:
-                JOBS[name](Path(folder))
-                ended = "fine"
-            except NotHere as error:
-                ended = f"not here: {error}"
-            except (AssertionError, subprocess.CalledProcessError) as error:
-                ended, failed = f"FAILED: {error}", failed + 1
-        print(f"{name}: {ended} ({time.perf_counter() - started:.0f} s)", flush=True)
-    return int(bool(failed))
+    _built()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return int(not all([*pool.map(_run, chosen)]))
+
+
+def _run(name: str) -> bool:
+    """Run a job and say how it ended; whether it did not fail."""
+    started, fine = time.perf_counter(), True
+    with tempfile.TemporaryDirectory(prefix="foreplan-") as folder:
+        os.chmod(folder, 0o755)
+        try:
+            JOBS[name](Path(folder))
+            ended = "fine"
+        except NotHere as error:
+            ended = f"not here: {error}"
+        except (AssertionError, subprocess.CalledProcessError) as error:
+            ended, fine = f"FAILED: {error}", False
+    print(f"{name}: {ended} ({time.perf_counter() - started:.0f} s)", flush=True)
+    return fine
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What a new user does first, as a script: it needs foreplan as installed, and nothing of the repository.
 
-It runs in an empty folder: all of it in a minute, or with the argument `import` the import of a file alone. It exits
-with an error if anything is not as documented.
+It runs in an empty folder: all of it in a minute, with the argument `import` the import of a file alone, or with
+`loops` two loops that are compiled. It exits with an error if anything is not as documented.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import onnx
 from onnx import TensorProto, helper
 
 import foreplan as fp
+from foreplan.jit import compiled
 
 STEPS = 5
 PATIENCE = 60  # seconds that a forked process may take
@@ -122,6 +123,12 @@ def _imported(targets: list[str]) -> None:
         np.testing.assert_array_equal(_only(found.step({"x": np.ones((1, 2), np.float32)})), [[3, 0]])
 
 
+def _looped() -> None:
+    """Loops are compiled, whether their machine code can be kept or not."""
+    for function in (lambda x: x + 1, lambda x: x * 2):
+        assert compiled(function)(3) == function(3)
+
+
 def _shell(*arguments: str, code: int = 0) -> str:
     """What the program prints."""
     command = Path(sys.executable).with_name("foreplan")
@@ -157,14 +164,14 @@ def _from_the_shell(target: str) -> None:
 
 
 def main(alone: str = "") -> None:
-    """All of it, or the import alone."""
+    """All of it, the import alone, or loops alone."""
     installed = Path(fp.__file__).resolve().parent
     assert "site-packages" in installed.parts, f"{installed} is not what was installed"
     assert list((installed / "cuda").glob("*.cu")) and list((installed / "runtime" / "cuda" / "devices").glob("*.toml"))
     assert list((installed / "views").glob("*.html")) and (installed / "py.typed").is_file()
     targets = ["numpy", *(["cpu"] if any(Path(sys.prefix).rglob("libdnnl.so*")) else [])]
-    if alone == "import":
-        _imported(targets)
+    if alone:
+        _imported(targets) if alone == "import" else _looped()
         return
     losses = [_losses(target) for target in targets]
     for each in losses[1:]:

@@ -99,9 +99,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     [
         (MODELS[0], "cpu:threads=2"),
         (MODELS[1], "numpy"),
-        (MODELS[1], "cpu:threads=1"),
         (MODELS[2], "cpu:threads=2"),
-        (MODELS[3], "numpy"),
         (MODELS[3], "cpu:threads=1"),
     ],
 )

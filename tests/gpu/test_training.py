@@ -22,12 +22,11 @@ from tests.profile import cases
 pytestmark = needs_gcc
 MODELS = ["mlp:batch=4,width=40,layers=2", "conv_chain:size=8"]
 DEEP = [
-    "resnet18:batch=2,size=64,classes=7",
+    "resnet18:batch=2,size=48,classes=7",
     "unet:batch=1,size=32,width=8",
     "vit_b16:batch=2,size=32,layers=2,width=48,heads=4,classes=5",
     "gpt2_small:batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=60",
     "bert_base:batch=2,seq=16,layers=2,width=32,heads=4,vocabulary=60",
-    "mobilenet_v2:batch=4,size=64,classes=5",
     "mixer_b16:batch=2,size=32,layers=2,classes=5,width=32,patch=8",
     "ddpm_unet:batch=1,size=8,layers=1,width=8,groups=4",
     "dlrm:batch=8,dense=5,tables=4,rows=20,width=8,hidden=32",

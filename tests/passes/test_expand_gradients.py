@@ -84,13 +84,14 @@ def test_the_penalty_of_wgan_gp(norm: str, pool: str) -> None:
     specs = [fp.spec((HALF, 2, 8, 8)), fp.spec((HALF, 2, 8, 8)), fp.spec((HALF, 1, 1, 1))]
     graph = fp.trace(_loss(norm, pool), *specs)
     feeds = {value.name: rng.uniform(-1, 1, value.shape).astype(np.float32) for value in graph.inputs}
+    judge = jax.jit(jax.value_and_grad(lambda p: _in_jax(p, norm, pool, *feeds.values())))
     for target in TARGETS if pool == "mean" else TARGETS[:1]:
         session = fp.compile(graph, fp.losses.mean, fp.optim.SGD(0.05), target=target).bind()
         for value in graph.parameters:
             session.parameters[value.name][...] = rng.normal(0, 0.5, value.shape).astype(np.float32)
         before = {value.name: session.parameters[value.name].copy() for value in graph.parameters}
         found = session.step(feeds)
-        wanted, slopes = jax.jit(jax.value_and_grad(lambda p: _in_jax(p, norm, pool, *feeds.values())))(before)
+        wanted, slopes = judge(before)
         np.testing.assert_allclose(found.loss, wanted, rtol=2e-5)
         for name, slope in slopes.items():
             moved = (before[name] - session.parameters[name]) / 0.05

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any
 
 import pytest
 
-from foreplan.planner import plan, plan_curve
-from foreplan.planner.effort import USUAL, WITHOUT
+from foreplan.planner import Curve, plan, plan_curve
+from foreplan.planner.effort import USUAL, WITHOUT, Effort
 from tests.planner.problems import training_net
 from tests.profile import cases
 
@@ -30,20 +31,24 @@ def test_every_limit_is_described_in_the_order_of_the_fields(kind: type) -> None
     assert said == [each.name for each in fields(kind)]
 
 
+@cache
+def curve_by(effort: Effort) -> Curve:
+    return plan_curve(training_net(4), effort=effort)
+
+
 @pytest.mark.parametrize("name", cases(WITHOUT, slow=("order search",), thorough=("placement search", "annealing")))
 def test_plans_of_less_effort_are_valid(name: str) -> None:
     """Which `plan` verifies; each search takes part in a problem as small as this one."""
     problem = training_net(4)
     found = plan(problem, remat="off", effort=WITHOUT[name])
     assert found.arena_bytes >= plan(problem, remat="off").lower_bound_bytes
-    curve = plan_curve(problem, effort=WITHOUT[name])
+    curve = curve_by(WITHOUT[name])
     assert curve.effort is WITHOUT[name]
     assert curve.plan(len(curve) - 1).arena_bytes <= found.arena_bytes
 
 
 @pytest.mark.thorough
 def test_without_annealing_a_curve_is_no_lower() -> None:
-    problem = training_net(4)
-    usual, without = (plan_curve(problem, effort=effort) for effort in (USUAL, WITHOUT["annealing"]))
+    usual, without = curve_by(USUAL), curve_by(WITHOUT["annealing"])
     assert usual.points != without.points
     assert usual.points[-1].bound <= without.points[-1].bound

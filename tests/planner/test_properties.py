@@ -34,7 +34,7 @@ from tests.planner.executor import Machine, contents
 from tests.planner.problems import joined_problem, random_problem, training_net
 from tests.planner.strategies import problems
 from tests.planner.training_graphs import random_training
-from tests.profile import pick
+from tests.profile import SHORT, pick, searching_by
 
 seeds = st.integers(0, 2**32)
 sizes = st.integers(1, 30)
@@ -98,6 +98,7 @@ def test_what_a_plan_holds_lies_between_the_live_set_and_the_arena(seed: int, ac
                 assert not together or low >= min(one.offset + one.nbytes, other.offset + other.nbytes)
 
 
+@pytest.mark.whole_search
 @settings(max_examples=pick(20, 60, 150), deadline=None)
 @given(problems())
 def test_plans_of_drawn_problems(problem: Problem) -> None:
@@ -168,6 +169,12 @@ def test_plans_do_not_depend_on_the_hash_seed_or_on_what_was_planned_before() ->
 
 
 def prints() -> list[str]:
+    """Of plans by short searches, in which everything that a search does is done a few times."""
+    with searching_by(SHORT):
+        return _prints()
+
+
+def _prints() -> list[str]:
     some = [random_problem(seed, 40) for seed in range(5)] + [training_net(6)]
     some += [make(seed) for make in (joined_problem, lambda seed: random_training(seed, 5)) for seed in range(3)]
     curves = [plan_curve(random_training(seed, 6)) for seed in range(3)]
