@@ -13,9 +13,9 @@ from dataclasses import replace
 from foreplan.errors import PlanError
 from foreplan.graph import Array, Fill, Kind, Stored
 from foreplan.graph.init import RandomSeed
-from foreplan.lower.offload import COPY
 from foreplan.lower.program import ARENA, CATEGORIES, HOST, STATE, Operand, Program, Slot, region_of
 from foreplan.lower.target import Target
+from foreplan.ops.map import COPY
 from foreplan.ops.random import STATE as RANDOM_STATE
 from foreplan.ops.storage import alike
 from foreplan.planner import Category, Role, Value

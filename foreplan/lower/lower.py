@@ -11,12 +11,13 @@ from foreplan.errors import ShapeError, UnsupportedError
 from foreplan.graph import Cost, Graph, Kind, Node, Op, Value, Window
 from foreplan.graph.names import Names
 from foreplan.lower.fallbacks import fallbacks, note_of
-from foreplan.lower.offload import COPY, with_host
+from foreplan.lower.offload import with_host
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.lower.program import ARENA, CATEGORIES, REGIONS, Call, Operand, Program, Slot, region_of
 from foreplan.lower.target import Candidate, Target
 from foreplan.lower.targets import target_named
 from foreplan.lower.valid import with_valid
+from foreplan.ops.map import COPY
 from foreplan.passes.pipeline import Pass, Settings, Stage, check_passes, run_passes
 from foreplan.planner import problem as p
 from foreplan.units import parse_bytes

@@ -7,11 +7,10 @@ from dataclasses import replace
 from foreplan.lower.program import ARENA, HOST, WITH_HOST, Call, Operand, Program
 from foreplan.lower.segments import backward_actions
 from foreplan.lower.target import Candidate, Target
-from foreplan.ops.map import Map
+from foreplan.ops.map import COPY
 from foreplan.planner.problem import Action, Role, Value
 
 LEAST = 1 << 16  # bytes; what is smaller is not worth an instruction
-COPY = Map(("a0",))
 
 
 def with_host(program: Program, target: Target) -> Program:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from foreplan.lower.offload import COPY
 from foreplan.lower.program import Program, Slot
+from foreplan.ops.valid import common, moves_alone
 
 
 def with_valid(program: Program) -> Program:
@@ -14,7 +14,7 @@ def with_valid(program: Program) -> Program:
 
 
 def _range(program: Program, slot: Slot) -> tuple[int, ...] | None:
-    """The values that every op which selects by this input, perhaps by a copy of it, can take."""
+    """The values that every op which selects by this input, perhaps by copies or parts of it, can take."""
     if slot.operand.type.dtype.is_float:
         return None
     ranges: list[tuple[int, ...]] = []
@@ -22,15 +22,10 @@ def _range(program: Program, slot: Slot) -> tuple[int, ...] | None:
     for value in values:  # which grows
         for index in program.readers[value]:
             call = program.calls[index]
-            if call.op == COPY and call.outputs[0].value not in values:
-                values.append(call.outputs[0].value)
+            if moves_alone(call.op):
+                values += (y.value for y in call.outputs if y.value not in values)
             types = [operand.type for operand in call.inputs]
             reads = (i for i, x in enumerate(call.inputs) if x.value == value and x.holds is None)
             found = (call.op.valid_range(i, types) for i in reads)
             ranges += [each for each in found if each is not None]
-    if not ranges:
-        return None
-    low, high = max(low for low, *_ in ranges), min(high for _, high, *_ in ranges)
-    others = {other for _, _, *others in ranges for other in others if not low <= other <= high}
-    taken = (other for other in others if all(r[0] <= other <= r[1] or other in r[2:] for r in ranges))
-    return (low, high, *sorted(taken))
+    return common(ranges)

@@ -15,6 +15,7 @@ from foreplan.ops.join import concat
 from foreplan.ops.map import Map
 from foreplan.ops.shape import reshape, slice_axis
 from foreplan.ops.unstack import MOST_STEPS, unstack
+from foreplan.ops.valid import valid_in
 
 MOST_RUNS = 1 << 21  # of nodes, in all steps together
 WORTH_KEEPING = 64  # operations an element: what takes more is kept for backward, and anything else computed again
@@ -109,6 +110,10 @@ class Loop(Op):
     def accepts_strides(self, index: int, input: TensorType, strides: tuple[int, ...]) -> bool:
         """First carries are copied."""
         return index < self.carries
+
+    def valid_range(self, index: int, inputs: Types) -> tuple[int, ...] | None:
+        """What the ops of the body can take, which select by that input."""
+        return valid_in(self.graph, self.graph.inputs[index])
 
     def flops(self, inputs: Types, outputs: Types) -> int:
         """Those of the body, in every step."""
@@ -219,7 +224,7 @@ def _expensive(body: Graph) -> list[Value]:
     for node in body.nodes:
         if len(node.outputs) == 1 and not node.op.is_view:
             types = [x.type for x in node.inputs], [node.outputs[0].type]
-            if node.op.flops(*types) >= WORTH_KEEPING * max(1, node.outputs[0].type.size):
+            if node.op.cost(*types).flops >= WORTH_KEEPING * max(1, node.outputs[0].type.size):
                 found.append(_last_of_chain(body, node.outputs[0]))
     return found
 

@@ -342,6 +342,9 @@ def without_rounding(expr: Expr, args: Sequence[DType]) -> Expr:
     return memo[expr]
 
 
+COPY = Map(("a0",))
+
+
 def elementwise(
     b: Builder,
     fn: Expr | Callable[..., Expr],

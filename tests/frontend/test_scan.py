@@ -10,7 +10,7 @@ import pytest
 
 import foreplan as fp
 from foreplan import nn
-from foreplan.errors import ModelError, ShapeError, TraceError, UnsupportedError, UsageError
+from foreplan.errors import InputError, ModelError, ShapeError, TraceError, UnsupportedError, UsageError
 from foreplan.graph.ir import Kind
 from foreplan.ops.loop import Loop
 from tests.frontend.judged import close, run
@@ -192,3 +192,23 @@ def test_a_tensor_of_the_function_stays_inside() -> None:
 def test_outside_a_trace() -> None:
     with pytest.raises(TraceError, match="nothing is being traced"):
         fp.scan(lambda c, x: (c, x), 0.0, np.ones(3))
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu:threads=1"])
+@pytest.mark.parametrize("written_out", [False, True])
+def test_numbers_that_select_within_a_loop_are_checked(
+    target: str, written_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model(tokens: Any) -> Any:
+        def cell(c: Any, token: Any) -> Any:
+            return c + nn.embedding(token[:2].reshape((2,)), 7, 3, name="table"), None
+
+        return fp.scan(cell, np.zeros((2, 3)), tokens)[0]
+
+    if written_out:
+        monkeypatch.setattr("foreplan.api._has_loops", lambda options: False)
+    session = fp.compile(fp.trace(model, fp.spec((5, 4), "int64")), target=target).bind()
+    session.step({"tokens": np.full((5, 4), 6)})
+    for wrong in (7, -8, 1 << 40):
+        with pytest.raises(InputError, match="tokens"):
+            session.step({"tokens": np.full((5, 4), wrong)})

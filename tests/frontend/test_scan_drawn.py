@@ -48,7 +48,7 @@ class Cell:
         xs = tuple(arrays[first:second])
         last, ys = scan(cell, begin, xs or None, length=None if xs else self.steps, reverse=self.reverse)
         floats = [*last[:first], *ys["y"], *([ys["n"] * 0.5] if self.counts else [])]
-        return sum((xp.sin(value) * (i + 1)).sum() for i, value in enumerate(floats))
+        return sum((xp.tanh(value * 0.5) * (i + 1)).sum() for i, value in enumerate(floats))
 
     def step(self, xp: Any, carry: Any, xs: Any, fixed: list[Value]) -> Any:
         """One step: a few drawn operations, then drawn next carries of the same shapes, and drawn outputs."""
@@ -67,7 +67,7 @@ class Cell:
 
     def operation(self, rng: Random, xp: Any, values: list[Value]) -> Value:
         x, shape = rng.choice(values)
-        which = rng.randrange(7)
+        which = rng.randrange(9)
         if which == 0:
             return xp.tanh(x), shape
         if which == 1:
@@ -84,6 +84,10 @@ class Cell:
             return xp.concatenate([x[1:], x[:1] * 0.5]), shape
         if which == 5 and len(shape) == 2:
             return xp.cumsum(x, 1) * 0.5, shape
+        if which == 6 and shape:
+            return xp.take(x, np.array([shape[0] - 1, *range(shape[0] - 1)]), axis=0), shape
+        if which == 7:
+            return xp.where(x > 0.1, x * x, -0.5 * x), shape
         return xp.exp(-x * x), shape
 
     def fitting(self, rng: Random, xp: Any, values: list[Value], shape: tuple[int, ...]) -> Any:

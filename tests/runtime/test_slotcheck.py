@@ -12,8 +12,8 @@ import foreplan as fp
 from foreplan.errors import PlanError
 from foreplan.graph import Fill, Kind, Normal, RandomSeed
 from foreplan.lower import Program, target_named
-from foreplan.lower.offload import COPY
 from foreplan.lower.program import ARENA, CATEGORIES, HOST, Slot, region_of
+from foreplan.ops.map import COPY
 from foreplan.ops.random import STATE
 from foreplan.planner import Category, Role
 from foreplan.runtime.slotcheck import check_slots

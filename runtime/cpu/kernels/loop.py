@@ -10,9 +10,9 @@ import numpy as np
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Arrays, Windows
 from foreplan.graph.types import types_of
-from foreplan.lower.offload import COPY
 from foreplan.lower.program import Call
 from foreplan.ops.loop import Loop
+from foreplan.ops.map import COPY
 from foreplan.runtime.cpu.kernel import CpuKernel
 from foreplan.runtime.cpu.threads import current_threads
 from foreplan.runtime.kernel import Refused, Run, one_after_another
