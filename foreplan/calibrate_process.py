@@ -20,6 +20,7 @@ from foreplan.errors import TargetError
 from foreplan.runtime.processes import PROCESSES, machine, versions_here
 
 SMALL, LARGE = "conv_chain:size=16", "resnet18:batch=2,size=32"  # whose training steps are run
+LOOPS = tuple(f"lstm_lm:batch=1,seq={steps},layers=1,width=16,vocabulary=16" for steps in (16, 2048))
 STEPS = 3
 
 
@@ -31,16 +32,19 @@ class Seen:
         beside: the most bytes that were resident, without the arena and the inputs.
         instructions: of the plan.
         actions: of the program.
+        calls: of the loops of the plan.
     """
 
     beside: int
     instructions: int
     actions: int
+    calls: int
 
 
 def calibrate_process() -> Calibration:
     """Measure processes that compile a training step and run it, and others that load its plan and run it: a small step
-    and a large one, on each engine. The differences between them are the figures of their parts.
+    and a large one, and a short loop and a long one, on each engine. The differences between them are the figures of
+    their parts.
 
     Raises:
         TargetError: this machine does not say what a process holds, or one has failed.
@@ -53,6 +57,7 @@ def calibrate_process() -> Calibration:
             "planner_bytes": 0,
             "planner_bytes_per_action": numpy.per_action,
             "numpy_bytes_per_instruction": numpy.per_instruction,
+            "numpy_bytes_per_loop_call": numpy.per_call,
         }
         if "onednn" in versions_here():
             cpu = _Engine("cpu:threads=1", folder)
@@ -62,6 +67,7 @@ def calibrate_process() -> Calibration:
             figures["numba_bytes"] -= figures["planner_bytes"]
             figures["onednn_bytes"] = cpu.loaded - numpy.loaded - figures["numba_bytes"]
             figures["cpu_bytes_per_instruction"] = cpu.per_instruction
+            figures["cpu_bytes_per_loop_call"] = cpu.per_call
             figures["thread_bytes"] = further
     found = {name: max(0, nbytes) for name, nbytes in figures.items()}
     return Calibration(PROCESSES, machine(), MappingProxyType(dict(versions_here())), MappingProxyType(found))
@@ -75,6 +81,7 @@ class _Engine:
         loaded: bytes of that, but for what goes by a step's size.
         compiled: likewise of one that has compiled it.
         per_instruction: bytes for each instruction.
+        per_call: bytes for each call of a loop.
         per_action: further bytes for each action where the process has compiled the step.
     """
 
@@ -84,6 +91,8 @@ class _Engine:
         self.small, large = loaded
         per_instruction = (large.beside - self.small.beside) // (large.instructions - self.small.instructions)
         self.per_instruction = max(0, per_instruction)
+        short, long = (self.run(model, True) for model in LOOPS)
+        self.per_call = max(0, (long.beside - short.beside) // (long.calls - short.calls))
         more = [own.beside - other.beside for own, other in zip(compiled, loaded)]
         self.per_action = max(0, (more[1] - more[0]) // (compiled[1].actions - compiled[0].actions))
         self.loaded = self.small.beside - self.per_instruction * self.small.instructions
@@ -135,6 +144,7 @@ def held_at_most(proc: Path = Path("/proc")) -> int:
 def _measured(model: str, target: str, plan: str, load: bool) -> Mapping[str, int]:
     import foreplan as fp
     from foreplan.runtime.inputs import made_up
+    from foreplan.runtime.loop import calls_of_loops
 
     if load:
         step = fp.load_plan(plan)
@@ -146,7 +156,8 @@ def _measured(model: str, target: str, plan: str, load: bool) -> Mapping[str, in
     for _ in range(STEPS):
         session.step(inputs)
     beside = held_at_most() - step.arena_bytes - sum(array.nbytes for array in inputs.values())
-    return asdict(Seen(beside, len(step.plan.steps), len(step.program.actions)))
+    calls = calls_of_loops(step.program, step.plan)
+    return asdict(Seen(beside, len(step.plan.steps), len(step.program.actions), calls))
 
 
 if __name__ == "__main__":

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 
+from foreplan.errors import PlanError
+from foreplan.graph import Op
 from foreplan.lower.loop import Body, lower_body
-from foreplan.lower.program import ARENA, Call, Operand
-from foreplan.lower.target import Target
-from foreplan.lower.targets import target_named
+from foreplan.lower.program import ARENA, Call, Operand, Program
+from foreplan.lower.target import Candidate, Target
+from foreplan.lower.targets import engine_info, target_named
 from foreplan.ops.loop import Loop
 from foreplan.planner import plan, verify
 from foreplan.planner.plan import Plan, Step
 from foreplan.runtime.kernel import Run
+from foreplan.runtime.planfile import plan_records
 
 PLANNED = "planned"  # the kernel's name
 BindCall = Callable[[Call, list[np.ndarray], list[np.ndarray], np.ndarray], Run]
@@ -115,6 +119,24 @@ class PlannedLoop:
         inputs = self.loop.graph.inputs
         return frozenset(i for i in self.loop.histories if inputs[i].type.nbytes % self.target.alignment == 0)
 
+    def moves(self, step: Step) -> bool:
+        """Whether a call of the body reads or writes another place in each step of the loop."""
+        call = self.body.program.calls[step.action]
+        return any(self._in_stack(operand.value) for operand in (*call.inputs, *call.outputs))
+
+    def _in_stack(self, value: int) -> bool:
+        """Whether a value of the body lies in a stack, or in a history."""
+        number = self.body.place.get(value, -1)
+        return value in self.in_place or self.loop.is_slice(number) or number in self.in_history
+
+    @cached_property
+    def calls(self) -> int:
+        """The number of calls that a bound loop holds: one for all its steps where nothing moves."""
+        sizes = [(self.moves(step), _calls_of(self.body.program, step)) for step in self.plan.steps]
+        copied = sum(self.in_place.get(operand.value) != i for i, operand in enumerate(self.body.stacks))
+        each = copied + len(self.loop.histories) - len(self.in_history) + sum(size for moves, size in sizes if moves)
+        return self.loop.steps * each + sum(size for moves, size in sizes if not moves)
+
     def runs(self, arrays: Arrays, bind: BindCall, copy: Copy) -> list[Run]:
         """All calls of all steps, in order: first carries are copied to their places, if they are not there.
 
@@ -123,10 +145,20 @@ class PlannedLoop:
         """
         return _Binding(self, arrays, bind, copy).runs()
 
+    @cached_property
+    def payload(self) -> bytes:
+        """The plan as text, which a plan file holds."""
+        return json.dumps(plan_records(self.plan), separators=(",", ":")).encode()
+
+    @property
+    def candidate(self) -> Candidate:
+        """The loop as lowering sees it."""
+        return Candidate(PLANNED, self.workspace, self.overwrites, (), self.nanoseconds, self.payload)
+
 
 @lru_cache(maxsize=256)
 def planned_loop(loop: Loop, name: str) -> PlannedLoop:
-    """The plan of a loop's body on the target of a name. It is a function of both alone, and verified.
+    """The plan of a loop's body on the target of a name, verified.
 
     Raises:
         UnsupportedError: see `lower_body`.
@@ -136,6 +168,54 @@ def planned_loop(loop: Loop, name: str) -> PlannedLoop:
     made = plan(body.program, remat="off")
     verify(made, body.program)
     return PlannedLoop(loop, body, made, target)
+
+
+@lru_cache(maxsize=256)
+def loop_of(loop: Loop, name: str, payload: bytes) -> PlannedLoop:
+    """The loop whose body has a plan that a `payload` holds, as a plan file has it: it is verified before it is used.
+
+    Raises:
+        PlanError, VerificationError: the payload is no plan, or not one that is right for the body.
+    """
+    from foreplan.runtime.planread import plan_of
+
+    if not payload:  # of an action that a plan does not use
+        return planned_loop(loop, name)
+    target = target_named(name)
+    body = lower_body(loop, target)
+    try:
+        made = plan_of(json.loads(payload))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise PlanError(f"the plan of a loop's body is damaged ({type(error).__name__}: {error})") from None
+    verify(made, body.program)
+    found = PlannedLoop(loop, body, made, target)
+    if found.payload != payload:
+        raise PlanError("the plan of a loop's body is not as foreplan writes it")
+    return found
+
+
+def loop_candidates(op: Op, name: str) -> Sequence[Candidate]:
+    """The kernel of a loop on the target of a name; none of another op, nor where an engine that has kernels of its own
+    would run NumPy's in the body.
+    """
+    if not isinstance(op, Loop):
+        return ()
+    found = planned_loop(op, name)
+    calls = found.body.program.calls
+    if engine_info(name).falls_back and any(calls[step.action].kernel == "reference" for step in found.plan.steps):
+        return ()
+    return (found.candidate,)
+
+
+def calls_of_loops(program: Program, plan: Plan) -> int:
+    """The number of calls that the loops of a bound plan hold."""
+    steps = (step for step in plan.steps if isinstance(program.calls[step.action].op, Loop))
+    return sum(_calls_of(program, step) for step in steps)
+
+
+def _calls_of(program: Program, step: Step) -> int:
+    call = program.calls[step.action]
+    return loop_of(call.op, program.target, call.payload).calls if isinstance(call.op, Loop) else 1
 
 
 class _Binding:
@@ -156,7 +236,7 @@ class _Binding:
         loop, steps = self.of.loop, self.of.plan.steps
         order = list(reversed(range(loop.steps)) if loop.reverse else range(loop.steps))
         runs = [run for i, x in enumerate(self.inputs[: loop.carries]) for run in self.begin(i, x, order[0])]
-        same = {i: self.ready(step, 0) for i, step in enumerate(steps) if not self.moves(step)}
+        same = {i: self.ready(step, 0) for i, step in enumerate(steps) if not self.of.moves(step)}
         for t in order:
             runs += [same[i] if i in same else self.ready(step, t) for i, step in enumerate(steps)]
             for number, operand in enumerate(self.of.body.stacks):
@@ -178,16 +258,6 @@ class _Binding:
     def row(self, number: int, t: int, after: bool) -> np.ndarray:
         """A carry before or after step t, in its history."""
         return self.histories[number][t + (after != self.of.loop.reverse), ...]
-
-    def moves(self, step: Step) -> bool:
-        """Whether a call reads or writes another place in each step of the loop."""
-        call = self.of.body.program.calls[step.action]
-        return any(self.in_stack(operand.value) for operand in (*call.inputs, *call.outputs))
-
-    def in_stack(self, value: int) -> bool:
-        """Whether a value of the body lies in a stack, or in a history."""
-        number = self.of.body.place.get(value, -1)
-        return value in self.of.in_place or self.of.loop.is_slice(number) or number in self.of.in_history
 
     def ready(self, step: Step, t: int) -> Run:
         """One call of one step."""

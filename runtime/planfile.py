@@ -76,33 +76,42 @@ def plan_text(
     return f'{{"format": "{FORMAT}",\n"sha256": "{digest_of(body)}",\n{body}\n}}\n'
 
 
+def plan_records(plan: Plan) -> dict[str, Any]:
+    """A plan as records of a file, which `plan_of` reads."""
+    return {
+        "plan": {
+            "problem": plan.problem_digest,
+            "budget": plan.budget,
+            "arena_bytes": plan.arena_bytes,
+            "lower_bound_bytes": plan.lower_bound_bytes,
+            "heights": list(plan.heights),
+            "certificate": dataclasses.asdict(plan.certificate),
+        },
+        "starts": [list(pair) for pair in plan.starts],
+        "steps": [[step.action, list(step.reads), list(step.writes), step.workspace] for step in plan.steps],
+        "ends": [list(pair) for pair in plan.ends],
+    }
+
+
 def digest_of(body: str) -> str:
     """SHA-256 of all text after the digest in a plan file."""
     return hashlib.sha256(body.encode()).hexdigest()
 
 
 def _half(program: Program, plan: Plan, slots: Iterable[Any]) -> Iterator[str]:
-    about = {
-        "problem": plan.problem_digest,
-        "budget": plan.budget,
-        "arena_bytes": plan.arena_bytes,
-        "lower_bound_bytes": plan.lower_bound_bytes,
-        "heights": list(plan.heights),
-        "certificate": dataclasses.asdict(plan.certificate),
-        "notes": list(program.notes),
-    }
-    yield f'"plan": {_json(about)},'
+    records = plan_records(plan)
+    yield f'"plan": {_json(records["plan"] | {"notes": list(program.notes)})},'
     yield from _section("regions", ([r.name, r.on_device] for r in program.regions))
     yield from _section("values", (_value_record(value) for value in program.values))
     used = {step.action for step in plan.steps}  # payloads of unused kernels would never run
     calls = [call if i in used else replace(call, payload=b"") for i, call in enumerate(program.calls)]
     yield from _section("actions", (_action_record(a, c) for a, c in zip(program.actions, calls)))
     yield from _section("slots", slots)
-    yield from _section("starts", (list(pair) for pair in plan.starts))
-    yield from _section("steps", ([s.action, list(s.reads), list(s.writes), s.workspace] for s in plan.steps))
+    yield from _section("starts", records["starts"])
+    yield from _section("steps", records["steps"])
     if program.code:
         yield from _section("code", ([key, base64.b64encode(code).decode()] for key, code in program.code))
-    yield from _section("ends", (list(pair) for pair in plan.ends), last=True)
+    yield from _section("ends", records["ends"], last=True)
 
 
 def _json(record: Any) -> str:

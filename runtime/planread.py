@@ -150,7 +150,7 @@ def _half(data: Mapping[str, Any], about: Program, folder: str, kept: Mapping[st
         about: model and target.
         kept: slots of the other half, which hold the first contents of stored values.
     """
-    program, plan = _program(data, about, folder, kept), _plan(data)
+    program, plan = _program(data, about, folder, kept), plan_of(data)
     check_program(program, plan)
     return with_valid(program), replace(plan, order_lower_bound_bytes=order_bound(program))
 
@@ -201,7 +201,12 @@ def _profile(record: Mapping[str, Any] | None) -> DeviceProfile | None:
     )
 
 
-def _plan(data: Mapping[str, Any]) -> Plan:
+def plan_of(data: Mapping[str, Any]) -> Plan:
+    """The plan that `plan_records` wrote; nothing of it is proved yet.
+
+    Raises:
+        KeyError, IndexError, TypeError, ValueError: the records are none of a plan.
+    """
     about = data["plan"]
     certificate, budget = about["certificate"], about["budget"]
     return Plan(

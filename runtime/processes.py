@@ -14,6 +14,7 @@ from foreplan.lower.program import HOST, Program
 from foreplan.ops.expr.functions import FUNCTIONS
 from foreplan.outside import Basis, Part
 from foreplan.planner.plan import Plan
+from foreplan.runtime.loop import calls_of_loops
 from foreplan.units import align_up
 
 _ALWAYS = (
@@ -24,13 +25,14 @@ _ALWAYS = (
     "numpy_bytes_per_instruction",
 )
 _OF_CPU = ("onednn_bytes", "cpu_bytes_per_instruction", "thread_bytes")  # where oneDNN is installed
+_OF_LOOPS = ("numpy_bytes_per_loop_call", "cpu_bytes_per_loop_call")
 PROCESSES = Kind(
     file="processes.toml",
     package="foreplan.runtime",
     key="machine",
     always=_ALWAYS,
-    perhaps=_OF_CPU,
-    assumed=(*_ALWAYS, *_OF_CPU),
+    perhaps=(*_OF_CPU, *_OF_LOOPS),
+    assumed=(*_ALWAYS, *_OF_CPU, *_OF_LOOPS),
     where="on the host",
     page="docs/memory.md",
 )
@@ -76,8 +78,10 @@ def outside_on_host(
         parts.append(part("Numba and LLVM", "numba_bytes"))
     if threads:
         parts.append(part("oneDNN and compiled loops", "onednn_bytes"))
-    instructions = len(plan.steps) + use.instructions
-    parts.append(part("instructions", f"{'cpu' if threads else 'numpy'}_bytes_per_instruction", instructions))
+    instructions, engine = len(plan.steps) + use.instructions, "cpu" if threads else "numpy"
+    parts.append(part("instructions", f"{engine}_bytes_per_instruction", instructions))
+    if calls := calls_of_loops(program, plan):
+        parts.append(part("calls of loops", f"{engine}_bytes_per_loop_call", calls))
     if threads:
         parts.append(part("further threads", "thread_bytes", threads - 1))
     if use.compiles:

@@ -9,8 +9,12 @@ from functools import cached_property, partial
 import numpy as np
 
 from foreplan.errors import PlanError, UsageError
+from foreplan.graph import Window
+from foreplan.graph.types import types_of
 from foreplan.lower.program import Call, Program
 from foreplan.lower.targets import options_of
+from foreplan.ops.loop import Loop
+from foreplan.ops.map import COPY
 from foreplan.planner.plan import Plan
 from foreplan.runtime.cpu.codegen.native import Joined, joined
 from foreplan.runtime.cpu.table import kernels_for
@@ -57,13 +61,18 @@ class CpuBound(NumpyBound):
 
     def bind(self, call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray], scratch: np.ndarray) -> Run:
         """A call of one kernel on these arrays."""
-        if call.kernel == "reference":
+        if call.kernel == "reference" or isinstance(call.op, Loop):
             return super().bind(call, inputs, outputs, scratch)
         reads, writes = ([operand.window for operand in found] for found in (call.inputs, call.outputs))
         kernel = kernels_for(call.op, reads, writes, self.threads).get(call.kernel)
         if kernel is None or kernel.workspace != scratch.size:
             raise PlanError(f"node {call.node!r}: this machine's {call.kernel} needs another workspace; plan again")
         return kernel.bind(inputs, outputs, scratch)
+
+    def copy(self, source: np.ndarray, result: np.ndarray) -> Run:
+        """A call of compiled loops, which is joined with those around it."""
+        reads, writes = ([Window(type, x.strides) for type in types_of(x)] for x in (source, result))
+        return kernels_for(COPY, reads, writes, self.threads)["lanes"].bind([source], [result], np.empty(0, np.uint8))
 
 
 def _threads(program: Program) -> int:

@@ -22,7 +22,6 @@ from foreplan.runtime.cpu.kernels import (
     index,
     join,
     linear_cross_entropy,
-    loop,
     loss,
     norm,
     planes,
@@ -36,7 +35,6 @@ from foreplan.runtime.cpu.kernels import (
 from foreplan.runtime.cpu.kernels.rows import channel_rows
 from foreplan.runtime.cpu.threads import set_threads
 from foreplan.runtime.kernel import Family, Refused
-from foreplan.runtime.loop import PLANNED
 
 
 def _as_reference(op: Op, index: int, window: Window) -> Window:
@@ -82,10 +80,6 @@ def _depth_together(op: Op, index: int, window: Window) -> Window:
     window = _as_reference(op, index, window)
     whole = index == 6 or window.strides[-1] == window.type.dtype.itemsize  # a mask may lie in any way
     return window if whole else Window.dense(window.type)
-
-
-def _planned(op: Op, inputs: Windows, outputs: Windows) -> CpuKernel:
-    return loop.planned(op, kernels_for)
 
 
 _PRODUCT: Mapping[str, Make] = {
@@ -157,7 +151,6 @@ FAMILIES: Mapping[str, Family[Make]] = {
     "attention": Family({"onednn": attention.attention}, in_c_order, _as_reference),
     "attention_grad": Family({"onednn": attention_grad.attention_grad}, in_c_order, _depth_together),
     "packed_attention_grad": Family({"onednn": attention_grad.packed_attention_grad}, in_c_order, _depth_together),
-    "loop": Family({PLANNED: _planned}, in_c_order, _as_reference),
     "linear_cross_entropy": Family({"onednn": linear_cross_entropy.linear_cross_entropy}, in_c_order, _as_reference),
 }
 

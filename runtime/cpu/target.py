@@ -11,6 +11,8 @@ from foreplan.errors import UsageError
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Types
 from foreplan.lower.target import Candidate, DeviceProfile, named, predicted
+from foreplan.ops.loop import Loop
+from foreplan.runtime.loop import loop_candidates, loop_of
 from foreplan.runtime.numpy.target import reference, reference_reads
 
 MOST_THREADS = 1024  # of one program; a system ends processes that have too many
@@ -68,7 +70,9 @@ class CpuTarget:
         return family.layout(op, inputs, outputs) if family else [Window.dense(type) for type in outputs]
 
     def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:
-        """The kernels of the op's family, the one predicted to be the fastest first; or the reference kernel."""
+        """The kernels of the op's family, the one predicted to be the fastest first; or the reference kernel; or the
+        plan of a loop's body.
+        """
         from foreplan.runtime.cpu.table import kernels_for
 
         found = kernels_for(op, inputs, outputs, self.threads)
@@ -76,12 +80,15 @@ class CpuTarget:
             Candidate(name, k.workspace, k.overwrites, getattr(k, "parts", ()), getattr(k, "nanoseconds", None))
             for name, k in found.items()
         ]
-        return sorted(made, key=lambda kernel: kernel.nanoseconds or 0) or reference(op, inputs, outputs)
+        own = sorted(made, key=lambda kernel: kernel.nanoseconds or 0)
+        return own or reference(op, inputs, outputs) or loop_candidates(op, self.name)
 
     def kernel(
         self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
     ) -> Candidate | None:
-        """The kernel of that name."""
+        """The kernel of that name, or a loop with the plan that the payload holds."""
+        if isinstance(op, Loop):
+            return named((loop_of(op, self.name, payload).candidate,), name, payload)
         return named(self.kernels(op, inputs, outputs), name, payload)
 
     def price(self, op: Op, kernel: Candidate, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:

@@ -14,7 +14,7 @@ from foreplan.ops.loop import Loop
 from foreplan.planner.plan import Plan, Step
 from foreplan.runtime.engine import At, Memory, Watch
 from foreplan.runtime.kernel import Run, one_after_another
-from foreplan.runtime.loop import Arrays, planned_loop
+from foreplan.runtime.loop import Arrays, loop_of
 from foreplan.units import align_up
 
 ALIGNMENT = 64
@@ -82,10 +82,6 @@ class HostAhead(HostPlace):
         self.first[...] = self.array
 
 
-def _copy(source: np.ndarray, result: np.ndarray) -> Run:
-    return partial(np.copyto, result, source)
-
-
 def _nothing() -> None:
     """What there is to wait for where all is done at once."""
 
@@ -116,9 +112,13 @@ class NumpyBound:
     def bind(self, call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray], scratch: np.ndarray) -> Run:
         """A call of one kernel on these arrays."""
         if isinstance(call.op, Loop):
-            loop = planned_loop(call.op, self.program.target)
-            return one_after_another(*loop.runs(Arrays(inputs, outputs, scratch), self.bind, _copy))
+            loop = loop_of(call.op, self.program.target, call.payload)
+            return one_after_another(*loop.runs(Arrays(inputs, outputs, scratch), self.bind, self.copy))
         return partial(call.op.compute, inputs, outputs, scratch)
+
+    def copy(self, source: np.ndarray, result: np.ndarray) -> Run:
+        """A call that copies an array into another one of its type and shape."""
+        return partial(np.copyto, result, source)
 
     def window(self, operand: Operand, offset: int) -> np.ndarray:
         """The array of a tensor whose value lies at `offset` of its region."""

@@ -9,6 +9,7 @@ from foreplan.graph import Op, Window
 from foreplan.graph.op import Types
 from foreplan.lower.target import Candidate, DeviceProfile, named, predicted
 from foreplan.ops.loop import Loop
+from foreplan.runtime.loop import loop_candidates, loop_of
 
 
 class NumpyTarget:
@@ -39,12 +40,14 @@ class NumpyTarget:
 
     def kernels(self, op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Sequence[Candidate]:
         """The reference kernel, if the op has one; or the plan of a loop's body."""
-        return reference(op, inputs, outputs) or planned(op, self.name)
+        return reference(op, inputs, outputs) or loop_candidates(op, self.name)
 
     def kernel(
         self, op: Op, name: str, payload: bytes, inputs: Sequence[Window], outputs: Sequence[Window]
     ) -> Candidate | None:
-        """The reference kernel."""
+        """The reference kernel, or a loop with the plan that the payload holds."""
+        if isinstance(op, Loop):
+            return named((loop_of(op, self.name, payload).candidate,), name, payload)
         return named(self.kernels(op, inputs, outputs), name, payload)
 
     def price(self, op: Op, kernel: Candidate, inputs: Sequence[Window], outputs: Sequence[Window]) -> int:
@@ -64,16 +67,6 @@ def reference(op: Op, inputs: Sequence[Window], outputs: Sequence[Window]) -> Se
     types, results = [x.type for x in inputs], [y.type for y in outputs]
     overwrites, parts = op.overwrites(types, results), op.parts(types, results)
     return (Candidate("reference", op.workspace(types, results), overwrites, parts),)
-
-
-def planned(op: Op, target: str) -> Sequence[Candidate]:
-    """A loop whose body has a plan for a target; nothing of another op."""
-    if not isinstance(op, Loop):
-        return ()
-    from foreplan.runtime.loop import PLANNED, planned_loop
-
-    kernel = planned_loop(op, target)
-    return (Candidate(PLANNED, kernel.workspace, kernel.overwrites, nanoseconds=kernel.nanoseconds),)
 
 
 def target(options: str = "", tune: bool = False) -> NumpyTarget:

@@ -23,6 +23,8 @@ FIGURES = {
     "planner_bytes": 33 * MIB,
     "planner_bytes_per_action": 50_000,
     "numpy_bytes_per_instruction": 10_000,
+    "numpy_bytes_per_loop_call": 700,
+    "cpu_bytes_per_loop_call": 1_300,
     "onednn_bytes": 20 * MIB,
     "cpu_bytes_per_instruction": 100_000,
     "thread_bytes": 2 * MIB,
@@ -33,12 +35,15 @@ def pretended(model: str, target: str, plan: str, load: bool = False) -> Seen:
     """A process as the parts have it."""
     Path(plan).touch()
     actions, instructions = (300, 280) if model == module.LARGE else (40, 35)
+    calls = {module.LOOPS[0]: 400, module.LOOPS[1]: 50_000}.get(model, 0)
     f, cpu = FIGURES, target.startswith("cpu")
-    held = f["interpreter_bytes"] + f[f"{'cpu' if cpu else 'numpy'}_bytes_per_instruction"] * instructions
+    engine = "cpu" if cpu else "numpy"
+    held = f["interpreter_bytes"] + f[f"{engine}_bytes_per_instruction"] * instructions
+    held += f[f"{engine}_bytes_per_loop_call"] * calls
     held += f["numba_bytes"] if cpu or not load else 0
     held += (f["onednn_bytes"] + f["thread_bytes"] * target.endswith("2")) if cpu else 0
     held += 0 if load else f["planner_bytes"] + f["planner_bytes_per_action"] * actions
-    return Seen(held, instructions, actions)
+    return Seen(held, instructions, actions, calls)
 
 
 @pytest.mark.parametrize("versions", [{"python": "3"}, {"python": "3", "onednn": "2025"}], ids=["numpy", "cpu"])
@@ -52,7 +57,8 @@ def test_every_part_is_found_back(versions: dict[str, str], monkeypatch: pytest.
         return
     # Numba and the planner cannot be told apart where every process that holds one holds the other.
     together = FIGURES["numba_bytes"] + FIGURES["planner_bytes"]
-    expected = {name: FIGURES[name] for name in PROCESSES.always} | {"numba_bytes": together, "planner_bytes": 0}
+    always = (*PROCESSES.always, "numpy_bytes_per_loop_call")
+    expected = {name: FIGURES[name] for name in always} | {"numba_bytes": together, "planner_bytes": 0}
     assert dict(found.figures) == expected
 
 
@@ -79,6 +85,7 @@ MODELS = [
     "unet:batch=1,size=64,width=16",
     "gpt2_small:layers=2,batch=1,seq=64,width=128,heads=4,vocabulary=2000",
     "resnet18:batch=4,size=64",
+    "lstm_lm:batch=4,seq=1500,layers=1,width=16,vocabulary=50",
 ]
 
 
@@ -101,6 +108,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (MODELS[1], "numpy"),
         (MODELS[2], "cpu:threads=2"),
         (MODELS[3], "cpu:threads=1"),
+        (MODELS[4], "numpy"),
     ],
 )
 def test_processes_hold_what_was_said(model: str, target: str, calibrated: Path, tmp_path: Path) -> None:
