@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ from foreplan.errors import PlanError
 from foreplan.planner.no_reuse import without_reuse
 from foreplan.runtime.planfile import digest_of
 from foreplan.runtime.session import Session
+from tests.runtime.test_planfile import sealed
 
 ITEMS, SIZE = 4, 16
 
@@ -79,6 +85,55 @@ def test_a_plan_file_names_the_body_and_its_workspace(target: str, tmp_path: Pat
     path.write_text(hostile)
     with pytest.raises(PlanError, match="workspace"):
         fp.load_plan(str(path))
+
+
+def shifted(plan: Any) -> Any:
+    """A write in the arena moves onto something else."""
+    step = next(step for step in plan["steps"] if any(step[2]))
+    step[2] = [0 for _ in step[2]]
+    return plan
+
+
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "no plan": lambda plan: [],
+    "no steps": lambda plan: plan | {"steps": []},
+    "a step less": lambda plan: plan | {"steps": plan["steps"][:-1]},
+    "other order": lambda plan: plan | {"steps": plan["steps"][::-1]},
+    "lower": lambda plan: plan | {"plan": plan["plan"] | {"heights": [*plan["plan"]["heights"][:-1], 0]}},
+    "moved": shifted,
+    "another problem": lambda plan: plan | {"plan": plan["plan"] | {"problem": "0" * 64}},
+    "more": lambda plan: plan | {"more": 1},
+    "words": lambda plan: plan | {"steps": "none"},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_hostile_plan_of_a_body_is_refused(wrong: str, tmp_path: Path) -> None:
+    path = tmp_path / "step.plan"
+    step = compiled(6)
+    step.save(str(path))
+    data = json.loads(path.read_text())
+    path.write_text(sealed(data))
+    fp.load_plan(str(path))
+    record = next(record for record in data["actions"] if "grad/loop" in record["name"] and "payload" in record)
+    plan = WRONG[wrong](json.loads(base64.b64decode(record["payload"])))
+    record["payload"] = base64.b64encode(json.dumps(plan, separators=(",", ":")).encode()).decode()
+    path.write_text(sealed(data))
+    with pytest.raises(PlanError):
+        fp.load_plan(str(path))
+
+
+def test_a_loaded_loop_needs_no_planner(tmp_path: Path) -> None:
+    """As in a container with little memory: neither the planner nor Numba is loaded."""
+    path = tmp_path / "step.plan"
+    compiled(6).save(str(path))
+    code = (
+        "import sys, numpy, foreplan as fp\n"
+        f"fp.load_plan({str(path)!r}).bind().step({{'x': numpy.ones((6, 4, 8), 'f'), 'target': [0, 1, 2, 0]}})\n"
+        "print([name for name in ('numba', 'foreplan.planner.order.search') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_a_loop_of_what_numpy_alone_has_is_written_out_on_cpu() -> None:
