@@ -167,6 +167,21 @@ def _resize(op: Any, x: Array) -> Array:
     return x
 
 
+def _loop(op: Any, *xs: Array) -> list[Array]:
+    first, last = op.carries, op.carries + op.slices
+
+    def step(carry: list[Array], x: list[Array]) -> tuple[list[Array], list[Array]]:
+        found = dict(zip(op.graph.inputs, (*carry, *x, *xs[last:])))
+        add_results(op.graph, found)
+        results = [found[value] for value in op.results]
+        return results[:first], [*results[first:], *(results[i] for i in op.histories)]
+
+    carried, rows = jax.lax.scan(step, list(xs[:first]), list(xs[first:last]), op.steps, op.reverse)
+    end = len(op.results) - first
+    both = [[xs[i][None], row][:: -1 if op.reverse else 1] for i, row in zip(op.histories, rows[end:])]
+    return [*carried, *rows[:end], *(jnp.concatenate(each) for each in both)]
+
+
 OPS: dict[str, Callable[..., Any]] = {
     "map": _map,
     "reduce": _reduce,
@@ -192,6 +207,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "pad": _pad,
     "resize": _resize,
     "dropout": lambda op, x: x,
+    "loop": _loop,
 }
 
 
@@ -201,10 +217,15 @@ def run(graph: Graph, inputs: Mapping[str, Array], stored: Mapping[str, Array]) 
     for value in (*graph.inputs, *graph.stored):
         given = inputs if value.kind is Kind.INPUT else stored
         found[value] = jnp.asarray(given[value.name])
+    add_results(graph, found)
+    return found
+
+
+def add_results(graph: Graph, found: dict[Value, Array]) -> None:
+    """Add the results of a graph's nodes to the values that are there."""
     for node in graph.nodes:
         results = OPS[node.op.name](node.op, *(found[value] for value in node.inputs))
         found.update(zip(node.outputs, results if isinstance(results, list) else [results]))
-    return found
 
 
 def loss_and_gradients(
