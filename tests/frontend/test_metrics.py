@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, top_k_accuracy_score
 
 import foreplan as fp
 
@@ -20,6 +19,8 @@ def measured(scores: np.ndarray, target: np.ndarray, metric: object, engine: str
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("seed", range(3))
 def test_accuracy_is_that_of_scikit_learn(engine: str, seed: int) -> None:
+    from sklearn.metrics import accuracy_score, top_k_accuracy_score
+
     rng = np.random.default_rng(seed)
     items, classes = int(rng.integers(5, 40)), int(rng.integers(3, 9))
     scores = rng.normal(size=(items, classes)).astype(np.float32)
@@ -53,6 +54,8 @@ def test_maps_and_items_that_do_not_count(shape: tuple[int, ...], axis: int, k: 
 
 
 def test_weights_of_classes_weigh_the_items() -> None:
+    from sklearn.metrics import accuracy_score
+
     rng = np.random.default_rng(3)
     scores, target, weight = rng.normal(size=(30, 4)).astype(np.float32), rng.integers(0, 4, 30), rng.random(4) + 0.1
     expected = accuracy_score(target, scores.argmax(1), sample_weight=weight[target])
@@ -62,6 +65,8 @@ def test_weights_of_classes_weigh_the_items() -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("last", [lambda x: x, fp.nn.sigmoid])
 def test_binary_accuracy_is_that_of_scikit_learn(engine: str, last: object) -> None:
+    from sklearn.metrics import accuracy_score
+
     rng = np.random.default_rng(0)
     logits, target = rng.normal(size=(9, 5)).astype(np.float32), rng.integers(0, 2, (9, 5))
     graph = fp.trace(lambda x: last(x), fp.spec(logits.shape), name="scores")
