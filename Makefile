@@ -25,7 +25,7 @@ FAST := tests/test_structure.py tests/graph tests/sweep/test_ops.py tests/planne
 help:
 	@echo "make setup       create .venv with what the demo needs"
 	@echo "make setup-cuda  add what plans for a card and runs on one (2 GB; CUDA=12 for drivers before 580)"
-	@echo "make setup-torch add PyTorch, its exporter, TensorBoard, PEFT and models to compare with (TORCH='torch==2.13.*' chooses one)"
+	@echo "make setup-torch add PyTorch, its exporter, TensorBoard, PEFT, Optax and models to compare with (TORCH='torch==2.13.*' chooses one)"
 	@echo "make demo        plan ResNet-50, train on real digits, write a memory map (under 3 minutes)"
 	@echo "make test        the tests that every change needs (ten minutes on two cores)"
 	@echo "make test-all    more of each, fuzzing, and the package in clean environments: other Pythons, lowest versions, read-only"
@@ -64,7 +64,7 @@ $(VENV)/.cuda$(CUDA): $(VENV)/.demo pyproject.toml
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.test pyproject.toml
-	$(BIN)/python -m pip install --quiet '$(TORCH)' peft torchvision timm diffusers --editable '.[demo,test,torch,tensorboard]'
+	$(BIN)/python -m pip install --quiet '$(TORCH)' peft torchvision timm diffusers optax --editable '.[demo,test,torch,tensorboard]'
 	@touch $@
 
 setup: $(VENV)/.demo
