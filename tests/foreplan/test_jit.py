@@ -46,7 +46,8 @@ def folder(tmp_path: Path) -> Path:
 
 def start(module: Path, folder: Path, **environment: str) -> subprocess.Popen[str]:
     given = {**os.environ, "FOREPLAN_CACHE_DIR": str(folder), **environment}
-    command = [sys.executable, "-c", "import outer"]
+    # Without bytecode: Python takes that of a module for its own if size and second of the source are the same.
+    command = [sys.executable, "-B", "-c", "import outer"]
     return subprocess.Popen(
         command, cwd=module.parent, env=given, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
