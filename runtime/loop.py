@@ -64,7 +64,7 @@ class PlannedLoop:
         """
         carries = self.loop.carries
         inputs, outputs = self.loop.graph.inputs, self.loop.results
-        pairs = [(i, i) for i in range(carries)]
+        pairs = list(self.loop.overwrites((), ()))
         for o in range(carries, len(outputs)):
             for i in range(carries, carries + self.loop.slices):
                 if outputs[o].type.nbytes == inputs[i].type.nbytes and self._reads_before(i, o - carries):
@@ -157,14 +157,20 @@ class PlannedLoop:
 
 
 @lru_cache(maxsize=256)
+def _body(loop: Loop, name: str) -> tuple[Body, Target]:
+    """The body of a loop on the target of a name, and the target."""
+    target = target_named(name)
+    return lower_body(loop, target), target
+
+
+@lru_cache(maxsize=256)
 def planned_loop(loop: Loop, name: str) -> PlannedLoop:
     """The plan of a loop's body on the target of a name, verified.
 
     Raises:
         UnsupportedError: see `lower_body`.
     """
-    target = target_named(name)
-    body = lower_body(loop, target)
+    body, target = _body(loop, name)
     made = plan(body.program, remat="off")
     verify(made, body.program)
     return PlannedLoop(loop, body, made, target)
@@ -181,8 +187,7 @@ def loop_of(loop: Loop, name: str, payload: bytes) -> PlannedLoop:
 
     if not payload:  # of an action that a plan does not use
         return planned_loop(loop, name)
-    target = target_named(name)
-    body = lower_body(loop, target)
+    body, target = _body(loop, name)
     try:
         made = plan_of(json.loads(payload))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:

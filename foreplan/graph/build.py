@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from foreplan.errors import ShapeError
 from foreplan.graph.init import Initializer
@@ -112,6 +113,16 @@ class Builder:
         for node in nodes:
             self._node_names.take((node.name,))
             self._value_names.take(value.name for value in node.outputs)
+
+    @contextmanager
+    def recorded(self) -> Iterator[list[Node]]:
+        """While the body runs, its nodes go into a list of their own, and none into the graph."""
+        before, nodes = self.nodes, list[Node]()
+        self.nodes = nodes
+        try:
+            yield nodes
+        finally:
+            self.nodes = before
 
     def wants(self, value: Value) -> bool:
         """While differentiating: whether anybody reads the cotangent of `value`."""

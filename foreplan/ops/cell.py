@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from foreplan.errors import UnsupportedError
-from foreplan.graph import Builder, Kind, Node, Value
+from foreplan.graph import Builder, Fill, Kind, Node, Value
 from foreplan.graph.text import print_graph
 from foreplan.ops.loop import MOST_RUNS, Loop
 from foreplan.ops.marks import Gradient
@@ -54,16 +54,12 @@ def repeated(
     Args:
         step: from carries and slices to next carries and outputs.
         carried: the first carries.
-        stacks: [steps, …] each, at least one, and at least one step.
+        stacks: [steps, …] each, at least one.
         reverse: whether the last slices come first.
     """
     carries, slices = placeholders(carried, stacks)
-    before, nodes = b.nodes, list[Node]()
-    b.nodes = nodes
-    try:
+    with b.recorded() as nodes:
         after, outputs = step(carries, slices)
-    finally:
-        b.nodes = before
     return looped(b, Cell(nodes, carries, slices, after, outputs), carried, stacks, reverse)
 
 
@@ -78,7 +74,10 @@ def looped(
     Raises:
         UnsupportedError: it has too many steps for the size of its body.
     """
-    nodes, steps = _hoist(b, cell), stacks[0].shape[0] if stacks else length
+    steps = stacks[0].shape[0] if stacks else length
+    if not steps:
+        return list(carried), [_nothing(b, value) for value in cell.outputs]
+    nodes = _hoist(b, cell)
     if steps > MOST_STEPS or steps * len(nodes) > MOST_RUNS:
         raise UnsupportedError(
             f"a loop of {steps:,} steps of {len(nodes)} nodes is too long: {MOST_STEPS:,} steps, and {MOST_RUNS:,} "
@@ -98,6 +97,11 @@ def looped(
     written_out = any(isinstance(node.op, WRITTEN_OUT) for node in nodes)
     results = list(op.decompose(b, inputs) if written_out else b.node(op, *inputs, name="scan"))
     return results[: len(cell.carries)], results[len(cell.carries) :]
+
+
+def _nothing(b: Builder, like: Value) -> Value:
+    """The outputs of no steps."""
+    return b.store("nothing", like.type.with_shape((0, *like.shape)), Kind.CONSTANT, Fill(0.0))
 
 
 def _hoist(b: Builder, cell: Cell) -> list[Node]:

@@ -13,7 +13,7 @@ from typing import TypedDict, Unpack
 import numpy as np
 
 from foreplan.errors import ShapeError, UnsupportedError
-from foreplan.graph import Array, Builder, Fill, Kind, Value
+from foreplan.graph import Array, Builder, Kind, Value
 from foreplan.graph.types import Shape
 from foreplan.ops.cell import repeated
 from foreplan.ops.expr import Arg, Expr, call, clip, exp, maximum, minimum, relu, sigmoid, tanh, where
@@ -178,12 +178,7 @@ def _layer(b: Builder, layer: _Layer, step: Step) -> list[Value]:
     """[Y, final states…]: Y [T, D, N, H], states [D, N, H]."""
     layer.check()
     steps, items, hidden = layer.x.shape[0], layer.x.shape[1], layer.r.shape[-1]
-    ways = _ways(b, layer)
-    if steps:
-        found = [_way(b, layer, way, step) for way in ways]
-    else:
-        nothing = b.store("nothing", layer.x.type.with_shape((0, items, hidden)), Kind.CONSTANT, Fill(0.0))
-        found = [(way.states, nothing) for way in ways]
+    found = [_way(b, layer, way, step) for way in _ways(b, layer)]
     y = concat(b, [reshape(b, y, (steps, 1, items, hidden)) for _, y in found], 1)
     states = zip(*(states for states, _ in found))
     return [y, *(concat(b, [reshape(b, one, (1, items, hidden)) for one in state], 0) for state in states)]

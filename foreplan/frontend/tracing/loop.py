@@ -9,7 +9,7 @@ from foreplan.arguments import flag, shown, whole
 from foreplan.errors import UsageError
 from foreplan.frontend.tracing.tensor import as_tensor
 from foreplan.frontend.tracing.tracer import current, fail
-from foreplan.graph import Builder, Fill, Kind, Value
+from foreplan.graph import Value
 from foreplan.ops.cell import Cell, looped, placeholders
 from foreplan.ops.norm.batch import BatchNorm
 from foreplan.ops.unstack import MOST_STEPS
@@ -62,7 +62,7 @@ def scan(
     scanned = [as_tensor(x).value for x in _leaves(xs)]
     steps = _length(scanned, length)
     places, slices = placeholders(carried, scanned)
-    with tracer.recorded() as nodes:
+    with tracer.at().recorded() as nodes:
         result = function(
             _filled(init, iter(tracer.wrap(value) for value in places)),
             _filled(xs, iter(tracer.wrap(value) for value in slices)),
@@ -73,11 +73,8 @@ def scan(
     if any(isinstance(node.op, BatchNorm) for node in nodes):
         raise fail("batch_norm within a scan would update its statistics once a step; use layer_norm or group_norm")
     b = tracer.at()
-    reverse, cell = flag("reverse", reverse), Cell(nodes, places, slices, after, outputs)
-    if steps:
-        last, stacked = looped(b, cell, carried, scanned, reverse, steps)
-    else:
-        last, stacked = carried, [_nothing(b, value) for value in outputs]
+    cell = Cell(nodes, places, slices, after, outputs)
+    last, stacked = looped(b, cell, carried, scanned, flag("reverse", reverse), steps)
     return (
         _filled(carry, iter(tracer.wrap(value) for value in last)),
         _filled(y, iter(tracer.wrap(value) for value in stacked)),
@@ -140,8 +137,3 @@ def _checked(result: Any, init: Any, places: Sequence[Value]) -> tuple[Any, Any]
                 "that shape and element type, or convert it at the end of the function with astype"
             )
     return carry, y
-
-
-def _nothing(b: Builder, like: Value) -> Value:
-    """The outputs of no steps."""
-    return b.store("nothing", like.type.with_shape((0, *like.shape)), Kind.CONSTANT, Fill(0.0))

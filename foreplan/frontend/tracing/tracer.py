@@ -14,7 +14,7 @@ import numpy as np
 
 import foreplan.errors
 from foreplan.errors import ShapeError, TraceError
-from foreplan.graph import Array, Builder, Graph, Initializer, Node, TensorType, Value, as_dtype
+from foreplan.graph import Array, Builder, Graph, Initializer, TensorType, Value, as_dtype
 from foreplan.graph.ir import Kind
 
 if TYPE_CHECKING:
@@ -112,16 +112,6 @@ class Tracer:
         finally:
             _CURRENT.reset(token)
             self._finished = True
-
-    @contextmanager
-    def recorded(self) -> Iterator[list[Node]]:
-        """While the body runs, its nodes go into a list of their own, and none into the graph."""
-        before, nodes = self._builder.nodes, list[Node]()
-        self._builder.nodes = nodes
-        try:
-            yield nodes
-        finally:
-            self._builder.nodes = before
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
