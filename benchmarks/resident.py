@@ -40,7 +40,7 @@ CASES = {
 }
 STEPS, LONGEST = 100, 5  # of a process; seconds after which no more steps are made
 HOLDERS = {  # of mapped files, by a part of the name
-    "LLVM": "llvmlite", "Numba": "/numba/", "OpenBLAS": "openblas", "oneDNN": "libdnnl", "OpenMP": "libgomp",
+    "LLVM": "llvmlite", "OpenBLAS": "openblas", "oneDNN": "libdnnl", "OpenMP": "libgomp",
     "NumPy": "/numpy/", "Python": "/python", "libstdc++": "libstdc++",
 }  # fmt: skip
 

@@ -53,7 +53,7 @@ def calibrate_process() -> Calibration:
         numpy = _Engine("numpy", folder)
         figures = {
             "interpreter_bytes": numpy.loaded,
-            "numba_bytes": numpy.compiled - numpy.loaded,
+            "llvm_bytes": numpy.compiled - numpy.loaded,
             "planner_bytes": 0,
             "planner_bytes_per_action": numpy.per_action,
             "numpy_bytes_per_instruction": numpy.per_instruction,
@@ -62,10 +62,10 @@ def calibrate_process() -> Calibration:
         if "onednn" in versions_here():
             cpu = _Engine("cpu:threads=1", folder)
             further = cpu.run(SMALL, True, "cpu:threads=2").beside - cpu.small.beside
-            # Numba is in both that compile and in both that run compiled loops.
+            # LLVM is in both that compile and in both that run compiled loops.
             figures["planner_bytes"] = cpu.compiled - cpu.loaded
-            figures["numba_bytes"] -= figures["planner_bytes"]
-            figures["onednn_bytes"] = cpu.loaded - numpy.loaded - figures["numba_bytes"]
+            figures["llvm_bytes"] -= figures["planner_bytes"]
+            figures["onednn_bytes"] = cpu.loaded - numpy.loaded - figures["llvm_bytes"]
             figures["cpu_bytes_per_instruction"] = cpu.per_instruction
             figures["cpu_bytes_per_loop_call"] = cpu.per_call
             figures["thread_bytes"] = further

@@ -19,7 +19,7 @@ from foreplan.units import align_up
 
 _ALWAYS = (
     "interpreter_bytes",
-    "numba_bytes",
+    "llvm_bytes",
     "planner_bytes",
     "planner_bytes_per_action",
     "numpy_bytes_per_instruction",
@@ -36,7 +36,7 @@ PROCESSES = Kind(
     where="on the host",
     page="docs/memory.md",
 )
-_LIBRARIES = {"numpy": "numpy", "numba": "numba", "llvmlite": "llvmlite", "onednn": "onednn-cpu-gomp"}  # as installed
+_LIBRARIES = {"numpy": "numpy", "llvmlite": "llvmlite", "onednn": "onednn-cpu-gomp"}  # as installed
 
 
 def outside_on_host(
@@ -75,7 +75,7 @@ def outside_on_host(
     if away := sum(plan.heights[HOST:]):
         parts.append(Part("what is copied off the arena", away, "exact", "host memory, which this target's own is"))
     if threads or use.compiles or _calls_compiled(program):
-        parts.append(part("Numba and LLVM", "numba_bytes"))
+        parts.append(part("LLVM", "llvm_bytes"))
     if threads:
         parts.append(part("oneDNN and compiled loops", "onednn_bytes"))
     instructions, engine = len(plan.steps) + use.instructions, "cpu" if threads else "numpy"

@@ -1,4 +1,4 @@
-"""Compiled count of live bytes, which all searches use; importing this module imports Numba.
+"""Compiled count of live bytes, which all searches use; importing this module loads LLVM.
 
 It counts by the rules of `liveness`, `alias_sets` and `bounds.reserved_bytes`, which compute the same in Python for one
 schedule. A test compares both with the verifier's replay.
@@ -73,9 +73,7 @@ def make_count(p: Arrays, steps: int) -> Count:
 
 @jit.compiled
 def copy(source, target, count):  # type: ignore[no-untyped-def]
-    """Copy the first elements of an array. Numba compiles it much faster than an assignment to a slice, which
-    also needs the code of an error for arrays of unequal length.
-    """
+    """Copy the first elements of an array."""
     for i in range(count):
         target[i] = source[i]
 

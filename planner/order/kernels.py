@@ -1,4 +1,4 @@
-"""Compiled inner loops of the search for orders; importing this module imports Numba.
+"""Compiled inner loops of the search for orders; importing this module loads LLVM.
 
 The nodes that have run decide which values live, in whatever order they ran. So the state of a search is this set of
 nodes. `weigh` counts the bytes that a node needs while it runs as `memory.kernels.measure` does, but knows only the

@@ -1,4 +1,4 @@
-"""Compiled local search on orders: one node at a time moves across the peak; importing this module imports Numba."""
+"""Compiled local search on orders: one node at a time moves across the peak; importing this module loads LLVM."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def move_across_peak(t, s, c, order, width, most_work):  # type: ignore[no-untyp
                 start = peak - distance if side == 0 else peak + distance
                 if start < low or start >= high or moved:
                     continue
-                for end in range(high - 1, low - 1, -1) if side == 0 else range(low, high):
+                step = -1 if side == 0 else 1  # ends on the far side of the peak come first
+                for end in range(high - 1 if side == 0 else low, low - 1 if side == 0 else high, step):
                     across = end >= peak if side == 0 else end <= peak
                     if end == start or not (across or distance == 0):
                         continue

@@ -1,4 +1,4 @@
-"""Compiled search for an order whose live bytes stay within a ceiling; importing this module imports Numba.
+"""Compiled search for an order whose live bytes stay within a ceiling; importing this module loads LLVM.
 
 Depth first over sets of nodes that have run, each set once. Two rules of dominance make it narrow:
 - A node runs at once if no more bytes live after it than before, and it stays within the ceiling while it runs: at the

@@ -4,7 +4,7 @@ A placed buffer denies some offsets to each buffer that lives with it. If all ot
 offsets than the capacity has, it always finds a place, so it can be placed last. It then denies nothing to the others,
 so that more of them always find a place. Graph colouring sets aside vertices of low degree in the same way (Matula and
 Beck, "Smallest-last ordering and clustering and graph coloring algorithms", Journal of the ACM 1983). So a placement of
-the core within the capacity, or any larger one, becomes a placement of all. Compiled by Numba.
+the core within the capacity, or any larger one, becomes a placement of all. All of it is compiled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ejection search for a placement within a capacity. Compiled by Numba.
+"""Ejection search for a placement within a capacity. All of it is compiled.
 
 Each buffer in turn goes where it throws out the least, at best nothing. A buffer that is thrown out waits for its next
 turn. The least is counted in penalties: a buffer gets one each time it has to throw out others, so buffers that are
@@ -56,7 +56,7 @@ def _cheapest(count, here, at, change, step, top, random):  # type: ignore[no-un
     Returns:
         The offset, its penalties, and the random number to go on with.
     """
-    order = np.argsort(at[:count])
+    order = np.argsort(at[:count], kind="stable")
     best, place, ties = here, np.int64(0), 1
     k = 0
     while k < count and at[order[k]] <= top:
@@ -108,9 +108,10 @@ def eject(rank, ranked, first, near, size, alignment, capacity, budget, random, 
     penalty = np.ones(n, np.int64)
     waiting = np.empty(n, np.int64)
     count = 0
-    for i in np.argsort(-rank):
-        if offsets[i] < 0:
-            waiting[count] = i
+    order = np.argsort(rank, kind="stable")
+    for k in range(n - 1, -1, -1):
+        if offsets[order[k]] < 0:
+            waiting[count] = order[k]
             count += 1
     work = 0
     while count and work < budget:

@@ -270,7 +270,7 @@ def _lower_bound(problem: PlacementProblem) -> tuple[int, int]:
 
 
 def _kernels() -> Any:
-    """The compiled loops; importing them imports Numba, so only a placement does it."""
+    """The compiled loops; importing them loads LLVM, so only a placement does it."""
     from foreplan.planner.placement import placers
 
     return placers

@@ -1,4 +1,4 @@
-"""Compiled inner loops of the placer; importing this module imports Numba.
+"""Compiled inner loops of the placer; importing this module loads LLVM.
 
 All take int64 arrays, one entry a buffer: half-open [lower, upper) in time, size, alignment, and give offsets. All
 break ties by the order of their input, so the same arrays give the same offsets anywhere. A placer gives up, with a
@@ -76,7 +76,7 @@ def greedy(order, lower, upper, size, alignment, fixed, best_fit, limit, offsets
             top = np.int64(0)
             slack = NOWHERE
             mask = alignment[i] - 1
-            for at in np.argsort(start[:count]):
+            for at in np.argsort(start[:count], kind="stable"):
                 gap = start[at] - ((top + mask) & ~mask) - size[i]
                 if 0 <= gap < slack:
                     place = (top + mask) & ~mask

@@ -1,7 +1,5 @@
 """Constraint propagation: the least offset of every buffer that is not placed yet, as it follows from those that are.
 
-Compiled by Numba.
-
 The state is a skyline: buffers are placed from below, each on top of the placed ones, and all others go above. The
 search only looks at placements in which no buffer can be pushed down: each rests on another one, on a fixed one, or on
 0, rounded up to its alignment. Pushing down turns every placement into such a placement that is no higher ("canonical"

@@ -1,4 +1,4 @@
-"""Systematic search for a placement within a capacity. Compiled by Numba.
+"""Systematic search for a placement within a capacity. All of it is compiled.
 
 The floor of a section is the least offset that any buffer not placed may have. A node takes a valley of the floors, and
 a section in it. Either one of the buffers that may lie on the floor lies there, or none does: then all their least

@@ -1,4 +1,4 @@
-"""Compiled search over sequences of runs by simulated annealing; importing this module imports Numba.
+"""Compiled search over sequences of runs by simulated annealing; importing this module loads LLVM.
 
 A sequence says which action runs at each step. What lives meanwhile follows from it: a read finds what was written
 last, so one more run of an action cuts the lives of what it writes in two, and lengthens those of what it reads.
@@ -275,7 +275,7 @@ def change(t, s, q, n, target, seed):  # type: ignore[no-untyped-def]
     return moved, n, seed
 
 
-@jit.compiled(nogil=True)
+@jit.compiled
 def anneal(t, s, q, n, target, base, price, hot, trials, archive, seed):  # type: ignore[no-untyped-def]
     """Look for cheap sequences whose live bytes stay within a target, from the present one on.
 

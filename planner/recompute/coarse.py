@@ -1,4 +1,4 @@
-"""Compiled descent for long schedules: values dropped or copied in batches by estimated prices; imports Numba."""
+"""Compiled descent for long schedules: values dropped or copied in batches by estimated prices; loads LLVM."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def drop_batch(t, s, state, place, wanted, trust, chosen):  # type: ignore[no-un
     for g in range(state.size):
         if t.gap_first[g] <= place <= t.gap_last[g] < t.order.size and state[g] < DISCARD and trust[g] > 1e-9:
             nbytes, known = gain(t, state, g, s.stack)
-            score[g] = trust[g] * nbytes / known
+            score[g] = -trust[g] * nbytes / known
     count, dropped = 0, np.int64(0)
-    for g in np.argsort(-score):
-        if score[g] <= 0.0 or dropped >= wanted:
+    for g in np.argsort(score, kind="stable"):
+        if score[g] >= 0.0 or dropped >= wanted:
             break
         dropped += t.problem.size[t.gap_value[g]] if state[g] == KEEP else 0
         state[g] = following(t, state, g, s.stack)

@@ -1,4 +1,4 @@
-"""Compiled inner loops of recomputation; importing this module imports Numba.
+"""Compiled inner loops of recomputation; importing this module loads LLVM.
 
 A state gives every gap KEEP, DROP, DISCARD or OFFLOAD. `generate` makes the schedule that it stands for, and
 `measure_above` finds its live bytes.

@@ -1,4 +1,4 @@
-"""Compiled estimates of what dropping or copying a value costs and brings; importing this imports Numba."""
+"""Compiled estimates of what dropping or copying a value costs and brings; importing this loads LLVM."""
 
 from __future__ import annotations
 

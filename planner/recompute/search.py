@@ -1,4 +1,4 @@
-"""Compiled search for states that need few bytes at little cost; importing this module imports Numba.
+"""Compiled search for states that need few bytes at little cost; importing this module loads LLVM.
 
 Every state that is tried is recorded if it is the best so far. So one search fills the whole curve, from the highest
 peak to the lowest.
@@ -265,7 +265,7 @@ def restore(t, s, state, plain, target, archive, tries, seed):  # type: ignore[n
     return work, seed
 
 
-@jit.compiled(nogil=True)
+@jit.compiled
 def polish(  # type: ignore[no-untyped-def]
     t, s, plain, aim, boost, hope, archive, turns, rounds, eager, tries, number, most_work, seed
 ):

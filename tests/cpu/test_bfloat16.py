@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from foreplan import jit
 from foreplan.ops.bits import MaskedMap, PackBits
 from foreplan.ops.join import Pad
 from foreplan.ops.map import Map
@@ -20,9 +21,8 @@ ENGINE = NARROW["cpu"]
 
 def test_elements_are_rounded_to_the_nearest_and_nan_stays() -> None:
     """Every bfloat16, what lies half-way to the next and a little beside that, against ml_dtypes."""
-    import numba
 
-    @numba.njit
+    @jit.compiled
     def there_and_back(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> None:
         for k in range(len(x)):
             y[k] = as_in(y, x[k])

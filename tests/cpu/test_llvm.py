@@ -10,6 +10,7 @@ import pytest
 
 from foreplan import disk_cache
 from foreplan.graph.types import FLOAT32
+from foreplan.jit import machine
 from foreplan.runtime.cpu.codegen import llvm
 from foreplan.runtime.cpu.codegen.loops import operand_kind
 from foreplan.runtime.cpu.codegen.maps import Loop, _Elementwise
@@ -30,13 +31,13 @@ def doubled() -> list[float]:
 def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is compiled from now on."""
     seen: list[str] = []
-    make = llvm._machine_code
+    make = machine._machine_code
 
-    def counted(machine: object, text: str) -> bytes:
+    def counted(text: str, passes: str) -> bytes:
         seen.append(text)
-        return make(machine, text)
+        return make(text, passes)
 
-    monkeypatch.setattr(llvm, "_machine_code", counted)
+    monkeypatch.setattr(machine, "_machine_code", counted)
     return seen
 
 

@@ -125,8 +125,16 @@ def _imported(targets: list[str]) -> None:
 
 def _looped() -> None:
     """Loops are compiled, whether their machine code can be kept or not."""
-    for function in (lambda x: x + 1, lambda x: x * 2):
+    for function in (_next, _double):
         assert compiled(function)(3) == function(3)
+
+
+def _next(x: int) -> int:
+    return x + 1
+
+
+def _double(x: int) -> int:
+    return 2 * x
 
 
 def _shell(*arguments: str, code: int = 0) -> str:

@@ -19,7 +19,7 @@ from tests.cpu.check import needs_onednn
 MIB = 1 << 20
 FIGURES = {
     "interpreter_bytes": 45 * MIB,
-    "numba_bytes": 110 * MIB,
+    "llvm_bytes": 110 * MIB,
     "planner_bytes": 33 * MIB,
     "planner_bytes_per_action": 50_000,
     "numpy_bytes_per_instruction": 10_000,
@@ -40,7 +40,7 @@ def pretended(model: str, target: str, plan: str, load: bool = False) -> Seen:
     engine = "cpu" if cpu else "numpy"
     held = f["interpreter_bytes"] + f[f"{engine}_bytes_per_instruction"] * instructions
     held += f[f"{engine}_bytes_per_loop_call"] * calls
-    held += f["numba_bytes"] if cpu or not load else 0
+    held += f["llvm_bytes"] if cpu or not load else 0
     held += (f["onednn_bytes"] + f["thread_bytes"] * target.endswith("2")) if cpu else 0
     held += 0 if load else f["planner_bytes"] + f["planner_bytes_per_action"] * actions
     return Seen(held, instructions, actions, calls)
@@ -55,10 +55,10 @@ def test_every_part_is_found_back(versions: dict[str, str], monkeypatch: pytest.
     if "onednn" in versions:
         assert dict(found.figures) == FIGURES
         return
-    # Numba and the planner cannot be told apart where every process that holds one holds the other.
-    together = FIGURES["numba_bytes"] + FIGURES["planner_bytes"]
+    # LLVM and the planner cannot be told apart where every process that holds one holds the other.
+    together = FIGURES["llvm_bytes"] + FIGURES["planner_bytes"]
     always = (*PROCESSES.always, "numpy_bytes_per_loop_call")
-    expected = {name: FIGURES[name] for name in always} | {"numba_bytes": together, "planner_bytes": 0}
+    expected = {name: FIGURES[name] for name in always} | {"llvm_bytes": together, "planner_bytes": 0}
     assert dict(found.figures) == expected
 
 
@@ -128,4 +128,4 @@ def test_a_figure_that_is_wrong_would_be_seen(calibrated: Path) -> None:
     """Each part that every process holds is larger than what may be off: none can be missing."""
     text = (calibrated / "foreplan" / "processes.toml").read_text()
     figures = read_entries(text, "", PROCESSES)[-1].figures
-    assert figures["interpreter_bytes"] > LOADED and figures["numba_bytes"] > COMPILED, figures
+    assert figures["interpreter_bytes"] > LOADED and figures["llvm_bytes"] > COMPILED, figures

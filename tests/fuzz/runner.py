@@ -23,12 +23,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from foreplan.errors import ForeplanError
-from foreplan.jit import _Kept
+from foreplan.jit import machine
 from tests.fuzz.target import Target
 
 KINDS = ("fine", "refused", "raw error", "hang", "blow-up", "crash")
@@ -238,19 +237,16 @@ def _allow(seconds: float) -> None:
 
 def _spare_compilation() -> None:
     """The first run on a machine compiles the planner, which counts for none."""
-    load, save = _Kept.load_overload, _Kept.save_overload
+    make = machine._made
 
-    def loaded(self: _Kept, sig: Any, context: Any) -> Any:
-        found = load(self, sig, context)
-        if found is None:
-            _allow(0)
-        return found
+    def made(module: machine.Module, store: bool) -> bytes:
+        _allow(0)
+        try:
+            return make(module, store)
+        finally:
+            _allow(SECONDS)
 
-    def saved(self: _Kept, sig: Any, data: Any) -> None:
-        save(self, sig, data)
-        _allow(SECONDS)
-
-    _Kept.load_overload, _Kept.save_overload = loaded, saved  # type: ignore[method-assign]
+    machine._made = made
 
 
 def _limit(which: int, amount: int) -> None:

@@ -87,7 +87,7 @@ def test_building_is_fast_and_reads_no_weights(name):
 
 
 def test_import_is_light():
-    heavy = "'scipy', 'numba', 'onnx', 'jax', 'networkx'"
+    heavy = "'scipy', 'llvmlite', 'onnx', 'jax', 'networkx'"
     code = f"import sys, foreplan.models; print([m for m in ({heavy}) if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -47,7 +47,7 @@ class Change:
 
 
 def changes(tree: ast.Module) -> list[Change]:
-    """All of a module's, in the order of its text. Messages of errors, types and what Numba compiles stay the same."""
+    """All of a module's, in the order of its text. Messages of errors, types and what is compiled stay the same."""
     return list(_within(tree, (), "", False, 0))
 
 

@@ -124,13 +124,13 @@ def test_a_hostile_plan_of_a_body_is_refused(wrong: str, tmp_path: Path) -> None
 
 
 def test_a_loaded_loop_needs_no_planner(tmp_path: Path) -> None:
-    """As in a container with little memory: neither the planner nor Numba is loaded."""
+    """As in a container with little memory: neither the planner nor LLVM is loaded."""
     path = tmp_path / "step.plan"
     compiled(6).save(str(path))
     code = (
         "import sys, numpy, foreplan as fp\n"
         f"fp.load_plan({str(path)!r}).bind().step({{'x': numpy.ones((6, 4, 8), 'f'), 'target': [0, 1, 2, 0]}})\n"
-        "print([name for name in ('numba', 'foreplan.planner.order.search') if name in sys.modules])"
+        "print([name for name in ('llvmlite', 'foreplan.planner.order.search') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -25,7 +25,7 @@ class Function:
         result: `same` (the promoted type of the arguments), `bool`, or `float` (the promoted type, never an integer).
         partials: from (args…, y) the partial derivatives; y is the function's own result. None: not differentiable.
         uses_output: the partials read y and not the arguments. Of an outermost call, backward keeps only the output.
-        is_compiled: NumPy lacks it, so Numba compiles it; a process that runs it loads Numba.
+        is_compiled: NumPy lacks it, so it is compiled; a process that runs it loads LLVM.
     """
 
     compute: Callable[[], Callable[..., Any]]

@@ -1,4 +1,4 @@
-"""Two functions that NumPy lacks: sigmoid, built from NumPy's functions, and erf, compiled by Numba.
+"""Two functions that NumPy lacks: sigmoid, built from NumPy's functions, and erf, a compiled loop.
 
 Both take arrays of any strides, and `out` may be the argument itself. They work on pieces of a few thousand elements,
 and hold nothing larger. Narrow floats are computed in float32 and rounded once.
@@ -51,7 +51,7 @@ def erf(x: Any, out: np.ndarray) -> None:
 def _erf_loop() -> Callable[[np.ndarray, np.ndarray], None]:
     from foreplan.jit import compiled
 
-    @compiled(nogil=True)
+    @compiled
     def erf_loop(x: np.ndarray, out: np.ndarray) -> None:
         for i in range(x.size):
             out[i] = math.erf(x[i])

@@ -1,8 +1,8 @@
-"""Elements of rows in loops that Numba compiles: float32 as it is, bfloat16 as the upper half of a float32's bits.
+"""Elements of rows in compiled loops: float32 as it is, bfloat16 as the upper half of a float32's bits.
 
     out[k] = as_in(out, number(row[k]) * 2)     # each row of either type
 
-Numba and NumPy have no bfloat16: loops take arrays of it as integers of sixteen bits (`bits`). They compute in float32.
+NumPy has no bfloat16: loops take arrays of it as integers of sixteen bits (`bits`). They compute in float32.
 Results are rounded to nearest, ties to even; NaN stays. For float32, both conversions do nothing.
 """
 
@@ -12,23 +12,24 @@ from typing import Any
 
 import llvmlite.ir as ir
 import numpy as np
-from numba import float32, types
-from numba.extending import intrinsic, overload
 
 from foreplan import jit
 from foreplan.graph import Window
 from foreplan.graph.types import DTYPES, FLOAT32
+from foreplan.jit.values import Array, Instructions, Number, Value
 from foreplan.ops.blocks import Piece
 from foreplan.runtime.cpu.codegen.conversions import loaded, rounded, stored
+from foreplan.runtime.cpu.codegen.jit import inlined, looped
 from foreplan.runtime.cpu.codegen.lanes import Lanes
 from foreplan.runtime.kernel import Refused
 
 BFLOAT16 = DTYPES["bfloat16"]
 NAMES = ("float32", BFLOAT16.name)
+_FLOAT, _BITS = np.dtype(np.float32), np.dtype(np.uint16)
 
 
 def bits(array: np.ndarray) -> np.ndarray:
-    """An array of bfloat16 as integers, which NumPy can move and Numba can take; others as they are."""
+    """An array of bfloat16 as integers, which NumPy can move and compiled loops can take; others as they are."""
     return array.view(np.uint16) if array.dtype.name == BFLOAT16.name else array
 
 
@@ -62,53 +63,42 @@ def _with_wide_vectors(b: ir.IRBuilder) -> Lanes:
     return Lanes(b)
 
 
-@intrinsic
-def _number(typing_context, x):  # type: ignore[no-untyped-def]
+@jit.Emitted
+def _number(e: Instructions, x: Value) -> Value:
     """An element as float32."""
-    if x == types.uint16:
-        return float32(x), lambda context, b, signature, args: loaded(_with_wide_vectors(b), args[0], BFLOAT16)
-    return float32(float32), lambda context, b, signature, args: args[0]
+    if isinstance(x, Number) and x.dtype == _BITS:
+        return Number(_FLOAT, loaded(_with_wide_vectors(e.b), x.value, BFLOAT16))
+    return e.number(x, _FLOAT)
 
 
-@intrinsic
-def _as_in(typing_context, row, x):  # type: ignore[no-untyped-def]
+@jit.Emitted
+def _as_in(e: Instructions, row: Value, x: Value) -> Value:
     """A float32 value as an element of a row."""
-    if row.dtype != types.uint16:
-        return float32(row, float32), lambda context, b, signature, args: args[1]
-
-    def nearest(context, b, signature, args):  # type: ignore[no-untyped-def]
-        e = _with_wide_vectors(b)
-        return stored(e, rounded(e, args[1], BFLOAT16), BFLOAT16)
-
-    return types.uint16(row, float32), nearest
+    assert isinstance(row, Array)
+    value = e.number(x, _FLOAT)
+    if row.type.dtype != _BITS:
+        return value
+    wide = _with_wide_vectors(e.b)
+    return Number(_BITS, stored(wide, rounded(wide, value.value, BFLOAT16), BFLOAT16))
 
 
 number: Any = _number
 as_in: Any = _as_in
 
 
-def room(row: np.ndarray, line: np.ndarray) -> np.ndarray:
+@inlined
+def room(row, line):  # type: ignore[no-untyped-def]
     """The place for a row's float32 values: the row itself if it is of float32, else scratch memory."""
-    raise NotImplementedError("compiled loops alone call it")
+    if row.dtype == np.uint16:
+        return line[: len(row)]
+    return row
 
 
-def settled(row: np.ndarray, made: np.ndarray) -> None:
+@inlined
+def settled(row, made):  # type: ignore[no-untyped-def]
     """Write float32 values to a row; a row of float32 has them already."""
-    raise NotImplementedError("compiled loops alone call it")
-
-
-@overload(room)
-def _room(row, line):  # type: ignore[no-untyped-def]
-    if row.dtype == types.uint16:
-        return lambda row, line: line[: len(row)]
-    return lambda row, line: row
-
-
-@overload(settled)
-def _settled(row, made):  # type: ignore[no-untyped-def]
-    if row.dtype == types.uint16:
-        return lambda row, made: written(made, row)
-    return lambda row, made: None
+    if row.dtype == np.uint16:
+        written(made, row)
 
 
 def lines(window: Window, width: int, threads: int) -> Piece:
@@ -116,7 +106,7 @@ def lines(window: Window, width: int, threads: int) -> Piece:
     return (threads, 0 if window.type.dtype == FLOAT32 else width), np.dtype(np.float32)
 
 
-@jit.compiled(nogil=True)
+@looped
 def written(line, row):  # type: ignore[no-untyped-def]
     """Float32 values as the elements of a row."""
     for k in range(len(row)):

@@ -1,10 +1,10 @@
-"""Transcendental functions of float32 without branches, for lanes and for loops that Numba vectorises.
+"""Transcendental functions of float32 without branches, for lanes and for compiled loops, which LLVM vectorises.
 
 All treat infinity, NaN and subnormal numbers as NumPy does. Their errors, in units in the last place, are in
 tests/cpu/test_functions.py. Coefficients were fitted in float64 by reweighted least squares (Lawson, 1961) to the least
-relative error of the result. Sums that cancel are fused multiply-adds: Numba's `reassoc` cannot reorder them.
+relative error of the result. Sums that cancel are fused multiply-adds: `reassoc` cannot reorder them.
 
-    from foreplan.runtime.cpu.codegen.functions import exp32      # in a loop compiled by Numba: exp32(x[i])
+    from foreplan.runtime.cpu.codegen.functions import exp32      # in a compiled loop: exp32(x[i])
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 
 import llvmlite.ir as ir
 import numpy as np
-from numba import float32
-from numba.extending import intrinsic
 
+from foreplan.jit import Emitted
+from foreplan.jit.types import FLOAT32
+from foreplan.jit.values import Instructions, Number, Value
 from foreplan.runtime.cpu.codegen.lanes import DOUBLE, FLOAT, INT32, Lanes
 
 _LOG2E = 1.4426950408889634
@@ -183,17 +184,17 @@ def divmod(e: Lanes, x: ir.Value, y: ir.Value) -> tuple[ir.Value, ir.Value]:
     return e.select(by_zero, ratio, floor), e.select(by_zero, e.constant(element, np.nan), rest)
 
 
-def _for_numba(function: Callable[[Lanes, ir.Value], ir.Value]) -> Any:
-    """The function of a float32 in loops that Numba compiles."""
+def _for_loops(function: Callable[[Lanes, ir.Value], ir.Value]) -> Any:
+    """The function of a float32 in compiled loops."""
 
-    @intrinsic
-    def made(typing_context, x):  # type: ignore[no-untyped-def]
-        return float32(float32), lambda context, builder, signature, args: function(Lanes(builder), args[0])
+    def made(e: Instructions, x: Value) -> Value:
+        return Number(FLOAT32, function(Lanes(e.b), e.number(x, FLOAT32).value))
 
+    made.__name__ = made.__qualname__ = function.__name__
     made.__doc__ = function.__doc__
-    return made
+    return Emitted(made)
 
 
 exp32, expm132, log32, tanh32, sigmoid32, erf32 = (
-    _for_numba(function) for function in (exp, expm1, log, tanh, sigmoid, erf)
+    _for_loops(function) for function in (exp, expm1, log, tanh, sigmoid, erf)
 )

@@ -1,7 +1,4 @@
-"""Functions of LLVM's intermediate representation, compiled for this processor; only this file calls its compiler.
-
-Machine code is kept on disk, under a name made from its sources.
-"""
+"""Functions of LLVM's intermediate representation, compiled for this processor."""
 
 from __future__ import annotations
 
@@ -12,13 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import llvmlite
-import llvmlite.binding as binding
 import llvmlite.ir as ir
 
 import foreplan.ops
 import foreplan.runtime.cpu
-from foreplan.disk_cache import keep, kept
+from foreplan.jit import machine
 
 INT64, POINTER = ir.IntType(64), ir.PointerType()
 NAME = "kernel"  # of the function in its module that is called
@@ -26,23 +21,12 @@ NAME = "kernel"  # of the function in its module that is called
 KERNEL = ir.FunctionType(ir.VoidType(), [INT64, INT64, POINTER])
 STATUS = ir.FunctionType(ir.IntType(32), [INT64, INT64, POINTER])  # likewise; returns 0 or an error's number
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)
-_engines: list[binding.ExecutionEngine] = []  # own the machine code
-
-
-@lru_cache(maxsize=1)
-def _machine() -> binding.TargetMachine:
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    features = binding.get_host_cpu_features().flatten()
-    target = binding.Target.from_triple(binding.get_process_triple())
-    return target.create_target_machine(binding.get_host_cpu_name(), features, opt=2, jit=True)
 
 
 def new_function(type: ir.FunctionType) -> tuple[ir.Function, ir.IRBuilder]:
     """A function in a module of its own, and where its instructions go."""
     module = ir.Module()
-    module.triple = binding.get_process_triple()
-    module.data_layout = str(_machine().target_data)
+    machine.prepare(module)
     function = ir.Function(module, type, NAME)
     function.attributes.add("nounwind")
     return function, ir.IRBuilder(function.append_basic_block())
@@ -69,20 +53,7 @@ def address_of(function: ir.Function) -> int:
 
 
 def _loaded(key: str, text: Callable[[], str]) -> int:
-    machine = _machine()
-    about = (llvmlite.__version__, *map(str, binding.llvm_version_info), machine.triple)
-    host = (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())
-    name = hashlib.sha256("\n".join((*about, *host, key)).encode()).hexdigest() + ".o"
-    code = kept(name)
-    if code is None:
-        code = _machine_code(machine, text())
-        keep(name, code)
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
-    engine.add_object_file(binding.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-    _engines.append(engine)
-    address: int = engine.get_function_address(NAME)
-    return address
+    return machine.loaded(machine.Module(NAME, key, lambda: (text(), "")))[0]
 
 
 def source_files() -> list[Path]:
@@ -95,15 +66,3 @@ def source_files() -> list[Path]:
 def _sources() -> str:
     """A digest of these files."""
     return hashlib.sha256(b"".join(file.read_bytes() for file in source_files())).hexdigest()
-
-
-def _machine_code(machine: binding.TargetMachine, text: str) -> bytes:
-    """An object file."""
-    module = binding.parse_assembly(text)
-    module.verify()
-    options = binding.create_pipeline_tuning_options(speed_level=2)
-    options.loop_vectorization = options.slp_vectorization = False  # instructions work on several lanes as they are
-    passes = binding.create_pass_builder(machine, options)
-    passes.getModulePassManager().run(module, passes)
-    code: bytes = machine.emit_object(module)
-    return code

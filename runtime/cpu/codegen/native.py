@@ -12,10 +12,10 @@ from typing import Any
 import llvmlite.ir as ir
 import numpy as np
 
+from foreplan.jit import Compiled
 from foreplan.runtime.cpu.codegen.lanes import INT32, INT64, Lanes
 from foreplan.runtime.cpu.codegen.llvm import KERNEL, POINTER, STATUS, address_of, compiled
 from foreplan.runtime.cpu.codegen.loops import Writer
-from foreplan.runtime.cpu.codegen.unpacked import is_numbas, unpacked
 from foreplan.runtime.cpu.onednn.library import library, raise_for
 from foreplan.runtime.kernel import Run, Several
 
@@ -49,10 +49,11 @@ class _Table:
     def record(self, run: Run) -> list[int]:
         """A call of a compiled function as numbers."""
         assert isinstance(run, partial)
-        if is_numbas(run.func):
-            address, table = unpacked(run)
+        if isinstance(run.func, Compiled):
+            entry = run.func.entry(run.args)
+            table = entry.table(run.args)
             self.kept.append(table)
-            return [address, 1, 0, 0, table.ctypes.data, 0]
+            return [entry.address, 1, 0, 0, table.ctypes.data, 0]
         numbers = [_number(argument) for argument in run.args]
         checked = run.func in (library().functions.dnnl_primitive_execute, _checker())
         return [_address(run.func), int(checked), *numbers, *[0] * (ARGUMENTS - len(numbers))]
@@ -110,7 +111,7 @@ def is_native(run: object) -> bool:
     """Whether a call is of a compiled function."""
     if not isinstance(run, partial) or run.keywords:
         return False
-    return isinstance(run.func, Function) or is_numbas(run.func)
+    return isinstance(run.func, Function | Compiled)
 
 
 def _number(argument: object) -> int:

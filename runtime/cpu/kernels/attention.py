@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from foreplan import jit
 from foreplan.graph import Op
 from foreplan.graph.op import Arrays, Windows
 from foreplan.ops.attention.ops import Attention
 from foreplan.runtime.cpu.codegen.elements import bits, check_elements, check_float, settled
-from foreplan.runtime.cpu.codegen.jit import SUMS
+from foreplan.runtime.cpu.codegen.jit import SUMS, looped
 from foreplan.runtime.cpu.gemm.products import Products
 from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.kernels.attention_cut import GRAIN, MaskPart, cut_of, matrices, turned
@@ -70,7 +69,7 @@ def _block(
     yield products.bind(matrices(p), matrices(v), matrices(out), scratch)
 
 
-@jit.compiled(nogil=True, fastmath=SUMS, error_model="numpy")
+@looped(fastmath=SUMS)
 def _softmax(
     start: int, stop: int, s: np.ndarray, p: np.ndarray, scale: np.float32, count: int, first: int,
     mask: np.ndarray, mask_head: int, mask_row: int, mask_key: int, log_sums: np.ndarray,

@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from foreplan import jit
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.op import Arrays, Windows
 from foreplan.graph.types import FLOAT32
@@ -16,7 +15,7 @@ from foreplan.ops.attention.gradient import AttentionGrad
 from foreplan.ops.attention.packed import PackedAttentionGrad
 from foreplan.ops.blocks import Piece
 from foreplan.runtime.cpu.codegen.elements import as_in, bits, check_elements, check_float, number, settled
-from foreplan.runtime.cpu.codegen.jit import FLOAT, SUMS
+from foreplan.runtime.cpu.codegen.jit import FLOAT, SUMS, looped
 from foreplan.runtime.cpu.gemm.products import Products
 from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.kernels.attention_cut import GRAIN, MaskPart, cut_of, matrices, turned
@@ -160,7 +159,7 @@ def _scaled(source: np.ndarray, scale: float, target: np.ndarray) -> Run:
     return ranged(_copy, heads * rows, GRAIN // depth, current_threads(), source.reshape(heads * rows, depth), *numbers)
 
 
-@jit.compiled(nogil=True, fastmath=FLOAT)
+@looped(fastmath=FLOAT)
 def _copy(
     start: int, stop: int, source: np.ndarray, scale: np.float32, rows: int, target: np.ndarray, head: int, step: int
 ) -> None:
@@ -171,7 +170,7 @@ def _copy(
             to[k] = as_in(to, row[k] * scale)
 
 
-@jit.compiled(nogil=True, fastmath=SUMS, error_model="numpy")
+@looped(fastmath=SUMS)
 def _score_gradients(
     start: int, stop: int, p: np.ndarray, ds: np.ndarray, p_out: np.ndarray, ds_out: np.ndarray,
     scale: np.float32, count: int, first: int,
@@ -207,7 +206,7 @@ def _score_gradients(
         settled(ds_out[i], gradient)
 
 
-@jit.compiled(nogil=True)
+@looped
 def _add_to_mask(ds: np.ndarray, target: np.ndarray, head: int, step: int, key: int) -> None:
     """Add gradients [heads, rows, keys] to a mask's, with elements to the next head, row and key; 0 where they sum."""
     for h in range(ds.shape[0]):

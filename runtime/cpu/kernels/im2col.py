@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from foreplan import jit
 from foreplan.graph.op import Arrays
 from foreplan.graph.types import Shape
+from foreplan.runtime.cpu.codegen.jit import looped
 from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.kernels.rows import Rows, flat_input
 from foreplan.runtime.cpu.kernels.stages import Place, Staged
@@ -21,7 +21,7 @@ from foreplan.runtime.kernel import Run, one_after_another
 GRAIN = 1 << 15  # numbers gathered that are worth a thread of their own
 
 
-@jit.compiled(nogil=True)
+@looped
 def _gather(start, stop, x, step, columns, channels, places):  # type: ignore[no-untyped-def]
     height, width, down, across, kh, kw, sh, sw, top, left, dh, dw = places
     taps = kh * kw

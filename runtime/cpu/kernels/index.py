@@ -10,7 +10,6 @@ from functools import partial
 
 import numpy as np
 
-from foreplan import jit
 from foreplan.graph import Op, Window
 from foreplan.graph.layouts import lie_alike
 from foreplan.graph.op import Arrays, Windows
@@ -19,6 +18,7 @@ from foreplan.ops.blocks import folded_shape
 from foreplan.ops.index import Gather, ScatterAdd
 from foreplan.ops.scatter_reduce import ScatterReduce
 from foreplan.runtime.cpu.codegen.elements import check_elements, number, written
+from foreplan.runtime.cpu.codegen.jit import inlined, looped
 from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_from, same_place
 from foreplan.runtime.cpu.threads import current_threads, ranged
@@ -28,10 +28,10 @@ GROUP = 16  # elements of a slice that stay together: a line of the cache
 GRAIN = 1 << 15  # elements that are worth a thread of their own
 _HOW = {"mul": 0, "min": 1, "max": 2}  # as `_combined` has them
 
-_compiled = jit.compiled(nogil=True)
+_compiled = looped
 
 
-@jit.compiled(inline="always")
+@inlined
 def _within(index, extent):  # type: ignore[no-untyped-def]
     """An index modulo the axis: a division only where it needs one."""
     wide = np.int64(index)
@@ -77,7 +77,7 @@ def _scatter(start, stop, y, extent, width, indices, updates, count, step):  # t
             outer, at = outer + 1, 0
 
 
-@jit.compiled(inline="always")
+@inlined
 def _combined(how, x, y):  # type: ignore[no-untyped-def]
     """A product (0), the smaller (1) or the larger one (2); NaN wins."""
     if how == 0:

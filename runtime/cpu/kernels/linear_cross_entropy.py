@@ -12,14 +12,13 @@ from functools import partial
 
 import numpy as np
 
-from foreplan import jit
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Arrays, Windows
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.blocks import Piece, carve, carve_bytes
 from foreplan.ops.linear_cross_entropy import LinearCrossEntropy
 from foreplan.runtime.cpu.codegen.elements import bits, check_elements, check_float, settled, written
-from foreplan.runtime.cpu.codegen.jit import FLOAT, SUMS
+from foreplan.runtime.cpu.codegen.jit import FLOAT, SUMS, looped
 from foreplan.runtime.cpu.gemm.products import Products, matrix
 from foreplan.runtime.cpu.kernels.copies import copy
 from foreplan.runtime.cpu.kernels.scores import FLUSH, LOWEST, ZERO, largest, probability
@@ -90,7 +89,7 @@ class LossKernel:
     def bind(self, inputs: Arrays, outputs: Arrays, workspace: np.ndarray) -> Run:
         """One chunk of rows after the other."""
         hidden, sums, narrow, highs, *numbers, state, logits, scratch = carve(workspace, *self._pieces())
-        h, w, target, *bias = map(_read_only, inputs)
+        h, w, target, *bias = inputs
         loss, dh, *of_weights = outputs
         dw, *dbias = of_weights or (None,)
         none = np.zeros(0, np.float32)
@@ -108,7 +107,7 @@ class LossKernel:
                 of = slice(block.start, block.stop)
                 x = logits[block.start * count : block.stop * count].reshape(count, len(block))
                 gradients = (None if dw is None else dw[of], dbias[0][of] if dbias else none)
-                parameters = (w[of], bias[0][of] if bias else _read_only(none), *gradients)
+                parameters = (w[of], bias[0][of] if bias else none, *gradients)
                 factors = narrow[: x.size].reshape(x.shape) if narrow.size else x
                 blocks.append(_Block(x, factors, block.start, highs[i, :count], *parameters))
             into = sums[:count] if sums.size else dh[some]
@@ -204,14 +203,7 @@ class _Chunk:
             yield partial(_sum_rows, block.x, block.dbias, self.adds)
 
 
-def _read_only(array: np.ndarray) -> np.ndarray:
-    """A view that has the same type for compiled loops, whoever owns the memory."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-@jit.compiled(nogil=True, error_model="numpy")
+@looped
 def _begin(target: np.ndarray, ignored: int, mean: bool, state: np.ndarray) -> None:
     """state = (weight of an item, 0)."""
     count = 0
@@ -221,7 +213,7 @@ def _begin(target: np.ndarray, ignored: int, mean: bool, state: np.ndarray) -> N
     state[1] = 0
 
 
-@jit.compiled(nogil=True)
+@looped
 def _start(
     target: np.ndarray, ignored: int, classes: int, high: np.ndarray, total: np.ndarray, label: np.ndarray
 ) -> None:
@@ -231,7 +223,7 @@ def _start(
         high[i], total[i] = LOWEST, 0
 
 
-@jit.compiled(nogil=True, fastmath=SUMS, error_model="numpy")
+@looped(fastmath=SUMS)
 def _exponentials(
     start: int, stop: int, x: np.ndarray, bias: np.ndarray, label: np.ndarray, first: int,
     high: np.ndarray, total: np.ndarray, picked: np.ndarray, block_high: np.ndarray,
@@ -255,7 +247,7 @@ def _exponentials(
         high[i] = block_high[i] = most
 
 
-@jit.compiled(nogil=True, error_model="numpy")
+@looped
 def _finish(
     high: np.ndarray, picked: np.ndarray, total: np.ndarray, label: np.ndarray, factor: np.ndarray, state: np.ndarray
 ) -> None:
@@ -271,7 +263,7 @@ def _finish(
             state[1] += np.log(total[i]) + (np.float64(high[i]) - np.float64(picked[i]))
 
 
-@jit.compiled(nogil=True, fastmath=FLOAT, error_model="numpy")
+@looped(fastmath=FLOAT)
 def _gradients(
     start: int, stop: int, x: np.ndarray, factors: np.ndarray, label: np.ndarray, first: int,
     high: np.ndarray, factor: np.ndarray, block_high: np.ndarray, state: np.ndarray,
@@ -289,14 +281,14 @@ def _gradients(
         settled(factors[i], row)
 
 
-@jit.compiled(nogil=True)
+@looped
 def _round(start: int, stop: int, sums: np.ndarray, target: np.ndarray) -> None:
     """Rows of float32 as narrow ones."""
     for i in range(start, stop):
         written(sums[i], target[i])
 
 
-@jit.compiled(nogil=True, fastmath=FLOAT)
+@looped(fastmath=FLOAT)
 def _sum_rows(x: np.ndarray, out: np.ndarray, adds: bool) -> None:
     """out = or += the sum of the rows."""
     if not adds:
@@ -307,6 +299,6 @@ def _sum_rows(x: np.ndarray, out: np.ndarray, adds: bool) -> None:
             out[k] += row[k]
 
 
-@jit.compiled(nogil=True)
+@looped
 def _end(state: np.ndarray, loss: np.ndarray) -> None:
     loss[0] = state[1] * state[0]

@@ -11,12 +11,11 @@ from functools import partial
 
 import numpy as np
 
-from foreplan import jit
 from foreplan.graph import Op
 from foreplan.graph.op import Arrays, Windows
 from foreplan.ops.norm.batch import BatchNorm, BatchNormGrad
 from foreplan.runtime.cpu.codegen.elements import as_in, check_float, number
-from foreplan.runtime.cpu.codegen.jit import inlined
+from foreplan.runtime.cpu.codegen.jit import inlined, looped
 from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.kernels.rows import flat, flat_input, image_rows, same_place
 from foreplan.runtime.cpu.threads import current_threads, ranged
@@ -29,7 +28,7 @@ GRAIN = 1 << 16  # elements that are worth a thread of their own
 HUGE = np.float32(1e30)
 
 FLOAT, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
-_compiled = jit.compiled(nogil=True, fastmath={"contract", "nsz", "arcp"})
+_compiled = looped(fastmath={"contract", "nsz", "arcp"})
 
 
 def _segments(rows: int) -> int:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from foreplan import jit
 from foreplan.runtime.cpu.codegen.elements import number
 from foreplan.runtime.cpu.codegen.functions import exp32
-from foreplan.runtime.cpu.codegen.jit import SUMS
+from foreplan.runtime.cpu.codegen.jit import SUMS, inlined, looped
 
 BLOCK = 1024  # elements of a row, summed in float32
 LOWEST = np.float32(-3e38)  # the least maximum of a row, so that exp(-inf - maximum) is 0
@@ -22,13 +21,13 @@ _TINY = np.float32(-80)  # its exponential is flushed to 0, and is not denormal:
 _SIGN, _MAGNITUDE = np.int32(31), np.int32(0x7FFFFFFF)
 
 
-@jit.compiled(forceinline=True)
+@inlined
 def _ordered(x: np.float32) -> np.int32:
     bits = np.float32(x).view(np.int32)
     return np.int32(bits ^ np.int32(np.int32(bits >> _SIGN) & _MAGNITUDE))
 
 
-@jit.compiled(forceinline=True)
+@inlined
 def largest(row: np.ndarray, count: int) -> np.float32:
     """The maximum of a row's first elements and `LOWEST`; perhaps NaN if an element is."""
     found = _ordered(LOWEST)
@@ -37,7 +36,7 @@ def largest(row: np.ndarray, count: int) -> np.float32:
     return np.int32(found ^ np.int32(np.int32(found >> _SIGN) & _MAGNITUDE)).view(np.float32)
 
 
-@jit.compiled(forceinline=True)
+@inlined
 def probability(x: np.float32) -> np.float32:
     """exp(x) for x up to 0, flushed; NaN for NaN."""
     x = _TINY if x < _TINY else x
@@ -45,7 +44,7 @@ def probability(x: np.float32) -> np.float32:
     return ZERO if p < FLUSH else p
 
 
-@jit.compiled(nogil=True, fastmath=SUMS)
+@looped(fastmath=SUMS)
 def row_sum(row):  # type: ignore[no-untyped-def]
     """The sum of a row, in float32 within blocks and in float64 over them."""
     total = 0.0
@@ -57,7 +56,7 @@ def row_sum(row):  # type: ignore[no-untyped-def]
     return total
 
 
-@jit.compiled(nogil=True, fastmath=SUMS)
+@looped(fastmath=SUMS)
 def scale_and_mask(row, width, scale, mask, base, step):  # type: ignore[no-untyped-def]
     """Scale the first numbers of a row, and add a mask's numbers, a step apart, unless the mask is empty."""
     for k in range(width):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from foreplan import jit
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last, lie_alike
 from foreplan.graph.op import Arrays, Types, Windows
 from foreplan.ops.softmax import LogSoftmax, LogSoftmaxGrad, RowOp, Softmax, SoftmaxGrad
 from foreplan.runtime.cpu.codegen.elements import check_elements, number, written
 from foreplan.runtime.cpu.codegen.functions import exp32
-from foreplan.runtime.cpu.codegen.jit import FLOAT, compiled, summing
+from foreplan.runtime.cpu.codegen.jit import FLOAT, compiled, looped, summing
 from foreplan.runtime.cpu.kernel import LoopKernel
 from foreplan.runtime.cpu.kernels.rows import Rows, flat, flat_input, rows_along
 from foreplan.runtime.cpu.kernels.scores import BLOCK, LOWEST, largest, row_sum
@@ -45,7 +44,7 @@ def _products(row, other):  # type: ignore[no-untyped-def]
     return total
 
 
-@jit.compiled(nogil=True, fastmath=FLOAT)
+@looped(fastmath=FLOAT)
 def highest(row):  # type: ignore[no-untyped-def]
     """The maximum of a row; if there is NaN, NaN or any of its numbers."""
     high = largest(row, len(row))
