@@ -14,13 +14,14 @@ from foreplan.collection import without_collection
 from foreplan.compiled import Compiled
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.graph import Graph
+from foreplan.kept_plans import kept_plan
 from foreplan.lower import Program, engine_info, lower, target_named
 from foreplan.lower.prefetch import with_prefetch
+from foreplan.once import seconds_spent
 from foreplan.options import Options, taking_options
 from foreplan.passes.optimizer import Optimizer
 from foreplan.patterns import Selection
 from foreplan.planner import Plan, Problem
-from foreplan.planner import plan as search
 from foreplan.planner import verify as verify
 
 Watch = Callable[[passes.Ran], None]
@@ -230,7 +231,7 @@ def plan(
 
         return plan_checkpoints(problem, entries)
     try:
-        return search(problem, budget, remat)
+        return kept_plan(problem, budget, remat)
     except DoesNotFitError as error:
         from foreplan.advice import explained
 
@@ -258,7 +259,7 @@ def compile_with(graph: Graph, options: Options) -> Compiled:
     Raises:
         DoesNotFitError, ForeplanError: see `compile`.
     """
-    started = time.perf_counter()
+    started, before = time.perf_counter(), seconds_spent()
     instance("a model", graph, Graph, _MODEL)
     with without_collection():
         step, last = _step(graph, options)
@@ -283,7 +284,8 @@ def compile_with(graph: Graph, options: Options) -> Compiled:
 
             found = plan(after, planned.budget, "off" if planned.budget is None else "auto")
             update = Update(options.accumulate, after, found)
-        return Compiled(program, planned, step, time.perf_counter() - started, update, options, graph)
+        once = seconds_spent() - before
+        return Compiled(program, planned, step, time.perf_counter() - started - once, once, update, options, graph)
 
 
 def _step(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph | None]:

@@ -29,7 +29,9 @@ class Compiled:
         program: the planner's problem, with what each action runs.
         plan: the answer, verified.
         graph: the whole step as a graph; None where the plan came from a file.
-        plan_seconds: wall time from the model's graph to the verified plan.
+        plan_seconds: wall time from the model's graph to the verified plan, without `compile_seconds`; short where the
+            plan was found before and kept on disk.
+        compile_seconds: wall time for what this machine does once: compiling the planner.
         update: of a step that accumulates gradients: what runs once after its micro-batches, for each of which the
             program runs; None: the program is the whole step.
         options: those that it was compiled with; a plan file keeps all but loss, optimizer and passes.
@@ -40,6 +42,7 @@ class Compiled:
     plan: Plan
     graph: Graph | None = None
     plan_seconds: float = 0.0
+    compile_seconds: float = 0.0
     update: Update | None = None
     options: Options = USUAL
     model: Graph | None = None
@@ -215,6 +218,7 @@ class Compiled:
             + sum(len(half.calls) for half, _, _ in halves[1:]),
             "instructions": sum(len(plan.steps) for _, plan, _ in halves),
             "plan_seconds": self.plan_seconds,
+            "compile_seconds": self.compile_seconds,
             "budget_bytes": self.plan.budget,
             "options": self.options.to_json(),
             "notes": [note for half, _, _ in halves for note in half.notes],

@@ -16,7 +16,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from foreplan.home import own_folder
@@ -50,6 +50,18 @@ def keep(name: str, content: bytes) -> None:
             _make_room()
     except (OSError, MemoryError) as error:
         _tell(_folder(), getattr(error, "strerror", None) or str(error) or type(error).__name__)
+
+
+@cache
+def sources(package: str) -> str:
+    """A digest of all source files of an imported package, or of one module: for names of what they make."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in source_files(package))).hexdigest()
+
+
+def source_files(package: str) -> list[Path]:
+    """All source files of an imported package, or that of one module."""
+    path = Path(str(sys.modules[package].__file__))
+    return sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
 
 
 def claim(name: str) -> None:

@@ -21,7 +21,7 @@ def once(what: str) -> Iterator[None]:
     """A context in which such work is done.
 
     Args:
-        what: for people.
+        what: for people: "the planner", "loops".
     """
     global _spent, _depth
     for tell in listeners:

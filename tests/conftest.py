@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator
 
 import pytest
 from hypothesis.internal.conjecture import providers
 
+from foreplan import kept_plans
 from foreplan.planner.effort import USUAL
 from tests.profile import PROFILE, SHORT, Profile, searching_by
 
@@ -45,6 +47,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def short_searches() -> Iterator[None]:
     """Plans within budgets are found in a tenth of the time; most tests ask no more of them than to be right."""
     with searching_by(SHORT):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_plan_is_found() -> Iterator[None]:
+    """No test takes a plan from disk that an earlier run has found, but those of this alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_plans, "LEAST", math.inf)
         yield
 
 

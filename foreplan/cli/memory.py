@@ -73,7 +73,9 @@ def _headline(figures: dict[str, Any]) -> str:
     host = f", {format_bytes(figures['host_bytes'])} of host memory" if figures["host_bytes"] else ""
     copied = f"{host} ({figures['extra_seconds_ratio']:+.2%} predicted time in all)" if host else ""
     parts = f", {figures['accumulate']} micro-batches" if figures["accumulate"] > 1 else ""
-    planned = f"; planned in {format_seconds(figures['plan_seconds'])}" if figures["plan_seconds"] else ""
+    once = figures["compile_seconds"]
+    after = f", after {format_seconds(once)} for compiling the planner, once on this machine" if once else ""
+    planned = f"; planned in {format_seconds(figures['plan_seconds'])}{after}" if figures["plan_seconds"] else ""
     return (
         f"{figures['model']}, {figures['mode']} on {figures['target']}{parts}: {figures['nodes']:,} nodes, "
         f"{figures['instructions']:,} instructions, {format_count(figures['flops'], 'FLOP')}"

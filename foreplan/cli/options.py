@@ -7,12 +7,14 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from foreplan import once
 from foreplan.cli.data import read_array
 from foreplan.cli.optimizer import OPTIMIZERS, SCHEDULES, make_optimizer, make_rate
 from foreplan.errors import UsageError
@@ -400,5 +402,16 @@ def working(text: str) -> Iterator[None]:
         return
     from rich.markup import escape
 
-    with console().status(escape(text)):
-        yield
+    done: Counter[str] = Counter()
+
+    with console().status(escape(text)) as status:
+
+        def tell(what: str) -> None:
+            done[what] += 1
+            status.update(escape(f"{text}: compiling {what} for this machine, once: {done[what]}"))
+
+        once.listeners.append(tell)
+        try:
+            yield
+        finally:
+            once.listeners.remove(tell)

@@ -56,7 +56,9 @@ def make_entry(source: Source, types: tuple[Type, ...], *, checked: bool) -> Ent
     """
     key = repr((source.name, types, digest_of(source)))
     passes: machine.Passes = "loops" if source.vectorize else "few"
-    module = machine.Module(source.name.strip("_"), key, lambda: written_module(source, types, checked=checked), passes)
+    what = "the planner" if source.function.__module__.startswith("foreplan.planner.") else "loops"
+    name = source.name.strip("_")
+    module = machine.Module(name, key, lambda: written_module(source, types, checked=checked), what, passes)
     address, results = machine.loaded(module, store=not checked)
     return Entry(address, types, results)
 

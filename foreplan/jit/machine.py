@@ -44,6 +44,7 @@ class Module:
         name: of the function that is called in it.
         key: all that it is made from, but versions and the processor.
         write: gives it in LLVM's intermediate representation, and a line that is kept with its machine code.
+        what: what it is a part of, for people.
         passes: how much LLVM does: "few" for long functions that compute with integers, "usual", or "loops", which also
             looks for loops that may work on several elements at once.
     """
@@ -51,6 +52,7 @@ class Module:
     name: str
     key: str
     write: Callable[[], tuple[str, str]]
+    what: str = "loops"
     passes: Passes = "usual"
 
     @property
@@ -69,7 +71,7 @@ def loaded(module: Module, *, store: bool = True) -> tuple[int, str]:
     """
     content = kept(module.file) if store else None
     if content is None:
-        with once(module.name):
+        with once(module.what):
             content = _made(module, store)
     line, _, code = content.partition(b"\n")
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())

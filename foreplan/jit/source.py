@@ -11,11 +11,12 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
+
+from foreplan.disk_cache import sources
 
 MISSING = object()
 _MAKERS = ("zeros", "ones", "full", "empty", "copy", "argsort")  # calls that make an array
@@ -92,7 +93,7 @@ def makes_arrays(source: Source) -> bool:
 @cache
 def digest_of(source: Source) -> str:
     """A digest of a function, of all functions that it calls, of their options, and of this compiler."""
-    digest, waiting, seen = hashlib.sha256(_files("foreplan.jit").encode()), [source], {source}
+    digest, waiting, seen = hashlib.sha256(sources("foreplan.jit").encode()), [source], {source}
     while waiting:
         text, called = _described(waiting.pop())
         digest.update(text.encode())
@@ -132,7 +133,7 @@ def _name(function: Any) -> str:
 def _outside(value: Any) -> str:
     """A value that machine code may depend on, as text that is the same in every process."""
     if isinstance(value, Emitted):  # what it writes depends on more than itself
-        return f"{_name(value.emit)} {_files(_part(value.emit.__module__))}"
+        return f"{_name(value.emit)} {sources(_part(value.emit.__module__))}"
     if isinstance(value, ModuleType):
         return value.__name__
     if isinstance(value, bool | int | float | tuple | np.generic):
@@ -143,11 +144,3 @@ def _outside(value: Any) -> str:
 def _part(module: str) -> str:
     """The part of the package that a module is in: `foreplan.runtime` of `foreplan.runtime.cpu.gemm.tiles`."""
     return ".".join(module.split(".")[:2])
-
-
-@cache
-def _files(part: str) -> str:
-    """A digest of all files of a part."""
-    path = Path(str(sys.modules[part].__file__))
-    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -24,7 +24,7 @@ def test_estimate():
         *("parameters", "optimizer_state", "gradients", "activations", "workspace", "inputs", "outputs")
     }
     for key in ("model", "order_lower_bound_bytes", "flops", "extra_flops_ratio", "extra_seconds_ratio", "nodes",
-                "instructions", "plan_seconds"):  # fmt: skip
+                "instructions", "plan_seconds", "compile_seconds"):  # fmt: skip
         assert key in figures
     text = foreplan("estimate", MODEL).stdout
     assert f"{figures['arena_bytes']:,} bytes" in text and "peak at instruction" in text

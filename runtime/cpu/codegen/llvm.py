@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import llvmlite.ir as ir
 
-import foreplan.ops
-import foreplan.runtime.cpu
+from foreplan.disk_cache import sources
 from foreplan.jit import machine
 
 INT64, POINTER = ir.IntType(64), ir.PointerType()
@@ -43,7 +39,8 @@ def compiled_as(key: object, write: Callable[[], ir.Function]) -> Callable[[int,
     Args:
         key: all that the function is made from, as its `repr`; except the source files that write functions.
     """
-    return _CALL(_loaded(f"{_sources()} {key!r}", lambda: str(write().module)))
+    written_by = [sources(package) for package in ("foreplan.runtime.cpu", "foreplan.ops")]
+    return _CALL(_loaded(f"{written_by} {key!r}", lambda: str(write().module)))
 
 
 def address_of(function: ir.Function) -> int:
@@ -54,15 +51,3 @@ def address_of(function: ir.Function) -> int:
 
 def _loaded(key: str, text: Callable[[], str]) -> int:
     return machine.loaded(machine.Module(NAME, key, lambda: (text(), "")))[0]
-
-
-def source_files() -> list[Path]:
-    """The files that write functions: all of this engine, and the ops with their expressions."""
-    folders = [Path(str(package.__file__)).parent for package in (foreplan.runtime.cpu, foreplan.ops)]
-    return [file for folder in folders for file in sorted(folder.rglob("*.py"))]
-
-
-@lru_cache(maxsize=1)
-def _sources() -> str:
-    """A digest of these files."""
-    return hashlib.sha256(b"".join(file.read_bytes() for file in source_files())).hexdigest()
