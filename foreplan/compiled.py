@@ -14,7 +14,9 @@ from foreplan.planner import Plan, Totals, totals, verify
 from foreplan.units import format_bytes
 
 if TYPE_CHECKING:
+    from foreplan.explanation import Explanation
     from foreplan.lower.outside import Use
+    from foreplan.remedies import Rebuild
     from foreplan.runtime.session import Session
     from foreplan.runtime.update import Update
     from foreplan.views.memory import Memory
@@ -187,6 +189,17 @@ class Compiled:
 
         title = f"{self.program.model} on {self.program.target}"
         write_map(path_of("view", path), *self.highest, title=f"{title}: {self._part}" if self._part else title)
+
+    def explain(self, rebuild: Rebuild | None = None) -> Explanation:
+        """Why the step needs the memory that it needs, and what each change would bring; print it. Every figure is
+        computed, so it takes some times as long as compiling.
+
+        Args:
+            rebuild: a function from a batch to the model, to see what a smaller one brings; None: that is left out.
+        """
+        from foreplan.explanation import Explanation
+
+        return Explanation.of(self, rebuild)
 
     def estimate(self) -> dict[str, Any]:
         """What `foreplan estimate --json` prints; sizes in bytes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +23,10 @@ from foreplan.cli.options import (
 from foreplan.errors import PlanError, UsageError
 from foreplan.files import check_writable
 from foreplan.options import Options
-from foreplan.units import format_bytes, format_count, format_seconds, listed, parse_bytes
+from foreplan.units import format_bytes, format_count, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
-    from foreplan.lower.fallbacks import Fallback
-    from foreplan.planner import Stages
+    pass
 
 _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usual machine
 
@@ -85,11 +83,10 @@ def _headline(figures: dict[str, Any]) -> str:
 
 @click.command(short_help="Write the plan of a step to a file.")
 @model_options
-@click.option("-o", "--out", "path", metavar="FILE", help="Where to write the plan; needed but for --explain.")
-@click.option("--explain", "why", is_flag=True, help="Show what each stage of planning brings.")
+@click.option("-o", "--out", "path", metavar="FILE", required=True, help="Where to write the plan.")
 @click.option("--kernels", is_flag=True, help="Put compiled kernels for a card into the file too.")
 @json_option
-def plan(model: str, path: str | None, why: bool, kernels: bool, as_json: bool, **options: Any) -> None:
+def plan(model: str, path: str, kernels: bool, as_json: bool, **options: Any) -> None:
     """Plan a step of MODEL and write the plan to a file, which `verify`, `view`, `diff` and `run` read.
 
     \b
@@ -97,63 +94,17 @@ def plan(model: str, path: str | None, why: bool, kernels: bool, as_json: bool, 
       foreplan plan resnet50 --batch 32 -o resnet50.plan
       foreplan plan model.onnx --batch 8 --budget 1GiB -o model.plan
       foreplan plan resnet50 --target cuda:h100 --kernels -o resnet50.plan
-      foreplan plan resnet50 --explain
     """
     if is_plan_file(model):
         raise UsageError(f"{model!r} is a plan already: give a model, or look at the plan with `foreplan view {model}`")
-    if path is None and not why:
-        raise UsageError("say where to write the plan: -o FILE (or look at how it comes about with --explain)")
-    if path is not None:
-        check_writable(path)
-    elif kernels:
-        raise UsageError("--kernels keeps compiled kernels in the plan file: say where to write that with -o FILE")
+    check_writable(path)
     compiled = compile_model(model, settings_from(options))
-    if path is not None:
-        compiled.save(path, kernels=kernels)
+    compiled.save(path, kernels=kernels)
     figures = compiled.estimate()
-    stages: Stages | None = None
-    slower: tuple[Fallback, ...] = ()
-    if why:
-        from foreplan.lower.fallbacks import fallbacks
-        from foreplan.planner import explain
-
-        slower = fallbacks(compiled.program)
-        stages = explain(compiled.program, compiled.plan)
     if as_json:
-        told = {} if stages is None else asdict(stages) | {"fallbacks": [asdict(each) for each in slower]}
-        print_json(figures | {"file": path} | told)
-        return
-    echo(f"{path or model}: {_headline(figures)}; arena {format_bytes(figures['arena_bytes'])}")
-    if stages is not None:
-        echo()
-        echo(_stage_table(stages, figures["order_lower_bound_bytes"]))
-        if slower:
-            echo()
-            echo(_fallback_table(slower))
-
-
-def _fallback_table(found: Sequence[Fallback]) -> str:
-    """A line an op that runs NumPy's kernel: how often, and in which nodes."""
-    lines = [f"{'by NumPy':<22}{'actions':>9}  nodes"]
-    for each in found:
-        lines.append(f"{each.op:<22}{each.count:>9,}  {listed(each.nodes, 4)}")
-    return "\n".join(lines)
-
-
-def _stage_table(stages: Stages, bound: int | None) -> str:
-    """A line a stage: bytes that live at its peak, the arena, what it changed, how."""
-    lines = [f"{'after':<14}{'live':>12}{'arena':>12}{'change':>9}"]
-    before = stages.stages[0].arena_bytes
-    for stage in stages.stages:
-        change = f"{stage.arena_bytes / before - 1:+.1%}" if before else ""
-        sizes = f"{format_bytes(stage.live_bytes):>12}{format_bytes(stage.arena_bytes):>12}"
-        lines.append(f"{stage.name:<14}{sizes}{change if lines[1:] else '':>9}  {stage.detail}")
-        before = stage.arena_bytes
-    if stages.each_once_bytes:
-        lines.append(f"No order without recomputation needs less than {format_bytes(stages.each_once_bytes)}.")
-    if bound is not None:
-        lines.append(f"No schedule at all needs less than {format_bytes(bound)}.")
-    return "\n".join(lines)
+        print_json(figures | {"file": path})
+    else:
+        echo(f"{path}: {_headline(figures)}; arena {format_bytes(figures['arena_bytes'])}")
 
 
 @click.command(short_help="Check a plan file.")

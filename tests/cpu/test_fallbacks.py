@@ -68,7 +68,7 @@ def test_the_command_line_lists_them(tmp_path: Path) -> None:
     model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [x], [y]))
     path = str(tmp_path / "double.onnx")
     onnx.save(model, path)
-    arguments = ("plan", path, "--infer", "--explain", "--target", "cpu:threads=1")
+    arguments = ("explain", path, "--infer", "--target", "cpu:threads=1")
     told = answer(*arguments)["fallbacks"]
     assert [(each["op"], each["count"], len(each["nodes"])) for each in told] == [("matmul", 1, 1)]
     table = foreplan(*arguments).stdout

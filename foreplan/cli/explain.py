@@ -1,0 +1,72 @@
+"""The command about reasons: explain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from foreplan.cli.options import (
+    echo,
+    is_plan_file,
+    json_option,
+    model_options,
+    model_with_options,
+    open_compiled,
+    print_json,
+    settings_from,
+    working,
+)
+from foreplan.units import listed
+
+if TYPE_CHECKING:
+    from foreplan.graph import Graph
+    from foreplan.lower.fallbacks import Fallback
+
+
+@click.command(short_help="Say why a step needs its memory, and what would change that.")
+@model_options
+@json_option
+def explain(model: str, as_json: bool, **options: Any) -> None:
+    """Say why a step of MODEL needs the memory that it needs: where the peak is, what lives there and what it waits
+    for, what the planner has done, and what each change would bring. Each figure is computed.
+
+    MODEL may be a plan file; what needs the model is then left out.
+
+    \b
+    Examples:
+      foreplan explain resnet50 --batch 32
+      foreplan explain model.onnx --optimizer adamw --json
+      foreplan explain resnet50.plan
+    """
+    from foreplan.lower.fallbacks import fallbacks
+
+    settings = settings_from(options)
+    compiled = open_compiled(model, settings)
+
+    def rebuild(batch: int) -> Graph:
+        return model_with_options(model, replace(settings, batch=batch))[0]
+
+    with working(f"trying what would change the memory of {model}"):
+        told = compiled.explain(None if is_plan_file(model) else rebuild)
+    slower = fallbacks(compiled.program)
+    if as_json:
+        print_json(told.to_json() | {"fallbacks": [asdict(each) for each in slower]})
+        return
+    echo(str(told), nl=False)
+    if slower:
+        echo()
+        echo(_fallback_table(slower))
+
+
+def _fallback_table(found: Sequence[Fallback]) -> str:
+    """A line an op that runs NumPy's kernel: how often, and in which nodes."""
+    lines = [f"{'by NumPy':<22}{'actions':>9}  nodes"]
+    for each in found:
+        lines.append(f"{each.op:<22}{each.count:>9,}  {listed(each.nodes, 4)}")
+    return "\n".join(lines)
+
+
+COMMANDS = (explain,)
