@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,9 @@ class NamedBuffer:
         offset: of its first byte within the region.
         shape: such as `float32[32,64]` where a kernel sees it whole; empty otherwise.
         on_device: whether its region counts toward the arena.
+        value: index of its value in the problem; -1 for a workspace.
+        written: the instruction that writes it; -1 if none does.
+        readers: the instructions that read it, in order.
     """
 
     name: str
@@ -46,6 +49,9 @@ class NamedBuffer:
     offset: int
     shape: str = ""
     on_device: bool = True
+    value: int = -1
+    written: int = -1
+    readers: tuple[int, ...] = ()
 
 
 def shapes_of(problem: Problem) -> dict[int, str]:
@@ -72,33 +78,39 @@ def named_buffers(problem: Problem, plan: Plan) -> tuple[NamedBuffer, ...]:
     value's name, written by its update.
     """
     shapes = shapes_of(problem)
-    updates = {problem.values[v].home: v for v, _ in plan.ends if problem.values[v].home >= 0}
     actions = [problem.actions[step.action] for step in plan.steps]
+    whole = buffers(plan, problem)
+    ends = {value for value, _ in plan.ends}
+    updates = {home: b for b in whole if b.value in ends and (home := problem.values[b.value].home) >= 0}
     found = []
-    for b in buffers(plan, problem):
+    for b in whole:
         region = problem.regions[b.region]
-        place = (b.lower, b.upper, region.name, b.offset)
         if b.value < 0:
-            name = actions[b.lower].name
-            found.append(
-                NamedBuffer(
-                    f"{name} (workspace)", b.nbytes, Category.WORKSPACE, name, *place, on_device=region.on_device
-                )
-            )
+            name, kept = actions[b.lower].name, {"on_device": region.on_device, "written": b.lower}
+            place = (name, b.lower, b.upper, region.name, b.offset)
+            found.append(NamedBuffer(f"{name} (workspace)", b.nbytes, Category.WORKSPACE, *place, **kept))
             continue
         value = problem.values[b.value]
-        if value.home >= 0 and updates.get(value.home) == b.value:
+        if value.home in updates and updates[value.home] is b:
             continue
-        # A value's bytes are its own from the step that writes it, or the step after where it took a larger one's.
-        written, around = b.value, slice(max(0, b.lower - 1), b.lower + 1)
-        if b.value in updates:
-            written, around = updates[b.value], slice(None)
-            place = (b.lower, max(1, len(actions)), region.name, b.offset)
-        writers = [a.name for a in actions[around] if written in a.writes]
-        shape = shapes.get(b.value, "")
-        producer = writers[-1] if writers else ""
+        if (new := updates.get(b.value)) is not None:  # its bytes are its own throughout
+            b = replace(b, upper=max(1, len(actions)), written=new.written, readers=b.readers + new.readers)
         found.append(
-            NamedBuffer(value.name, b.nbytes, value.category, producer, *place, shape, on_device=region.on_device)
+            NamedBuffer(
+                value.name,
+                b.nbytes,
+                value.category,
+                actions[b.written].name if b.written >= 0 else "",
+                b.lower,
+                b.upper,
+                region.name,
+                b.offset,
+                shapes.get(b.value, ""),
+                region.on_device,
+                b.value,
+                b.written,
+                b.readers,
+            )
         )
     return tuple(found)
 
