@@ -15,6 +15,7 @@ from foreplan.planner.report import buffers, category_series
 from foreplan.units import format_bytes
 
 if TYPE_CHECKING:
+    from foreplan.graph import TensorType
     from foreplan.lower.outside import Use
     from foreplan.outside import Part
 
@@ -54,21 +55,21 @@ class NamedBuffer:
     readers: tuple[int, ...] = ()
 
 
-def shapes_of(problem: Problem) -> dict[int, str]:
+def types_of(problem: Problem) -> dict[int, TensorType]:
     """The type of each value that a call of a program reads or writes whole; empty for a bare problem."""
     from foreplan.lower.program import Program
 
-    shapes: dict[int, str] = {}
+    types: dict[int, TensorType] = {}
     if not isinstance(problem, Program):
-        return shapes
+        return types
     slots = [slot.operand for slot in (*problem.inputs, *problem.stored, *problem.outputs, *problem.gradients)]
     # Outputs before inputs: a reader may see a value through a reshape, its writer sees it as it was made.
     written = [operand for call in problem.calls for operand in call.outputs]
     read = [operand for call in problem.calls for operand in call.inputs]
     for operand in (*slots, *written, *read):
         if operand.offset == 0 and operand.type.nbytes == problem.values[operand.value].nbytes:
-            shapes.setdefault(operand.value, str(operand.type))
-    return shapes
+            types.setdefault(operand.value, operand.type)
+    return types
 
 
 def named_buffers(problem: Problem, plan: Plan) -> tuple[NamedBuffer, ...]:
@@ -77,7 +78,7 @@ def named_buffers(problem: Problem, plan: Plan) -> tuple[NamedBuffer, ...]:
     A stored value and its content for the next step lie in the same bytes: they are one buffer, under the stored
     value's name, written by its update.
     """
-    shapes = shapes_of(problem)
+    types = types_of(problem)
     actions = [problem.actions[step.action] for step in plan.steps]
     whole = buffers(plan, problem)
     ends = {value for value, _ in plan.ends}
@@ -86,9 +87,9 @@ def named_buffers(problem: Problem, plan: Plan) -> tuple[NamedBuffer, ...]:
     for b in whole:
         region = problem.regions[b.region]
         if b.value < 0:
-            name, kept = actions[b.lower].name, {"on_device": region.on_device, "written": b.lower}
-            place = (name, b.lower, b.upper, region.name, b.offset)
-            found.append(NamedBuffer(f"{name} (workspace)", b.nbytes, Category.WORKSPACE, *place, **kept))
+            name = actions[b.lower].name
+            place = (name, b.lower, b.upper, region.name, b.offset, "", region.on_device, -1, b.lower)
+            found.append(NamedBuffer(f"{name} (workspace)", b.nbytes, Category.WORKSPACE, *place))
             continue
         value = problem.values[b.value]
         if value.home in updates and updates[value.home] is b:
@@ -105,7 +106,7 @@ def named_buffers(problem: Problem, plan: Plan) -> tuple[NamedBuffer, ...]:
                 b.upper,
                 region.name,
                 b.offset,
-                shapes.get(b.value, ""),
+                str(types.get(b.value, "")),
                 region.on_device,
                 b.value,
                 b.written,
@@ -190,6 +191,12 @@ class Memory:
     def buffers(self) -> tuple[NamedBuffer, ...]:
         """Every buffer of the plan."""
         return named_buffers(self.problem, self.plan)
+
+    @cached_property
+    def things(self) -> dict[int, int]:
+        """Of values that are copies of others in host memory: the others."""
+        trips = self.problem.round_trips.items()
+        return {self.problem.actions[out].writes[0]: value for value, (out, _) in trips}
 
     @cached_property
     def series(self) -> dict[Category, np.ndarray]:
@@ -356,9 +363,14 @@ def buffer_table(shown: Sequence[NamedBuffer]) -> str:
     return "\n".join(lines)
 
 
+def printable(text: str) -> str:
+    """`text` with line breaks, controls and what no encoding has written out, as Python writes them."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def _short(text: str, width: int) -> str:
     """`text`, with its middle left out where it is longer than `width`; line breaks and controls made visible."""
-    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    text = printable(text)
     if len(text) <= width:
         return text
     tail = (width - 1) // 2

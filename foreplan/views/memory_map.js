@@ -107,8 +107,8 @@ function rgba(colour, factor, alpha) {
   return ((alpha << 24) | (b << 16) | (g << 8) | r) >>> 0;
 }
 // Two shades a category, so that neighbours of one kind can be told apart.
-const inkOf = [255, 34, 70].map((alpha) => colourOf.map((c) => [rgba(c, 1, alpha), rgba(c, 0.86, alpha)]));
-const FULL = 0, DIM = 1, GHOST = 2;
+const inkOf = [255, 34, 70, 18].map((alpha) => colourOf.map((c) => [rgba(c, 1, alpha), rgba(c, 0.86, alpha)]));
+const FULL = 0, DIM = 1, GHOST = 2, DIM_GHOST = 3;
 function drawBuffers(g) {
   const ratio = window.devicePixelRatio || 1;
   const w = Math.max(1, Math.round((width - LEFT - RIGHT) * ratio)), h = Math.max(1, Math.round((height - UPPER - LOWER) * ratio));
@@ -118,7 +118,7 @@ function drawBuffers(g) {
     pixels = new Uint32Array(image.data.buffer);
   }
   pixels.fill(0);
-  for (const p of plans) if (p !== P) paint(p, p.bySize, w, h, () => GHOST, []);
+  for (const p of plans) if (p !== P) paint(p, p.bySize, w, h, () => (found === null ? GHOST : DIM_GHOST), []);
   const labels = [];
   paint(P, P.bySize, w, h, found === null ? () => FULL : (i) => (found.has(i) ? FULL : DIM), labels);
   if (found !== null) paint(P, found, w, h, () => FULL, []);  // a match is never hidden under a neighbour

@@ -53,7 +53,7 @@ def map_data(memories: Sequence[Memory], notes: Sequence[str] = ()) -> dict[str,
 
 def _plan(memory: Memory, line: Timeline, names: _Tree, shapes: _Texts) -> dict[str, Any]:
     problem, plan = memory.problem, memory.plan
-    bases, top = _stack(memory)
+    bases, top = stack(memory)
     phases = {phase: i for i, phase in enumerate(Phase)}
     return {
         "label": _label(memory),
@@ -80,13 +80,12 @@ def _buffers(memory: Memory, names: _Tree, shapes: _Texts) -> dict[str, str]:
     found = memory.buffers
     categories = {category: i for i, category in enumerate(Category)}
     regions = {region.name: i for i, region in enumerate(memory.problem.regions)}
-    away = {memory.problem.actions[out].writes[0]: v for v, (out, _) in memory.problem.round_trips.items()}
     columns: dict[str, list[int]] = {
         "name": [names.node(b.name) for b in found],
         "shape": [shapes.index(b.shape) for b in found],
         "category": [categories[b.category] for b in found],
         "region": [regions[b.region] for b in found],
-        "thing": [away.get(b.value, b.value) for b in found],  # what is recomputed or copied is one thing
+        "thing": [memory.things.get(b.value, b.value) for b in found],  # what is recomputed or copied is one thing
         "written": [b.written for b in found],
         "readers": [step for b in found for step in b.readers],
         "read": list(accumulate(len(b.readers) for b in found)),
@@ -103,7 +102,7 @@ def _label(memory: Memory) -> str:
     return ", ".join(filter(None, (model, target, budget))) or "plan"
 
 
-def _stack(memory: Memory) -> tuple[list[int], int]:
+def stack(memory: Memory) -> tuple[list[int], int]:
     """Where each region begins on the map, and where the last one ends: the device's first, the host's above."""
     regions, heights = memory.problem.regions, memory.plan.heights
     bases, top = [0] * len(regions), 0

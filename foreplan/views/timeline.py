@@ -88,8 +88,8 @@ def _phase(problem: Problem, index: int) -> Phase:
 def aligned(first: Sequence[str], second: Sequence[str]) -> np.ndarray:
     """Where the instructions of one plan lie beside those of another, by the names of their actions.
 
-    The longest list of instructions that both plans run in the same order is aligned; others lie between those. A name's
-    second run is another instruction than its first.
+    The longest list of instructions that both plans run in the same order is aligned; others lie between those. The
+    second run of a name is another instruction than the first.
 
     Args:
         first: names of the instructions of the plan that gives the axis.
