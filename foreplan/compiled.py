@@ -183,12 +183,33 @@ class Compiled:
             update = update and replace(update, program=with_code(update.program, update.plan))
         save_plan(path_of("save", path), program, self.plan, update, self.options)
 
-    def view(self, path: str | Path) -> None:
-        """Write the memory map, of what `memory` shows: one HTML file that opens offline."""
-        from foreplan.views.memory_map import write_map
-
+    @property
+    def _title(self) -> str:
         title = f"{self.program.model} on {self.program.target}"
-        write_map(path_of("view", path), *self.highest, title=f"{title}: {self._part}" if self._part else title)
+        return f"{title}: {self._part}" if self._part else title
+
+    def view(self, path: str | Path, *, over: Compiled | None = None) -> None:
+        """Write what `memory` shows to a file, in the form that its name asks for; docs/memory-map.md has all forms.
+
+        Args:
+            path: ends in `.html` for the memory map, in `.svg`, `.csv`, `.trace.json`, `.speedscope.json`, `.onnx`,
+                `.graphml` or `.dot`.
+            over: another step, whose plan lies over this one on the map.
+
+        Raises:
+            UsageError: the name asks for no form; or the file cannot be written; or networkx, which GraphML needs, is
+                not installed.
+        """
+        from foreplan.views.formats import write_view
+
+        other = None if over is None else over.memory
+        write_view(path_of("view", path), self.memory, self._title, other, self.highest[0].notes)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the key numbers, and a small memory map."""
+        from foreplan.views.picture import notebook_html
+
+        return notebook_html(self.memory, self._title)
 
     def explain(self, rebuild: Rebuild | None = None) -> Explanation:
         """Why the step needs the memory that it needs, and what each change would bring; print it. Every figure is

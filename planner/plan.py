@@ -33,6 +33,8 @@ class Buffer:
         value: the value it holds, or -1 for a workspace.
         lower: index of the first step during which the bytes are reserved.
         upper: index after the last one (half-open).
+        written: the step that writes it; -1 if it was there before, and for a workspace.
+        readers: the steps that read it, in order.
     """
 
     value: int
@@ -41,6 +43,8 @@ class Buffer:
     nbytes: int
     lower: int
     upper: int
+    written: int = -1
+    readers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

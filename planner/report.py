@@ -75,11 +75,13 @@ class _Ledger:
         self.offset: list[int] = []
         self.lower: list[int] = []
         self.upper: list[int] = []
+        self.written: list[int] = []
+        self.readers: list[list[int]] = []
         self.workspaces: list[Buffer] = []
         self.current: dict[tuple[int, int], int] = {}
         self.stored: dict[int, int] = {}  # by stored value, the buffer of its content
         for value, offset in plan.starts:
-            self._open(value, offset, 0)
+            self._open(value, offset, 0, -1)
             if problem.values[value].role is Role.STORED:
                 self.upper[-1], self.stored[value] = self.steps, self.current[value, offset]
             elif plan.steps:
@@ -89,12 +91,14 @@ class _Ledger:
         for value, offset in plan.ends:
             self.upper[self.current[value, offset]] = self.steps
 
-    def _open(self, value: int, offset: int, step: int) -> None:
+    def _open(self, value: int, offset: int, step: int, written: int) -> None:
         self.current[value, offset] = len(self.value)
         self.value.append(value)
         self.offset.append(offset)
         self.lower.append(step)
         self.upper.append(step + 1)
+        self.written.append(written)
+        self.readers.append([])
 
     def _run(self, plan: Plan, number: int) -> None:
         values, step = self.problem.values, plan.steps[number]
@@ -102,6 +106,7 @@ class _Ledger:
         read = [self.current[value, offset] for value, offset in zip(action.reads, step.reads)]
         for buffer in read:
             self.upper[buffer] = max(self.upper[buffer], number + 1)
+            self.readers[buffer].append(number)
         lower = [number] * len(action.writes)
         pairs = [(pair.write, pair.read, 0) for pair in action.overwrites]
         for write, old, offset in pairs + [(part.write, part.read, part.offset) for part in action.parts]:
@@ -114,7 +119,7 @@ class _Ledger:
             else:
                 self.upper[read[old]] = number
         for (value, offset), first in zip(zip(action.writes, step.writes), lower):
-            self._open(value, offset, number)
+            self._open(value, offset, number, number)
             self.lower[-1] = first
             if (home := values[value].home) >= 0:
                 self.upper[self.stored[home]] = number
@@ -126,6 +131,6 @@ class _Ledger:
 
     def close(self) -> list[Buffer]:
         values = self.problem.values
-        rows = zip(self.value, self.offset, self.lower, self.upper)
-        found = [Buffer(v, values[v].region, o, values[v].nbytes, low, up) for v, o, low, up in rows if low < up]
+        rows = zip(self.value, self.offset, self.lower, self.upper, self.written, map(tuple, self.readers))
+        found = [Buffer(v, values[v].region, o, values[v].nbytes, *rest) for v, o, *rest in rows if rest[0] < rest[1]]
         return found + self.workspaces

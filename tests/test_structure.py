@@ -64,7 +64,12 @@ CIRCLES = [
     },
 ]
 ONLY_IN = {
-    "onnx": ("frontend", "export", "foreplan"),  # the importer; what is written; the backend for the onnx package
+    "onnx": (
+        "frontend",
+        "export",
+        "views",
+        "foreplan",
+    ),  # the importer; what is written; the backend for the onnx package
     "click": ("cli",),
     "tensorboard": ("cli",),
     "safetensors": ("runtime",),
@@ -72,7 +77,7 @@ ONLY_IN = {
     "scipy": (),
     "torch": ("frontend", "runtime"),
     "onnxscript": ("frontend",),
-    "networkx": ("graph",),
+    "networkx": ("graph", "views"),
     "cupy": ("runtime",),
     "cudnn": ("runtime",),
 }

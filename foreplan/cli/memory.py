@@ -26,7 +26,8 @@ from foreplan.options import Options
 from foreplan.units import format_bytes, format_count, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
-    pass
+    from foreplan.cli.options import Settings
+    from foreplan.compiled import Compiled
 
 _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usual machine
 
@@ -138,39 +139,61 @@ def verify(file: str, trust_code: bool, weights_folder: str | None, as_json: boo
         )
 
 
-@click.command(short_help="Show where the bytes are, as a table or a map.")
+@click.command(short_help="Show where the bytes are, as a table, a map, or a file for other tools.")
 @model_options
-@click.option("-o", "--out", "path", metavar="MAP.html", help="Write the memory map: one HTML file, opens offline.")
-@click.option("--dot", metavar="GRAPH.dot", help="Write the graph for Graphviz.")
+@click.option("-o", "--out", "path", metavar="FILE", help="Write a file instead; its name says which form.")
+@click.option("--over", metavar="OTHER.plan", help="Lay the plan of another file over this one, on the map.")
 @json_option
-def view(model: str, path: str | None, dot: str | None, as_json: bool, **options: Any) -> None:
+def view(model: str, path: str | None, over: str | None, as_json: bool, **options: Any) -> None:
     """Show where the bytes are: MODEL may be a plan file too.
 
-    Without -o, prints the memory as a table.
+    Without -o, prints the memory as a table. With it, the ending of the name says what is written:
+
+    \b
+      .html             the memory map: one page, opens offline
+      .svg              the map as a picture
+      .csv              a row a buffer
+      .trace.json       a trace over predicted time, for Perfetto and Chrome
+      .speedscope.json  time and bytes by module, for speedscope
+      .onnx             instructions with offsets and lifetimes, for Netron
+      .graphml          a graph of instructions and contents (needs networkx)
+      .dot              a graph of instructions, for Graphviz
 
     \b
     Examples:
       foreplan view resnet50 --batch 32 -o map.html
       foreplan view resnet50.plan
-      foreplan view model.onnx --dot graph.dot
+      foreplan view lean.plan --over resnet50.plan -o map.html
+      foreplan view resnet50.plan -o resnet50.trace.json
     """
-    if dot is not None and is_plan_file(model):
-        raise UsageError("--dot draws a model's graph, which a plan file does not hold: give the model instead")
-    compiled = open_compiled(model, settings_from(options))
     if path is not None:
-        compiled.view(path)
-    if dot is not None:
-        from foreplan.views.dot import write_dot
+        from foreplan.views.formats import format_of
 
-        assert compiled.graph is not None
-        write_dot(dot, compiled.graph)
+        format_of(path)
+        check_writable(path)
+    elif over is not None:
+        raise UsageError("--over lays two plans over one another on the map: say where to write it with -o MAP.html")
+    settings = settings_from(options)
+    compiled = open_compiled(model, settings)
+    if path is not None:
+        compiled.view(path, over=None if over is None else _plan_file(over, settings))
     if as_json:
         print_json(compiled.memory.as_json())
-    elif path is None and dot is None:
+    elif path is None:
         echo(str(compiled.memory), nl=False)
     else:
-        for written in filter(None, (path, dot)):
-            say(f"wrote {written}")
+        say(f"wrote {path}")
+
+
+def _plan_file(path: str, settings: Settings) -> Compiled:
+    """The compiled step of the plan file that --over names."""
+    from foreplan.compiled import load_plan
+
+    if not is_plan_file(path):
+        raise UsageError(
+            f"--over takes a plan file, and {path!r} is none: write one with `foreplan plan MODEL -o FILE`"
+        )
+    return load_plan(path, trust_code=settings.trust_code, weights_folder=settings.weights_folder)
 
 
 @click.command(short_help="Say what changed between two plans.")

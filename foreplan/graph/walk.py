@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from foreplan.errors import UsageError
@@ -10,6 +11,22 @@ from foreplan.graph.ir import Graph, Node, Value
 
 if TYPE_CHECKING:
     import networkx
+
+
+def networkx_here() -> ModuleType:
+    """The module networkx, which is an extra.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import networkx
+    except ImportError as error:
+        raise UsageError(
+            f"this needs networkx, which cannot be imported ({error}); "
+            "install it with `pip install 'foreplan[networkx]'`"
+        ) from error
+    return networkx
 
 
 def to_networkx(graph: Graph) -> networkx.DiGraph:
@@ -20,14 +37,7 @@ def to_networkx(graph: Graph) -> networkx.DiGraph:
     Raises:
         UsageError: networkx is not installed.
     """
-    try:
-        import networkx
-    except ImportError as error:
-        raise UsageError(
-            f"a graph becomes a DiGraph with networkx, which cannot be imported ({error}); "
-            "install it with `pip install 'foreplan[networkx]'`"
-        ) from error
-    digraph: networkx.DiGraph = networkx.DiGraph(name=graph.name)
+    digraph: networkx.DiGraph = networkx_here().DiGraph(name=graph.name)
     for value in graph.values():
         digraph.add_node(value, label=repr(value))
     for node in graph.nodes:

@@ -9,9 +9,22 @@ from foreplan.files import write_atomically
 from foreplan.graph.ir import Graph, Kind, Node, Value
 
 # Fill colours on which black text reads well.
-_FORWARD, _BACKWARD, _UPDATE = "#cfe3f7", "#ffd9bf", "#d3efd0"
+FILLS = {
+    "forward": "#cfe3f7",
+    "backward": "#ffd9bf",
+    "update": "#d3efd0",
+    "recompute": "#f6cfe6",
+    "copy": "#e8dccb",
+    "input": "#fff2b3",
+}
+STORED_FILL = "#9fc3e8"
+HEAD = (
+    '  graph [rankdir=TB, fontname="Helvetica", nodesep=0.25, ranksep=0.45];',
+    '  node [fontname="Helvetica", fontsize=11, style=filled, color="#4a4a4a"];',
+    '  edge [fontname="Helvetica", fontsize=9, color="#5a5a5a"];',
+)
 _STORED = {
-    Kind.PARAMETER: "#9fc3e8",
+    Kind.PARAMETER: STORED_FILL,
     Kind.FROZEN: "#bccbd8",
     Kind.STATE: "#d8c6ec",
     Kind.ACCUMULATOR: "#ffc9a3",
@@ -37,27 +50,25 @@ def dot_text(graph: Graph) -> str:
 
 
 def _lines(graph: Graph) -> Iterator[str]:
-    yield f"digraph {_quoted(graph.name)} {{"
-    yield '  graph [rankdir=TB, fontname="Helvetica", nodesep=0.25, ranksep=0.45];'
-    yield '  node [fontname="Helvetica", fontsize=11, style=filled, color="#4a4a4a"];'
-    yield '  edge [fontname="Helvetica", fontsize=9, color="#5a5a5a"];'
+    yield f"digraph {quoted(graph.name)} {{"
+    yield from HEAD
     source: dict[Value, str] = {}
     for i, value in enumerate((*graph.inputs, *graph.stored)):
         source[value] = f"v{i}"
-        fill = _STORED.get(value.kind, "#fff2b3")
-        label = _quoted(f"{value.name}\n{value.type}")
+        fill = _STORED.get(value.kind, FILLS["input"])
+        label = quoted(f"{value.name}\n{value.type}")
         yield f'  v{i} [shape=ellipse, fillcolor="{fill}", label={label}];'
     new_content = set(graph.updates.values())
     for i, node in enumerate(graph.nodes):
-        label = _quoted(f"{node.name}\n{node.op.name}")
-        tooltip = _quoted(f"{node.op} {node.source}".strip())
+        label = quoted(f"{node.name}\n{node.op.name}")
+        tooltip = quoted(f"{node.op} {node.source}".strip())
         yield f'  n{i} [shape=box, fillcolor="{_fill(node, new_content)}", label={label}, tooltip={tooltip}];'
         for value in dict.fromkeys(node.inputs):
-            yield f"  {source[value]} -> n{i} [label={_quoted(str(value.type))}];"
+            yield f"  {source[value]} -> n{i} [label={quoted(str(value.type))}];"
         source |= dict.fromkeys(node.outputs, f"n{i}")
     for i, (name, value) in enumerate(_results(graph)):
-        yield f'  r{i} [shape=box, peripheries=2, fillcolor="#ffffff", label={_quoted(name)}];'
-        yield f"  {source[value]} -> r{i} [label={_quoted(str(value.type))}];"
+        yield f'  r{i} [shape=box, peripheries=2, fillcolor="#ffffff", label={quoted(name)}];'
+        yield f"  {source[value]} -> r{i} [label={quoted(str(value.type))}];"
     for old, new in graph.updates.items():
         yield f"  {source[new]} -> {source[old]} [style=dashed, constraint=false];"
     yield "}"
@@ -74,11 +85,11 @@ def _results(graph: Graph) -> Iterator[tuple[str, Value]]:
 
 def _fill(node: Node, new_content: set[Value]) -> str:
     if any(value in new_content for value in node.outputs):
-        return _UPDATE
-    return _BACKWARD if any(value.kind is Kind.GRADIENT for value in node.outputs) else _FORWARD
+        return FILLS["update"]
+    return FILLS["backward" if any(value.kind is Kind.GRADIENT for value in node.outputs) else "forward"]
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """A DOT string that shows `text` as it is: quotes and backslashes escaped, line breaks kept, controls dropped."""
     text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return '"' + "".join(c for c in text if c.isprintable()) + '"'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from foreplan.planner.report import buffers, category_series
 from foreplan.units import format_bytes
 
 if TYPE_CHECKING:
+    from foreplan.graph import TensorType
     from foreplan.lower.outside import Use
     from foreplan.outside import Part
 
@@ -34,6 +35,9 @@ class NamedBuffer:
         offset: of its first byte within the region.
         shape: such as `float32[32,64]` where a kernel sees it whole; empty otherwise.
         on_device: whether its region counts toward the arena.
+        value: index of its value in the problem; -1 for a workspace.
+        written: the instruction that writes it; -1 if none does.
+        readers: the instructions that read it, in order.
     """
 
     name: str
@@ -46,23 +50,26 @@ class NamedBuffer:
     offset: int
     shape: str = ""
     on_device: bool = True
+    value: int = -1
+    written: int = -1
+    readers: tuple[int, ...] = ()
 
 
-def shapes_of(problem: Problem) -> dict[int, str]:
+def types_of(problem: Problem) -> dict[int, TensorType]:
     """The type of each value that a call of a program reads or writes whole; empty for a bare problem."""
     from foreplan.lower.program import Program
 
-    shapes: dict[int, str] = {}
+    types: dict[int, TensorType] = {}
     if not isinstance(problem, Program):
-        return shapes
+        return types
     slots = [slot.operand for slot in (*problem.inputs, *problem.stored, *problem.outputs, *problem.gradients)]
     # Outputs before inputs: a reader may see a value through a reshape, its writer sees it as it was made.
     written = [operand for call in problem.calls for operand in call.outputs]
     read = [operand for call in problem.calls for operand in call.inputs]
     for operand in (*slots, *written, *read):
         if operand.offset == 0 and operand.type.nbytes == problem.values[operand.value].nbytes:
-            shapes.setdefault(operand.value, str(operand.type))
-    return shapes
+            types.setdefault(operand.value, operand.type)
+    return types
 
 
 def named_buffers(problem: Problem, plan: Plan) -> tuple[NamedBuffer, ...]:
@@ -71,34 +78,40 @@ def named_buffers(problem: Problem, plan: Plan) -> tuple[NamedBuffer, ...]:
     A stored value and its content for the next step lie in the same bytes: they are one buffer, under the stored
     value's name, written by its update.
     """
-    shapes = shapes_of(problem)
-    updates = {problem.values[v].home: v for v, _ in plan.ends if problem.values[v].home >= 0}
+    types = types_of(problem)
     actions = [problem.actions[step.action] for step in plan.steps]
+    whole = buffers(plan, problem)
+    ends = {value for value, _ in plan.ends}
+    updates = {home: b for b in whole if b.value in ends and (home := problem.values[b.value].home) >= 0}
     found = []
-    for b in buffers(plan, problem):
+    for b in whole:
         region = problem.regions[b.region]
-        place = (b.lower, b.upper, region.name, b.offset)
         if b.value < 0:
             name = actions[b.lower].name
-            found.append(
-                NamedBuffer(
-                    f"{name} (workspace)", b.nbytes, Category.WORKSPACE, name, *place, on_device=region.on_device
-                )
-            )
+            place = (name, b.lower, b.upper, region.name, b.offset, "", region.on_device, -1, b.lower)
+            found.append(NamedBuffer(f"{name} (workspace)", b.nbytes, Category.WORKSPACE, *place))
             continue
         value = problem.values[b.value]
-        if value.home >= 0 and updates.get(value.home) == b.value:
+        if value.home in updates and updates[value.home] is b:
             continue
-        # A value's bytes are its own from the step that writes it, or the step after where it took a larger one's.
-        written, around = b.value, slice(max(0, b.lower - 1), b.lower + 1)
-        if b.value in updates:
-            written, around = updates[b.value], slice(None)
-            place = (b.lower, max(1, len(actions)), region.name, b.offset)
-        writers = [a.name for a in actions[around] if written in a.writes]
-        shape = shapes.get(b.value, "")
-        producer = writers[-1] if writers else ""
+        if (new := updates.get(b.value)) is not None:  # its bytes are its own throughout
+            b = replace(b, upper=max(1, len(actions)), written=new.written, readers=b.readers + new.readers)
         found.append(
-            NamedBuffer(value.name, b.nbytes, value.category, producer, *place, shape, on_device=region.on_device)
+            NamedBuffer(
+                value.name,
+                b.nbytes,
+                value.category,
+                actions[b.written].name if b.written >= 0 else "",
+                b.lower,
+                b.upper,
+                region.name,
+                b.offset,
+                str(types.get(b.value, "")),
+                region.on_device,
+                b.value,
+                b.written,
+                b.readers,
+            )
         )
     return tuple(found)
 
@@ -178,6 +191,12 @@ class Memory:
     def buffers(self) -> tuple[NamedBuffer, ...]:
         """Every buffer of the plan."""
         return named_buffers(self.problem, self.plan)
+
+    @cached_property
+    def things(self) -> dict[int, int]:
+        """Of values that are copies of others in host memory: the others."""
+        trips = self.problem.round_trips.items()
+        return {self.problem.actions[out].writes[0]: value for value, (out, _) in trips}
 
     @cached_property
     def series(self) -> dict[Category, np.ndarray]:
@@ -344,9 +363,14 @@ def buffer_table(shown: Sequence[NamedBuffer]) -> str:
     return "\n".join(lines)
 
 
+def printable(text: str) -> str:
+    """`text` with line breaks, controls and what no encoding has written out, as Python writes them."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def _short(text: str, width: int) -> str:
     """`text`, with its middle left out where it is longer than `width`; line breaks and controls made visible."""
-    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    text = printable(text)
     if len(text) <= width:
         return text
     tail = (width - 1) // 2

@@ -1,92 +1,42 @@
-"use strict";
-// Data, all plain columns: D.name[D.nameOf[i]], D.lower[i], D.upper[i], D.base[D.region[i]] + D.offset[i], …
-const D = JSON.parse(document.getElementById("data").textContent);
-const $ = (id) => document.getElementById(id);
-const N = D.lower.length, STEPS = Math.max(1, D.steps.length), TOP = Math.max(1, D.top);
-const COLOURS = {
-  parameters: "#3f78b5", optimizer_state: "#8b5fb4", gradients: "#e0702b", activations: "#3a9a63",
-  workspace: "#8a8f98", inputs: "#c9a21b", outputs: "#1fa3b3",
-};
-const colourOf = D.categories.map((c) => COLOURS[c] || "#777777");
-// Two shades a category, so that neighbours of one kind can be told apart.
-const shadesOf = colourOf.map((c) => [c, "#" + [1, 3, 5].map((k) => shade(parseInt(c.slice(k, k + 2), 16))).join("")]);
-function shade(level) {
-  return Math.round(level * 0.88).toString(16).padStart(2, "0");
-}
+// ---- the view: what of the plans is shown ----------------------------------------------------------------------------
+let axis = "steps";  // or "time"
+const topOf = () => Math.max(1, ...plans.map((p) => p.top)) * 1.03;
+const endOf = () => Math.max(1, ...plans.map((p) => p.edges[axis][p.length]));
+const view = { x0: 0, x1: endOf(), y0: 0, y1: topOf() };
+const map = $("map"), chart = $("live"), bands = $("bands"), tip = $("tip");
 const shown = D.categories.map(() => true);
-const base = new Float64Array(N);
-for (let i = 0; i < N; i++) base[i] = D.base[D.region[i]] + D.offset[i];
-const parity = new Uint8Array(N), seen = D.categories.map(() => 0);
-for (let i = 0; i < N; i++) parity[i] = seen[D.category[i]]++ & 1;
-const bySize = Array.from({ length: N }, (_, i) => i).sort((a, b) => D.nbytes[b] - D.nbytes[a] || a - b);
-
-// ---- text -------------------------------------------------------------------------------------------------------
-const number = new Intl.NumberFormat("en-US");
-function iec(bytes) {
-  let size = bytes, unit = "B";
-  for (const next of ["KiB", "MiB", "GiB", "TiB"]) {
-    if (Math.abs(size) < 1024) break;
-    size /= 1024; unit = next;
-  }
-  return unit === "B" ? `${bytes} B` : `${size >= 100 ? size.toFixed(1) : size.toFixed(2)} ${unit}`;
-}
-const exact = (bytes) => (bytes < 1024 ? `${bytes} B` : `${iec(bytes)} (${number.format(bytes)} bytes)`);
-const step = (i) => (i >= STEPS ? "the end" : `${i} ${D.steps[i] || ""}`.trim());
-const nameOf = (i) => D.name[D.nameOf[i]];
-const shapeOf = (i) => D.shape[D.shapeOf[i]];
-function make(tag, text, cls) {
-  const element = document.createElement(tag);
-  if (text !== undefined) element.textContent = text;
-  if (cls) element.className = cls;
-  return element;
-}
-function swatch(category) {
-  const element = make("span", undefined, "swatch");
-  element.style.background = colourOf[category];
-  return element;
-}
-function facts(i) {
-  const last = Math.max(D.lower[i], D.upper[i] - 1);
-  const rows = [["bytes", exact(D.nbytes[i])]];
-  if (shapeOf(i)) rows.unshift(["shape", shapeOf(i)]);
-  rows.push(["category", D.categories[D.category[i]].replace("_", " ")]);
-  rows.push(["lifetime", `[${D.lower[i]}, ${D.upper[i]}): ${D.upper[i] - D.lower[i]} instructions`]);
-  rows.push(["first", step(D.lower[i])], ["last", step(last)]);
-  rows.push(["offset", `${number.format(D.offset[i])} in ${D.regions[D.region[i]]}`]);
-  if (D.producer[i] >= 0) rows.push(["written by", D.producers[D.producer[i]]]);
-  const list = make("dl", undefined, "facts");
-  for (const [key, value] of rows) list.append(make("dt", key), make("dd", value));
-  return list;
-}
-
-// ---- live bytes, by category and in all ----------------------------------------------------------------------------
-const live = D.categories.map(() => new Float64Array(STEPS + 1));
-for (let i = 0; i < N; i++) {
-  if (!D.counted[i]) continue;
-  const grain = D.grain[D.region[i]], taken = Math.ceil(D.nbytes[i] / grain) * grain;
-  live[D.category[i]][D.lower[i]] += taken;
-  live[D.category[i]][D.upper[i]] -= taken;
-}
-for (const row of live) for (let s = 1; s <= STEPS; s++) row[s] += row[s - 1];
-const total = new Float64Array(STEPS);
-for (const row of live) for (let s = 0; s < STEPS; s++) total[s] += row[s];
-
-// ---- state ----------------------------------------------------------------------------------------------------------
-const view = { x0: 0, x1: STEPS, y0: 0, y1: TOP * 1.03 };
-const map = $("map"), chart = $("live"), tip = $("tip");
-let hover = -1, picked = -1, cursor = D.peak, query = "", found = null, theme = {};
-const LEFT = 84, RIGHT = 14, UPPER = 26, LOWER = 26;
-let width = 0, height = 0, chartHeight = 0, pending = false;
+let hover = -1, picked = -1, cursor = P.peak, found = null, theme = {};
+const LEFT = 84, RIGHT = 14, UPPER = 24, LOWER = 42, GAP = 3;
+let width = 0, height = 0, chartHeight = 0, bandsHeight = 0, pending = false;
+const work = { painted: 0, calls: 0 };  // of the last frame: buffers in view, and what was drawn for lanes and modules
 
 const sx = (x) => LEFT + ((x - view.x0) / (view.x1 - view.x0)) * (width - LEFT - RIGHT);
 const sy = (y) => height - LOWER - ((y - view.y0) / (view.y1 - view.y0)) * (height - UPPER - LOWER);
 const ux = (px) => view.x0 + ((px - LEFT) / (width - LEFT - RIGHT)) * (view.x1 - view.x0);
 const uy = (py) => view.y0 + ((height - LOWER - py) / (height - UPPER - LOWER)) * (view.y1 - view.y0);
+const edge = (s) => P.edges[axis][Math.min(s, P.length)];
+const middleOf = (s) => (edge(s) + edge(s + 1)) / 2;
+// The instruction at a place of the axis.
+function stepAt(x, edges = P.edges[axis]) {
+  let low = 0, high = P.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (edges[middle] <= x) low = middle; else high = middle - 1;
+  }
+  return low;
+}
 
 function redraw() {
   if (pending) return;
   pending = true;
-  requestAnimationFrame(() => { pending = false; drawMap(); drawLive(); });
+  requestAnimationFrame(() => { pending = false; draw(); });
+}
+function draw() {
+  work.painted = work.calls = 0;
+  drawBands();
+  drawMap();
+  drawLive();
+  remember();
 }
 function fit(canvas) {
   const ratio = window.devicePixelRatio || 1, box = canvas.getBoundingClientRect();
@@ -98,8 +48,8 @@ function fit(canvas) {
 function resize() {
   [width, height] = fit(map);
   [, chartHeight] = fit(chart);
-  drawMap();  // at once: giving a canvas its size has just wiped it
-  drawLive();
+  [, bandsHeight] = fit(bands);
+  draw();  // at once: giving a canvas its size has just wiped it
 }
 function readTheme() {
   const style = getComputedStyle(document.documentElement);
@@ -107,11 +57,10 @@ function readTheme() {
     theme[key] = style.getPropertyValue(`--${key}`).trim();
 }
 function clamp() {
-  const minX = Math.min(STEPS, 4), minY = Math.min(TOP, 256);
-  for (const [a, b, low, high, least] of [["x0", "x1", 0, STEPS, minX], ["y0", "y1", 0, TOP * 1.03, minY]]) {
-    let span = Math.min(high - low, Math.max(least, view[b] - view[a]));
-    const middle = (view[a] + view[b]) / 2;
-    let start = Math.min(Math.max(low, middle - span / 2), high - span);
+  const end = endOf(), top = topOf(), least = Math.min(end, axis === "steps" ? 4 : end / P.length);
+  for (const [a, b, high, low] of [["x0", "x1", end, least], ["y0", "y1", top, Math.min(top, 256)]]) {
+    const span = Math.min(high, Math.max(low, view[b] - view[a]));
+    const start = Math.min(Math.max(0, (view[a] + view[b]) / 2 - span / 2), high - span);
     view[a] = start; view[b] = start + span;
   }
 }
@@ -125,7 +74,7 @@ function byteTicks(low, high, room) {
   for (let y = Math.ceil(low / size) * size; y <= high; y += size) ticks.push(y);
   return ticks;
 }
-function stepTicks(low, high, room) {
+function decimalTicks(low, high, room) {
   let size = 1;
   for (let i = 0; (high - low) / size > room; i++) size *= [2, 2.5, 2][i % 3];
   const ticks = [];
@@ -149,46 +98,93 @@ function shorten(g, text, room) {
   }
   return low > 1 ? text.slice(0, low) + "…" : "";
 }
+
+// Buffers are painted into pixels of our own: 100,000 rectangles take a few milliseconds, as drawing calls they do not.
+const sheet = document.createElement("canvas");
+let image = null, pixels = null;
+function rgba(colour, factor, alpha) {
+  const [r, g, b] = [1, 3, 5].map((k) => Math.round(parseInt(colour.slice(k, k + 2), 16) * factor));
+  return ((alpha << 24) | (b << 16) | (g << 8) | r) >>> 0;
+}
+// Two shades a category, so that neighbours of one kind can be told apart.
+const inkOf = [255, 34, 70, 18].map((alpha) => colourOf.map((c) => [rgba(c, 1, alpha), rgba(c, 0.86, alpha)]));
+const FULL = 0, DIM = 1, GHOST = 2, DIM_GHOST = 3;
 function drawBuffers(g) {
-  const edge = theme.panel;
-  for (let i = 0; i < N; i++) {
-    if (!shown[D.category[i]] || D.upper[i] < view.x0 || D.lower[i] > view.x1) continue;
-    if (base[i] > view.y1 || base[i] + D.nbytes[i] < view.y0) continue;
-    const x = sx(D.lower[i]), y = sy(base[i] + D.nbytes[i]);
-    const w = Math.max(0.7, sx(D.upper[i]) - x), h = Math.max(0.7, sy(base[i]) - y);
-    g.globalAlpha = found === null || found.has(i) ? 1 : 0.13;
-    g.fillStyle = shadesOf[D.category[i]][parity[i]];
-    g.fillRect(x, y, w, h);
-    if (w > 3 && h > 3) {
-      g.strokeStyle = edge;
-      g.lineWidth = 0.8;
-      g.strokeRect(x, y, w, h);
-    }
-    if (w > 46 && h > 15 && g.globalAlpha === 1) label(g, i, x, y, w, h);
+  const ratio = window.devicePixelRatio || 1;
+  const w = Math.max(1, Math.round((width - LEFT - RIGHT) * ratio)), h = Math.max(1, Math.round((height - UPPER - LOWER) * ratio));
+  if (!image || image.width !== w || image.height !== h) {
+    sheet.width = w; sheet.height = h;
+    image = new ImageData(w, h);
+    pixels = new Uint32Array(image.data.buffer);
   }
-  g.globalAlpha = 1;
+  pixels.fill(0);
+  for (const p of plans) if (p !== P) paint(p, p.bySize, w, h, () => (found === null ? GHOST : DIM_GHOST), []);
+  const labels = [];
+  paint(P, P.bySize, w, h, found === null ? () => FULL : (i) => (found.has(i) ? FULL : DIM), labels);
+  if (found !== null) paint(P, found, w, h, () => FULL, []);  // a match is never hidden under a neighbour
+  sheet.getContext("2d").putImageData(image, 0, 0);
+  g.drawImage(sheet, LEFT, UPPER, width - LEFT - RIGHT, height - UPPER - LOWER);
+  for (const [i, x, y, bw, bh] of labels)
+    if (found === null || found.has(i)) label(g, i, LEFT + x / ratio, UPPER + y / ratio, bw / ratio, bh / ratio);
+}
+function paint(p, which, w, h, stateOf, labels) {
+  const b = p.buffers, edges = p.edges[axis], kx = w / (view.x1 - view.x0), ky = h / (view.y1 - view.y0);
+  for (const i of which) {
+    if (!shown[b.category[i]]) continue;
+    const x0 = (edges[b.lower[i]] - view.x0) * kx, x1 = (edges[b.upper[i]] - view.x0) * kx;
+    const y1 = h - (p.at[i] - view.y0) * ky, y0 = y1 - b.nbytes[i] * ky;
+    if (x1 < 0 || x0 > w || y1 < 0 || y0 > h) continue;
+    work.painted++;
+    const colour = inkOf[stateOf(i)][b.category[i]][p.shade[i]];
+    const left = Math.max(0, Math.min(w - 1, Math.round(x0))), top = Math.max(0, Math.min(h - 1, Math.round(y0)));
+    let right = Math.min(w, Math.max(left + 1, Math.round(x1))), bottom = Math.min(h, Math.max(top + 1, Math.round(y1)));
+    if (right - left > 3 && bottom - top > 3) {  // a seam
+      right -= 1; bottom -= 1;
+      if (right - left > 46 && bottom - top > 15) labels.push([i, left, top, right - left, bottom - top]);
+    }
+    for (let y = top; y < bottom; y++) {
+      if (right - left === 1) pixels[y * w + left] = colour; else pixels.fill(colour, y * w + left, y * w + right);
+    }
+  }
 }
 function label(g, i, x, y, w, h) {
-  const left = Math.max(x, LEFT), room = Math.min(x + w, width - RIGHT) - left - 10;
-  if (room < 34) return;
-  const top = Math.max(y, UPPER), bottom = Math.min(y + h, height - LOWER);
-  if (bottom - top < 14) return;
+  const room = w - 10;
+  if (room < 34 || h < 14) return;
   g.fillStyle = "#ffffff";
   g.textBaseline = "middle";
   g.font = "600 " + FONT;
   g.shadowColor = "rgb(0 0 0 / 65%)";
   g.shadowBlur = 2.5;
-  const middle = (top + bottom) / 2, two = bottom - top > 32;
-  g.fillText(shorten(g, nameOf(i), room), left + 5, two ? middle - 7 : middle);
+  const middle = y + h / 2, two = h > 32;
+  g.fillText(shorten(g, nameOf(i), room), x + 5, two ? middle - 7 : middle);
   g.font = FONT;
-  if (two) g.fillText(shorten(g, iec(D.nbytes[i]) + (shapeOf(i) ? "  " + shapeOf(i) : ""), room), left + 5, middle + 8);
+  if (two) g.fillText(shorten(g, iec(B.nbytes[i]) + (shapeOf(i) ? "  " + shapeOf(i) : ""), room), x + 5, middle + 8);
   g.shadowBlur = 0;
 }
-function outline(g, i, colour, line) {
-  const x = sx(D.lower[i]), y = sy(base[i] + D.nbytes[i]);
+function outline(g, i, colour, line, dash = []) {
+  const x = sx(edge(B.lower[i])), y = sy(P.at[i] + B.nbytes[i]);
   g.strokeStyle = colour;
   g.lineWidth = line;
-  g.strokeRect(x, y, Math.max(2, sx(D.upper[i]) - x), Math.max(2, sy(base[i]) - y));
+  g.setLineDash(dash);
+  g.strokeRect(x, y, Math.max(2, sx(edge(B.upper[i])) - x), Math.max(2, sy(P.at[i]) - y));
+  g.setLineDash([]);
+}
+// All lives of the picked value: outlined, and joined by a line from the end of one to the beginning of the next.
+function drawLives(g) {
+  const lives = livesWith(picked);
+  g.strokeStyle = theme.hover;
+  g.lineWidth = 1.6;
+  g.setLineDash([2, 4]);
+  g.beginPath();
+  for (let k = 1; k < lives.length; k++) {
+    const [a, b] = [lives[k - 1], lives[k]];
+    g.moveTo(sx(edge(B.upper[a])), sy(P.at[a] + B.nbytes[a] / 2));
+    g.lineTo(sx(edge(B.lower[b])), sy(P.at[b] + B.nbytes[b] / 2));
+  }
+  g.stroke();
+  g.setLineDash([]);
+  for (const i of lives) if (i !== picked) outline(g, i, theme.hover, 2, [5, 3]);
+  outline(g, picked, theme.hover, 2.5);
 }
 function drawMap() {
   const g = map.getContext("2d");
@@ -204,30 +200,43 @@ function drawMap() {
     g.fillStyle = theme.quiet;
     g.fillText(iec(y), LEFT - 8, sy(y));
   }
-  g.textAlign = "center";
-  g.textBaseline = "top";
-  for (const x of stepTicks(view.x0, view.x1, Math.max(2, (width - LEFT) / 90))) {
-    g.fillStyle = theme.grid;
-    g.fillRect(sx(x), UPPER, 1, bottom - UPPER);
-    g.fillStyle = theme.quiet;
-    g.fillText(number.format(x), sx(x), bottom + 7);
-  }
-  g.textAlign = "left";
+  drawTicks(g, bottom);
   clipped(g, UPPER, bottom, () => {
     drawBuffers(g);
     drawRegions(g);
-    level(g, sy(D.arena), `arena ${iec(D.arena)}`, theme.ink, []);
-    if (D.budget !== null) level(g, sy(D.budget), `budget ${iec(D.budget)}`, theme.accent, [7, 4]);
-    if (picked >= 0) outline(g, picked, theme.hover, 2.5);
+    for (const p of plans) if (p !== P) level(g, sy(p.arena), `arena ${iec(p.arena)} (${p.label})`, theme.quiet, [3, 3]);
+    level(g, sy(P.arena), `arena ${iec(P.arena)}`, theme.ink, []);
+    if (P.budget !== null) level(g, sy(P.budget), `budget ${iec(P.budget)}`, theme.accent, [7, 4]);
+    if (picked >= 0) drawLives(g);
     if (hover >= 0 && hover !== picked) outline(g, hover, theme.hover, 1.5);
   });
   verticals(g, UPPER, bottom, true);
 }
+// Two rows of ticks: instructions and predicted time, one of which is even.
+function drawTicks(g, bottom) {
+  const room = Math.max(2, (width - LEFT) / 110), time = P.edges.time;
+  const inTime = (s) => time[Math.min(P.length, Math.max(0, Math.round(s)))];
+  g.textBaseline = "top";
+  g.fillStyle = theme.quiet;
+  g.fillText(axis === "time" ? "time" : "instruction", LEFT - 8, bottom + 6);
+  if (time) g.fillText(axis === "time" ? "instruction" : "time", LEFT - 8, bottom + 22);
+  for (const x of decimalTicks(view.x0, view.x1, room)) {
+    g.fillStyle = theme.grid;
+    g.fillRect(sx(x), UPPER, 1, bottom - UPPER);
+    g.fillStyle = theme.quiet;
+    const s = axis === "steps" && !P.steps.place ? x : stepAt(x);
+    g.textAlign = sx(x) < LEFT + 16 ? "left" : "center";
+    g.fillText(axis === "time" ? duration(x) : number.format(x), sx(x), bottom + 6);
+    if (time) g.fillText(axis === "time" ? number.format(s) : duration(inTime(s)), sx(x), bottom + 22);
+  }
+  g.textAlign = "left";
+}
 function drawRegions(g) {
-  for (let r = 1; r < D.regions.length; r++) {
-    if (!D.heights[r]) continue;
-    const tall = sy(D.base[r]) - sy(D.base[r] + D.heights[r]) > 40;
-    level(g, sy(D.base[r]), tall ? `\u2191 ${D.regions[r]}` : "", theme.ink, [2, 3]);
+  for (let r = 1; r < P.regions.length; r++) {
+    if (!P.heights[r]) continue;
+    const from = P.base[r];
+    const tall = sy(from) - sy(from + P.heights[r]) > 40;
+    level(g, sy(from), tall ? `\u2191 ${P.regions[r]}` : "", theme.ink, [2, 3]);
   }
 }
 function level(g, y, text, colour, dash) {
@@ -249,10 +258,10 @@ function level(g, y, text, colour, dash) {
   g.fillText(text, width - RIGHT - room + 1, y);
 }
 function verticals(g, top, bottom, labelled) {
-  const lines = [[D.peak, theme.peak, `peak: ${iec(total[D.peak] || 0)} live at ${step(D.peak)}`]];
-  if (cursor !== D.peak) lines.push([cursor, theme.accent, `${iec(total[cursor] || 0)} live at ${step(cursor)}`]);
+  const lines = [[P.peak, theme.peak, `peak: ${iec(P.total[P.peak] || 0)} live at ${step(P.peak)}`]];
+  if (cursor !== P.peak) lines.push([cursor, theme.accent, `${iec(P.total[cursor] || 0)} live at ${step(cursor)}`]);
   for (const [at, colour, text] of lines) {
-    const x = sx(at + 0.5);
+    const x = sx(middleOf(at));
     if (x < LEFT - 1 || x > width - RIGHT + 1) continue;
     g.strokeStyle = colour;
     g.lineWidth = 1.6;
@@ -261,29 +270,31 @@ function verticals(g, top, bottom, labelled) {
     g.lineTo(x, bottom);
     g.stroke();
     if (!labelled) continue;
-    if (at === D.peak && cursor !== D.peak && Math.abs(sx(cursor + 0.5) - x) < 260) continue;
+    if (at === P.peak && cursor !== P.peak && Math.abs(sx(middleOf(cursor)) - x) < 260) continue;
     g.font = "600 " + FONT;
     g.textBaseline = "middle";
     const short = shorten(g, text, 420), room = g.measureText(short).width;
     g.fillStyle = colour;
-    g.fillText(short, Math.min(Math.max(LEFT, x - room / 2), width - RIGHT - room), 12);
+    g.fillText(short, Math.min(Math.max(LEFT, x - room / 2), width - RIGHT - room), 10);
   }
 }
 // One column an instruction, or, where there are more of them than pixels, the highest of several.
-function liveColumns() {
-  const first = Math.max(0, Math.floor(view.x0)), last = Math.min(STEPS, Math.ceil(view.x1));
-  const together = Math.max(1, Math.floor((last - first) / (width - LEFT - RIGHT))), columns = [];
-  for (let s = first; s < last; s += together) {
-    const end = Math.min(last, s + together);
-    let highest = s;
-    for (let k = s; k < end; k++) if (total[k] > total[highest]) highest = k;
-    columns.push([highest, Math.round(sx(s)), Math.max(Math.round(sx(s)) + 1, Math.round(sx(end)))]);
+function liveColumns(p) {
+  const edges = p.edges[axis], columns = [];
+  for (let s = 0; s < p.length; s++) {
+    if (edges[s + 1] < view.x0 || edges[s] > view.x1) continue;
+    const left = Math.round(sx(edges[s])), right = Math.max(left + 1, Math.round(sx(edges[s + 1])));
+    const last = columns[columns.length - 1];
+    if (last && left === last[1]) {
+      if (p.total[s] > p.total[last[0]]) last[0] = s;
+      if (right > left + 1) columns.push([s, left + 1, right]);
+    } else columns.push([s, left, right]);
   }
   return columns;
 }
 function drawLive() {
   const g = chart.getContext("2d"), top = 12, bottom = chartHeight - 12;
-  const highest = Math.max(D.arena, D.budget || 0, 1) * 1.04;
+  const highest = Math.max(...plans.map((p) => Math.max(p.arena, p.budget || 0)), 1) * 1.04;
   const y = (bytes) => bottom - (bytes / highest) * (bottom - top);
   g.fillStyle = theme.panel;
   g.fillRect(0, 0, width, chartHeight);
@@ -292,28 +303,33 @@ function drawLive() {
   g.textBaseline = "middle";
   g.textAlign = "right";
   g.fillText("live bytes", LEFT - 8, bottom - 6);
-  g.fillText(iec(D.arena), LEFT - 8, y(D.arena) + 2);
+  g.fillText(iec(P.arena), LEFT - 8, y(P.arena) + 2);
   g.textAlign = "left";
   clipped(g, 0, chartHeight, () => {
-    const columns = liveColumns();
+    const columns = liveColumns(P);
     for (const [s, left, right] of columns) {
       let floor = 0;
-      for (let c = 0; c < live.length; c++) {
-        if (!shown[c] || !live[c][s]) continue;
+      for (let c = 0; c < P.live.length; c++) {
+        if (!shown[c] || !P.live[c][s]) continue;
         const low = Math.round(y(floor));
-        floor += live[c][s];
+        floor += P.live[c][s];
         g.fillStyle = colourOf[c];
         g.fillRect(left, Math.round(y(floor)), right - left, low - Math.round(y(floor)));
       }
     }
-    g.strokeStyle = theme.ink;
-    g.lineWidth = 1.3;
-    g.beginPath();
-    for (const [s, left, right] of columns) { g.lineTo(left, y(total[s])); g.lineTo(right, y(total[s])); }
-    g.stroke();
-    level(g, y(D.arena), "", theme.quiet, [2, 3]);
-    if (D.budget !== null) level(g, y(D.budget), "", theme.accent, [7, 4]);
+    for (const p of plans) if (p !== P) line(g, liveColumns(p), p, y, theme.quiet, [4, 3]);
+    line(g, columns, P, y, theme.ink, []);
+    level(g, y(P.arena), "", theme.quiet, [2, 3]);
+    if (P.budget !== null) level(g, y(P.budget), "", theme.accent, [7, 4]);
   });
   verticals(g, 4, bottom, false);
 }
-
+function line(g, columns, p, y, colour, dash) {
+  g.strokeStyle = colour;
+  g.lineWidth = 1.3;
+  g.setLineDash(dash);
+  g.beginPath();
+  for (const [s, left, right] of columns) { g.lineTo(left, y(p.total[s])); g.lineTo(right, y(p.total[s])); }
+  g.stroke();
+  g.setLineDash([]);
+}

@@ -6,44 +6,40 @@ import base64
 import hashlib
 import html
 import json
-import os
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from foreplan.files import write_atomically
-from foreplan.planner.memory.bounds import granularities
-from foreplan.planner.plan import Plan
-from foreplan.planner.problem import Category, Problem
-from foreplan.units import align_up, format_bytes
+from foreplan.units import format_bytes
 from foreplan.views.memory import Memory
+from foreplan.views.memory_map_data import map_data
+
+_SCRIPTS = ("data", "", "bands", "panels", "input")  # one program, in this order
 
 
-def write_map(path: str | os.PathLike[str], problem: Problem, plan: Plan, title: str = "Memory map") -> None:
-    """Write the memory map of a plan to one self-contained HTML file.
+def map_html(memories: Sequence[Memory], title: str = "Memory map", notes: Sequence[str] = ()) -> str:
+    """The memory map as one self-contained page; equal arguments give equal text.
 
-    x is the instruction, y the offset, and each buffer is a rectangle; regions are stacked in their own order, with
-    host memory above the device's. The page loads nothing from elsewhere.
+    x is the instruction or predicted time, y the offset, and each buffer is a rectangle; regions are stacked in their
+    own order, with host memory above the device's. Over it are bands of the step's phases and of the model's modules.
+    The page loads nothing from elsewhere.
 
-    Raises:
-        ForeplanError: the file cannot be written; see `write_atomically`.
+    Args:
+        memories: of one plan; or of two, which then lie over one another.
+        notes: for people, shown beside the map.
     """
-    write_atomically(path, map_html(problem, plan, title))
-
-
-def map_html(problem: Problem, plan: Plan, title: str = "Memory map") -> str:
-    """The page itself; equal arguments give equal text."""
-    memory = Memory(problem, plan)
     folder = files("foreplan.views")
-    script = "".join((folder / name).read_text("utf-8") for name in ("memory_map.js", "memory_map_input.js"))
+    names = [f"memory_map{'_' if part else ''}{part}.js" for part in _SCRIPTS]
+    script = "".join((folder / name).read_text("utf-8") for name in names)
     pieces = {
         "css": (folder / "memory_map.css").read_text("utf-8"),
         # Only the script with this digest may run: a name that slipped through the escaping could still do nothing.
         "hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "js": script,
         "title": html.escape(title),
-        "subtitle": html.escape(_subtitle(memory)),
-        "figures": _figures(memory),
-        "data": _for_script(map_data(memory)),
+        "subtitles": "".join(f'<p class="subtitle">{html.escape(_subtitle(memory))}</p>' for memory in memories),
+        "figures": "".join(f'<dl class="figures">{_figures(memory)}</dl>' for memory in memories),
+        "data": _for_script(map_data(memories, notes)),
     }
     page = (folder / "memory_map.html").read_text("utf-8")
     # One pass from left to right: what a piece contains is never taken for a placeholder.
@@ -64,7 +60,8 @@ def _subtitle(memory: Memory) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _figures(memory: Memory) -> str:
+def key_figures(memory: Memory) -> list[tuple[str, str, str]]:
+    """The numbers that matter most, for people: what, how much, and a remark."""
     gap = memory.arena - memory.lower_bound
     reached = "reached" if gap == 0 else f"{gap / max(1, memory.lower_bound):.2%} below the arena"
     figures = [
@@ -83,69 +80,11 @@ def _figures(memory: Memory) -> str:
     alive = sum(memory.categories.values())
     cells = [(name, format_bytes(nbytes), note) for name, nbytes, note in figures]
     cells.insert(1, ("Alive at the peak", format_bytes(alive), peak))
-    return "".join(_figure(html.escape(name), number, html.escape(note)) for name, number, note in cells)
+    return cells
 
 
-def _figure(name: str, number: str, note: str) -> str:
-    return f'<div><dt>{name}</dt><dd>{number}</dd><dd title="{note}">{note}</dd></div>'
-
-
-def map_data(memory: Memory) -> dict[str, Any]:
-    """What the page draws, as columns; every name is written once and referred to by index."""
-    problem, plan = memory.problem, memory.plan
-    names = _Names()
-    shapes, producers = _Names(), _Names()
-    regions = [region.name for region in problem.regions]
-    bases, top = _stack(memory)
-    categories = list(Category)
-    data: dict[str, Any] = {
-        "steps": [problem.actions[step.action].name for step in plan.steps],
-        "regions": regions,
-        "heights": list(plan.heights),
-        "grain": list(granularities(problem)),
-        "base": bases,
-        "top": top,
-        "arena": memory.arena,
-        "budget": plan.budget,
-        "peak": memory.peak_step,
-        "categories": [str(category) for category in categories],
-    }
-    found = memory.buffers
-    data["nameOf"] = [names.index(b.name) for b in found]
-    data["shapeOf"] = [shapes.index(b.shape) for b in found]
-    data["producer"] = [producers.index(b.producer) if b.producer else -1 for b in found]
-    data["name"], data["shape"], data["producers"] = names.texts, shapes.texts, producers.texts
-    data["category"] = [categories.index(b.category) for b in found]
-    data["region"] = [regions.index(b.region) for b in found]
-    data["counted"] = [int(b.on_device) for b in found]
-    for column in ("offset", "nbytes", "lower", "upper"):
-        data[column] = [getattr(b, column) for b in found]
-    return data
-
-
-def _stack(memory: Memory) -> tuple[list[int], int]:
-    """Where each region begins on the map, and where the last one ends: the device's first, the host's above."""
-    regions, heights = memory.problem.regions, memory.plan.heights
-    bases, top = [0] * len(regions), 0
-    for on_device in (True, False):
-        if not on_device and top and any(h for r, h in zip(regions, heights) if not r.on_device):
-            top = align_up(top + top // 16, 64)  # a strip of free space sets host memory apart
-        for i, region in enumerate(regions):
-            if region.on_device is on_device:
-                bases[i] = top
-                top += heights[i]
-    return bases, top
-
-
-class _Names:
-    """Texts by the order of their first use."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self._index: dict[str, int] = {}
-
-    def index(self, text: str) -> int:
-        if text not in self._index:
-            self._index[text] = len(self.texts)
-            self.texts.append(text)
-        return self._index[text]
+def _figures(memory: Memory) -> str:
+    cells = [tuple(map(html.escape, cell)) for cell in key_figures(memory)]
+    return "".join(
+        f'<div><dt>{name}</dt><dd>{size}</dd><dd title="{note}">{note}</dd></div>' for name, size, note in cells
+    )

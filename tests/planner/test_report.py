@@ -23,13 +23,13 @@ def test_buffers_of_a_plan_by_hand() -> None:
     problem, good = chain()
     w, x, a, b, new, y = range(6)
     assert buffers(good, problem) == (
-        Buffer(w, 0, 0, 64, 0, 3),
-        Buffer(x, 1, 0, 128, 0, 1),
-        Buffer(a, 1, 128, 128, 0, 1),
+        Buffer(w, 0, 0, 64, 0, 3, written=-1, readers=(0, 2, 3)),
+        Buffer(x, 1, 0, 128, 0, 1, written=-1, readers=(0,)),
+        Buffer(a, 1, 128, 128, 0, 1, written=0, readers=(1,)),
         Buffer(-1, 1, 0, 64, 1, 2),
-        Buffer(b, 1, 128, 128, 1, 4),
-        Buffer(y, 1, 0, 64, 2, 4),
-        Buffer(new, 0, 0, 64, 3, 4),
+        Buffer(b, 1, 128, 128, 1, 4, written=1, readers=(2, 3)),
+        Buffer(y, 1, 0, 64, 2, 4, written=2, readers=()),
+        Buffer(new, 0, 0, 64, 3, 4, written=3, readers=()),
     )
     assert [buffer.value for buffer in live_at(good, problem, 1)] == [w, -1, b]
 
