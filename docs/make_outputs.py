@@ -7,13 +7,13 @@
 A page is run from top to bottom in an empty folder of its own:
 
 - a block `python` whose first line is `# NAME.py` is written to that file;
-- a block `console` holds commands, `$ ` before each, and behind each what it printed, errors too. Where a line ends with a
-  backslash, the command goes on in the next one. A command must succeed; one that fails on purpose ends with
+- a block `console` holds commands, `$ ` before each, and behind each what it printed, errors too. Where a line ends in
+  a backslash, the command goes on in the next one. A command must succeed; one that fails on purpose ends with
   `; echo "exit code $?"`.
 
 What depends on the machine is masked before outputs are compared: every number with a unit of time behind it, with
-the spaces before it, and nothing else. An output that differs in this only stays as it is. So pages choose commands whose
-other figures do not depend on the machine.
+the spaces before it, and nothing else. An output that differs in this only stays as it is. So pages choose commands
+whose other figures do not depend on the machine.
 """
 
 from __future__ import annotations
