@@ -32,7 +32,7 @@ def test_the_examples_run_and_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_every_command_shown_exists() -> None:
     from foreplan.cli import cli
 
-    shown = set(re.findall(r"^    foreplan (\w+)", README, re.M))
+    shown = set(re.findall(r"^(?:    |\$ )foreplan (\w+)", README, re.M))
     promised = {"estimate", "plan", "verify", "view", "diff", "run", "train", "bench", "place", "models", "export"}
     assert shown | promised <= set(cli.commands)
 
