@@ -13,7 +13,7 @@ A page is run from top to bottom in an empty folder of its own:
 
 What depends on the machine is masked before outputs are compared: every number with a unit of time behind it, with
 the spaces before it, and nothing else. An output that differs in this only stays as it is. So pages choose commands
-whose other figures do not depend on the machine.
+whose other figures do not depend on the machine. A command that had to compile the planner, and says so, runs again.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.M | re.S)
 FILE = re.compile(r"# ([\w/]+\.py)\n")
 TIME = re.compile(r"[ +-]*\d[\d,.]* (?:ns|µs|ms|s|min|h)\b")
 COMMAND = re.compile(r"^\$ (?:.*\\\n)*.*\n", re.M)
+ONCE = "once on this machine"  # what a command says that had to compile the planner
 LIMIT = 300  # seconds for a command
 
 
@@ -90,6 +91,13 @@ def _commands(page: Path, body: str) -> Iterator[tuple[str, str]]:
 
 def _run(page: Path, shown: tuple[str, str], folder: str, environment: dict[str, str]) -> tuple[str, str]:
     command, before = shown
+    now = _printed(page, command, folder, environment)
+    if ONCE in now:
+        now = _printed(page, command, folder, environment)
+    return command, before if masked(now) == masked(before) else now
+
+
+def _printed(page: Path, command: str, folder: str, environment: dict[str, str]) -> str:
     done = subprocess.run(
         ["bash", "-c", command.removeprefix("$ ")],
         cwd=folder,
@@ -102,8 +110,7 @@ def _run(page: Path, shown: tuple[str, str], folder: str, environment: dict[str,
     )
     if done.returncode:
         raise SystemExit(f"{page}: exit code {done.returncode}\n{command}{done.stdout}")
-    now = "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
-    return command, before if masked(now) == masked(before) else now
+    return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
 
 
 def differences(page: Path) -> str:

@@ -77,3 +77,12 @@ def test_numbers_with_a_unit_of_time_alone_depend_on_the_machine(
 ) -> None:
     command = f"$ echo '{now}'"
     assert again(block(command, before)) == block(command, before if stays else now)
+
+
+def test_a_command_that_compiled_the_planner_runs_again(
+    again: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREPLAN_CACHE_DIR", str(tmp_path / "cache"))
+    found = again(block("$ foreplan estimate mlp:width=8,batch=2 | head -1"))
+    assert "planned in" in found and "once on this machine" not in found
+    assert (tmp_path / "cache").exists()
