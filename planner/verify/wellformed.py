@@ -134,7 +134,8 @@ def _check_homes(problem: Problem) -> None:
             continue
         home = problem.values[v.home] if 0 <= v.home < len(problem.values) else None
         if home is None or home.role is not Role.STORED or home.nbytes != v.nbytes or home.region != v.region:
-            raise PlanError(f"value {v.name!r}: its home must be a stored value of its size and region")
+            what = f"there is no value {v.home}" if home is None else f"{home.name!r} is not"
+            raise PlanError(f"value {v.name!r}: its home must be a stored value of its size and region; {what}")
         if v.role is not Role.OUTPUT:
             raise PlanError(f"value {v.name!r}: a value with a home must have the role OUTPUT")
         if v.home in taken:
