@@ -1,0 +1,16 @@
+"""A training step as eager PyTorch runs it: what it keeps, when, and how many bytes that is.
+
+storage      tensors without bytes, and the count of their storages
+autograd     what forward saves, and the engine that walks backward
+rules/       PyTorch's ops: what each makes, saves, and what its derivative makes
+expressions  a `map` as PyTorch's ops
+forward      a model's graph as PyTorch's modules run it
+optimizers   what optimizers keep, and what their steps hold for a moment
+variant      what may differ from one user to the next
+step         three steps in a row, phase by phase
+"""
+
+from foreplan.eager.step import Eager, Phase, as_pytorch
+from foreplan.eager.variant import Variant
+
+__all__ = ["Eager", "Phase", "Variant", "as_pytorch"]

@@ -1,0 +1,229 @@
+"""A training step as eager PyTorch runs it, three times in a row, and its bytes phase by phase."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foreplan.eager.autograd import Tape
+from foreplan.eager.forward import Module, Run
+from foreplan.eager.optimizers import Stepper, rule_of
+from foreplan.eager.rules import losses, shape
+from foreplan.eager.storage import Memory, Tensor, Use
+from foreplan.eager.variant import Variant
+from foreplan.frontend.losses import Loss, attach_loss
+from foreplan.frontend.losses.classes import CrossEntropy, NegativeLogLikelihood
+from foreplan.frontend.losses.elements import BinaryCrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError
+from foreplan.frontend.losses.named import named
+from foreplan.frontend.losses.results import Mean, Sum
+from foreplan.graph import Graph, Kind, Value
+from foreplan.graph.types import INT64, DType, Shape
+
+ITERATIONS = 3
+_USES = {Kind.PARAMETER: Use.PARAMETER, Kind.FROZEN: Use.PARAMETER}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Bytes of live tensors.
+
+    Attributes:
+        name: of the phase that has ended.
+        iteration: of the loop, from 1; 0 before it.
+        live: at its end.
+        most: the most of them within it.
+        end: the number of events until then.
+    """
+
+    name: str
+    iteration: int
+    live: int
+    most: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Eager:
+    """A step as PyTorch runs it.
+
+    Attributes:
+        phases: in order.
+        memory: all blocks and events.
+    """
+
+    phases: tuple[Phase, ...]
+    memory: Memory
+    variant: Variant
+
+    @property
+    def peak(self) -> int:
+        """The most bytes of the last iteration: the steady state."""
+        return max(phase.most for phase in self.phases if phase.iteration == self.phases[-1].iteration)
+
+
+def as_pytorch(graph: Graph, loss: Any, optimizer: Any, variant: Variant, cuda: bool) -> Eager:
+    """Three training steps of a model in eager PyTorch; its forward pass where there is no loss.
+
+    Args:
+        graph: the model, as it was traced or imported.
+        loss, optimizer: as `compile` takes them.
+        cuda: whether it runs on a card.
+
+    Raises:
+        UnsupportedError: an op whose memory in PyTorch is not known here; names the node.
+        UsageError: PyTorch has no such optimizer.
+    """
+    return _Loop(graph, loss, optimizer, variant, cuda).run()
+
+
+class _Loop:
+    """The user's program."""
+
+    def __init__(self, graph: Graph, loss: Any, optimizer: Any, variant: Variant, cuda: bool) -> None:
+        self.variant, self.optimizer = variant, optimizer
+        self.tape = Tape(cuda=cuda, workspace=int(variant.workspace), keeps=variant.gradients == "kept")
+        self.loss = named(loss) if isinstance(loss, str) else loss
+        plain = isinstance(self.loss, Loss) and type(self.loss) in LOSSES and _is_plain(self.loss)
+        if self.loss is not None and not plain:
+            graph, self.loss = attach_loss(graph, self.loss), None
+        self.module = Module.of(graph, variant.relu == "in_place")
+        self.phases: list[Phase] = []
+        self.kept: list[Tensor] = []
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is something to minimise, and history is kept."""
+        return self.variant.grad != "off" and (self.loss is not None or self.module.graph.loss is not None)
+
+    def run(self) -> Eager:
+        """All iterations."""
+        graph, tape = self.module.graph, self.tape
+        tape.records = self.trains
+        inputs = self.made(graph.inputs, Use.INPUT)
+        target = self.target()
+        self.mark("inputs", 0)
+        stored = self.made(graph.stored, Use.BUFFER)
+        norms = [node for node in graph.nodes if node.op.name == "batch_norm"]
+        tracked = [self.one(f"{node.name}.num_batches_tracked", (), INT64, Use.BUFFER) for node in norms]
+        self.mark("model", 0)
+        parameters = [tensor for value, tensor in stored.items() if value.kind is Kind.PARAMETER]
+        for parameter in parameters:
+            parameter.trained = True
+        stepper = None
+        if self.trains and self.optimizer is not None and self.variant.grad == "on":
+            foreach = {"auto": tape.cuda, "foreach": True, "loop": False}[self.variant.optimizer]
+            stepper = Stepper(tape, rule_of(self.optimizer), parameters, foreach)
+        tape.memory.use = Use.ACTIVATION
+        for iteration in range(1, ITERATIONS + 1):
+            self.iteration(iteration, stepper, stored, inputs, target)
+        del tracked
+        return Eager(tuple(self.phases), tape.memory, self.variant)
+
+    def iteration(
+        self,
+        number: int,
+        stepper: Stepper | None,
+        stored: Mapping[Value, Tensor],
+        inputs: Mapping[Value, Tensor],
+        target: Tensor | None,
+    ) -> None:
+        """One turn of the loop."""
+        if stepper is not None:
+            stepper.zero_grad(self.variant.zero == "none")
+        loss = self.forward(stored, inputs, target)
+        self.mark("forward", number)
+        if loss is None or not self.trains:
+            return
+        if self.variant.grad == "on":
+            self.tape.backward(loss)
+            self.mark("backward", number)
+        if stepper is not None:
+            stepper.step()
+            self.mark("step", number)
+
+    def forward(
+        self, stored: Mapping[Value, Tensor], inputs: Mapping[Value, Tensor], target: Tensor | None
+    ) -> Tensor | None:
+        """The forward pass and the loss; the model's output is let go, if nobody keeps it."""
+        run = Run(self.tape, self.module, stored, self.trains)
+        run.forward(inputs)
+        graph = self.module.graph
+        outputs = [run.values[value] for value in graph.outputs.values()]
+        if self.loss is not None:
+            self.tape.memory.node = "loss"
+            loss = LOSSES[type(self.loss)](self.tape, self.loss, outputs[0], target)
+        else:
+            loss = None if graph.loss is None else run.values[graph.loss]
+        self.tape.memory.node = ""
+        if self.variant.output == "kept":
+            self.output = outputs
+        if self.variant.loss == "kept" and loss is not None:
+            self.kept.append(loss)
+        return loss
+
+    def target(self) -> Tensor | None:
+        """The further input of the loss."""
+        if not isinstance(self.loss, Loss):
+            return None
+        types = self.loss.inputs(*(value.type for value in self.module.graph.outputs.values()))
+        found = [self.one(name, type.shape, type.dtype, Use.INPUT) for name, type in types.items()]
+        return found[0] if found else None
+
+    def made(self, values: Iterable[Value], use: Use) -> dict[Value, Tensor]:
+        """Tensors of inputs or of stored values."""
+        return {value: self.one(value.name, value.shape, value.dtype, _USES.get(value.kind, use)) for value in values}
+
+    def one(self, name: str, shape: Shape, dtype: DType, use: Use) -> Tensor:
+        """A tensor that the user makes."""
+        self.tape.memory.use = use
+        return self.tape.new(shape, dtype, name)
+
+    def mark(self, name: str, iteration: int) -> None:
+        """A phase has ended."""
+        memory = self.tape.memory
+        self.phases.append(Phase(name, iteration, memory.live, memory.mark(), len(memory.events)))
+
+
+def _is_plain(loss: Loss) -> bool:
+    """Whether its parameters are those with which PyTorch needs no further ops."""
+    return not getattr(loss, "label_smoothing", 0.0) and getattr(loss, "pos_weight", None) is None
+
+
+def _classes(rule: Callable[[Tape, Tensor, Tensor], Tensor]) -> LossRule:
+    """A loss of scores; where the classes lie last, items are put side by side first."""
+
+    def of(tape: Tape, loss: Any, x: Tensor, target: Tensor | None) -> Tensor:
+        assert target is not None
+        if loss.class_axis(x.rank) == x.rank - 1 and x.rank > 2:
+            items = math.prod(x.shape[:-1])
+            x, target = shape.reshape(tape, x, (items, x.shape[-1])), shape.reshape(tape, target, (items,))
+        return rule(tape, x, target)
+
+    return of
+
+
+def _elements(rule: Callable[[Tape, Tensor, Tensor], Tensor]) -> LossRule:
+    def of(tape: Tape, loss: Any, x: Tensor, target: Tensor | None) -> Tensor:
+        assert target is not None
+        return rule(tape, x, target)
+
+    return of
+
+
+def _whole(how: str) -> LossRule:
+    return lambda tape, loss, x, target: shape.reduce(tape, how, x, range(x.rank), False)
+
+
+LossRule = Callable[[Tape, Any, Tensor, Tensor | None], Tensor]
+LOSSES: dict[type[Loss], LossRule] = {
+    CrossEntropy: _classes(losses.cross_entropy),
+    NegativeLogLikelihood: _classes(losses.nll),
+    MeanSquaredError: _elements(losses.mse),
+    Huber: _elements(losses.mse),
+    MeanAbsoluteError: _elements(losses.mean_absolute),
+    BinaryCrossEntropy: _elements(losses.binary_cross_entropy),
+    Mean: _whole("mean"),
+    Sum: _whole("sum"),
+}
