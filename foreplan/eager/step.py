@@ -63,27 +63,31 @@ class Eager:
         return max(phase.most for phase in self.phases if phase.iteration == self.phases[-1].iteration)
 
 
-def as_pytorch(graph: Graph, loss: Any, optimizer: Any, variant: Variant, cuda: bool) -> Eager:
+def as_pytorch(graph: Graph, loss: Any, optimizer: Any, variant: Variant, cuda: bool, *, watched: bool = False) -> Eager:
     """Three training steps of a model in eager PyTorch; its forward pass where there is no loss.
 
     Args:
         graph: the model, as it was traced or imported.
         loss, optimizer: as `compile` takes them.
         cuda: whether it runs on a card.
+        watched: as a `TorchDispatchMode` sees it, beside which PyTorch sums gradients in new tensors.
 
     Raises:
         UnsupportedError: an op whose memory in PyTorch is not known here; names the node.
         UsageError: PyTorch has no such optimizer.
     """
-    return _Loop(graph, loss, optimizer, variant, cuda).run()
+    return _Loop(graph, loss, optimizer, variant, cuda, watched).run()
 
 
 class _Loop:
     """The user's program."""
 
-    def __init__(self, graph: Graph, loss: Any, optimizer: Any, variant: Variant, cuda: bool) -> None:
+    def __init__(
+        self, graph: Graph, loss: Any, optimizer: Any, variant: Variant, cuda: bool, watched: bool
+    ) -> None:
         self.variant, self.optimizer = variant, optimizer
-        self.tape = Tape(cuda=cuda, workspace=int(variant.workspace), keeps=variant.gradients == "kept")
+        keeps, workspace = variant.gradients == "kept", int(variant.workspace)
+        self.tape = Tape(cuda=cuda, sums_in_place=not watched, workspace=workspace, keeps=keeps)
         self.loss = named(loss) if isinstance(loss, str) else loss
         plain = isinstance(self.loss, Loss) and type(self.loss) in LOSSES and _is_plain(self.loss)
         if self.loss is not None and not plain:
