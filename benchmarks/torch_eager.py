@@ -169,7 +169,9 @@ def loss_of(name: str) -> Callable[[torch.Tensor, Any], torch.Tensor]:
     """Of a case: the mean of the chain's output, cross-entropy elsewhere."""
     if name == "conv_chain":
         return lambda y, target: y.mean()
-    return lambda y, target: F.cross_entropy(y.flatten(0, -2), target.flatten()) if y.dim() == 3 else F.cross_entropy(y, target)
+    return lambda y, target: (
+        F.cross_entropy(y.flatten(0, -2), target.flatten()) if y.dim() == 3 else F.cross_entropy(y, target)
+    )
 
 
 def measured(name: str) -> list[tuple[int, int]]:
@@ -199,7 +201,9 @@ def main() -> None:
     head = ["| model, MiB | asked | counted | off | watched | measured | off |", "|---|---|---|---|---|---|---|"]
     print("\n".join(head))
     rows = [row(name, asked) for name, asked in CASES.items()]
-    about = f"PyTorch {torch.__version__}, steady state, float32, Nesterov momentum; `python -m benchmarks.torch_eager`."
+    about = (
+        f"PyTorch {torch.__version__}, steady state, float32, Nesterov momentum; `python -m benchmarks.torch_eager`."
+    )
     RESULT.write_text("\n".join([about, "", *head, *rows]) + "\n")
 
 

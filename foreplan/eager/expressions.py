@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TypeAlias
 
 from foreplan.eager.autograd import Tape
 from foreplan.eager.rules import elementwise as ops
@@ -15,10 +17,12 @@ from foreplan.ops.expr import Arg, Call, Const, Expr
 X, C = Arg(0), Const(0.0)  # any number stands for C
 _SOFTPLUS = ex.maximum(X, C) + ex.call("log1p", ex.exp(-ex.call("abs", X)))
 # The expressions of functions that PyTorch has an op for.
-ACTIVATIONS: tuple[tuple[str, Expr], ...] = (
+FORMS: tuple[tuple[str, Expr], ...] = (
+    ("relu", ex.relu(X)),
     ("hardtanh", ex.clip(X, C, C)),
     ("leaky_relu", ex.where(X > C, X, C * X)),
     ("elu", ex.where(X > C, X, C * ex.call("expm1", ex.minimum(X, C)))),
+    ("elu", ex.where(X > C, X, ex.call("expm1", ex.minimum(X, C)))),
     ("elu", C * ex.where(X > C, X, C * ex.call("expm1", ex.minimum(X, C)))),
     ("silu", X * ex.sigmoid(X)),
     ("softplus", _SOFTPLUS),
@@ -28,6 +32,7 @@ ACTIVATIONS: tuple[tuple[str, Expr], ...] = (
     ("gelu", C * X * (C + ex.erf(X * C))),
     ("gelu", C * X * (C + ex.tanh(C * (X + C * (X * X * X))))),
 )
+Form: TypeAlias = "str | tuple[Form, ...]"
 _COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "isnan", "isinf"}
 _WITH_NUMBER = {"mul": "mul_scalar", "div": "div_scalar", "max": "clamp_min", "min": "clamp_max", "pow": "pow"}
 
@@ -38,12 +43,13 @@ def apply(tape: Tape, text: str, operands: Sequence[Tensor], in_place: bool = Fa
     Args:
         text: the expression.
         operands: a0, a1, …
-        in_place: it is a ReLU that writes over its input.
+        in_place: a ReLU may write over its input.
     """
-    expr = ex.parse_expr(text)
     if (name := activation(text)) is not None:
-        return ops.unary(tape, name, operands[0], in_place and name == "relu")
-    found = _Walk(tape, operands).value(expr)
+        x = operands[0]
+        history = tape.records and x.needs_grad  # hardtanh saves what it takes: in place, that is a copy of its input
+        return ops.unary(tape, name, x, in_place and (name == "relu" or (name == "hardtanh" and not history)))
+    found = _Walk(tape, operands, ex.parse_expr(text)).result()
     if isinstance(found, Tensor):
         return found
     return tape.new(operands[0].shape if operands else (), FLOAT32, "full")
@@ -51,42 +57,64 @@ def apply(tape: Tape, text: str, operands: Sequence[Tensor], in_place: bool = Fa
 
 @lru_cache(maxsize=4096)
 def activation(text: str) -> str | None:
-    """The activation that an expression is, by PyTorch's name of its op."""
-    expr = ex.parse_expr(text)
-    if isinstance(expr, Call) and expr.function == "relu" and expr.args == (X,):
-        return "relu"
-    return next((name for name, form in ACTIVATIONS if _same(expr, form)), None)
+    """The activation that an expression of a0 is, by PyTorch's name of its op."""
+    return ACTIVATIONS.get(form(ex.parse_expr(text)))
 
 
-def _same(expr: Expr, form: Expr) -> bool:
-    """Whether an expression has a form, whatever its numbers are."""
-    if isinstance(form, Const):
-        return isinstance(expr, Const)
-    if isinstance(form, Arg) or not isinstance(form, Call):
-        return expr == form
-    if not isinstance(expr, Call) or expr.function != form.function or len(expr.args) != len(form.args):
-        return False
-    return all(_same(a, b) for a, b in zip(expr.args, form.args))
+def form(expr: Expr) -> Form:
+    """What two expressions have in common that differ in numbers, and in the order of sums and products."""
+    if isinstance(expr, Const):
+        return "number"
+    if not isinstance(expr, Call):
+        return str(expr)
+    args = [form(arg) for arg in expr.args]
+    if expr.function == "pow" and args[1] == "number" and float(expr.args[1].value) == 3.0:  # type: ignore[attr-defined]
+        return _joined("mul", [args[0]] * 3)
+    if expr.function in ("add", "mul"):
+        return _joined(expr.function, args)
+    if expr.function in ("sub", "div") and args[1] == "number":
+        return _joined("add" if expr.function == "sub" else "mul", args)
+    return (expr.function, *args)
+
+
+def _joined(function: str, args: list[Form]) -> Form:
+    """A sum or a product of all that it is made of; several numbers are one."""
+    flat: list[Form] = []
+    for arg in args:
+        flat += arg[1:] if isinstance(arg, tuple) and arg[0] == function else (arg,)
+    numbers = ["number"] if "number" in flat else []
+    return (function, *numbers, *sorted((each for each in flat if each != "number"), key=str))
+
+
+ACTIVATIONS = {form(expr): name for name, expr in FORMS}
 
 
 class _Walk:
-    """An expression, call by call; a call that stands in several places is made once."""
+    """An expression, call by call. What stands in several places is made once, and is dropped when all have read it."""
 
-    def __init__(self, tape: Tape, operands: Sequence[Tensor]) -> None:
-        self.tape, self.operands = tape, operands
+    def __init__(self, tape: Tape, operands: Sequence[Tensor], expr: Expr) -> None:
+        self.tape, self.operands, self.expr = tape, operands, expr
         self.known: dict[Expr, Tensor | float] = {}
+        self.left = Counter(arg for part in ex.subexpressions(expr) if isinstance(part, Call) for arg in part.args)
+
+    def result(self) -> Tensor | float:
+        """A tensor, or a number."""
+        for part in ex.subexpressions(self.expr):
+            if isinstance(part, Call):
+                args = [self.value(arg) for arg in part.args]
+                self.known[part] = self.call(part.function, args)
+                for arg in part.args:
+                    self.left[arg] -= 1
+                    if not self.left[arg]:
+                        self.known.pop(arg, None)
+                del args
+        return self.value(self.expr)
 
     def value(self, expr: Expr) -> Tensor | float:
-        """A tensor, or a number."""
+        """A part that has been computed."""
         if isinstance(expr, Const):
             return float(expr.value)
-        if isinstance(expr, Arg):
-            return self.operands[expr.index]
-        assert isinstance(expr, Call)
-        if expr not in self.known:
-            args = [self.value(arg) for arg in expr.args]
-            self.known[expr] = self.call(expr.function, args)
-        return self.known[expr]
+        return self.operands[expr.index] if isinstance(expr, Arg) else self.known[expr]
 
     def call(self, function: str, args: list[Tensor | float]) -> Tensor | float:
         """One call."""

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from foreplan.eager import expressions
 from foreplan.eager.autograd import Tape
-from foreplan.eager.rules import contraction, layers, shape
-from foreplan.eager.storage import Tensor, Use
+from foreplan.eager.rules import contraction, elementwise, layers, shape
+from foreplan.eager.storage import Tensor
 from foreplan.errors import UnsupportedError
 from foreplan.graph import Graph, Kind, Node, Value
+from foreplan.ops import expr as ex
+from foreplan.ops.expr import Arg, Expr
 
-_USES = {Kind.PARAMETER: Use.PARAMETER, Kind.FROZEN: Use.PARAMETER, Kind.BUFFER: Use.BUFFER}
+_SUM = "(a0 + a1)"
+_LONGEST = 12  # maps of one activation
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes that PyTorch has one op for. It runs in the place of the last.
+
+    Attributes:
+        nodes: those before the last.
+        activation: the name of the op; empty: a linear layer or a transposed convolution with its bias.
+        x: what the activation is of.
+    """
+
+    nodes: tuple[Node, ...]
+    activation: str = ""
+    x: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -23,40 +42,97 @@ class Module:
 
     Attributes:
         graph: of the model, as it was traced or imported.
-        groups: of each node that is computed by a later one, or as part of an earlier: which.
+        readers: how many nodes and holders read each value.
+        groups: by their last node.
         splits: of each node that cuts: all cuts that lie side by side in the same tensor, and the axis.
-        readers: how many nodes and outputs read each value.
+        in_place: whether ReLUs write over their input where they may, as most users have it.
     """
 
     graph: Graph
-    biases: Mapping[Node, Node]
-    splits: Mapping[Node, tuple[int, tuple[Node, ...]]]
     readers: Counter[Value]
+    groups: Mapping[Node, Group]
+    splits: Mapping[Node, tuple[int, tuple[Node, ...]]]
     in_place: bool = True
-    trained: frozenset[Value] = field(default_factory=frozenset)
 
     @classmethod
     def of(cls, graph: Graph, in_place: bool = True) -> Module:
-        """Of a model's graph; in_place: ReLUs write over their input where they may, as most users have it."""
+        """Of a model's graph."""
         readers = Counter(value for node in graph.nodes for value in dict.fromkeys(node.inputs))
         results = [*graph.outputs.values(), *(() if graph.loss is None else (graph.loss,))]
         readers.update([*results, *graph.inputs, *graph.stored])  # which the caller and the module hold
-        return cls(graph, _biases(graph, readers), _splits(graph), readers, in_place)
+        groups = {**_activations(graph, readers), **_biases(graph, readers)}
+        return cls(graph, readers, groups, _splits(graph), in_place)
+
+    @cached_property
+    def inner(self) -> frozenset[Node]:
+        """Nodes that run with a later one."""
+        return frozenset(node for group in self.groups.values() for node in group.nodes)
 
 
-def _biases(graph: Graph, readers: Counter[Value]) -> dict[Node, Node]:
-    """Of each addition of a bias to a product or a transposed convolution that nothing else reads: that node."""
+def _activations(graph: Graph, readers: Counter[Value]) -> dict[Node, Group]:
+    """Maps that are an activation together, as ONNX files have GELU."""
+    found: dict[Node, Group] = {}
+    taken: set[Node] = set()
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    for node in reversed(graph.nodes):
+        if node in taken or not _is_map(node):
+            continue
+        expr, inner, values = ex.parse_expr(_text(node)), [node], list(node.inputs)
+        for _ in range(_LONGEST):
+            made = [graph.producer[value] for value in values if value in graph.producer]
+            made = [each for each in dict.fromkeys(made) if _is_map(each)]
+            if not made:
+                break
+            last = max(made, key=place.__getitem__)
+            expr, values = _substituted(expr, values, last)
+            inner.append(last)
+            name = expressions.ACTIVATIONS.get(expressions.form(expr))
+            if name is not None and len(values) == 1 and _is_closed(graph, readers, inner):
+                found[node] = Group(tuple(inner[1:]), name, values[0])
+                taken.update(inner)
+                break
+    return found
+
+
+def _is_closed(graph: Graph, readers: Counter[Value], nodes: list[Node]) -> bool:
+    """Whether nothing but these nodes reads what they make, the first node apart."""
+    made = [node.outputs[0] for node in nodes[1:]]
+    return all(
+        set(graph.readers[value]) <= set(nodes) and readers[value] == len(graph.readers[value]) for value in made
+    )
+
+
+def _is_map(node: Node) -> bool:
+    return node.op.name == "map" and len(node.outputs) == 1
+
+
+def _text(node: Node) -> str:
+    op: Any = node.op
+    text: str = op.exprs[0]
+    return text
+
+
+def _substituted(expr: Expr, values: list[Value], node: Node) -> tuple[Expr, list[Value]]:
+    """An expression of values, with one of them written as the node that makes it has it."""
+    known = list(dict.fromkeys([value for value in values if value is not node.outputs[0]] + list(node.inputs)))
+    inner = ex.substitute(ex.parse_expr(_text(node)), [Arg(known.index(value)) for value in node.inputs])
+    args = [inner if value is node.outputs[0] else Arg(known.index(value)) for value in values]
+    return ex.substitute(expr, args), known
+
+
+def _biases(graph: Graph, readers: Counter[Value]) -> dict[Node, Group]:
+    """Each addition of a bias to a product or a transposed convolution that nothing else reads."""
     found = {}
     for node in graph.nodes:
-        if node.op.name != "map" or getattr(node.op, "exprs", ()) != ("(a0 + a1)",) or len(node.inputs) != 2:
+        if not _is_map(node) or _text(node) != _SUM or len(node.inputs) != 2:
             continue
         for x, bias in (node.inputs, node.inputs[::-1]):
             made, stored = graph.producer.get(x), _stored(graph, bias)
-            if made is None or stored is None or readers[x] != 1 or made.inputs[0] is x:
+            if made is None or stored is None or readers[x] != 1:
                 continue
             rows = made.op.name == "matmul" and _is_weight(graph, made) and stored.shape == x.shape[-1:]
             if rows or (made.op.name == "conv_data_grad" and stored.shape == x.shape[1:2]):
-                found[node] = made
+                found[node] = Group((made,))
     return found
 
 
@@ -118,17 +194,17 @@ class Run:
         self.values.update(inputs)
         for node in self.module.graph.nodes:
             self.tape.memory.node = node.name
-            if node.outputs[0] not in self.values and node not in self.module.biases.values():
-                self.run(node)
-            self.drop(node)
+            if node not in self.module.inner:
+                if node.outputs[0] not in self.values:
+                    self.run(node)
+                self.drop(node)
         self.tape.memory.node = ""
 
     def drop(self, node: Node) -> None:
-        """The inputs of a node that were read for the last time."""
-        if node in self.module.biases.values():
-            return  # with the addition of its bias
-        for each in (node, self.module.biases.get(node)):
-            for value in dict.fromkeys(each.inputs if each is not None else ()):
+        """The inputs of a node, or of a group, that were read for the last time."""
+        group = self.module.groups.get(node)
+        for each in (node, *(() if group is None else group.nodes)):
+            for value in dict.fromkeys(each.inputs):
                 self.left[value] -= 1
                 if not self.left[value]:
                     self.values.pop(value, None)
@@ -142,8 +218,8 @@ class Run:
             for each, part in zip(nodes, parts):
                 self.values[each.outputs[0]] = part
             return
-        if (made := self.module.biases.get(node)) is not None:
-            self.values[node.outputs[0]] = self.biased(node, made)
+        if (group := self.module.groups.get(node)) is not None:
+            self.values[node.outputs[0]] = self.group(node, group)
             return
         rule = RULES.get(node.op.name)
         if rule is None:
@@ -156,8 +232,11 @@ class Run:
             if self.left[value]:
                 self.values[value] = result
 
-    def biased(self, node: Node, made: Node) -> Tensor:
-        """A product or a transposed convolution with a bias."""
+    def group(self, node: Node, group: Group) -> Tensor:
+        """An activation, or a product or a transposed convolution with a bias."""
+        if group.x is not None:
+            return elementwise.unary(self.tape, group.activation, self.values[group.x])
+        (made,) = group.nodes
         (bias,) = (v for each in node.inputs if (v := _stored(self.module.graph, each)) is not None)
         x, weight = (self.values[value] for value in made.inputs[:2])
         if made.op.name == "matmul":
@@ -171,7 +250,7 @@ class Run:
         if not self.module.in_place or made is None or self.module.readers[value] != 1:
             return False
         if made.op.name == "map":
-            return getattr(made.op, "exprs", ()) == ("(a0 + a1)",)
+            return _is_map(made) and _text(made) == _SUM
         return made.op.name in ("conv", "batch_norm")
 
 

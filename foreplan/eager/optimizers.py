@@ -5,8 +5,8 @@ References: `torch/optim/sgd.py`, `adam.py`, `adamw.py`, `rmsprop.py`, `adagrad.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from foreplan.eager.autograd import Tape
@@ -14,23 +14,28 @@ from foreplan.eager.storage import Tensor, Use
 from foreplan.errors import UsageError
 from foreplan.graph.types import FLOAT32
 
+Step = Callable[[Tape, Tensor, "Rule", dict[str, Tensor]], None]
+
 
 @dataclass(frozen=True)
 class Rule:
     """The step of an optimizer.
 
     Attributes:
+        step: makes the temporaries of one parameter, within the variables of the loop over all.
+        together: tensors of a parameter's size that each has beside it where all are updated at once.
         state: names of the tensors that it keeps for a parameter.
         counts: whether it keeps a number for each parameter too, on the host.
-        temporaries: of a parameter's size: how many come to be, one after the other, each beside the one before; the
-            last lives until the next parameter's has been made.
-        foreach: the same where all parameters are updated at once: how many of each live together.
+        decays: whether weight decay makes a tensor: the gradient with the parameter's share.
+        early: whether the state is there before the first step.
     """
 
+    step: Step
+    together: int
     state: tuple[str, ...] = ()
     counts: bool = False
-    temporaries: int = 0
-    foreach: int = 0
+    decays: bool = False
+    early: bool = False
 
 
 def rule_of(optimizer: Any) -> Rule:
@@ -41,20 +46,44 @@ def rule_of(optimizer: Any) -> Rule:
     """
     kind = type(optimizer).__name__
     decays = bool(getattr(optimizer, "weight_decay", 0.0))
+    buffer, moments = ("momentum_buffer",), ("exp_avg", "exp_avg_sq")
     rules = {
-        "SGD": Rule((), False, int(decays), int(decays)),
-        "Momentum": Rule(("momentum_buffer",), False, int(decays), int(decays)),
-        "Nesterov": Rule(("momentum_buffer",), False, 1 + decays, int(decays)),
-        "Adam": Rule(("exp_avg", "exp_avg_sq"), True, 2 + decays, 1 + decays),
-        "AdamW": Rule(("exp_avg", "exp_avg_sq"), True, 2, 1),
-        "RMSprop": Rule(("square_avg",), True, 1 + decays, 1 + decays),
-        "Adagrad": Rule(("sum",), True, 1 + decays, 1 + decays),
+        "SGD": Rule(_plain, int(decays), decays=decays),
+        "Momentum": Rule(_plain, int(decays), buffer, decays=decays),
+        "Nesterov": Rule(_nesterov, int(decays), buffer, decays=decays),
+        "Adam": Rule(_adam, 1 + decays, moments, True, decays),
+        "AdamW": Rule(_adam, 1, moments, True),
+        "RMSprop": Rule(_root, 1 + decays, ("square_avg",), True, decays),
+        "Adagrad": Rule(_root, 2, ("sum",), True, decays, True),
     }
     if kind not in rules:
         raise UsageError(
-            f"the step of {kind} in PyTorch is not known here; as PyTorch, a step takes one of {', '.join(rules)}"
+            f"the step of {kind} in PyTorch is not known here; --as pytorch takes one of {', '.join(rules)}"
         )
     return rules[kind]
+
+
+def _plain(tape: Tape, parameter: Tensor, rule: Rule, variables: dict[str, Tensor]) -> None:
+    variables.pop("grad", None)
+    if rule.decays:
+        variables["grad"] = tape.like(parameter, "grad + decay")
+
+
+def _nesterov(tape: Tape, parameter: Tensor, rule: Rule, variables: dict[str, Tensor]) -> None:
+    _plain(tape, parameter, rule, variables)
+    variables["grad"] = tape.like(parameter, "grad + momentum")
+
+
+def _adam(tape: Tape, parameter: Tensor, rule: Rule, variables: dict[str, Tensor]) -> None:
+    _plain(tape, parameter, rule, variables)
+    root = tape.like(parameter, "root")
+    variables["denom"] = tape.like(parameter, "denom")
+    del root
+
+
+def _root(tape: Tape, parameter: Tensor, rule: Rule, variables: dict[str, Tensor]) -> None:
+    _plain(tape, parameter, rule, variables)
+    variables["root"] = tape.like(parameter, "root")
 
 
 @dataclass(eq=False)
@@ -65,9 +94,11 @@ class Stepper:
     rule: Rule
     parameters: Sequence[Tensor]
     foreach: bool
+    state: dict[Tensor, list[Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.state: dict[Tensor, list[Tensor]] = {}
+        if self.rule.early:
+            self.keep(self.parameters)
 
     def zero_grad(self, to_none: bool) -> None:
         """Drop the gradients, or fill them with zeros."""
@@ -78,43 +109,32 @@ class Stepper:
     def step(self) -> None:
         """Update all parameters that have a gradient."""
         updated = [parameter for parameter in self.parameters if parameter.grad is not None]
-        memory = self.tape.memory
-        if self.foreach:
-            for parameter in updated:
-                self.keep(parameter)
-            memory.use = Use.TEMPORARY
-            held = [
-                self.tape.like(parameter, "temporary of the step")
-                for _ in range(self.rule.foreach)
-                for parameter in updated
-            ]
-            del held
-        else:
-            self.one_by_one(updated)
-        memory.use, memory.node = Use.ACTIVATION, ""
-
-    def one_by_one(self, updated: Sequence[Tensor]) -> None:
-        """For each parameter its state and its temporaries."""
-        last: Tensor | None = None
-        memory = self.tape.memory
-        if self.rule.counts:
-            for parameter in updated:
-                self.keep(parameter)
+        variables: dict[str, Tensor] = {}
+        one_by_one = not self.foreach and not self.rule.counts  # else all state is made first
+        if not one_by_one:
+            self.keep(updated)
+        held = []
         for parameter in updated:
-            if self.rule.state == ("momentum_buffer",):
-                last = None
-            self.keep(parameter)
-            memory.use = Use.TEMPORARY
-            for _ in range(self.rule.temporaries):
-                last = self.tape.like(parameter, "temporary of the step")
+            if one_by_one and self.rule.state:
+                self.keep([parameter], variables)
+            self.tape.memory.use = Use.TEMPORARY
+            if self.foreach:
+                held += [self.tape.like(parameter, "temporary of the step") for _ in range(self.rule.together)]
+            else:
+                self.rule.step(self.tape, parameter, self.rule, variables)
+        self.tape.memory.use, self.tape.memory.node = Use.ACTIVATION, ""
 
-    def keep(self, parameter: Tensor) -> None:
-        """Make the state of a parameter, the first time."""
-        if parameter in self.state:
-            return
+    def keep(self, parameters: Sequence[Tensor], variables: dict[str, Tensor] | None = None) -> None:
+        """Make the state of parameters, the first time."""
         memory = self.tape.memory
-        memory.use, memory.node = Use.STATE, memory.blocks[parameter.storage.index].name
-        kept = [self.tape.like(parameter, name) for name in self.rule.state]
-        if self.rule.counts and not self.tape.cuda:
-            kept.append(self.tape.new((), FLOAT32, "step"))
-        self.state[parameter] = kept
+        for parameter in parameters:
+            if variables:
+                variables.pop("grad", None)
+            memory.node = memory.blocks[parameter.storage.index].name
+            if parameter in self.state:
+                continue
+            memory.use = Use.STATE
+            kept = [self.tape.like(parameter, name) for name in self.rule.state]
+            if self.rule.counts and not self.tape.cuda:
+                kept.append(self.tape.new((), FLOAT32, "step"))
+            self.state[parameter] = kept

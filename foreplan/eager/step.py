@@ -63,7 +63,9 @@ class Eager:
         return max(phase.most for phase in self.phases if phase.iteration == self.phases[-1].iteration)
 
 
-def as_pytorch(graph: Graph, loss: Any, optimizer: Any, variant: Variant, cuda: bool, *, watched: bool = False) -> Eager:
+def as_pytorch(
+    graph: Graph, loss: Any, optimizer: Any, variant: Variant, cuda: bool, *, watched: bool = False
+) -> Eager:
     """Three training steps of a model in eager PyTorch; its forward pass where there is no loss.
 
     Args:
@@ -82,9 +84,7 @@ def as_pytorch(graph: Graph, loss: Any, optimizer: Any, variant: Variant, cuda: 
 class _Loop:
     """The user's program."""
 
-    def __init__(
-        self, graph: Graph, loss: Any, optimizer: Any, variant: Variant, cuda: bool, watched: bool
-    ) -> None:
+    def __init__(self, graph: Graph, loss: Any, optimizer: Any, variant: Variant, cuda: bool, watched: bool) -> None:
         self.variant, self.optimizer = variant, optimizer
         keeps, workspace = variant.gradients == "kept", int(variant.workspace)
         self.tape = Tape(cuda=cuda, sums_in_place=not watched, workspace=workspace, keeps=keeps)
@@ -155,11 +155,12 @@ class _Loop:
         run.forward(inputs)
         graph = self.module.graph
         outputs = [run.values[value] for value in graph.outputs.values()]
+        loss: Tensor | None
         if self.loss is not None:
             self.tape.memory.node = "loss"
             loss = LOSSES[type(self.loss)](self.tape, self.loss, outputs[0], target)
         else:
-            loss = None if graph.loss is None else run.values[graph.loss]
+            loss = run.values[graph.loss] if graph.loss is not None else None
         self.tape.memory.node = ""
         if self.variant.output == "kept":
             self.output = outputs

@@ -1,7 +1,7 @@
 """Tensors without bytes: storages that are counted while something refers to them, as PyTorch's are.
 
-A storage lives as long as a tensor refers to it. CPython counts references, as PyTorch does, and drops what nobody
-refers to at once; so a rule that keeps a tensor in a variable, or drops it, says when its bytes are taken and given back.
+A storage lives as long as a tensor refers to it. CPython counts references, as PyTorch does, and drops at once what
+nobody refers to. So the variables of a rule say when its bytes are taken and given back.
 """
 
 from __future__ import annotations
