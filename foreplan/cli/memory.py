@@ -36,8 +36,15 @@ _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usu
 @click.command(short_help="Say how much memory a step takes.")
 @model_options
 @click.option("--parameters", "listed", is_flag=True, help="List what is trained and what is frozen, and why.")
+@click.option(
+    "--as",
+    "framework",
+    metavar="pytorch[:KEY=VALUE]",
+    help="Print what the same step takes in eager PyTorch beside the plan, phase by phase; options such as zero=keep "
+    "say how the training loop is written.",
+)
 @json_option
-def estimate(model: str, listed: bool, as_json: bool, **options: Any) -> None:
+def estimate(model: str, listed: bool, framework: str | None, as_json: bool, **options: Any) -> None:
     """Say how much memory a step of MODEL takes, and what fills the peak. Nothing is allocated, no weight is read.
 
     MODEL may be a plan file too.
@@ -49,10 +56,14 @@ def estimate(model: str, listed: bool, as_json: bool, **options: Any) -> None:
       foreplan estimate resnet50 --batch 8 --accumulate 4
       foreplan estimate model.onnx --freeze '*' --train head --parameters
       foreplan estimate gpt2_small --infer --json
+      foreplan estimate resnet50 --as pytorch:zero=keep
     """
+    variant = None if framework is None else _variant(framework)
     compiled = open_compiled(model, settings_from(options))
     figures, weights = compiled.estimate(), compiled.weights
+    beside = None if variant is None else compiled.as_pytorch(**variant)
     if as_json:
+        figures |= {} if beside is None else {"pytorch": beside.as_json()}
         rows = {"parameters": [asdict(row) | {"type": str(row.type)} for row in weights.rows]} if listed else {}
         print_json(figures | rows)
         return
@@ -62,9 +73,15 @@ def estimate(model: str, listed: bool, as_json: bool, **options: Any) -> None:
     echo()
     if listed:
         echo(str(weights))
-    echo(str(compiled.memory), nl=False)
-    for note in figures["notes"]:
+    echo(str(compiled.memory if beside is None else beside), nl=False)
+    for note in (*figures["notes"], *(() if beside is None else beside.notes)):
         say(f"note: {note}")
+
+
+def _variant(text: str) -> dict[str, Any]:
+    from foreplan.eager import variant_options
+
+    return variant_options(text)
 
 
 def _headline(figures: dict[str, Any]) -> str:

@@ -8,9 +8,10 @@ forward      a model's graph as PyTorch's modules run it
 optimizers   what optimizers keep, and what their steps hold for a moment
 variant      what may differ from one user to the next
 step         three steps in a row, phase by phase
+allocator    the caching allocator of cards, replayed
 """
 
 from foreplan.eager.step import Eager, Phase, as_pytorch
-from foreplan.eager.variant import Variant
+from foreplan.eager.variant import Variant, variant_options
 
-__all__ = ["Eager", "Phase", "Variant", "as_pytorch"]
+__all__ = ["Eager", "Phase", "Variant", "as_pytorch", "variant_options"]

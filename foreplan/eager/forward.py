@@ -10,7 +10,7 @@ from typing import Any
 
 from foreplan.eager import expressions
 from foreplan.eager.autograd import Tape
-from foreplan.eager.rules import contraction, elementwise, layers, shape
+from foreplan.eager.rules import contraction, elementwise, layers, losses, shape
 from foreplan.eager.storage import Tensor
 from foreplan.errors import UnsupportedError
 from foreplan.graph import Graph, Kind, Node, Value
@@ -334,6 +334,13 @@ def _without_gradient(run: Run, node: Node, x: Sequence[Tensor]) -> Sequence[Ten
     return [run.tape.new(value.shape, value.dtype, node.op.name) for value in node.outputs]
 
 
+def _cross_entropy(run: Run, node: Node, x: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Of each item; the second result, the logarithm of the sum of exponentials, is PyTorch's `logsumexp`."""
+    result = losses.item_losses(run.tape, x[0], x[1])
+    sums = run.tape.like(result, "logsumexp") if run.left[node.outputs[1]] else result
+    return [result, sums]
+
+
 def _shaped(make: Callable[..., Tensor]) -> Rule:
     """The rule of an op of one tensor whose result has another shape."""
     return lambda run, node, x: [make(run.tape, x[0], node.outputs[0].shape)]
@@ -347,6 +354,7 @@ RULES: dict[str, Rule] = {
     "batch_norm": _batch_norm,
     "layer_norm": _layer_norm,
     "attention": _attention,
+    "cross_entropy": _cross_entropy,
     "gather": _gather,
     "gather_elements": _gather,
     "softmax": _softmax,

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from foreplan.eager.allocator import Replayed, replayed
+from foreplan.eager.attached import LOSSES, known_loss
 from foreplan.eager.autograd import Tape
 from foreplan.eager.forward import Module, Run
 from foreplan.eager.optimizers import Stepper, rule_of
-from foreplan.eager.rules import losses, shape
 from foreplan.eager.storage import Memory, Tensor, Use
 from foreplan.eager.variant import Variant
-from foreplan.frontend.losses import Loss, attach_loss
-from foreplan.frontend.losses.classes import CrossEntropy, NegativeLogLikelihood
-from foreplan.frontend.losses.elements import BinaryCrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError
-from foreplan.frontend.losses.named import named
-from foreplan.frontend.losses.results import Mean, Sum
+from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph, Kind, Value
 from foreplan.graph.types import INT64, DType, Shape
 
@@ -51,16 +48,24 @@ class Eager:
     Attributes:
         phases: in order.
         memory: all blocks and events.
+        variant: how the training loop is written.
+        cuda: whether it runs on a card.
     """
 
     phases: tuple[Phase, ...]
     memory: Memory
     variant: Variant
+    cuda: bool
 
     @property
     def peak(self) -> int:
         """The most bytes of the last iteration: the steady state."""
         return max(phase.most for phase in self.phases if phase.iteration == self.phases[-1].iteration)
+
+    @cached_property
+    def replayed(self) -> tuple[Replayed, ...]:
+        """What the caching allocator of a card has after each phase."""
+        return replayed(self.memory, [phase.end for phase in self.phases])
 
 
 def as_pytorch(
@@ -88,10 +93,7 @@ class _Loop:
         self.variant, self.optimizer = variant, optimizer
         keeps, workspace = variant.gradients == "kept", int(variant.workspace)
         self.tape = Tape(cuda=cuda, sums_in_place=not watched, workspace=workspace, keeps=keeps)
-        self.loss = named(loss) if isinstance(loss, str) else loss
-        plain = isinstance(self.loss, Loss) and type(self.loss) in LOSSES and _is_plain(self.loss)
-        if self.loss is not None and not plain:
-            graph, self.loss = attach_loss(graph, self.loss), None
+        graph, self.loss = known_loss(graph if loss is None else attach_loss(graph, loss))
         self.module = Module.of(graph, variant.relu == "in_place")
         self.phases: list[Phase] = []
         self.kept: list[Tensor] = []
@@ -123,7 +125,7 @@ class _Loop:
         for iteration in range(1, ITERATIONS + 1):
             self.iteration(iteration, stepper, stored, inputs, target)
         del tracked
-        return Eager(tuple(self.phases), tape.memory, self.variant)
+        return Eager(tuple(self.phases), tape.memory, self.variant, tape.cuda)
 
     def iteration(
         self,
@@ -136,6 +138,7 @@ class _Loop:
         """One turn of the loop."""
         if stepper is not None:
             stepper.zero_grad(self.variant.zero == "none")
+            self.tape.memory.mark()
         loss = self.forward(stored, inputs, target)
         self.mark("forward", number)
         if loss is None or not self.trains:
@@ -158,7 +161,10 @@ class _Loop:
         loss: Tensor | None
         if self.loss is not None:
             self.tape.memory.node = "loss"
-            loss = LOSSES[type(self.loss)](self.tape, self.loss, outputs[0], target)
+            known = self.loss.loss
+            x = run.values[graph.outputs[self.loss.output]]
+            loss = LOSSES[type(known)](self.tape, known, x, target)
+            del x
         else:
             loss = run.values[graph.loss] if graph.loss is not None else None
         self.tape.memory.node = ""
@@ -170,9 +176,9 @@ class _Loop:
 
     def target(self) -> Tensor | None:
         """The further input of the loss."""
-        if not isinstance(self.loss, Loss):
+        if self.loss is None:
             return None
-        types = self.loss.inputs(*(value.type for value in self.module.graph.outputs.values()))
+        types = self.loss.loss.inputs(self.module.graph.outputs[self.loss.output].type)
         found = [self.one(name, type.shape, type.dtype, Use.INPUT) for name, type in types.items()]
         return found[0] if found else None
 
@@ -189,46 +195,3 @@ class _Loop:
         """A phase has ended."""
         memory = self.tape.memory
         self.phases.append(Phase(name, iteration, memory.live, memory.mark(), len(memory.events)))
-
-
-def _is_plain(loss: Loss) -> bool:
-    """Whether its parameters are those with which PyTorch needs no further ops."""
-    return not getattr(loss, "label_smoothing", 0.0) and getattr(loss, "pos_weight", None) is None
-
-
-def _classes(rule: Callable[[Tape, Tensor, Tensor], Tensor]) -> LossRule:
-    """A loss of scores; where the classes lie last, items are put side by side first."""
-
-    def of(tape: Tape, loss: Any, x: Tensor, target: Tensor | None) -> Tensor:
-        assert target is not None
-        if loss.class_axis(x.rank) == x.rank - 1 and x.rank > 2:
-            items = math.prod(x.shape[:-1])
-            x, target = shape.reshape(tape, x, (items, x.shape[-1])), shape.reshape(tape, target, (items,))
-        return rule(tape, x, target)
-
-    return of
-
-
-def _elements(rule: Callable[[Tape, Tensor, Tensor], Tensor]) -> LossRule:
-    def of(tape: Tape, loss: Any, x: Tensor, target: Tensor | None) -> Tensor:
-        assert target is not None
-        return rule(tape, x, target)
-
-    return of
-
-
-def _whole(how: str) -> LossRule:
-    return lambda tape, loss, x, target: shape.reduce(tape, how, x, range(x.rank), False)
-
-
-LossRule = Callable[[Tape, Any, Tensor, Tensor | None], Tensor]
-LOSSES: dict[type[Loss], LossRule] = {
-    CrossEntropy: _classes(losses.cross_entropy),
-    NegativeLogLikelihood: _classes(losses.nll),
-    MeanSquaredError: _elements(losses.mse),
-    Huber: _elements(losses.mse),
-    MeanAbsoluteError: _elements(losses.mean_absolute),
-    BinaryCrossEntropy: _elements(losses.binary_cross_entropy),
-    Mean: _whole("mean"),
-    Sum: _whole("sum"),
-}

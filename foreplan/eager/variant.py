@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import Any
 
 from foreplan.arguments import choice, names_in
 from foreplan.errors import UsageError
@@ -62,24 +63,22 @@ class Variant:
         """Whether the step runs on a card, for a plan of this target."""
         return self.device == "cuda" or (self.device == "auto" and target.startswith("cuda"))
 
-    @classmethod
-    def parse(cls, text: str) -> Variant:
-        """The variant that a text such as `pytorch:zero=keep,checkpoint=layer1+layer2` names.
 
-        Raises:
-            UsageError: there is no such framework, no such option, or no such value of it.
-        """
-        name, _, rest = text.partition(":")
-        choice("--as", name.strip(), FRAMEWORKS)
-        known = [each.name for each in fields(cls)]
-        given: dict[str, str | tuple[str, ...]] = {}
-        for part in rest.split(",") if rest else ():
-            key, equals, value = (each.strip() for each in part.partition("="))
-            if not equals or key not in known:
-                raise UsageError(
-                    f"--as {text!r}: {key!r} is no option; write pytorch:KEY=VALUE with {', '.join(known)}"
-                )
-            if key in given:
-                raise UsageError(f"--as {text!r}: {key} is given twice")
-            given[key] = tuple(value.split("+")) if key == "checkpoint" else value
-        return cls(**given)  # type: ignore[arg-type]
+def variant_options(text: str) -> dict[str, Any]:
+    """The options of `Variant` that a text such as `pytorch:zero=keep,checkpoint=layer1+layer2` gives.
+
+    Raises:
+        UsageError: there is no such framework or no such option, or one is given twice.
+    """
+    name, _, rest = text.partition(":")
+    choice("--as", name.strip(), FRAMEWORKS)
+    known = [each.name for each in fields(Variant)]
+    given: dict[str, Any] = {}
+    for part in rest.split(",") if rest else ():
+        key, equals, value = (each.strip() for each in part.partition("="))
+        if not equals or key not in known:
+            raise UsageError(f"--as {text!r}: {key!r} is no option; write pytorch:KEY=VALUE with {', '.join(known)}")
+        if key in given:
+            raise UsageError(f"--as {text!r}: {key} is given twice")
+        given[key] = tuple(value.split("+")) if key == "checkpoint" else value
+    return given

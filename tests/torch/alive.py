@@ -71,6 +71,7 @@ def phases(
         for _ in range(steps):
             if optimizer is not None:
                 optimizer.zero_grad(set_to_none=to_none)
+                alive.mark()
             loss = loss_of(module(*inputs), target)
             found.append(alive.mark())
             loss.backward()

@@ -80,7 +80,7 @@ def _mm(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _like_operand(x: Tensor) -> tuple[Shape, tuple[int, ...]]:
-    """A gradient of a matrix lies as the matrix does, by rows or by columns (`mm_mat1_backward`); of a batch, by rows."""
+    """A gradient of a matrix lies as the matrix does, by rows or by columns; of a batch, by rows."""
     if x.rank == 2 and x.strides[0] == 1 and x.strides[1] == x.shape[0]:
         return x.shape, x.strides
     return x.shape, dense_strides(x.shape)

@@ -23,6 +23,15 @@ def cross_entropy(tape: Tape, logits: Tensor, target: Tensor) -> Tensor:
     return nll(tape, softmax(tape, logits, "log_softmax"), target)
 
 
+def item_losses(tape: Tape, logits: Tensor, target: Tensor) -> Tensor:
+    """`F.cross_entropy(..., reduction="none")`: a number for each item."""
+    scores = softmax(tape, logits, "log_softmax")
+    result = tape.new(target.shape, logits.dtype, "losses")
+    total = tape.new((), FLOAT32, "total weight")
+    tape.record((scores,), (result,), _loss_backward, (scores, target, total))
+    return result
+
+
 def mse(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
     """`F.mse_loss`, and others that are one op: both operands are saved."""
     result = tape.new((), x.dtype, "loss")
