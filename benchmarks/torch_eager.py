@@ -3,9 +3,9 @@
     python -m benchmarks.torch_eager
 
 Measured is the most MiB of live tensors in the third step, Nesterov momentum, float32, on the device `meta`, where
-tensors have storages without bytes, with the attention that PyTorch takes on CPUs. Asked are the figures of PyTorch 2.13
-that the estimate is to be within 3 % of. While a dispatch mode looks on, as here, PyTorch sums gradients in new tensors,
-which it does in place otherwise; the column "watched" counts that too. Writes `results/pytorch-eager.md`, and needs no download.
+tensors have storages without bytes, with the attention that PyTorch takes on CPUs. Asked are the figures of PyTorch
+2.13 that the count is to be within 3 % of. While a dispatch mode looks on, as here, PyTorch sums gradients in new
+tensors, which it does in place otherwise; the column "watched" counts that too. Writes `results/pytorch-eager.md`.
 """
 
 from __future__ import annotations

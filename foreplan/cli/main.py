@@ -136,7 +136,7 @@ def cli() -> None:
     """
 
 
-for module in (memory, budget, graph, run, train, export, devices):
+for module in (memory, compare, budget, graph, run, train, export, devices):
     for command in module.COMMANDS:
         cli.add_command(command)
 

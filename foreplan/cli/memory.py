@@ -43,8 +43,15 @@ _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usu
     help="Print what the same step takes in eager PyTorch beside the plan, phase by phase; options such as zero=keep "
     "say how the training loop is written.",
 )
+@click.option(
+    "--snapshot",
+    metavar="EAGER.pickle",
+    help="Write PyTorch's step as a snapshot, for pytorch.org/memory_viz; with --as.",
+)
 @json_option
-def estimate(model: str, listed: bool, framework: str | None, as_json: bool, **options: Any) -> None:
+def estimate(
+    model: str, listed: bool, framework: str | None, snapshot: str | None, as_json: bool, **options: Any
+) -> None:
     """Say how much memory a step of MODEL takes, and what fills the peak. Nothing is allocated, no weight is read.
 
     MODEL may be a plan file too.
@@ -59,9 +66,15 @@ def estimate(model: str, listed: bool, framework: str | None, as_json: bool, **o
       foreplan estimate resnet50 --as pytorch:zero=keep
     """
     variant = None if framework is None else _variant(framework)
+    if variant is None and snapshot is not None:
+        raise UsageError("--snapshot writes the step of --as: say --as pytorch (a plan's: foreplan view --snapshot)")
     compiled = open_compiled(model, settings_from(options))
     figures, weights = compiled.estimate(), compiled.weights
     beside = None if variant is None else compiled.as_pytorch(**variant)
+    if beside is not None and snapshot is not None:
+        from foreplan.views.snapshot import eager_snapshot, write_snapshot
+
+        write_snapshot(snapshot, eager_snapshot(beside.eager))
     if as_json:
         figures |= {} if beside is None else {"pytorch": beside.as_json()}
         rows = {"parameters": [asdict(row) | {"type": str(row.type)} for row in weights.rows]} if listed else {}
@@ -206,8 +219,9 @@ def verify(file: str, trust_code: bool, weights_folder: str | None, as_json: boo
 @model_options
 @click.option("-o", "--out", "path", metavar="MAP.html", help="Write the memory map: one HTML file, opens offline.")
 @click.option("--dot", metavar="GRAPH.dot", help="Write the graph for Graphviz.")
+@click.option("--snapshot", metavar="PLAN.pickle", help="Write the plan as a snapshot, for pytorch.org/memory_viz.")
 @json_option
-def view(model: str, path: str | None, dot: str | None, as_json: bool, **options: Any) -> None:
+def view(model: str, path: str | None, dot: str | None, snapshot: str | None, as_json: bool, **options: Any) -> None:
     """Show where the bytes are: MODEL may be a plan file too.
 
     Without -o, prints the memory as a table.
@@ -217,6 +231,7 @@ def view(model: str, path: str | None, dot: str | None, as_json: bool, **options
       foreplan view resnet50 --batch 32 -o map.html
       foreplan view resnet50.plan
       foreplan view model.onnx --dot graph.dot
+      foreplan view resnet50.plan --snapshot plan.pickle
     """
     if dot is not None and is_plan_file(model):
         raise UsageError("--dot draws a model's graph, which a plan file does not hold: give the model instead")
@@ -228,12 +243,16 @@ def view(model: str, path: str | None, dot: str | None, as_json: bool, **options
 
         assert compiled.graph is not None
         write_dot(dot, compiled.graph)
+    if snapshot is not None:
+        from foreplan.views.snapshot import plan_snapshot, write_snapshot
+
+        write_snapshot(snapshot, plan_snapshot(compiled.memory))
     if as_json:
         print_json(compiled.memory.as_json())
-    elif path is None and dot is None:
+    elif path is None and dot is None and snapshot is None:
         echo(str(compiled.memory), nl=False)
     else:
-        for written in filter(None, (path, dot)):
+        for written in filter(None, (path, dot, snapshot)):
             say(f"wrote {written}")
 
 

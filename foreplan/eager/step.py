@@ -47,7 +47,7 @@ class Eager:
 
     Attributes:
         phases: in order.
-        memory: all blocks and events.
+        memory: all blocks and events until the last phase ends.
         variant: how the training loop is written.
         cuda: whether it runs on a card.
     """
@@ -124,8 +124,9 @@ class _Loop:
         tape.memory.use = Use.ACTIVATION
         for iteration in range(1, ITERATIONS + 1):
             self.iteration(iteration, stepper, stored, inputs, target)
+        memory = Memory(list(tape.memory.blocks), list(tape.memory.events))  # before all is dropped
         del tracked
-        return Eager(tuple(self.phases), tape.memory, self.variant, tape.cuda)
+        return Eager(tuple(self.phases), memory, self.variant, tape.cuda)
 
     def iteration(
         self,
