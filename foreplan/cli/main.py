@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import click
 
-from foreplan.cli import budget, devices, export, graph, memory, run, train
+from foreplan.cli import budget, compare, devices, export, graph, memory, run, train
 from foreplan.cli.options import echo, print_json
 from foreplan.errors import DoesNotFitError, ForeplanError
 from foreplan.version import VERSION
