@@ -124,7 +124,7 @@ class _Loop:
         tape.memory.use = Use.ACTIVATION
         for iteration in range(1, ITERATIONS + 1):
             self.iteration(iteration, stepper, stored, inputs, target)
-        memory = Memory(list(tape.memory.blocks), list(tape.memory.events))  # before all is dropped
+        memory = Memory(list(tape.memory.blocks), tape.memory.events[: self.phases[-1].end])
         del tracked
         return Eager(tuple(self.phases), memory, self.variant, tape.cuda)
 
