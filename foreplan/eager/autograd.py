@@ -5,6 +5,7 @@ References: `torch/csrc/autograd/engine.cpp`, `input_buffer.cpp`, `functions/acc
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
 from collections.abc import Callable, Sequence
@@ -21,6 +22,48 @@ UINT8 = DTYPES["uint8"]
 LAST = math.inf  # the sequence number of what adds a gradient to a parameter: it runs as soon as it can
 
 
+class AllRecomputed(Exception):
+    """A segment has made again all that was saved in it: PyTorch ends its forward pass there."""
+
+
+@dataclass(eq=False, slots=True)
+class Recomputed:
+    """A segment within `torch.utils.checkpoint` (not reentrant): what is saved there is made again when it is needed.
+
+    Attributes:
+        run: its forward pass, once more.
+        count: how many functions have saved something in it.
+        saved: what they have saved, when it has run again; None before.
+    """
+
+    run: Callable[[], None]
+    count: int = 0
+    saved: list[Saved] | None = None
+
+    def keep(self, saved: Saved) -> int:
+        """Drop what a function saves, and count it; or keep it, when the segment runs again. Gives its number."""
+        if self.saved is None:
+            self.count += 1
+            return self.count - 1
+        self.saved.append(saved)
+        if len(self.saved) == self.count:
+            raise AllRecomputed
+        return len(self.saved) - 1
+
+    def unpacked(self, tape: Tape, number: int) -> Saved:
+        """What a function has saved."""
+        if self.saved is None:
+            self.saved = []
+            before = tape.memory.use, tape.memory.node
+            tape.records, tape.memory.use, tape.segment = True, Use.ACTIVATION, self
+            with contextlib.suppress(AllRecomputed):
+                self.run()
+            tape.records, tape.segment = False, None
+            tape.memory.use, tape.memory.node = before
+        found, self.saved[number] = self.saved[number], ()
+        return found
+
+
 @dataclass(eq=False, slots=True)
 class Function:
     """A node of the graph that autograd walks.
@@ -33,6 +76,7 @@ class Function:
         saved: what it keeps for backward.
         backward: computes the gradients.
         node: of the model.
+        again: the segment that makes what it saves again, and its number there.
     """
 
     sequence: int
@@ -42,6 +86,7 @@ class Function:
     saved: Saved
     backward: Backward
     node: str
+    again: tuple[Recomputed, int] | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -57,6 +102,7 @@ class Tape:
         workspace: bytes that a convolution takes for its own duration.
         keeps: whether each gradient keeps its buffer until backward ends.
         kept: these.
+        segment: the checkpointed segment that runs.
     """
 
     memory: Memory = field(default_factory=Memory)
@@ -66,6 +112,7 @@ class Tape:
     workspace: int = 0
     keeps: bool = False
     kept: list[Tensor] = field(default_factory=list)
+    segment: Recomputed | None = None
     made: int = 0
 
     def new(self, shape: Shape, dtype: DType = FLOAT32, op: str = "", strides: Sequence[int] | None = None) -> Tensor:
@@ -100,6 +147,8 @@ class Tape:
         kept = tuple(None if each is None else each.detached() for each in saved)
         shapes = tuple(each.shape for each in inputs)
         function = Function(self.made, edges, shapes, len(results), kept, backward, self.memory.node)
+        if self.segment is not None and kept:
+            function.again, function.saved = (self.segment, self.segment.keep(kept)), ()
         for i, result in enumerate(results):
             if result.dtype.is_float:
                 result.maker = (function, i)
@@ -166,6 +215,11 @@ class _Engine:
                 del grad
         outputs: list[Tensor | None] = []
         if any(grads):
+            if function.again is not None:
+                segment, number = function.again
+                function.saved = segment.unpacked(self.tape, number)
+                function.again = None
+                del segment
             outputs = list(function.backward(self.tape, function.saved, needs, grads))
             for i, (output, shape) in enumerate(zip(outputs, function.shapes)):
                 if output is not None and output.shape != shape:

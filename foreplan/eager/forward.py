@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 from foreplan.eager import expressions
-from foreplan.eager.autograd import Tape
+from foreplan.eager.autograd import Recomputed, Tape
 from foreplan.eager.rules import contraction, elementwise, layers, losses, shape
 from foreplan.eager.storage import Tensor
-from foreplan.errors import UnsupportedError
+from foreplan.errors import UnsupportedError, UsageError
 from foreplan.graph import Graph, Kind, Node, Value
 from foreplan.ops import expr as ex
 from foreplan.ops.expr import Arg, Expr
+from foreplan.patterns import close_names, matching_scope, scopes_of
 
 _SUM = "(a0 + a1)"
 _LONGEST = 12  # maps of one activation
@@ -46,27 +48,54 @@ class Module:
         groups: by their last node.
         splits: of each node that cuts: all cuts that lie side by side in the same tensor, and the axis.
         in_place: whether ReLUs write over their input where they may, as most users have it.
+        parts: all nodes in order, cut where a checkpointed part begins or ends, each with that part's name or none.
     """
 
     graph: Graph
     readers: Counter[Value]
     groups: Mapping[Node, Group]
     splits: Mapping[Node, tuple[int, tuple[Node, ...]]]
-    in_place: bool = True
+    in_place: bool
+    parts: tuple[tuple[str, tuple[Node, ...]], ...]
 
     @classmethod
-    def of(cls, graph: Graph, in_place: bool = True) -> Module:
-        """Of a model's graph."""
+    def of(cls, graph: Graph, in_place: bool = True, checkpoint: Iterable[str] = ()) -> Module:
+        """Of a model's graph.
+
+        Args:
+            checkpoint: names of parts of the model, or patterns.
+
+        Raises:
+            UsageError: a name that means nothing, or a part that is not one stretch of the model.
+        """
         readers = Counter(value for node in graph.nodes for value in dict.fromkeys(node.inputs))
         results = [*graph.outputs.values(), *(() if graph.loss is None else (graph.loss,))]
         readers.update([*results, *graph.inputs, *graph.stored])  # which the caller and the module hold
         groups = {**_activations(graph, readers), **_biases(graph, readers)}
-        return cls(graph, readers, groups, _splits(graph), in_place)
+        return cls(graph, readers, groups, _splits(graph), in_place, _parts(graph, tuple(checkpoint)))
 
     @cached_property
     def inner(self) -> frozenset[Node]:
         """Nodes that run with a later one."""
         return frozenset(node for group in self.groups.values() for node in group.nodes)
+
+
+def _parts(graph: Graph, entries: tuple[str, ...]) -> tuple[tuple[str, tuple[Node, ...]], ...]:
+    """The stretches of a model that are checkpointed, and those between."""
+    scopes = {node: list(scopes_of(node.name)) for node in graph.nodes}
+    names = {}
+    for entry in entries:
+        pattern = entry.strip().lstrip("/")
+        found = {node: name for node in graph.nodes if (name := matching_scope(scopes[node], pattern)) is not None}
+        if not found:
+            close = close_names(pattern, (node.name for node in graph.nodes))
+            raise UsageError(f"checkpoint: no operation of the model is in {entry!r}; there are {close}")
+        names.update(found)
+    runs = [(name, tuple(nodes)) for name, nodes in groupby(graph.nodes, key=lambda node: names.get(node, ""))]
+    twice = [name for name, count in Counter(name for name, _ in runs if name).items() if count > 1]
+    if twice:
+        raise UsageError(f"checkpoint: {twice[0]!r} is not one stretch of the model, with others' operations within")
+    return tuple(runs)
 
 
 def _activations(graph: Graph, readers: Counter[Value]) -> dict[Node, Group]:
@@ -185,20 +214,43 @@ class Run:
     """
 
     def __init__(self, tape: Tape, module: Module, stored: Mapping[Value, Tensor], training: bool) -> None:
-        self.tape, self.module, self.training = tape, module, training
+        self.tape, self.module, self.stored, self.training = tape, module, stored, training
         self.values: dict[Value, Tensor] = dict(stored)
         self.left = Counter(module.readers)
 
     def forward(self, inputs: Mapping[Value, Tensor]) -> None:
         """Run all nodes. What nobody reads any more is dropped, but the model's outputs."""
         self.values.update(inputs)
-        for node in self.module.graph.nodes:
+        for name, nodes in self.module.parts:
+            if name and self.tape.records:
+                self.checkpointed(nodes)
+            else:
+                self.stretch(nodes)
+        self.tape.memory.node = ""
+
+    def stretch(self, nodes: Sequence[Node]) -> None:
+        """Run some nodes."""
+        for node in nodes:
             self.tape.memory.node = node.name
             if node not in self.module.inner:
                 if node.outputs[0] not in self.values:
                     self.run(node)
                 self.drop(node)
-        self.tape.memory.node = ""
+
+    def checkpointed(self, nodes: Sequence[Node]) -> None:
+        """Run some nodes within `torch.utils.checkpoint`, which keeps what they read from outside."""
+        read = {value for node in nodes for value in node.inputs}
+        given = {value: tensor for value, tensor in self.values.items() if value in read and value not in self.stored}
+        tape, module, stored, training = self.tape, self.module, self.stored, self.training
+
+        def again() -> None:
+            run = Run(tape, module, stored, training)
+            run.values.update(given)
+            run.stretch(nodes)
+
+        self.tape.segment = Recomputed(again)
+        self.stretch(nodes)
+        self.tape.segment = None
 
     def drop(self, node: Node) -> None:
         """The inputs of a node, or of a group, that were read for the last time."""

@@ -69,7 +69,7 @@ class Eager:
 
 
 def as_pytorch(
-    graph: Graph, loss: Any, optimizer: Any, variant: Variant, cuda: bool, *, watched: bool = False
+    graph: Graph, loss: Any, optimizer: Any, variant: Variant, cuda: bool = False, *, watched: bool = False
 ) -> Eager:
     """Three training steps of a model in eager PyTorch; its forward pass where there is no loss.
 
@@ -94,7 +94,7 @@ class _Loop:
         keeps, workspace = variant.gradients == "kept", int(variant.workspace)
         self.tape = Tape(cuda=cuda, sums_in_place=not watched, workspace=workspace, keeps=keeps)
         graph, self.loss = known_loss(graph if loss is None else attach_loss(graph, loss))
-        self.module = Module.of(graph, variant.relu == "in_place")
+        self.module = Module.of(graph, variant.relu == "in_place", variant.checkpoint)
         self.phases: list[Phase] = []
         self.kept: list[Tensor] = []
 

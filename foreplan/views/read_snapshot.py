@@ -85,7 +85,7 @@ def read_snapshot(path: str | Path) -> Recorded:
 def _recorded(snapshot: dict[str, Any], device: int) -> Recorded:
     trace = snapshot["device_traces"][device]
     segments = [each for each in snapshot["segments"] if each.get("device", 0) == device]
-    allocated = sum(int(each["allocated_size"]) for each in segments)
+    allocated = sum(int(each.get("requested_size", each["allocated_size"])) for each in segments)
     reserved = sum(int(each["total_size"]) for each in segments)
     for event in trace:  # what there was before the first event
         allocated -= _SIGNS.get(event["action"], 0) * int(event["size"])
