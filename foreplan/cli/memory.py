@@ -65,8 +65,12 @@ def estimate(
       foreplan estimate gpt2_small --infer --json
       foreplan estimate resnet50 --as pytorch:zero=keep
     """
-    variant = None if framework is None else _variant(framework)
-    if variant is None and snapshot is not None:
+    variant = None
+    if framework is not None:
+        from foreplan.eager import variant_options
+
+        variant = variant_options(framework)
+    elif snapshot is not None:
         raise UsageError("--snapshot writes the step of --as: say --as pytorch (a plan's: foreplan view --snapshot)")
     compiled = open_compiled(model, settings_from(options))
     figures, weights = compiled.estimate(), compiled.weights
@@ -87,14 +91,8 @@ def estimate(
     if listed:
         echo(str(weights))
     echo(str(compiled.memory if beside is None else beside), nl=False)
-    for note in (*figures["notes"], *(() if beside is None else beside.notes)):
+    for note in figures["notes"]:
         say(f"note: {note}")
-
-
-def _variant(text: str) -> dict[str, Any]:
-    from foreplan.eager import variant_options
-
-    return variant_options(text)
 
 
 def _headline(figures: dict[str, Any]) -> str:

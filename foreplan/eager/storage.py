@@ -10,12 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import Any
 
 from foreplan.graph.types import DType, Shape
-
-if TYPE_CHECKING:
-    from foreplan.eager.autograd import Function
 
 
 class Use(StrEnum):
@@ -116,7 +113,7 @@ class Tensor:
         shape: extents of its axes.
         strides: elements from one to the next along each axis.
         dtype: its element type.
-        maker: the function of autograd that it came from, and which of its results it is; None: it has no history.
+        maker: the `Function` of autograd that it came from, and which of its results it is; None: it has no history.
         trained: whether it is a parameter that gets a gradient.
         grad: its gradient, where it is a parameter that has one.
         held: how many buffers of the autograd engine hold it.
@@ -126,7 +123,7 @@ class Tensor:
 
     def __init__(self, storage: Storage, shape: Shape, strides: Sequence[int], dtype: DType) -> None:
         self.storage, self.shape, self.strides, self.dtype = storage, tuple(shape), tuple(strides), dtype
-        self.maker: tuple[Function, int] | None = None
+        self.maker: tuple[Any, int] | None = None
         self.trained = False
         self.grad: Tensor | None = None
         self.held = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -105,13 +104,14 @@ class Beside:
         }
 
     @property
-    def notes(self) -> Iterator[str]:
+    def notes(self) -> tuple[str, ...]:
         """What is not counted."""
-        if self.eager.cuda:
-            yield (
-                "the workspace that cuDNN takes is not known without it, and may be gigabytes: say it with "
-                "workspace=SIZE; that of cuBLAS is not counted"
-            )
+        if not self.eager.cuda:
+            return ()
+        return (
+            "the workspace that cuDNN takes is not known without it, and may be gigabytes: say it with "
+            "workspace=SIZE; that of cuBLAS is not counted",
+        )
 
     def __str__(self) -> str:
         unit = "MiB" if self.eager.peak >= 10 << 20 else "KiB"
@@ -129,6 +129,7 @@ class Beside:
             "",
             f"peak of PyTorch's live tensors {format_bytes(self.eager.peak)}, "
             f"of the plan's arena {format_bytes(self.plan.arena_bytes)}: {ratio:.2f} times as much",
+            *(f"note: {note}" for note in self.notes),
         ]
         return "\n".join(lines) + "\n"
 

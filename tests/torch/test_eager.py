@@ -235,3 +235,86 @@ def test_drawn_models(seed: int) -> None:
     variant = Variant(zero="none" if to_none else "keep", optimizer="foreach" if foreach else "loop")
     mine = as_pytorch(graph, "cross_entropy", optimizer, variant, False, watched=True)
     assert [(phase.live, phase.most) for phase in mine.phases] == theirs
+
+
+def of_mlp() -> tuple[fp.Graph, nn.Module, Any, Any]:
+    graph = fp.models.build("mlp:width=16,layers=3,batch=8,inputs=12,classes=5")
+    parts = [part for i in range(3) for part in (nn.Linear(16 if i else 12, 16), nn.ReLU(inplace=True))]
+    module = nn.Sequential(*parts, nn.Linear(16, 5))
+    return graph, module, torch.randn(8, 12), torch.zeros(8, dtype=torch.int64)
+
+
+def test_checkpointed_parts() -> None:
+    """Two stages of a chain, of convolution, normalisation and ReLU each."""
+    from torch.utils.checkpoint import checkpoint
+
+    def stage(x: Any, name: str) -> Any:
+        with ours.scope(name):
+            for i in "ab":
+                x = ours.relu(ours.batch_norm(ours.conv(x, 4, 3, 1, 1, bias=False, name=i), name=f"{i}n"))
+        return x
+
+    def mine(x: Any) -> Any:
+        x = ours.conv(x, 4, 1, name="first")
+        for name in ("s1", "s2"):
+            x = stage(x, name)
+        return ours.linear(ours.global_avg_pool(x), 3, name="head")
+
+    def half() -> list[nn.Module]:
+        return [nn.Conv2d(4, 4, 3, 1, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True)]
+
+    first, head = nn.Conv2d(3, 4, 1), nn.Linear(4, 3)
+    stages = [nn.Sequential(*half(), *half()) for _ in range(2)]
+
+    class Theirs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList([first, *stages, head])
+
+        def forward(self, x: Any) -> Any:
+            x = first(x)
+            for each in stages:
+                x = checkpoint(each, x, use_reentrant=False)
+            return head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+    module, x, target = Theirs(), torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64)
+    theirs = phases(module, (x,), target, loss_of, torch.optim.SGD(module.parameters(), 0.1))
+    variant = Variant(checkpoint=["s1", "s2"])
+    graph = trace(mine, spec((2, 3, 8, 8)))
+    found = as_pytorch(graph, "cross_entropy", fp.optim.SGD(0.1), variant, watched=True)
+    assert [(phase.live, phase.most) for phase in found.phases] == theirs
+
+
+@pytest.mark.parametrize("grad", ["off", "unused"])
+def test_a_forward_pass_alone(grad: str) -> None:
+    from tests.torch.alive import Alive
+
+    graph, module, x, target = of_mlp()
+    found = as_pytorch(graph, "cross_entropy", None, Variant(grad=grad, loss="kept"), watched=True)
+    alive, kept = Alive(), []
+    for tensor in (x, target, *module.parameters()):
+        alive.count(tensor)
+    with alive, torch.set_grad_enabled(grad == "unused"):
+        for phase in found.phases[2:]:
+            alive.mark()
+            kept.append(loss_of(module(x), target))
+            assert (phase.live, phase.most) == alive.mark()
+
+
+@pytest.mark.parametrize("which", ["plan", "eager"])
+def test_pytorchs_own_viewer_reads_snapshots(which: str) -> None:
+    import pickle
+
+    from torch.cuda import _memory_viz as viewer
+
+    from foreplan.views.snapshot import eager_snapshot, plan_snapshot
+
+    step = fp.compile(of_mlp()[0], "cross_entropy", fp.optim.Nesterov(0.1))
+    made = plan_snapshot(step.memory) if which == "plan" else eager_snapshot(step.as_pytorch().eager)
+    snapshot = pickle.loads(pickle.dumps(made))
+    held = sum(each["requested_size"] for each in snapshot["segments"])
+    assert f"total_allocated: {viewer.Bytes(held)}" in viewer.segsum(snapshot)
+    trace_text = viewer.trace(snapshot)
+    assert f"{len(snapshot['device_traces'][0])} entries" in trace_text and "cudaMalloc" in trace_text
+    for page in (viewer.trace_plot(snapshot), viewer.segment_plot(snapshot)):
+        assert "<html" in page or "<script" in page
