@@ -99,7 +99,7 @@ class Tape:
         records: whether history is kept; not so within `no_grad` and in the backward pass.
         sums_in_place: whether the engine adds gradients in place where it can. It does, except where a
             `TorchDispatchMode` looks on, which tests use.
-        workspace: bytes that a convolution takes for its own duration.
+        workspace: bytes that each gradient of a convolution takes for its own duration.
         keeps: whether each gradient keeps its buffer until backward ends.
         kept: these.
         segment: the checkpointed segment that runs.

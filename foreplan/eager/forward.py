@@ -211,12 +211,20 @@ class Run:
 
     Attributes:
         values: the tensors that Python's variables hold now.
+
+    Args:
+        training: whether normalisation and dropout are in training mode.
+        keeps: whether variables hold all results to the end.
     """
 
-    def __init__(self, tape: Tape, module: Module, stored: Mapping[Value, Tensor], training: bool) -> None:
+    def __init__(
+        self, tape: Tape, module: Module, stored: Mapping[Value, Tensor], training: bool, keeps: bool = False
+    ) -> None:
         self.tape, self.module, self.stored, self.training = tape, module, stored, training
         self.values: dict[Value, Tensor] = dict(stored)
         self.left = Counter(module.readers)
+        if keeps:
+            self.left.update(module.readers.keys())
 
     def forward(self, inputs: Mapping[Value, Tensor]) -> None:
         """Run all nodes. What nobody reads any more is dropped, but the model's outputs."""

@@ -97,6 +97,8 @@ class _Loop:
         self.module = Module.of(graph, variant.relu == "in_place", variant.checkpoint)
         self.phases: list[Phase] = []
         self.kept: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+        self.results: dict[Value, Tensor] = {}
 
     @property
     def trains(self) -> bool:
@@ -149,13 +151,16 @@ class _Loop:
             self.mark("backward", number)
         if stepper is not None:
             stepper.step()
+            self.results.clear()
             self.mark("step", number)
 
     def forward(
         self, stored: Mapping[Value, Tensor], inputs: Mapping[Value, Tensor], target: Tensor | None
     ) -> Tensor | None:
         """The forward pass and the loss; the model's output is let go, if nobody keeps it."""
-        run = Run(self.tape, self.module, stored, self.trains)
+        keeps = self.variant.results == "kept"
+        run = Run(self.tape, self.module, stored, self.trains, keeps)
+        self.results = run.values if keeps else {}
         run.forward(inputs)
         graph = self.module.graph
         outputs = [run.values[value] for value in graph.outputs.values()]
@@ -170,7 +175,7 @@ class _Loop:
             loss = run.values[graph.loss] if graph.loss is not None else None
         self.tape.memory.node = ""
         if self.variant.output == "kept":
-            self.output = outputs
+            self.outputs = outputs
         if self.variant.loss == "kept" and loss is not None:
             self.kept.append(loss)
         return loss

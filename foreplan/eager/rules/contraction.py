@@ -90,9 +90,7 @@ def convolution(
     tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, op: str = "convolution"
 ) -> Tensor:
     """`aten::convolution`, transposed ones too: input and weight are saved whatever has a gradient."""
-    scratch = tape.scratch(op)
     result = tape.new(shape, x.dtype, op)
-    del scratch
     biased = shape[1:2]
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
