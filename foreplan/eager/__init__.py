@@ -4,7 +4,9 @@ storage      tensors without bytes, and the count of their storages
 autograd     what forward saves, and the engine that walks backward
 rules/       PyTorch's ops: what each makes, saves, and what its derivative makes
 expressions  a `map` as PyTorch's ops
-forward      a model's graph as PyTorch's modules run it
+modules      a model's graph as modules: nodes that PyTorch has one op for
+forward      one forward pass, node by node
+attached     the loss
 optimizers   what optimizers keep, and what their steps hold for a moment
 variant      what may differ from one user to the next
 step         three steps in a row, phase by phase

@@ -10,7 +10,8 @@ from typing import Any
 from foreplan.eager.allocator import Replayed, replayed
 from foreplan.eager.attached import LOSSES, known_loss
 from foreplan.eager.autograd import Tape
-from foreplan.eager.forward import Module, Run
+from foreplan.eager.forward import Run
+from foreplan.eager.modules import Module
 from foreplan.eager.optimizers import Stepper, rule_of
 from foreplan.eager.storage import Memory, Tensor, Use
 from foreplan.eager.variant import Variant

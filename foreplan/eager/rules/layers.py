@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from foreplan.eager.autograd import Grads, Needs, Saved, Tape
-from foreplan.eager.rules.elementwise import mul
+from foreplan.eager.rules.elementwise import mul, unary
+from foreplan.eager.rules.shape import reduce
 from foreplan.eager.storage import Tensor
 from foreplan.graph.types import BOOL, FLOAT32, INT64, DType, Shape
 
@@ -23,20 +24,48 @@ def batch_norm(
     return result
 
 
-def layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor, axis: int) -> Tensor:
+def layer_norm(tape: Tape, x: Tensor, weights: Sequence[Tensor], axis: int) -> Tensor:
     """`native_layer_norm`: input, weight, bias, mean and scale of each row are saved."""
     rows = (*x.shape[:axis], *(1 for _ in x.shape[axis:]))
     result = tape.new(x.shape, x.dtype, "layer_norm")
     mean, scale = (tape.new(rows, x.dtype, STATISTICS) for _ in range(2))
-    tape.record((x, weight, bias), (result,), _norm_backward, (x, weight, bias, mean, scale))
+    tape.record((x, *weights), (result,), _norm_backward, (x, *weights, mean, scale))
     return result
 
 
+def group_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
+    """`native_group_norm`: input, weight, mean and scale of each group are saved."""
+    result = tape.new(x.shape, x.dtype, "group_norm")
+    mean, scale = (tape.new((x.shape[0], groups), x.dtype, STATISTICS) for _ in range(2))
+    tape.record((x, weight, bias), (result,), _norm_backward, (x, weight, mean, scale))
+    return result
+
+
+def rms_norm(tape: Tape, x: Tensor, weight: Tensor | None, axis: int) -> Tensor:
+    """`F.rms_norm`: one op on a card; elsewhere x · rsqrt(mean(x²) + ε), then · weight, each with what it saves."""
+    weights = () if weight is None else (weight,)
+    if tape.cuda:
+        result = tape.new(x.shape, x.dtype, "rms_norm")
+        scale = tape.new((*x.shape[:axis], *(1 for _ in x.shape[axis:])), x.dtype, STATISTICS)
+        tape.record((x, *weights), (result,), _norm_backward, (x, *weights, scale))
+        return result
+    square = unary(tape, "pow", x)
+    mean = reduce(tape, "mean", square, range(axis, x.rank), True)
+    root = unary(tape, "rsqrt", mean)
+    del square, mean
+    result = mul(tape, x, root)
+    return result if weight is None else mul(tape, result, weight)
+
+
 def _norm_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
-    (grad,), (x, weight) = grads, saved[:2]
-    assert grad is not None and x is not None and weight is not None
+    (grad,), x = grads, saved[0]
+    assert grad is not None and x is not None
     data = tape.like(x, "gradient of the data") if needs[0] else None
-    rest = [tape.like(weight, "gradient of a scale or bias") if need else None for need in needs[1:]]
+    rest: list[Tensor | None] = []
+    for need in needs[1:]:
+        weight = saved[1]
+        assert weight is not None
+        rest.append(tape.like(weight, "gradient of a scale or bias") if need else None)
     return [data, *rest]
 
 
