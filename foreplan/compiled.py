@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreplan.arguments import flag, path_of
+from foreplan.errors import UsageError
 from foreplan.graph import Graph
 from foreplan.lower.program import HOST, Program
 from foreplan.options import USUAL, Options
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from foreplan.remedies import Rebuild
     from foreplan.runtime.session import Session
     from foreplan.runtime.update import Update
+    from foreplan.views.beside import Beside
     from foreplan.views.memory import Memory
     from foreplan.views.weights import Weights
 
@@ -221,6 +223,35 @@ class Compiled:
         from foreplan.explanation import Explanation
 
         return Explanation.of(self, rebuild)
+
+    def as_pytorch(self, **variant: Any) -> Beside:
+        """The same step as eager PyTorch runs it, beside the plan: bytes of live tensors, phase by phase.
+
+        Args:
+            variant: what may differ from one PyTorch user to the next, such as `zero="keep"`: see
+                `foreplan.eager.Variant`.
+
+        Raises:
+            UsageError: no such option; or this is a plan file, has micro-batches, or another precision than float32.
+            UnsupportedError: an op whose memory in PyTorch is not known; names the node.
+        """
+        from foreplan.eager import Variant, as_pytorch
+        from foreplan.passes import choose_trained
+        from foreplan.views.beside import Beside
+
+        chosen, options = Variant(**variant), self.options
+        if self.model is None:
+            raise UsageError(
+                "a plan file does not hold the model, which PyTorch's step is counted from: give the model"
+            )
+        if self.update is not None or options.precision != "float32":
+            raise UsageError(
+                "as PyTorch, a step is counted in float32 and without micro-batches: leave both options out"
+            )
+        graph = choose_trained(self.model, options.selection)
+        cuda = chosen.on(self.program.target)
+        eager = as_pytorch(graph, options.loss, options.optimizer, chosen, cuda)
+        return Beside(eager, self.program, self.plan)
 
     def estimate(self) -> dict[str, Any]:
         """What `foreplan estimate --json` prints; sizes in bytes."""

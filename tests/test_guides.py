@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 import foreplan as fp
 from foreplan.cli import cli
+from foreplan.eager import Variant
 from foreplan.graph import Op
 from foreplan.graph import op as declared
 from foreplan.graph.layouts import in_c_order
@@ -31,6 +32,7 @@ from foreplan.runtime.kernel import Family
 from tests.engines.engine import ENGINES, require
 from tests.gpu import compiled
 from tests.ops.check import check_vjp
+from tests.pages import made_anew
 from tests.sweep.bounds import Sums
 from tests.sweep.judges import JUDGES, judge_draws
 from tests.sweep.table import ENTRIES, Entry
@@ -45,6 +47,20 @@ def files(guide: str) -> dict[str, str]:
     """The files that a guide shows, by the paths in their first lines."""
     blocks = re.findall(r"```(?:python|cpp)\n((?:#|//) (\S+)\n.*?)```", (ROOT / "docs" / guide).read_text(), re.S)
     return {path: text for text, path in blocks}
+
+
+@pytest.mark.slow
+@pytest.mark.whole_search
+def test_the_page_beside_pytorch_shows_what_commands_print() -> None:
+    """`python -m tests.pages docs/beside-pytorch.md` writes it anew."""
+    text = (ROOT / "docs" / "beside-pytorch.md").read_text()
+    assert text.count("$ foreplan") == 6 and made_anew(text) == text
+
+
+def test_the_page_beside_pytorch_names_all_options() -> None:
+    text = (ROOT / "docs" / "beside-pytorch.md").read_text()
+    for each in dataclasses.fields(Variant):
+        assert f"`{each.name}`" in text
 
 
 def test_the_map_prints_each_stage(capsys: pytest.CaptureFixture[str]) -> None:

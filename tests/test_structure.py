@@ -31,10 +31,11 @@ ALLOWED = {
     "frontend": {"graph", "ops"},
     "passes": {"graph", "ops"},
     "export": {"graph", "ops", "frontend", "passes"},
+    "eager": {"graph", "ops", "frontend"},
     "lower": {"graph", "ops", "passes", "planner"},
     "runtime": {"graph", "jit", "ops", "lower", "planner", "options", "export"},
     "models": {"graph", "ops", "frontend"},
-    "views": {"graph", "ops", "lower", "planner"},
+    "views": {"graph", "ops", "eager", "lower", "planner"},
     "cuda": set(),
 }
 BASE = {

@@ -35,8 +35,22 @@ _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usu
 @click.command(short_help="Say how much memory a step takes.")
 @model_options
 @click.option("--parameters", "listed", is_flag=True, help="List what is trained and what is frozen, and why.")
+@click.option(
+    "--as",
+    "framework",
+    metavar="pytorch[:KEY=VALUE]",
+    help="Print what the same step takes in eager PyTorch beside the plan, phase by phase; options such as zero=keep "
+    "say how the training loop is written.",
+)
+@click.option(
+    "--snapshot",
+    metavar="EAGER.pickle",
+    help="Write PyTorch's step as a snapshot, for pytorch.org/memory_viz; with --as.",
+)
 @json_option
-def estimate(model: str, listed: bool, as_json: bool, **options: Any) -> None:
+def estimate(
+    model: str, listed: bool, framework: str | None, snapshot: str | None, as_json: bool, **options: Any
+) -> None:
     """Say how much memory a step of MODEL takes, and what fills the peak. Nothing is allocated, no weight is read.
 
     MODEL may be a plan file too.
@@ -48,10 +62,24 @@ def estimate(model: str, listed: bool, as_json: bool, **options: Any) -> None:
       foreplan estimate resnet50 --batch 8 --accumulate 4
       foreplan estimate model.onnx --freeze '*' --train head --parameters
       foreplan estimate gpt2_small --infer --json
+      foreplan estimate resnet50 --as pytorch:zero=keep
     """
+    variant = None
+    if framework is not None:
+        from foreplan.eager import variant_options
+
+        variant = variant_options(framework)
+    elif snapshot is not None:
+        raise UsageError("--snapshot writes the step of --as: say --as pytorch (a plan's: foreplan view --snapshot)")
     compiled = open_compiled(model, settings_from(options))
     figures, weights = compiled.estimate(), compiled.weights
+    beside = None if variant is None else compiled.as_pytorch(**variant)
+    if beside is not None and snapshot is not None:
+        from foreplan.views.snapshot import eager_snapshot, write_snapshot
+
+        write_snapshot(snapshot, eager_snapshot(beside.eager))
     if as_json:
+        figures |= {} if beside is None else {"pytorch": beside.as_json()}
         rows = {"parameters": [asdict(row) | {"type": str(row.type)} for row in weights.rows]} if listed else {}
         print_json(figures | rows)
         return
@@ -61,7 +89,7 @@ def estimate(model: str, listed: bool, as_json: bool, **options: Any) -> None:
     echo()
     if listed:
         echo(str(weights))
-    echo(str(compiled.memory), nl=False)
+    echo(str(compiled.memory if beside is None else beside), nl=False)
     for note in figures["notes"]:
         say(f"note: {note}")
 
