@@ -183,22 +183,23 @@ class Compiled:
         title = f"{self.program.model} on {self.program.target}"
         return f"{title}: {self._part}" if self._part else title
 
-    def view(self, path: str | Path, *, over: Compiled | None = None) -> None:
-        """Write what `memory` shows to a file, in the form that its name asks for; docs/memory-map.md has all forms.
+    def view(self, path: str | Path, *, over: Compiled | None = None, format: str | None = None) -> None:
+        """Write what `memory` shows to a file, in the format that its name asks for; docs/memory-map.md has them all.
 
         Args:
             path: ends in `.html` for the memory map, in `.svg`, `.csv`, `.trace.json`, `.speedscope.json`, `.onnx`,
                 `.graphml` or `.dot`.
             over: another step, whose plan lies over this one on the map.
+            format: "html", "svg", "csv", "trace", "speedscope", "onnx", "graphml" or "dot", whatever the name is.
 
         Raises:
-            UsageError: the name asks for no form; or the file cannot be written; or networkx, which GraphML needs, is
+            UsageError: the name asks for no format; or the file cannot be written; or networkx, which GraphML needs, is
                 not installed.
         """
         from foreplan.views.formats import write_view
 
         other = None if over is None else over.memory
-        write_view(path_of("view", path), self.memory, self._title, other, self.highest[0].notes)
+        write_view(path_of("view", path), self.memory, self._title, other, self.highest[0].notes, format)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the key numbers, and a small memory map."""

@@ -127,7 +127,13 @@ class _Picture:
                 f", {self.line.edges[min(step, len(self.line.phases))] / 1e6:,.3g} ms" if self.line.nanoseconds else ""
             )
             anchor = "start" if i == 0 else "end" if i == 5 else "middle"
-            yield _text(self.x(step), self.height - _LOWER + 15, f"{'instruction ' if i == 0 else ''}{step:,}{time}", anchor, size=11)
+            yield _text(
+                self.x(step),
+                self.height - _LOWER + 15,
+                f"{'instruction ' if i == 0 else ''}{step:,}{time}",
+                anchor,
+                size=11,
+            )
 
     def _buffer(self, b: NamedBuffer) -> str:
         x, y = self.x(b.lower), self.y(self.base[b.region] + b.offset + b.nbytes)
