@@ -1,7 +1,8 @@
 """How long a frame of the memory map takes in Chromium, for plans of up to 100,000 buffers.
 
-`python -m benchmarks.memory_map`, in the repository's root, writes the table into docs/memory-map.md and results/memory-map.json. It needs what
-`make setup-browser` installs. No card is used: Chromium runs without a window, and draws by the processor.
+`python -m benchmarks.memory_map`, in the repository's root, writes the table into docs/memory-map.md and
+results/memory-map.json. It needs what `make setup-browser` installs. No card is used: Chromium runs without a window,
+and draws by the processor.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def measure(chromium: Any, folder: Path, instructions: int, each: int) -> dict[s
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| instructions | buffers | page, MB | opens in, ms | script, ms | 95 of 100 | frame to frame, ms | 95 of 100 |",
+        "| instructions | buffers | page, MB | opens in, ms | script, ms | 95 % | frame to frame, ms | 95 % |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
