@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreplan.arguments import flag, path_of
+from foreplan.arguments import flag, instance, path_of
 from foreplan.graph import Graph
 from foreplan.lower.program import HOST, Program
 from foreplan.options import USUAL, Options
@@ -198,6 +198,8 @@ class Compiled:
         """
         from foreplan.views.formats import write_view
 
+        if over is not None:
+            instance("over", over, Compiled, "give what `compile` or `load_plan` returns")
         other = None if over is None else over.memory
         write_view(path_of("view", path), self.memory, self._title, other, self.highest[0].notes, format)
 
