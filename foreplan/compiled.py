@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreplan.arguments import flag, path_of
+from foreplan.arguments import flag, instance, path_of
 from foreplan.errors import UsageError
 from foreplan.graph import Graph
 from foreplan.lower.program import HOST, Program
@@ -190,22 +190,29 @@ class Compiled:
         title = f"{self.program.model} on {self.program.target}"
         return f"{title}: {self._part}" if self._part else title
 
-    def view(self, path: str | Path, *, over: Compiled | None = None) -> None:
-        """Write what `memory` shows to a file, in the form that its name asks for; docs/memory-map.md has all forms.
+    def view(self, path: str | Path, *, over: Compiled | None = None, format: str | None = None) -> None:
+        """Write what `memory` shows to a file, in the format that its name asks for; docs/memory-map.md has them all.
 
         Args:
             path: ends in `.html` for the memory map, in `.svg`, `.csv`, `.trace.json`, `.speedscope.json`, `.onnx`,
-                `.graphml` or `.dot`.
+                `.graphml`, `.dot` or `.pickle`.
             over: another step, whose plan lies over this one on the map.
+            format: what is written, whatever the name is: "html", "svg", "csv", "trace", "speedscope", "onnx", "graphml",
+                "dot" or "snapshot".
 
         Raises:
-            UsageError: the name asks for no form; or the file cannot be written; or networkx, which GraphML needs, is
+            UsageError: the name asks for no format; or the file cannot be written; or networkx, which GraphML needs, is
                 not installed.
         """
         from foreplan.views.formats import write_view
+        from foreplan.views.timeline import Timeline
+        from foreplan.views.words import peak_words
 
+        if over is not None:
+            instance("over", over, Compiled, "give what `compile` or `load_plan` returns")
         other = None if over is None else over.memory
-        write_view(path_of("view", path), self.memory, self._title, other, self.highest[0].notes)
+        notes = (*peak_words(self.memory, Timeline.of(*self.highest)), *self.highest[0].notes)
+        write_view(path_of("view", path), self.memory, self._title, other, notes, format)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the key numbers, and a small memory map."""

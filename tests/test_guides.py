@@ -78,6 +78,18 @@ def test_the_page_on_optimizing_trains(tmp_path: Path, monkeypatch: pytest.Monke
     assert Path("averages.safetensors").exists()
 
 
+def test_the_page_on_the_memory_map_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from foreplan.views.formats import FORMATS
+
+    page = (ROOT / "docs" / "memory-map.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for example in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(compile(example, "memory-map.md", "exec"), names)
+    assert {"map.html", "both.html", "lean.trace.json"} <= {file.name for file in tmp_path.iterdir()}
+    assert re.findall(r"^\| `(\.\S+)` \| `(\w+)` \|", page, re.M) == [(each.ending, each.name) for each in FORMATS]
+
+
 def test_the_page_on_optimizing_names_all_that_there_is() -> None:
     page = (ROOT / "docs" / "optimizing.md").read_text()
     for module in (fp.losses, fp.optim):

@@ -67,12 +67,8 @@ CIRCLES = [
     },
 ]
 ONLY_IN = {
-    "onnx": (
-        "frontend",
-        "export",
-        "views",
-        "foreplan",
-    ),  # the importer; what is written; the backend for the onnx package
+    # The importer; models and plans as files; the backend for the onnx package.
+    "onnx": ("frontend", "export", "views", "foreplan"),
     "click": ("cli",),
     "tensorboard": ("cli",),
     "safetensors": ("runtime",),

@@ -70,14 +70,17 @@ def estimate(
 
         variant = variant_options(framework)
     elif snapshot is not None:
-        raise UsageError("--snapshot writes the step of --as: say --as pytorch (a plan's: foreplan view --snapshot)")
+        raise UsageError(
+            "--snapshot writes the step of --as: say --as pytorch (a plan's: foreplan view -o plan.pickle)"
+        )
     compiled = open_compiled(model, settings_from(options))
     figures, weights = compiled.estimate(), compiled.weights
     beside = None if variant is None else compiled.as_pytorch(**variant)
     if beside is not None and snapshot is not None:
-        from foreplan.views.snapshot import eager_snapshot, write_snapshot
+        from foreplan.files import write_atomically
+        from foreplan.views.snapshot import eager_snapshot, snapshot_bytes
 
-        write_snapshot(snapshot, eager_snapshot(beside.eager))
+        write_atomically(snapshot, snapshot_bytes(eager_snapshot(beside.eager)))
     if as_json:
         figures |= {} if beside is None else {"pytorch": beside.as_json()}
         rows = {"parameters": [asdict(row) | {"type": str(row.type)} for row in weights.rows]} if listed else {}
@@ -169,10 +172,11 @@ def verify(file: str, trust_code: bool, weights_folder: str | None, as_json: boo
 
 @click.command(short_help="Show where the bytes are, as a table, a map, or a file for other tools.")
 @model_options
-@click.option("-o", "--out", "path", metavar="FILE", help="Write a file instead; its name says which form.")
+@click.option("-o", "--out", "path", metavar="FILE", help="Write a file instead; its name says in which format.")
+@click.option("--format", "form", metavar="NAME", help="The format, where the name does not say it: html, svg, …")
 @click.option("--over", metavar="OTHER.plan", help="Lay the plan of another file over this one, on the map.")
 @json_option
-def view(model: str, path: str | None, over: str | None, as_json: bool, **options: Any) -> None:
+def view(model: str, path: str | None, form: str | None, over: str | None, as_json: bool, **options: Any) -> None:
     """Show where the bytes are: MODEL may be a plan file too.
 
     Without -o, prints the memory as a table. With it, the ending of the name says what is written:
@@ -186,6 +190,7 @@ def view(model: str, path: str | None, over: str | None, as_json: bool, **option
       .onnx             instructions with offsets and lifetimes, for Netron
       .graphml          a graph of instructions and contents (needs networkx)
       .dot              a graph of instructions, for Graphviz
+      .pickle           allocations, for PyTorch's memory_viz page
 
     \b
     Examples:
@@ -193,18 +198,19 @@ def view(model: str, path: str | None, over: str | None, as_json: bool, **option
       foreplan view resnet50.plan
       foreplan view lean.plan --over resnet50.plan -o map.html
       foreplan view resnet50.plan -o resnet50.trace.json
+      foreplan view resnet50.plan -o /dev/stdout --format csv
     """
     if path is not None:
         from foreplan.views.formats import format_of
 
-        format_of(path)
+        format_of(path, form)
         check_writable(path)
-    elif over is not None:
-        raise UsageError("--over lays two plans over one another on the map: say where to write it with -o MAP.html")
+    elif over is not None or form is not None:
+        raise UsageError("--over and --format are for a file: say where to write it with -o FILE")
     settings = settings_from(options)
     compiled = open_compiled(model, settings)
     if path is not None:
-        compiled.view(path, over=None if over is None else _plan_file(over, settings))
+        compiled.view(path, over=None if over is None else _plan_file(over, settings), format=form)
     if as_json:
         print_json(compiled.memory.as_json())
     elif path is None:

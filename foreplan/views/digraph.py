@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from foreplan.errors import UsageError
+from foreplan.files import write_atomically
+from foreplan.graph import Graph, Node, Value
 from foreplan.graph.walk import networkx_here
 from foreplan.planner.problem import Role
 from foreplan.units import format_bytes
-from foreplan.views.dot import FILLS, HEAD, STORED_FILL, quoted
+from foreplan.views.dot import FILLS, HEAD, STORED_FILL, quoted, write_dot
 from foreplan.views.flow import Flow
 from foreplan.views.memory import Memory, printable
 
@@ -34,6 +38,48 @@ def plan_digraph(memory: Memory) -> networkx.DiGraph:
         digraph.add_edges_from((f"c{c}", f"i{i}") for c in flow.reads[i])
         digraph.add_edges_from((f"i{i}", f"c{c}") for c in flow.writes[i])
     return digraph
+
+
+def graph_digraph(graph: Graph) -> networkx.DiGraph:
+    """A graph of ops as a DiGraph that files can hold: `Graph.to_networkx` with texts for its vertices.
+
+    Vertices are `v0`, `v1`, … for values and `n0`, `n1`, … for nodes, with the attributes `kind` (of a value, or
+    "node"), `name`, `type` or `op`, and `source`.
+
+    Raises:
+        UsageError: networkx is not installed.
+    """
+    digraph = graph.to_networkx()
+    ids: dict[Value | Node, str] = {}
+    ids |= {value: f"v{i}" for i, value in enumerate(graph.values())}
+    ids |= {node: f"n{i}" for i, node in enumerate(graph.nodes)}
+    for vertex, data in digraph.nodes(data=True):
+        data.clear()
+        data["name"] = printable(vertex.name)
+        if isinstance(vertex, Value):
+            data |= {"kind": str(vertex.kind), "type": str(vertex.type)}
+        else:
+            data |= {"kind": "node", "op": printable(str(vertex.op)), "source": printable(vertex.source)}
+    digraph.graph["name"] = printable(graph.name)
+    relabelled: networkx.DiGraph = networkx_here().relabel_nodes(digraph, ids)
+    return relabelled
+
+
+def write_graph(path: str | os.PathLike[str], graph: Graph) -> None:
+    """Write a graph of ops for other tools: as DOT text, or as GraphML, as the ending of the name says.
+
+    Raises:
+        UsageError: the name ends in neither; or the file cannot be written; or networkx is not installed.
+    """
+    name = os.fspath(path).lower()
+    if name.endswith(".dot"):
+        write_dot(path, graph)
+    elif name.endswith(".graphml"):
+        write_atomically(path, graphml_text(graph_digraph(graph)))
+    else:
+        raise UsageError(
+            f"a graph is written as .dot or as .graphml, which the name {os.fspath(path)!r} does not end in"
+        )
 
 
 def graphml_text(digraph: networkx.DiGraph) -> str:

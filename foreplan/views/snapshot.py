@@ -14,7 +14,6 @@ from typing import Any
 
 from foreplan.eager import Eager
 from foreplan.eager.allocator import Block, CachingAllocator
-from foreplan.files import write_atomically
 from foreplan.units import align_up
 from foreplan.views.memory import Memory
 
@@ -170,10 +169,15 @@ def plan_snapshot(memory: Memory) -> dict[str, Any]:
     return writer.snapshot()
 
 
-def write_snapshot(path: str, snapshot: dict[str, Any]) -> None:
-    """Write a snapshot as PyTorch writes its own: a pickle.
+def snapshot_bytes(snapshot: dict[str, Any]) -> bytes:
+    """A snapshot as PyTorch writes its own: a pickle. Equal snapshots give equal bytes."""
+    return pickle.dumps(_shared(snapshot, {}), protocol=4)
 
-    Raises:
-        ForeplanError: the file cannot be written; see `write_atomically`.
-    """
-    write_atomically(path, pickle.dumps(snapshot, protocol=4))
+
+def _shared(value: Any, texts: dict[str, str]) -> Any:
+    """The same value, with equal texts as one object: a pickle writes an object once."""
+    if isinstance(value, dict):
+        return {_shared(key, texts): _shared(each, texts) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_shared(each, texts) for each in value]
+    return texts.setdefault(value, value) if isinstance(value, str) else value

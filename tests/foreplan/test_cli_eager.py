@@ -1,4 +1,4 @@
-"""`estimate --as pytorch`, `view --snapshot` and `compare`, as one calls them."""
+"""`estimate --as pytorch`, `view -o plan.pickle` and `compare`, as one calls them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_snapshots_and_compare(tmp_path: Path) -> None:
     theirs, ours, plan = (tmp_path / name for name in ("theirs.pickle", "ours.pickle", "m.plan"))
     figures = answer("estimate", MODEL, "--as", "pytorch", "--snapshot", theirs)
     foreplan("plan", MODEL, "-o", plan)
-    foreplan("view", plan, "--snapshot", ours)
+    foreplan("view", plan, "-o", ours)
     found = answer("compare", theirs, plan)
     assert found["allocated_bytes"]["pytorch"] == max(row["most"] for row in figures["pytorch"]["phases"])
     assert found["reserved_bytes"]["plan"] == figures["arena_bytes"]

@@ -13,7 +13,7 @@ import foreplan as fp
 from foreplan.errors import UsageError
 from foreplan.views.compare import Comparison
 from foreplan.views.read_snapshot import read_snapshot
-from foreplan.views.snapshot import eager_snapshot, plan_snapshot, write_snapshot
+from foreplan.views.snapshot import eager_snapshot, plan_snapshot, snapshot_bytes
 
 MODEL = "resnet18:batch=2,size=32"
 
@@ -76,7 +76,7 @@ def test_of_pytorchs_step(step: fp.Compiled) -> None:
 
 def test_what_is_written_is_read_and_compared(step: fp.Compiled, tmp_path: Path) -> None:
     eager, path = step.as_pytorch(device="cuda").eager, tmp_path / "snapshot.pickle"
-    write_snapshot(str(path), eager_snapshot(eager))
+    path.write_bytes(snapshot_bytes(eager_snapshot(eager)))
     found = read_snapshot(path)
     assert found.peak == max(phase.most for phase in eager.phases)
     assert found.peak < found.reserved <= eager.replayed[-1].reserved
