@@ -197,8 +197,8 @@ class Compiled:
             path: ends in `.html` for the memory map, in `.svg`, `.csv`, `.trace.json`, `.speedscope.json`, `.onnx`,
                 `.graphml`, `.dot` or `.pickle`.
             over: another step, whose plan lies over this one on the map.
-            format: what is written, whatever the name is: "html", "svg", "csv", "trace", "speedscope", "onnx", "graphml",
-                "dot" or "snapshot".
+            format: what is written, whatever the name is: "html", "svg", "csv", "trace", "speedscope", "onnx",
+                "graphml", "dot" or "snapshot".
 
         Raises:
             UsageError: the name asks for no format; or the file cannot be written; or networkx, which GraphML needs, is
