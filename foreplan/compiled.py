@@ -15,9 +15,9 @@ from foreplan.planner import Plan, Totals, totals, verify
 from foreplan.units import format_bytes
 
 if TYPE_CHECKING:
+    from foreplan.changes import Rebuild
     from foreplan.explanation import Explanation
     from foreplan.lower.outside import Use
-    from foreplan.remedies import Rebuild
     from foreplan.runtime.session import Session
     from foreplan.runtime.update import Update
     from foreplan.views.beside import Beside

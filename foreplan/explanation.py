@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from foreplan.changes import Change, Rebuild, changes
 from foreplan.planner import Stages
 from foreplan.planner import explain as stages_of
-from foreplan.remedies import Rebuild, Remedy, remedies
 from foreplan.units import format_bytes
 from foreplan.views.memory import Memory
 from foreplan.views.timeline import Timeline
@@ -27,14 +27,14 @@ class Explanation:
         timeline: what its instructions are.
         held: the largest things alive at the peak.
         stages: what the planner has done already.
-        remedies: what else could be done, and what it brings.
+        changes: what else could be done, and what it brings.
     """
 
     memory: Memory
     timeline: Timeline
     held: tuple[Held, ...]
     stages: Stages
-    remedies: tuple[Remedy, ...]
+    changes: tuple[Change, ...]
 
     @staticmethod
     def of(step: Compiled, rebuild: Rebuild | None = None) -> Explanation:
@@ -47,7 +47,7 @@ class Explanation:
         program, plan = step.highest
         memory, timeline = step.memory, Timeline.of(program, plan)
         held = largest_held(memory, timeline)
-        return Explanation(memory, timeline, held, stages_of(program, plan), remedies(step, rebuild))
+        return Explanation(memory, timeline, held, stages_of(program, plan), changes(step, rebuild))
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ class Explanation:
             "peak_phase": str(self.timeline.phases[peak]) if self.timeline.phases else None,
             "held": held,
             **asdict(self.stages),
-            "remedies": [asdict(each) for each in self.remedies],
+            "changes": [asdict(each) for each in self.changes],
         }
 
     def __str__(self) -> str:
@@ -78,9 +78,9 @@ class Explanation:
         if self.held:
             parts.append("\n".join(["The largest things there:", "", *_held_lines(self.held)]))
         parts.append("\n".join(["What the planner has done:", "", *_stage_lines(self)]))
-        if self.remedies:
+        if self.changes:
             lines = ["What would change it (each line is computed, none adds to another):", ""]
-            parts.append("\n".join([*lines, *_remedy_lines(self)]))
+            parts.append("\n".join([*lines, *_change_lines(self)]))
         return "\n\n".join(parts) + "\n"
 
 
@@ -107,9 +107,9 @@ def _stage_lines(told: Explanation) -> Iterator[str]:
         yield f"  No schedule at all needs less than {format_bytes(bound)}."
 
 
-def _remedy_lines(told: Explanation) -> Iterator[str]:
+def _change_lines(told: Explanation) -> Iterator[str]:
     rows = [("", "arena", "change", "time a sample", "")]
-    for each in told.remedies:
+    for each in told.changes:
         if each.arena_bytes is None:
             rows.append((each.name, "cannot be", "", "", each.note))
             continue

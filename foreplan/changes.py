@@ -23,7 +23,7 @@ Rebuild = Callable[[int], Graph]
 
 
 @dataclass(frozen=True)
-class Remedy:
+class Change:
     """One change, and what it brings.
 
     Attributes:
@@ -41,7 +41,7 @@ class Remedy:
     note: str = ""
 
 
-def remedies(step: Compiled, rebuild: Rebuild | None = None) -> tuple[Remedy, ...]:
+def changes(step: Compiled, rebuild: Rebuild | None = None) -> tuple[Change, ...]:
     """What each change would bring.
 
     Args:
@@ -50,13 +50,13 @@ def remedies(step: Compiled, rebuild: Rebuild | None = None) -> tuple[Remedy, ..
     """
     found = list(_recomputed(step))
     if step.model is not None:
-        found += [_tried(step, step.model, *change) for change in _changes(step, step.model)]
+        found += [_tried(step, step.model, *change) for change in _of_options(step, step.model)]
         if rebuild is not None:
             found += _batches(step, step.model, rebuild)
     return tuple(found)
 
 
-def _recomputed(step: Compiled) -> Iterator[Remedy]:
+def _recomputed(step: Compiled) -> Iterator[Change]:
     """The lowest plans found within shares of added time. What the second half of a step needs stays."""
     if step.options.checkpoint or step.plan.budget is not None:
         return
@@ -74,10 +74,10 @@ def _recomputed(step: Compiled) -> Iterator[Remedy]:
             asked = Memory.of(step.program, plan).peak if on_card else arena
             ratio = (1 + ratios[best - 1]) / (1 + now) - 1 if best else 0.0
             how = f"--budget {ceil_div(100 * asked, MIB) / 100:.2f}MiB"
-            yield Remedy(f"recompute, {share:+.0%} of time at most", how, arena, ratio)
+            yield Change(f"recompute, {share:+.0%} of time at most", how, arena, ratio)
 
 
-def _changes(step: Compiled, model: Graph) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _of_options(step: Compiled, model: Graph) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Changes of options: what, the flags, and the options."""
     options, engine = step.options, engine_info(step.program.target)
     if step.memory.workspace and options.workspace == "auto":
@@ -95,8 +95,8 @@ def _changes(step: Compiled, model: Graph) -> Iterator[tuple[str, str, dict[str,
         yield f"train {head} alone", f"--freeze '*' --train {head}", chosen
 
 
-def _tried(step: Compiled, model: Graph, name: str, how: str, change: dict[str, Any], samples: float = 1.0) -> Remedy:
-    """A remedy, compiled.
+def _tried(step: Compiled, model: Graph, name: str, how: str, change: dict[str, Any], samples: float = 1.0) -> Change:
+    """A change, compiled.
 
     Args:
         samples: in a step, over those of a step now.
@@ -107,13 +107,13 @@ def _tried(step: Compiled, model: Graph, name: str, how: str, change: dict[str, 
     try:
         other = compile_with(model, options)
     except ForeplanError as error:
-        return Remedy(name, how, None, note=str(error).splitlines()[0])
+        return Change(name, how, None, note=str(error).splitlines()[0])
     seconds = [each.estimate()["predicted_seconds"] for each in (step, other)]
     ratio = seconds[1] / seconds[0] / samples - 1 if all(seconds) else None
-    return Remedy(name, how, other.arena_bytes, ratio)
+    return Change(name, how, other.arena_bytes, ratio)
 
 
-def _batches(step: Compiled, model: Graph, rebuild: Rebuild) -> Iterator[Remedy]:
+def _batches(step: Compiled, model: Graph, rebuild: Rebuild) -> Iterator[Change]:
     """Half of the batch at a time, and half of the batch."""
     batch = batch_of(model)
     if batch < 2 or batch % 2:
@@ -127,7 +127,7 @@ def _batches(step: Compiled, model: Graph, rebuild: Rebuild) -> Iterator[Remedy]
     try:
         smaller = rebuild(half)
     except ForeplanError as error:
-        yield Remedy(changes[-1][0], changes[-1][1], None, note=str(error).splitlines()[0])
+        yield Change(changes[-1][0], changes[-1][1], None, note=str(error).splitlines()[0])
         return
     for name, how, change, samples in changes:
         yield _tried(step, smaller, name, how, change, samples)
