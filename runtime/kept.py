@@ -236,7 +236,7 @@ class Kept:
                 was cut, as `graph`. `graph`: foreplan's own graph of the model, in inference form, with its adapters.
                 `step`: the whole training step; what it changes are further inputs and outputs, `x` and `x/next`, and
                 the present content is the inputs' default. Metadata of its values and nodes says where the plan puts
-                them, and when: `foreplan.offset`, `foreplan.lower` and so on.
+                them, and when: `plan.offset`, `plan.lower` and so on.
 
         Returns:
             The files: the model's, and the one beside it if there is one.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import onnx
 
 Facts = Mapping[str, Mapping[str, int | str]]  # by name
-PREFIX = "foreplan."
+PREFIX = "plan."
 
 
 def add_metadata(proto: onnx.ModelProto, graph: Graph, values: Facts, nodes: Facts) -> None:

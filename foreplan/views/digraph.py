@@ -89,7 +89,8 @@ def graphml_text(digraph: networkx.DiGraph) -> str:
 
 def plan_dot_text(memory: Memory) -> str:
     """The instructions of a plan as a `digraph`: boxes are instructions in the colours of their phase, ellipses what is
-    there when the step begins, edges say the bytes and where they lie.
+    there when the step begins, edges say the bytes and where they lie, dashed edges lead to the stored value that an
+    instruction replaces.
     """
     return "\n".join(_lines(Flow.of(memory))) + "\n"
 
@@ -114,4 +115,8 @@ def _lines(flow: Flow) -> Iterator[str]:
             source = f"c{c}" if content.written < 0 else f"i{content.written}"
             label = quoted(f"{format_bytes(problem.values[content.value].nbytes)} at {content.offset}")
             yield f"  {source} -> i{i} [label={label}, tooltip={quoted(content.name)}];"
+    first = {content.value: c for c, content in enumerate(flow.contents) if content.written < 0}
+    for content in flow.contents:
+        if content.last and content.written >= 0 and (home := problem.values[content.value].home) >= 0:
+            yield f"  i{content.written} -> c{first[home]} [style=dashed, constraint=false];"
     yield "}"

@@ -128,11 +128,11 @@ def test_the_file_says_where_the_plan_puts_what(tmp_path):
             facts = told.get(program.values[value].name)
             if facts:
                 seen += 1
-                assert facts["foreplan.written"] == str(number) and facts["foreplan.offset"] == str(offset)
-                assert int(facts["foreplan.bytes"]) == program.values[value].nbytes
+                assert facts["plan.written"] == str(number) and facts["plan.offset"] == str(offset)
+                assert int(facts["plan.bytes"]) == program.values[value].nbytes
     assert seen > len(plan.steps) / 2
     names = {program.actions[step.action].name: str(number) for number, step in enumerate(plan.steps)}
     for node in model.graph.node:  # which has the instruction of the longest name that it begins with
         scope = max((name for name in names if node.name.startswith(f"{name}/")), key=len, default="")
-        assert told[node.name].get("foreplan.instruction") == names.get(scope), node.name
+        assert told[node.name].get("plan.instruction") == names.get(scope), node.name
     assert "loss" in run(tmp_path / "step.onnx", inputs)

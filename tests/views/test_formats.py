@@ -194,10 +194,10 @@ def test_onnx_has_offsets_and_lifetimes(tmp_path: Path) -> None:
         ["block.a#3"],
     ]
     values = {each.name: metadata(each) for each in (*model.graph.value_info, *model.graph.output, *model.graph.input)}
-    assert {key: values["block.a#2"][f"foreplan.{key}"] for key in ("offset", "lower", "upper", "region")} == {
+    assert {key: values["block.a#2"][f"plan.{key}"] for key in ("offset", "lower", "upper", "region")} == {
         "offset": str(KIB), "lower": "3", "upper": "5", "region": "arena",
     }  # fmt: skip
-    assert metadata(model.graph.node[1])["foreplan.phase"] == "copy"
+    assert metadata(model.graph.node[1])["plan.phase"] == "copy"
     assert [each.name for each in model.graph.output] == ["y"]
     onnx.checker.check_model(onnx.load(written(tmp_path, nasty(), ".onnx")))
 
@@ -242,6 +242,8 @@ def test_dot_has_instructions_and_what_they_pass_on() -> None:
     fill = {s[0]: s[s.index("fillcolor") + 2] for s in found if "fillcolor" in s}
     assert fill["i1"] == fill["i3"] != fill["i6"] != fill["i0"]
     assert len(statements(plan_dot_text(nasty()))) == len(found)
+    replaced = [(s[0], s[2]) for s in statements(plan_dot_text(Memory(*small()))) if "dashed" in s]
+    assert replaced == [("i2", "c0")]  # the update writes w
 
 
 def test_every_form_comes_from_a_plan_file(tmp_path: Path) -> None:
