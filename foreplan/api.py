@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foreplan import passes
 from foreplan.arguments import REMAT, choice, flag, instance, names_in
@@ -15,13 +15,18 @@ from foreplan.compiled import Compiled
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.graph import Graph
 from foreplan.lower import Program, engine_info, lower, target_named
+from foreplan.lower.outside import Use, beside
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.options import Options, taking_options
 from foreplan.passes.optimizer import Optimizer
 from foreplan.patterns import Selection
-from foreplan.planner import Plan, Problem
+from foreplan.planner import Beside, Plan, Problem
 from foreplan.planner import plan as search
 from foreplan.planner import verify as verify
+from foreplan.units import parse_budget
+
+if TYPE_CHECKING:
+    from foreplan.runtime.update import Update
 
 Watch = Callable[[passes.Ran], None]
 _MODEL = "make one with from_onnx(path), trace(function, *specs) or models.build(name)"
@@ -210,7 +215,8 @@ def plan(
     """The lowest plan found for a problem, verified: see `foreplan.planner.plan`.
 
     Args:
-        budget, remat: see `foreplan.planner.plan`.
+        budget, remat: see `foreplan.planner.plan`. Of a program for a card, a budget in bytes holds for all that the
+            process takes there: see `compile`.
         checkpoint: segments of a program to recompute, and nothing else: see `compile`.
 
     Raises:
@@ -229,8 +235,13 @@ def plan(
         from foreplan.segments import plan_checkpoints
 
         return plan_checkpoints(problem, entries)
+    return _within(problem, budget, remat, beside(problem) if isinstance(problem, Program) else None)
+
+
+def _within(problem: Problem, budget: int | float | str | None, remat: str, counted: Beside | None) -> Plan:
+    """The plan of least cost within a budget, for the arena and what is counted beside it."""
     try:
-        return search(problem, budget, remat)
+        return search(problem, budget, remat, beside=counted)
     except DoesNotFitError as error:
         from foreplan.advice import explained
 
@@ -271,19 +282,36 @@ def compile_with(graph: Graph, options: Options) -> Compiled:
         after = None if last is None else _lowered(last, options)
         if after is not None and options.prefetch:
             after = with_prefetch(after, program)
+        if after is None:
+            planned, update = plan(program, options.budget, options.remat, entries), None
+        else:
+            planned, update = _planned_halves(program, after, options)
+        return Compiled(program, planned, step, time.perf_counter() - started, update, options, graph)
+
+
+def _planned_halves(body: Program, update: Program, options: Options) -> tuple[Plan, Update]:
+    """The plans of the two halves of a step that accumulates gradients. There is little to recompute in the second,
+    which is planned within the budget of the first."""
+    from foreplan.runtime.update import Update
+
+    def counted(half: Program, other: Program, planned: Plan) -> Beside | None:
+        is_share = isinstance(parse_budget(options.budget), float)
+        return None if is_share else beside(half, Use(other=(other, planned)))
+
+    entries, later, earlier = tuple(options.checkpoint), None, None
+    if options.budget is None or entries:
+        planned = plan(body, options.budget, options.remat, entries)
+    else:
+        later = counted(body, update, search(update, None, "off"))
         try:
-            planned = plan(program, budget=options.budget, remat=options.remat, checkpoint=entries)
+            planned = _within(body, options.budget, options.remat, later)
         except DoesNotFitError as error:
             from foreplan.advice import of_halves
 
-            raise of_halves(error, after) from None
-        update = None
-        if after is not None:  # within the budget of the first half; there is little in it to recompute
-            from foreplan.runtime.update import Update
-
-            found = plan(after, planned.budget, "off" if planned.budget is None else "auto")
-            update = Update(options.accumulate, after, found)
-        return Compiled(program, planned, step, time.perf_counter() - started, update, options, graph)
+            raise of_halves(error, update, later and beside(update)) from None
+        earlier = counted(update, body, planned)
+    found = _within(update, planned.budget, "off" if planned.budget is None else "auto", earlier)
+    return planned, Update(options.accumulate, update, found)
 
 
 def _step(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph | None]:

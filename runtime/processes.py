@@ -78,7 +78,8 @@ def outside_on_host(
         parts.append(part("LLVM", "llvm_bytes"))
     if threads:
         parts.append(part("oneDNN and compiled loops", "onednn_bytes"))
-    instructions, engine = len(plan.steps) + use.instructions, "cpu" if threads else "numpy"
+    halves = [(program, plan)] if use.other is None else [(program, plan), use.other]
+    instructions, engine = sum(len(planned.steps) for _, planned in halves), "cpu" if threads else "numpy"
     parts.append(part("instructions", f"{engine}_bytes_per_instruction", instructions))
     if calls := calls_of_loops(program, plan):
         parts.append(part("calls of loops", f"{engine}_bytes_per_loop_call", calls))
@@ -86,7 +87,8 @@ def outside_on_host(
         parts.append(part("further threads", "thread_bytes", threads - 1))
     if use.compiles:
         parts.append(part("planner", "planner_bytes"))
-        parts.append(part("graph and actions", "planner_bytes_per_action", len(program.actions) + use.actions))
+        actions = sum(len(half.actions) for half, _ in halves)
+        parts.append(part("graph and actions", "planner_bytes_per_action", actions))
     return tuple(parts)
 
 

@@ -21,8 +21,9 @@ PAGE = 2 << 20  # bytes; a driver gives out device memory in such pages
 def outside(program: Program, plan: Plan, use: Use) -> tuple[Part, ...]:
     """The memory that a session of a planned step holds on its card besides the arena."""
     device, table = device_of(program), calibrations()
-    nodes = sum(1 for _ in instructions(program, plan, device))
-    libraries = libraries_of(program.calls[step.action].kernel for step in plan.steps)
+    halves = [(program, plan)] if use.other is None else [(program, plan), use.other]
+    nodes = sum(1 for half in halves for _ in instructions(*half, device))
+    libraries = libraries_of(half.calls[step.action].kernel for half, planned in halves for step in planned.steps)
     versions = versions_beside(device.title) if table.knows(device.title) else {}
     return outside_arena(device, plan.arena_bytes, nodes, libraries, versions, table)
 
