@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from foreplan.cli.options import (
+    compile_at,
     compile_model,
     echo,
     is_plan_file,
@@ -21,14 +23,18 @@ from foreplan.cli.options import (
     settings_from,
     working,
 )
-from foreplan.errors import PlanError, UsageError
+from foreplan.errors import DoesNotFitError, PlanError, UsageError
 from foreplan.files import check_writable
 from foreplan.options import Options
 from foreplan.units import format_bytes, format_count, format_seconds, listed, parse_bytes
 
 if TYPE_CHECKING:
+    from foreplan.cli.options import Settings
+    from foreplan.compiled import Compiled
     from foreplan.lower.fallbacks import Fallback
     from foreplan.planner import Stages
+    from foreplan.remedies import Remedy
+    from foreplan.verdict import Verdict
 
 _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usual machine
 
@@ -40,21 +46,26 @@ _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usu
 def estimate(model: str, listed: bool, as_json: bool, **options: Any) -> None:
     """Say how much memory a step of MODEL takes, and what fills the peak. Nothing is allocated, no weight is read.
 
-    MODEL may be a plan file too.
+    MODEL may be a plan file too. On a card it ends with whether the whole of it fits there, and exits with 3 if not;
+    then it says what would fit: a smaller batch, a budget, a narrower precision.
 
     \b
     Examples:
       foreplan estimate resnet50 --batch 32
+      foreplan estimate resnet50 --batch 512 --target cuda:t4
       foreplan estimate model.onnx --shapes x:32x3x224x224 --optimizer adamw --budget 2GiB
       foreplan estimate resnet50 --batch 8 --accumulate 4
       foreplan estimate model.onnx --freeze '*' --train head --parameters
       foreplan estimate gpt2_small --infer --json
     """
-    compiled = open_compiled(model, settings_from(options))
-    figures, weights = compiled.estimate(), compiled.weights
+    settings = settings_from(options)
+    compiled = open_compiled(model, settings)
+    figures, weights, verdict = compiled.estimate(), compiled.weights, compiled.verdict
+    found = [] if verdict.fits is not False else _remedies(model, settings, compiled)
     if as_json:
         rows = {"parameters": [asdict(row) | {"type": str(row.type)} for row in weights.rows]} if listed else {}
-        print_json(figures | rows)
+        print_json(figures | {"remedies": [remedy.to_json() for remedy in found]} | rows)
+        _exit(verdict)
         return
     echo(_headline(figures))
     if compiled.program.loss is not None:
@@ -65,6 +76,28 @@ def estimate(model: str, listed: bool, as_json: bool, **options: Any) -> None:
     echo(str(compiled.memory), nl=False)
     for note in figures["notes"]:
         say(f"note: {note}")
+    if verdict.fits is not None:
+        echo()
+        echo(f"{verdict}{'. Fits: ' * bool(found)}{'; or '.join(map(str, found))}")
+    _exit(verdict)
+
+
+def _remedies(model: str, settings: Settings, compiled: Compiled) -> list[Remedy]:
+    """What makes a step of a model fit its card; of a plan file nothing is known."""
+    from foreplan.fitting import batch_of
+    from foreplan.remedies import remedies
+
+    if compiled.model is None:
+        return []
+    say(f"{compiled.verdict}; looking for what fits")
+    again = partial(compile_at, model, settings)
+    return list(remedies(compiled, batch_of(compiled.model), again))
+
+
+def _exit(verdict: Verdict) -> None:
+    """Exit with 3 if a step does not fit its card."""
+    if verdict.fits is False:
+        raise click.exceptions.Exit(DoesNotFitError.exit_code)
 
 
 def _headline(figures: dict[str, Any]) -> str:

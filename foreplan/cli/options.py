@@ -260,6 +260,26 @@ def settings_from(options: dict[str, Any]) -> Settings:
     return Settings(**own | parsed, step=step)
 
 
+def without_recomputation(settings: Settings) -> Settings:
+    """The settings without recomputation, which a curve adds."""
+    return replace(settings, step=replace(settings.step, remat="off"))
+
+
+def at_batch(settings: Settings, batch: int) -> Settings:
+    """The settings with another batch: the first axis of every shape that is given, or of every input."""
+    if settings.shapes is None:
+        return replace(settings, batch=batch)
+    return replace(settings, shapes={name: (batch, *shape[1:]) for name, shape in settings.shapes.items()})
+
+
+def compile_at(model: str, settings: Settings, batch: int, step: Options) -> Compiled:
+    """The step of MODEL with another batch, and with other options of a compiled step of it."""
+    from foreplan import api
+
+    with working(f"compiling {model} at batch {batch:,}"):
+        return api.compile_with(model_with_options(model, at_batch(settings, batch))[0], step)
+
+
 def compile_model(model: str, settings: Settings) -> Compiled:
     """Import or build the model that MODEL names, and compile its step."""
     from foreplan import api

@@ -1,0 +1,130 @@
+"""The largest batch with which a step fits a memory, recomputing where that helps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from foreplan.compiled import Compiled
+from foreplan.errors import DoesNotFitError
+from foreplan.graph import Graph
+from foreplan.lower.outside import Use, beside
+from foreplan.lower.program import Program
+from foreplan.lower.targets import engine_info
+from foreplan.pareto import affordable, largest
+from foreplan.planner import Plan
+from foreplan.units import format_bytes
+
+SCOUTS = (1, 8)  # batches that show what a sample takes
+
+
+def batch_of(graph: Graph, inputs: Iterable[str] = ()) -> int | None:
+    """The batch of a model: the extent of the first axis of every input that is given anew; None where they differ.
+
+    Args:
+        inputs: names of those to look at; by default all without a default.
+    """
+    names = set(inputs)
+    given = [value for value in graph.inputs if (value.name in names if names else value.init is None)]
+    extents = {value.type.shape[0] if value.type.shape else None for value in given}
+    return extents.pop() if len(extents) == 1 else None
+
+
+def counted_bytes(compiled: Compiled) -> int:
+    """What a step takes of the memory that a budget limits: all of it on a card, the arena on the host."""
+    on_card = engine_info(compiled.program.target).on_card
+    return compiled.memory.peak if on_card else compiled.arena_bytes
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A batch that was tried.
+
+    Attributes:
+        needed: bytes of the smallest plan found; at most the memory where one fits.
+        step: the step that fits, with its plan; None: none does.
+    """
+
+    needed: int
+    step: Compiled | None
+
+
+class Trials:
+    """Batches tried against a memory.
+
+    Attributes:
+        tried: by batch.
+    """
+
+    def __init__(
+        self,
+        compile_at: Callable[[int], Compiled],
+        memory: int,
+        share: float | None = None,
+        told: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Nothing is tried yet.
+
+        Args:
+            compile_at: the step at a batch, with nothing recomputed that its options do not name.
+            memory: bytes, of the whole card or of the arena on the host.
+            share: most flops that recomputation may add, such as 0.05; None: any.
+            told: is given a line for each batch that was tried.
+        """
+        self.compile_at, self.memory, self.share, self.told = compile_at, memory, share, told
+        self.tried: dict[int, Trial] = {}
+        self._compiled: dict[int, Compiled] = {}
+
+    def largest(self, first: int | None = None) -> int:
+        """The largest batch found that fits; the next larger one was tried and does not. 0: not even one sample does.
+
+        Args:
+            first: the batch to try first.
+        """
+        small, large = (counted_bytes(self._compile(batch)) for batch in SCOUTS)
+        slope = max((large - small) // (SCOUTS[1] - SCOUTS[0]), 1)
+        fixed = max(small - slope * SCOUTS[0], 0)
+        about = max((self.memory - fixed) // slope, 1)
+        if self.share != 0 and not self._compile(SCOUTS[0]).options.checkpoint:
+            about *= 2  # what the planner may recompute takes about half
+        return largest(self.needed, self.memory, first or about, fixed)
+
+    def needed(self, batch: int) -> int:
+        """Bytes of the smallest plan found, at most the memory where a plan within the limits fits."""
+        if batch not in self.tried:
+            self.tried[batch] = found = self._try(self._compile(batch))
+            fits = "fits" if found.step else f"needs {format_bytes(found.needed)}"
+            self.told(f"batch {batch:,} {fits}")
+        return self.tried[batch].needed
+
+    def _compile(self, batch: int) -> Compiled:
+        if batch not in self._compiled:
+            self._compiled[batch] = self.compile_at(batch)
+        return self._compiled[batch]
+
+    def _try(self, compiled: Compiled) -> Trial:
+        needed = counted_bytes(compiled)
+        if needed <= self.memory:
+            return Trial(needed, compiled)
+        if self.share == 0 or compiled.options.checkpoint:
+            return Trial(needed, None)
+        update, program = compiled.update, compiled.program
+        rest = 0 if update is None else _bytes(update.program, update.plan, (program, compiled.plan))
+        other = None if update is None else (update.program, update.plan)
+        counted = beside(program, Use(other=other))
+        curve = affordable(program, self.share)
+        try:
+            found = curve.within(self.memory, counted)
+        except DoesNotFitError as error:
+            return Trial(max(error.needed, rest), None)
+        if rest > self.memory:
+            return Trial(rest, None)
+        smallest = _bytes(program, curve.plan(len(curve) - 1), other)
+        step = replace(compiled, plan=found)
+        return Trial(max(min(smallest, counted_bytes(step)), rest), step)
+
+
+def _bytes(program: Program, plan: Plan, other: tuple[Program, Plan] | None) -> int:
+    """What a half of a step takes of the memory that a budget limits, beside another half."""
+    counted = beside(program, Use(other=other))
+    return plan.arena_bytes + (0 if counted is None else counted(plan))
