@@ -135,6 +135,8 @@ def step_graphs(graph: Graph, options: Options, watch: Watch | None = None) -> t
     Raises:
         ForeplanError: it cannot be made; says what and where.
     """
+    if options.accumulate == "auto":
+        raise UsageError("the number of micro-batches is found when a step is compiled: say one here (accumulate=2)")
     machine = target_named(options.target) if isinstance(options.target, str) else options.target
     with without_collection():
         step, last = _step(graph, options, watch)
@@ -249,11 +251,11 @@ def _within(problem: Problem, budget: int | float | str | None, remat: str, coun
 
 
 @taking_options(Options)
-def compile(graph: Graph, options: Options) -> Compiled:
+def compile(graph: Graph | Callable[..., Graph], options: Options) -> Compiled:
     """Compile a model and plan every byte of one step. Nothing is allocated.
 
     Args:
-        graph: from `from_onnx`, `trace` or `models`.
+        graph: from `from_onnx`, `trace` or `models`; with `accumulate="auto"` a function from `batch` to that.
         {options}
 
     Raises:
@@ -263,12 +265,16 @@ def compile(graph: Graph, options: Options) -> Compiled:
     return compile_with(graph, options)
 
 
-def compile_with(graph: Graph, options: Options) -> Compiled:
+def compile_with(graph: Graph | Callable[..., Graph], options: Options) -> Compiled:
     """As `compile`, with the options as one object.
 
     Raises:
         DoesNotFitError, ForeplanError: see `compile`.
     """
+    if options.accumulate == "auto":
+        from foreplan.micro_batches import in_parts
+
+        return in_parts(graph, options, compile_with)
     started = time.perf_counter()
     instance("a model", graph, Graph, _MODEL)
     with without_collection():
@@ -311,7 +317,7 @@ def _planned_halves(body: Program, update: Program, options: Options) -> tuple[P
             raise of_halves(error, update, later and beside(update)) from None
         earlier = counted(update, body, planned)
     found = _within(update, planned.budget, "off" if planned.budget is None else "auto", earlier)
-    return planned, Update(options.accumulate, update, found)
+    return planned, Update(int(options.accumulate), update, found)
 
 
 def _step(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph | None]:

@@ -149,7 +149,7 @@ class Compiled:
             capture: whether a card runs its steps as one graph, captured in the first; if not, kernel by kernel.
 
         Raises:
-            DoesNotFitError: it takes more host memory than is left.
+            DoesNotFitError: it takes more memory than is left, of the host or of the card.
         """
         from foreplan.runtime.session import Session
 

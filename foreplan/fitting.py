@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from foreplan.compiled import Compiled
-from foreplan.errors import DoesNotFitError
+from foreplan.errors import DoesNotFitError, UnsupportedError
 from foreplan.graph import Graph
 from foreplan.lower.outside import Use, beside
 from foreplan.lower.program import Program
@@ -18,14 +18,9 @@ from foreplan.units import format_bytes
 SCOUTS = (1, 8)  # batches that show what a sample takes
 
 
-def batch_of(graph: Graph, inputs: Iterable[str] = ()) -> int | None:
-    """The batch of a model: the extent of the first axis of every input that is given anew; None where they differ.
-
-    Args:
-        inputs: names of those to look at; by default all without a default.
-    """
-    names = set(inputs)
-    given = [value for value in graph.inputs if (value.name in names if names else value.init is None)]
+def batch_of(graph: Graph) -> int | None:
+    """The batch of a model: the extent of the first axis of every input without a default; None where they differ."""
+    given = [value for value in graph.inputs if value.init is None]
     extents = {value.type.shape[0] if value.type.shape else None for value in given}
     return extents.pop() if len(extents) == 1 else None
 
@@ -92,9 +87,15 @@ class Trials:
     def needed(self, batch: int) -> int:
         """Bytes of the smallest plan found, at most the memory where a plan within the limits fits."""
         if batch not in self.tried:
-            self.tried[batch] = found = self._try(self._compile(batch))
-            fits = "fits" if found.step else f"needs {format_bytes(found.needed)}"
-            self.told(f"batch {batch:,} {fits}")
+            try:
+                found = self._try(self._compile(batch))
+            except UnsupportedError as error:  # no kernel takes tensors of that size
+                found = Trial(self.memory + 1, None)
+                self.told(f"batch {batch:,}: {error}")
+            else:
+                fits = "fits" if found.step else f"needs {format_bytes(found.needed)}"
+                self.told(f"batch {batch:,} {fits}")
+            self.tried[batch] = found
         return self.tried[batch].needed
 
     def _compile(self, batch: int) -> Compiled:

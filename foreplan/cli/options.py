@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -246,10 +247,23 @@ def _option(name: str, said: Said) -> Callable[[_Function], _Function]:
     if said.choices:
         kind = click.Choice(said.choices)
     elif said.least is not None:
-        kind = click.IntRange(min=said.least)
+        kind = _Whole(said.least, said.words)
     return click.option(
         said.flag, name, type=kind, default=default, show_default=True, metavar=said.value or None, help=said.help
     )
+
+
+class _Whole(click.ParamType):
+    """A whole number, or a word that stands for one."""
+
+    name = "whole"
+
+    def __init__(self, least: int, words: tuple[str, ...]) -> None:
+        self.number, self.words = click.IntRange(min=least), words
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The word, or the number."""
+        return value if value in self.words else self.number.convert(value, param, ctx)
 
 
 def settings_from(options: dict[str, Any]) -> Settings:
@@ -285,14 +299,35 @@ def compile_model(model: str, settings: Settings) -> Compiled:
     from foreplan import api
 
     with working(f"compiling {model}"):
-        return api.compile_with(*model_with_options(model, settings))
+        graph, step = model_with_options(model, settings)
+        if step.accumulate != "auto":
+            return api.compile_with(graph, step)
+        return api.compile_with(partial(_made, model, settings, batch=_batch(model, graph)), step)
+
+
+def _made(model: str, settings: Settings, batch: int) -> Graph:
+    """The model at a batch."""
+    return model_with_options(model, at_batch(settings, batch))[0]
+
+
+def _batch(model: str, graph: Graph) -> int:
+    """The batch of a model, which is split into micro-batches."""
+    from foreplan.fitting import batch_of
+
+    found = batch_of(graph)
+    if found is None:
+        raise UsageError(
+            f"the inputs of {model!r} begin with different axes, so there is no batch to split: say the number of "
+            "micro-batches (--accumulate 4)"
+        )
+    return found
 
 
 def model_with_options(model: str, settings: Settings) -> tuple[Graph, Options]:
     """The model that MODEL names, with its loss where it is trained, and what it is compiled with."""
     if settings.trust_code or settings.weights_folder is not None:
         raise UsageError(f"{model!r} is no plan file, which --trust-code and --weights-folder are for: leave them out")
-    if settings.step.accumulate > 1 and settings.infer:
+    if settings.step.accumulate != 1 and settings.infer:
         raise UsageError("--accumulate adds up gradients, and there are none with --infer: leave one of them out")
     if settings.step.offload and settings.infer:
         raise UsageError("--offload copies what the backward pass reads, and --infer has none: leave one of them out")

@@ -187,7 +187,7 @@ def test_no_memory_for_the_host_region(monkeypatch: pytest.MonkeyPatch) -> None:
 
     step = compiled(GPT2, offload=True, budget=0.7, remat="off")
     monkeypatch.setattr(NumpyEngine, "allocate_host", refuse)
-    with pytest.raises(SessionError, match="no memory for host memory of"):
+    with pytest.raises(DoesNotFitError, match="no memory for host memory of"):
         step.bind()
 
 
