@@ -276,7 +276,7 @@ def compile_with(graph: Graph | Callable[..., Graph], options: Options) -> Compi
 
         return in_parts(graph, options, compile_with)
     started = time.perf_counter()
-    instance("a model", graph, Graph, _MODEL)
+    graph = instance("a model", graph, Graph, _MODEL)
     with without_collection():
         step, last = _step(graph, options)
         if options.offload and step.loss is None:

@@ -112,10 +112,10 @@ class Compiled:
         Raises:
             TargetError: what the user has measured outside arenas cannot be read.
         """
-        from foreplan.lower.outside import device_bytes
         from foreplan.verdict import Verdict
 
-        return Verdict.of(self.memory, device_bytes(self.program.target))
+        profile = self.program.profile
+        return Verdict.of(self.memory, None if profile is None else profile.memory_bytes)
 
     @property
     def _part(self) -> str:

@@ -9,13 +9,13 @@ from foreplan.compiled import Compiled
 from foreplan.errors import DoesNotFitError, UnsupportedError
 from foreplan.graph import Graph
 from foreplan.lower.outside import Use, beside
-from foreplan.lower.program import Program
 from foreplan.lower.targets import engine_info
+from foreplan.outside import REST
 from foreplan.pareto import affordable, largest
-from foreplan.planner import Plan
 from foreplan.units import format_bytes
 
 SCOUTS = (1, 8)  # batches that show what a sample takes
+MOST = 1 << 20  # no larger batch is tried
 
 
 def batch_of(graph: Graph) -> int | None:
@@ -31,12 +31,22 @@ def counted_bytes(compiled: Compiled) -> int:
     return compiled.memory.peak if on_card else compiled.arena_bytes
 
 
+def needed_bytes(compiled: Compiled, memory: int) -> int:
+    """What a step takes of a memory, to find a batch by: without the rest of the arena's last page, since that does not
+    grow with the batch; and yet above the memory where the step does not fit.
+    """
+    counted = counted_bytes(compiled)
+    rest = sum(part.nbytes for part in compiled.memory.outside if part.name == REST)
+    smooth = counted - rest if engine_info(compiled.program.target).on_card else counted
+    return smooth if counted <= memory else max(smooth, memory + 1)
+
+
 @dataclass(frozen=True)
 class Trial:
     """A batch that was tried.
 
     Attributes:
-        needed: bytes of the smallest plan found; at most the memory where one fits.
+        needed: bytes of the smallest plan found, as `needed_bytes` has them; at most the memory where one fits.
         step: the step that fits, with its plan; None: none does.
     """
 
@@ -71,21 +81,24 @@ class Trials:
         self._compiled: dict[int, Compiled] = {}
 
     def largest(self, first: int | None = None) -> int:
-        """The largest batch found that fits; the next larger one was tried and does not. 0: not even one sample does.
+        """The largest batch found that fits; the next larger one was tried and does not, or is beyond MOST. 0: not even
+        one sample does.
 
         Args:
             first: the batch to try first.
         """
-        small, large = (counted_bytes(self._compile(batch)) for batch in SCOUTS)
+        small, large = (needed_bytes(self._compile(batch), self.memory) for batch in SCOUTS)
         slope = max((large - small) // (SCOUTS[1] - SCOUTS[0]), 1)
         fixed = max(small - slope * SCOUTS[0], 0)
         about = max((self.memory - fixed) // slope, 1)
         if self.share != 0 and not self._compile(SCOUTS[0]).options.checkpoint:
             about *= 2  # what the planner may recompute takes about half
-        return largest(self.needed, self.memory, first or about, fixed)
+        return largest(self.needed, self.memory, min(first or about, MOST), fixed)
 
     def needed(self, batch: int) -> int:
         """Bytes of the smallest plan found, at most the memory where a plan within the limits fits."""
+        if batch > MOST:
+            return self.memory + 1
         if batch not in self.tried:
             try:
                 found = self._try(self._compile(batch))
@@ -104,28 +117,20 @@ class Trials:
         return self._compiled[batch]
 
     def _try(self, compiled: Compiled) -> Trial:
-        needed = counted_bytes(compiled)
+        needed = needed_bytes(compiled, self.memory)
         if needed <= self.memory:
             return Trial(needed, compiled)
         if self.share == 0 or compiled.options.checkpoint:
             return Trial(needed, None)
         update, program = compiled.update, compiled.program
-        rest = 0 if update is None else _bytes(update.program, update.plan, (program, compiled.plan))
         other = None if update is None else (update.program, update.plan)
-        counted = beside(program, Use(other=other))
         curve = affordable(program, self.share)
         try:
-            found = curve.within(self.memory, counted)
+            found = curve.within(self.memory, beside(program, Use(other=other)))
         except DoesNotFitError as error:
-            return Trial(max(error.needed, rest), None)
-        if rest > self.memory:
-            return Trial(rest, None)
-        smallest = _bytes(program, curve.plan(len(curve) - 1), other)
-        step = replace(compiled, plan=found)
-        return Trial(max(min(smallest, counted_bytes(step)), rest), step)
-
-
-def _bytes(program: Program, plan: Plan, other: tuple[Program, Plan] | None) -> int:
-    """What a half of a step takes of the memory that a budget limits, beside another half."""
-    counted = beside(program, Use(other=other))
-    return plan.arena_bytes + (0 if counted is None else counted(plan))
+            return Trial(needed_bytes(replace(compiled, plan=error.plan), self.memory), None)
+        step, smallest = (replace(compiled, plan=plan) for plan in (found, curve.plan(len(curve) - 1)))
+        needed = needed_bytes(step, self.memory)
+        if needed > self.memory:  # the other half does not fit
+            return Trial(needed, None)
+        return Trial(min(needed, needed_bytes(smallest, self.memory)), step)

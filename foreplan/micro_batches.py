@@ -24,7 +24,8 @@ def in_parts(make: Any, options: Options, compile_one: Callable[[Graph, Options]
     or the card's own.
 
     A micro-batch costs next to no time, and recomputation does. So each number of micro-batches is tried as it is
-    planned without a budget. Only where even micro-batches of one sample do not fit, they are planned within the memory.
+    planned without a budget. Only where even micro-batches of one sample do not fit, they are planned within the
+    memory.
 
     Args:
         make: a function with a parameter `batch`, whose default is the whole batch.
@@ -56,8 +57,8 @@ def in_parts(make: Any, options: Options, compile_one: Callable[[Graph, Options]
     least = steps[counts[-1]]
     if options.checkpoint:
         raise DoesNotFitError(
-            f"does not fit: {batch} micro-batches of one sample need {format_bytes(counted_bytes(least))}, and there are "
-            f"{format_bytes(memory)}",
+            f"does not fit: {batch} micro-batches of one sample need {format_bytes(counted_bytes(least))}, and there "
+            f"are {format_bytes(memory)}",
             needed=counted_bytes(least),
             capacity=memory,
             lower_bound=least.plan.lower_bound_bytes,
@@ -68,8 +69,8 @@ def in_parts(make: Any, options: Options, compile_one: Callable[[Graph, Options]
 
 def _whole_batch(make: Any) -> int:
     wanted = (
-        "accumulate='auto' makes the model with smaller batches: give a function with a parameter `batch`, whose default "
-        "is the whole batch, such as partial(models.resnet50, batch=64) or `def make(batch=64): return "
+        "accumulate='auto' makes the model with smaller batches: give a function with a parameter `batch`, whose "
+        "default is the whole batch, such as partial(models.resnet50, batch=64) or `def make(batch=64): return "
         "from_onnx('model.onnx', batch=batch)`"
     )
     if isinstance(make, Graph) or not callable(make):
@@ -89,8 +90,8 @@ def _memory(options: Options) -> int:
     allowed = device_bytes(target) if options.budget is None else parse_budget(options.budget)
     if isinstance(allowed, float):
         raise UsageError(
-            f"with accumulate='auto' a budget is a size, such as 2GiB, and {options.budget} is a share of an arena that "
-            "is not known yet"
+            f"with accumulate='auto' a budget is a size, such as 2GiB, and {options.budget} is a share of an arena "
+            "that is not known yet"
         )
     if allowed is None:
         raise UsageError(

@@ -129,8 +129,8 @@ class Options:
     budget: int | float | str | None = field(
         default=None,
         metadata=_says(
-            "Bytes to stay within, such as 2GiB or 512MiB: of a card, all that the process takes there; on the host, the "
-            "arena. Or a ratio such as 0.5 of the arena without a budget.",
+            "Bytes to stay within, such as 2GiB or 512MiB: of a card, all that the process takes there; on the host, "
+            "the arena. Or a ratio such as 0.5 of the arena without a budget.",
             check=_budget,
             flag="--budget",
             value="SIZE",
@@ -215,7 +215,7 @@ class Options:
             "Run this number of micro-batches, each of the batch, and update once with their mean gradients; or auto: "
             "split the batch into as few micro-batches as fit the budget or, without one, the card's memory.",
             more='With "auto", `compile` takes a function instead of a graph, which makes the model from its `batch`; '
-            "the default of this parameter is the whole batch. Micro-batches are equal, so their number divides it, and "
+            "the default of this parameter is the whole batch. Micro-batches are equal, so their number divides it; "
             "`Compiled.accumulate` tells it. Nothing more is recomputed than without a budget, unless micro-batches of "
             "one sample do not fit either. "
             "That is a step on all samples at once, if the loss is a mean over as many samples in each, and if no"

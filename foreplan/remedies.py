@@ -8,7 +8,7 @@ from typing import Any
 
 from foreplan.compiled import Compiled
 from foreplan.errors import DoesNotFitError, ForeplanError
-from foreplan.lower.targets import target_named
+from foreplan.fitting import needed_bytes
 from foreplan.options import Options
 from foreplan.pareto import largest
 from foreplan.units import as_size
@@ -109,7 +109,8 @@ class _Search:
         Args:
             first: the batch to try first.
         """
-        options, narrow = self.step.options, target_named(self.step.program.target).profile.narrow
+        options, profile = self.step.options, self.step.program.profile
+        narrow = "" if profile is None else profile.narrow
         if options.precision != "float32" or not narrow:
             return None
         return self._largest(replace(options, precision=narrow), {}, first, precision=narrow)
@@ -125,7 +126,7 @@ class _Search:
                     steps[batch] = self.compile_at(batch, options)
                 except DoesNotFitError as error:
                     over[batch] = max(error.needed, self.memory + 1)
-            return steps[batch].verdict.whole_bytes if batch in steps else over[batch]
+            return needed_bytes(steps[batch], self.memory) if batch in steps else over[batch]
 
         memory = self.step.memory
         try:

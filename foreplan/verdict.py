@@ -9,7 +9,7 @@ from foreplan.outside import Basis
 from foreplan.units import format_bytes, in_common
 from foreplan.views.memory import Memory
 
-_BASES: tuple[Basis, ...] = ("exact", "calibrated", "assumed")  # each is less certain than the one before
+_DOUBT: dict[Basis, int] = {"exact": 0, "calibrated": 1, "assumed": 2}
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Verdict:
     def of(cls, memory: Memory, device_bytes: int | None) -> Verdict:
         """The verdict on a planned step."""
         assumed = sum(part.nbytes for part in memory.outside if part.basis == "assumed")
-        basis = max((part.basis for part in memory.outside), key=_BASES.index, default="exact")
-        return cls(memory.peak, device_bytes, assumed, basis)
+        bases: list[Basis] = ["exact", *(part.basis for part in memory.outside)]
+        return cls(memory.peak, device_bytes, assumed, max(bases, key=lambda basis: _DOUBT[basis]))
 
     @property
     def fits(self) -> bool | None:

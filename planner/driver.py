@@ -137,9 +137,7 @@ def find_base(problem: Problem, effort: Effort = USUAL) -> Base:
     return Base(best, layout, tuple(stages))
 
 
-def _does_not_fit(
-    error: DoesNotFitError, found: Plan, problem: Problem, base: Base, remat: str
-) -> DoesNotFitError:
+def _does_not_fit(error: DoesNotFitError, found: Plan, problem: Problem, base: Base, remat: str) -> DoesNotFitError:
     """The error of a curve, with what fills the peak of its smallest plan, and what to try."""
     needed, allowed = error.needed, error.capacity
     peak = found.certificate.peak_step

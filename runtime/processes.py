@@ -12,7 +12,7 @@ from foreplan.calibration import Kind, Table, known
 from foreplan.lower.outside import Use, returned_bytes
 from foreplan.lower.program import HOST, Program
 from foreplan.ops.expr.functions import FUNCTIONS
-from foreplan.outside import Basis, Part
+from foreplan.outside import REST, Basis, Part
 from foreplan.planner.plan import Plan
 from foreplan.runtime.loop import calls_of_loops
 from foreplan.units import align_up
@@ -64,7 +64,7 @@ def outside_on_host(
     returned = returned_bytes(program) if use.returned is None else use.returned
     parts = [
         Part(
-            "rest of the arena's last page",
+            REST,
             align_up(plan.arena_bytes, mmap.PAGESIZE) - plan.arena_bytes,
             "exact",
             f"memory is given out in pages of {mmap.PAGESIZE:,} bytes",

@@ -7,17 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foreplan.cli.options import (
-    compile_model,
-    echo,
-    given,
-    json_option,
-    model_options,
-    print_json,
-    settings_from,
-    without_recomputation,
-    working,
-)
+from foreplan.cli.compiling import compile_model, without_recomputation
+from foreplan.cli.options import echo, given, json_option, model_options, print_json, settings_from, working
 from foreplan.errors import UsageError
 from foreplan.units import format_bytes
 

@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foreplan.cli.options import (
-    at_batch,
-    compile_model,
-    echo,
-    given,
-    json_option,
-    model_options,
-    print_json,
-    say,
-    settings_from,
-    without_recomputation,
-)
+from foreplan.cli.compiling import at_batch, compile_model, without_recomputation
+from foreplan.cli.options import echo, given, json_option, model_options, print_json, say, settings_from
 from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.units import format_bytes, in_common, parse_bytes
 

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from foreplan.cli.compiling import compile_at, compile_model, open_compiled
 from foreplan.cli.options import (
-    compile_at,
-    compile_model,
     echo,
     is_plan_file,
     json_option,
     model_options,
-    open_compiled,
     plan_file_options,
     print_json,
     say,

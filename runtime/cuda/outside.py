@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from foreplan.calibration import Table
 from foreplan.lower.outside import Use
 from foreplan.lower.program import Program
-from foreplan.outside import Basis, Part
+from foreplan.outside import REST, Basis, Part
 from foreplan.planner.plan import Plan
 from foreplan.runtime.cuda.calibration import LIBRARIES, calibrations, libraries_of
 from foreplan.runtime.cuda.code import device_of, instructions
@@ -68,7 +68,7 @@ def outside_arena(
 
     rest = align_up(arena_bytes, PAGE) - arena_bytes
     return (
-        Part("rest of the arena's last page", rest, "exact", "device memory is given out in pages of 2 MiB"),
+        Part(REST, rest, "exact", "device memory is given out in pages of 2 MiB"),
         part("context", "context_bytes"),
         part("code of kernels", "code_bytes"),
         *(part(name, f"{name}_bytes") for name in LIBRARIES if name in libraries),

@@ -10,7 +10,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.compiled import load_plan
-from foreplan.errors import PlanError, SessionError, UsageError
+from foreplan.errors import DoesNotFitError, PlanError, UsageError
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph
 from foreplan.lower.program import ARENA, HOST
