@@ -112,10 +112,11 @@ class Compiled:
         Raises:
             TargetError: what the user has measured outside arenas cannot be read.
         """
+        from foreplan.lower.outside import lacking
         from foreplan.verdict import Verdict
 
         profile = self.program.profile
-        return Verdict.of(self.memory, None if profile is None else profile.memory_bytes)
+        return Verdict.of(self.memory, None if profile is None else profile.memory_bytes, lacking(self.program))
 
     @property
     def _part(self) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from foreplan.arguments import shown, whole
@@ -75,13 +77,13 @@ def _whole_batch(make: Any) -> int:
     )
     if isinstance(make, Graph) or not callable(make):
         raise UsageError(f"{wanted}; this is {repr(make) if isinstance(make, Graph) else shown(make)}")
-    try:
-        found = inspect.signature(make).parameters.get("batch")
-    except (TypeError, ValueError):
-        found = None
-    if found is None or found.default is inspect.Parameter.empty:
+    default = make.keywords.get("batch") if isinstance(make, partial) else None  # which `**sizes` does not show
+    if default is None:
+        with contextlib.suppress(TypeError, ValueError, KeyError):  # what has no signature, or no such parameter
+            default = inspect.signature(make).parameters["batch"].default
+    if default in (None, inspect.Parameter.empty):
         raise UsageError(wanted)
-    return whole("the default of batch", found.default, 1)
+    return whole("the default of batch", default, 1)
 
 
 def _memory(options: Options) -> int:

@@ -21,19 +21,21 @@ class Verdict:
         device_bytes: memory of the card; None: the step is for the host, and no target names a machine.
         assumed_bytes: those of the whole that were measured elsewhere, if at all.
         basis: of the least certain part of the whole.
+        lacking: the library that the plan was made without, for people; empty: none.
     """
 
     whole_bytes: int
     device_bytes: int | None
     assumed_bytes: int
     basis: Basis
+    lacking: str = ""
 
     @classmethod
-    def of(cls, memory: Memory, device_bytes: int | None) -> Verdict:
+    def of(cls, memory: Memory, device_bytes: int | None, lacking: str = "") -> Verdict:
         """The verdict on a planned step."""
         assumed = sum(part.nbytes for part in memory.outside if part.basis == "assumed")
         bases: list[Basis] = ["exact", *(part.basis for part in memory.outside)]
-        return cls(memory.peak, device_bytes, assumed, max(bases, key=lambda basis: _DOUBT[basis]))
+        return cls(memory.peak, device_bytes, assumed, max(bases, key=lambda basis: _DOUBT[basis]), lacking)
 
     @property
     def fits(self) -> bool | None:
@@ -47,6 +49,7 @@ class Verdict:
             "whole_bytes": self.whole_bytes,
             "whole_basis": self.basis,
             "fits": self.fits,
+            "lacking": self.lacking,
         }
 
     def __str__(self) -> str:

@@ -37,7 +37,7 @@ def fit(model: str, memory: str | None, all_cards: bool, most: str | None, as_js
     \b
     Examples:
       foreplan fit resnet50 --target cuda:t4
-      foreplan fit resnet50 --all-cards --max-extra-flops 5%
+      foreplan fit gpt2_small --all-cards --optimizer adamw
       foreplan fit model.onnx --memory 2GiB --max-extra-flops 5% --optimizer adamw
       foreplan fit gpt2_small --memory 8GiB --checkpoint 'h.*'
     """
@@ -114,7 +114,15 @@ def _print_batch(trials: Trials, batch: int, as_json: bool) -> None:
     assert step is not None
     figures = step.estimate()
     if as_json:
-        kept = ("arena_bytes", "whole_bytes", "device_bytes", "host_bytes", "lower_bound_bytes", "extra_flops_ratio")
+        kept = (
+            "arena_bytes",
+            "whole_bytes",
+            "device_bytes",
+            "host_bytes",
+            "lower_bound_bytes",
+            "extra_flops_ratio",
+            "lacking",
+        )
         told = {name: figures[name] for name in (*kept, "extra_seconds_ratio", "predicted_seconds")}
         print_json({"batch": batch, "memory_bytes": allowed} | told)
         return
@@ -124,6 +132,8 @@ def _print_batch(trials: Trials, batch: int, as_json: bool) -> None:
         f"batch {batch}: {what} {in_common(counted_bytes(step), allowed)}, {host}"
         f"{figures['extra_flops_ratio']:+.2%} flops, {figures['extra_seconds_ratio']:+.2%} predicted time"
     )
+    if figures["lacking"]:
+        echo(f"{figures['lacking']}.")
 
 
 @dataclass(frozen=True)
@@ -138,6 +148,7 @@ class _Row:
         predicted_seconds: of a step.
         samples_per_second: likewise.
         extra_seconds_ratio: of the time, what recomputation adds.
+        lacking: the library that the plan was made without, for people; empty: none.
     """
 
     card: str
@@ -147,6 +158,7 @@ class _Row:
     predicted_seconds: float | None = None
     samples_per_second: float | None = None
     extra_seconds_ratio: float | None = None
+    lacking: str = ""
 
 
 def _on_all_cards(model: str, settings: Settings, share: float | None) -> Iterator[_Row]:
@@ -167,7 +179,8 @@ def _on_all_cards(model: str, settings: Settings, share: float | None) -> Iterat
         figures = step.estimate()
         seconds, samples = figures["predicted_seconds"], batch * step.accumulate
         rate = samples / seconds if seconds else None
-        yield _Row(name, memory, batch, figures["whole_bytes"], seconds, rate, figures["extra_seconds_ratio"])
+        added, lacking = figures["extra_seconds_ratio"], figures["lacking"]
+        yield _Row(name, memory, batch, figures["whole_bytes"], seconds, rate, added, lacking)
         first = batch
 
 
@@ -185,6 +198,8 @@ def _print_cards(rows: list[_Row], as_json: bool) -> None:
             f"{row.card:<12}  {size:>18}  {row.batch:>13,}  {row.samples_per_second:>16,.1f}  "
             f"{row.extra_seconds_ratio:>+11.1%}"
         )
+    for lacking in sorted({row.lacking for row in rows} - {""}):
+        echo(f"{lacking}.")
 
 
 COMMANDS = (fit,)

@@ -75,7 +75,7 @@ def estimate(model: str, listed: bool, as_json: bool, **options: Any) -> None:
     for note in figures["notes"]:
         say(f"note: {note}")
     if verdict.fits is not None:
-        echo()
+        echo(f"\n{verdict.lacking}." if verdict.lacking else "")
         echo(f"{verdict}{'. Fits: ' * bool(found)}{'; or '.join(map(str, found))}")
     _exit(verdict)
 

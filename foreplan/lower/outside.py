@@ -57,6 +57,12 @@ def device_bytes(target: str) -> int | None:
     return target_named(target).profile.memory_bytes if engine_info(target).on_card else None
 
 
+def lacking(program: Program) -> str:
+    """The library that a plan for a card was made without, for people; empty where none is lacking."""
+    info = engine_info(program.target)
+    return str(info.module("lacking").lacking(program)) if info.on_card else ""
+
+
 def returned_bytes(program: Program, micro_batches: int = 1) -> int:
     """Bytes of the arrays in one result of a step, which has the outputs of all micro-batches."""
     outputs = sum(slot.operand.type.nbytes for slot in program.outputs)
