@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from foreplan.errors import ForeplanError
+from foreplan.fitting import batch_of
 from foreplan.graph import Graph, Kind
 from foreplan.lower import engine_info
 from foreplan.options import Options
@@ -116,7 +117,7 @@ def _tried(step: Compiled, model: Graph, name: str, how: str, change: dict[str, 
 def _batches(step: Compiled, model: Graph, rebuild: Rebuild) -> Iterator[Change]:
     """Half of the batch at a time, and half of the batch."""
     batch = batch_of(model)
-    if batch < 2 or batch % 2:
+    if batch is None or batch < 2 or batch % 2:
         return
     half = batch // 2
     changes: list[tuple[str, str, dict[str, Any], float]] = []
@@ -131,9 +132,3 @@ def _batches(step: Compiled, model: Graph, rebuild: Rebuild) -> Iterator[Change]
         return
     for name, how, change, samples in changes:
         yield _tried(step, smaller, name, how, change, samples)
-
-
-def batch_of(model: Graph) -> int:
-    """The extent of the first axis of a model's first input; 0 where it has none."""
-    shapes = [value.type.shape for value in model.inputs if value.type.shape]
-    return shapes[0][0] if shapes else 0

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from foreplan.lower.outside import Use
     from foreplan.runtime.session import Session
     from foreplan.runtime.update import Update
+    from foreplan.verdict import Verdict
     from foreplan.views.beside import Beside
     from foreplan.views.memory import Memory
     from foreplan.views.weights import Weights
@@ -107,11 +108,22 @@ class Compiled:
 
         if self.update is None:
             return Use(compiles=self.graph is not None)
-        program, plan = self.program, self.plan
-        if self.highest[1] is plan:
-            program, plan = self.update.program, self.update.plan
+        body, update = (self.program, self.plan), (self.update.program, self.update.plan)
         returned = returned_bytes(self.program, self.accumulate)
-        return Use(self.graph is not None, len(plan.steps), len(program.actions), returned)
+        return Use(self.graph is not None, update if self.highest[1] is self.plan else body, returned)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the step fits the card that it is planned for, with everything that it needs there.
+
+        Raises:
+            TargetError: what the user has measured outside arenas cannot be read.
+        """
+        from foreplan.lower.outside import lacking
+        from foreplan.verdict import Verdict
+
+        profile = self.program.profile
+        return Verdict.of(self.memory, None if profile is None else profile.memory_bytes, lacking(self.program))
 
     @property
     def _part(self) -> str:
@@ -145,7 +157,7 @@ class Compiled:
             capture: whether a card runs its steps as one graph, captured in the first; if not, kernel by kernel.
 
         Raises:
-            DoesNotFitError: it takes more host memory than is left.
+            DoesNotFitError: it takes more memory than is left, of the host or of the card.
         """
         from foreplan.runtime.session import Session
 
@@ -276,6 +288,7 @@ class Compiled:
             "weights": self.weights.to_json(),
             "peak_bytes": memory.peak,
             "arena_bytes": memory.arena,
+            **self.verdict.to_json(),
             "host_bytes": self.host_bytes,
             "lower_bound_bytes": memory.lower_bound,
             "order_lower_bound_bytes": memory.order_lower_bound,

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import click
 
-from foreplan.cli.options import echo, is_plan_file, json_option, open_compiled, plan_file_options, print_json
+from foreplan.cli.compiling import open_compiled
+from foreplan.cli.options import echo, is_plan_file, json_option, plan_file_options, print_json
 from foreplan.options import Options
 
 

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from foreplan.cli.compiling import compile_at, compile_model, open_compiled
 from foreplan.cli.options import (
-    compile_model,
     echo,
     is_plan_file,
     json_option,
     model_options,
-    open_compiled,
     plan_file_options,
     print_json,
     say,
     settings_from,
     working,
 )
-from foreplan.errors import PlanError, UsageError
+from foreplan.errors import DoesNotFitError, PlanError, UsageError
 from foreplan.files import check_writable
 from foreplan.options import Options
 from foreplan.units import format_bytes, format_count, format_seconds, parse_bytes
@@ -28,6 +28,8 @@ from foreplan.units import format_bytes, format_count, format_seconds, parse_byt
 if TYPE_CHECKING:
     from foreplan.cli.options import Settings
     from foreplan.compiled import Compiled
+    from foreplan.remedies import Remedy
+    from foreplan.verdict import Verdict
 
 _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usual machine
 
@@ -53,11 +55,13 @@ def estimate(
 ) -> None:
     """Say how much memory a step of MODEL takes, and what fills the peak. Nothing is allocated, no weight is read.
 
-    MODEL may be a plan file too.
+    MODEL may be a plan file too. On a card it ends with whether the whole of it fits there, and exits with 3 if not;
+    then it says what would fit: a smaller batch, a budget, a narrower precision.
 
     \b
     Examples:
       foreplan estimate resnet50 --batch 32
+      foreplan estimate resnet50 --batch 512 --target cuda:t4
       foreplan estimate model.onnx --shapes x:32x3x224x224 --optimizer adamw --budget 2GiB
       foreplan estimate resnet50 --batch 8 --accumulate 4
       foreplan estimate model.onnx --freeze '*' --train head --parameters
@@ -73,8 +77,10 @@ def estimate(
         raise UsageError(
             "--snapshot writes the step of --as: say --as pytorch (a plan's: foreplan view -o plan.pickle)"
         )
-    compiled = open_compiled(model, settings_from(options))
-    figures, weights = compiled.estimate(), compiled.weights
+    settings = settings_from(options)
+    compiled = open_compiled(model, settings)
+    figures, weights, verdict = compiled.estimate(), compiled.weights, compiled.verdict
+    found = [] if verdict.fits is not False else _remedies(model, settings, compiled)
     beside = None if variant is None else compiled.as_pytorch(**variant)
     if beside is not None and snapshot is not None:
         from foreplan.files import write_atomically
@@ -84,7 +90,8 @@ def estimate(
     if as_json:
         figures |= {} if beside is None else {"pytorch": beside.as_json()}
         rows = {"parameters": [asdict(row) | {"type": str(row.type)} for row in weights.rows]} if listed else {}
-        print_json(figures | rows)
+        print_json(figures | {"remedies": [remedy.to_json() for remedy in found]} | rows)
+        _exit(verdict)
         return
     echo(_headline(figures))
     if compiled.program.loss is not None:
@@ -95,6 +102,28 @@ def estimate(
     echo(str(compiled.memory if beside is None else beside), nl=False)
     for note in figures["notes"]:
         say(f"note: {note}")
+    if verdict.fits is not None:
+        echo(f"\n{verdict.lacking}." if verdict.lacking else "")
+        echo(f"{verdict}{'. Fits: ' * bool(found)}{'; or '.join(map(str, found))}")
+    _exit(verdict)
+
+
+def _remedies(model: str, settings: Settings, compiled: Compiled) -> list[Remedy]:
+    """What makes a step of a model fit its card; of a plan file nothing is known."""
+    from foreplan.fitting import batch_of
+    from foreplan.remedies import remedies
+
+    if compiled.model is None:
+        return []
+    say(f"{compiled.verdict}; looking for what fits")
+    again = partial(compile_at, model, settings)
+    return list(remedies(compiled, batch_of(compiled.model), again))
+
+
+def _exit(verdict: Verdict) -> None:
+    """Exit with 3 if a step does not fit its card."""
+    if verdict.fits is False:
+        raise click.exceptions.Exit(DoesNotFitError.exit_code)
 
 
 def _headline(figures: dict[str, Any]) -> str:

@@ -377,19 +377,19 @@ def _short(text: str, width: int) -> str:
     return f"{text[: width - 1 - tail]}…{text[-tail:]}"
 
 
-def does_not_fit(memory: Memory, capacity: int, advice: Sequence[str] = ()) -> str:
-    """Why a step does not fit, for people: needed, capacity, bounds, the peak and its five largest buffers. A budget
-    limits the arena, on every target.
+def does_not_fit(memory: Memory, needed: int, capacity: int, advice: Sequence[str] = ()) -> str:
+    """Why a step does not fit, for people: needed, capacity, bounds, the peak and its five largest buffers.
 
     Args:
         memory: of the smallest plan found.
-        capacity: bytes that its arena was allowed.
+        needed: bytes that it needs: its arena, and what lies outside it where the budget holds for both.
+        capacity: bytes that were allowed.
         advice: what to try next, a line each.
     """
-    missing = memory.arena - capacity
+    beside = f": the arena, and {format_bytes(needed - memory.arena)} outside it" if needed > memory.arena else ""
     lines = [
-        f"does not fit: {format_bytes(missing)} too much",
-        f"  needed       {format_bytes(memory.arena):>12}  ({memory.arena:,} bytes)",
+        f"does not fit: {format_bytes(needed - capacity)} too much",
+        f"  needed       {format_bytes(needed):>12}  ({needed:,} bytes{beside})",
         f"  capacity     {format_bytes(capacity):>12}  ({capacity:,} bytes)",
         f"  lower bound  {format_bytes(memory.lower_bound):>12}  (of this schedule)",
     ]

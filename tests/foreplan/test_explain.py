@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import foreplan as fp
-from foreplan.changes import Change, batch_of
+from foreplan.changes import Change
 from foreplan.errors import UsageError
 from foreplan.explanation import Explanation
 from foreplan.planner import totals
@@ -146,9 +146,3 @@ def test_the_command(tmp_path: Path) -> None:
     assert {each["how"] for each in found["changes"]} == {each.how for each in made.changes}
     assert json.loads(json.dumps(found)) == found
     assert foreplan("explain", MODEL).stdout == str(made)
-
-
-def test_the_batch_of_a_model() -> None:
-    assert batch_of(build()) == 4
-    scalar = fp.trace(lambda x: {"y": x + 1}, fp.spec(()))
-    assert batch_of(scalar) == 0
