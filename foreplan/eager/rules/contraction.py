@@ -22,6 +22,8 @@ def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
         x: [..., inputs].
         weight: [outputs, inputs].
     """
+    if bias is not None and x.rank > 2 and not x.is_contiguous:
+        return _biased_later(tape, linear(tape, x, weight, None), bias)
     flat = reshape(tape, x, (math.prod(x.shape[:-1]), x.shape[-1])) if x.rank != 2 else x
     shape = (flat.shape[0], weight.shape[0])
     result = tape.new(shape, x.dtype, "linear")
@@ -29,6 +31,13 @@ def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     inputs = (flat, weight) if bias is None else (flat, weight, bias)
     tape.record(inputs, (result,), _linear_backward, saved)
     return reshape(tape, result, (*x.shape[:-1], shape[1])) if x.rank != 2 else result
+
+
+def _biased_later(tape: Tape, y: Tensor, bias: Tensor) -> Tensor:
+    """A bias added to a product, in place; rows that lie apart are multiplied by `matmul`, which adds none."""
+    result = y.detached() if tape.sums_in_place else tape.like(y, "add")
+    tape.record((y, bias), (result,), lambda tape, saved, needs, grads: [grads[0] if need else None for need in needs])
+    return result
 
 
 def _linear_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
