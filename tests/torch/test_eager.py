@@ -365,3 +365,32 @@ def test_pytorchs_own_viewer_reads_snapshots(which: str) -> None:
     assert f"{len(snapshot['device_traces'][0])} entries" in trace_text and "cudaMalloc" in trace_text
     for page in (viewer.trace_plot(snapshot), viewer.segment_plot(snapshot)):
         assert "<html" in page or "<script" in page
+
+
+def test_gradients_are_summed_in_place_where_nothing_looks_on() -> None:
+    """Beside the CPU's own allocator, as PyTorch's profiler records it."""
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    def mine(x: Any) -> Any:
+        y = ours.linear(x, 64, name="a")
+        return y * 2.0 + y * 3.0 + y * 5.0
+
+    a, x = nn.Linear(64, 64), torch.randn(128, 64)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        y = a(x)
+        loss = (y * 2.0 + y * 3.0 + y * 5.0).mean()
+        del y
+        with record_function("backward pass"):
+            loss.backward()
+    events = sorted(record.profiler.kineto_results.events(), key=lambda each: each.start_ns())
+    now = most = 0
+    for event in events:
+        if event.name() == "backward pass":
+            most = now
+        elif event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    graph = trace(mine, spec((128, 64)))
+    unseen, watched = (as_pytorch(graph, "mean", None, Variant(), watched=each).phases for each in (False, True))
+    assert 0 <= most - (unseen[3].most - unseen[1].live) < 64  # numbers within ops
+    assert watched[3].most - unseen[3].most == 128 * 64 * 4
