@@ -267,7 +267,11 @@ OPTIMIZERS = [
     (fp.optim.Momentum(0.1), lambda p, **how: torch.optim.SGD(p, 0.1, momentum=0.9, **how)),
     (fp.optim.Nesterov(0.1), lambda p, **how: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, **how)),
     (fp.optim.Adam(0.1), lambda p, **how: torch.optim.Adam(p, 0.1, **how)),
+    (fp.optim.Adam(0.1, weight_decay=0.1), lambda p, **how: torch.optim.Adam(p, 0.1, weight_decay=0.1, **how)),
     (fp.optim.AdamW(0.1), lambda p, **how: torch.optim.AdamW(p, 0.1, **how)),
+    (fp.optim.RMSprop(0.1), lambda p, **how: torch.optim.RMSprop(p, 0.1, **how)),
+    (fp.optim.Adagrad(0.1), lambda p, **how: torch.optim.Adagrad(p, 0.1, **how)),
+    (fp.optim.RMSprop(0.1, momentum=0.9), lambda p, **how: torch.optim.RMSprop(p, 0.1, momentum=0.9, **how)),
 ]
 
 
