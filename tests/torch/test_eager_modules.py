@@ -15,7 +15,16 @@ from foreplan.frontend.losses import attach_loss  # noqa: E402
 from tests.torch.alive import phases  # noqa: E402
 from tests.torch.exports import example  # noqa: E402
 
-MODULES = ("mlp with dropout", "highway", "vgg", "squeeze excite", "clip", "input normalization", "wide and deep")
+MODULES = (
+    "mlp with dropout",
+    "highway",
+    "vgg",
+    "squeeze excite",
+    "clip",
+    "input normalization",
+    "wide and deep",
+    "siamese",
+)
 
 
 def first(result: Any) -> Any:

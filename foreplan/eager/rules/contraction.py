@@ -28,7 +28,7 @@ def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     shape = (flat.shape[0], weight.shape[0])
     result = tape.new(shape, x.dtype, "linear")
     saved = (flat if weight.needs_grad else None, weight if flat.needs_grad else None)
-    inputs = (flat, weight) if bias is None else (flat, weight, bias)
+    inputs = (flat, weight) if bias is None else (bias, flat, weight)  # in `addmm`'s order
     tape.record(inputs, (result,), _linear_backward, saved)
     return reshape(tape, result, (*x.shape[:-1], shape[1])) if x.rank != 2 else result
 
@@ -45,14 +45,14 @@ def _linear_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Gr
     assert grad is not None
     flat, weight = saved
     given: list[Tensor | None] = [None] * len(needs)
-    if needs[0]:
+    if needs[-2]:
         assert weight is not None
-        given[0] = tape.new((grad.shape[0], weight.shape[1]), grad.dtype, "gradient of the data")
-    if needs[1]:
+        given[-2] = tape.new((grad.shape[0], weight.shape[1]), grad.dtype, "gradient of the data")
+    if needs[-1]:
         assert flat is not None
-        given[1] = tape.new((grad.shape[1], flat.shape[1]), grad.dtype, "gradient of the weight")
-    if len(needs) > 2 and needs[2]:
-        given[2] = grad  # which is summed to the bias's shape
+        given[-1] = tape.new((grad.shape[1], flat.shape[1]), grad.dtype, "gradient of the weight")
+    if len(needs) > 2 and needs[0]:
+        given[0] = grad  # which is summed to the bias's shape
     return given
 
 

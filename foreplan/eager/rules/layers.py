@@ -8,7 +8,7 @@ from foreplan.eager.autograd import Grads, Needs, Saved, Tape
 from foreplan.eager.rules.elementwise import mul, unary
 from foreplan.eager.rules.shape import contiguous, reduce
 from foreplan.eager.storage import Tensor
-from foreplan.graph.types import BOOL, FLOAT32, INT64, DType, Shape
+from foreplan.graph.types import BOOL, FLOAT32, INT64, Shape
 
 STATISTICS = "statistics"
 
@@ -201,8 +201,3 @@ def dropout(tape: Tape, x: Tensor, ratio: float) -> Tensor:
 
     tape.record((x,), (result,), backward, (mask,))
     return result
-
-
-def drawn(tape: Tape, shape: Shape, dtype: DType) -> Tensor:
-    """Random numbers."""
-    return tape.new(shape, dtype, "random")
