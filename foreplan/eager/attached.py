@@ -39,7 +39,8 @@ def known_loss(graph: Graph) -> tuple[Graph, Known | None]:
     if graph.loss is None or not graph.outputs:
         return graph, None
     base = _without_loss(graph)
-    nodes = _texts(graph.nodes[len(base.nodes) :])
+    own = set(base.nodes)
+    nodes = _texts(node for node in live_nodes(graph, [graph.loss]) if node not in own)
     for kind in LOSSES:
         for name in base.outputs:
             try:

@@ -97,8 +97,8 @@ class Tape:
         memory: counts the bytes.
         cuda: whether this is a card; PyTorch takes other ops there in some places.
         records: whether history is kept; not so within `no_grad` and in the backward pass.
-        sums_in_place: whether the engine adds gradients in place where it can. It does, except where a
-            `TorchDispatchMode` looks on, which tests use.
+        sums_in_place: whether gradients, and some biases, are added in place where that can be. They are, except where
+            a `TorchDispatchMode` looks on, which tests use.
         workspace: bytes that each gradient of a convolution takes for its own duration.
         keeps: whether each gradient keeps its buffer until backward ends.
         kept: these.

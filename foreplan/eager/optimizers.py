@@ -46,14 +46,17 @@ def rule_of(optimizer: Any) -> Rule:
     """
     kind = type(optimizer).__name__
     decays = bool(getattr(optimizer, "weight_decay", 0.0))
+    averages = ("momentum_buffer",) * bool(getattr(optimizer, "momentum", 0.0)) + ("grad_avg",) * bool(
+        getattr(optimizer, "centered", False)
+    )
     buffer, moments = ("momentum_buffer",), ("exp_avg", "exp_avg_sq")
     rules = {
         "SGD": Rule(_plain, int(decays), decays=decays),
         "Momentum": Rule(_plain, int(decays), buffer, decays=decays),
         "Nesterov": Rule(_nesterov, int(decays), buffer, decays=decays),
-        "Adam": Rule(_adam, 1 + decays, moments, True, decays),
+        "Adam": Rule(_adam, 1, moments, True, decays),
         "AdamW": Rule(_adam, 1, moments, True),
-        "RMSprop": Rule(_root, 1 + decays, ("square_avg",), True, decays),
+        "RMSprop": Rule(_root, 1 + decays, ("square_avg", *averages), True, decays),
         "Adagrad": Rule(_root, 2, ("sum",), True, decays, True),
     }
     if kind not in rules:
@@ -61,6 +64,16 @@ def rule_of(optimizer: Any) -> Rule:
             f"the step of {kind} in PyTorch is not known here; --as pytorch takes one of {', '.join(rules)}"
         )
     return rules[kind]
+
+
+def not_counted(optimizer: Any) -> tuple[str, ...]:
+    """What an optimizer is asked for that is not counted, for people."""
+    found = []
+    if getattr(optimizer, "clip_norm", None) is not None or getattr(optimizer, "clip_value", None) is not None:
+        found.append("clipping holds some numbers for each gradient, which are not counted")
+    if getattr(optimizer, "ema", None) is not None:
+        found.append("PyTorch's optimizers keep no average of weights: that of ema is not counted")
+    return tuple(found)
 
 
 def _plain(tape: Tape, parameter: Tensor, rule: Rule, variables: dict[str, Tensor]) -> None:

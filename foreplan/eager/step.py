@@ -12,7 +12,7 @@ from foreplan.eager.attached import LOSSES, known_loss
 from foreplan.eager.autograd import Tape
 from foreplan.eager.forward import Run
 from foreplan.eager.modules import Module
-from foreplan.eager.optimizers import Stepper, rule_of
+from foreplan.eager.optimizers import Stepper, not_counted, rule_of
 from foreplan.eager.storage import Memory, Tensor, Use
 from foreplan.eager.variant import Variant
 from foreplan.frontend.losses import attach_loss
@@ -20,6 +20,10 @@ from foreplan.graph import Graph, Kind, Value
 from foreplan.graph.types import INT64, DType, Shape
 
 ITERATIONS = 3
+_LIBRARIES = (
+    "the workspace that cuDNN takes is not known without it, and may be gigabytes: say it with workspace=SIZE; that of "
+    "cuBLAS is not counted",
+)
 _USES = {Kind.PARAMETER: Use.PARAMETER, Kind.FROZEN: Use.PARAMETER}
 
 
@@ -51,12 +55,14 @@ class Eager:
         memory: all blocks and events until the last phase ends.
         variant: how the training loop is written.
         cuda: whether it runs on a card.
+        notes: what is not counted, for people.
     """
 
     phases: tuple[Phase, ...]
     memory: Memory
     variant: Variant
     cuda: bool
+    notes: tuple[str, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -129,7 +135,8 @@ class _Loop:
             self.iteration(iteration, stepper, stored, inputs, target)
         memory = Memory(list(tape.memory.blocks), tape.memory.events[: self.phases[-1].end])
         del tracked
-        return Eager(tuple(self.phases), memory, self.variant, tape.cuda)
+        notes = (_LIBRARIES if tape.cuda else ()) + not_counted(self.optimizer)
+        return Eager(tuple(self.phases), memory, self.variant, tape.cuda, notes)
 
     def iteration(
         self,

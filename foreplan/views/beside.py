@@ -100,18 +100,8 @@ class Beside:
             "peak_bytes": self.eager.peak,
             "planned_peak_bytes": self.plan.arena_bytes,
             "phases": [asdict(row) for row in self.rows],
-            "notes": list(self.notes),
+            "notes": list(self.eager.notes),
         }
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What is not counted."""
-        if not self.eager.cuda:
-            return ()
-        return (
-            "the workspace that cuDNN takes is not known without it, and may be gigabytes: say it with "
-            "workspace=SIZE; that of cuBLAS is not counted",
-        )
 
     def __str__(self) -> str:
         unit = "MiB" if self.eager.peak >= 10 << 20 else "KiB"
@@ -129,7 +119,7 @@ class Beside:
             "",
             f"peak of PyTorch's live tensors {format_bytes(self.eager.peak)}, "
             f"of the plan's arena {format_bytes(self.plan.arena_bytes)}: {ratio:.2f} times as much",
-            *(f"note: {note}" for note in self.notes),
+            *(f"note: {note}" for note in self.eager.notes),
         ]
         return "\n".join(lines) + "\n"
 

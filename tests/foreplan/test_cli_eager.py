@@ -32,6 +32,12 @@ def test_estimate_as_pytorch_on_a_card() -> None:
     assert "reserved" in done.stdout and "workspace=SIZE" in done.stdout
 
 
+def test_what_is_not_counted_is_said() -> None:
+    assert answer("estimate", MODEL, "--as", "pytorch")["pytorch"]["notes"] == []
+    (note,) = answer("estimate", MODEL, "--as", "pytorch", "--clip-norm", 1)["pytorch"]["notes"]
+    assert "clipping" in note
+
+
 def test_inference_as_pytorch() -> None:
     figures = answer("estimate", MODEL, "--infer", "--as", "pytorch")["pytorch"]
     assert [row["phase"] for row in figures["phases"]] == ["inputs", "model", *["forward"] * 3]

@@ -67,6 +67,9 @@ def phases(
     for tensor in (*module.parameters(), *module.buffers()):
         alive.count(tensor)
     found.append(alive.mark())
+    for kept in () if optimizer is None else optimizer.state.values():  # what the optimizer makes at once
+        for tensor in filter(torch.is_tensor, kept.values()):
+            alive.count(tensor)
     with alive:
         for _ in range(steps):
             if optimizer is not None:

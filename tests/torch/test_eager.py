@@ -89,7 +89,7 @@ def activation(rng: Rng) -> Layer:
 
 def image_layer(rng: Rng, name: str, channels: int) -> tuple[Layer, int]:
     """Of images [n, channels, h, w], and the channels that it gives."""
-    kind, wide = rng.integers(11), int(rng.integers(1, 5)) * 2
+    kind, wide = rng.integers(13), int(rng.integers(1, 5)) * 2
     bias = bool(rng.integers(2))
     if kind <= 1:
         stride = int(rng.integers(1, 3))
@@ -114,7 +114,7 @@ def image_layer(rng: Rng, name: str, channels: int) -> tuple[Layer, int]:
     if kind == 5:
         return Layer(lambda x: ours.max_pool(x, 2, 1, 1), lambda x: F.max_pool2d(x, 2, 1, 1)), channels
     if kind == 6:
-        return Layer(lambda x: ours.avg_pool(x, 2, 1, 0), lambda x: F.avg_pool2d(x, 2, 1)), channels
+        return Layer(lambda x: ours.avg_pool(x, 2, 1, 1, True), lambda x: F.avg_pool2d(x, 2, 1, 1)), channels
     if kind == 7:
         inner = nn.Conv2d(channels, channels, 3, 1, 1)
         return Layer(
@@ -130,12 +130,17 @@ def image_layer(rng: Rng, name: str, channels: int) -> tuple[Layer, int]:
     if kind == 9:
         ratio = 0.2
         return Layer(lambda x: ours.dropout(x, ratio), lambda x: F.dropout(x, ratio)), channels
+    if kind == 10:
+        return of_module(lambda x: ours.group_norm(x, 2, name=name), nn.GroupNorm(2, channels)), channels
+    if kind == 11:
+        around = ((0, 0), (0, 0), (1, 0), (0, 1))
+        return Layer(lambda x: _numpy.pad(x, around), lambda x: F.pad(x, (0, 1, 1, 0))), channels
     return activation(rng), channels
 
 
 def token_layer(rng: Rng, name: str, width: int) -> tuple[Layer, int]:
     """Of [n, tokens, width], and the width that it gives."""
-    kind, wide = rng.integers(12), int(rng.integers(1, 5)) * 4
+    kind, wide = rng.integers(22), int(rng.integers(1, 5)) * 4
     if kind <= 1:
         return of_module(lambda x: ours.linear(x, wide, name=name), nn.Linear(width, wide)), wide
     if kind == 2:
@@ -145,8 +150,10 @@ def token_layer(rng: Rng, name: str, width: int) -> tuple[Layer, int]:
         return of_module(lambda x: ours.layer_norm(x, name=name), nn.LayerNorm(width)), width
     if kind == 4:
         return Layer(lambda x: ours.softmax(x), lambda x: x.softmax(-1)), width
-    if kind == 5:
-        return attention(name, width)
+    if kind == 5 and width % 2 == 0:
+        return attention(name, width, written_out=False)
+    if kind == 11 and width % 2 == 0:
+        return attention(name, width, written_out=True)
     if kind == 6:
         inner = nn.Sequential(nn.Linear(width, wide), nn.GELU(), nn.Linear(wide, width))
 
@@ -170,21 +177,61 @@ def token_layer(rng: Rng, name: str, width: int) -> tuple[Layer, int]:
         return Layer(
             lambda x: x / (1.0 + x.sum(axis=1, keepdims=True)), lambda x: x / (1.0 + x.sum(1, keepdim=True))
         ), width
+    if kind == 12:
+        return of_module(lambda x: ours.rms_norm(x, name=name), nn.RMSNorm(width, eps=1e-6)), width
+    if kind == 13 and width > 2:
+        return Layer(lambda x: x[:, :, 1:], lambda x: x[:, :, 1:]), width - 1
+    if kind in (14, 15):
+        inner, larger = nn.Linear(width, width), bool(rng.integers(2))
+
+        def of_two(x: Any) -> Any:
+            y = ours.linear(x, width, name=name)
+            return np.maximum(x, y) if larger else np.where(x > 0.0, x, y)
+
+        def their_two(x: Any) -> Any:
+            y = inner(x)
+            return torch.maximum(x, y) if larger else torch.where(x > 0.0, x, y)
+
+        return Layer(of_two, their_two, (inner,)), width
+    if kind == 16:
+        return Layer(lambda x: np.cumsum(x, axis=1), lambda x: x.cumsum(1)), width
+    if kind == 17:
+        inner = nn.Linear(5, 5)
+
+        def mixed(x: Any) -> Any:
+            return ours.linear(x.swapaxes(1, 2), 5, name=name).swapaxes(1, 2)
+
+        return Layer(mixed, lambda x: inner(x.transpose(1, 2)).transpose(1, 2), (inner,)), width
+    if kind == 18:
+        return Layer(lambda x: x - x.max(axis=-1, keepdims=True), lambda x: x - x.amax(-1, keepdim=True)), width
+    if kind == 19:
+        place = nn.ParameterList([torch.randn(5, width)])
+        return Layer(lambda x: x + ours.parameter(f"{name}.place", (5, width)), lambda x: x + place[0], (place,)), width
+    if kind == 20:
+        return Layer(lambda x: ours.dropout(x, 0.1), lambda x: F.dropout(x, 0.1)), width
     return activation(rng), width
 
 
-def attention(name: str, width: int) -> tuple[Layer, int]:
+def attention(name: str, width: int, written_out: bool) -> tuple[Layer, int]:
     heads = 2
     inner = nn.Linear(width, 3 * width)
 
     def theirs(x: Any) -> Any:
         q, k, v = inner(x).split(width, -1)
         q, k, v = (each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        if written_out:
+            y = ((q @ k.transpose(-1, -2)) / 2.0).softmax(-1) @ v
+        else:
+            y = F.scaled_dot_product_attention(q, k, v)
+        del q, k, v  # a value is dropped when it has been read for the last time
+        return y.transpose(1, 2).flatten(2)
 
     def mine(x: Any) -> Any:
         q, k, v = ours.split_heads(ours.linear(x, 3 * width, name=name), heads, 3)
-        return ours.join_heads(ours.attention(q, k, v, heads_last=True))
+        if not written_out:
+            return ours.join_heads(ours.attention(q, k, v, heads_last=True))
+        q, k, v = (each.swapaxes(1, 2) for each in (q, k, v))
+        return ours.join_heads((ours.softmax((q @ k.swapaxes(2, 3)) / 2.0) @ v).swapaxes(1, 2))
 
     return Layer(mine, theirs, (inner,)), width
 
@@ -220,7 +267,11 @@ OPTIMIZERS = [
     (fp.optim.Momentum(0.1), lambda p, **how: torch.optim.SGD(p, 0.1, momentum=0.9, **how)),
     (fp.optim.Nesterov(0.1), lambda p, **how: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, **how)),
     (fp.optim.Adam(0.1), lambda p, **how: torch.optim.Adam(p, 0.1, **how)),
+    (fp.optim.Adam(0.1, weight_decay=0.1), lambda p, **how: torch.optim.Adam(p, 0.1, weight_decay=0.1, **how)),
     (fp.optim.AdamW(0.1), lambda p, **how: torch.optim.AdamW(p, 0.1, **how)),
+    (fp.optim.RMSprop(0.1), lambda p, **how: torch.optim.RMSprop(p, 0.1, **how)),
+    (fp.optim.Adagrad(0.1), lambda p, **how: torch.optim.Adagrad(p, 0.1, **how)),
+    (fp.optim.RMSprop(0.1, momentum=0.9), lambda p, **how: torch.optim.RMSprop(p, 0.1, momentum=0.9, **how)),
 ]
 
 
@@ -318,3 +369,32 @@ def test_pytorchs_own_viewer_reads_snapshots(which: str) -> None:
     assert f"{len(snapshot['device_traces'][0])} entries" in trace_text and "cudaMalloc" in trace_text
     for page in (viewer.trace_plot(snapshot), viewer.segment_plot(snapshot)):
         assert "<html" in page or "<script" in page
+
+
+def test_gradients_are_summed_in_place_where_nothing_looks_on() -> None:
+    """Beside the CPU's own allocator, as PyTorch's profiler records it."""
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    def mine(x: Any) -> Any:
+        y = ours.linear(x, 64, name="a")
+        return y * 2.0 + y * 3.0 + y * 5.0
+
+    a, x = nn.Linear(64, 64), torch.randn(128, 64)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        y = a(x)
+        loss = (y * 2.0 + y * 3.0 + y * 5.0).mean()
+        del y
+        with record_function("backward pass"):
+            loss.backward()
+    events = sorted(record.profiler.kineto_results.events(), key=lambda each: each.start_ns())
+    now = most = 0
+    for event in events:
+        if event.name() == "backward pass":
+            most = now
+        elif event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    graph = trace(mine, spec((128, 64)))
+    unseen, watched = (as_pytorch(graph, "mean", None, Variant(), watched=each).phases for each in (False, True))
+    assert 0 <= most - (unseen[3].most - unseen[1].live) < 64  # numbers within ops
+    assert watched[3].most - unseen[3].most == 128 * 64 * 4

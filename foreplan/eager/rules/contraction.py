@@ -22,13 +22,22 @@ def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
         x: [..., inputs].
         weight: [outputs, inputs].
     """
+    if bias is not None and x.rank > 2 and not x.is_contiguous:
+        return _biased_later(tape, linear(tape, x, weight, None), bias)
     flat = reshape(tape, x, (math.prod(x.shape[:-1]), x.shape[-1])) if x.rank != 2 else x
     shape = (flat.shape[0], weight.shape[0])
     result = tape.new(shape, x.dtype, "linear")
     saved = (flat if weight.needs_grad else None, weight if flat.needs_grad else None)
-    inputs = (flat, weight) if bias is None else (flat, weight, bias)
+    inputs = (flat, weight) if bias is None else (bias, flat, weight)  # in `addmm`'s order
     tape.record(inputs, (result,), _linear_backward, saved)
     return reshape(tape, result, (*x.shape[:-1], shape[1])) if x.rank != 2 else result
+
+
+def _biased_later(tape: Tape, y: Tensor, bias: Tensor) -> Tensor:
+    """A bias added to a product, in place; rows that lie apart are multiplied by `matmul`, which adds none."""
+    result = y.detached() if tape.sums_in_place else tape.like(y, "add")
+    tape.record((y, bias), (result,), lambda tape, saved, needs, grads: [grads[0] if need else None for need in needs])
+    return result
 
 
 def _linear_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
@@ -36,14 +45,14 @@ def _linear_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Gr
     assert grad is not None
     flat, weight = saved
     given: list[Tensor | None] = [None] * len(needs)
-    if needs[0]:
+    if needs[-2]:
         assert weight is not None
-        given[0] = tape.new((grad.shape[0], weight.shape[1]), grad.dtype, "gradient of the data")
-    if needs[1]:
+        given[-2] = tape.new((grad.shape[0], weight.shape[1]), grad.dtype, "gradient of the data")
+    if needs[-1]:
         assert flat is not None
-        given[1] = tape.new((grad.shape[1], flat.shape[1]), grad.dtype, "gradient of the weight")
-    if len(needs) > 2 and needs[2]:
-        given[2] = grad  # which is summed to the bias's shape
+        given[-1] = tape.new((grad.shape[1], flat.shape[1]), grad.dtype, "gradient of the weight")
+    if len(needs) > 2 and needs[0]:
+        given[0] = grad  # which is summed to the bias's shape
     return given
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from foreplan.eager.autograd import Grads, Needs, Saved, Tape
 from foreplan.eager.rules.elementwise import mul, unary
-from foreplan.eager.rules.shape import reduce
+from foreplan.eager.rules.shape import contiguous, reduce
 from foreplan.eager.storage import Tensor
-from foreplan.graph.types import BOOL, FLOAT32, INT64, DType, Shape
+from foreplan.graph.types import BOOL, FLOAT32, INT64, Shape
 
 STATISTICS = "statistics"
 
@@ -54,7 +54,9 @@ def rms_norm(tape: Tape, x: Tensor, weight: Tensor | None, axis: int) -> Tensor:
     root = unary(tape, "rsqrt", mean)
     del square, mean
     result = mul(tape, x, root)
-    return result if weight is None else mul(tape, result, weight)
+    if weight is not None:
+        result = mul(tape, result, weight)
+    return contiguous(tape, result)
 
 
 def _norm_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
@@ -117,7 +119,7 @@ def resize(tape: Tape, x: Tensor, shape: Shape) -> Tensor:
 
 def cumsum(tape: Tape, x: Tensor) -> Tensor:
     """`cumsum`: its gradient is summed from behind."""
-    result = tape.like(x, "cumsum")
+    result = tape.new(x.shape, x.dtype, "cumsum")
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
         (grad,) = grads
@@ -199,8 +201,3 @@ def dropout(tape: Tape, x: Tensor, ratio: float) -> Tensor:
 
     tape.record((x,), (result,), backward, (mask,))
     return result
-
-
-def drawn(tape: Tape, shape: Shape, dtype: DType) -> Tensor:
-    """Random numbers."""
-    return tape.new(shape, dtype, "random")
