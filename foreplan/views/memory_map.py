@@ -15,7 +15,7 @@ from foreplan.planner.memory.bounds import granularities
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Category, Problem
 from foreplan.units import align_up, format_bytes
-from foreplan.views.memory import Memory
+from foreplan.views.memory import Memory, on_card
 
 
 def write_map(path: str | os.PathLike[str], problem: Problem, plan: Plan, title: str = "Memory map") -> None:
@@ -106,7 +106,7 @@ def map_data(memory: Memory) -> dict[str, Any]:
         "base": bases,
         "top": top,
         "arena": memory.arena,
-        "budget": plan.budget,
+        "budget": None if on_card(memory) else plan.budget,  # one of a card holds for more than the arena
         "peak": memory.peak_step,
         "categories": [str(category) for category in categories],
     }
