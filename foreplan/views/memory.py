@@ -287,7 +287,7 @@ def as_table(memory: Memory, largest: int = 10) -> str:
         ("lower bound", memory.lower_bound, f"of this schedule: {_gap_text(gap)}{share}"),
     ]
     if memory.outside:
-        more, whole = format_bytes(memory.peak - memory.arena), "card" if _on_card(memory) else "process"
+        more, whole = format_bytes(memory.peak - memory.arena), "card" if on_card(memory) else "process"
         rows.insert(0, ("peak", memory.peak, f"of the whole {whole}: the arena and {more} outside it"))
     if memory.order_lower_bound is not None:
         rows.append(("in any order", memory.order_lower_bound, "no schedule of these actions needs less"))
@@ -308,7 +308,7 @@ def as_table(memory: Memory, largest: int = 10) -> str:
     ]
     if shown := memory.largest(largest):
         lines += ["", "the largest buffers alive there:", "", buffer_table(shown)]
-    if _on_card(memory) and memory.workspaces:
+    if on_card(memory) and memory.workspaces:
         total = sum(nbytes for _, _, nbytes in memory.workspaces)
         lines += ["", f"the largest workspaces, of {format_bytes(total)} over all instructions:", ""]
         lines += [
@@ -323,7 +323,8 @@ def as_table(memory: Memory, largest: int = 10) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _on_card(memory: Memory) -> bool:
+def on_card(memory: Memory) -> bool:
+    """Whether the arena lies on a card."""
     from foreplan.lower.targets import engine_info
 
     return engine_info(getattr(memory.problem, "target", "")).on_card

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from foreplan.fitting import batch_of
 from foreplan.runtime.cuda import device as devices_module
 from foreplan.runtime.cuda.device import device_named
 from foreplan.runtime.cuda.outside import PAGE
+from foreplan.runtime.regions import allocated
 from foreplan.units import as_size, in_common, parse_bytes
 from foreplan.verdict import Verdict
 from tests.foreplan.card import FIXED, MIB, small_card
@@ -182,3 +184,21 @@ def test_sizes_in_one_unit() -> None:
     assert as_size(14_900_000_000, T4_BYTES) == "13.9GiB"
     with pytest.raises(UsageError):
         parse_bytes("13.9 of 14")
+
+
+@pytest.mark.thorough
+def test_the_verdict_in_the_readme_is_what_its_command_prints() -> None:
+    """No cuDNN is asked for it, installed or not: a T4 has no kernels of its for attention."""
+    text = " ".join((Path(__file__).parents[2] / "README.md").read_text().split())
+    command, line = re.findall(r"`foreplan (estimate [^`]*)` ends with `(does not fit[^`]*)`", text)[0]
+    assert foreplan(*command.split(), code=3).stdout.splitlines()[-1] == line
+
+
+def test_an_arena_that_cannot_be_allocated_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(heights: object) -> None:
+        raise MemoryError
+
+    step = compiled("numpy", MODEL)
+    with pytest.raises(fp.DoesNotFitError, match="no memory for an arena of") as caught:
+        allocated(refuse, step.plan.heights, "an arena")
+    assert caught.value.exit_code == 3 and caught.value.needed == step.arena_bytes
