@@ -19,7 +19,7 @@ FAST := tests/test_structure.py tests/graph tests/sweep/test_ops.py tests/planne
 	'tests/cpu/test_engine.py::test_a_step_gives_what_numpy_gives[gpt2_small-training-1]' \
 	'tests/gpu/test_training.py::test_three_steps_give_what_numpy_gives[mlp]'
 
-.PHONY: setup setup-test setup-browser setup-cuda setup-torch demo test test-fast test-all fuzz mutants lint format bench estimates gpu-check gpu-bench clean
+.PHONY: setup setup-test setup-browser setup-cuda setup-torch demo test test-fast test-all fuzz mutants lint format bench estimates docs outputs setup-docs gpu-check gpu-bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -34,7 +34,9 @@ help:
 	@echo "make fuzz        hostile input of every kind for MINUTES=1, drawn from SEED=0; failures go to out/fuzz/"
 	@echo "make mutants     changes of FILE=planner/costs.py that no test in TESTS=tests/planner/test_costs.py notices"
 	@echo "make lint        ruff and mypy"
-	@echo "make estimates   the table of estimates in README.md"
+	@echo "make estimates   the table of arenas in docs/zoo.md"
+	@echo "make docs        the site, in out/site/; fails on a link that leads nowhere"
+	@echo "make outputs     what docs/ has from elsewhere: outputs of commands, reference, list of ops, the picture"
 	@echo "make gpu-check   what only a card can show (under 8 minutes, no network; GPU_PYTHON=python3 chooses the Python)"
 	@echo "make gpu-bench   steps on a card beside PyTorch and JAX, into benchmarks/results/ (PEER=PYTHON has them)"
 
@@ -77,6 +79,10 @@ $(VENV)/.torch: $(VENV)/.test pyproject.toml
 	$(BIN)/python -m pip install --quiet '$(TORCH)' peft torchvision timm diffusers optax --editable '.[demo,test,torch,tensorboard]'
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.demo pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[demo,docs]'
+	@touch $@
+
 setup: $(VENV)/.demo
 
 setup-test: $(VENV)/.test
@@ -86,6 +92,8 @@ setup-browser: $(VENV)/.browser
 setup-cuda: $(VENV)/.cuda$(CUDA)
 
 setup-torch: $(VENV)/.torch
+
+setup-docs: $(VENV)/.docs
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -117,6 +125,15 @@ format: $(VENV)/.lint
 
 estimates: $(VENV)/.demo
 	$(BIN)/python benchmarks/estimates.py
+
+docs: $(VENV)/.docs
+	$(BIN)/python -m zensical build --strict
+
+outputs: $(VENV)/.test
+	$(BIN)/python docs/make_ops.py
+	$(BIN)/python docs/make_reference.py
+	$(BIN)/foreplan view resnet50 -o docs/resnet50.svg
+	$(BIN)/python docs/make_outputs.py
 
 gpu-check:
 	@$(GPU_PYTHON) -c 'import pytest, xdist, hypothesis' || { \

@@ -1,6 +1,6 @@
-"""The table of estimates in README.md: every zoo model, training and inference, planned on the NumPy target.
+"""The table of arenas in docs/zoo.md: every zoo model, training and inference, planned on the NumPy target.
 
-Run it with `make estimates`; it prints the table and writes it into README.md.
+Run it with `make estimates`; it prints the table and writes it into docs/zoo.md.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
     ]
     print("\n".join(head))
     table = "\n".join([*head, *(row(name) for name in fp.models.names())])
-    put("README.md", "estimates", table)
+    put("docs/zoo.md", "estimates", table)
 
 
 if __name__ == "__main__":

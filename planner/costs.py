@@ -5,11 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
+from numbers import Integral
 
 from foreplan.errors import UsageError
 from foreplan.planner.candidates import merge_candidates
 from foreplan.planner.order.dependences import dependences
 from foreplan.planner.problem import Problem
+from foreplan.planner.verify.wellformed import check_problem
 
 COSTS = ("nanoseconds", "flops")
 
@@ -81,9 +83,31 @@ def fastest(problem: Problem) -> tuple[int, ...]:
 
 
 def totals(problem: Problem, orders: Iterable[Sequence[int]]) -> list[Totals]:
-    """The cost of each of several schedules of a problem, with the base."""
+    """The cost of each of several schedules of a problem, with the base.
+
+    Args:
+        orders: schedules, each a sequence of indices of actions.
+
+    Raises:
+        PlanError: the problem is not well-formed (`check_problem`).
+        UsageError: an order names an action that is not there.
+    """
+    check_problem(problem)
+    orders = _known(problem, orders)
     base = _sums(problem, fastest(problem))
     return [Totals(*_sums(problem, order), *base) for order in orders]
+
+
+def _known(problem: Problem, orders: Iterable[Sequence[int]]) -> list[Sequence[int]]:
+    """The orders, each of which runs actions of the problem only."""
+    count = len(problem.actions)
+    found = list(orders) if isinstance(orders, Iterable) else [orders]
+    for order in found:
+        if not isinstance(order, Sequence) or not all(isinstance(i, Integral) and 0 <= int(i) < count for i in order):
+            raise UsageError(
+                f"an order is a sequence of indices of actions, each from 0 to {count - 1}, got {order!r:.80}"
+            )
+    return found
 
 
 def _sums(problem: Problem, order: Sequence[int]) -> tuple[int, int]:

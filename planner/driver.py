@@ -87,6 +87,10 @@ def plan_curve(problem: Problem, cost: str = "nanoseconds", *, thorough: bool = 
             copy off the device counts as the average number of flops that run in its time.
         thorough: search as long as for a budget; else a tenth of it or less, for plans some percent larger.
         effort: limits of all searches.
+
+    Raises:
+        PlanError: the problem is not well-formed (`check_problem`).
+        UsageError: another cost.
     """
     check_problem(problem)
     costs = costs_of(problem, cost)

@@ -9,6 +9,7 @@ from foreplan.planner.placement.layout import Layout, assemble, schedule, stack_
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import ALIGNMENT, Problem
 from foreplan.planner.verify.verifier import verify
+from foreplan.planner.verify.wellformed import check_plan
 from foreplan.units import align_up
 
 
@@ -18,7 +19,11 @@ def without_reuse(plan: Plan, problem: Problem) -> Plan:
 
     Every write has 64-byte aligned memory of its own, unless it must take a read's bytes (a required overwrite, a
     value with a home). All workspaces of a region share one stretch: no step may rely on what is in them.
+
+    Raises:
+        PlanError: the problem is not well-formed, or the plan answers another one.
     """
+    check_plan(plan, problem)
     order = [step.action for step in plan.steps]
     twin = schedule(problem, plan.certificate.order, order, in_place=False)
     offsets = [0] * len(twin.alias_sets.region)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from foreplan.errors import UsageError
 from foreplan.planner.memory.bounds import granularities
 from foreplan.planner.plan import Buffer, Plan
 from foreplan.planner.problem import Category, Problem, Role
+from foreplan.planner.verify.wellformed import check_plan
 from foreplan.units import align_up
 
 
@@ -18,12 +20,23 @@ def buffers(plan: Plan, problem: Problem) -> tuple[Buffer, ...]:
     that is made of parts in place holds its bytes from the step that joins them on, and each part until then. An input
     that nobody reads is gone when the first step begins. Buffers that overlap in time do not overlap in bytes, so the
     sizes at a step add up.
+
+    Raises:
+        PlanError: the problem is not well-formed, or the plan answers another one.
     """
+    check_plan(plan, problem)
     return tuple(sorted(_Ledger(plan, problem).close(), key=lambda b: (b.lower, b.region, b.offset, b.upper, b.value)))
 
 
 def live_at(plan: Plan, problem: Problem, step: int) -> tuple[Buffer, ...]:
-    """The buffers reserved during one step, by region and offset."""
+    """The buffers reserved during one step, by region and offset.
+
+    Raises:
+        PlanError: see `buffers`.
+        UsageError: there is no such step.
+    """
+    check_plan(plan, problem)
+    _check_step(plan, step)
     live = [buffer for buffer in buffers(plan, problem) if buffer.lower <= step < buffer.upper]
     return tuple(sorted(live, key=lambda b: (b.region, b.offset, b.value)))
 
@@ -35,7 +48,12 @@ def bytes_by_category(plan: Plan, problem: Problem, step: int) -> dict[Category,
     lies beside a read whose bytes it could have taken.
 
     Each buffer has the category of its value; its size is rounded up to the smallest alignment in its region.
+
+    Raises:
+        PlanError, UsageError: see `live_at`.
     """
+    check_plan(plan, problem)
+    _check_step(plan, step)
     return {category: int(series[step]) for category, series in category_series(plan, problem).items()}
 
 
@@ -43,7 +61,11 @@ def category_series(plan: Plan, problem: Problem) -> dict[Category, np.ndarray]:
     """`bytes_by_category` of all steps at once: int64[steps] for each category, in the order of `Category`.
 
     For step 0, the values that are there when it begins count instead, if they are more.
+
+    Raises:
+        PlanError: see `buffers`.
     """
+    check_plan(plan, problem)
     steps = max(len(plan.steps), 1)
     grain = granularities(problem)
     change = {category: np.zeros(steps + 1, np.int64) for category in Category}
@@ -63,6 +85,13 @@ def category_series(plan: Plan, problem: Problem) -> dict[Category, np.ndarray]:
         for category, series in found.items():
             series[0] = given[category]
     return found
+
+
+def _check_step(plan: Plan, step: int) -> None:
+    """A plan without steps still has what is there at its start, as step 0."""
+    last = max(len(plan.steps), 1) - 1
+    if type(step) is not int or not 0 <= step <= last:
+        raise UsageError(f"step must be an int from 0 to {last}, got {step!r:.80}")
 
 
 class _Ledger:

@@ -14,6 +14,7 @@ from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Problem
 from foreplan.planner.recompute.lateness import as_late
 from foreplan.planner.recompute.schedules import late_updates
+from foreplan.planner.verify.wellformed import check_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,11 @@ def explain(problem: Problem, plan: Plan) -> Stages:
     as late as possible; the same steps in the plan's own order; placement.
 
     The orders are searched again, so it takes as long as planning.
+
+    Raises:
+        PlanError: the problem is not well-formed, or the plan answers another one.
     """
+    check_plan(plan, problem)
     graph = dependences(problem)
     base = find_base(problem).schedule
     program = updates_last(problem, graph, program_order(problem, graph))

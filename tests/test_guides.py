@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import re
 import runpy
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -32,7 +33,6 @@ from foreplan.runtime.kernel import Family
 from tests.engines.engine import ENGINES, require
 from tests.gpu import compiled
 from tests.ops.check import check_vjp
-from tests.pages import made_anew
 from tests.sweep.bounds import Sums
 from tests.sweep.judges import JUDGES, judge_draws
 from tests.sweep.table import ENTRIES, Entry
@@ -47,14 +47,6 @@ def files(guide: str) -> dict[str, str]:
     """The files that a guide shows, by the paths in their first lines."""
     blocks = re.findall(r"```(?:python|cpp)\n((?:#|//) (\S+)\n.*?)```", (ROOT / "docs" / guide).read_text(), re.S)
     return {path: text for text, path in blocks}
-
-
-@pytest.mark.slow
-@pytest.mark.whole_search
-def test_the_page_beside_pytorch_shows_what_commands_print() -> None:
-    """`python -m tests.pages docs/beside-pytorch.md` writes it anew."""
-    text = (ROOT / "docs" / "beside-pytorch.md").read_text()
-    assert text.count("$ foreplan") == 6 and made_anew(text) == text
 
 
 def test_the_page_beside_pytorch_names_all_options() -> None:
@@ -88,6 +80,65 @@ def test_the_page_on_the_memory_map_runs(tmp_path: Path, monkeypatch: pytest.Mon
         exec(compile(example, "memory-map.md", "exec"), names)
     assert {"map.html", "both.html", "lean.trace.json"} <= {file.name for file in tmp_path.iterdir()}
     assert re.findall(r"^\| `(\.\S+)` \| `(\w+)` \|", page, re.M) == [(each.ending, each.name) for each in FORMATS]
+
+
+def test_the_basics_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "basics.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(compile("\n".join(examples), "basics.md", "exec"), names)
+    assert [names["rate"](t) for t in (0, 10, 55, 100)] == pytest.approx([0, 5e-3, 2.5e-3, 0])
+    assert names["losses"][-1] < names["losses"][0] / 2 and (names["scores"].argmax(1) == names["labels"]).all()
+    assert names["result"].outputs["scores"].shape == (16, 10)
+    assert names["result"].gradients["image"].shape == (16, 1, 8, 8)
+
+
+ALONE = """
+import importlib.abc, runpy, sys
+
+BANNED = {"onnx", "networkx", "click", "rich", "safetensors", "ml_dtypes", "threadpoolctl", "scipy"}
+
+
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BANNED:
+            raise ImportError(f"{name} is not there")
+
+
+sys.meta_path.insert(0, Refuse())
+for script in sys.argv[1:]:
+    runpy.run_path(script)
+others = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
+print(*sorted(name for name in others if name in ("numpy", "llvmlite") or name in BANNED))
+print(*sorted({name.split(".")[1] for name in sys.modules if name.startswith("foreplan.")}))
+"""
+
+
+def test_the_planner_runs_where_nothing_but_numpy_and_llvmlite_is(tmp_path: Path) -> None:
+    shown = files("your-own-framework.md")
+    for name, text in shown.items():
+        (tmp_path / name).write_text(text)
+    assert list(shown) == ["problem.py", "planning.py", "run.py", "wrong.py"]
+    (tmp_path / "alone.py").write_text(ALONE)
+    command = [sys.executable, "alone.py", *shown]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    *_, libraries, parts = done.stdout.splitlines()
+    assert "the gradient is right: True" in done.stdout
+    assert libraries == "llvmlite numpy"
+    small = {"arguments", "disk_cache", "errors", "files", "home", "once", "units", "version"}
+    assert set(parts.split()) <= {"planner", "jit"} | small
+
+
+def test_the_planner_is_imported_without_the_rest() -> None:
+    """Of foreplan only errors and other small modules, and of libraries numpy alone."""
+    code = (
+        "import sys, foreplan.planner\n"
+        "print(*sorted({name.split('.')[1] for name in sys.modules if name.startswith('foreplan.')}))\n"
+        "others = ('llvmlite', 'onnx', 'networkx', 'click', 'rich', 'ml_dtypes')\n"
+        "print(*(name for name in others if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["arguments errors files planner units version", ""]
 
 
 def test_the_page_on_optimizing_names_all_that_there_is() -> None:

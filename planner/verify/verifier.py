@@ -10,16 +10,17 @@ from collections import Counter
 from itertools import pairwise
 from typing import NoReturn
 
-from foreplan.errors import VerificationError
+from foreplan.errors import UsageError, VerificationError
 from foreplan.planner.plan import Plan, Step
 from foreplan.planner.problem import ALIGNMENT, Action, Problem, Role
 from foreplan.planner.verify.replay import Content, Memory
+from foreplan.planner.verify.wellformed import check_problem
 
 _Range = tuple[int, int, int]  # address, end, index of the write or -1 for the workspace
 
 
 def verify(plan: Plan, problem: Problem) -> None:
-    """Prove that a plan is right for a problem (itself well-formed: `check_problem`), in time near-linear in its size.
+    """Prove that a plan is right for a problem, in time near-linear in its size.
 
     That is: it answers this problem; each effect happens exactly once; everything is aligned and lies within its
     region; each read sees its whole value; writes and workspaces touch nothing that the same step reads or writes,
@@ -28,7 +29,12 @@ def verify(plan: Plan, problem: Problem) -> None:
 
     Raises:
         VerificationError: names the step, its action, the values and the bytes of the first error.
+        PlanError: the problem is not well-formed (`check_problem`).
+        UsageError: an argument is not a Plan, or not a Problem.
     """
+    check_problem(problem)
+    if not isinstance(plan, Plan):
+        raise UsageError(f"a Plan is needed, got {type(plan).__name__}")
     _check_form(plan, problem)
     _check_effects(plan, problem)
     replay = _Replay(plan, problem)

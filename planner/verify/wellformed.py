@@ -1,15 +1,18 @@
-"""The check of a problem before it is planned: types, indices, sizes, sharing, and an order that can run."""
+"""The check of a problem before anything is done with it: types, indices, sizes, sharing, and an order that can run."""
 
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakValueDictionary
 
 from foreplan.errors import PlanError, UsageError
 from foreplan.planner.placement.problem import MOST
+from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Action, Category, Overwrite, Part, Problem, Region, Role, Value
 
 LARGEST_ALIGNMENT = 2**30
 WORD = 63  # bits of a number, without its sign
+_SOUND: WeakValueDictionary[int, Problem] = WeakValueDictionary()  # by id, for comparing two problems takes long
 NUMBERS = ("workspace", "flops", "nbytes", "nanoseconds")
 
 
@@ -17,6 +20,7 @@ def check_problem(problem: Problem) -> None:
     """Check that a problem from outside is well-formed: types, indices, sizes, alignments, and an order that can run.
 
     Numbers are Python's own `int`: a NumPy integer, which would overflow in silence, or a bool is refused.
+    A problem cannot change, so each is looked through once: every public function of the planner calls this.
 
     Raises:
         UsageError: the argument is not a Problem.
@@ -24,6 +28,12 @@ def check_problem(problem: Problem) -> None:
     """
     if not isinstance(problem, Problem):
         raise UsageError(f"a Problem is needed, got {type(problem).__name__}")
+    if _SOUND.get(id(problem)) is not problem:
+        _check(problem)
+        _SOUND[id(problem)] = problem
+
+
+def _check(problem: Problem) -> None:
     parts: tuple[tuple[str, Any, type], ...] = (
         ("region", problem.regions, Region),
         ("value", problem.values, Value),
@@ -31,13 +41,13 @@ def check_problem(problem: Problem) -> None:
     )
     for what, items, kind in parts:
         if not isinstance(items, tuple) or not all(isinstance(item, kind) for item in items):
-            raise PlanError(f"a problem's {what}s must be a tuple of {kind.__name__}, got {items!r:.80}")
-        for i, item in enumerate(items):
-            if not isinstance(item.name, str):
-                raise PlanError(f"{what} {i}: its name must be text, got {item.name!r}")
+            raise PlanError(f"a problem's {what}s must be a tuple of {kind.__name__}, got {_told(items)}")
+        _check_names(what, items)
     for region in problem.regions:
         if type(region.on_device) is not bool:
-            raise PlanError(f"region {region.name!r}: on_device must be True or False, got {region.on_device!r:.80}")
+            raise PlanError(
+                f"region {_told(region.name)}: on_device must be True or False, got {_told(region.on_device)}"
+            )
     if not problem.regions:
         raise PlanError("a problem needs at least one region")
     for value in problem.values:
@@ -54,18 +64,51 @@ def check_problem(problem: Problem) -> None:
     _check_sums(problem)
 
 
+def check_plan(plan: Plan, problem: Problem) -> None:
+    """Check that a problem is well-formed, and that a plan is one of it.
+
+    What the plan says is not proved: `verify` does that.
+
+    Raises:
+        UsageError: an argument is not a Plan, or not a Problem.
+        PlanError: the problem is not well-formed (`check_problem`), or the plan answers another one.
+    """
+    check_problem(problem)
+    if not isinstance(plan, Plan):
+        raise UsageError(f"a Plan is needed, got {type(plan).__name__}")
+    if plan.problem_digest != problem.digest:
+        raise PlanError(
+            f"the plan answers problem {plan.problem_digest[:12]}, not this one, {problem.digest[:12]}; plan again"
+        )
+
+
+def _check_names(what: str, items: tuple[Any, ...]) -> None:
+    """Names are text that a file can hold; those of values are unique."""
+    seen: dict[str, int] = {}
+    for i, item in enumerate(items):
+        if not isinstance(item.name, str):
+            raise PlanError(f"{what} {i}: its name must be text, got {_told(item.name)}")
+        if not item.name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in item.name):
+            raise PlanError(f"{what} {i}: its name has half of a character, {_told(item.name)}")
+        if what == "value" and (first := seen.setdefault(item.name, i)) != i:
+            raise PlanError(f"values {first} and {i} have the same name, {_told(item.name)}")
+
+
 def _check_int(where: str, name: str, number: Any) -> None:
     if type(number) is not int:
-        raise PlanError(f"{where}: {name} must be an int, got {number!r:.80} ({type(number).__name__})")
+        raise PlanError(f"{where}: {name} must be an int, got {_told(number)} ({type(number).__name__})")
     if number.bit_length() > WORD:
         raise PlanError(f"{where}: {name} is a number of {number.bit_length()} bits, but only {WORD + 1} are allowed")
 
 
-def _told(items: Any) -> str:
+def _told(thing: Any) -> str:
+    """The first letters of anything, whatever it is."""
     try:
-        return f"{items!r:.80}"
+        return f"{thing!r:.80}"
     except ValueError:  # an int with more digits than Python writes
         return "numbers beyond 64 bits"
+    except Exception:  # a list in a list in a list without end, or what cannot be shown at all
+        return f"a {type(thing).__name__} that cannot be shown"
 
 
 def _check_value(problem: Problem, v: Value) -> None:
@@ -73,7 +116,9 @@ def _check_value(problem: Problem, v: Value) -> None:
     for name in ("nbytes", "alignment", "region", "home"):
         _check_int(where, name, getattr(v, name))
     if not isinstance(v.role, Role) or not isinstance(v.category, Category):
-        raise PlanError(f"{where}: its role must be a Role and its category a Category, got {v.role!r}, {v.category!r}")
+        raise PlanError(
+            f"{where}: its role must be a Role and its category a Category, got {_told(v.role)}, {_told(v.category)}"
+        )
     if v.nbytes < 0 or v.alignment < 1 or v.alignment & (v.alignment - 1):
         raise PlanError(f"{where}: {v.nbytes} bytes aligned to {v.alignment} (a power of two is needed)")
     if v.alignment > LARGEST_ALIGNMENT:
@@ -108,7 +153,7 @@ def _check_types(action: Action) -> None:
     for name in (*NUMBERS, "workspace_region"):
         _check_int(where, name, getattr(action, name))
     if type(action.effect) is not bool or any(type(pair.required) is not bool for pair in action.overwrites):
-        raise PlanError(f"{where}: effect and required must be True or False, got {action.effect!r:.80}")
+        raise PlanError(f"{where}: effect and required must be True or False, got {_told(action.effect)}")
     pairs: tuple[Overwrite | Part, ...] = (*action.overwrites, *action.parts)
     for pair in pairs:
         _check_int(where, "the write of a pair", pair.write)

@@ -219,7 +219,10 @@ HARMFUL = {
         lambda data: slot(data, "stored", 1).update(name=slot(data, "stored")["name"]),
         "two inputs and stored values are named",
     ),
-    "two values of one name": (lambda data: data["values"][3].__setitem__(0, data["values"][2][0]), "two values"),
+    "two values of one name": (
+        lambda data: data["values"][3].__setitem__(0, data["values"][2][0]),
+        "values 2 and 3 have the same name",
+    ),
     "a value in another region": (lambda data: value_of(data, "input").__setitem__(3, 0), "its region is 0"),
     "a value of another category": (
         lambda data: value_of(data, "input").__setitem__(4, "outputs"),
