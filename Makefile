@@ -19,11 +19,12 @@ FAST := tests/test_structure.py tests/graph tests/sweep/test_ops.py tests/planne
 	'tests/cpu/test_engine.py::test_a_step_gives_what_numpy_gives[gpt2_small-training-1]' \
 	'tests/gpu/test_training.py::test_three_steps_give_what_numpy_gives[mlp]'
 
-.PHONY: setup setup-test setup-cuda setup-torch demo test test-fast test-all fuzz mutants lint format bench estimates docs outputs setup-docs gpu-check gpu-bench clean
+.PHONY: setup setup-test setup-browser setup-cuda setup-torch demo test test-fast test-all fuzz mutants lint format bench estimates docs outputs setup-docs gpu-check gpu-bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup       create .venv with what the demo needs"
+	@echo "make setup-browser add Chromium and playwright, for the tests that look at the memory map"
 	@echo "make setup-cuda  add what plans for a card and runs on one (2 GB; CUDA=12 for drivers before 580)"
 	@echo "make setup-torch add PyTorch, its exporter, TensorBoard, PEFT, Optax and models to compare with (TORCH='torch==2.13.*' chooses one)"
 	@echo "make demo        plan ResNet-50, train on real digits, write a memory map (under 3 minutes)"
@@ -65,6 +66,15 @@ $(VENV)/.cuda$(CUDA): $(VENV)/.demo pyproject.toml
 	    echo 'cuDNN was installed and cannot be used: see the last line above'; exit 1; }
 	@touch $@
 
+# Debian's Chromium where one may install it, else playwright's own.
+$(VENV)/.browser: $(VENV)/.test pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[demo,test,browser]'
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
+	    [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && \
+	    apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
+	    $(BIN)/python -m playwright install --with-deps chromium
+	@touch $@
+
 $(VENV)/.torch: $(VENV)/.test pyproject.toml
 	$(BIN)/python -m pip install --quiet '$(TORCH)' peft torchvision timm diffusers optax --editable '.[demo,test,torch,tensorboard]'
 	@touch $@
@@ -76,6 +86,8 @@ $(VENV)/.docs: $(VENV)/.demo pyproject.toml
 setup: $(VENV)/.demo
 
 setup-test: $(VENV)/.test
+
+setup-browser: $(VENV)/.browser
 
 setup-cuda: $(VENV)/.cuda$(CUDA)
 

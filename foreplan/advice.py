@@ -6,7 +6,7 @@ from foreplan.errors import DoesNotFitError
 from foreplan.graph import Kind
 from foreplan.lower import Program, engine_info
 from foreplan.lower.program import HOST
-from foreplan.planner import Problem, plan
+from foreplan.planner import Beside, Problem, plan
 
 
 def explained(error: DoesNotFitError, problem: Problem) -> DoesNotFitError:
@@ -19,14 +19,17 @@ def explained(error: DoesNotFitError, problem: Problem) -> DoesNotFitError:
     return _told(error, problem, (*first, *(advice_for(problem) if isinstance(problem, Program) else ()), budget))
 
 
-def of_halves(body: DoesNotFitError, update: Program | None) -> DoesNotFitError:
+def of_halves(body: DoesNotFitError, update: Program | None, beside: Beside | None = None) -> DoesNotFitError:
     """The error when a step, or its first half, does not fit. If the second half needs even more, the error has that
     half's peak and budget, and advice for both.
+
+    Args:
+        beside: the bytes that a plan of the second half takes beside its arena, where these count.
     """
     if update is None:
         return body
     try:
-        plan(update, body.capacity, "auto")
+        plan(update, body.capacity, "auto", beside=beside)
     except DoesNotFitError as other:
         own = explained(other, update)
         if other.needed > body.needed and other.plan is not None:
@@ -38,7 +41,7 @@ def _told(error: DoesNotFitError, problem: Problem, advice: tuple[str, ...]) -> 
     from foreplan.views.memory import Memory, does_not_fit
 
     return DoesNotFitError(
-        does_not_fit(Memory(problem, error.plan), error.capacity, advice),
+        does_not_fit(Memory(problem, error.plan), error.needed, error.capacity, advice),
         needed=error.needed,
         capacity=error.capacity,
         lower_bound=error.lower_bound,

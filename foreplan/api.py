@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foreplan import passes
 from foreplan.arguments import REMAT, choice, flag, instance, names_in
@@ -16,13 +16,18 @@ from foreplan.errors import DoesNotFitError, UsageError
 from foreplan.graph import Graph
 from foreplan.kept_plans import kept_plan
 from foreplan.lower import Program, engine_info, lower, target_named
+from foreplan.lower.outside import Use, beside
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.once import seconds_spent
 from foreplan.options import Options, taking_options
 from foreplan.passes.optimizer import Optimizer
 from foreplan.patterns import Selection
-from foreplan.planner import Plan, Problem
+from foreplan.planner import Beside, Plan, Problem
 from foreplan.planner import verify as verify
+from foreplan.units import parse_budget
+
+if TYPE_CHECKING:
+    from foreplan.runtime.update import Update
 
 Watch = Callable[[passes.Ran], None]
 _MODEL = "make one with from_onnx(path), trace(function, *specs) or models.build(name)"
@@ -131,6 +136,8 @@ def step_graphs(graph: Graph, options: Options, watch: Watch | None = None) -> t
     Raises:
         ForeplanError: it cannot be made; says what and where.
     """
+    if options.accumulate == "auto":
+        raise UsageError("the number of micro-batches is found when a step is compiled: say one here (accumulate=2)")
     machine = target_named(options.target) if isinstance(options.target, str) else options.target
     with without_collection():
         step, last = _step(graph, options, watch)
@@ -211,7 +218,8 @@ def plan(
     """The lowest plan found for a problem, verified: see `foreplan.planner.plan`.
 
     Args:
-        budget, remat: see `foreplan.planner.plan`.
+        budget, remat: see `foreplan.planner.plan`. Of a program for a card, a budget in bytes holds for all that the
+            process takes there: see `compile`.
         checkpoint: segments of a program to recompute, and nothing else: see `compile`.
 
     Raises:
@@ -230,8 +238,13 @@ def plan(
         from foreplan.segments import plan_checkpoints
 
         return plan_checkpoints(problem, entries)
+    return _within(problem, budget, remat, beside(problem) if isinstance(problem, Program) else None)
+
+
+def _within(problem: Problem, budget: int | float | str | None, remat: str, counted: Beside | None) -> Plan:
+    """The plan of least cost within a budget, for the arena and what is counted beside it."""
     try:
-        return kept_plan(problem, budget, remat)
+        return kept_plan(problem, budget, remat, counted)
     except DoesNotFitError as error:
         from foreplan.advice import explained
 
@@ -239,11 +252,11 @@ def plan(
 
 
 @taking_options(Options)
-def compile(graph: Graph, options: Options) -> Compiled:
+def compile(graph: Graph | Callable[..., Graph], options: Options) -> Compiled:
     """Compile a model and plan every byte of one step. Nothing is allocated.
 
     Args:
-        graph: from `from_onnx`, `trace` or `models`.
+        graph: from `from_onnx`, `trace` or `models`; with `accumulate="auto"` a function from `batch` to that.
         {options}
 
     Raises:
@@ -253,14 +266,18 @@ def compile(graph: Graph, options: Options) -> Compiled:
     return compile_with(graph, options)
 
 
-def compile_with(graph: Graph, options: Options) -> Compiled:
+def compile_with(graph: Graph | Callable[..., Graph], options: Options) -> Compiled:
     """As `compile`, with the options as one object.
 
     Raises:
         DoesNotFitError, ForeplanError: see `compile`.
     """
+    if options.accumulate == "auto":
+        from foreplan.micro_batches import in_parts
+
+        return in_parts(graph, options, compile_with)
     started, before = time.perf_counter(), seconds_spent()
-    instance("a model", graph, Graph, _MODEL)
+    graph = instance("a model", graph, Graph, _MODEL)
     with without_collection():
         step, last = _step(graph, options)
         if options.offload and step.loss is None:
@@ -272,20 +289,37 @@ def compile_with(graph: Graph, options: Options) -> Compiled:
         after = None if last is None else _lowered(last, options)
         if after is not None and options.prefetch:
             after = with_prefetch(after, program)
+        if after is None:
+            planned, update = plan(program, options.budget, options.remat, entries), None
+        else:
+            planned, update = _planned_halves(program, after, options)
+        once = seconds_spent() - before
+        return Compiled(program, planned, step, time.perf_counter() - started - once, once, update, options, graph)
+
+
+def _planned_halves(body: Program, update: Program, options: Options) -> tuple[Plan, Update]:
+    """The plans of the two halves of a step that accumulates gradients. There is little to recompute in the second,
+    which is planned within the budget of the first."""
+    from foreplan.runtime.update import Update
+
+    def counted(half: Program, other: Program, planned: Plan) -> Beside | None:
+        is_share = isinstance(parse_budget(options.budget), float)
+        return None if is_share else beside(half, Use(other=(other, planned)))
+
+    entries, later, earlier = tuple(options.checkpoint), None, None
+    if options.budget is None or entries:
+        planned = plan(body, options.budget, options.remat, entries)
+    else:
+        later = counted(body, update, kept_plan(update, None, "off"))
         try:
-            planned = plan(program, budget=options.budget, remat=options.remat, checkpoint=entries)
+            planned = _within(body, options.budget, options.remat, later)
         except DoesNotFitError as error:
             from foreplan.advice import of_halves
 
-            raise of_halves(error, after) from None
-        update = None
-        if after is not None:  # within the budget of the first half; there is little in it to recompute
-            from foreplan.runtime.update import Update
-
-            found = plan(after, planned.budget, "off" if planned.budget is None else "auto")
-            update = Update(options.accumulate, after, found)
-        once = seconds_spent() - before
-        return Compiled(program, planned, step, time.perf_counter() - started - once, once, update, options, graph)
+            raise of_halves(error, update, later and beside(update)) from None
+        earlier = counted(update, body, planned)
+    found = _within(update, planned.budget, "off" if planned.budget is None else "auto", earlier)
+    return planned, Update(int(options.accumulate), update, found)
 
 
 def _step(graph: Graph, options: Options, watch: Watch | None = None) -> tuple[Graph, Graph | None]:

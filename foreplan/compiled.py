@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foreplan.arguments import flag, path_of
+from foreplan.arguments import flag, instance, path_of
+from foreplan.errors import UsageError
 from foreplan.graph import Graph
 from foreplan.lower.program import HOST, Program
 from foreplan.options import USUAL, Options
@@ -14,11 +15,13 @@ from foreplan.planner import Plan, Totals, totals, verify
 from foreplan.units import format_bytes
 
 if TYPE_CHECKING:
+    from foreplan.changes import Rebuild
     from foreplan.explanation import Explanation
     from foreplan.lower.outside import Use
-    from foreplan.remedies import Rebuild
     from foreplan.runtime.session import Session
     from foreplan.runtime.update import Update
+    from foreplan.verdict import Verdict
+    from foreplan.views.beside import Beside
     from foreplan.views.memory import Memory
     from foreplan.views.weights import Weights
 
@@ -105,11 +108,22 @@ class Compiled:
 
         if self.update is None:
             return Use(compiles=self.graph is not None)
-        program, plan = self.program, self.plan
-        if self.highest[1] is plan:
-            program, plan = self.update.program, self.update.plan
+        body, update = (self.program, self.plan), (self.update.program, self.update.plan)
         returned = returned_bytes(self.program, self.accumulate)
-        return Use(self.graph is not None, len(plan.steps), len(program.actions), returned)
+        return Use(self.graph is not None, update if self.highest[1] is self.plan else body, returned)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the step fits the card that it is planned for, with everything that it needs there.
+
+        Raises:
+            TargetError: what the user has measured outside arenas cannot be read.
+        """
+        from foreplan.lower.outside import lacking
+        from foreplan.verdict import Verdict
+
+        profile = self.program.profile
+        return Verdict.of(self.memory, None if profile is None else profile.memory_bytes, lacking(self.program))
 
     @property
     def _part(self) -> str:
@@ -143,7 +157,7 @@ class Compiled:
             capture: whether a card runs its steps as one graph, captured in the first; if not, kernel by kernel.
 
         Raises:
-            DoesNotFitError: it takes more host memory than is left.
+            DoesNotFitError: it takes more memory than is left, of the host or of the card.
         """
         from foreplan.runtime.session import Session
 
@@ -188,22 +202,29 @@ class Compiled:
         title = f"{self.program.model} on {self.program.target}"
         return f"{title}: {self._part}" if self._part else title
 
-    def view(self, path: str | Path, *, over: Compiled | None = None) -> None:
-        """Write what `memory` shows to a file, in the form that its name asks for; docs/memory-map.md has all forms.
+    def view(self, path: str | Path, *, over: Compiled | None = None, format: str | None = None) -> None:
+        """Write what `memory` shows to a file, in the format that its name asks for; docs/memory-map.md has them all.
 
         Args:
             path: ends in `.html` for the memory map, in `.svg`, `.csv`, `.trace.json`, `.speedscope.json`, `.onnx`,
-                `.graphml` or `.dot`.
+                `.graphml`, `.dot` or `.pickle`.
             over: another step, whose plan lies over this one on the map.
+            format: what is written, whatever the name is: "html", "svg", "csv", "trace", "speedscope", "onnx",
+                "graphml", "dot" or "snapshot".
 
         Raises:
-            UsageError: the name asks for no form; or the file cannot be written; or networkx, which GraphML needs, is
+            UsageError: the name asks for no format; or the file cannot be written; or networkx, which GraphML needs, is
                 not installed.
         """
         from foreplan.views.formats import write_view
+        from foreplan.views.timeline import Timeline
+        from foreplan.views.words import peak_words
 
+        if over is not None:
+            instance("over", over, Compiled, "give what `compile` or `load_plan` returns")
         other = None if over is None else over.memory
-        write_view(path_of("view", path), self.memory, self._title, other, self.highest[0].notes)
+        notes = (*peak_words(self.memory, Timeline.of(*self.highest)), *self.highest[0].notes)
+        write_view(path_of("view", path), self.memory, self._title, other, notes, format)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the key numbers, and a small memory map."""
@@ -222,6 +243,35 @@ class Compiled:
 
         return Explanation.of(self, rebuild)
 
+    def as_pytorch(self, **variant: Any) -> Beside:
+        """The same step as eager PyTorch runs it, beside the plan: bytes of live tensors, phase by phase.
+
+        Args:
+            variant: what may differ from one PyTorch user to the next, such as `zero="keep"`: see
+                `foreplan.eager.Variant`.
+
+        Raises:
+            UsageError: no such option; or this is a plan file, has micro-batches, or another precision than float32.
+            UnsupportedError: an op whose memory in PyTorch is not known; names the node.
+        """
+        from foreplan.eager import Variant, as_pytorch
+        from foreplan.passes import choose_trained
+        from foreplan.views.beside import Beside
+
+        chosen, options = Variant(**variant), self.options
+        if self.model is None:
+            raise UsageError(
+                "a plan file does not hold the model, which PyTorch's step is counted from: give the model"
+            )
+        if self.update is not None or options.precision != "float32":
+            raise UsageError(
+                "as PyTorch, a step is counted in float32 and without micro-batches: leave both options out"
+            )
+        graph = choose_trained(self.model, options.selection)
+        cuda = chosen.on(self.program.target)
+        eager = as_pytorch(graph, options.loss, options.optimizer, chosen, cuda)
+        return Beside(eager, self.program, self.plan)
+
     def estimate(self) -> dict[str, Any]:
         """What `foreplan estimate --json` prints; sizes in bytes."""
         program, memory = self.program, self.memory
@@ -238,6 +288,7 @@ class Compiled:
             "weights": self.weights.to_json(),
             "peak_bytes": memory.peak,
             "arena_bytes": memory.arena,
+            **self.verdict.to_json(),
             "host_bytes": self.host_bytes,
             "lower_bound_bytes": memory.lower_bound,
             "order_lower_bound_bytes": memory.order_lower_bound,

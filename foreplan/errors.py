@@ -80,9 +80,9 @@ class DoesNotFitError(ForeplanError):
     """A capacity or budget that cannot be met.
 
     Attributes:
-        needed: bytes of the smallest plan found.
-        capacity: bytes that were allowed.
-        lower_bound: bytes no plan of this schedule can go below.
+        needed: bytes of the smallest plan found: of its arena; of the whole card where the budget was one of a card.
+        capacity: bytes that were allowed, or are free; 0 where an allocation failed and that is not known.
+        lower_bound: bytes that no arena of this schedule can go below.
         plan: that smallest `Plan`, where there is one to look at.
         advice: what to try next, a line each.
     """

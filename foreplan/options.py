@@ -42,6 +42,7 @@ class Said:
         value: what stands for its value in `--help`, such as SIZE.
         choices: the only values, where there are some to choose from.
         least: the smallest value of a whole number.
+        words: texts that may stand for the number.
     """
 
     help: str
@@ -51,6 +52,7 @@ class Said:
     value: str = ""
     choices: tuple[str, ...] = ()
     least: int | None = None
+    words: tuple[str, ...] = ()
 
 
 def _says(help: str, **said: Any) -> dict[str, Said]:
@@ -127,8 +129,8 @@ class Options:
     budget: int | float | str | None = field(
         default=None,
         metadata=_says(
-            "Bytes that the arena stays within, such as 2GiB or 512MiB, or a ratio such as 0.5 of the arena without a "
-            "budget.",
+            "Bytes to stay within, such as 2GiB or 512MiB: of a card, all that the process takes there; on the host, "
+            "the arena. Or a ratio such as 0.5 of the arena without a budget.",
             check=_budget,
             flag="--budget",
             value="SIZE",
@@ -207,16 +209,22 @@ class Options:
             value="SCOPE",
         ),
     )
-    accumulate: int = field(
+    accumulate: int | str = field(
         default=1,
         metadata=_says(
-            "Run this number of micro-batches, each of the batch, and update once with their mean gradients.",
-            more="That is a step on all samples at once, if the loss is a mean over as many samples in each, and if no"
+            "Run this number of micro-batches, each of the batch, and update once with their mean gradients; or auto: "
+            "split the batch into as few micro-batches as fit the budget or, without one, the card's memory.",
+            more='With "auto", `compile` takes a function instead of a graph, which makes the model from its `batch`; '
+            "the default of this parameter is the whole batch. Micro-batches are equal, so their number divides it; "
+            "`Compiled.accumulate` tells it. Nothing more is recomputed than without a budget, unless micro-batches of "
+            "one sample do not fit either. "
+            "That is a step on all samples at once, if the loss is a mean over as many samples in each, and if no"
             " sample's loss depends on other samples (as batch norm makes it). With more than 1, `Session.step` "
             "takes all micro-batches at once, along a further leading axis of every input without a default.",
             flag="--accumulate",
             value="K",
             least=1,
+            words=("auto",),
         ),
     )
     offload: bool = field(
@@ -295,7 +303,7 @@ class Options:
                 value = said.check(each.name, value)
             elif said.choices:
                 value = choice(each.name, value, said.choices)
-            elif said.least is not None:
+            elif said.least is not None and value not in said.words:
                 value = whole(each.name, value, said.least)
             object.__setattr__(self, each.name, value)
 

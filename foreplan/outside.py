@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Basis = Literal["exact", "calibrated", "assumed"]
+REST = "rest of the arena's last page"  # the name of the part that makes an arena whole pages
 
 
 @dataclass(frozen=True)

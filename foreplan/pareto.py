@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from foreplan.lower.outside import beside
+from foreplan.lower.program import Program
 from foreplan.planner import Curve, Plan, Problem, plan_curve, totals
 from foreplan.views.memory import Memory
 
@@ -19,7 +21,7 @@ class Point:
     """One plan of the curve.
 
     Attributes:
-        budget_bytes: the smallest budget that gives this plan.
+        budget_bytes: the smallest budget that gives this plan: of the whole card, or of the arena on the host.
         peak_bytes: the arena and the memory outside it; see `Memory.peak`.
         arena_bytes: height of the arena.
         host_bytes: host memory for values copied there; 0 where the program offers no copies.
@@ -52,6 +54,7 @@ def pareto(problem: Problem, floor: int = 0) -> tuple[Point, ...]:
         problem: the problem to plan.
         floor: bytes of arena that another program needs at another time.
     """
+    counted = beside(problem) if isinstance(problem, Program) else None
     plans: dict[int, Plan] = {}
     for cost in ("nanoseconds", "flops"):
         curve = plan_curve(problem, cost)
@@ -62,8 +65,9 @@ def pareto(problem: Problem, floor: int = 0) -> tuple[Point, ...]:
     orders = [[step.action for step in found.steps] for found in plans.values()]
     for (arena, found), costs in zip(plans.items(), totals(problem, orders)):
         host, extra = host_bytes(problem, found), (costs.extra_flops_ratio, costs.extra_seconds_ratio)
+        whole = arena if counted is None else arena + counted(found)
         points.append(
-            Point(arena, Memory.of(problem, found).peak, arena, host, found.lower_bound_bytes, *extra, len(found.steps))
+            Point(whole, Memory.of(problem, found).peak, arena, host, found.lower_bound_bytes, *extra, len(found.steps))
         )
     points.sort(key=lambda point: -point.arena_bytes)
     return tuple(point for i, point in enumerate(points) if not any(_beats(other, point) for other in points[i + 1 :]))

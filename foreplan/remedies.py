@@ -1,139 +1,136 @@
-"""What would make a step need less memory: each change is compiled and planned, none is guessed."""
+"""What to do about a step that does not fit its card, computed: a smaller batch, a budget, a narrower precision."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from foreplan.errors import ForeplanError
-from foreplan.graph import Graph, Kind
-from foreplan.lower import engine_info
+from foreplan.compiled import Compiled
+from foreplan.errors import DoesNotFitError, ForeplanError
+from foreplan.fitting import needed_bytes
 from foreplan.options import Options
-from foreplan.planner import plan_curve, totals
-from foreplan.units import ceil_div
-from foreplan.views.memory import Memory
+from foreplan.pareto import largest
+from foreplan.units import as_size
 
-if TYPE_CHECKING:
-    from foreplan.compiled import Compiled
-
-MIB = 1 << 20
-SHARES = (0.01, 0.05, 0.20)  # of predicted time, that recomputation may add
-Rebuild = Callable[[int], Graph]
+CompileAt = Callable[[int, Options], Compiled]  # the step of a model at a batch, with other options
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """One change, and what it brings.
+    """One change with which a step fits its card; the other options stay.
 
     Attributes:
-        name: what is changed, for people.
-        how: the flags of the command line that ask for it.
-        arena_bytes: height of the arena then; None: it cannot be done.
-        seconds_ratio: predicted time for a sample then, over the time now, less 1; None where no time is predicted.
-        note: why it cannot be done; else empty.
+        batch: of the step.
+        whole_bytes: that the step takes on the card.
+        predicted_seconds: of the step.
+        extra_seconds_ratio: of that, what recomputation adds; see `Compiled.estimate`.
+        budget: as `compile` takes it; None: the options' own.
+        precision: likewise.
     """
 
-    name: str
-    how: str
-    arena_bytes: int | None
-    seconds_ratio: float | None = None
-    note: str = ""
+    batch: int
+    whole_bytes: int
+    predicted_seconds: float
+    extra_seconds_ratio: float
+    budget: str | None = None
+    precision: str | None = None
+
+    @classmethod
+    def of(cls, step: Compiled, batch: int, **changed: str) -> Remedy:
+        """A step that fits, and how it came about."""
+        figures = step.estimate()
+        return cls(
+            batch,
+            figures["whole_bytes"],
+            figures["predicted_seconds"],
+            figures["extra_seconds_ratio"],
+            **changed,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name, without those that stay."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def __str__(self) -> str:
+        """`batch 36`, `--budget 13.9GiB (+4 % time)` or `bf16 at batch 58`."""
+        if self.budget is not None:
+            return f"--budget {self.budget} ({100 * self.extra_seconds_ratio:+.0f} % time)"
+        return f"batch {self.batch}" if self.precision is None else f"{self.precision} at batch {self.batch}"
 
 
-def remedies(step: Compiled, rebuild: Rebuild | None = None) -> tuple[Remedy, ...]:
-    """What each change would bring.
+def remedies(step: Compiled, batch: int | None, compile_at: CompileAt) -> Iterator[Remedy]:
+    """What makes a step fit its card, each change by itself, as it is found: the largest batch with the same options;
+    at the same batch, the cheapest plan within the card's memory; and the largest batch in the narrower precision that
+    the card computes in. A change with which nothing fits is left out.
 
     Args:
-        step: as it is now. One from a plan file has no model: what needs another graph is left out.
-        rebuild: the model for a batch; None: nothing is said of other batches.
+        step: the step that does not fit.
+        batch: its batch; None: it has no single one, so that the batch stays.
+        compile_at: compiles the same model again.
     """
-    found = list(_recomputed(step))
-    if step.model is not None:
-        found += [_tried(step, step.model, *change) for change in _changes(step, step.model)]
-        if rebuild is not None:
-            found += _batches(step, step.model, rebuild)
-    return tuple(found)
-
-
-def _recomputed(step: Compiled) -> Iterator[Remedy]:
-    """The lowest plans found within shares of added time. What the second half of a step needs stays."""
-    if step.options.checkpoint or step.plan.budget is not None:
+    memory = step.verdict.device_bytes
+    if memory is None or batch is None or step.verdict.fits:
         return
-    rest = 0 if step.update is None else step.update.plan.arena_bytes
-    curve = plan_curve(step.program, thorough=False)
-    orders = [point.order for point in curve.points]
-    ratios = [each.extra_seconds_ratio for each in totals(step.program, orders)]
-    now = totals(step.program, [[run.action for run in step.plan.steps]])[0].extra_seconds_ratio
-    for share in SHARES:
-        best = max((i for i, ratio in enumerate(ratios, 1) if ratio <= share), default=0)
-        plan = curve.plan(best)
-        arena = max(plan.arena_bytes, rest)
-        if arena < step.arena_bytes:
-            on_card = engine_info(step.program.target).on_card  # where a budget is the whole card's
-            asked = Memory.of(step.program, plan).peak if on_card else arena
-            ratio = (1 + ratios[best - 1]) / (1 + now) - 1 if best else 0.0
-            how = f"--budget {ceil_div(100 * asked, MIB) / 100:.2f}MiB"
-            yield Remedy(f"recompute, {share:+.0%} of time at most", how, arena, ratio)
+    search = _Search(step, batch, memory, compile_at)
+    if (smaller := search.smaller_batch()) is not None:
+        yield smaller
+    if (within := search.within_budget()) is not None:
+        yield within
+    if (narrower := search.narrower(2 * smaller.batch if smaller else batch)) is not None:
+        yield narrower
 
 
-def _changes(step: Compiled, model: Graph) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Changes of options: what, the flags, and the options."""
-    options, engine = step.options, engine_info(step.program.target)
-    if step.memory.workspace and options.workspace == "auto":
-        yield "no scratch memory for kernels", "--workspace 0", {"workspace": 0}
-    if step.program.loss is None:
-        return
-    if engine.on_card and not options.offload:
-        yield "copy activations to host memory", "--offload", {"offload": True}
-    if options.precision == "float32":
-        yield "compute in bfloat16", "--precision bf16", {"precision": "bf16"}
-    names = [value.name for value in model.stored if value.kind is Kind.PARAMETER]
-    head = names[-1].rpartition(".")[0] if names else ""
-    if head and not all(name.startswith(f"{head}.") for name in names) and not options.freeze:
-        chosen = {"freeze": ("*",), "train": (head,)}
-        yield f"train {head} alone", f"--freeze '*' --train {head}", chosen
+@dataclass(frozen=True)
+class _Search:
+    step: Compiled
+    batch: int
+    memory: int
+    compile_at: CompileAt
 
+    def smaller_batch(self) -> Remedy | None:
+        """The largest batch that fits, with the same options."""
+        return self._largest(self.step.options, {self.batch: self.step}, self.batch)
 
-def _tried(step: Compiled, model: Graph, name: str, how: str, change: dict[str, Any], samples: float = 1.0) -> Remedy:
-    """A remedy, compiled.
+    def within_budget(self) -> Remedy | None:
+        """The same batch, with as little recomputation as the card's memory makes necessary."""
+        options = self.step.options
+        if options.checkpoint:  # it says what is recomputed, and the planner chooses nothing
+            return None
+        try:
+            found = self.compile_at(self.batch, replace(options, budget=self.memory))
+        except DoesNotFitError:
+            return None
+        return Remedy.of(found, self.batch, budget=as_size(found.verdict.whole_bytes, self.memory))
 
-    Args:
-        samples: in a step, over those of a step now.
-    """
-    from foreplan.api import compile_with
+    def narrower(self, first: int) -> Remedy | None:
+        """The largest batch in two bytes an element, where the step computes in four.
 
-    options: Options = replace(step.options, **change)
-    try:
-        other = compile_with(model, options)
-    except ForeplanError as error:
-        return Remedy(name, how, None, note=str(error).splitlines()[0])
-    seconds = [each.estimate()["predicted_seconds"] for each in (step, other)]
-    ratio = seconds[1] / seconds[0] / samples - 1 if all(seconds) else None
-    return Remedy(name, how, other.arena_bytes, ratio)
+        Args:
+            first: the batch to try first.
+        """
+        options, profile = self.step.options, self.step.program.profile
+        narrow = "" if profile is None else profile.narrow
+        if options.precision != "float32" or not narrow:
+            return None
+        return self._largest(replace(options, precision=narrow), {}, first, precision=narrow)
 
+    def _largest(self, options: Options, known: dict[int, Compiled], first: int, **changed: str) -> Remedy | None:
+        """The largest batch found that fits with some options; the next larger one was tried and does not."""
+        steps: dict[int, Compiled] = dict(known)
+        over: dict[int, int] = {}  # by batch that has no plan within a budget of the options, the bytes it needs
 
-def _batches(step: Compiled, model: Graph, rebuild: Rebuild) -> Iterator[Remedy]:
-    """Half of the batch at a time, and half of the batch."""
-    batch = batch_of(model)
-    if batch < 2 or batch % 2:
-        return
-    half = batch // 2
-    changes: list[tuple[str, str, dict[str, Any], float]] = []
-    if step.program.loss is not None and step.accumulate == 1 and step.options.optimizer is not None:
-        told = f"two micro-batches of {half}, their gradients added up"
-        changes.append((told, f"--batch {half} --accumulate 2", {"accumulate": 2}, 1.0))
-    changes.append((f"a batch of {half}", f"--batch {half}", {}, 0.5))
-    try:
-        smaller = rebuild(half)
-    except ForeplanError as error:
-        yield Remedy(changes[-1][0], changes[-1][1], None, note=str(error).splitlines()[0])
-        return
-    for name, how, change, samples in changes:
-        yield _tried(step, smaller, name, how, change, samples)
+        def needed(batch: int) -> int:
+            if batch not in steps and batch not in over:
+                try:
+                    steps[batch] = self.compile_at(batch, options)
+                except DoesNotFitError as error:
+                    over[batch] = max(error.needed, self.memory + 1)
+            return needed_bytes(steps[batch], self.memory) if batch in steps else over[batch]
 
-
-def batch_of(model: Graph) -> int:
-    """The extent of the first axis of a model's first input; 0 where it has none."""
-    shapes = [value.type.shape for value in model.inputs if value.type.shape]
-    return shapes[0][0] if shapes else 0
+        memory = self.step.memory
+        try:
+            batch = largest(needed, self.memory, first, memory.persistent + memory.peak - memory.arena)
+        except ForeplanError:  # the model has no other batch, or the step no such precision
+            return None
+        return Remedy.of(steps[batch], batch, **changed) if batch else None

@@ -90,6 +90,31 @@ def format_bytes(nbytes: int) -> str:
     return f"{nbytes} B" if unit == "B" else f"{size:,.2f} {unit}"
 
 
+def in_common(part: int, whole: int) -> str:
+    """One size of another, in the unit of the second: `24.3 of 14.8 GiB`; with as many digits as tell them apart."""
+    unit = format_bytes(whole).split()[1]
+    scale = _UNITS[unit.lower()]
+    for digits in (1, 2, 3):
+        texts = [f"{nbytes / scale:,.{digits}f}" for nbytes in (part, whole)]
+        if part == whole or texts[0] != texts[1]:
+            break
+    return f"{texts[0]} of {texts[1]} {unit}"
+
+
+def as_size(nbytes: int, most: int) -> str:
+    """A size as options take it, at least as large, with few digits: `13.9GiB`.
+
+    Args:
+        most: what it must not exceed, at least `nbytes`.
+    """
+    unit = format_bytes(nbytes).split()[1]
+    for digits in (1, 2, 3):
+        text = f"{ceil_div(nbytes * 10**digits, _UNITS[unit.lower()]) / 10**digits:.{digits}f}{unit}"
+        if nbytes <= parse_bytes(text) <= most:
+            return text
+    return str(nbytes)
+
+
 def format_count(count: float, unit: str = "") -> str:
     """A count of some unit with a decimal prefix: `12.3 GFLOP`, `5 M`, `17 FLOP`."""
     for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -17,7 +17,7 @@ from foreplan.planner.problem import (
     Role,
     Value,
 )
-from foreplan.planner.recompute.front import Curve
+from foreplan.planner.recompute.front import Beside, Curve
 from foreplan.planner.report import buffers, bytes_by_category, category_series, live_at
 from foreplan.planner.stages import Stage, Stages, explain
 from foreplan.planner.verify.verifier import verify
@@ -26,6 +26,7 @@ from foreplan.planner.verify.wellformed import check_problem
 __all__ = [
     "ALIGNMENT",
     "Action",
+    "Beside",
     "Buffer",
     "Category",
     "Certificate",

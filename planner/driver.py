@@ -16,14 +16,19 @@ from foreplan.planner.placement.layout import Schedule, arena_bytes, lay_out, sc
 from foreplan.planner.plan import Plan
 from foreplan.planner.problem import Problem
 from foreplan.planner.recompute.candidate_front import choose_candidates
-from foreplan.planner.recompute.front import Base, Curve, free_cost, free_curve, whole_curve
+from foreplan.planner.recompute.front import Base, Beside, Curve, free_cost, free_curve, whole_bytes, whole_curve
 from foreplan.planner.report import buffers
 from foreplan.planner.verify.wellformed import MOST, check_problem
 from foreplan.units import format_bytes, parse_budget
 
 
 def plan(
-    problem: Problem, budget: int | float | str | None = None, remat: str = "auto", *, effort: Effort = USUAL
+    problem: Problem,
+    budget: int | float | str | None = None,
+    remat: str = "auto",
+    *,
+    beside: Beside | None = None,
+    effort: Effort = USUAL,
 ) -> Plan:
     """The lowest plan found for a problem, or the cheapest within a budget; verified.
 
@@ -34,6 +39,8 @@ def plan(
             to the predicted time; with a budget, as little as meets it.
             Kernel candidates that are slower and need less workspace count as recomputation, but are also used
             with "off". So are copies off the device and back, where the problem has them.
+        beside: the bytes that a plan takes beside its arena, of the same memory: a budget in bytes holds for both
+            together. None: for the arena alone, as a share always does.
         effort: how long to search.
 
     All plans within budgets lie on one curve that does not depend on the budget, so a smaller budget never gives a
@@ -56,15 +63,20 @@ def plan(
         return choose_candidates(lean, costs, found, most).lowest(most)
     curve = choose_candidates(lean, costs, once)
     if isinstance(allowed, float):
-        allowed = min(int(Fraction(allowed) * curve.base.arena), MOST)
-    if curve.base.arena > allowed and (remat != "off" or problem.copies):
+        allowed, beside = min(int(Fraction(allowed) * curve.base.arena), MOST), None
+    if _exceeds(curve, allowed, beside) and (remat != "off" or problem.copies):
         whole = whole_curve(lean.problem, base, lean.costs, effort, again=remat != "off")
         curve = choose_candidates(lean, costs, whole)
     try:
-        return curve.within(allowed)
+        return curve.within(allowed, beside)
     except DoesNotFitError as error:
         assert isinstance(error.plan, Plan)
-        raise _does_not_fit(error.plan, problem, curve.base, allowed, remat) from None
+        raise _does_not_fit(error, error.plan, problem, curve.base, remat) from None
+
+
+def _exceeds(curve: Curve, allowed: int, beside: Beside | None) -> bool:
+    """Whether the plan without recomputation is beyond a budget."""
+    return curve.base.arena > allowed or (beside is not None and whole_bytes(curve.plan(0), beside) > allowed)
 
 
 def plan_curve(problem: Problem, cost: str = "nanoseconds", *, thorough: bool = True, effort: Effort = USUAL) -> Curve:
@@ -129,7 +141,9 @@ def find_base(problem: Problem, effort: Effort = USUAL) -> Base:
     return Base(best, layout, tuple(stages))
 
 
-def _does_not_fit(found: Plan, problem: Problem, base: Base, allowed: int, remat: str) -> DoesNotFitError:
+def _does_not_fit(error: DoesNotFitError, found: Plan, problem: Problem, base: Base, remat: str) -> DoesNotFitError:
+    """The error of a curve, with what fills the peak of its smallest plan, and what to try."""
+    needed, allowed = error.needed, error.capacity
     peak = found.certificate.peak_step
     name = problem.actions[found.steps[peak].action].name if found.steps else "no action"
     live = [buffer for buffer in buffers(found, problem) if buffer.lower <= peak < buffer.upper]
@@ -143,13 +157,13 @@ def _does_not_fit(found: Plan, problem: Problem, base: Base, allowed: int, remat
     if found.order_lower_bound_bytes is not None and found.order_lower_bound_bytes > allowed:
         hopeless = f"; no schedule of these actions needs less than {format_bytes(found.order_lower_bound_bytes)}"
     price = _price(found, problem, base)
-    larger = f"a budget of {format_bytes(found.arena_bytes)} or more, the least found{price}"
+    larger = f"a budget of {format_bytes(needed)} or more, the least found{price}"
     advice = (*(("recomputing activations (remat='auto')",) if remat == "off" else ()), larger)
     return DoesNotFitError(
-        f"needs {format_bytes(found.arena_bytes)} ({found.arena_bytes} bytes){price}, allowed are "
+        f"needs {format_bytes(needed)} ({needed} bytes){price}, allowed are "
         f"{format_bytes(allowed)} ({allowed} bytes); this schedule's lower bound is {format_bytes(bound)}{hopeless}. "
         f"The peak is at step {peak} ({name}); largest there: {largest}. Try {', or '.join(advice)}.",
-        needed=found.arena_bytes,
+        needed=needed,
         capacity=allowed,
         lower_bound=bound,
         plan=found,

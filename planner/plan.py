@@ -78,7 +78,8 @@ class Plan:
         lower_bound_bytes: the highest live set of this schedule; no plan of the same order is lower, with any offsets
             and any writes in place.
         order_lower_bound_bytes: no schedule of the problem's actions is lower; None where it was not proved.
-        budget: what the arena was asked to stay within, in bytes, or None.
+        budget: bytes that the arena was asked to stay within, together with what lies beside it where that was
+            counted; or None.
     """
 
     problem_digest: str

@@ -94,7 +94,7 @@ class Engine(Protocol):
         """One arena on the device holding regions of these heights, aligned as the target says; returns the regions.
 
         Raises:
-            MemoryError, SessionError: there is no memory for it.
+            MemoryError, DoesNotFitError: there is no memory for it.
         """
 
     def allocate_host(self, heights: Sequence[int]) -> Sequence[Memory]:

@@ -15,6 +15,7 @@ from foreplan.errors import SessionError
 from foreplan.graph import Graph, Kind
 from foreplan.graph.adapter import AdapterZero
 from foreplan.lower.program import Program
+from foreplan.planner import Plan
 from foreplan.runtime.averages import averages_of, exchanged, names_of_averages, read_averages
 from foreplan.runtime.engine import Place
 from foreplan.runtime.magnitudes import adapters_with_magnitudes, at_norms, write_norms
@@ -34,11 +35,12 @@ class Kept:
     """The part of a session that writes and reads what it keeps. `Session` has the steps that change it.
 
     Attributes:
-        program: see `Session`.
+        program, plan: see `Session`.
         stored: see `Session`.
     """
 
     program: Program
+    plan: Plan
     stored: Stored
     _stored: Mapping[str, Place]
     _turn: Turn
@@ -233,7 +235,8 @@ class Kept:
                 weights that this session holds; adapters are merged into them. A model that came from elsewhere, or
                 was cut, as `graph`. `graph`: foreplan's own graph of the model, in inference form, with its adapters.
                 `step`: the whole training step; what it changes are further inputs and outputs, `x` and `x/next`, and
-                the present content is the inputs' default.
+                the present content is the inputs' default. Metadata of its values and nodes says where the plan puts
+                them, and when: `plan.offset`, `plan.lower` and so on.
 
         Returns:
             The files: the model's, and the one beside it if there is one.
@@ -245,6 +248,7 @@ class Kept:
             ModelError: the model's file is needed for what the session does not hold, and is gone or another one.
         """
         from foreplan.export import FORMS, write_onnx
+        from foreplan.runtime.places import places_of_values, runs_of_actions
 
         text = path_of("to_onnx", path)
         with self._turn.lock:
@@ -252,7 +256,8 @@ class Kept:
             self._refuse_if_broken()
             choice("form", form, FORMS)
             held = self.state_dict(merged=True) if form == "model" and self._has_adapters else self.stored
-            return write_onnx(text, form, *self._graphs, held)
+            facts = [f(self.program, self.plan) for f in (places_of_values, runs_of_actions)] if form == "step" else []
+            return write_onnx(text, form, *self._graphs, held, *facts)
 
     @property
     def _has_adapters(self) -> bool:

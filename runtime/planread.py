@@ -198,6 +198,8 @@ def _profile(record: Mapping[str, Any] | None) -> DeviceProfile | None:
         bytes_per_second=_int(record["bytes_per_second"]),
         bus_bytes_per_second=_int(record["bus_bytes_per_second"]),
         needs=_each(record["needs"], lambda pair: (_text(pair[0]), _text(pair[1]))),
+        memory_bytes=None if record["memory_bytes"] is None else _int(record["memory_bytes"]),
+        narrow=_text(record["narrow"]),
     )
 
 

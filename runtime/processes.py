@@ -12,7 +12,7 @@ from foreplan.calibration import Kind, Table, known
 from foreplan.lower.outside import Use, returned_bytes
 from foreplan.lower.program import HOST, Program
 from foreplan.ops.expr.functions import FUNCTIONS
-from foreplan.outside import Basis, Part
+from foreplan.outside import REST, Basis, Part
 from foreplan.planner.plan import Plan
 from foreplan.runtime.loop import calls_of_loops
 from foreplan.units import align_up
@@ -64,7 +64,7 @@ def outside_on_host(
     returned = returned_bytes(program) if use.returned is None else use.returned
     parts = [
         Part(
-            "rest of the arena's last page",
+            REST,
             align_up(plan.arena_bytes, mmap.PAGESIZE) - plan.arena_bytes,
             "exact",
             f"memory is given out in pages of {mmap.PAGESIZE:,} bytes",
@@ -78,7 +78,8 @@ def outside_on_host(
         parts.append(part("LLVM", "llvm_bytes"))
     if threads:
         parts.append(part("oneDNN and compiled loops", "onednn_bytes"))
-    instructions, engine = len(plan.steps) + use.instructions, "cpu" if threads else "numpy"
+    halves = [(program, plan)] if use.other is None else [(program, plan), use.other]
+    instructions, engine = sum(len(planned.steps) for _, planned in halves), "cpu" if threads else "numpy"
     parts.append(part("instructions", f"{engine}_bytes_per_instruction", instructions))
     if calls := calls_of_loops(program, plan):
         parts.append(part("calls of loops", f"{engine}_bytes_per_loop_call", calls))
@@ -86,7 +87,8 @@ def outside_on_host(
         parts.append(part("further threads", "thread_bytes", threads - 1))
     if use.compiles:
         parts.append(part("planner", "planner_bytes"))
-        parts.append(part("graph and actions", "planner_bytes_per_action", len(program.actions) + use.actions))
+        actions = sum(len(half.actions) for half, _ in halves)
+        parts.append(part("graph and actions", "planner_bytes_per_action", actions))
     return tuple(parts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from foreplan.errors import SessionError
+from foreplan.errors import DoesNotFitError, SessionError
 from foreplan.lower.program import ARENA, PARAMETERS, Program
 from foreplan.lower.targets import engine_info
 from foreplan.planner.plan import Plan
@@ -34,12 +34,15 @@ def allocated(
     """Memory of these heights.
 
     Raises:
-        SessionError: there is none.
+        DoesNotFitError: there is none.
     """
     try:
         return allocate(heights)
     except MemoryError:
-        raise SessionError(f"there is no memory for {what} of {format_bytes(sum(heights))}") from None
+        total = sum(heights)
+        raise DoesNotFitError(
+            f"there is no memory for {what} of {format_bytes(total)}", needed=total, capacity=0, lower_bound=total
+        ) from None
 
 
 def check_sharing(mine: tuple[Program, Plan], theirs: tuple[Program, Plan], height: int) -> None:

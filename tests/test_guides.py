@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 import foreplan as fp
 from foreplan.cli import cli
+from foreplan.eager import Variant
 from foreplan.graph import Op
 from foreplan.graph import op as declared
 from foreplan.graph.layouts import in_c_order
@@ -48,6 +49,12 @@ def files(guide: str) -> dict[str, str]:
     return {path: text for text, path in blocks}
 
 
+def test_the_page_beside_pytorch_names_all_options() -> None:
+    text = (ROOT / "docs" / "beside-pytorch.md").read_text()
+    for each in dataclasses.fields(Variant):
+        assert f"`{each.name}`" in text
+
+
 def test_the_map_prints_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.S)
     exec(compile(example, "architecture.md", "exec"), {})
@@ -61,6 +68,18 @@ def test_the_page_on_optimizing_trains(tmp_path: Path, monkeypatch: pytest.Monke
     exec(compile(example, "optimizing.md", "exec"), names)
     assert (names["scores"].argmax(1) == names["labels"]).mean() > 0.8
     assert Path("averages.safetensors").exists()
+
+
+def test_the_page_on_the_memory_map_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from foreplan.views.formats import FORMATS
+
+    page = (ROOT / "docs" / "memory-map.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for example in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(compile(example, "memory-map.md", "exec"), names)
+    assert {"map.html", "both.html", "lean.trace.json"} <= {file.name for file in tmp_path.iterdir()}
+    assert re.findall(r"^\| `(\.\S+)` \| `(\w+)` \|", page, re.M) == [(each.ending, each.name) for each in FORMATS]
 
 
 def test_the_basics_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

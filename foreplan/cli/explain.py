@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from foreplan.cli.compiling import at_batch, open_compiled
 from foreplan.cli.options import (
     echo,
     is_plan_file,
     json_option,
     model_options,
     model_with_options,
-    open_compiled,
     print_json,
     settings_from,
     working,
@@ -47,7 +47,7 @@ def explain(model: str, as_json: bool, **options: Any) -> None:
     compiled = open_compiled(model, settings)
 
     def rebuild(batch: int) -> Graph:
-        return model_with_options(model, replace(settings, batch=batch))[0]
+        return model_with_options(model, at_batch(settings, batch))[0]
 
     with working(f"trying what would change the memory of {model}"):
         told = compiled.explain(None if is_plan_file(model) else rebuild)

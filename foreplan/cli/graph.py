@@ -15,9 +15,11 @@ from foreplan.cli.options import (
     model_options,
     model_with_options,
     print_json,
+    say,
     settings_from,
 )
 from foreplan.errors import UsageError
+from foreplan.files import check_writable
 from foreplan.units import format_seconds
 
 if TYPE_CHECKING:
@@ -30,10 +32,17 @@ ALL = "all"
 @model_options
 @click.option("--print-after", "after", multiple=True, metavar="PASS|all", help="Print what a pass gives, each time.")
 @click.option("--without", multiple=True, metavar="PASS", help="Leave a pass out; may be given again.")
+@click.option("-o", "--out", "path", metavar="FILE", help="Write the graph instead: FILE.dot, or FILE.graphml.")
 @click.option("--time", "timed", is_flag=True, help="List the passes with their processor time.")
 @json_option
 def graph(
-    model: str, after: tuple[str, ...], without: tuple[str, ...], timed: bool, as_json: bool, **options: Any
+    model: str,
+    after: tuple[str, ...],
+    without: tuple[str, ...],
+    path: str | None,
+    timed: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Print the graph of a step of MODEL, as it is lowered for the target: one node a line.
 
@@ -45,16 +54,23 @@ def graph(
       foreplan graph model.onnx --infer --print-after fuse_maps
       foreplan graph gpt2_small --time
       foreplan graph gpt2_small --without fuse_attention --target cpu
+      foreplan graph resnet50 -o resnet50.dot
     """
     from foreplan import api, passes
 
     if is_plan_file(model):
         raise UsageError(f"{model!r} is a plan, which holds no graph: give the model instead")
+    if path is not None:
+        check_writable(path)
     passes.check_names(name for name in after if name != ALL)
     settings = settings_from(options)
     settings = replace(settings, step=replace(settings.step, passes=passes.list_without(without)))
     ran: list[Ran] = []
     made, update = api.step_graphs(*model_with_options(model, settings), ran.append)
+    if path is not None:
+        from foreplan.views.digraph import write_graph
+
+        write_graph(path, made)
     if as_json:
         print_json({"passes": [_figures(each) for each in ran], "nodes": len(made.nodes)})
         return
@@ -63,7 +79,9 @@ def graph(
             echo(f"# after {each.step.name} ({_told(each)})\n{each.graph.as_text()}")
     if timed:
         echo(_table(ran))
-    if not after and not timed:
+    if path is not None:
+        say(f"wrote {path}")
+    elif not after and not timed:
         echo(made.as_text(), nl=False)
         if update is not None:
             echo(f"# the update after the micro-batches\n{update.as_text()}", nl=False)

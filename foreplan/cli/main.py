@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import click
 
-from foreplan.cli import budget, devices, explain, export, graph, memory, run, train
+from foreplan.cli import budget, compare, devices, explain, export, fit, graph, memory, run, train
 from foreplan.cli.options import echo, print_json
 from foreplan.errors import DoesNotFitError, ForeplanError
 from foreplan.version import VERSION
@@ -136,7 +136,7 @@ def cli() -> None:
     """
 
 
-for module in (memory, explain, budget, graph, run, train, export, devices):
+for module in (memory, explain, compare, budget, fit, graph, run, train, export, devices):
     for command in module.COMMANDS:
         cli.add_command(command)
 

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from foreplan.cli.compiling import compile_at, compile_model, open_compiled
 from foreplan.cli.options import (
-    compile_model,
     echo,
     is_plan_file,
     json_option,
     model_options,
-    open_compiled,
     plan_file_options,
     print_json,
     say,
     settings_from,
     working,
 )
-from foreplan.errors import PlanError, UsageError
+from foreplan.errors import DoesNotFitError, PlanError, UsageError
 from foreplan.files import check_writable
 from foreplan.options import Options
 from foreplan.units import format_bytes, format_count, format_seconds, parse_bytes
@@ -28,6 +28,8 @@ from foreplan.units import format_bytes, format_count, format_seconds, parse_byt
 if TYPE_CHECKING:
     from foreplan.cli.options import Settings
     from foreplan.compiled import Compiled
+    from foreplan.remedies import Remedy
+    from foreplan.verdict import Verdict
 
 _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usual machine
 
@@ -35,25 +37,61 @@ _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usu
 @click.command(short_help="Say how much memory a step takes.")
 @model_options
 @click.option("--parameters", "listed", is_flag=True, help="List what is trained and what is frozen, and why.")
+@click.option(
+    "--as",
+    "framework",
+    metavar="pytorch[:KEY=VALUE]",
+    help="Print what the same step takes in eager PyTorch beside the plan, phase by phase; options such as zero=keep "
+    "say how the training loop is written.",
+)
+@click.option(
+    "--snapshot",
+    metavar="EAGER.pickle",
+    help="Write PyTorch's step as a snapshot, for pytorch.org/memory_viz; with --as.",
+)
 @json_option
-def estimate(model: str, listed: bool, as_json: bool, **options: Any) -> None:
+def estimate(
+    model: str, listed: bool, framework: str | None, snapshot: str | None, as_json: bool, **options: Any
+) -> None:
     """Say how much memory a step of MODEL takes, and what fills the peak. Nothing is allocated, no weight is read.
 
-    MODEL may be a plan file too.
+    MODEL may be a plan file too. On a card it ends with whether the whole of it fits there, and exits with 3 if not;
+    then it says what would fit: a smaller batch, a budget, a narrower precision.
 
     \b
     Examples:
       foreplan estimate resnet50 --batch 32
+      foreplan estimate resnet50 --batch 512 --target cuda:t4
       foreplan estimate model.onnx --shapes x:32x3x224x224 --optimizer adamw --budget 2GiB
       foreplan estimate resnet50 --batch 8 --accumulate 4
       foreplan estimate model.onnx --freeze '*' --train head --parameters
       foreplan estimate gpt2_small --infer --json
+      foreplan estimate resnet50 --as pytorch:zero=keep
     """
-    compiled = open_compiled(model, settings_from(options))
-    figures, weights = compiled.estimate(), compiled.weights
+    variant = None
+    if framework is not None:
+        from foreplan.eager import variant_options
+
+        variant = variant_options(framework)
+    elif snapshot is not None:
+        raise UsageError(
+            "--snapshot writes the step of --as: say --as pytorch (a plan's: foreplan view -o plan.pickle)"
+        )
+    settings = settings_from(options)
+    compiled = open_compiled(model, settings)
+    figures, weights, verdict = compiled.estimate(), compiled.weights, compiled.verdict
+    found = [] if verdict.fits is not False else _remedies(model, settings, compiled)
+    beside = None if variant is None else compiled.as_pytorch(**variant)
+    if beside is not None and snapshot is not None:
+        from foreplan.files import write_atomically
+        from foreplan.views.snapshot import eager_snapshot, snapshot_bytes
+
+        write_atomically(snapshot, snapshot_bytes(eager_snapshot(beside.eager)))
     if as_json:
+        figures |= {} if beside is None else {"pytorch": beside.as_json()}
         rows = {"parameters": [asdict(row) | {"type": str(row.type)} for row in weights.rows]} if listed else {}
-        print_json(figures | rows)
+        print_json(figures | {"remedies": [remedy.to_json() for remedy in found]} | rows)
+        _exit(verdict)
         return
     echo(_headline(figures))
     if compiled.program.loss is not None:
@@ -61,9 +99,31 @@ def estimate(model: str, listed: bool, as_json: bool, **options: Any) -> None:
     echo()
     if listed:
         echo(str(weights))
-    echo(str(compiled.memory), nl=False)
+    echo(str(compiled.memory if beside is None else beside), nl=False)
     for note in figures["notes"]:
         say(f"note: {note}")
+    if verdict.fits is not None:
+        echo(f"\n{verdict.lacking}." if verdict.lacking else "")
+        echo(f"{verdict}{'. Fits: ' * bool(found)}{'; or '.join(map(str, found))}")
+    _exit(verdict)
+
+
+def _remedies(model: str, settings: Settings, compiled: Compiled) -> list[Remedy]:
+    """What makes a step of a model fit its card; of a plan file nothing is known."""
+    from foreplan.fitting import batch_of
+    from foreplan.remedies import remedies
+
+    if compiled.model is None:
+        return []
+    say(f"{compiled.verdict}; looking for what fits")
+    again = partial(compile_at, model, settings)
+    return list(remedies(compiled, batch_of(compiled.model), again))
+
+
+def _exit(verdict: Verdict) -> None:
+    """Exit with 3 if a step does not fit its card."""
+    if verdict.fits is False:
+        raise click.exceptions.Exit(DoesNotFitError.exit_code)
 
 
 def _headline(figures: dict[str, Any]) -> str:
@@ -141,10 +201,11 @@ def verify(file: str, trust_code: bool, weights_folder: str | None, as_json: boo
 
 @click.command(short_help="Show where the bytes are, as a table, a map, or a file for other tools.")
 @model_options
-@click.option("-o", "--out", "path", metavar="FILE", help="Write a file instead; its name says which form.")
+@click.option("-o", "--out", "path", metavar="FILE", help="Write a file instead; its name says in which format.")
+@click.option("--format", "form", metavar="NAME", help="The format, where the name does not say it: html, svg, …")
 @click.option("--over", metavar="OTHER.plan", help="Lay the plan of another file over this one, on the map.")
 @json_option
-def view(model: str, path: str | None, over: str | None, as_json: bool, **options: Any) -> None:
+def view(model: str, path: str | None, form: str | None, over: str | None, as_json: bool, **options: Any) -> None:
     """Show where the bytes are: MODEL may be a plan file too.
 
     Without -o, prints the memory as a table. With it, the ending of the name says what is written:
@@ -158,6 +219,7 @@ def view(model: str, path: str | None, over: str | None, as_json: bool, **option
       .onnx             instructions with offsets and lifetimes, for Netron
       .graphml          a graph of instructions and contents (needs networkx)
       .dot              a graph of instructions, for Graphviz
+      .pickle           allocations, for PyTorch's memory_viz page
 
     \b
     Examples:
@@ -165,18 +227,19 @@ def view(model: str, path: str | None, over: str | None, as_json: bool, **option
       foreplan view resnet50.plan
       foreplan view lean.plan --over resnet50.plan -o map.html
       foreplan view resnet50.plan -o resnet50.trace.json
+      foreplan view resnet50.plan -o /dev/stdout --format csv
     """
     if path is not None:
         from foreplan.views.formats import format_of
 
-        format_of(path)
+        format_of(path, form)
         check_writable(path)
-    elif over is not None:
-        raise UsageError("--over lays two plans over one another on the map: say where to write it with -o MAP.html")
+    elif over is not None or form is not None:
+        raise UsageError("--over and --format are for a file: say where to write it with -o FILE")
     settings = settings_from(options)
     compiled = open_compiled(model, settings)
     if path is not None:
-        compiled.view(path, over=None if over is None else _plan_file(over, settings))
+        compiled.view(path, over=None if over is None else _plan_file(over, settings), format=form)
     if as_json:
         print_json(compiled.memory.as_json())
     elif path is None:

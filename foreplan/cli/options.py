@@ -23,7 +23,6 @@ from foreplan.options import USUAL, Options, Said, said_of
 if TYPE_CHECKING:
     import rich.console
 
-    from foreplan.compiled import Compiled
     from foreplan.graph import Graph
 
 # Control characters but line ends and tabs, those that turn the direction of writing, and bytes of paths that are no
@@ -248,10 +247,23 @@ def _option(name: str, said: Said) -> Callable[[_Function], _Function]:
     if said.choices:
         kind = click.Choice(said.choices)
     elif said.least is not None:
-        kind = click.IntRange(min=said.least)
+        kind = _Whole(said.least, said.words)
     return click.option(
         said.flag, name, type=kind, default=default, show_default=True, metavar=said.value or None, help=said.help
     )
+
+
+class _Whole(click.ParamType):
+    """A whole number, or a word that stands for one."""
+
+    name = "whole"
+
+    def __init__(self, least: int, words: tuple[str, ...]) -> None:
+        self.number, self.words = click.IntRange(min=least), words
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The word, or the number."""
+        return value if value in self.words else self.number.convert(value, param, ctx)
 
 
 def settings_from(options: dict[str, Any]) -> Settings:
@@ -262,19 +274,11 @@ def settings_from(options: dict[str, Any]) -> Settings:
     return Settings(**own | parsed, step=step)
 
 
-def compile_model(model: str, settings: Settings) -> Compiled:
-    """Import or build the model that MODEL names, and compile its step."""
-    from foreplan import api
-
-    with working(f"compiling {model}"):
-        return api.compile_with(*model_with_options(model, settings))
-
-
 def model_with_options(model: str, settings: Settings) -> tuple[Graph, Options]:
     """The model that MODEL names, with its loss where it is trained, and what it is compiled with."""
     if settings.trust_code or settings.weights_folder is not None:
         raise UsageError(f"{model!r} is no plan file, which --trust-code and --weights-folder are for: leave them out")
-    if settings.step.accumulate > 1 and settings.infer:
+    if settings.step.accumulate != 1 and settings.infer:
         raise UsageError("--accumulate adds up gradients, and there are none with --infer: leave one of them out")
     if settings.step.offload and settings.infer:
         raise UsageError("--offload copies what the backward pass reads, and --infer has none: leave one of them out")
@@ -346,18 +350,6 @@ def is_plan_file(text: str) -> bool:
         return False
     with open(text, "rb") as file:
         return text.endswith(".plan") or file.read(1) == b"{"
-
-
-def open_compiled(text: str, settings: Settings) -> Compiled:
-    """The compiled step of a plan file, or of a model."""
-    if is_plan_file(text):
-        from foreplan.compiled import load_plan
-
-        if written := given(*DECIDED):
-            option = f"--{written[0].replace('_', '-')}"
-            raise UsageError(f"{text!r} is a plan, which has decided on {option} already: give the model instead")
-        return load_plan(text, trust_code=settings.trust_code, weights_folder=settings.weights_folder)
-    return compile_model(text, settings)
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:

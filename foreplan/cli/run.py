@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from foreplan.cli.compiling import open_compiled
 from foreplan.cli.data import max_rss_bytes, read_arrays, samples_in, write_arrays
 from foreplan.cli.options import (
     echo,
@@ -16,7 +17,6 @@ from foreplan.cli.options import (
     is_plan_file,
     json_option,
     model_options,
-    open_compiled,
     parse_shapes,
     parse_values,
     plan_file_options,

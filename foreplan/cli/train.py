@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from foreplan.cli.compiling import open_compiled
 from foreplan.cli.data import Arrays, read_arrays, samples_in
 from foreplan.cli.log import open_logs
 from foreplan.cli.optimizer import with_steps
@@ -15,7 +16,6 @@ from foreplan.cli.options import (
     given,
     json_option,
     model_options,
-    open_compiled,
     print_json,
     seed_option,
     settings_from,

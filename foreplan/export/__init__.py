@@ -5,6 +5,7 @@ ops/, expressions  the translations, one file a family
 graph            a graph as an ONNX model: what ONNX lacks is decomposed first
 forms            what of a model is written, with its inputs and outputs
 source           an imported model as its file had it, with other weights
+metadata         what viewers show of values and nodes: offsets, lifetimes
 save             the file, and a file of weights beside it where they are large
 """
 
@@ -13,19 +14,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
 from foreplan.errors import UsageError
+from foreplan.export.metadata import Facts, add_metadata
 from foreplan.graph import Graph, Value
 
+_NO_FACTS: Facts = MappingProxyType({})
 FORMS = ("model", "graph", "step")
 _NO_GRAPH = "a plan file has no graph to write: compile the model itself, or use `foreplan export MODEL`"
 _NO_STEP = "a step that accumulates gradients is two graphs: compile it with accumulate=1 to write it as one"
 
 
 def write_onnx(
-    path: str, form: str, model: Graph | None, step: Graph | None, held: Mapping[str, np.ndarray]
+    path: str,
+    form: str,
+    model: Graph | None,
+    step: Graph | None,
+    held: Mapping[str, np.ndarray],
+    values: Facts = _NO_FACTS,
+    nodes: Facts = _NO_FACTS,
 ) -> list[Path]:
     """Write a model, or the step that trains it, as an ONNX file.
 
@@ -35,6 +45,7 @@ def write_onnx(
         model: as it was compiled; None where it is not known.
         step: the whole step; None where it is not known, or in two halves.
         held: the contents of what a session keeps; without adapters where a model that has some is written as it was.
+        values, nodes: what the metadata of a step says of each, by name.
 
     Returns:
         The files: the model's, and one beside it if large weights are there.
@@ -58,10 +69,12 @@ def write_onnx(
     if form == "model" and isinstance(origin, Origin) and origin.outputs == tuple(graph.outputs):
         return save_model(path, *source_form(graph, origin, held), origin.external)
     proto, plain = (step_form if form == "step" else model_form)(graph)
+    if form == "step":
+        add_metadata(proto, plain, values, nodes)
     named = {tensor.name for tensor in proto.graph.initializer if not tensor.raw_data}
-    values = [value for value in (*plain.inputs, *plain.stored) if value.name in named]
+    filled = [value for value in (*plain.inputs, *plain.stored) if value.name in named]
 
     def content(value: Value) -> np.ndarray:
         return in_type(value.name, value.dtype, held) if value.name in held else first_content(value)
 
-    return save_model(path, proto, {value.name: partial(content, value) for value in values})
+    return save_model(path, proto, {value.name: partial(content, value) for value in filled})

@@ -12,7 +12,7 @@ from foreplan.jit import machine
 from foreplan.jit.expressions import Expressions
 from foreplan.jit.source import Source, digest_of
 from foreplan.jit.translation import Module
-from foreplan.jit.types import TupleType, Type, python_value, word_count, written
+from foreplan.jit.types import TupleType, Type, python_value, word_count
 from foreplan.jit.values import I32, I64, POINTER, Number, Tuple, Untranslatable, Value, put_together, taken_apart
 
 _STATUS = ir.FunctionType(I32, [I64, I64, POINTER])  # as `runtime.cpu.codegen.native` calls functions
@@ -34,13 +34,9 @@ class Entry:
         self._results = [np.dtype(name) for name in results.strip("()").split(",") if name]
         self._at = sum(map(word_count, types))
 
-    def table(self, arguments: tuple[Any, ...]) -> np.ndarray:
-        """The table of a call. It does not keep arrays alive."""
-        words: list[int] = []
-        for argument in arguments:
-            written(argument, words)
-        words += [0] * len(self._results)
-        return np.array(words, np.int64)
+    def table(self, words: list[int]) -> np.ndarray:
+        """The table of a call with these arguments."""
+        return np.array(words + [0] * len(self._results), np.int64)
 
     def results(self, table: np.ndarray) -> Any:
         """What a call has returned."""

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from functools import partial, update_wrapper
 from typing import Any
 
+import numpy as np
+
 from foreplan.jit.calls import NO_INDEX, NO_MEMORY
 from foreplan.jit.entries import Entry, make_entry
 from foreplan.jit.source import Source
-from foreplan.jit.types import Type, type_of
+from foreplan.jit.types import type_of, written
 
 VARIABLE = "FOREPLAN_JIT"
 
@@ -23,7 +25,7 @@ class Compiled:
     def __init__(self, source: Source) -> None:
         update_wrapper(self, source.function)
         self.source = source
-        self._entries: dict[tuple[Type, ...], Entry] = {}
+        self._entries: dict[tuple[Any, ...], Entry] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         """Call it.
@@ -33,8 +35,7 @@ class Compiled:
             MemoryError: there is no memory for an array that it makes.
             IndexError: where indices are checked, one is not within its axis.
         """
-        entry = self.entry(arguments)
-        table = entry.table(arguments)
+        entry, table = self.prepared(arguments)
         status = entry.call(0, 0, table.ctypes.data)
         if status == NO_MEMORY:
             raise MemoryError(f"{self.__name__} has no memory for an array")
@@ -42,14 +43,20 @@ class Compiled:
             raise IndexError(f"{self.__name__}: in line {status - NO_INDEX}, an index is not within its axis")
         return entry.results(table)
 
-    def entry(self, arguments: tuple[Any, ...]) -> Entry:
-        """Its machine code for arguments of such types; compiled now if it is not on disk."""
-        types = tuple(map(type_of, arguments))
-        found = self._entries.get(types)
+    def prepared(self, arguments: tuple[Any, ...]) -> tuple[Entry, np.ndarray]:
+        """Its machine code for arguments of such types, compiled now if it is not on disk; and the table for it, which
+        does not keep arrays alive.
+        """
+        words: list[int] = []
+        kinds: list[Any] = []
+        for argument in arguments:
+            written(argument, words, kinds)
+        key = tuple(kinds)
+        found = self._entries.get(key)
         if found is None:
-            found = make_entry(self.source, types, checked=os.environ.get(VARIABLE) == "checked")
-            self._entries[types] = found
-        return found
+            checked = os.environ.get(VARIABLE) == "checked"
+            found = self._entries[key] = make_entry(self.source, tuple(map(type_of, arguments)), checked=checked)
+        return found, found.table(words)
 
 
 def compiled(

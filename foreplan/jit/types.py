@@ -7,7 +7,6 @@ strides in bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -54,18 +53,40 @@ def type_of(value: Any) -> Type:
     Raises:
         TypeError: compiled functions take no such value.
     """
+    if isinstance(value, np.ndarray):
+        return ArrayType(value.dtype, value.ndim, value.flags.c_contiguous)
+    if isinstance(value, tuple):
+        return TupleType(tuple(map(type_of, value)), getattr(value, "_fields", ()))
+    if value is None:
+        return NoneType()
     kind: Any = type(value)
-    return _taken(kind)[0](value)
+    return _dtype_of(kind)
 
 
-def written(value: Any, words: list[int]) -> None:
-    """Append a Python value to a table.
+def written(value: Any, words: list[int], kinds: list[Any]) -> None:
+    """Append a Python value to a table, and what its type follows from to `kinds`; equal kinds are equal types.
 
     Raises:
-        OverflowError: an integer is too large for int64.
+        TypeError: compiled functions take no such value.
     """
     kind: Any = type(value)
-    _taken(kind)[1](value, words)
+    kinds.append(kind)
+    if kind is np.ndarray or isinstance(value, np.ndarray):
+        told = value.__array_interface__
+        shape, strides = told["shape"], told["strides"]
+        words.append(told["data"][0])
+        words.extend(shape)
+        if strides is not None:
+            words.extend(strides)
+        kinds.append((told["typestr"], len(shape), strides is None))
+    elif isinstance(value, tuple):
+        kinds.append(len(value))
+        for item in value:
+            written(item, words, kinds)
+    elif kind is int or kind is bool:
+        words.append(int(value))
+    elif value is not None:
+        words.append(_bits(value, _dtype_of(kind)))
 
 
 def word_count(type: Type) -> int:
@@ -76,48 +97,20 @@ def word_count(type: Type) -> int:
 
 
 @cache
-def _taken(kind: Any) -> tuple[Callable[[Any], Type], Callable[[Any, list[int]], None]]:
-    """How values of a Python type are typed, and how they are written."""
-    if issubclass(kind, np.ndarray):
-        return _type_of_array, _write_array
-    if issubclass(kind, tuple):
-        return _type_of_tuple, _write_tuple
-    if kind is type(None):
-        return lambda _: NoneType(), lambda _value, _words: None
+def _dtype_of(kind: Any) -> np.dtype[Any]:
+    """The type of numbers of a Python type."""
     if issubclass(kind, bool | int | float | np.generic):
         dtype = np.dtype(INT64 if issubclass(kind, int) and kind is not bool else kind)
         if dtype.kind in "biuf":
-            return lambda _: dtype, (_write_integer if dtype.kind in "bi" else _write_bits)
+            return dtype
     raise TypeError(f"compiled functions take no {kind.__name__}")
 
 
-def _type_of_array(array: np.ndarray) -> Type:
-    return ArrayType(array.dtype, array.ndim, array.flags.c_contiguous)
-
-
-def _type_of_tuple(values: tuple[Any, ...]) -> Type:
-    return TupleType(tuple(map(type_of, values)), getattr(values, "_fields", ()))
-
-
-def _write_array(array: np.ndarray, words: list[int]) -> None:
-    words.append(array.__array_interface__["data"][0])
-    words.extend(array.shape)
-    if not array.flags.c_contiguous:
-        words.extend(array.strides)
-
-
-def _write_tuple(values: tuple[Any, ...], words: list[int]) -> None:
-    for value in values:
-        written(value, words)
-
-
-def _write_integer(value: int, words: list[int]) -> None:
-    words.append(int(value))
-
-
-def _write_bits(value: Any, words: list[int]) -> None:
-    wide = np.array(value, f"{np.dtype(type(value)).kind}{np.dtype(type(value)).itemsize}")
-    words.append(int(wide.view(f"i{wide.itemsize}")))
+def _bits(value: Any, dtype: np.dtype[Any]) -> int:
+    """A number as a table has it."""
+    if dtype.kind in "bi":
+        return int(value)
+    return int(np.array(value, dtype).view(f"i{dtype.itemsize}"))
 
 
 def python_value(bits: int, dtype: np.dtype[Any]) -> Any:

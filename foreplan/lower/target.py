@@ -20,6 +20,8 @@ class DeviceProfile:
         bytes_per_second: of streaming reads and writes together.
         bus_bytes_per_second: copied between the device and host memory, in either direction.
         needs: what plans depend on, by name, such as a library's version: they run only where it is the same.
+        memory_bytes: of the device, where the target names one; None: the host's, which no target names.
+        narrow: the precision of `compile` in two bytes an element that the device computes in; empty: it has none.
     """
 
     name: str
@@ -27,6 +29,8 @@ class DeviceProfile:
     bytes_per_second: int
     bus_bytes_per_second: int
     needs: tuple[tuple[str, str], ...] = ()
+    memory_bytes: int | None = None
+    narrow: str = ""
 
     def nanoseconds(self, cost: Cost) -> int:
         """The roofline (Williams, Waterman and Patterson 2009): whichever takes longer, arithmetic or memory."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from foreplan.errors import UsageError
+from foreplan.files import write_atomically
+from foreplan.graph import Graph, Node, Value
 from foreplan.graph.walk import networkx_here
 from foreplan.planner.problem import Role
 from foreplan.units import format_bytes
-from foreplan.views.dot import FILLS, HEAD, STORED_FILL, quoted
+from foreplan.views.dot import FILLS, HEAD, STORED_FILL, quoted, write_dot
 from foreplan.views.flow import Flow
 from foreplan.views.memory import Memory, printable
 
@@ -36,6 +40,48 @@ def plan_digraph(memory: Memory) -> networkx.DiGraph:
     return digraph
 
 
+def graph_digraph(graph: Graph) -> networkx.DiGraph:
+    """A graph of ops as a DiGraph that files can hold: `Graph.to_networkx` with texts for its vertices.
+
+    Vertices are `v0`, `v1`, … for values and `n0`, `n1`, … for nodes, with the attributes `kind` (of a value, or
+    "node"), `name`, `type` or `op`, and `source`.
+
+    Raises:
+        UsageError: networkx is not installed.
+    """
+    digraph = graph.to_networkx()
+    ids: dict[Value | Node, str] = {}
+    ids |= {value: f"v{i}" for i, value in enumerate(graph.values())}
+    ids |= {node: f"n{i}" for i, node in enumerate(graph.nodes)}
+    for vertex, data in digraph.nodes(data=True):
+        data.clear()
+        data["name"] = printable(vertex.name)
+        if isinstance(vertex, Value):
+            data |= {"kind": str(vertex.kind), "type": str(vertex.type)}
+        else:
+            data |= {"kind": "node", "op": printable(str(vertex.op)), "source": printable(vertex.source)}
+    digraph.graph["name"] = printable(graph.name)
+    relabelled: networkx.DiGraph = networkx_here().relabel_nodes(digraph, ids)
+    return relabelled
+
+
+def write_graph(path: str | os.PathLike[str], graph: Graph) -> None:
+    """Write a graph of ops for other tools: as DOT text, or as GraphML, as the ending of the name says.
+
+    Raises:
+        UsageError: the name ends in neither; or the file cannot be written; or networkx is not installed.
+    """
+    name = os.fspath(path).lower()
+    if name.endswith(".dot"):
+        write_dot(path, graph)
+    elif name.endswith(".graphml"):
+        write_atomically(path, graphml_text(graph_digraph(graph)))
+    else:
+        raise UsageError(
+            f"a graph is written as .dot or as .graphml, which the name {os.fspath(path)!r} does not end in"
+        )
+
+
 def graphml_text(digraph: networkx.DiGraph) -> str:
     """A DiGraph whose attributes are numbers and texts as GraphML, http://graphml.graphdrawing.org."""
     return "\n".join(networkx_here().generate_graphml(digraph)) + "\n"
@@ -43,7 +89,8 @@ def graphml_text(digraph: networkx.DiGraph) -> str:
 
 def plan_dot_text(memory: Memory) -> str:
     """The instructions of a plan as a `digraph`: boxes are instructions in the colours of their phase, ellipses what is
-    there when the step begins, edges say the bytes and where they lie.
+    there when the step begins, edges say the bytes and where they lie, dashed edges lead to the stored value that an
+    instruction replaces.
     """
     return "\n".join(_lines(Flow.of(memory))) + "\n"
 
@@ -68,4 +115,8 @@ def _lines(flow: Flow) -> Iterator[str]:
             source = f"c{c}" if content.written < 0 else f"i{content.written}"
             label = quoted(f"{format_bytes(problem.values[content.value].nbytes)} at {content.offset}")
             yield f"  {source} -> i{i} [label={label}, tooltip={quoted(content.name)}];"
+    first = {content.value: c for c, content in enumerate(flow.contents) if content.written < 0}
+    for content in flow.contents:
+        if content.last and content.written >= 0 and (home := problem.values[content.value].home) >= 0:
+            yield f"  i{content.written} -> c{first[home]} [style=dashed, constraint=false];"
     yield "}"

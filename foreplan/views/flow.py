@@ -101,7 +101,7 @@ class Flow:
         """What an instruction is; sizes in bytes, times in nanoseconds."""
         run = self.memory.plan.steps[step]
         action = self.memory.problem.actions[run.action]
-        scratch = {"workspace_bytes": action.workspace, "workspace_offset": run.workspace} if action.workspace else {}
+        scratch = {"workspace": action.workspace, "workspace_at": run.workspace} if action.workspace else {}
         return {
             "instruction": step,
             "phase": str(self.line.phases[step]),

@@ -287,7 +287,7 @@ def as_table(memory: Memory, largest: int = 10) -> str:
         ("lower bound", memory.lower_bound, f"of this schedule: {_gap_text(gap)}{share}"),
     ]
     if memory.outside:
-        more, whole = format_bytes(memory.peak - memory.arena), "card" if _on_card(memory) else "process"
+        more, whole = format_bytes(memory.peak - memory.arena), "card" if on_card(memory) else "process"
         rows.insert(0, ("peak", memory.peak, f"of the whole {whole}: the arena and {more} outside it"))
     if memory.order_lower_bound is not None:
         rows.append(("in any order", memory.order_lower_bound, "no schedule of these actions needs less"))
@@ -308,7 +308,7 @@ def as_table(memory: Memory, largest: int = 10) -> str:
     ]
     if shown := memory.largest(largest):
         lines += ["", "the largest buffers alive there:", "", buffer_table(shown)]
-    if _on_card(memory) and memory.workspaces:
+    if on_card(memory) and memory.workspaces:
         total = sum(nbytes for _, _, nbytes in memory.workspaces)
         lines += ["", f"the largest workspaces, of {format_bytes(total)} over all instructions:", ""]
         lines += [
@@ -323,7 +323,8 @@ def as_table(memory: Memory, largest: int = 10) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _on_card(memory: Memory) -> bool:
+def on_card(memory: Memory) -> bool:
+    """Whether the arena lies on a card."""
     from foreplan.lower.targets import engine_info
 
     return engine_info(getattr(memory.problem, "target", "")).on_card
@@ -377,19 +378,19 @@ def _short(text: str, width: int) -> str:
     return f"{text[: width - 1 - tail]}…{text[-tail:]}"
 
 
-def does_not_fit(memory: Memory, capacity: int, advice: Sequence[str] = ()) -> str:
-    """Why a step does not fit, for people: needed, capacity, bounds, the peak and its five largest buffers. A budget
-    limits the arena, on every target.
+def does_not_fit(memory: Memory, needed: int, capacity: int, advice: Sequence[str] = ()) -> str:
+    """Why a step does not fit, for people: needed, capacity, bounds, the peak and its five largest buffers.
 
     Args:
         memory: of the smallest plan found.
-        capacity: bytes that its arena was allowed.
+        needed: bytes that it needs: its arena, and what lies outside it where the budget holds for both.
+        capacity: bytes that were allowed.
         advice: what to try next, a line each.
     """
-    missing = memory.arena - capacity
+    beside = f": the arena, and {format_bytes(needed - memory.arena)} outside it" if needed > memory.arena else ""
     lines = [
-        f"does not fit: {format_bytes(missing)} too much",
-        f"  needed       {format_bytes(memory.arena):>12}  ({memory.arena:,} bytes)",
+        f"does not fit: {format_bytes(needed - capacity)} too much",
+        f"  needed       {format_bytes(needed):>12}  ({needed:,} bytes{beside})",
         f"  capacity     {format_bytes(capacity):>12}  ({capacity:,} bytes)",
         f"  lower bound  {format_bytes(memory.lower_bound):>12}  (of this schedule)",
     ]

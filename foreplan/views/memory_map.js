@@ -251,11 +251,12 @@ function level(g, y, text, colour, dash) {
   if (!text) return;
   g.font = "600 " + FONT;
   const room = g.measureText(text).width + 10;
+  const at = Math.min(y, height - LOWER - 9);
   g.fillStyle = theme.panel;
-  g.fillRect(width - RIGHT - room - 4, y - 9, room, 18);
+  g.fillRect(width - RIGHT - room - 4, at - 9, room, 18);
   g.fillStyle = colour;
   g.textBaseline = "middle";
-  g.fillText(text, width - RIGHT - room + 1, y);
+  g.fillText(text, width - RIGHT - room + 1, at);
 }
 function verticals(g, top, bottom, labelled) {
   const lines = [[P.peak, theme.peak, `peak: ${iec(P.total[P.peak] || 0)} live at ${step(P.peak)}`]];
@@ -270,7 +271,7 @@ function verticals(g, top, bottom, labelled) {
     g.lineTo(x, bottom);
     g.stroke();
     if (!labelled) continue;
-    if (at === P.peak && cursor !== P.peak && Math.abs(sx(middleOf(cursor)) - x) < 260) continue;
+    if (at === P.peak && cursor !== P.peak && Math.abs(sx(middleOf(cursor)) - x) < 430) continue;
     g.font = "600 " + FONT;
     g.textBaseline = "middle";
     const short = shorten(g, text, 420), room = g.measureText(short).width;

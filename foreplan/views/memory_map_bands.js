@@ -75,14 +75,23 @@ function moduleColour(node, row) {
   return `hsl(${hues.get(root)} ${dark ? 28 : 48}% ${dark ? 30 - row * 3 : 84 + row * 2.5}%)`;
 }
 function drawModules(g, level, row) {
-  const runs = P.levels[level], y = rowTop(row);
+  const runs = P.levels[level], y = rowTop(row), narrow = { from: 0, to: 0, first: 0, last: 0, count: 0 };
+  const write = (text, left, room) => { g.fillStyle = theme.ink; g.fillText(shorten(g, text, room), left, y + ROW / 2); };
+  const nameAt = (k) => (row ? partOf(runs[k + 2]) : fullNames[runs[k + 2]]);
+  const writeNarrow = () => {  // several modules under one text, where none has room for its own
+    const room = narrow.to - narrow.from - 8;
+    if (room > 22 && narrow.count <= 20) write(`${nameAt(narrow.first)} … ${nameAt(narrow.last)}`, narrow.from + 4, room);
+    narrow.count = 0;
+  };
   visibleRuns(runs, 3, (left, right, k) => {
     g.fillStyle = moduleColour(runs[k + 2], row);
     g.fillRect(left, y, Math.max(0.7, right - left - (right - left > 3 ? 1 : 0)), ROW - 1);
-    if (right - left < 26) return;
-    g.fillStyle = theme.ink;
-    g.fillText(shorten(g, row ? partOf(runs[k + 2]) : fullNames[runs[k + 2]], right - left - 8), left + 4, y + ROW / 2);
+    if (narrow.count && (right - left >= 26 || left - narrow.to > 1 || narrow.to - narrow.from > 100)) writeNarrow();
+    if (right - left >= 26) write(nameAt(k), left + 4, right - left - 8);
+    else if (narrow.count++) Object.assign(narrow, { to: right, last: k });
+    else Object.assign(narrow, { from: left, to: right, first: k, last: k });
   });
+  if (narrow.count) writeNarrow();
 }
 // What lies at a place of the bands: {from, to, node} of a module, {from, to, phase} of a lane, or null.
 function bandAt(px, py) {

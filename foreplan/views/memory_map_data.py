@@ -21,7 +21,7 @@ import numpy as np
 from foreplan.planner.memory.bounds import granularities
 from foreplan.planner.problem import Category
 from foreplan.units import align_up, format_bytes
-from foreplan.views.memory import Memory
+from foreplan.views.memory import Memory, on_card
 from foreplan.views.timeline import Phase, Timeline, aligned
 
 _TYPES = (("u1", 0, 2**8), ("u2", 0, 2**16), ("u4", 0, 2**32), ("i4", -(2**31), 2**31))
@@ -64,7 +64,7 @@ def _plan(memory: Memory, line: Timeline, names: _Tree, shapes: _Texts) -> dict[
         "base": bases,
         "top": top,
         "arena": memory.arena,
-        "budget": plan.budget,
+        "budget": None if on_card(memory) else plan.budget,  # one of a card holds for more than the arena
         "peak": memory.peak_step,
         "steps": {
             "name": _column([names.node(name) for name in line.names]),

@@ -203,6 +203,7 @@ function drawPanels() {
   drawModuleTable();
 }
 function drawLegend() {
+  const there = D.categories.map((_, c) => plans.some((p) => p.buffers.category.includes(c)));
   const chips = D.categories.map((category, c) => {
     const chip = button(undefined, () => {
       shown[c] = !shown[c];
@@ -212,6 +213,7 @@ function drawLegend() {
     chip.title = "Bytes at the peak; click to hide or show";
     chip.setAttribute("aria-pressed", String(shown[c]));
     chip.append(swatch(c), make("span", words(category)), make("small", iec(P.live[c][P.peak] || 0)));
+    chip.hidden = !there[c];
     return chip;
   });
   $("legend").replaceChildren(...chips);

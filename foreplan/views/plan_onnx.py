@@ -62,7 +62,7 @@ def _told(flow: Flow, content: Content, name: str) -> onnx.ValueInfoProto:
 def _add(props: object, facts: dict[str, str | int]) -> None:
     for key, value in facts.items():
         if value != "":
-            props.add(key=f"foreplan.{key}", value=str(value))  # type: ignore[attr-defined]
+            props.add(key=f"plan.{key}", value=str(value))  # type: ignore[attr-defined]
 
 
 def _unique(names: list[str]) -> list[str]:

@@ -7,6 +7,7 @@ speedscope's file format, https://www.speedscope.app/file-format-schema.json.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -51,11 +52,6 @@ def _edges(line: Timeline) -> tuple[np.ndarray, str]:
     return np.arange(len(line.edges)) * 1000, "one microsecond an instruction: the target predicts no time"
 
 
-def _slice(name: str, thread: int, begin: int, end: int, **more: Any) -> dict[str, Any]:
-    times = {"ts": int(begin) / 1000, "dur": int(end - begin) / 1000}
-    return {"ph": "X", "name": printable(name), "tid": thread} | times | _PROCESS | more
-
-
 def _instructions(memory: Memory, line: Timeline, edges: np.ndarray) -> Iterator[dict[str, Any]]:
     for i, (step, phase) in enumerate(zip(memory.plan.steps, line.phases)):
         action = memory.problem.actions[step.action]
@@ -67,17 +63,24 @@ def _instructions(memory: Memory, line: Timeline, edges: np.ndarray) -> Iterator
             "workspace_bytes": action.workspace,
             "live_bytes": int(memory.live[i]),
         }
-        yield _slice(action.name, _INSTRUCTIONS, edges[i], edges[i + 1], cat=phase, args=args)
+        begin, end = int(edges[i]) / 1000, int(edges[i + 1]) / 1000
+        lasts = end - begin
+        while begin + lasts > end:  # rounded up, it would hold what begins when it ends
+            lasts = math.nextafter(lasts, 0)
+        named = {"ph": "X", "name": printable(action.name), "cat": phase, "tid": _INSTRUCTIONS}
+        yield named | {"ts": begin, "dur": lasts, "args": args} | _PROCESS
 
 
 def _modules(line: Timeline, edges: np.ndarray) -> Iterator[dict[str, Any]]:
-    running: list[tuple[str, int]] = []  # outer modules first, each with its first instruction
-    for i, name in enumerate((*line.names, "")):
+    """Beginnings and ends, outer modules around inner ones."""
+    running: list[str] = []
+    for name, edge in zip((*line.names, ""), edges.tolist()):
         scopes = list(scopes_of(name))[:-1]
-        same = _common([scope for scope, _ in running], scopes)
-        for scope, first in running[same:]:
-            yield _slice(scope, _MODULES, edges[first], edges[i], cat="module")
-        running[same:] = [(scope, i) for scope in scopes[same:]]
+        same = _common(running, scopes)
+        at = {"tid": _MODULES, "ts": edge / 1000, "cat": "module"} | _PROCESS
+        yield from ({"ph": "E", "name": printable(scope)} | at for scope in reversed(running[same:]))
+        yield from ({"ph": "B", "name": printable(scope)} | at for scope in scopes[same:])
+        running = scopes
 
 
 def _common(first: Sequence[object], second: Sequence[object]) -> int:

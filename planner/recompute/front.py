@@ -5,7 +5,7 @@ Copies off the device and back, where a problem has actions for them, count as r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from foreplan.errors import DoesNotFitError
@@ -20,7 +20,13 @@ from foreplan.planner.recompute.runs import annealed
 from foreplan.planner.recompute.schedules import Point, frontier, recompute, reordered
 from foreplan.planner.verify.verifier import verify
 
+Beside = Callable[[Plan], int]
 FREE = 100  # n: recomputation that adds at most 1/n to the predicted time counts as free
+
+
+def whole_bytes(plan: Plan, beside: Beside | None) -> int:
+    """Bytes that count toward a budget: those of the arena, and what a plan takes beside it where that is counted."""
+    return plan.arena_bytes + (0 if beside is None else beside(plan))
 
 
 @dataclass(frozen=True)
@@ -65,25 +71,31 @@ class Curve:
         """The verified plan of a point, of which the first, number 0, recomputes nothing."""
         return _finish(self, *self._laid_out(index))
 
-    def within(self, allowed: int) -> Plan:
-        """The plan of least cost whose arena is within a budget.
+    def within(self, allowed: int, beside: Beside | None = None) -> Plan:
+        """The plan of least cost that is within a budget.
+
+        Args:
+            allowed: bytes of the arena, and of what a plan takes beside it.
+            beside: the bytes that a plan takes beside its arena; None: those do not count.
 
         Raises:
             DoesNotFitError: there is none; with the smallest plan there is.
         """
         least: Plan | None = None
+        needed = 0
         for index in self._by_cost():
             if self._bound(index) > allowed and index < len(self) - 1:
                 continue
             found = self.plan(index)
-            if found.arena_bytes <= allowed:
+            nbytes = whole_bytes(found, beside)
+            if nbytes <= allowed:
                 return replace(found, budget=allowed)
-            if least is None or found.arena_bytes < least.arena_bytes:
-                least = found
+            if least is None or nbytes < needed:
+                least, needed = found, nbytes
         assert least is not None
         raise DoesNotFitError(
-            f"needs {least.arena_bytes} bytes, allowed are {allowed}",
-            needed=least.arena_bytes,
+            f"needs {needed} bytes, allowed are {allowed}",
+            needed=needed,
             capacity=allowed,
             lower_bound=least.lower_bound_bytes,
             plan=least,

@@ -63,6 +63,13 @@ class Device:
         return self.peak("float32")
 
     @property
+    def narrow(self) -> str:
+        """The precision of two bytes an element that the card computes in, as `compile` calls it; bfloat16 if it has
+        both; empty if it has none."""
+        known = dict(self.peaks)
+        return "bf16" if "bfloat16" in known else "fp16" if "float16" in known else ""
+
+    @property
     def compute(self) -> int:
         """The compute capability as compilers write it: 90 for "9.0"."""
         major, minor = self.capability.split(".")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import cast
 
-from foreplan.errors import PlanError, SessionError, TargetError, UsageError
+from foreplan.errors import DoesNotFitError, PlanError, TargetError, UsageError
 from foreplan.lower.program import Call, Operand, Program, Slot
 from foreplan.lower.targets import options_of
 from foreplan.planner.plan import Plan, Step
@@ -230,9 +230,12 @@ class CudaEngine:
         starts, total = _stacked(heights)
         free, there = self.card.memory()
         if total > free:
-            raise SessionError(
+            raise DoesNotFitError(
                 f"the arena takes {format_bytes(total)}, and of the {format_bytes(there)} of {self.card.title} "
-                f"{format_bytes(free)} are free: nvidia-smi shows what holds the rest; or compile with a lower budget"
+                f"{format_bytes(free)} are free: nvidia-smi shows what holds the rest; or compile with a lower budget",
+                needed=total,
+                capacity=free,
+                lower_bound=total,
             )
         with told("when the arena was allocated", harmless=True):
             block = self.card.allocate(total)

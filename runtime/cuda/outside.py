@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from foreplan.calibration import Table
 from foreplan.lower.outside import Use
 from foreplan.lower.program import Program
-from foreplan.outside import Basis, Part
+from foreplan.outside import REST, Basis, Part
 from foreplan.planner.plan import Plan
 from foreplan.runtime.cuda.calibration import LIBRARIES, calibrations, libraries_of
 from foreplan.runtime.cuda.code import device_of, instructions
@@ -21,8 +21,9 @@ PAGE = 2 << 20  # bytes; a driver gives out device memory in such pages
 def outside(program: Program, plan: Plan, use: Use) -> tuple[Part, ...]:
     """The memory that a session of a planned step holds on its card besides the arena."""
     device, table = device_of(program), calibrations()
-    nodes = sum(1 for _ in instructions(program, plan, device))
-    libraries = libraries_of(program.calls[step.action].kernel for step in plan.steps)
+    halves = [(program, plan)] if use.other is None else [(program, plan), use.other]
+    nodes = sum(1 for half in halves for _ in instructions(*half, device))
+    libraries = libraries_of(half.calls[step.action].kernel for half, planned in halves for step in planned.steps)
     versions = versions_beside(device.title) if table.knows(device.title) else {}
     return outside_arena(device, plan.arena_bytes, nodes, libraries, versions, table)
 
@@ -67,7 +68,7 @@ def outside_arena(
 
     rest = align_up(arena_bytes, PAGE) - arena_bytes
     return (
-        Part("rest of the arena's last page", rest, "exact", "device memory is given out in pages of 2 MiB"),
+        Part(REST, rest, "exact", "device memory is given out in pages of 2 MiB"),
         part("context", "context_bytes"),
         part("code of kernels", "code_bytes"),
         *(part(name, f"{name}_bytes") for name in LIBRARIES if name in libraries),

@@ -59,6 +59,8 @@ class CudaTarget:
             flops_per_second=self.device.flops_per_second,
             bytes_per_second=self.device.bytes_per_second,
             bus_bytes_per_second=self.device.bus_bytes_per_second,
+            memory_bytes=self.device.memory_bytes,
+            narrow=self.device.narrow,
             needs=(("compute capability", self.device.capability),),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 import foreplan as fp
@@ -107,3 +108,31 @@ def test_a_step_in_float16_and_what_opset_18_does_not_take(tmp_path):
     session, _ = trained(MODELS["convolutions"], None, precision="bf16")
     with pytest.raises(UnsupportedError, match=r"opset 18\) does not take it: .*Conv.*bfloat16"):
         session.to_onnx(tmp_path / "no.onnx", "step")
+
+
+def test_the_file_says_where_the_plan_puts_what(tmp_path):
+    """Offsets and lifetimes are those of the plan's steps, and the checker and ONNX Runtime take the file."""
+    session, inputs = trained(MODELS["mlp"], fp.optim.Momentum(0.01))
+    session.to_onnx(tmp_path / "step.onnx", "step")
+    model = onnx.load(tmp_path / "step.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    told = {
+        each.name: {prop.key: prop.value for prop in each.metadata_props}
+        for each in (*model.graph.value_info, *model.graph.input, *model.graph.output, *model.graph.node)
+    }
+    program, plan = session.program, session.plan
+    seen = 0
+    for number, step in enumerate(plan.steps):
+        action = program.actions[step.action]
+        for value, offset in zip(action.writes, step.writes):
+            facts = told.get(program.values[value].name)
+            if facts:
+                seen += 1
+                assert facts["plan.written"] == str(number) and facts["plan.offset"] == str(offset)
+                assert int(facts["plan.bytes"]) == program.values[value].nbytes
+    assert seen > len(plan.steps) / 2
+    names = {program.actions[step.action].name: str(number) for number, step in enumerate(plan.steps)}
+    for node in model.graph.node:  # which has the instruction of the longest name that it begins with
+        scope = max((name for name in names if node.name.startswith(f"{name}/")), key=len, default="")
+        assert told[node.name].get("plan.instruction") == names.get(scope), node.name
+    assert "loss" in run(tmp_path / "step.onnx", inputs)

@@ -66,8 +66,8 @@ def test_a_plan_of_both_halves(tmp_path: Path, data: Path) -> None:
     assert answer("view", path)["persistent_bytes"] == made["persistent_bytes"]
     assert answer("train", path, "--data", data)["steps"] == 4
     assert "has decided on --accumulate" in foreplan("estimate", path, "--accumulate", 3, code=2).stderr
-    foreplan("view", path, "-o", tmp_path / "map.html")
-    assert "hidden0.weight/gradient" in (tmp_path / "map.html").read_text()
+    foreplan("view", path, "-o", tmp_path / "map.csv")
+    assert ",hidden0.weight/gradient," in (tmp_path / "map.csv").read_text()
     assert answer("diff", path, path)["bytes"]["arena_bytes"]["after"] == made["arena_bytes"]
 
 

@@ -13,7 +13,8 @@ import time
 import numpy as np
 import pytest
 
-from foreplan.cli.options import Settings, compile_model
+from foreplan.cli.compiling import compile_model
+from foreplan.cli.options import Settings
 from foreplan.cli.training import DivergedError, Saving
 from tests.foreplan.shell import MODEL, PROGRAM, answer, foreplan
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import foreplan as fp
+from foreplan.changes import Change
 from foreplan.errors import UsageError
 from foreplan.explanation import Explanation
 from foreplan.planner import totals
-from foreplan.remedies import Remedy, batch_of
 from foreplan.views.timeline import Phase
 from tests.foreplan.shell import answer, foreplan
 
@@ -32,8 +32,8 @@ def told() -> Explanation:
     return step().explain(build)
 
 
-def by_flags(told: Explanation) -> dict[str, Remedy]:
-    return {each.how.partition(" ")[0] if "budget" in each.how else each.how: each for each in told.remedies}
+def by_flags(told: Explanation) -> dict[str, Change]:
+    return {each.how.partition(" ")[0] if "budget" in each.how else each.how: each for each in told.changes}
 
 
 def test_changes_bring_what_compiling_so_gives(told: Explanation) -> None:
@@ -54,7 +54,7 @@ def test_changes_bring_what_compiling_so_gives(told: Explanation) -> None:
 
 
 def test_recomputation_keeps_within_its_share_and_the_budget_gives_it(told: Explanation) -> None:
-    shares = [each for each in told.remedies if each.how.startswith("--budget")]
+    shares = [each for each in told.changes if each.how.startswith("--budget")]
     assert shares
     least = told.memory.arena
     for each in shares:
@@ -91,7 +91,7 @@ def test_words_are_about_the_peak(told: Explanation) -> None:
     assert where[phase] in told.words[0]
     for line in ("The largest things there:", "What the planner has done:", "What would change it"):
         assert line in text
-    for each in told.remedies:
+    for each in told.changes:
         assert each.how in text
 
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_done_says_why() -> None:
         raise UsageError(f"no batch of {batch} with this model")
 
     told = fp.compile(build(), fp.losses.cross_entropy, fp.optim.SGD(0.1)).explain(refuses)
-    (refused,) = [each for each in told.remedies if each.arena_bytes is None]
+    (refused,) = [each for each in told.changes if each.arena_bytes is None]
     assert refused.note == "no batch of 2 with this model"
     assert "cannot be" in str(told) and refused.note in str(told)
 
@@ -121,7 +121,7 @@ def test_inference_has_no_backward_to_wait_for() -> None:
 def test_a_plan_file_has_no_model_to_change(tmp_path: Path, told: Explanation) -> None:
     step().save(path := tmp_path / "step.plan")
     loaded = fp.load_plan(path).explain()
-    assert all(each.how.startswith("--budget") for each in loaded.remedies) and loaded.remedies
+    assert all(each.how.startswith("--budget") for each in loaded.changes) and loaded.changes
     assert loaded.held == told.held and loaded.words == told.words
     assert foreplan("explain", path).stdout.startswith(told.words[0])
 
@@ -143,12 +143,6 @@ def test_the_command(tmp_path: Path) -> None:
     found = answer("explain", MODEL)
     made = step().explain(build)
     assert found["arena_bytes"] == made.memory.arena and found["words"] == list(made.words)
-    assert {each["how"] for each in found["remedies"]} == {each.how for each in made.remedies}
+    assert {each["how"] for each in found["changes"]} == {each.how for each in made.changes}
     assert json.loads(json.dumps(found)) == found
     assert foreplan("explain", MODEL).stdout == str(made)
-
-
-def test_the_batch_of_a_model() -> None:
-    assert batch_of(build()) == 4
-    scalar = fp.trace(lambda x: {"y": x + 1}, fp.spec(()))
-    assert batch_of(scalar) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,9 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     monkeypatch.setattr(kept_plans, "LEAST", 0)
     monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path / "kept")
 
-    def counted(problem: fp.Problem, budget: object, remat: str) -> fp.Plan:
+    def counted(problem: fp.Problem, budget: Any, remat: str, beside: Any = None) -> fp.Plan:
         asked.append((problem.digest, budget, remat))
-        return driver.plan(problem, budget, remat)  # type: ignore[arg-type]
+        return driver.plan(problem, budget, remat, beside=beside)
 
     monkeypatch.setattr(kept_plans, "plan", counted)
     return asked
@@ -67,7 +68,9 @@ def test_what_is_no_right_plan_is_not_used(found: list[object], tmp_path: Path) 
 
     wrong = [with_offset(1), with_offset(-64), with_offset(1 << 40), b"", b"[]", b"{}", b"null", b"nonsense"]
     wrong += [
-        json.dumps(whole | {key: None}).encode() for key in whole if key not in ("budget", "order_lower_bound_bytes")
+        json.dumps(whole | {key: None}).encode()
+        for key in whole
+        if key not in ("budget", "order_lower_bound_bytes", "counted")
     ]
     wrong += [
         json.dumps(whole | {"arena_bytes": whole["arena_bytes"] - 64}).encode(),
@@ -78,6 +81,15 @@ def test_what_is_no_right_plan_is_not_used(found: list[object], tmp_path: Path) 
         assert kept_plan(program(), None, "auto") == right
         assert len(found) == 2 + number, content[:80]
     assert kept_plan(program(), None, "auto") == right and len(found) == 1 + len(wrong)
+
+
+def test_what_counts_beside_the_arena_must_be_as_it_was(found: list[object]) -> None:
+    least = driver.plan(program(), None, "auto").arena_bytes
+    for extra, times in ((100, 1), (100, 1), (200, 2), (100, 3)):
+        plan = kept_plan(program(), least + 200, "auto", lambda _, extra=extra: extra)
+        assert len(found) == times and plan.budget == least + 200
+    kept_plan(program(), least + 200, "auto")
+    assert len(found) == 4
 
 
 def test_plans_that_are_found_soon_are_not_kept(

@@ -145,7 +145,7 @@ def _value(rng: random.Random, command: str, parameter: click.Parameter) -> str:
         return rng.choice(("0", "1", "2", "-1", "x", "", *(() if name in LONG else ("9" * 30,))))
     if name in ("--budget", "--capacity", "--memory", "--workspace"):
         return rng.choice(SIZES)
-    if name in ("--data", "--out", "-o", "--resume", "--weights", "--dot", "table", "file", "before", "after"):
+    if name in ("--data", "--out", "-o", "--resume", "--weights", "--over", "table", "file", "before", "after"):
         return rng.choice(FILES) if rng.random() < 0.7 else "data.npz"
     if isinstance(parameter.type, click.types.IntParamType | click.types.FloatParamType):
         return rng.choice(NUMBERS)

@@ -190,7 +190,7 @@ def test_a_failure_in_a_step_breaks_the_session_until_it_is_loaded(card: FakeCar
 def test_less_memory_than_the_arena_takes(card: FakeCard) -> None:
     step = step_for(TARGET)
     card.total = card.live + step.arena_bytes - 1
-    with pytest.raises(fp.SessionError, match=r"the arena takes .* of fake H100 .* are free.*nvidia-smi"):
+    with pytest.raises(fp.DoesNotFitError, match=r"the arena takes .* of fake H100 .* are free.*nvidia-smi"):
         step.bind()
     card.total += 1
     step.bind()

@@ -52,7 +52,7 @@ def test_an_arena_larger_than_the_card_is_refused() -> None:
     width = int((total / 16) ** 0.5) + 1  # two square matrices of float32, with velocities, are more than there is
     step = compiled(f"mlp:width={width},batch=1,layers=3", "cuda", training=True)
     assert step.arena_bytes > total
-    with pytest.raises(fp.SessionError, match=r"the arena takes .* are free"):
+    with pytest.raises(fp.DoesNotFitError, match=r"the arena takes .* are free"):
         step.bind()
 
 

@@ -11,7 +11,9 @@ from foreplan.calibration import read_table
 from foreplan.errors import TargetError
 from foreplan.lower.outside import Use
 from foreplan.outside import Part
+from foreplan.runtime.cuda import lacking as module
 from foreplan.runtime.cuda.calibration import CARDS, LIBRARIES, calibrations
+from foreplan.runtime.cuda.code import instructions
 from foreplan.runtime.cuda.device import Device, device_named
 from foreplan.runtime.cuda.outside import PAGE, outside, outside_arena
 from foreplan.runtime.cuda.target import CudaTarget
@@ -119,3 +121,33 @@ def test_the_libraries_of_a_step_are_those_that_its_kernels_name() -> None:
     for target, libraries in ((CudaTarget("h100"), {"cublaslt"}), (OwnTarget("h100"), set())):
         step = fp.compile(graph, target=target)
         assert {part.name for part in outside(step.program, step.plan, Use())} & set(LIBRARIES) == libraries
+
+
+def test_both_halves_of_a_step_are_captured() -> None:
+    graph = fp.models.build("mlp:batch=4,width=40,layers=2")
+    step = fp.compile(graph, fp.losses.mean, fp.optim.SGD(0.1), target="cuda:h100", accumulate=2)
+    assert step.update is not None
+    halves = [(step.program, step.plan), (step.update.program, step.update.plan)]
+    counts = [sum(1 for _ in instructions(*half, H100)) for half in halves]
+    assert min(counts) > 0
+    launches, (first, second) = sum(counts), halves
+    figure = next(each for each in calibrations().calibrated if each.name == H100.title).figures
+    for one, other in ((first, second), (second, first)):
+        found = by_name(outside(*one, Use(other=other)))["captured graph"]
+        assert found == -(-figure["graph_bytes_per_launch"] * launches // PAGE) * PAGE
+        assert by_name(outside(*one, Use()))["captured graph"] <= found
+
+
+def test_a_plan_without_cudnn_says_so_where_cudnn_would_have_been_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow, wide = (
+        fp.compile(fp.models.build(name), target=target, precision=precision)
+        for name, target, precision in (
+            ("gpt2_small:batch=1,seq=32,layers=1,width=32,heads=2,vocabulary=50", "cuda:h100", "bf16"),
+            ("gpt2_small:batch=1,seq=32,layers=1,width=32,heads=2,vocabulary=50", "cuda:h100", "float32"),
+        )
+    )
+    for reason, told in (("none here", True), ("", False)):
+        monkeypatch.setattr(module, "missing", lambda reason=reason: reason)
+        own = all(call.kernel == "launches" for call in narrow.program.calls if "attention" in call.op.name)
+        assert bool(narrow.verdict.lacking) == (told and own)
+        assert not wide.verdict.lacking  # float32 attention is foreplan's own in any case

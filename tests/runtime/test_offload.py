@@ -10,7 +10,7 @@ import pytest
 
 import foreplan as fp
 from foreplan.compiled import load_plan
-from foreplan.errors import PlanError, SessionError, UsageError
+from foreplan.errors import DoesNotFitError, PlanError, UsageError
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph
 from foreplan.lower.program import ARENA, HOST
@@ -187,7 +187,7 @@ def test_no_memory_for_the_host_region(monkeypatch: pytest.MonkeyPatch) -> None:
 
     step = compiled(GPT2, offload=True, budget=0.7, remat="off")
     monkeypatch.setattr(NumpyEngine, "allocate_host", refuse)
-    with pytest.raises(SessionError, match="no memory for host memory of"):
+    with pytest.raises(DoesNotFitError, match="no memory for host memory of"):
         step.bind()
 
 

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import re
 
+import pytest
+from click.testing import CliRunner
+
+from foreplan.cli import cli
+from foreplan.errors import UsageError
 from foreplan.graph import Builder, Fill, Kind, TensorType
 from foreplan.graph.types import FLOAT32
 from foreplan.ops.map import elementwise
+from foreplan.views.digraph import write_graph
 from foreplan.views.dot import dot_text, write_dot
+from tests.oracle.peers import networkx
+from tests.views.small import EVIL
 
 TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|->|[A-Za-z0-9_.]+|[\[\]{}=,;])')
 
@@ -60,6 +68,28 @@ def test_nodes_edges_and_colours():
     assert set(edges) == solid | {("n2", "v1")}
     assert '"float32[2,3]"' in edges["v0", "n0"]
     assert "dashed" in edges["n2", "v1"]
+
+
+def test_graphml_of_a_graph_is_read_back_by_networkx(tmp_path):
+    write_graph(tmp_path / "g.graphml", step(f"w\x00{EVIL}"))
+    found = networkx.read_graphml(tmp_path / "g.graphml")
+    assert {n: data["kind"] for n, data in found.nodes(data=True)} == {
+        "v0": "input", "v1": "parameter", "v2": "activation", "v3": "gradient", "v4": "gradient",
+        "n0": "node", "n1": "node", "n2": "node",
+    }  # fmt: skip
+    assert found.nodes["v0"]["type"] == "float32[2,3]" and found.nodes["n2"]["name"] == "step"
+    assert set(found.edges) == {
+        ("v0", "n0"), ("v1", "n0"), ("n0", "v2"), ("v0", "n1"), ("n1", "v3"), ("v1", "n2"), ("v3", "n2"), ("n2", "v4"),
+    }  # fmt: skip
+
+
+def test_a_graph_is_written_as_the_name_says(tmp_path):
+    write_graph(tmp_path / "g.dot", step())
+    assert (tmp_path / "g.dot").read_text() == dot_text(step())
+    with pytest.raises(UsageError, match=r"as \.dot or as \.graphml"):
+        write_graph(tmp_path / "g.svg", step())
+    done = CliRunner().invoke(cli, ["graph", "mlp:width=8,layers=1,batch=2", "-o", str(tmp_path / "m.dot")])
+    assert done.exit_code == 0 and (tmp_path / "m.dot").read_text().startswith("digraph") and not done.output
 
 
 def test_names_are_never_syntax(tmp_path):

@@ -94,7 +94,9 @@ def test_long_and_hostile_names_stay_on_their_line():
 
 
 def test_does_not_fit_says_all_that_is_asked(memory):
-    text = does_not_fit(memory, 10 * KIB, ["a smaller batch"])
+    whole = does_not_fit(memory, 20 * KIB, 19 * KIB)
+    assert "1.00 KiB too much" in whole and "20,480 bytes: the arena, and 3.00 KiB outside it" in whole
+    text = does_not_fit(memory, 17 * KIB, 10 * KIB, ["a smaller batch"])
     for part in ("7.00 KiB too much", "17,408 bytes", "10,240 bytes", "lower bound", "instruction 0 of 3, forward"):
         assert part in text
     assert text.endswith("try next:\n  - a smaller batch")

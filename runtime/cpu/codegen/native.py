@@ -50,8 +50,7 @@ class _Table:
         """A call of a compiled function as numbers."""
         assert isinstance(run, partial)
         if isinstance(run.func, Compiled):
-            entry = run.func.entry(run.args)
-            table = entry.table(run.args)
+            entry, table = run.func.prepared(run.args)
             self.kept.append(table)
             return [entry.address, 1, 0, 0, table.ctypes.data, 0]
         numbers = [_number(argument) for argument in run.args]

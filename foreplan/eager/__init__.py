@@ -1,0 +1,19 @@
+"""A training step as eager PyTorch runs it: what it keeps, when, and how many bytes that is.
+
+storage      tensors without bytes, and the count of their storages
+autograd     what forward saves, and the engine that walks backward
+rules/       PyTorch's ops: what each makes, saves, and what its derivative makes
+expressions  a `map` as PyTorch's ops
+modules      a model's graph as modules: nodes that PyTorch has one op for
+forward      one forward pass, node by node
+attached     the loss
+optimizers   what optimizers keep, and what their steps hold for a moment
+variant      what may differ from one user to the next
+step         three steps in a row, phase by phase
+allocator    the caching allocator of cards, replayed
+"""
+
+from foreplan.eager.step import Eager, Phase, as_pytorch
+from foreplan.eager.variant import Variant, variant_options
+
+__all__ = ["Eager", "Phase", "Variant", "as_pytorch", "variant_options"]

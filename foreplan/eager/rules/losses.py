@@ -1,0 +1,70 @@
+"""Losses, each as the one op that PyTorch has for it."""
+
+from __future__ import annotations
+
+from foreplan.eager.autograd import Grads, Needs, Saved, Tape
+from foreplan.eager.rules.elementwise import sub, unary
+from foreplan.eager.rules.layers import softmax
+from foreplan.eager.rules.shape import reduce
+from foreplan.eager.storage import Tensor
+from foreplan.graph.types import FLOAT32
+
+
+def nll(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
+    """`F.nll_loss`: logarithms of probabilities, target and the sum of weights are saved."""
+    result = tape.new((), x.dtype, "loss")
+    total = tape.new((), FLOAT32, "total weight")
+    tape.record((x,), (result,), _loss_backward, (x, target, total))
+    return result
+
+
+def cross_entropy(tape: Tape, logits: Tensor, target: Tensor) -> Tensor:
+    """`F.cross_entropy`: a log_softmax, and `nll_loss` of it."""
+    return nll(tape, softmax(tape, logits, "log_softmax"), target)
+
+
+def item_losses(tape: Tape, logits: Tensor, target: Tensor) -> Tensor:
+    """`F.cross_entropy(..., reduction="none")`: a number for each item."""
+    scores = softmax(tape, logits, "log_softmax")
+    result = tape.new(target.shape, logits.dtype, "losses")
+    total = tape.new((), FLOAT32, "total weight")
+    tape.record((scores,), (result,), _loss_backward, (scores, target, total))
+    return result
+
+
+def mse(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
+    """`F.mse_loss`, and others that are one op: both operands are saved."""
+    result = tape.new((), x.dtype, "loss")
+    tape.record((x,), (result,), _loss_backward, (x, target))
+    return result
+
+
+def _loss_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
+    x = saved[0]
+    assert x is not None
+    return (tape.new(x.shape, x.dtype, "gradient of the loss"),)
+
+
+def binary_cross_entropy(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
+    """`F.binary_cross_entropy_with_logits`: both operands are saved."""
+    result = tape.new((), x.dtype, "loss")
+    tape.record((x,), (result,), _binary_backward, (x, target))
+    return result
+
+
+def _binary_backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
+    """(sigmoid(x) - target) * grad / n."""
+    x = saved[0]
+    assert x is not None
+    sigmoid = tape.like(x, "sigmoid")
+    held = tape.like(x, "backward of the loss")
+    del sigmoid
+    result = tape.like(x, "gradient of the loss")
+    del held
+    return (result,)
+
+
+def mean_absolute(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
+    """`F.l1_loss`: |x - target| and its mean are ops of their own."""
+    size = unary(tape, "abs", sub(tape, x, target))
+    return reduce(tape, "mean", size, range(x.rank), False)

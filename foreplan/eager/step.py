@@ -1,0 +1,211 @@
+"""A training step as eager PyTorch runs it, three times in a row, and its bytes phase by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from foreplan.eager.allocator import Replayed, replayed
+from foreplan.eager.attached import LOSSES, known_loss
+from foreplan.eager.autograd import Tape
+from foreplan.eager.forward import Run
+from foreplan.eager.modules import Module
+from foreplan.eager.optimizers import Stepper, not_counted, rule_of
+from foreplan.eager.storage import Memory, Tensor, Use
+from foreplan.eager.variant import Variant
+from foreplan.frontend.losses import attach_loss
+from foreplan.graph import Graph, Kind, Value
+from foreplan.graph.types import INT64, DType, Shape
+
+ITERATIONS = 3
+_LIBRARIES = (
+    "the workspace that cuDNN takes is not known without it, and may be gigabytes: say it with workspace=SIZE; that of "
+    "cuBLAS is not counted",
+)
+_USES = {Kind.PARAMETER: Use.PARAMETER, Kind.FROZEN: Use.PARAMETER}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Bytes of live tensors.
+
+    Attributes:
+        name: of the phase that has ended.
+        iteration: of the loop, from 1; 0 before it.
+        live: at its end.
+        most: the most of them within it.
+        end: the number of events until then.
+    """
+
+    name: str
+    iteration: int
+    live: int
+    most: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Eager:
+    """A step as PyTorch runs it.
+
+    Attributes:
+        phases: in order.
+        memory: all blocks and events until the last phase ends.
+        variant: how the training loop is written.
+        cuda: whether it runs on a card.
+        notes: what is not counted, for people.
+    """
+
+    phases: tuple[Phase, ...]
+    memory: Memory
+    variant: Variant
+    cuda: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peak(self) -> int:
+        """The most bytes of the last iteration: the steady state."""
+        return max(phase.most for phase in self.phases if phase.iteration == self.phases[-1].iteration)
+
+    @cached_property
+    def replayed(self) -> tuple[Replayed, ...]:
+        """What the caching allocator of a card has after each phase."""
+        return replayed(self.memory, [phase.end for phase in self.phases])
+
+
+def as_pytorch(
+    graph: Graph, loss: Any, optimizer: Any, variant: Variant, cuda: bool = False, *, watched: bool = False
+) -> Eager:
+    """Three training steps of a model in eager PyTorch; its forward pass where there is no loss.
+
+    Args:
+        graph: the model, as it was traced or imported.
+        loss, optimizer: as `compile` takes them.
+        cuda: whether it runs on a card.
+        watched: as a `TorchDispatchMode` sees it, beside which PyTorch sums gradients in new tensors.
+
+    Raises:
+        UnsupportedError: an op whose memory in PyTorch is not known here; names the node.
+        UsageError: PyTorch has no such optimizer.
+    """
+    return _Loop(graph, loss, optimizer, variant, cuda, watched).run()
+
+
+class _Loop:
+    """The user's program."""
+
+    def __init__(self, graph: Graph, loss: Any, optimizer: Any, variant: Variant, cuda: bool, watched: bool) -> None:
+        self.variant, self.optimizer = variant, optimizer
+        keeps, workspace = variant.gradients == "kept", int(variant.workspace)
+        self.tape = Tape(cuda=cuda, sums_in_place=not watched, workspace=workspace, keeps=keeps)
+        graph, self.loss = known_loss(graph if loss is None else attach_loss(graph, loss))
+        self.module = Module.of(graph, variant.relu == "in_place", variant.checkpoint)
+        self.phases: list[Phase] = []
+        self.kept: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+        self.results: dict[Value, Tensor] = {}
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is something to minimise, and history is kept."""
+        return self.variant.grad != "off" and (self.loss is not None or self.module.graph.loss is not None)
+
+    def run(self) -> Eager:
+        """All iterations."""
+        graph, tape = self.module.graph, self.tape
+        tape.records = self.trains
+        inputs = self.made(graph.inputs, Use.INPUT)
+        target = self.target()
+        self.mark("inputs", 0)
+        stored = self.made(graph.stored, Use.BUFFER)
+        norms = [node for node in graph.nodes if node.op.name == "batch_norm"]
+        tracked = [self.one(f"{node.name}.num_batches_tracked", (), INT64, Use.BUFFER) for node in norms]
+        self.mark("model", 0)
+        parameters = [tensor for value, tensor in stored.items() if value.kind is Kind.PARAMETER]
+        for parameter in parameters:
+            parameter.trained = True
+        stepper = None
+        if self.trains and self.optimizer is not None and self.variant.grad == "on":
+            foreach = {"auto": tape.cuda, "foreach": True, "loop": False}[self.variant.optimizer]
+            stepper = Stepper(tape, rule_of(self.optimizer), parameters, foreach)
+        tape.memory.use = Use.ACTIVATION
+        for iteration in range(1, ITERATIONS + 1):
+            self.iteration(iteration, stepper, stored, inputs, target)
+        memory = Memory(list(tape.memory.blocks), tape.memory.events[: self.phases[-1].end])
+        del tracked
+        notes = (_LIBRARIES if tape.cuda else ()) + not_counted(self.optimizer)
+        return Eager(tuple(self.phases), memory, self.variant, tape.cuda, notes)
+
+    def iteration(
+        self,
+        number: int,
+        stepper: Stepper | None,
+        stored: Mapping[Value, Tensor],
+        inputs: Mapping[Value, Tensor],
+        target: Tensor | None,
+    ) -> None:
+        """One turn of the loop."""
+        if stepper is not None:
+            stepper.zero_grad(self.variant.zero == "none")
+            self.tape.memory.mark()
+        loss = self.forward(stored, inputs, target)
+        self.mark("forward", number)
+        if loss is None or not self.trains:
+            return
+        if self.variant.grad == "on":
+            self.tape.backward(loss)
+            self.mark("backward", number)
+        if stepper is not None:
+            stepper.step()
+            self.results.clear()
+            self.mark("step", number)
+
+    def forward(
+        self, stored: Mapping[Value, Tensor], inputs: Mapping[Value, Tensor], target: Tensor | None
+    ) -> Tensor | None:
+        """The forward pass and the loss; the model's output is let go, if nobody keeps it."""
+        keeps = self.variant.results == "kept"
+        run = Run(self.tape, self.module, stored, self.trains, keeps)
+        self.results = run.values if keeps else {}
+        run.forward(inputs)
+        graph = self.module.graph
+        outputs = [run.values[value] for value in graph.outputs.values()]
+        loss: Tensor | None
+        if self.loss is not None:
+            self.tape.memory.node = "loss"
+            known = self.loss.loss
+            x = run.values[graph.outputs[self.loss.output]]
+            loss = LOSSES[type(known)](self.tape, known, x, target)
+            del x
+        else:
+            loss = run.values[graph.loss] if graph.loss is not None else None
+        self.tape.memory.node = ""
+        if self.variant.output == "kept":
+            self.outputs = outputs
+        if self.variant.loss == "kept" and loss is not None:
+            self.kept.append(loss)
+        return loss
+
+    def target(self) -> Tensor | None:
+        """The further input of the loss."""
+        if self.loss is None:
+            return None
+        types = self.loss.loss.inputs(self.module.graph.outputs[self.loss.output].type)
+        found = [self.one(name, type.shape, type.dtype, Use.INPUT) for name, type in types.items()]
+        return found[0] if found else None
+
+    def made(self, values: Iterable[Value], use: Use) -> dict[Value, Tensor]:
+        """Tensors of inputs or of stored values."""
+        return {value: self.one(value.name, value.shape, value.dtype, _USES.get(value.kind, use)) for value in values}
+
+    def one(self, name: str, shape: Shape, dtype: DType, use: Use) -> Tensor:
+        """A tensor that the user makes."""
+        self.tape.memory.use = use
+        return self.tape.new(shape, dtype, name)
+
+    def mark(self, name: str, iteration: int) -> None:
+        """A phase has ended."""
+        memory = self.tape.memory
+        self.phases.append(Phase(name, iteration, memory.live, memory.mark(), len(memory.events)))

@@ -1,0 +1,88 @@
+"""What may differ from one PyTorch user to the next, as options of `--as pytorch:zero=keep,loss=kept`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from foreplan.arguments import choice, names_in
+from foreplan.errors import UsageError
+from foreplan.units import parse_bytes
+
+FRAMEWORKS = ("pytorch",)
+_CHOICES = {
+    "zero": ("none", "keep"),
+    "loss": ("dropped", "kept"),
+    "output": ("dropped", "kept"),
+    "grad": ("on", "off", "unused"),
+    "gradients": ("freed", "kept"),
+    "results": ("freed", "kept"),
+    "relu": ("in_place", "new"),
+    "optimizer": ("auto", "foreach", "loop"),
+    "device": ("auto", "cpu", "cuda"),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a training loop is written. The defaults are PyTorch's own, and what most users write.
+
+    Attributes:
+        zero: `zero_grad` sets gradients to None (none), or fills them with zeros and keeps them (keep).
+        loss: a variable or a list keeps the loss of each step, or not.
+        output: a variable keeps the model's output until the next one is there, or not.
+        grad: history is kept and backward runs (on); `torch.no_grad` (off); history is kept, and backward never runs
+            (unused), as in an evaluation without `no_grad`.
+        gradients: gradients of activations are freed when they have been used; or each has a buffer of its own until
+            backward ends (kept), as in simple frameworks.
+        results: what layers give is freed when nobody reads it any more; or is kept until the step ends.
+        relu: whether ReLUs write over their input where they may.
+        optimizer: updates all parameters at once (foreach), or one by one (loop); auto: as PyTorch does on the device.
+        device: cpu or cuda; auto: that of the target.
+        checkpoint: parts of the model within `torch.utils.checkpoint`: names as for `compile`.
+        workspace: bytes that each gradient of a convolution takes for its own duration. On an H100 the forward passes
+            of three models took none.
+    """
+
+    zero: str = "none"
+    loss: str = "dropped"
+    output: str = "dropped"
+    grad: str = "on"
+    gradients: str = "freed"
+    results: str = "freed"
+    relu: str = "in_place"
+    optimizer: str = "auto"
+    device: str = "auto"
+    checkpoint: Iterable[str] = ()
+    workspace: int | str = 0
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            choice(name, getattr(self, name), choices)
+        object.__setattr__(self, "checkpoint", tuple(names_in("checkpoint", self.checkpoint)))
+        object.__setattr__(self, "workspace", parse_bytes(self.workspace))
+
+    def on(self, target: str) -> bool:
+        """Whether the step runs on a card, for a plan of this target."""
+        return self.device == "cuda" or (self.device == "auto" and target.startswith("cuda"))
+
+
+def variant_options(text: str) -> dict[str, Any]:
+    """The options of `Variant` that a text such as `pytorch:zero=keep,checkpoint=layer1+layer2` gives.
+
+    Raises:
+        UsageError: there is no such framework or no such option, or one is given twice.
+    """
+    name, _, rest = text.partition(":")
+    choice("--as", name.strip(), FRAMEWORKS)
+    known = [each.name for each in fields(Variant)]
+    given: dict[str, Any] = {}
+    for part in rest.split(",") if rest else ():
+        key, equals, value = (each.strip() for each in part.partition("="))
+        if not equals or key not in known:
+            raise UsageError(f"--as {text!r}: {key!r} is no option; write pytorch:KEY=VALUE with {', '.join(known)}")
+        if key in given:
+            raise UsageError(f"--as {text!r}: {key} is given twice")
+        given[key] = tuple(value.split("+")) if key == "checkpoint" else value
+    return given

@@ -1,0 +1,79 @@
+"""`estimate --as pytorch`, `view -o plan.pickle` and `compare`, as one calls them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.foreplan.shell import MODEL, answer, foreplan
+
+
+def test_estimate_as_pytorch() -> None:
+    figures = answer("estimate", MODEL, "--as", "pytorch")["pytorch"]
+    assert [(row["phase"], row["iteration"]) for row in figures["phases"]] == [
+        ("inputs", 0),
+        ("model", 0),
+        *((phase, i) for i in (1, 2, 3) for phase in ("forward", "backward", "step")),
+    ]
+    inputs, model = figures["phases"][:2]
+    # The batch of 4 × 6 float32 and 4 classes of int64; weights and biases of 6 → 8 → 8 → 3.
+    assert inputs["live"] == 4 * 6 * 4 + 4 * 8
+    assert model["live"] - inputs["live"] == 4 * (6 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3)
+    assert figures["device"] == "cpu" and inputs["reserved"] is None
+    assert figures["peak_bytes"] == max(row["most"] for row in figures["phases"][-3:])
+    text = foreplan("estimate", MODEL, "--as", "pytorch").stdout
+    assert "after the model" in text and "step 3" in text and "times as much" in text
+
+
+def test_estimate_as_pytorch_on_a_card() -> None:
+    figures = answer("estimate", MODEL, "--as", "pytorch:device=cuda,zero=keep")["pytorch"]
+    assert figures["device"] == "cuda" and figures["variant"]["zero"] == "keep"
+    assert figures["phases"][-1]["reserved"] == 2 << 20
+    done = foreplan("estimate", MODEL, "--as", "pytorch:device=cuda")
+    assert "reserved" in done.stdout and "workspace=SIZE" in done.stdout
+
+
+def test_what_is_not_counted_is_said() -> None:
+    assert answer("estimate", MODEL, "--as", "pytorch")["pytorch"]["notes"] == []
+    (note,) = answer("estimate", MODEL, "--as", "pytorch", "--clip-norm", 1)["pytorch"]["notes"]
+    assert "clipping" in note
+
+
+def test_inference_as_pytorch() -> None:
+    figures = answer("estimate", MODEL, "--infer", "--as", "pytorch")["pytorch"]
+    assert [row["phase"] for row in figures["phases"]] == ["inputs", "model", *["forward"] * 3]
+
+
+def test_wrong_variants() -> None:
+    def told(*arguments: object) -> str:
+        return foreplan("estimate", MODEL, *arguments, code=2).stderr
+
+    assert "choose" in told("--as", "tensorflow")
+    assert "'speed' is no option" in told("--as", "pytorch:speed=high")
+    assert "zero is given twice" in told("--as", "pytorch:zero=keep,zero=none")
+    assert "zero" in told("--as", "pytorch:zero=maybe")
+    assert "--as pytorch" in told("--snapshot", "x.pickle")
+    assert "micro-batches" in told("--as", "pytorch", "--accumulate", 2)
+
+
+def test_a_plan_file_has_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "m.plan"
+    foreplan("plan", MODEL, "-o", path)
+    assert "give the model" in foreplan("estimate", path, "--as", "pytorch", code=2).stderr
+
+
+def test_snapshots_and_compare(tmp_path: Path) -> None:
+    theirs, ours, plan = (tmp_path / name for name in ("theirs.pickle", "ours.pickle", "m.plan"))
+    figures = answer("estimate", MODEL, "--as", "pytorch", "--snapshot", theirs)
+    foreplan("plan", MODEL, "-o", plan)
+    foreplan("view", plan, "-o", ours)
+    found = answer("compare", theirs, plan)
+    assert found["allocated_bytes"]["pytorch"] == max(row["most"] for row in figures["pytorch"]["phases"])
+    assert found["reserved_bytes"]["plan"] == figures["arena_bytes"]
+    assert answer("compare", ours, MODEL)["reserved_bytes"]["pytorch"] == figures["arena_bytes"]
+    assert "alive at the peak of the plan" in foreplan("compare", theirs, MODEL).stdout
+
+
+def test_compare_of_what_is_no_snapshot(tmp_path: Path) -> None:
+    path = tmp_path / "x.pickle"
+    path.write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    assert "refused: it would import os.system" in foreplan("compare", path, MODEL, code=2).stderr
