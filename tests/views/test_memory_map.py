@@ -107,7 +107,8 @@ def test_host_memory_lies_apart_above_the_device():
     regions = (Region("persistent"), Region("host", on_device=False), Region("arena"))
     values = tuple(v if v.region == 0 else Value(v.name, v.nbytes, region=2, role=v.role) for v in problem.values)
     moved = Problem(values, problem.actions, regions)
-    heights = Plan(**{**plan.__dict__, "heights": (4 * KIB, 5 * KIB, 13 * KIB), "steps": (), "ends": ()})
+    changed = {"problem_digest": moved.digest, "heights": (4 * KIB, 5 * KIB, 13 * KIB), "steps": (), "ends": ()}
+    heights = Plan(**{**plan.__dict__, **changed})
     (data,) = map_data([Memory(moved, heights)])["plans"]
     assert data["base"][0] == 0 and data["base"][2] == 4 * KIB
     assert data["base"][1] > 17 * KIB
