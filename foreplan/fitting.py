@@ -15,7 +15,7 @@ from foreplan.pareto import affordable, largest
 from foreplan.units import format_bytes
 
 SCOUTS = (1, 8)  # batches that show what a sample takes
-MOST = 1 << 20  # no larger batch is tried
+MOST = 1 << 16  # no larger batch is tried
 
 
 def batch_of(graph: Graph) -> int | None:

@@ -31,6 +31,9 @@ def fit(model: str, memory: str | None, all_cards: bool, most: str | None, as_js
     On a card the memory holds all that a process takes there, and is the card's own unless --memory says less. On the
     host --memory is what the arena may take.
 
+    --all-cards prints a row a card. It recomputes nothing unless --max-extra-flops says how much it may; that takes
+    minutes.
+
     The answer has a verified plan, and the next larger batch was tried and does not fit; more than that is not known of
     larger ones still. Exits with 3 if not even one sample fits.
 
@@ -53,9 +56,8 @@ def fit(model: str, memory: str | None, all_cards: bool, most: str | None, as_js
     if all_cards:
         if written := given("memory", "target"):
             raise UsageError(f"--{written[0]} makes no sense here: --all-cards tries each card with its own memory")
-        rows = list(_on_all_cards(model, settings, share))
-        _print_cards(rows, as_json)
-        if not any(row.batch for row in rows):
+        rows = _on_all_cards(model, settings, share or 0.0)
+        if not any(row.batch for row in _print_cards(rows, as_json)):
             raise click.exceptions.Exit(DoesNotFitError.exit_code)
         return
     allowed = _memory(memory, settings)
@@ -184,12 +186,16 @@ def _on_all_cards(model: str, settings: Settings, share: float | None) -> Iterat
         first = batch
 
 
-def _print_cards(rows: list[_Row], as_json: bool) -> None:
+def _print_cards(found: Iterator[_Row], as_json: bool) -> list[_Row]:
+    """Print rows, each as soon as it is found."""
     if as_json:
+        rows = list(found)
         print_json({"cards": [vars(row) for row in rows]})
-        return
+        return rows
+    rows = []
     echo(f"{'card':<12}  {'takes':>18}  {'largest batch':>13}  {'samples a second':>16}  {'recomputing':>11}")
-    for row in rows:
+    for row in found:
+        rows.append(row)
         size = in_common(row.whole_bytes, row.device_bytes)
         if row.samples_per_second is None or row.extra_seconds_ratio is None:
             echo(f"{row.card:<12}  {size:>18}  {'none fits':>13}")
@@ -200,6 +206,7 @@ def _print_cards(rows: list[_Row], as_json: bool) -> None:
         )
     for lacking in sorted({row.lacking for row in rows} - {""}):
         echo(f"{lacking}.")
+    return rows
 
 
 COMMANDS = (fit,)

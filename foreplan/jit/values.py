@@ -14,7 +14,7 @@ from typing import Any
 import llvmlite.ir as ir
 import numpy as np
 
-from foreplan.jit.types import BOOL, FLOAT32, FLOAT64, INT64, ArrayType, NoneType, TupleType, Type
+from foreplan.jit.types import BOOL, FLOAT32, FLOAT64, INT64, UINT64, ArrayType, NoneType, TupleType, Type
 
 BIT, I8, I32, I64, POINTER = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.PointerType()
 ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "&": "and_", "|": "or_", "^": "xor", "<<": "shl"}
@@ -169,7 +169,7 @@ def common(values: Sequence[Value]) -> np.dtype[Any]:
         return np.result_type(*map(dtype_of, values))
     found = strong[0]
     for other in strong[1:]:
-        if {found.kind, other.kind} == {"i", "u"} and max(found.itemsize, other.itemsize) == 8:
+        if UINT64 in (found, other) and "i" in (found.kind, other.kind):
             raise Untranslatable(f"{found} and {other} do not mix")
         found = np.result_type(found, other)
     literals = [value.value for value in values if is_literal(value)]  # type: ignore[union-attr]
@@ -244,6 +244,8 @@ class Instructions:
         if isinstance(left, Fixed) and isinstance(right, Fixed):
             with np.errstate(over="ignore"):
                 return Fixed(_FOLDED[op](left.value, right.value))
+        if op in COMPARISONS and (mixed := self._with_and_without_sign(op, left, right)) is not None:
+            return mixed
         dtype = common([left, right])
         if op in COMPARISONS:
             x, y = self.number(left, dtype), self.number(right, dtype)
@@ -256,6 +258,17 @@ class Instructions:
         if dtype.kind == "f":
             return Number(dtype, self._float(op, x.value, y.value))
         return Number(dtype, self._integer(op, x.value, y.value, dtype))
+
+    def _with_and_without_sign(self, op: str, left: Value, right: Value) -> Value | None:
+        """Whether a uint64 and an integer with a sign compare so; None of other numbers."""
+        kinds = [None if is_literal(value) else dtype_of(value) for value in (left, right)]
+        if None in kinds or UINT64 not in kinds or not any(kind and kind.kind == "i" for kind in kinds):
+            return None
+        x, y = (self.cast(self.number(value, dtype_of(value)), INT64).value for value in (left, right))
+        signed, lower = (y, False) if kinds[0] == UINT64 else (x, True)  # below 0, it is the lower one
+        below = op == "!=" or op in (("<", "<=") if lower else (">", ">="))
+        is_below = self.b.icmp_signed("<", signed, ir.Constant(I64, 0))
+        return Number(BOOL, self.b.select(is_below, ir.Constant(BIT, below), self.b.icmp_unsigned(op, x, y)))
 
     def _compared(self, op: str, x: ir.Value, y: ir.Value, dtype: np.dtype[Any]) -> ir.Value:
         if dtype.kind == "f":

@@ -309,6 +309,21 @@ def test_elements_of_all_types() -> None:
         same(bits, np.array([True, False] * 3), x, np.zeros(6, dtype))
 
 
+@jit.compiled
+def compared(x, y):  # type: ignore[no-untyped-def]
+    return x == y, x != y, x < y, x <= y, x > y, x >= y
+
+
+def test_integers_of_any_types_compare() -> None:
+    dtypes = (np.uint8, np.int8, np.uint32, np.int32, np.uint64, np.int64)
+    for one in dtypes:
+        for other in dtypes:
+            for x in (0, 3, 127, np.iinfo(one).max, np.iinfo(one).min):
+                for y in (0, 3, 100, np.iinfo(other).max, np.iinfo(other).min):
+                    wanted = (x == y, x != y, x < y, x <= y, x > y, x >= y)
+                    assert compared(one(x), other(y)) == wanted, (one, x, other, y)
+
+
 @jit.compiled(inline=True)
 def first_of(x):  # type: ignore[no-untyped-def]
     if x.dtype == np.float32:

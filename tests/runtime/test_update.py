@@ -74,7 +74,12 @@ def test_a_plan_file_holds_both_halves(tmp_path: Path, halves: fp.Compiled) -> N
     again.save(tmp_path / "again.plan")
     assert (tmp_path / "again.plan").read_bytes() == (tmp_path / "step.plan").read_bytes()
     seconds = {"plan_seconds": 0.0, "compile_seconds": 0.0}
-    of_the_process = seconds | {"nodes": 0, "peak_bytes": 0, "outside": ()}  # which has compiled it or not
+    of_the_process = seconds | {
+        "nodes": 0,
+        "peak_bytes": 0,
+        "whole_bytes": 0,
+        "outside": (),
+    }  # which has compiled it or not
     assert again.estimate() | of_the_process == halves.estimate() | of_the_process
 
 

@@ -69,7 +69,7 @@ def _gradients(  # type: ignore[no-untyped-def]
                 p = exp32(there[k])
                 there[k] = (ZERO if p < FLUSH else p) * factor
             if known and first <= label < last:
-                there[label - first] -= factor
+                there[np.int64(label) - first] -= factor
             settled(row, there)
 
 
