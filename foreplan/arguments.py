@@ -12,6 +12,7 @@ from typing import Any, SupportsIndex, TypeVar, cast
 from foreplan.errors import UsageError
 
 Kind = TypeVar("Kind")
+MOST_THREADS = 1024  # of one program; a system ends processes that have too many
 REMAT = ("off", "auto")  # whether the planner may recompute: see `foreplan.options`
 
 

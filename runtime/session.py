@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foreplan.arguments import flag, instance, whole
+from foreplan.arguments import MOST_THREADS, flag, instance, whole
 from foreplan.errors import InputError, SessionError
 from foreplan.graph import Graph, Kind
 from foreplan.lower.program import HOST, PARAMETERS, Program, Slot
@@ -92,7 +92,7 @@ class Session(Kept):
             DoesNotFitError: it needs more host memory than the machine or a limit of this process leaves.
         """
         seed = whole("a seed", seed, 0, (1 << 63) - 1)
-        threads = None if threads is None else whole("threads", threads, 1)
+        threads = None if threads is None else whole("threads", threads, 1, MOST_THREADS)
         poison, capture = flag("poison", poison), flag("capture", capture)
         if share is not None:
             instance("share", share, Session, "give what bind() returned, of a step of the same model")

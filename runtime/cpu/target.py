@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 
-from foreplan.arguments import whole
+from foreplan.arguments import MOST_THREADS, whole
 from foreplan.errors import UsageError
 from foreplan.graph import Op, Window
 from foreplan.graph.op import Types
@@ -14,8 +14,6 @@ from foreplan.lower.target import Candidate, DeviceProfile, named, predicted
 from foreplan.ops.loop import Loop
 from foreplan.runtime.loop import loop_candidates, loop_of
 from foreplan.runtime.numpy.target import reference, reference_reads
-
-MOST_THREADS = 1024  # of one program; a system ends processes that have too many
 
 
 class CpuTarget:
