@@ -256,7 +256,8 @@ def _compile(texts: tuple[str, ...], dtypes: tuple[DType, ...]) -> _Kernel:
     def operand(arg: Expr, dtype: DType | None) -> tuple[tuple[str, int] | np.generic, int | None]:
         """The place of an argument, converted to `dtype` if need be; and the register that the conversion takes."""
         if isinstance(arg, Const):
-            return (dtype or FLOAT32).numpy.type(arg.value), None
+            with np.errstate(all="ignore"):  # infinity is a number like any other
+                return (dtype or FLOAT32).numpy.type(arg.value), None
         place = ("arg", arg.index) if isinstance(arg, Arg) else where_is[arg]
         if dtype is None or types[arg] == dtype:
             return place, None

@@ -78,6 +78,13 @@ def test_integer_division_truncates_as_c_does() -> None:
     np.testing.assert_array_equal(run_op(Map(("truncdiv(a0, a1)",)), a, b)[0], expected)
 
 
+def test_a_constant_beyond_the_type_is_infinite_whatever_numpy_is_told_of_errors() -> None:
+    x = np.array([-2.0, 3.0], np.float32)
+    with np.errstate(all="raise"):
+        (found,) = run_op(Map(("a0 * 1e39",)), x)
+    np.testing.assert_array_equal(found, [-np.inf, np.inf])
+
+
 def test_where_keeps_nan_out_of_the_other_branch() -> None:
     x = np.array([-1.0, 4.0, np.nan], np.float32)
     y = run_op(Map(("where((a0 > 0), sqrt(a0), (a0 * 0.0 + 7.0))",)), x)[0]
