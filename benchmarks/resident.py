@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import subprocess
@@ -84,7 +85,10 @@ def worker(model: str, train: bool, target: str, plan: str, load: bool) -> dict[
     if load:
         step = fp.load_plan(plan)
     else:
+        from foreplan import kept_plans
         from foreplan.frontend.losses import attach_loss
+
+        kept_plans.LEAST = math.inf  # so that each process that compiles has to plan
 
         graph = fp.models.build(model)
         if train:

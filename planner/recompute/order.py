@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from foreplan.errors import PlanError
 from foreplan.planner.effort import OrderEffort
+from foreplan.planner.memory.alias_sets import merge
 from foreplan.planner.memory.liveness import live_ranges
 from foreplan.planner.order.best import improve
 from foreplan.planner.order.dependences import dependences
@@ -21,7 +23,19 @@ def reorder(problem: Problem, order: Sequence[int], effort: OrderEffort) -> tupl
     if len(graph.actions) < len(order):  # what some run makes is not read: a plan with runs in vain is not worth it
         return tuple(order)
     better = improve(unrolled, graph, range(len(order)), effort)
-    return tuple(order) if better is None else tuple(order[run] for run in better.order)
+    found = tuple(order) if better is None else tuple(order[run] for run in better.order)
+    return found if _is_possible(problem, found) else tuple(order)
+
+
+def _is_possible(problem: Problem, order: Sequence[int]) -> bool:
+    """Whether no run has to overwrite what a later one reads. Where two runs that make the same value have changed
+    places with one that overwrites it, this may overwrite the other one's.
+    """
+    try:
+        merge(problem, order, live_ranges(problem, order))
+    except PlanError:
+        return False
+    return True
 
 
 def unroll(problem: Problem, order: Sequence[int]) -> Problem:

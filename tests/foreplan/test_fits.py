@@ -187,6 +187,7 @@ def test_sizes_in_one_unit() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.whole_search
 def test_the_verdict_in_the_readme_is_what_its_command_prints() -> None:
     """No cuDNN is asked for it, installed or not: a T4 has no kernels of its for attention."""
     text = " ".join((Path(__file__).parents[2] / "README.md").read_text().split())

@@ -20,8 +20,16 @@ from foreplan.planner.recompute.arrays import make_gaps
 from foreplan.planner.recompute.kernels import generate, make_scratch, measure_above
 from foreplan.planner.recompute.schedules import late_updates
 from tests.planner.executor import Machine
-from tests.planner.problems import REGIONS, Maker, priced, random_problem, training_chain, training_net
-from tests.profile import pick
+from tests.planner.problems import (
+    REGIONS,
+    Maker,
+    priced,
+    random_problem,
+    training_chain,
+    training_net,
+    with_round_trips,
+)
+from tests.profile import SHORT, pick
 
 seeds = st.integers(0, 2**32)
 sizes = st.integers(1, 30)
@@ -215,3 +223,11 @@ def test_the_number_of_a_step_outlives_what_depends_on_it() -> None:
 def test_costs_are_checked() -> None:
     with pytest.raises(UsageError, match="a cost must be one of 'nanoseconds', 'flops', got 'bytes'"):
         plan_curve(training_chain(1), "bytes")
+
+
+def test_runs_of_one_value_keep_apart_from_what_overwrites_it() -> None:
+    """Two runs that make a value changed places around one that has to overwrite it, and a plan was refused."""
+    for problem in (priced(random_problem(38, 50), 38), with_round_trips(random_problem(38, 50), 38)):
+        curve = plan_curve(problem, effort=SHORT)
+        for index in range(len(curve)):
+            verify(curve.plan(index), problem)
