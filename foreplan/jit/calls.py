@@ -32,7 +32,7 @@ from foreplan.jit.values import (
     register,
     taken_apart,
     type_of_value,
-)  # fmt: skip
+)
 
 NO_MEMORY, NO_INDEX = 1, 2  # what a function's status says; 0: all is well
 _MODULES = (builtins, np, math)  # whose functions are known by their names

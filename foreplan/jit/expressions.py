@@ -30,7 +30,7 @@ from foreplan.jit.values import (
     constant,
     memory,
     register,
-)  # fmt: skip
+)
 
 _OPERATORS: dict[type, str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.BitAnd: "&",

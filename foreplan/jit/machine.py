@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import llvmlite
@@ -28,6 +28,13 @@ def _machine() -> binding.TargetMachine:
     features = binding.get_host_cpu_features().flatten()
     target = binding.Target.from_triple(binding.get_process_triple())
     return target.create_target_machine(binding.get_host_cpu_name(), features, opt=2, jit=True)
+
+
+@lru_cache(maxsize=1)
+def _compiler() -> tuple[str, ...]:
+    """What all machine code here depends on: versions, and the processor."""
+    versions = (llvmlite.__version__, *map(str, binding.llvm_version_info), binding.get_process_triple())
+    return *versions, binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
 
 
 def prepare(module: ir.Module) -> None:
@@ -55,12 +62,11 @@ class Module:
     what: str = "loops"
     passes: Passes = "usual"
 
-    @property
+    @cached_property
     def file(self) -> str:
         """Under what name its machine code is kept."""
-        about = (llvmlite.__version__, *map(str, binding.llvm_version_info), binding.get_process_triple(), self.passes)
-        host = (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())
-        return f"{self.name}-{hashlib.sha256(chr(10).join((*about, *host, self.key)).encode()).hexdigest()}.o"
+        about = "\n".join((*_compiler(), self.passes, self.key))
+        return f"{self.name}-{hashlib.sha256(about.encode()).hexdigest()}.o"
 
 
 def loaded(module: Module, *, store: bool = True) -> tuple[int, str]:

@@ -30,7 +30,7 @@ from foreplan.jit.values import (
     parts_of,
     put_together,
     type_of_value,
-)  # fmt: skip
+)
 
 
 @dataclass
