@@ -51,9 +51,10 @@ def changes(step: Compiled, rebuild: Rebuild | None = None) -> tuple[Change, ...
     """
     found = list(_recomputed(step))
     if step.model is not None:
-        found += [_tried(step, step.model, *change) for change in _of_options(step, step.model)]
+        now = step.estimate()["predicted_seconds"]
+        found += [_tried(step, now, step.model, *change) for change in _of_options(step, step.model)]
         if rebuild is not None:
-            found += _batches(step, step.model, rebuild)
+            found += _batches(step, now, step.model, rebuild)
     return tuple(found)
 
 
@@ -96,10 +97,13 @@ def _of_options(step: Compiled, model: Graph) -> Iterator[tuple[str, str, dict[s
         yield f"train {head} alone", f"--freeze '*' --train {head}", chosen
 
 
-def _tried(step: Compiled, model: Graph, name: str, how: str, change: dict[str, Any], samples: float = 1.0) -> Change:
+def _tried(
+    step: Compiled, now: float, model: Graph, name: str, how: str, change: dict[str, Any], samples: float = 1.0
+) -> Change:
     """A change, compiled.
 
     Args:
+        now: predicted seconds of the step as it is.
         samples: in a step, over those of a step now.
     """
     from foreplan.api import compile_with
@@ -109,12 +113,12 @@ def _tried(step: Compiled, model: Graph, name: str, how: str, change: dict[str, 
         other = compile_with(model, options)
     except ForeplanError as error:
         return Change(name, how, None, note=str(error).splitlines()[0])
-    seconds = [each.estimate()["predicted_seconds"] for each in (step, other)]
-    ratio = seconds[1] / seconds[0] / samples - 1 if all(seconds) else None
+    then = other.estimate()["predicted_seconds"]
+    ratio = then / now / samples - 1 if now and then else None
     return Change(name, how, other.arena_bytes, ratio)
 
 
-def _batches(step: Compiled, model: Graph, rebuild: Rebuild) -> Iterator[Change]:
+def _batches(step: Compiled, now: float, model: Graph, rebuild: Rebuild) -> Iterator[Change]:
     """Half of the batch at a time, and half of the batch."""
     batch = batch_of(model)
     if batch is None or batch < 2 or batch % 2:
@@ -131,4 +135,4 @@ def _batches(step: Compiled, model: Graph, rebuild: Rebuild) -> Iterator[Change]
         yield Change(changes[-1][0], changes[-1][1], None, note=str(error).splitlines()[0])
         return
     for name, how, change, samples in changes:
-        yield _tried(step, smaller, name, how, change, samples)
+        yield _tried(step, now, smaller, name, how, change, samples)
