@@ -61,7 +61,7 @@ def test_a_loss_of_two_outputs():
         (lambda: fp.compile(GRAPH, loss="mse", outputs="output"), r"outputs=\['output'\]"),
         (lambda: fp.compile(GRAPH, budget=[]), "a budget is bytes"),
         (lambda: fp.compile(GRAPH, loss=3), "3 \\(int\\) is no loss"),
-        (lambda: fp.compile(GRAPH).bind(threads=0), "threads must be a whole number of at least 1"),
+        (lambda: fp.compile(GRAPH).bind(threads=0), "threads must be a whole number from 1 to 1024"),
         (lambda: fp.optim.SGD("0.1"), "learning_rate must be in"),
         (lambda: fp.models.build("mlp:batch=2,batch=3"), "given twice"),
         (lambda: fp.models.build("MLP"), "did you mean 'mlp'"),
