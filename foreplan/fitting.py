@@ -73,7 +73,7 @@ class Trials:
         Args:
             compile_at: the step at a batch, with nothing recomputed that its options do not name.
             memory: bytes, of the whole card or of the arena on the host.
-            share: most flops that recomputation may add, such as 0.05; None: any.
+            share: of the time of the fastest kernels without recomputation, what may be added, such as 0.05; None: any.
             told: is given a line for each batch that was tried.
         """
         self.compile_at, self.memory, self.share, self.told = compile_at, memory, share, told

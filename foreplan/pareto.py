@@ -95,13 +95,13 @@ def _beats(a: Point, b: Point) -> bool:
     )
 
 
-def affordable(problem: Problem, most_flops: float | None = None) -> Curve:
-    """The curve of added time; or, with a limit, the curve of added flops up to that share."""
-    curve = plan_curve(problem, "nanoseconds" if most_flops is None else "flops")
-    if most_flops is None:
+def affordable(problem: Problem, most: float | None = None) -> Curve:
+    """The curve of added time, up to a share of the time of the fastest kernels without recomputation."""
+    curve = plan_curve(problem)
+    if most is None:
         return curve
     costs = totals(problem, [point.order for point in curve.points])
-    points = tuple(p for p, cost in zip(curve.points, costs) if cost.extra_flops_ratio <= most_flops)
+    points = tuple(p for p, cost in zip(curve.points, costs) if cost.extra_seconds_ratio <= most)
     return Curve(problem, curve.base, points)
 
 

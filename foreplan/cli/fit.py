@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @model_options
 @click.option("--memory", metavar="SIZE", help="What a step may take, such as 8GiB; a card's own memory by default.")
 @click.option("--all-cards", "all_cards", is_flag=True, help="One table of every card that foreplan has described.")
-@click.option("--max-extra-flops", "most", metavar="SHARE", help="Most flops added by recomputing, such as 5%.")
+@click.option("--max-extra-time", "most", metavar="SHARE", help="Most predicted time added to save memory, such as 5%.")
 @json_option
 def fit(model: str, memory: str | None, all_cards: bool, most: str | None, as_json: bool, **options: Any) -> None:
     """Find the largest batch with which a step of MODEL fits a memory, recomputing where it helps, or the segments that
@@ -31,7 +31,7 @@ def fit(model: str, memory: str | None, all_cards: bool, most: str | None, as_js
     On a card the memory holds all that a process takes there, and is the card's own unless --memory says less. On the
     host --memory is what the arena may take.
 
-    --all-cards prints a row a card. It recomputes nothing unless --max-extra-flops says how much it may; that takes
+    --all-cards prints a row a card. It recomputes nothing unless --max-extra-time says how much it may; that takes
     minutes.
 
     The answer has a verified plan, and the next larger batch was tried and does not fit; more than that is not known of
@@ -41,14 +41,14 @@ def fit(model: str, memory: str | None, all_cards: bool, most: str | None, as_js
     Examples:
       foreplan fit resnet50 --target cuda:t4
       foreplan fit gpt2_small --all-cards --optimizer adamw
-      foreplan fit model.onnx --memory 2GiB --max-extra-flops 5% --optimizer adamw
+      foreplan fit model.onnx --memory 2GiB --max-extra-time 5% --optimizer adamw
       foreplan fit gpt2_small --memory 8GiB --checkpoint 'h.*'
     """
     if written := given("budget", "remat"):
-        raise UsageError(f"--{written[0]} makes no sense here: --memory is the budget, --max-extra-flops its price")
+        raise UsageError(f"--{written[0]} makes no sense here: --memory is the budget, --max-extra-time its price")
     if given("checkpoint") and given("most"):
         raise UsageError(
-            "--checkpoint says what is recomputed, and --max-extra-flops limits what the planner chooses to: give one"
+            "--checkpoint says what is recomputed, and --max-extra-time limits what the planner chooses to: give one"
         )
     settings, share = without_recomputation(settings_from(options)), _share(most)
     if settings.step.accumulate == "auto":

@@ -107,14 +107,20 @@ def _cudnn(
 def _cublaslt(several: Callable[..., Kernels], own_price: Price) -> Library:
     """Calls of cuBLASLt; the op and the name determine them."""
 
-    def kernels(op: Op, inputs: Windows, outputs: Windows, device: Device, tf32: bool, deterministic: bool) -> Kernels:
+    @lru_cache(maxsize=8192)
+    def found(
+        op: Op, inputs: tuple[Window, ...], outputs: tuple[Window, ...], device: Device, tf32: bool
+    ) -> Mapping[str, LaunchKernel]:
         return several(op, inputs, outputs, device, tf32=tf32)
+
+    def kernels(op: Op, inputs: Windows, outputs: Windows, device: Device, tf32: bool, deterministic: bool) -> Kernels:
+        return found(op, tuple(inputs), tuple(outputs), device, tf32)
 
     def named(
         op: Op, name: str, payload: bytes, inputs: Windows, outputs: Windows, device: Device
     ) -> LaunchKernel | None:
-        several = () if payload else (kernels(op, inputs, outputs, device, tf32, True) for tf32 in (False, True))
-        return next((found[name] for found in several if name in found), None)
+        either = () if payload else (kernels(op, inputs, outputs, device, tf32, True) for tf32 in (False, True))
+        return next((found[name] for found in either if name in found), None)
 
     return Library(lt.CUBLASLT, kernels, named, own_price)
 

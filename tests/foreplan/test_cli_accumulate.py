@@ -78,7 +78,7 @@ def test_bench_runs_all_micro_batches() -> None:
 
 
 def test_what_fits_leaves_room_for_the_gradients() -> None:
-    memory, once = 200_000, ("--max-extra-flops", 0)
+    memory, once = 200_000, ("--max-extra-time", 0)
     plain, parts = (answer("fit", MODEL, "--memory", memory, *once, *more) for more in ((), ("--accumulate", 2)))
     assert parts["batch"] < plain["batch"]
     assert parts["arena_bytes"] <= memory

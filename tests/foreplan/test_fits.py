@@ -131,7 +131,7 @@ def test_a_budget_holds_for_both_halves_of_a_step() -> None:
 
 
 def test_fit_takes_the_memory_of_the_card_and_counts_all_of_it(tmp_path: Path) -> None:
-    target, once = small_card(tmp_path, FIXED + 12 * MIB), ("--max-extra-flops", 0)
+    target, once = small_card(tmp_path, FIXED + 12 * MIB), ("--max-extra-time", 0)
     found = answer("fit", WIDE, "--target", target, *once)
     assert found["memory_bytes"] == found["device_bytes"] == FIXED + 12 * MIB
     assert found["arena_bytes"] + FIXED < found["whole_bytes"] <= found["memory_bytes"]
@@ -149,11 +149,11 @@ def test_a_table_of_all_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     sizes = {"large": FIXED + 20 * MIB, "none": FIXED, "small": FIXED + 12 * MIB}
     cards = {name: device_named(small_card(tmp_path, size, name).partition(":")[2]) for name, size in sizes.items()}
     monkeypatch.setattr(devices_module, "devices", lambda: cards)
-    options = ("fit", WIDE, "--all-cards", "--max-extra-flops", 0)
+    options = ("fit", WIDE, "--all-cards", "--max-extra-time", 0)
     rows = {row["card"]: row for row in answer(*options)["cards"]}
     assert list(rows) == list(sizes)
     for name in ("large", "small"):
-        one = answer("fit", WIDE, "--target", f"cuda:{name}", "--max-extra-flops", 0)
+        one = answer("fit", WIDE, "--target", f"cuda:{name}", "--max-extra-time", 0)
         row = rows[name]
         assert (row["batch"], row["whole_bytes"]) == (one["batch"], one["whole_bytes"])
         assert row["samples_per_second"] == pytest.approx(one["batch"] / one["predicted_seconds"])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import foreplan as fp
 from foreplan.compiled import Compiled
+from foreplan.fitting import Trials
 from foreplan.pareto import Point, largest, pareto
 from foreplan.planner import plan
 from foreplan.units import format_bytes
@@ -142,7 +143,7 @@ def test_what_fits_with_copies_tells_the_host_memory() -> None:
 def test_fit_command() -> None:
     small = "mlp:width=16,layers=2,inputs=8,classes=3"
     memory = answer("estimate", small, "--batch", 37, "--remat", "off")["arena_bytes"]
-    found = answer("fit", small, "--memory", memory, "--max-extra-flops", "0%")
+    found = answer("fit", small, "--memory", memory, "--max-extra-time", "0%")
     assert found["batch"] >= 37 and found["arena_bytes"] <= memory and found["extra_flops_ratio"] == 0
     more = answer("estimate", small, "--batch", found["batch"] + 1, "--remat", "off")["arena_bytes"]
     assert more > memory
@@ -153,18 +154,43 @@ def test_fit_command() -> None:
         answer("estimate", small, "--batch", batch, "--budget", memory, code=code)
     assert answer("fit", small, "--memory", "1KiB", code=3)["error"] == "does not fit"
     for bad in ("-1", "much", "5%%"):
-        foreplan("fit", small, "--memory", "1GiB", "--max-extra-flops", bad, code=2)
+        foreplan("fit", small, "--memory", "1GiB", "--max-extra-time", bad, code=2)
 
 
-def test_added_cost_is_beyond_the_fastest_kernels_whatever_a_plan_chose() -> None:
-    """Each action has a slow candidate of less scratch memory, which a plan takes where memory is short."""
-    graph = fp.models.build("mlp:batch=64,width=32,layers=2,inputs=16,classes=5")
+def two_speeds(batch: int) -> fp.Program:
+    """A step in which each action has a slow candidate of less scratch memory, which a plan takes where memory is
+    short.
+    """
+    graph = fp.models.build(f"mlp:batch={batch},width=32,layers=2,inputs=16,classes=5")
     program = fp.compile(graph, fp.losses.cross_entropy, fp.optim.SGD(0.1), remat="off").program
     fast = [replace(a, workspace=a.workspace if a.effect else a.workspace + (1 << 16)) for a in program.actions]
     pure = [i for i, action in enumerate(program.actions) if not action.effect]
     slow = [replace(program.actions[i], nanoseconds=3 * program.actions[i].nanoseconds + 1) for i in pure]
     calls = (*program.calls, *[program.calls[i] for i in pure])
-    program = replace(program, actions=(*fast, *slow), calls=calls)
+    return replace(program, actions=(*fast, *slow), calls=calls)
+
+
+def test_the_limit_on_added_time_counts_slower_kernels() -> None:
+    """They add no flops."""
+
+    def compile_at(batch: int) -> Compiled:
+        program = two_speeds(batch)
+        return Compiled(program, plan(program, remat="off"))
+
+    memory = compile_at(64).arena_bytes
+    found = {}
+    for share in (0.0, 0.3, None):
+        trials = Trials(compile_at, memory, share)
+        step = trials.tried[trials.largest()].step
+        assert step is not None
+        figures = step.estimate()
+        found[share] = figures["extra_seconds_ratio"]
+        assert figures["arena_bytes"] <= memory
+    assert found[0.0] == 0 < found[0.3] <= 0.3 < found[None], found
+
+
+def test_added_cost_is_beyond_the_fastest_kernels_whatever_a_plan_chose() -> None:
+    program = two_speeds(64)
     usual = Compiled(program, plan(program, budget="1GiB")).estimate()
     tight = Compiled(program, plan(program, budget=0.95)).estimate()
     assert usual["extra_seconds_ratio"] == 0 and tight["extra_seconds_ratio"] > 0.05

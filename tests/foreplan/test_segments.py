@@ -138,7 +138,7 @@ def test_the_largest_batch_with_segments_recomputed() -> None:
     same, more = (answer("estimate", CHAIN, "--batch", found["batch"] + n, *segments) for n in (0, 1))
     assert found["arena_bytes"] == same["arena_bytes"] <= memory < more["arena_bytes"]
     assert found["extra_flops_ratio"] == pytest.approx(same["extra_flops_ratio"]) and found["extra_flops_ratio"] > 0
-    plain = answer("fit", CHAIN, "--memory", memory, "--max-extra-flops", 0)
+    plain = answer("fit", CHAIN, "--memory", memory, "--max-extra-time", 0)
     assert plain["batch"] < found["batch"]
 
 
@@ -146,7 +146,7 @@ def test_the_largest_batch_with_segments_recomputed() -> None:
     ("arguments", "message"),
     [
         (("pareto",), "along the curve the planner chooses; leave it out, or see the one plan that it gives with"),
-        (("fit", "--memory", "1GiB", "--max-extra-flops", "5%"), "--max-extra-flops limits what the planner chooses"),
+        (("fit", "--memory", "1GiB", "--max-extra-time", "5%"), "--max-extra-time limits what the planner chooses"),
         (("fit", "--memory", "1GiB", "--offload"), "offload lets the planner choose: give one"),
     ],
 )
