@@ -43,10 +43,10 @@ class Variant:
         optimizer: updates all parameters at once (foreach), or one by one (loop); auto: as PyTorch does on the device.
         device: cpu or cuda; auto: that of the target.
         checkpoint: parts of the model within `torch.utils.checkpoint`: names as for `compile`.
-        workspace: what convolutions may take for their own duration: as much as cuDNN chooses (free), or at most so
-            many bytes. On a card that the target names, cuDNN is asked, if it is installed; else free counts none, and
-            of a size each gradient of a convolution takes all.
-        tf32: whether cuDNN may round float32 to TensorFloat-32 (`cudnn.allow_tf32`): it chooses other engines then.
+        workspace: what a convolution takes for its own duration: the first choice of cuDNN (free), or its first choice
+            within a size. Where cuDNN cannot be asked, free counts none, and of a size each gradient of a convolution
+            takes all. It is asked for the target's card, if it is installed.
+        tf32: whether cuDNN may round float32 to TensorFloat-32 (`cudnn.allow_tf32`), by which it chooses other engines.
     """
 
     zero: str = "none"

@@ -20,7 +20,11 @@ class Library(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name and version, and the card, such as `cuDNN 9.19.1 for an NVIDIA H100`."""
+        """Its name and version, and the card, such as `cuDNN 9.19.1 for Tesla T4`."""
+
+    @property
+    def remark(self) -> str:
+        """How far its answers are known to hold, for people."""
 
     def workspace(self, op: ConvOp, inputs: Sequence[TensorType], output: TensorType, limit: int | None) -> int | None:
         """Bytes that its first engine within a limit takes; None: it has no such engine.
@@ -77,11 +81,12 @@ class Workspaces:
             )
         if self.library is None:
             return (f"each gradient of a convolution is counted with {format_bytes(self.limit or 0)}: {self.missing}",)
+        asked = self.library
         found = [
-            f"workspaces of convolutions are the first choice{within} of {self.library.name}, asked without the card; on "
-            "it cuDNN may have further engines, which take more"
+            f"workspaces of convolutions are the first choice{within} of {asked.name}, asked without the card; "
+            f"{asked.remark}"
         ]
         if self.without:
             some = ", ".join(list(self.without)[:3])
-            found.append(f"cuDNN has no engine{within} for {len(self.without)} convolutions, such as {some}")
+            found.append(f"it has no engine{within} for {len(self.without)} nodes, such as {some}: PyTorch stops there")
         return tuple(found)
