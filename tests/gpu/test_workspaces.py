@@ -47,8 +47,8 @@ def on_h100(name: str, loss: str) -> Eager:
 
 @with_cudnn
 def test_the_chain_takes_what_it_took_on_an_h100() -> None:
-    """Where the peak is, cuDNN's engines took 3,460.5 MiB there, and the allocator reserved as much. 4 MiB more than is
-    counted are alive there from the first forward pass on.
+    """To the byte of what is reserved, at each phase. 4 MiB more than is counted are alive there from the first forward
+    pass on, which no workspace explains.
     """
     found, more = on_h100("conv_chain", "mse"), 4
     for phase, mine, theirs in zip(found.phases, found.replayed, steps(of_card(model="conv_chain")), strict=True):
@@ -114,8 +114,8 @@ def test_the_first_choice_is_what_cudnn_builds_for_pytorchs_filters(card: str, t
 
 
 @with_cudnn
-def test_the_engine_that_cudnn_has_on_a_card_alone() -> None:
-    """For a described card, it offers no engine that takes the workspace of this one: if it does one day, ask it."""
+def test_what_cudnn_says_nothing_of_without_a_card() -> None:
+    """It names no engine with the workspace that was taken on one. If it does one day, there is nothing to assume."""
     x, w, y = "float32[1,256,1024,1024]", "float32[128,256,3,3]", "float32[1,128,1024,1024]"
     op, inputs, weights = triple(x, w, y, 1024)[2]
     strict, rounded = asked("cuda:h100", False), asked("cuda:h100", True)
