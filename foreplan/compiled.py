@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreplan.arguments import flag, instance, path_of
-from foreplan.errors import UsageError
+from foreplan.errors import TargetError, UsageError
 from foreplan.graph import Graph
 from foreplan.lower.program import HOST, Program
 from foreplan.options import USUAL, Options
@@ -255,7 +255,7 @@ class Compiled:
             UsageError: no such option; or this is a plan file, has micro-batches, or another precision than float32.
             UnsupportedError: an op whose memory in PyTorch is not known; names the node.
         """
-        from foreplan.eager import Variant, as_pytorch
+        from foreplan.eager import Variant, Workspaces, as_pytorch
         from foreplan.passes import choose_trained
         from foreplan.views.beside import Beside
 
@@ -270,7 +270,10 @@ class Compiled:
             )
         graph = choose_trained(self.model, options.selection)
         cuda = chosen.on(self.program.target)
-        eager = as_pytorch(graph, options.loss, options.optimizer, chosen, cuda)
+        workspaces = Workspaces(chosen.limit)
+        if cuda and chosen.limit != 0:
+            workspaces.library, workspaces.missing = _convolutions(self.program.target, chosen.tf32 == "on")
+        eager = as_pytorch(graph, options.loss, options.optimizer, chosen, cuda, workspaces=workspaces)
         return Beside(eager, self.program, self.plan)
 
     def estimate(self) -> dict[str, Any]:
@@ -309,6 +312,19 @@ class Compiled:
             "options": self.options.to_json(),
             "notes": [note for half, _, _ in halves for note in half.notes],
         }
+
+
+def _convolutions(target: str, tf32: bool) -> tuple[Any, str]:
+    """The library of convolutions on a target's card, and why there is none."""
+    from foreplan.lower.targets import engine_info
+
+    engine = engine_info(target)
+    if not engine.on_card:
+        return None, f"the target {target} names no card to ask it for, as cuda:h100 does"
+    try:
+        return engine.module("workspaces").asked(target, tf32), ""
+    except TargetError as error:
+        return None, str(error)
 
 
 def load_plan(path: str | Path, *, trust_code: bool = False, weights_folder: str | Path | None = None) -> Compiled:

@@ -42,7 +42,8 @@ _WORK_PER_SECOND = 400_000_000  # of the systematic search for offsets, on a usu
     "framework",
     metavar="pytorch[:KEY=VALUE]",
     help="Print what the same step takes in eager PyTorch beside the plan, phase by phase; options such as zero=keep "
-    "say how the training loop is written.",
+    "say how the training loop is written. For a card, cuDNN is asked how much workspace convolutions take; "
+    "workspace=SIZE limits it.",
 )
 @click.option(
     "--snapshot",
@@ -67,6 +68,7 @@ def estimate(
       foreplan estimate model.onnx --freeze '*' --train head --parameters
       foreplan estimate gpt2_small --infer --json
       foreplan estimate resnet50 --as pytorch:zero=keep
+      foreplan estimate resnet50 --as pytorch:workspace=64MiB --target cuda:t4
     """
     variant = None
     if framework is not None:

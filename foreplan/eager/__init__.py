@@ -9,11 +9,13 @@ forward      one forward pass, node by node
 attached     the loss
 optimizers   what optimizers keep, and what their steps hold for a moment
 variant      what may differ from one user to the next
+workspace    what a convolution takes for its own duration, and who says it
 step         three steps in a row, phase by phase
 allocator    the caching allocator of cards, replayed
 """
 
 from foreplan.eager.step import Eager, Phase, as_pytorch
 from foreplan.eager.variant import Variant, variant_options
+from foreplan.eager.workspace import Workspaces
 
-__all__ = ["Eager", "Phase", "Variant", "as_pytorch", "variant_options"]
+__all__ = ["Eager", "Phase", "Variant", "Workspaces", "as_pytorch", "variant_options"]

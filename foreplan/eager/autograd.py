@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from foreplan.eager.storage import Memory, Storage, Tensor, Use, dense_strides, strides_like
-from foreplan.graph.types import DTYPES, FLOAT32, DType, Shape
+from foreplan.eager.workspace import Workspaces
+from foreplan.graph.types import DTYPES, FLOAT32, DType, Shape, TensorType
+from foreplan.ops.conv.common import ConvOp
 
 Grads = Sequence[Tensor | None]
 Saved = tuple[Tensor | None, ...]
@@ -99,7 +101,7 @@ class Tape:
         records: whether history is kept; not so within `no_grad` and in the backward pass.
         sums_in_place: whether gradients, and some biases, are added in place where that can be. They are, except where
             a `TorchDispatchMode` looks on, which tests use.
-        workspace: bytes that each gradient of a convolution takes for its own duration.
+        workspaces: what each convolution takes for its own duration.
         keeps: whether each gradient keeps its buffer until backward ends.
         kept: these.
         segment: the checkpointed segment that runs.
@@ -109,7 +111,7 @@ class Tape:
     cuda: bool = False
     records: bool = True
     sums_in_place: bool = True
-    workspace: int = 0
+    workspaces: Workspaces = field(default_factory=Workspaces)
     keeps: bool = False
     kept: list[Tensor] = field(default_factory=list)
     segment: Recomputed | None = None
@@ -124,9 +126,14 @@ class Tape:
         """A new tensor that lies as another does."""
         return self.new(tensor.shape, tensor.dtype, op, strides_like(tensor.shape, tensor))
 
-    def scratch(self, op: str) -> Tensor | None:
-        """The workspace of a convolution, which is free as soon as this is dropped; None where it takes none."""
-        return self.new((self.workspace,), UINT8, f"workspace of {op}") if self.workspace else None
+    def convolve(self, op: ConvOp, inputs: Sequence[Tensor], output: Tensor, name: str, gradient: bool = False) -> None:
+        """Take the workspace of a convolution, or of a gradient of one, and give it back."""
+        types = [TensorType(each.dtype, each.shape) for each in (*inputs, output)]
+        nbytes = self.workspaces.of(op, types[:-1], types[-1], gradient, self.memory.node)
+        if nbytes:
+            use, self.memory.use = self.memory.use, Use.WORKSPACE
+            self.new((nbytes,), UINT8, f"workspace of {name}")
+            self.memory.use = use
 
     def record(
         self,

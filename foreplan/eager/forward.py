@@ -109,10 +109,10 @@ class Run:
             return layers.group_norm(self.tape, x, weights[0], weights[1], groups)
         if group.op != "biased":
             return elementwise.unary(self.tape, group.op, x)
-        if group.nodes[0].op.name == "matmul":
+        op: Any = group.nodes[0].op
+        if op.name == "matmul":
             return contraction.linear(self.tape, x, weights[0], weights[1])
-        shape = node.outputs[0].shape
-        return contraction.convolution(self.tape, x, weights[0], weights[1], shape, "conv_transpose")
+        return contraction.convolution(self.tape, x, weights[0], weights[1], op, node.outputs[0].shape)
 
     def writes_over(self, node: Node) -> bool:
         """Whether a ReLU may take its input's place: nobody else reads it, and what made it does not save it."""
@@ -150,12 +150,14 @@ def _swapped(rank: int) -> list[int]:
 
 
 def _conv(run: Run, node: Node, x: Sequence[Tensor]) -> Sequence[Tensor]:
+    op: Any = node.op
     bias = x[2] if len(x) > 2 else None
-    return [contraction.convolution(run.tape, x[0], x[1], bias, node.outputs[0].shape)]
+    return [contraction.convolution(run.tape, x[0], x[1], bias, op, node.outputs[0].shape)]
 
 
 def _conv_transpose(run: Run, node: Node, x: Sequence[Tensor]) -> Sequence[Tensor]:
-    return [contraction.convolution(run.tape, x[0], x[1], None, node.outputs[0].shape, "conv_transpose")]
+    op: Any = node.op
+    return [contraction.convolution(run.tape, x[0], x[1], None, op, node.outputs[0].shape)]
 
 
 def _batch_norm(run: Run, node: Node, x: Sequence[Tensor]) -> Sequence[Tensor]:

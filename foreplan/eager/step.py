@@ -13,17 +13,15 @@ from foreplan.eager.autograd import Tape
 from foreplan.eager.forward import Run
 from foreplan.eager.modules import Module
 from foreplan.eager.optimizers import Stepper, not_counted, rule_of
-from foreplan.eager.storage import Memory, Tensor, Use
+from foreplan.eager.storage import Block, Memory, Tensor, Use
 from foreplan.eager.variant import Variant
+from foreplan.eager.workspace import Workspaces
 from foreplan.frontend.losses import attach_loss
 from foreplan.graph import Graph, Kind, Value
 from foreplan.graph.types import INT64, DType, Shape
 
 ITERATIONS = 3
-_LIBRARIES = (
-    "the workspace that cuDNN takes is not known without it, and may be gigabytes: say it with workspace=SIZE; that of "
-    "cuBLAS is not counted",
-)
+_CUBLAS = ("the workspace of cuBLAS is not counted",)
 _USES = {Kind.PARAMETER: Use.PARAMETER, Kind.FROZEN: Use.PARAMETER}
 
 
@@ -64,6 +62,12 @@ class Eager:
     cuda: bool
     notes: tuple[str, ...] = ()
 
+    @cached_property
+    def largest_workspace(self) -> Block | None:
+        """The largest workspace of a convolution; None: no convolution takes one."""
+        found = [block for block in self.memory.blocks if block.use is Use.WORKSPACE]
+        return max(found, key=lambda block: block.nbytes, default=None)
+
     @property
     def peak(self) -> int:
         """The most bytes of the last iteration: the steady state."""
@@ -76,7 +80,14 @@ class Eager:
 
 
 def as_pytorch(
-    graph: Graph, loss: Any, optimizer: Any, variant: Variant, cuda: bool = False, *, watched: bool = False
+    graph: Graph,
+    loss: Any,
+    optimizer: Any,
+    variant: Variant,
+    cuda: bool = False,
+    *,
+    workspaces: Workspaces | None = None,
+    watched: bool = False,
 ) -> Eager:
     """Three training steps of a model in eager PyTorch; its forward pass where there is no loss.
 
@@ -84,22 +95,23 @@ def as_pytorch(
         graph: the model, as it was traced or imported.
         loss, optimizer: as `compile` takes them.
         cuda: whether it runs on a card.
+        workspaces: what convolutions take; None: what the variant says, where no library can be asked.
         watched: as a `TorchDispatchMode` sees it, beside which PyTorch sums gradients in new tensors.
 
     Raises:
         UnsupportedError: an op whose memory in PyTorch is not known here; names the node.
         UsageError: PyTorch has no such optimizer.
     """
-    return _Loop(graph, loss, optimizer, variant, cuda, watched).run()
+    tape = Tape(cuda=cuda, sums_in_place=not watched, keeps=variant.gradients == "kept")
+    tape.workspaces = workspaces or Workspaces(variant.limit)
+    return _Loop(graph, loss, optimizer, variant, tape).run()
 
 
 class _Loop:
     """The user's program."""
 
-    def __init__(self, graph: Graph, loss: Any, optimizer: Any, variant: Variant, cuda: bool, watched: bool) -> None:
-        self.variant, self.optimizer = variant, optimizer
-        keeps, workspace = variant.gradients == "kept", int(variant.workspace)
-        self.tape = Tape(cuda=cuda, sums_in_place=not watched, workspace=workspace, keeps=keeps)
+    def __init__(self, graph: Graph, loss: Any, optimizer: Any, variant: Variant, tape: Tape) -> None:
+        self.variant, self.optimizer, self.tape = variant, optimizer, tape
         graph, self.loss = known_loss(graph if loss is None else attach_loss(graph, loss))
         self.module = Module.of(graph, variant.relu == "in_place", variant.checkpoint)
         self.phases: list[Phase] = []
@@ -135,7 +147,8 @@ class _Loop:
             self.iteration(iteration, stepper, stored, inputs, target)
         memory = Memory(list(tape.memory.blocks), tape.memory.events[: self.phases[-1].end])
         del tracked
-        notes = (_LIBRARIES if tape.cuda else ()) + not_counted(self.optimizer)
+        notes = (*tape.workspaces.notes, *_CUBLAS) if tape.cuda else ()
+        notes += not_counted(self.optimizer)
         return Eager(tuple(self.phases), memory, self.variant, tape.cuda, notes)
 
     def iteration(

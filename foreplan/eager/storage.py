@@ -26,6 +26,7 @@ class Use(StrEnum):
     ACTIVATION = "activations"
     GRADIENT = "gradients of activations"
     TEMPORARY = "temporaries"
+    WORKSPACE = "workspaces of convolutions"
 
 
 @dataclass(frozen=True, slots=True)

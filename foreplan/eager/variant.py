@@ -11,6 +11,7 @@ from foreplan.errors import UsageError
 from foreplan.units import parse_bytes
 
 FRAMEWORKS = ("pytorch",)
+FREE = "free"  # without a limit
 _CHOICES = {
     "zero": ("none", "keep"),
     "loss": ("dropped", "kept"),
@@ -21,6 +22,7 @@ _CHOICES = {
     "relu": ("in_place", "new"),
     "optimizer": ("auto", "foreach", "loop"),
     "device": ("auto", "cpu", "cuda"),
+    "tf32": ("on", "off"),
 }
 
 
@@ -41,8 +43,10 @@ class Variant:
         optimizer: updates all parameters at once (foreach), or one by one (loop); auto: as PyTorch does on the device.
         device: cpu or cuda; auto: that of the target.
         checkpoint: parts of the model within `torch.utils.checkpoint`: names as for `compile`.
-        workspace: bytes that each gradient of a convolution takes for its own duration. On an H100 the forward passes
-            of three models took none.
+        workspace: what a convolution takes for its own duration: the first choice of cuDNN (free), or its first choice
+            within a size. Where cuDNN cannot be asked, free counts none, and of a size each gradient of a convolution
+            takes all. It is asked for the target's card, if it is installed.
+        tf32: whether cuDNN may round float32 to TensorFloat-32 (`cudnn.allow_tf32`), by which it chooses other engines.
     """
 
     zero: str = "none"
@@ -55,13 +59,23 @@ class Variant:
     optimizer: str = "auto"
     device: str = "auto"
     checkpoint: Iterable[str] = ()
-    workspace: int | str = 0
+    workspace: int | str = FREE
+    tf32: str = "on"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             choice(name, getattr(self, name), choices)
         object.__setattr__(self, "checkpoint", tuple(names_in("checkpoint", self.checkpoint)))
-        object.__setattr__(self, "workspace", parse_bytes(self.workspace))
+        if self.workspace != FREE:
+            try:
+                object.__setattr__(self, "workspace", parse_bytes(self.workspace))
+            except UsageError as error:
+                raise UsageError(f"workspace: {error}; or it is {FREE!r}") from None
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes that a convolution may take; None: as many as cuDNN likes."""
+        return None if self.workspace == FREE else int(self.workspace)
 
     def on(self, target: str) -> bool:
         """Whether the step runs on a card, for a plan of this target."""

@@ -19,7 +19,7 @@ class EngineInfo:
     Attributes:
         package: its modules, loaded when they are asked for: `target` with `target(options, tune)`, `engine` with
             `engine(program, capture)`, `outside` with `outside(program, plan, use)`, and of a card `lacking` with
-            `lacking(program)`.
+            `lacking(program)` and `workspaces` with `asked(target, tf32)`.
         on_card: whether its arena lies in a card's memory, apart from the host's.
         falls_back: whether NumPy's kernels stand in for kernels that it lacks.
         loops: whether it runs the body of a loop again and again; else loops are written out.

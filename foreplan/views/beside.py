@@ -93,11 +93,12 @@ class Beside:
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs, in bytes."""
-        variant = asdict(self.eager.variant)
+        variant, largest = asdict(self.eager.variant), self.eager.largest_workspace
         return {
             "device": "cuda" if self.eager.cuda else "cpu",
             "variant": variant,
             "peak_bytes": self.eager.peak,
+            "largest_workspace": None if largest is None else {"of": largest.name, "bytes": largest.nbytes},
             "planned_peak_bytes": self.plan.arena_bytes,
             "phases": [asdict(row) for row in self.rows],
             "notes": list(self.eager.notes),
@@ -114,11 +115,13 @@ class Beside:
             cells = [row.live, row.most, *([row.reserved] if self.eager.cuda else []), row.planned, row.planned_most]
             name = f"{'  ' if row.iteration else ''}{_TITLES[row.phase]}"
             lines.append(_line([name, *(_number(cell, unit) for cell in cells)]))
+        largest = self.eager.largest_workspace
         ratio = self.eager.peak / max(1, self.plan.arena_bytes)
         lines += [
             "",
             f"peak of PyTorch's live tensors {format_bytes(self.eager.peak)}, "
             f"of the plan's arena {format_bytes(self.plan.arena_bytes)}: {ratio:.2f} times as much",
+            *([] if largest is None else [f"largest {largest.name}, {format_bytes(largest.nbytes)}"]),
             *(f"note: {note}" for note in self.eager.notes),
         ]
         return "\n".join(lines) + "\n"

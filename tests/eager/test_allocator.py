@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 import foreplan as fp
 from foreplan.eager import Variant, as_pytorch
 from foreplan.eager.allocator import CachingAllocator
-
-MIB = 2**20
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-MEASURED = json.loads((RESULTS / "pytorch-memory-nvidia-h100-80gb-hbm3.json").read_text())
+from tests.eager.measured import MIB, of_card, steps
 
 
 def test_small_blocks_share_segments_of_two_mebibytes() -> None:
@@ -54,17 +47,6 @@ def test_the_smallest_block_that_is_large_enough_is_taken_and_neighbours_become_
     for block in [allocator.allocate(5 * MIB) for _ in range(4)]:
         allocator.free(block)
     assert allocator.allocate(20 * MIB).address == allocator.segments[0].address and allocator.reserved == 20 * MIB
-
-
-def steps(case: dict[str, Any]) -> list[dict[str, float]]:
-    ahead = [case["after_inputs"], case["after_model"]]
-    return ahead + [step[phase] for step in case["steps"] for phase in ("forward", "backward", "update")]
-
-
-def of_card(**wanted: Any) -> dict[str, Any]:
-    known = ("model", "adam", "zeroed", "foreach", "loss_kept", "cudnn_benchmark")
-    (case,) = [case for case in MEASURED["cases"] if {k: v for k, v in case.items() if k in known} == wanted]
-    return case
 
 
 @pytest.mark.parametrize("adam", [False, True])

@@ -29,7 +29,16 @@ def test_estimate_as_pytorch_on_a_card() -> None:
     assert figures["device"] == "cuda" and figures["variant"]["zero"] == "keep"
     assert figures["phases"][-1]["reserved"] == 2 << 20
     done = foreplan("estimate", MODEL, "--as", "pytorch:device=cuda")
-    assert "reserved" in done.stdout and "workspace=SIZE" in done.stdout
+    assert "reserved" in done.stdout and "cuBLAS" in done.stdout and "cuDNN" not in done.stdout
+
+
+def test_workspaces_of_convolutions_on_a_card_that_is_not_named() -> None:
+    small = ("estimate", "conv_chain:size=64", "--loss", "mean", "--as")
+    assert "workspace=SIZE" in (told := foreplan(*small, "pytorch:device=cuda").stdout) and "cuda:h100" in told
+    figures = answer(*small, "pytorch:device=cuda,workspace=3MiB")["pytorch"]
+    assert figures["largest_workspace"]["bytes"] == 3 << 20 and "gradient of the" in figures["largest_workspace"]["of"]
+    assert "counted with 3.00 MiB" in figures["notes"][0]
+    assert answer(*small, "pytorch:workspace=free")["pytorch"]["largest_workspace"] is None
 
 
 def test_what_is_not_counted_is_said() -> None:
@@ -51,6 +60,7 @@ def test_wrong_variants() -> None:
     assert "'speed' is no option" in told("--as", "pytorch:speed=high")
     assert "zero is given twice" in told("--as", "pytorch:zero=keep,zero=none")
     assert "zero" in told("--as", "pytorch:zero=maybe")
+    assert "'free'" in told("--as", "pytorch:workspace=much")
     assert "--as pytorch" in told("--snapshot", "x.pickle")
     assert "micro-batches" in told("--as", "pytorch", "--accumulate", 2)
 

@@ -8,6 +8,8 @@ from foreplan.eager.autograd import Grads, Needs, Saved, Tape
 from foreplan.eager.rules.shape import expand, reshape
 from foreplan.eager.storage import Tensor, dense_strides
 from foreplan.graph.types import Shape, broadcast_shapes
+from foreplan.ops.conv.common import ConvOp
+from foreplan.ops.conv.ops import Conv, ConvDataGrad, ConvWeightGrad
 
 
 def _transposed(x: Tensor) -> Tensor:
@@ -95,23 +97,38 @@ def _like_operand(x: Tensor) -> tuple[Shape, tuple[int, ...]]:
     return x.shape, dense_strides(x.shape)
 
 
-def convolution(
-    tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, op: str = "convolution"
-) -> Tensor:
-    """`aten::convolution`, transposed ones too: input and weight are saved whatever has a gradient."""
-    result = tape.new(shape, x.dtype, op)
+def convolution(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, op: ConvOp, shape: Shape) -> Tensor:
+    """`aten::convolution`, transposed ones too: input and weight are saved whatever has a gradient.
+
+    Args:
+        op: `Conv`; or `ConvDataGrad`, which is a transposed convolution.
+        shape: of the result.
+    """
+    transposed = isinstance(op, ConvDataGrad)
+    # For depth-wise ones PyTorch has kernels of its own, without workspace (`ConvParams::use_cudnn_depthwise`).
+    library = transposed or not 1 < op.groups == x.shape[1]
+    name = "conv_transpose" if transposed else "convolution"
+    result = tape.new(shape, x.dtype, name)
+    if library:
+        tape.convolve(op, (x, weight), result, name)
     biased = shape[1:2]
 
     def backward(tape: Tape, saved: Saved, needs: Needs, grads: Grads) -> Grads:
         (grad,), (x, weight) = grads, saved
         assert grad is not None and x is not None and weight is not None
-        shapes = (x.shape, weight.shape, biased)
-        names = ("gradient of the data", "gradient of the weight", "gradient of the bias")
+        data: ConvOp = Conv(*op.geometry) if transposed else ConvDataGrad(*op.geometry, spatial=x.shape[2:])
+        weights = ConvWeightGrad(*op.geometry, kernel=weight.shape[2:])
+        parts: list[tuple[str, Shape, ConvOp | None, tuple[Tensor, ...]]] = [
+            ("gradient of the data", x.shape, data, (grad, weight)),
+            ("gradient of the weight", weight.shape, weights, (grad, x) if transposed else (x, grad)),
+            ("gradient of the bias", biased, None, ()),
+        ]
         given: list[Tensor | None] = []
-        for need, shape, name in zip(needs, shapes, names):
-            given.append(tape.new(shape, grad.dtype, name) if need else None)
-            if need and len(shape) > 1:
-                tape.scratch(name)
+        for need, (name, shape, of, inputs) in zip(needs, parts):
+            made = tape.new(shape, grad.dtype, name) if need else None
+            if made is not None and of is not None and library:
+                tape.convolve(of, inputs, made, name, gradient=True)
+            given.append(made)
         return given
 
     tape.record((x, weight) if bias is None else (x, weight, bias), (result,), backward, (x, weight))

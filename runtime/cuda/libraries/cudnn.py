@@ -285,7 +285,8 @@ def plans_kept(
 ) -> tuple[CudnnPlan, ...]:
     """Plans from disk, if they were made before by the same libraries and the same text of `file` and this file.
 
-    Without an answer, a warning says why, no plans are returned, and nothing is kept.
+    Raises:
+        Unanswered: there is no answer; then nothing is kept.
     """
     found = library()
     asked = repr((found.version, found.frontend, found.cuda, description(device), question)).encode()
@@ -293,10 +294,7 @@ def plans_kept(
     name = f"cudnn-{hashlib.sha256(asked + said).hexdigest()}"
     content = kept(name)
     if content is None:
-        try:
-            plans = tuple(make())
-        except Unanswered as error:
-            return unanswered(error)
+        plans = tuple(make())
         keep(name, json.dumps([plan.as_json() for plan in plans]).encode())
         return plans
     return tuple(CudnnPlan.from_json(record) for record in json.loads(content))

@@ -21,12 +21,14 @@ from foreplan.runtime.cuda.libraries.cudnn import (
     UIDS,
     CudnnPlan,
     CudnnTensor,
+    Unanswered,
     bounded,
     check_refusal,
     falling,
     library,
     plans_kept,
     properties,
+    unanswered,
     uncounted,
     workspace_told,
 )
@@ -38,7 +40,11 @@ _UNEVEN_WRONG = re.compile(r"eng1(_|$)")
 
 @dataclass(frozen=True)
 class _Question:
-    """A question to cuDNN: a convolution of at least two spatial axes, with its tensors' layouts."""
+    """A question to cuDNN: a convolution of at least two spatial axes, with its tensors' layouts.
+
+    Attributes:
+        left_out: engines with one of these numerical notes of cuDNN's are left out.
+    """
 
     op: str
     tensors: tuple[CudnnTensor, CudnnTensor, CudnnTensor]
@@ -46,8 +52,7 @@ class _Question:
     pads: tuple[tuple[int, int], ...]
     dilations: tuple[int, ...]
     adds: bool
-    tf32: bool
-    deterministic: bool
+    left_out: tuple[str, ...]
 
 
 def convolution_plans(
@@ -81,14 +86,41 @@ def convolution_plans(
     Raises:
         TargetError: cuDNN is not there.
     """
-    question = _question(op, inputs, outputs, adds, tf32, deterministic)
+    left_out = ["REDUCED_PRECISION_REDUCTION"]
+    if not tf32 and inputs[0].type.dtype.name == "float32":
+        left_out += ["TENSOR_CORE", "DOWN_CONVERT_INPUTS"]
+    if deterministic:
+        left_out.append("NONDETERMINISTIC")
+    question = _question(op, inputs, outputs, adds, left_out)
     if question is None:
         return ()
     return tuple(plan for plan in _answers(question, device) if cap is None or plan.workspace <= cap)
 
 
+def choices(op: Op, inputs: Sequence[Window], output: Window, device: Device, *, tf32: bool) -> tuple[CudnnPlan, ...]:
+    """What a program that runs cuDNN's first engine runs, as PyTorch does: the plan that cuDNN ranks first, then each
+    that takes less workspace than all before it.
+
+    Args:
+        op, inputs, device: as for `convolution_plans`.
+        tf32: let tensor cores round float32 factors to ten bits of mantissa.
+
+    Returns:
+        The plans; none where cuDNN has none.
+
+    Raises:
+        TargetError: cuDNN is not there.
+        Unanswered: it fails.
+    """
+    left_out = ["DOWN_CONVERT_INPUTS"]  # with which of cuDNN's notes PyTorch's `filterEngineConfigs` leaves engines out
+    if not tf32 and inputs[0].type.dtype.name == "float32":
+        left_out.append("TENSOR_CORE")
+    question = _question(op, inputs, [output], False, left_out)
+    return () if question is None else _asked(question, device)
+
+
 def _question(
-    op: Op, inputs: Sequence[Window], outputs: Sequence[Window], adds: bool, tf32: bool, deterministic: bool
+    op: Op, inputs: Sequence[Window], outputs: Sequence[Window], adds: bool, left_out: Sequence[str]
 ) -> _Question | None:
     """The question; None if cuDNN cannot describe it."""
     if not isinstance(op, Conv | ConvDataGrad | ConvWeightGrad) or len(inputs) != 2 or len(op.strides) > 3:
@@ -107,8 +139,7 @@ def _question(
         ((0, 0),) * one + op.pads,
         (1,) * one + op.dilations,
         adds,
-        tf32 or a.dtype != "float32",
-        deterministic,
+        tuple(left_out),
     )
 
 
@@ -155,6 +186,13 @@ def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def _answers(question: _Question, device: Device) -> tuple[CudnnPlan, ...]:
     """Plans in cuDNN's order, each with less workspace than all before it; kept on disk."""
+    try:
+        return _asked(question, device)
+    except Unanswered as error:
+        return unanswered(error)
+
+
+def _asked(question: _Question, device: Device) -> tuple[CudnnPlan, ...]:
     return plans_kept(repr(question), device, Path(__file__), lambda: falling(_ranked(question, device)))
 
 
@@ -169,15 +207,10 @@ def _ranked(question: _Question, device: Device) -> Iterator[CudnnPlan]:
         return
     cudnn = library().module
     notes = cudnn.numerical_note
-    left_out = [notes.REDUCED_PRECISION_REDUCTION]
-    if not question.tf32:
-        left_out += [notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS]
-    if question.deterministic:
-        left_out.append(notes.NONDETERMINISTIC)
-    graph.deselect_numeric_notes(left_out)
+    graph.deselect_numeric_notes([getattr(notes, name) for name in question.left_out])
     graph.deselect_behavior_notes([cudnn.behavior_note.RUNTIME_COMPILATION])
     # An engine's notes cannot be read, only selected: of the same engines, this graph builds those with the note.
-    noted = _with_engines(question, device) if question.tf32 else None
+    noted = _with_engines(question, device) if "TENSOR_CORE" not in question.left_out else None
     if noted is not None:
         noted.select_numeric_notes([notes.TENSOR_CORE])
     uneven = question.op == ConvWeightGrad.name and any(low != high for low, high in question.pads)

@@ -173,15 +173,15 @@ def _answers(question: _Question, device: Device) -> tuple[CudnnPlan, ...]:
     """Plans in cuDNN's order, each with less workspace than all before it; kept on disk."""
     try:
         nvrtc = _nvrtc()
+        asked = {
+            "question": asdict(question),
+            "device": description(device),
+            "compute": device.compute,
+            "nvrtc": nvrtc.path,
+        }
+        return plans_kept(f"{nvrtc.version} {question}", device, Path(__file__), lambda: _asked_elsewhere(asked))
     except Unanswered as error:
         return unanswered(error)
-    asked = {
-        "question": asdict(question),
-        "device": description(device),
-        "compute": device.compute,
-        "nvrtc": nvrtc.path,
-    }
-    return plans_kept(f"{nvrtc.version} {question}", device, Path(__file__), lambda: _asked_elsewhere(asked))
 
 
 def _asked_elsewhere(asked: dict[str, Any]) -> list[CudnnPlan]:
