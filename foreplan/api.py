@@ -175,6 +175,7 @@ def _forward(graph: Graph, options: Options, watch: Watch | None = None) -> Grap
         dtype=passes.PRECISIONS[options.precision],
         selection=options.selection,
         loops=_has_loops(options),
+        split=options.parts,
     )
     return _formed(graph, settings, options, watch)
 
@@ -200,6 +201,7 @@ def _training(graph: Graph, options: Options) -> passes.Settings:
         consume=None if optimizer is None else passes.updating(optimizer),
         dtype=passes.PRECISIONS[options.precision],
         loops=_has_loops(options),
+        split=options.parts,
     )
 
 

@@ -76,6 +76,20 @@ def _names(name: str, value: Any) -> Any:
     return tuple(names_in(name, value))
 
 
+def _parts(name: str, value: Any) -> Any:
+    """Numbers of parts, as `SCOPE=K`."""
+    pairs = (
+        value.items() if isinstance(value, Mapping) else (text.rpartition("=")[::2] for text in names_in(name, value))
+    )
+    found = []
+    for scope, count in pairs:
+        number = int(count) if isinstance(count, str) and count.strip().isdecimal() else count
+        if not scope or not isinstance(scope, str):
+            raise UsageError(f"{name} says in how many parts what runs: {name}={{'layer1': 4}}, or layer1=4")
+        found.append(f"{scope}={whole(f'{name} of {scope!r}', number, 2)}")
+    return tuple(found)
+
+
 def _some_names(name: str, value: Any) -> Any:
     return None if value is None else _names(name, value)
 
@@ -209,6 +223,18 @@ class Options:
             value="SCOPE",
         ),
     )
+    split: Mapping[str, int] | Iterable[str] = field(
+        default=(),
+        metadata=_says(
+            "Run these segments in so many parts, one after the other: 'h.*.mlp=4', or conv1..conv2=8.",
+            more="In Python also a mapping, `split={'h.*.mlp': 4}`. Names are as for `checkpoint`. A part is a range of "
+            "items, positions, channels or whatever axis keeps the most bytes from being whole; results of parts lie "
+            "side by side, or are added up in place. What only the segment reads then exists a part at a time.",
+            check=_parts,
+            flag="--split",
+            value="SCOPE=K",
+        ),
+    )
     accumulate: int | str = field(
         default=1,
         metadata=_says(
@@ -311,6 +337,12 @@ class Options:
     def selection(self) -> Selection:
         """The weights that `train` and `freeze` name."""
         return Selection(tuple(self.train), tuple(self.freeze))
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """The segments that `split` names, with the number of parts of each."""
+        pairs = (str(text).rpartition("=") for text in self.split)
+        return tuple((scope, int(count)) for scope, _, count in pairs)
 
     def to_json(self) -> dict[str, Any]:
         """All but loss, optimizer and passes, by name. A target is its name, sizes are as given."""

@@ -41,6 +41,7 @@ from foreplan.passes.properties import Property, complaint
 from foreplan.passes.push_slices import push_slices
 from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
+from foreplan.passes.split import split_segments
 from foreplan.passes.split_channels import split_channels
 from foreplan.passes.split_concats import split_concats
 from foreplan.passes.training import training_form, without_marks
@@ -74,6 +75,7 @@ class Settings:
         narrow_weights: whether parameters stay narrow where the model has them so.
         frozen_statistics: whether all batch normalisation keeps and uses its running statistics.
         loops: whether the target has loops.
+        split: segments that run in parts: scopes, and the number of parts of each.
     """
 
     outputs: tuple[str, ...] | None = None
@@ -88,6 +90,7 @@ class Settings:
     narrow_weights: bool = False
     frozen_statistics: bool = False
     loops: bool = True
+    split: tuple[tuple[str, int], ...] = ()
 
 
 def _always(settings: Settings) -> bool:
@@ -191,6 +194,7 @@ PASSES: tuple[Pass, ...] = (
     # In chunks gradients would be rounded without their scale.
     _plain(chunk_losses, Stage.MEMORY, lambda s: s.trains and not is_scaled(s.dtype)),
     _plain(split_concats, Stage.MEMORY),
+    Pass("split_segments", Stage.MEMORY, lambda g, s: split_segments(g, dict(s.split)), lambda s: bool(s.split)),
     _plain(split_channels, Stage.MEMORY, _trains),
     *_simplify(Stage.MEMORY, _infers),
     Pass("with_precision", Stage.MEMORY, lambda g, s: with_precision(g, s.dtype), lambda s: s.dtype != FLOAT32),

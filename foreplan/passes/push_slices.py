@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-from foreplan.graph import Builder, Graph, Node, Op, Value
+from foreplan.graph import Builder, Graph, Node, Value
 from foreplan.graph.ir import Kind
-from foreplan.graph.types import Shape
-from foreplan.ops.attention.ops import Attention
-from foreplan.ops.map import Map
-from foreplan.ops.matmul import MatMul
-from foreplan.ops.norm.rows import LayerNorm, RMSNorm
-from foreplan.ops.shape import Reshape, Slice
+from foreplan.ops.shape import Slice
+from foreplan.passes.narrowing import Narrowed, narrowed
 from foreplan.passes.rewrite import rewrite
 
 SHARE = 2  # a slice is pushed if it keeps at most 1 / SHARE of the elements
-
-Narrowed = tuple[Op, list[Slice | None]]  # what computes the slice, and the slice of each input (None: all of it)
 
 
 def push_slices(graph: Graph) -> Graph:
@@ -33,8 +26,11 @@ def push_slices(graph: Graph) -> Graph:
     plans: dict[Node, Narrowed] = {}
     for node in reversed(graph.nodes):
         wanted = _wanted(graph, node, plans)
-        if wanted is not None and (found := _narrowed(node, wanted)) is not None:
+        if wanted is not None and (found := narrowed(node, wanted)) is not None:
             plans[node] = found
+    for node in graph.nodes:  # a view of what is computed whole saves nothing
+        if node in plans and node.op.is_view and graph.producer.get(node.inputs[0]) not in plans:
+            del plans[node]
     if not plans:
         return graph
     parts: dict[tuple[Value, Slice], Value] = {}
@@ -49,9 +45,9 @@ def push_slices(graph: Graph) -> Graph:
 
     def rewritten(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
         if node in plans:
-            op, cuts = plans[node]
-            values = [part(b, old, new, cut) for old, new, cut in zip(node.inputs, inputs, cuts, strict=True)]
-            return b.node(op, *values, name=f"{node.name}/part")
+            plan = plans[node]
+            values = [part(b, old, new, cut) for old, new, cut in zip(node.inputs, inputs, plan.inputs, strict=True)]
+            return b.node(plan.op, *values, name=f"{node.name}/part")
         producer = graph.producer.get(node.inputs[0]) if isinstance(node.op, Slice) else None
         return [inputs[0]] if producer is not None and producer in plans else None
 
@@ -68,7 +64,7 @@ def _wanted(graph: Graph, node: Node, plans: dict[Node, Narrowed]) -> Slice | No
         if isinstance(reader.op, Slice):
             wanted.add(reader.op)
             continue
-        cuts = plans[reader][1] if reader in plans else []
+        cuts = plans[reader].inputs if reader in plans else []
         read = [cut for value, cut in zip(reader.inputs, cuts) if value is first]
         if not read or None in read:
             return None
@@ -77,86 +73,3 @@ def _wanted(graph: Graph, node: Node, plans: dict[Node, Narrowed]) -> Slice | No
         return None
     (cut,) = wanted
     return cut if first.type.with_shape(cut.shape).size * SHARE <= first.type.size else None
-
-
-def _narrowed(node: Node, cut: Slice) -> Narrowed | None:
-    rule = _RULES.get(type(node.op))
-    return None if rule is None or not all(cut.shape) else rule(node, cut)
-
-
-def _touched(cut: Slice, shape: Shape) -> list[int]:
-    """The axes along which a slice leaves something out or changes the order."""
-    return [i for i, extent in enumerate(shape) if (cut.starts[i], cut.shape[i], cut.steps[i]) != (0, extent, 1)]
-
-
-def _along(cut: Slice, axes: int, shape: Shape) -> Slice:
-    """The slice of the first `axes` axes, and all of the others, of a tensor of this shape."""
-    rest = len(shape) - axes
-    return Slice(
-        (*cut.starts[:axes], *[0] * rest), (*cut.shape[:axes], *shape[axes:]), (*cut.steps[:axes], *[1] * rest)
-    )
-
-
-def _narrow_map(node: Node, cut: Slice) -> Narrowed | None:
-    """Each input's own axes, from the right; those of extent 1 are broadcast and stay."""
-    if len(node.outputs) > 1:
-        return None
-    cuts: list[Slice | None] = []
-    for value in node.inputs:
-        lead = len(cut.shape) - len(value.shape)
-        spread = [extent == 1 for extent in value.shape]
-        starts = tuple(0 if one else start for one, start in zip(spread, cut.starts[lead:]))
-        shape = tuple(1 if one else extent for one, extent in zip(spread, cut.shape[lead:]))
-        steps = tuple(1 if one else step for one, step in zip(spread, cut.steps[lead:]))
-        own = Slice(starts, shape, steps)
-        cuts.append(own if _touched(own, value.shape) else None)
-    return node.op, cuts
-
-
-def _narrow_rows(node: Node, cut: Slice) -> Narrowed | None:
-    """Some rows of x normalise as they do among all of them."""
-    assert isinstance(node.op, LayerNorm | RMSNorm)
-    if any(axis >= node.op.axis for axis in _touched(cut, node.inputs[0].shape)):
-        return None
-    return node.op, [cut, *[None] * (len(node.inputs) - 1)]
-
-
-def _narrow_product(node: Node, cut: Slice) -> Narrowed | None:
-    """Some rows of the left side, times a matrix."""
-    assert isinstance(node.op, MatMul)
-    if len(node.inputs) > 2:
-        return None
-    a, b = node.inputs
-    rows = len(a.shape) - 1
-    if node.op.transpose_a or len(b.shape) > 2 or rows in _touched(cut, node.outputs[0].shape):
-        return None
-    return node.op, [_along(cut, rows, a.shape), None]
-
-
-def _narrow_reshape(node: Node, cut: Slice) -> Narrowed | None:
-    """Axes in front that the reshape leaves alone."""
-    before, after = node.inputs[0].shape, node.outputs[0].shape
-    same = next((i for i, (m, n) in enumerate(zip(before, after)) if m != n), min(len(before), len(after)))
-    if any(axis >= same for axis in _touched(cut, after)):
-        return None
-    return Reshape(cut.shape), [_along(cut, same, before)]
-
-
-def _narrow_attention(node: Node, cut: Slice) -> Narrowed | None:
-    """Some queries, each of which attends to all keys."""
-    assert isinstance(node.op, Attention)
-    q = node.inputs[0]
-    tokens = 1 if node.op.heads_last else 2
-    if node.op.causal or len(node.inputs) > 3 or _touched(cut, node.outputs[0].shape) != [tokens]:
-        return None
-    return node.op, [replace(cut, shape=(*cut.shape[:3], q.shape[3])), None, None]
-
-
-_RULES: dict[type[Op], Callable[[Node, Slice], Narrowed | None]] = {
-    Map: _narrow_map,
-    LayerNorm: _narrow_rows,
-    RMSNorm: _narrow_rows,
-    MatMul: _narrow_product,
-    Reshape: _narrow_reshape,
-    Attention: _narrow_attention,
-}

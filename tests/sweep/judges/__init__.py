@@ -9,7 +9,20 @@ from typing import Any
 
 from tests.sweep.case import Case
 from tests.sweep.draws import drawn
-from tests.sweep.judges import card, cpu, cuda, declaration, decomposition, gradient, numpy, onnx, options, step, types
+from tests.sweep.judges import (
+    boxes,
+    card,
+    cpu,
+    cuda,
+    declaration,
+    decomposition,
+    gradient,
+    numpy,
+    onnx,
+    options,
+    step,
+    types,
+)
 from tests.sweep.table import ENTRIES, Entry
 
 
@@ -68,6 +81,7 @@ JUDGES = {
     "numpy": Judge(numpy.judge),
     "declaration": Judge(declaration.judge),
     "decomposition": Judge(decomposition.judge, serves=decomposition.serves),
+    "boxes": Judge(boxes.judge, serves=boxes.serves),
     "types": Judge(types.judge),
     "gradient": Judge(gradient.judge, drawing=gradient.draw, serves=gradient.serves),
     "onnx": Judge(onnx.judge, drawing=onnx.draw, serves=onnx.serves),

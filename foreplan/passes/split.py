@@ -1,0 +1,357 @@
+"""Segments → parts, one after the other: what only a segment reads of its own is never whole.
+
+A segment is split along an axis of its last result, whose parts are then joined; or along the axis that its last
+product sums over, whose parts are added up in place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from foreplan.errors import UsageError
+from foreplan.graph import Builder, Graph, Node, Value
+from foreplan.ops.conv.ops import Conv
+from foreplan.ops.join import Concat, concat
+from foreplan.ops.matmul import MatMul
+from foreplan.ops.shape import Slice
+from foreplan.passes.narrowing import Narrowed, narrowed, touched, whole
+from foreplan.passes.rewrite import rewrite
+from foreplan.patterns import close_names, matching_scope, scopes_of
+
+TO = ".."
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How a segment runs in parts.
+
+    Attributes:
+        target: the last node.
+        axis: of its result; or, if it sums, of its first input.
+        sums: whether the parts' results are added up.
+        members: by node that runs in parts, in the graph's order: what each part runs.
+    """
+
+    target: Node
+    axis: int
+    sums: bool
+    members: Mapping[Node, Sequence[Narrowed]]
+
+    def ends(self, graph: Graph, node: Node) -> Iterator[tuple[Value, list[Slice]]]:
+        """What others read of a member, with the boxes that are joined; what is added up has none."""
+        if self.sums and node is self.target:
+            return
+        for i, value in enumerate(node.outputs):
+            if value in graph.returned or any(reader not in self.members for reader in graph.readers[value]):
+                yield value, [way.outputs[i] for way in self.members[node]]
+
+    def __str__(self) -> str:
+        """`h.0.mlp.c_proj/matmul in 4 parts along the axis 1`, with what is never whole."""
+        count = len(self.members[self.target])
+        along = "what it sums over, " if self.sums else ""
+        return f"{self.target.name!r} in {count} parts along {along}axis {self.axis}"
+
+
+def split_segments(graph: Graph, entries: Mapping[str, int]) -> Graph:
+    """Run segments in parts.
+
+    Each part of a segment computes a range of one axis, from ranges of what it reads, before the next part begins. What
+    the segment alone reads then exists a part at a time. Of the axes of its last result, and those that its products
+    sum over, the one is taken along which the most bytes are never whole; of equal ones, that which moves the fewest.
+    What cannot do with a part of it is computed whole, before.
+
+    Requires: a forward graph. Ensures: the same results, up to the order of additions.
+
+    Args:
+        entries: the number of parts, by what `foreplan.patterns` takes for names, where each scope that matches is a
+            segment of its own; or by a range `FIRST..LAST` of two scopes, as the model lists its operations.
+
+    Raises:
+        UsageError: an entry names nothing, or a segment that nothing splits.
+    """
+    for entry, count in entries.items():
+        for scope, nodes in _segments(graph, entry).items():
+            found = best_parts(graph, nodes, count)
+            if found is None:
+                raise UsageError(
+                    f"split {entry!r}: {scope!r} cannot run in {count} parts: no axis of its last result, or that it "
+                    "sums over, can be taken part by part; name a smaller part of the model, or fewer parts"
+                )
+            graph = in_parts(graph, found)
+    return graph
+
+
+def _segments(graph: Graph, entry: str) -> dict[str, list[Node]]:
+    """The nodes of each scope that an entry means."""
+    first, to, last = entry.partition(TO)
+    if not to:
+        found: dict[str, list[Node]] = {}
+        for at, scope in _matches(graph, entry, entry):
+            found.setdefault(scope, []).append(graph.nodes[at])
+        return found
+    begin, end = (min(_matches(graph, first, entry))[0], max(_matches(graph, last, entry))[0])
+    if begin > end:
+        raise UsageError(f"split {entry!r}: the model has {last.strip()!r} before {first.strip()!r}")
+    return {entry: list(graph.nodes[begin : end + 1])}
+
+
+def _matches(graph: Graph, text: str, entry: str) -> list[tuple[int, str]]:
+    """The places of nodes that a pattern means, with their scopes."""
+    pattern, found = text.strip().lstrip("/"), list[tuple[int, str]]()
+    for at, node in enumerate(graph.nodes):
+        names = dict.fromkeys([node.name, *(value.name for value in node.outputs)])
+        match = matching_scope((scope for name in names for scope in scopes_of(name)), pattern)
+        if match is not None:
+            found.append((at, match))
+    if not found:
+        close = close_names(pattern, [node.name for node in graph.nodes])
+        raise UsageError(f"split {entry!r}: {pattern!r} names no operation of the model; close names are {close}")
+    return found
+
+
+def best_parts(graph: Graph, nodes: Sequence[Node], count: int) -> Parts | None:
+    """The best way to run a segment in a number of parts; None: there is none."""
+    return max(all_parts(graph, nodes, count), key=lambda parts: _worth(graph, parts), default=None)
+
+
+def all_parts(graph: Graph, nodes: Sequence[Node], count: int) -> Iterator[Parts]:
+    """All ways to run a segment in a number of parts of which something is never whole."""
+    inside = set(nodes)
+    ordered = [node for node in graph.nodes if node in inside]
+    last = ordered[-1]
+    for axis, extent in enumerate(last.outputs[0].shape):
+        if extent >= count:
+            yield from _ways(graph, inside, last, axis, count, sums=False)
+    for node in ordered:
+        axis = summed_axis(node)
+        if axis is not None and node.inputs[0].shape[axis] >= count:
+            yield from _ways(graph, inside, node, axis, count, sums=True)
+
+
+def _worth(graph: Graph, parts: Parts) -> tuple[int, int]:
+    """Bytes that are never whole, less those that parts of results take beside the result; and (negative) bytes moved."""
+    saved = sum(value.type.nbytes for value in never_whole(graph, parts))
+    moved = 0
+    for node, ways in parts.members.items():
+        for value, boxes in parts.ends(graph, node):
+            pieces = [value.type.with_shape(box.shape) for box in boxes]
+            if not Concat(_tile_axis(value, boxes) or 0).parts(pieces, [value.type]):
+                saved -= value.type.nbytes
+                moved += 2 * value.type.nbytes
+        for way in ways:
+            read = [x.type if cut is None else x.type.with_shape(cut.shape) for x, cut in zip(node.inputs, way.inputs)]
+            written = [x.type.with_shape(box.shape) for x, box in zip(node.outputs, way.outputs)]
+            moved += sum(type.nbytes for type in (*read, *written))
+    return saved, -moved
+
+
+def never_whole(graph: Graph, parts: Parts) -> list[Value]:
+    """What exists only in parts."""
+    made = [value for node in parts.members if not node.op.is_view for value in node.outputs]
+    ends = {value for node in parts.members for value, _ in parts.ends(graph, node)}
+    return [value for value in made if value not in ends and value not in parts.target.outputs]
+
+
+def _ways(graph: Graph, inside: Collection[Node], target: Node, axis: int, count: int, sums: bool) -> Iterator[Parts]:
+    """The way to split along one axis, if there is one."""
+    members = _members(graph, inside, target, axis, count, sums)
+    if members:
+        parts = Parts(target, axis, sums, members)
+        ends = [end for node in members for end in parts.ends(graph, node)]
+        if all(_tile_axis(*end) is not None for end in ends) and never_whole(graph, parts):
+            yield parts
+
+
+def _members(
+    graph: Graph, inside: Collection[Node], target: Node, axis: int, count: int, sums: bool
+) -> dict[Node, list[Narrowed]]:
+    """What runs in parts, from the target back; empty: nothing."""
+    boxes: dict[Value, list[Slice]] = {}  # what parts read, or compute
+    before: set[Value] = set()  # what is there before any part begins
+    found: dict[Node, list[Narrowed]] = {}
+    for node in reversed(graph.nodes[: graph.nodes.index(target) + 1]):
+        ways: list[Narrowed] = []
+        if node is target:
+            ways = _target_ways(node, axis, count, sums)
+            if not ways:
+                return {}
+        elif node in inside and node.outputs[0] in boxes and before.isdisjoint(node.outputs):
+            tried = [narrowed(node, box) for box in boxes[node.outputs[0]]]
+            ways = [way for way in tried if way is not None]
+            if len(ways) < len(tried) or not all(_covers(way, node, boxes, i) for i, way in enumerate(ways)):
+                ways = []
+        if ways:
+            found[node] = ways
+            for at, value in enumerate(node.inputs):
+                cuts = [way.inputs[at] for way in ways]
+                producer = graph.producer.get(value)
+                if producer is None or producer not in inside or None in cuts:
+                    before.add(value)
+                else:
+                    own = boxes.get(value, cuts)
+                    boxes[value] = [_hull(a, b) for a, b in zip(own, cuts) if a is not None and b is not None]
+        elif not before.isdisjoint(node.outputs) or node.outputs[0] in boxes:
+            before.update(node.outputs)
+            before.update(node.inputs)
+    return dict(reversed(found.items()))
+
+
+def _covers(way: Narrowed, node: Node, boxes: Mapping[Value, Sequence[Slice]], part: int) -> bool:
+    """Whether a part computes what is read of all outputs."""
+    return all(
+        value not in boxes or _hull(own, boxes[value][part]) == own for value, own in zip(node.outputs, way.outputs)
+    )
+
+
+def _hull(a: Slice, b: Slice) -> Slice:
+    """The smallest box that holds two."""
+    starts = tuple(map(min, a.starts, b.starts))
+    stops = (max(s + m, t + n) for s, m, t, n in zip(a.starts, a.shape, b.starts, b.shape))
+    return Slice(starts, tuple(stop - start for start, stop in zip(starts, stops)), a.steps)
+
+
+def _ranges(extent: int, count: int) -> list[tuple[int, int]]:
+    """(start, number) of parts as equal as can be."""
+    ends = [extent * part // count for part in range(count + 1)]
+    return [(start, stop - start) for start, stop in itertools.pairwise(ends)]
+
+
+def _range_of(value: Value, axis: int, start: int, number: int) -> Slice:
+    full = whole(value.shape)
+    starts, shape = list(full.starts), list(full.shape)
+    starts[axis], shape[axis] = start, number
+    return Slice(tuple(starts), tuple(shape), full.steps)
+
+
+def _target_ways(node: Node, axis: int, count: int, sums: bool) -> list[Narrowed]:
+    """Of the target: the parts of its result, or its results of parts."""
+    if sums:
+        extent = node.inputs[0].shape[axis]
+        return [_summed(node, start, number) for start, number in _ranges(extent, count)]
+    (value, *_) = node.outputs
+    found = [narrowed(node, _range_of(value, axis, *part)) for part in _ranges(value.shape[axis], count)]
+    return [way for way in found if way is not None] if None not in found else []
+
+
+def summed_axis(node: Node) -> int | None:
+    """The axis of the first input that a product sums over, whose parts can be added to one another; or None."""
+    op = node.op
+    if isinstance(op, MatMul) and not op.wide:
+        return len(node.inputs[0].shape) - (2 if op.transpose_a else 1)
+    if isinstance(op, Conv) and op.groups == 1:
+        return 1
+    return None
+
+
+def _summed(node: Node, start: int, number: int) -> Narrowed:
+    """The product over a range of the summed axis; a third input is added to it."""
+    axis, op = summed_axis(node), node.op
+    assert axis is not None
+    x, w = node.inputs[:2]
+    other = 1 if isinstance(op, Conv) else len(w.shape) - (1 if isinstance(op, MatMul) and op.transpose_b else 2)
+    cuts: list[Slice | None] = [_range_of(x, axis, start, number), _range_of(w, other, start, number)]
+    return Narrowed(op, [*cuts, *[None] * (len(node.inputs) - 2)], [whole(value.shape) for value in node.outputs])
+
+
+def _tile_axis(value: Value, boxes: Sequence[Slice]) -> int | None:
+    """The axis along which boxes cover a tensor one behind the other, if they do; they may overlap."""
+    axes = {axis for box in boxes for axis in touched(box, value.shape)}
+    if len(axes) != 1 or any(set(box.steps) - {1} for box in boxes):
+        return None
+    (axis,) = axes
+    at = [(box.starts[axis], box.starts[axis] + box.shape[axis]) for box in boxes]
+    ends = [*(start for start, _ in at[1:]), value.shape[axis]]
+    fits = at[0][0] == 0 and all(start < end <= stop for (start, stop), end in zip(at, ends))
+    return axis if fits else None
+
+
+def in_parts(graph: Graph, parts: Parts) -> Graph:
+    """The graph with a segment in parts."""
+    graph = _together(graph, parts)
+    made: dict[Value, Value] = {}
+
+    def replace(b: Builder, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+        if node not in parts.members:
+            return None
+        if not made:
+            made.update(_Emission(b, graph, parts).run())
+        return [made.get(value, value) for value in node.outputs]
+
+    return rewrite(graph, replace)
+
+
+def _together(graph: Graph, parts: Parts) -> Graph:
+    """The graph with its members one behind the other: what does not depend on them before, the others behind."""
+    behind: set[Value] = set()
+    first: list[Node] = []
+    later: list[Node] = []
+    end = graph.nodes.index(parts.target) + 1
+    for node in graph.nodes[:end]:
+        if node in parts.members or not behind.isdisjoint(node.inputs):
+            behind.update(node.outputs)
+            if node not in parts.members:
+                later.append(node)
+        else:
+            first.append(node)
+    return dataclasses.replace(graph, nodes=(*first, *parts.members, *later, *graph.nodes[end:]))
+
+
+@dataclass
+class _Emission:
+    """The nodes of all parts, one part after the other."""
+
+    b: Builder
+    graph: Graph
+    parts: Parts
+    cut: dict[tuple[Value, Slice], Value] = field(default_factory=dict)
+
+    def run(self) -> dict[Value, Value]:
+        """What others read of the members."""
+        members, pieces, total = self.parts.members, dict[Value, list[Value]](), None
+        ends = {value: boxes for node in members for value, boxes in self.parts.ends(self.graph, node)}
+        for part in range(len(members[self.parts.target])):
+            own: dict[Value, tuple[Value, Slice]] = {}
+            for node, ways in members.items():
+                way = ways[part]
+                inputs = [self._input(own, value, cut) for value, cut in zip(node.inputs, way.inputs)]
+                if self.parts.sums and node is self.parts.target and total is not None:
+                    inputs = [*inputs[:2], total]
+                self.b.kind, self.b.source = node.outputs[0].kind, node.source
+                outputs = self.b.node(way.op, *inputs, name=f"{node.name}/part")
+                own.update((old, (new, box)) for old, new, box in zip(node.outputs, outputs, way.outputs))
+                if self.parts.sums and node is self.parts.target:
+                    (total,) = outputs
+            for value, boxes in ends.items():
+                pieces.setdefault(value, []).append(self._piece(value, own[value], boxes, part))
+        found = {value: concat(self.b, some, self._axis(value, ends[value])) for value, some in pieces.items()}
+        return found | ({self.parts.target.outputs[0]: total} if total is not None else {})
+
+    def _input(self, own: Mapping[Value, tuple[Value, Slice]], value: Value, cut: Slice | None) -> Value:
+        """What a part reads: of a member, what the part has of it; else a box of the whole."""
+        if value in own:
+            made, box = own[value]
+            cut = whole(value.shape) if cut is None else cut
+            starts = tuple(start - first for start, first in zip(cut.starts, box.starts))
+            inner = Slice(starts, cut.shape, cut.steps)
+            return made if not touched(inner, made.shape) else self._slice(made, inner)
+        return value if cut is None else self._slice(value, cut)
+
+    def _slice(self, value: Value, box: Slice) -> Value:
+        if (value, box) not in self.cut:
+            self.cut[value, box] = self.b.apply(box, value, name=f"{value.name}/part")
+        return self.cut[value, box]
+
+    def _axis(self, value: Value, boxes: Sequence[Slice]) -> int:
+        axis = _tile_axis(value, boxes)
+        assert axis is not None
+        return axis
+
+    def _piece(self, value: Value, made: tuple[Value, Slice], boxes: Sequence[Slice], part: int) -> Value:
+        """What a part adds to a whole: from where it begins to where the next one does."""
+        (piece, box), axis = made, self._axis(value, boxes)
+        stop = boxes[part + 1].starts[axis] if part + 1 < len(boxes) else value.shape[axis]
+        number = stop - box.starts[axis]
+        return piece if number == box.shape[axis] else self._slice(piece, _range_of(piece, axis, 0, number))
