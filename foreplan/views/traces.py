@@ -30,7 +30,7 @@ def trace_text(memory: Memory, title: str) -> str:
     Where the target predicts no time, each instruction takes a microsecond, and the trace says so.
     """
     line = Timeline.of(memory.problem, memory.plan)
-    edges, clock = _edges(line)
+    edges, clock = line.clock
     events = [
         {"ph": "M", "name": "process_name", "args": {"name": printable(title)}} | _PROCESS,
         *(
@@ -44,12 +44,6 @@ def trace_text(memory: Memory, title: str) -> str:
     ]
     told = {"producer": f"foreplan {VERSION}", "clock": clock, "arena_bytes": memory.arena}
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": told}, separators=(",", ":")) + "\n"
-
-
-def _edges(line: Timeline) -> tuple[np.ndarray, str]:
-    if line.nanoseconds:
-        return line.edges, "predicted time"
-    return np.arange(len(line.edges)) * 1000, "one microsecond an instruction: the target predicts no time"
 
 
 def _instructions(memory: Memory, line: Timeline, edges: np.ndarray) -> Iterator[dict[str, Any]]:
@@ -117,7 +111,7 @@ def _lives(memory: Memory, edges: np.ndarray) -> Iterator[dict[str, Any]]:
 def speedscope_text(memory: Memory, title: str) -> str:
     """Two profiles over the modules: predicted time from first to last, and the bytes alive at the peak."""
     line = Timeline.of(memory.problem, memory.plan)
-    edges, clock = _edges(line)
+    edges, clock = line.clock
     frames = _Frames()
     alive = [b for b in memory.at(memory.peak_step) if b.on_device]
     ends = {"startValue": 0, "endValue": int(edges[-1])}
