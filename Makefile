@@ -24,7 +24,7 @@ FAST := tests/test_structure.py tests/graph tests/sweep/test_ops.py tests/planne
 
 help:
 	@echo "make setup       create .venv with what the demo needs"
-	@echo "make setup-browser add Chromium and playwright, for the tests that look at the memory map"
+	@echo "make setup-browser add Chromium, playwright and Perfetto, for the tests that look at the memory map and at traces"
 	@echo "make setup-cuda  add what plans for a card and runs on one (2 GB; CUDA=12 for drivers before 580)"
 	@echo "make setup-torch add PyTorch, its exporter, TensorBoard, PEFT, Optax, its page of snapshots and models to compare with (TORCH='torch==2.13.*' chooses one)"
 	@echo "make demo        plan ResNet-50, train on real digits, write a memory map (under 3 minutes)"

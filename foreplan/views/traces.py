@@ -20,7 +20,7 @@ from foreplan.views.memory import Memory, printable
 from foreplan.views.timeline import Timeline
 
 _PROCESS = {"pid": 1}
-_INSTRUCTIONS, _MODULES = 1, 2
+_INSTRUCTIONS, _MODULES = 2, 3  # viewers take a thread with the number of its process for the main one
 
 
 def trace_text(memory: Memory, title: str) -> str:
@@ -84,11 +84,13 @@ def _common(first: Sequence[object], second: Sequence[object]) -> int:
 
 
 def _counters(memory: Memory, edges: np.ndarray) -> Iterator[dict[str, Any]]:
+    """Perfetto draws a row for each pair of a counter and a key, and calls it by both."""
     shown = {category: series for category, series in memory.series.items() if series.any()}
     for i in range(len(edges) - 1):
-        args = {str(category): int(series[i]) for category, series in shown.items()}
-        yield {"ph": "C", "name": "live bytes", "ts": int(edges[i]) / 1000, "args": args} | _PROCESS
-        yield {"ph": "C", "name": "arena bytes", "ts": int(edges[i]) / 1000, "args": {"arena": memory.arena}} | _PROCESS
+        parts = {category.replace("_", " "): int(series[i]) for category, series in shown.items()}
+        counters = {"arena": {"bytes": memory.arena}, "live": {"bytes": int(memory.live[i])}, "live bytes of": parts}
+        for name, args in counters.items():
+            yield {"ph": "C", "name": name, "ts": int(edges[i]) / 1000, "args": args} | _PROCESS
 
 
 def _lives(memory: Memory, edges: np.ndarray) -> Iterator[dict[str, Any]]:
