@@ -199,6 +199,8 @@ def test_onnx_has_offsets_and_lifetimes(tmp_path: Path) -> None:
     assert {key: values["block.a#2"][f"plan.{key}"] for key in ("offset", "lower", "upper", "region")} == {
         "offset": str(KIB), "lower": "3", "upper": "5", "region": "arena",
     }  # fmt: skip
+    told = {each.name: each.doc_string for each in model.graph.value_info}
+    assert told["block.a#2"] == "arena, bytes 1,024 to 5,119; alive from instruction 3 to 4"
     assert metadata(model.graph.node[1])["plan.phase"] == "copy"
     assert [each.name for each in model.graph.output] == ["y"]
     onnx.checker.check_model(onnx.load(written(tmp_path, nasty(), ".onnx")))
