@@ -152,6 +152,34 @@ def test_a_trace_of_a_real_step(tmp_path: Path, step: Any) -> None:
     assert any(event["cat"] == "recompute" for event in found["X"])
 
 
+# The fields of each phase in the Trace Event Format (tests/views/test_perfetto.py has its reader).
+FIELDS = {
+    "M": {"name", "ph", "pid", "args"},
+    "X": {"name", "ph", "pid", "tid", "cat", "ts", "dur", "args"},
+    "B": {"name", "ph", "pid", "tid", "cat", "ts"},
+    "E": {"name", "ph", "pid", "tid", "cat", "ts"},
+    "C": {"name", "ph", "pid", "ts", "args"},
+    "s": {"name", "ph", "pid", "tid", "cat", "ts", "id"},
+    "f": {"name", "ph", "pid", "tid", "cat", "ts", "id", "bp"},
+}
+
+
+@pytest.mark.parametrize("memory", [Memory(*small()), Memory(*many_lives()), nasty()], ids=["small", "lives", "nasty"])
+def test_every_event_of_a_trace_is_of_the_format(memory: Memory) -> None:
+    trace = json.loads(trace_text(memory, NASTY))
+    assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"} and trace["displayTimeUnit"] in ("ms", "ns")
+    for event in trace["traceEvents"]:
+        assert set(event) - {"tid"} == FIELDS[event["ph"]] - {"tid"} and ("tid" in event) >= (
+            "tid" in FIELDS[event["ph"]]
+        )
+        assert event["name"].isprintable() and isinstance(event["pid"], int)
+        assert event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0
+        if event["ph"] == "C":
+            assert event["args"] and all(type(value) is int for value in event["args"].values())
+    arrows = [(event["name"], event["cat"], event["id"]) for event in trace["traceEvents"] if event["ph"] in "sf"]
+    assert arrows[::2] == arrows[1::2]  # an arrow ends under the name, the category and the number that it began with
+
+
 def test_a_trace_without_predicted_times_says_so() -> None:
     trace = json.loads(trace_text(Memory(*small()), "t"))
     assert trace["otherData"]["clock"].startswith("one microsecond an instruction")
@@ -163,6 +191,13 @@ def test_speedscope_profiles_are_balanced(tmp_path: Path, step: Any) -> None:
     profile = json.loads((tmp_path / "step.speedscope.json").read_text())
     frames = profile["shared"]["frames"]
     time, memory = profile["profiles"]
+    # As speedscope's schema has it (`file-format-schema.json`).
+    assert set(profile) >= {"$schema", "shared", "profiles"} and all(set(frame) == {"name"} for frame in frames)
+    shared = {"type", "name", "unit", "startValue", "endValue"}
+    assert set(time) == shared | {"events"} and (time["type"], time["unit"]) == ("evented", "nanoseconds")
+    assert set(memory) == shared | {"samples", "weights"} and memory["type"] == "sampled"
+    assert all(set(event) == {"type", "frame", "at"} and event["type"] in "OC" for event in time["events"])
+    assert len(memory["samples"]) == len(memory["weights"]) and min(memory["weights"]) > 0
     stack, at, seen = [], 0, []
     for event in time["events"]:
         if at < event["at"]:
