@@ -104,6 +104,8 @@ def test_a_plan_is_plain_data_under_any_name(tmp_path: Path) -> None:
     path = tmp_path / "plan.pickle"
     path.write_bytes(snapshot_bytes(plan_snapshot(Memory(*small(evil=True)), EVIL)))
     found = read_snapshot(path)
+    # The weight has an update, and is there before it.
+    assert [each.name for each in found.alive if each.nbytes == 4 * KIB] == ["w (there before the step:0)"]
     assert (found.reserved, found.peak) == (17 * KIB, 17 * KIB)
     assert [each.nbytes for each in found.alive] == [8 * KIB, 4 * KIB, 3 * KIB, 2 * KIB]
 
