@@ -76,7 +76,7 @@ $(VENV)/.browser: $(VENV)/.test pyproject.toml
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.test pyproject.toml
-	$(BIN)/python -m pip install --quiet '$(TORCH)' peft torchvision timm diffusers optax --editable '.[demo,test,torch,tensorboard]'
+	$(BIN)/python -m pip install --quiet '$(TORCH)' peft transformers torchvision timm diffusers optax --editable '.[demo,test,torch,tensorboard]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.demo pyproject.toml

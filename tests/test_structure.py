@@ -241,6 +241,18 @@ def test_no_leftovers() -> None:
     assert not [str(file) for file in python_files() if pattern.search(file.read_text())]
 
 
+def test_whatever_skips_a_test_says_why() -> None:
+    silent = []
+    for file in sorted((ROOT / "tests").glob("**/*.py")):
+        for call in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)):
+            name = ast.unparse(call.func)
+            said = (name == "pytest.skip" and call.args) or any(each.arg == "reason" for each in call.keywords)
+            skips = name in ("pytest.skip", "pytest.importorskip", "pytest.xfail")
+            if (skips or re.fullmatch(r"pytest\.mark\.(skip|skipif|xfail)", name)) and not said:
+                silent.append(f"{file.relative_to(ROOT)}:{call.lineno}")
+    assert not silent
+
+
 def test_no_generator_outlives_what_it_reads() -> None:
     """A generator that a comprehension gives reads that one's variable when it has its last value."""
     loops = (ast.GeneratorExp, ast.ListComp, ast.SetComp)

@@ -136,7 +136,7 @@ def test_what_others_may_write_is_not_used(module: Path, folder: Path) -> None:
         path.chmod(before)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 def test_a_folder_of_another_user_is_not_used(module: Path, folder: Path) -> None:
     run(module, folder)
     os.chown(folder, 12345, 12345)
