@@ -54,7 +54,7 @@ BASE = {
 # Files that import one another in a circle, for their types or when a function is called.
 CIRCLES = [
     # What a change brings is compiled, as the step was that is explained.
-    {"api", "compiled", "explanation", "changes", "fitting", "micro_batches"},
+    {"api", "compiled", "explanation", "changes", "fitting", "auto_parts"},
     # A node has an op, and an op's derivative adds nodes by a builder; a graph gives its text and its parts.
     {f"graph.{name}" for name in ("build", "cut", "ir", "op", "text", "verify", "walk")},
     # Each is in the derivative of another: a sum has that of a broadcast, a broadcast that of a sum.
@@ -284,3 +284,26 @@ def test_the_stage_takes_what_its_function_takes() -> None:
     assert inspect.signature(fp.lower) == inspect.signature(lower)
     graph = fp.models.mlp(batch=2, width=8, layers=1)
     assert fp.lower(graph, passes=PASSES[:-1]).as_text() == fp.lower(graph).as_text()
+
+
+def test_no_part_has_the_name_of_a_public_function() -> None:
+    """A part that is imported becomes an attribute of the package, in the place of the function."""
+    import foreplan
+
+    parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert "planner" in parts
+    assert not parts & (set(foreplan.__all__) - set(foreplan._MODULES))
+
+
+@pytest.mark.parametrize("name", ["planner", "graph", "onnx_backend", "eager"])
+def test_parts_need_no_import_of_their_own(name: str) -> None:
+    code = f"import foreplan as fp; assert fp.{name}.__name__ == 'foreplan.{name}'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", ["nonsense", "_repr_html_", "micro_batch"])
+def test_what_is_no_part_is_no_attribute(name: str) -> None:
+    import foreplan
+
+    with pytest.raises(AttributeError, match=f"module 'foreplan' has no attribute '{name}'"):
+        getattr(foreplan, name)
