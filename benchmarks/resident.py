@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import re
 import subprocess
@@ -88,7 +87,7 @@ def worker(model: str, train: bool, target: str, plan: str, load: bool) -> dict[
         from foreplan import kept_plans
         from foreplan.frontend.losses import attach_loss
 
-        kept_plans.LEAST = math.inf  # so that each process that compiles has to plan
+        kept_plans.in_use = False  # each process that compiles has to plan
 
         graph = fp.models.build(model)
         if train:
