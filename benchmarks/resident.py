@@ -137,6 +137,7 @@ def measure(case: str, engine: str, threads: int, cold: bool) -> list[dict[str, 
     target = engine if engine == "numpy" else f"{engine}:threads={threads}"
     own = {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
     with tempfile.TemporaryDirectory() as folder:
+        own["XDG_CONFIG_HOME"] = folder  # nothing that was calibrated on this machine
         plan = f"{folder}/step.plan"
         if cold:
             rows = [child(case, target, plan, False, FOREPLAN_CACHE_DIR=f"{folder}/cache", **own)]
