@@ -24,9 +24,9 @@ FAST := tests/test_structure.py tests/graph tests/sweep/test_ops.py tests/planne
 
 help:
 	@echo "make setup       create .venv with what the demo needs"
-	@echo "make setup-browser add Chromium and playwright, for the tests that look at the memory map"
+	@echo "make setup-browser add Chromium, playwright and Perfetto, for the tests that look at the memory map and at traces"
 	@echo "make setup-cuda  add what plans for a card and runs on one (2 GB; CUDA=12 for drivers before 580)"
-	@echo "make setup-torch add PyTorch, its exporter, TensorBoard, PEFT, Optax and models to compare with (TORCH='torch==2.13.*' chooses one)"
+	@echo "make setup-torch add PyTorch, its exporter, TensorBoard, PEFT, Optax, its page of snapshots and models to compare with (TORCH='torch==2.13.*' chooses one)"
 	@echo "make demo        plan ResNet-50, train on real digits, write a memory map (under 3 minutes)"
 	@echo "make test        the tests that every change needs (ten minutes on two cores)"
 	@echo "make test-all    more of each, fuzzing, and the package in clean environments: other Pythons, lowest versions, read-only"
@@ -75,8 +75,11 @@ $(VENV)/.browser: $(VENV)/.test pyproject.toml
 	    $(BIN)/python -m playwright install --with-deps chromium
 	@touch $@
 
+# The last two lines get PyTorch's page of snapshots and the d3 that it loads, for tests that open it.
 $(VENV)/.torch: $(VENV)/.test pyproject.toml
-	$(BIN)/python -m pip install --quiet '$(TORCH)' peft torchvision timm diffusers optax --editable '.[demo,test,torch,tensorboard]'
+	$(BIN)/python -m pip install --quiet '$(TORCH)' peft transformers torchvision timm diffusers optax --editable '.[demo,test,torch,tensorboard]'
+	$(BIN)/python -m pip install --quiet --no-deps mpld3
+	$(BIN)/python -m tests.torch.memory_viz || true
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.demo pyproject.toml

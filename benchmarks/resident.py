@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import re
 import subprocess
@@ -88,7 +87,7 @@ def worker(model: str, train: bool, target: str, plan: str, load: bool) -> dict[
         from foreplan import kept_plans
         from foreplan.frontend.losses import attach_loss
 
-        kept_plans.LEAST = math.inf  # so that each process that compiles has to plan
+        kept_plans.in_use = False  # each process that compiles has to plan
 
         graph = fp.models.build(model)
         if train:
@@ -138,6 +137,7 @@ def measure(case: str, engine: str, threads: int, cold: bool) -> list[dict[str, 
     target = engine if engine == "numpy" else f"{engine}:threads={threads}"
     own = {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
     with tempfile.TemporaryDirectory() as folder:
+        own["XDG_CONFIG_HOME"] = folder  # nothing that was calibrated on this machine
         plan = f"{folder}/step.plan"
         if cold:
             rows = [child(case, target, plan, False, FOREPLAN_CACHE_DIR=f"{folder}/cache", **own)]

@@ -4,8 +4,9 @@
 
 Measured is the most MiB of live tensors in the third step, Nesterov momentum, float32, on the device `meta`, where
 tensors have storages without bytes, with the attention that PyTorch takes on CPUs. Asked are the figures of PyTorch
-2.13 that the count is to be within 3 % of. While a dispatch mode looks on, as here, PyTorch sums gradients in new
-tensors, which it does in place otherwise; the column "watched" counts that too. Writes `results/pytorch-eager.md`.
+2.13 in `tests/eager/measured.py`, which the count is to be within 3 % of. While a dispatch mode looks on, as here,
+PyTorch sums gradients in new tensors, which it does in place otherwise; the column "watched" counts that too. Writes
+`results/pytorch-eager.md`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 
 import foreplan as fp
 from foreplan.eager import Variant, as_pytorch
+from tests.eager.measured import MEASURED
 from tests.torch.alive import phases
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -147,19 +149,6 @@ def pair(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], torch.Tensor]:
     return model, (x,), target
 
 
-# The zoo's name, and the MiB asked.
-CASES = {
-    "conv_chain": 2569,
-    "resnet50:batch=32": 2849,
-    "resnet101:batch=20": 2785,
-    "gpt2_small:batch=4,seq=1024": 5636,
-    "bert_base:batch=8,seq=512": 4633,
-    "unet:batch=4,size=256": 1676,
-    "vit_b16:batch=32": 4334,
-    "mobilenet_v2:batch=32": 2434,
-}
-
-
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> Any:
     """What PyTorch takes on a CPU; on `meta` it would write attention out."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal)[0]
@@ -200,7 +189,7 @@ def main() -> None:
     F.scaled_dot_product_attention = attention
     head = ["| model, MiB | asked | counted | off | watched | measured | off |", "|---|---|---|---|---|---|---|"]
     print("\n".join(head))
-    rows = [row(name, asked) for name, asked in CASES.items()]
+    rows = [row(name, asked) for name, asked in MEASURED.items()]
     about = (
         f"PyTorch {torch.__version__}, steady state, float32, Nesterov momentum; `python -m benchmarks.torch_eager`."
     )

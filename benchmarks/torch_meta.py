@@ -1,6 +1,6 @@
 """PyTorch's memory in training GPT-2 small with and without adapters, counted without a card, beside foreplan's plans.
 
-    python benchmarks/torch_meta.py
+    python -m benchmarks.torch_meta
 
 Steps run eagerly on the device `meta`, where tensors have storages without bytes, and the storages that are alive are
 counted, as PyTorch's `MemTracker` does, which takes no frozen weights. Attention is the op that PyTorch takes on cards
@@ -12,21 +12,23 @@ and `torchvision` for one of these cases. Prints all, and writes both tables int
 from __future__ import annotations
 
 import json
-import weakref
+import sys
 from collections.abc import Iterable
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import peft
 import torch
+from torch.nn import functional as F
+
+import foreplan as fp
+from tests.torch.alive import Alive
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch_memory
 from gpu import results
 from pages import MIB, put
-from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
-
-import foreplan as fp
 
 PAGE = "docs/building-on-a-model.md"
 GPT2 = "gpt2_small:batch=4,seq=1024"
@@ -44,34 +46,6 @@ ADAPTERS = {"all weights": None, "LoRA": {"use_dora": False}, "DoRA": {"use_dora
 TARGETS = ("numpy", "cuda:h100")
 
 
-class Alive(TorchDispatchMode):
-    """Counts the bytes of the storages that ops have made, or were given, for as long as these are alive."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.most = 0
-        self.seen = weakref.WeakSet[torch.UntypedStorage]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for value in tree_iter((args, kwargs, result)):
-            if isinstance(value, torch.Tensor) and value.device.type == "meta":
-                self.count(value.untyped_storage())
-        return result
-
-    def count(self, storage: torch.UntypedStorage) -> None:
-        """Of a storage that may have been counted already."""
-        if storage not in self.seen:
-            self.seen.add(storage)
-            self.change(storage.nbytes())
-            weakref.finalize(storage, self.change, -storage.nbytes())
-
-    def change(self, nbytes: int) -> None:
-        """More bytes, or fewer."""
-        self.now += nbytes
-        self.most = max(self.most, self.now)
-
-
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, is_causal: bool = False, **__: Any) -> Any:
     """Of float32 on a card, where flash attention takes halves only."""
     return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, is_causal)[0]
@@ -87,7 +61,7 @@ def peak(case: dict[str, Any], adapters: dict[str, Any] | None = None) -> float:
     optimizer = torch_memory.optimizer_of({"foreach": True, **case}, model)  # which is the default on cards
     alive = Alive()
     for tensor in (*model.parameters(), *model.buffers(), x, target):
-        alive.count(tensor.untyped_storage())
+        alive.count(tensor)
     with alive:
         for _ in range(3):
             optimizer.zero_grad(set_to_none=True)

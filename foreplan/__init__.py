@@ -6,7 +6,8 @@
     session = step.bind()
     result = session.step({"x": images, "target": labels})
 
-Names are imported when they are first used, so that `import foreplan` costs next to nothing.
+Names are imported when they are first used, so that `import foreplan` costs next to nothing. So are the other parts of
+the package, such as `foreplan.planner` and `foreplan.graph`: none has to be imported by itself.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from foreplan.errors import (
 from foreplan.version import VERSION
 
 if TYPE_CHECKING:
-    from foreplan import models
+    from foreplan import models, planner
     from foreplan.api import compile, differentiate, evaluation, inference, lower, micro_batches, plan, verify
     from foreplan.compiled import Compiled, load_plan
     from foreplan.frontend import from_onnx, from_torch, losses, metrics, nn, scan, spec, trace
@@ -71,6 +72,7 @@ _MODULES = {
     "models": "foreplan.models",
     "nn": "foreplan.frontend.nn",
     "optim": "foreplan.passes.optimizer",
+    "planner": "foreplan.planner",
 }
 
 __all__ = [
@@ -106,6 +108,7 @@ __all__ = [
     "nn",
     "optim",
     "plan",
+    "planner",
     "scan",
     "spec",
     "stop_gradient",
@@ -116,14 +119,24 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        found: Any = importlib.import_module(_MODULES[name])
-    elif name in _HOME:
-        found = getattr(importlib.import_module(_HOME[name]), name)
+    if name in _HOME:
+        found: Any = getattr(importlib.import_module(_HOME[name]), name)
     else:
-        raise AttributeError(f"module 'foreplan' has no attribute {name!r}")
+        found = _module(name)
     globals()[name] = found
     return found
+
+
+def _module(name: str) -> Any:
+    """A part of the package."""
+    whole = _MODULES.get(name, f"foreplan.{name}")
+    try:
+        if not name.startswith("_"):
+            return importlib.import_module(whole)
+    except ModuleNotFoundError as error:
+        if error.name != whole:
+            raise
+    raise AttributeError(f"module 'foreplan' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -275,7 +275,7 @@ def compile_with(graph: Graph | Callable[..., Graph], options: Options) -> Compi
         DoesNotFitError, ForeplanError: see `compile`.
     """
     if options.accumulate == "auto":
-        from foreplan.micro_batches import in_parts
+        from foreplan.auto_parts import in_parts
 
         return in_parts(graph, options, compile_with)
     started, before = time.perf_counter(), seconds_spent()

@@ -6,7 +6,6 @@ Run as a program, it is one of the processes that are measured.
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -148,7 +147,7 @@ def _measured(model: str, target: str, plan: str, load: bool) -> Mapping[str, in
     from foreplan.runtime.inputs import made_up
     from foreplan.runtime.loop import calls_of_loops
 
-    kept_plans.LEAST = math.inf  # so that each process that compiles has to plan
+    kept_plans.in_use = False  # each process that compiles has to plan
     if load:
         step = fp.load_plan(plan)
     else:

@@ -144,7 +144,7 @@ class Options:
         default=None,
         metadata=_says(
             "Bytes to stay within, such as 2GiB or 512MiB: of a card, all that the process takes there; on the host, "
-            "the arena. Or a ratio such as 0.5 of the arena without a budget.",
+            "the arena. Or a share, such as 0.5, of the arena without recomputation.",
             check=_budget,
             flag="--budget",
             value="SIZE",

@@ -43,7 +43,8 @@ def outside_on_host(
     program: Program, plan: Plan, use: Use, threads: int | None = None, table: Table | None = None
 ) -> tuple[Part, ...]:
     """The memory that a process holds besides the arena and its user's own arrays after a few steps; the sum is its
-    resident memory. Compiled code is assumed to be in the cache; a process that compiles it takes more, once.
+    resident memory. Compiled code is assumed to be in the cache; a process that compiles it takes more, once. The plan
+    of a step that the process compiles is assumed not to be kept: where it is, the process takes less.
 
     Args:
         threads: of compiled loops; None: the step runs NumPy's kernels alone.

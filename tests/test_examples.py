@@ -9,8 +9,6 @@ import pytest
 
 from tests.cpu.check import needs_onednn
 
-pytest.importorskip("sklearn")
-
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("train_*.py"))
 

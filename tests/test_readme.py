@@ -95,6 +95,13 @@ def test_the_picture_is_what_the_command_draws(tmp_path: Path) -> None:
     assert arena and f"The height is the arena: {arena[1]}." in " ".join(README.split())
 
 
+def test_the_verdict_is_that_of_the_page() -> None:
+    """Whose outputs are made by commands."""
+    command = "foreplan estimate gpt2_small --batch 64 --target cuda:t4"
+    (verdict,) = re.findall(rf"^\$ {command} .*\n(.*)$", (ROOT / "docs" / "memory.md").read_text(), re.M)
+    assert f"`{command}` ends with `{verdict}`" in " ".join(README.split())
+
+
 SITE = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
 
 

@@ -54,7 +54,7 @@ BASE = {
 # Files that import one another in a circle, for their types or when a function is called.
 CIRCLES = [
     # What a change brings is compiled, as the step was that is explained.
-    {"api", "compiled", "explanation", "changes", "fitting", "micro_batches"},
+    {"api", "compiled", "explanation", "changes", "fitting", "auto_parts"},
     # A node has an op, and an op's derivative adds nodes by a builder; a graph gives its text and its parts.
     {f"graph.{name}" for name in ("build", "cut", "ir", "op", "text", "verify", "walk")},
     # Each is in the derivative of another: a sum has that of a broadcast, a broadcast that of a sum.
@@ -228,15 +228,29 @@ def test_version_is_stated_once_the_same() -> None:
 
 
 def test_no_file_is_too_long() -> None:
-    long = {
-        str(file.relative_to(ROOT)): n for file in python_files() if (n := len(file.read_text().splitlines())) > 450
-    }
+    others = (
+        file for folder in ("tests", "benchmarks", "docs", "examples") for file in (ROOT / folder).glob("**/*.py")
+    )
+    lines = {str(file): len(file.read_text().splitlines()) for file in (*python_files(), *others)}
+    long = {name: n for name, n in lines.items() if n > 450}
     assert not long
 
 
 def test_no_leftovers() -> None:
     pattern = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
     assert not [str(file) for file in python_files() if pattern.search(file.read_text())]
+
+
+def test_whatever_skips_a_test_says_why() -> None:
+    silent = []
+    for file in sorted((ROOT / "tests").glob("**/*.py")):
+        for call in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)):
+            name = ast.unparse(call.func)
+            said = (name == "pytest.skip" and call.args) or any(each.arg == "reason" for each in call.keywords)
+            skips = name in ("pytest.skip", "pytest.importorskip", "pytest.xfail")
+            if (skips or re.fullmatch(r"pytest\.mark\.(skip|skipif|xfail)", name)) and not said:
+                silent.append(f"{file.relative_to(ROOT)}:{call.lineno}")
+    assert not silent
 
 
 def test_no_generator_outlives_what_it_reads() -> None:
@@ -270,3 +284,26 @@ def test_the_stage_takes_what_its_function_takes() -> None:
     assert inspect.signature(fp.lower) == inspect.signature(lower)
     graph = fp.models.mlp(batch=2, width=8, layers=1)
     assert fp.lower(graph, passes=PASSES[:-1]).as_text() == fp.lower(graph).as_text()
+
+
+def test_no_part_has_the_name_of_a_public_function() -> None:
+    """A part that is imported becomes an attribute of the package, in the place of the function."""
+    import foreplan
+
+    parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert "planner" in parts
+    assert not parts & (set(foreplan.__all__) - set(foreplan._MODULES))
+
+
+@pytest.mark.parametrize("name", ["planner", "graph", "onnx_backend", "eager"])
+def test_parts_need_no_import_of_their_own(name: str) -> None:
+    code = f"import foreplan as fp; assert fp.{name}.__name__ == 'foreplan.{name}'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", ["nonsense", "_repr_html_", "micro_batch"])
+def test_what_is_no_part_is_no_attribute(name: str) -> None:
+    import foreplan
+
+    with pytest.raises(AttributeError, match=f"module 'foreplan' has no attribute '{name}'"):
+        getattr(foreplan, name)

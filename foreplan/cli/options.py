@@ -388,7 +388,11 @@ def console() -> rich.console.Console:
 
 @contextlib.contextmanager
 def working(text: str) -> Iterator[None]:
-    """A spinner on standard error while the block runs, only where that is a terminal."""
+    """A spinner on standard error while the block runs, only where that is a terminal.
+
+    While functions are compiled, it counts them. How many a plan needs is not known before it is found: the searches
+    that run depend on the problem, and so do the types that they run on.
+    """
     if not sys.stderr.isatty():
         yield
         return
@@ -400,7 +404,9 @@ def working(text: str) -> Iterator[None]:
 
         def tell(what: str) -> None:
             done[what] += 1
-            status.update(escape(f"{text}: compiling {what} for this machine, once: {done[what]}"))
+            status.update(
+                escape(f"{text}: compiling {what} for this machine, once, some seconds: function {done[what]}")
+            )
 
         once.listeners.append(tell)
         try:

@@ -1,4 +1,8 @@
-"""Facts about values and nodes as metadata of an ONNX model, which viewers show and runtimes pass over."""
+"""Facts about values and nodes as metadata of an ONNX model, which runtimes pass over.
+
+Netron 9.3 shows the metadata of nodes and not that of values, but it shows what describes a value. So a value's facts
+are its description too.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,9 @@ def add_metadata(proto: onnx.ModelProto, graph: Graph, values: Facts, nodes: Fac
                 proto.graph.value_info.append(make_tensor_value_info(name, ONNX_DTYPES[value.dtype.name], value.shape))
                 told[name] = proto.graph.value_info[-1]
     for name, each in told.items():
-        _add(each, values.get(name, {}))
+        facts = values.get(name, {})
+        _add(each, facts)
+        each.doc_string = ", ".join(f"{key} {fact}" for key, fact in facts.items())
 
 
 def _scope(name: str, known: Facts) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from functools import partial, update_wrapper
 from typing import Any
@@ -15,6 +16,16 @@ from foreplan.jit.source import Source
 from foreplan.jit.types import type_of, written
 
 VARIABLE = "FOREPLAN_JIT"
+_making = threading.RLock()  # held by the thread that makes machine code, which others may need too
+
+
+def _renew() -> None:
+    """A forked process has one thread, and nobody who would give back what another one held."""
+    global _making
+    _making = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 class Compiled:
@@ -52,10 +63,12 @@ class Compiled:
         for argument in arguments:
             written(argument, words, kinds)
         key = tuple(kinds)
-        found = self._entries.get(key)
-        if found is None:
+        if (found := self._entries.get(key)) is None:
             checked = os.environ.get(VARIABLE) == "checked"
-            found = self._entries[key] = make_entry(self.source, tuple(map(type_of, arguments)), checked=checked)
+            with _making:
+                if (found := self._entries.get(key)) is None:
+                    found = make_entry(self.source, tuple(map(type_of, arguments)), checked=checked)
+                    self._entries[key] = found
         return found, found.table(words)
 
 

@@ -17,7 +17,8 @@ class Use:
     """What a process does with a step, as far as its memory depends on it.
 
     Attributes:
-        compiles: whether it has compiled the step; False: it has loaded the plan from a file.
+        compiles: whether it has compiled the step; False: it has loaded the plan from a file. One that compiles counts
+            as one that has to plan, whether or not the plan is kept on disk: no run of it holds more.
         other: of a step that accumulates gradients, the other half and its plan.
         returned: bytes of the arrays in one result; None: those of the program's own outputs and gradients.
     """

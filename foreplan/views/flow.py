@@ -97,6 +97,16 @@ class Flow:
             "type": "" if content.type is None else str(content.type),
         }
 
+    def sentence(self, content: Content) -> str:
+        """Where a content lies and when: `arena, bytes 512 to 1,023; alive from instruction 3 to 7`."""
+        facts = self.facts(content)
+        first, nbytes = content.offset, int(facts["bytes"])
+        until = max(content.lower, content.upper - 1)
+        return (
+            f"{facts['region']}, bytes {first:,} to {first + max(0, nbytes - 1):,}; "
+            f"alive from instruction {content.lower} to {until}"
+        )
+
     def facts_of(self, step: int) -> dict[str, str | int]:
         """What an instruction is; sizes in bytes, times in nanoseconds."""
         run = self.memory.plan.steps[step]

@@ -57,7 +57,7 @@ FORMATS = (
         "snapshot",
         ".pickle",
         "allocations, for PyTorch's memory_viz page",
-        lambda memory, _: snapshot_bytes(plan_snapshot(memory)),
+        lambda memory, title: snapshot_bytes(plan_snapshot(memory, title)),
     ),
     Format("dot", ".dot", "instructions and edges between them, for Graphviz", lambda memory, _: plan_dot_text(memory)),
 )

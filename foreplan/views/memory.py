@@ -76,13 +76,15 @@ def named_buffers(problem: Problem, plan: Plan) -> tuple[NamedBuffer, ...]:
     """Every buffer of a plan with its names, in the planner's own order.
 
     A stored value and its content for the next step lie in the same bytes: they are one buffer, under the stored
-    value's name, written by its update.
+    value's name, written by its update. That holds too where the first instruction is the update, so that the old
+    content is reserved during no instruction.
     """
     types = types_of(problem)
     actions = [problem.actions[step.action] for step in plan.steps]
     whole = buffers(plan, problem)
     ends = {value for value, _ in plan.ends}
     updates = {home: b for b in whole if b.value in ends and (home := problem.values[b.value].home) >= 0}
+    before = {b.value for b in whole if b.value in updates}
     found = []
     for b in whole:
         region = problem.regions[b.region]
@@ -93,8 +95,11 @@ def named_buffers(problem: Problem, plan: Plan) -> tuple[NamedBuffer, ...]:
             continue
         value = problem.values[b.value]
         if value.home in updates and updates[value.home] is b:
-            continue
-        if (new := updates.get(b.value)) is not None:  # its bytes are its own throughout
+            if value.home in before:
+                continue
+            readers = (b.written,) if value.home in actions[b.written].reads else ()
+            b, value = replace(b, value=value.home, readers=readers + b.readers), problem.values[value.home]
+        elif (new := updates.get(b.value)) is not None:  # its bytes are its own throughout
             b = replace(b, upper=max(1, len(actions)), written=new.written, readers=b.readers + new.readers)
         found.append(
             NamedBuffer(

@@ -248,10 +248,10 @@ function level(g, y, text, colour, dash) {
   g.lineTo(width - RIGHT, y);
   g.stroke();
   g.setLineDash([]);
-  if (!text) return;
+  if (!text || y < UPPER - 1) return;
   g.font = "600 " + FONT;
   const room = g.measureText(text).width + 10;
-  const at = Math.min(y, height - LOWER - 9);
+  const at = Math.max(UPPER + 9, Math.min(y, height - LOWER - 9));  // a text is never cut
   g.fillStyle = theme.panel;
   g.fillRect(width - RIGHT - room - 4, at - 9, room, 18);
   g.fillStyle = colour;

@@ -14,6 +14,16 @@ from foreplan.units import format_bytes
 from foreplan.views.memory import Memory
 from foreplan.views.memory_map_data import map_data
 
+_MEANINGS = {
+    "Arena": "The one block of memory that holds all that the step keeps or makes",
+    "Alive at the peak": "The bytes of all buffers that are alive at the instruction where most are",
+    "Budget": "The memory that the plan was asked to stay within",
+    "Lower bound of this schedule": "No placement needs less for these instructions in this order",
+    "Lower bound in any order": "No schedule needs less, whatever it computes again; perhaps all need more",
+    "Persistent": "Parameters, statistics, the optimizer's state and constants",
+    "Largest workspace": "Scratch memory that one kernel uses while it runs",
+    "Host memory": "Activations wait there, and leave room on the device",
+}
 _SCRIPTS = ("data", "", "bands", "panels", "input")  # one program, in this order
 
 
@@ -26,7 +36,7 @@ def map_html(memories: Sequence[Memory], title: str = "Memory map", notes: Seque
 
     Args:
         memories: of one plan; or of two, which then lie over one another.
-        notes: for people, shown beside the map.
+        notes: for people about the first plan, shown beside the map.
     """
     folder = files("foreplan.views")
     names = [f"memory_map{'_' if part else ''}{part}.js" for part in _SCRIPTS]
@@ -37,8 +47,8 @@ def map_html(memories: Sequence[Memory], title: str = "Memory map", notes: Seque
         "hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "js": script,
         "title": html.escape(title),
-        "subtitles": "".join(f'<p class="subtitle">{html.escape(_subtitle(memory))}</p>' for memory in memories),
-        "figures": "".join(f'<dl class="figures">{_figures(memory)}</dl>' for memory in memories),
+        "subtitle": _subtitle(memories[0]) if len(memories) == 1 else "",
+        "figures": "".join((_subtitle(each) if len(memories) > 1 else "") + _figures(each) for each in memories),
         "data": _for_script(map_data(memories, notes)),
     }
     page = (folder / "memory_map.html").read_text("utf-8")
@@ -54,10 +64,13 @@ def _for_script(data: dict[str, Any]) -> str:
 
 
 def _subtitle(memory: Memory) -> str:
+    """What was planned. The page says before it which of two plans lies in front."""
     model, target = getattr(memory.problem, "model", ""), getattr(memory.problem, "target", "")
-    parts = [model, f"target {target}" if target else ""]
+    budget = "" if memory.plan.budget is None else f"budget {format_bytes(memory.plan.budget)}"
+    parts = [model, f"target {target}" if target else "", budget]
     parts += [f"{len(memory.plan.steps):,} instructions", f"{len(memory.buffers):,} buffers"]
-    return " · ".join(part for part in parts if part)
+    told = html.escape(" · ".join(part for part in parts if part))
+    return f'<p class="subtitle"><b class="front"></b>{told}</p>'
 
 
 def key_figures(memory: Memory) -> list[tuple[str, str, str]]:
@@ -71,7 +84,7 @@ def key_figures(memory: Memory) -> list[tuple[str, str, str]]:
         ("Largest workspace", memory.workspace, "of one instruction"),
     ]
     if memory.order_lower_bound is not None:
-        figures.insert(2, ("Lower bound in any order", memory.order_lower_bound, "proven over all schedules"))
+        figures.insert(2, ("Lower bound in any order", memory.order_lower_bound, "proven; perhaps out of reach"))
     if memory.host:
         figures.append(("Host memory", memory.host, "for what is copied there and back"))
     if memory.plan.budget is not None:
@@ -84,7 +97,9 @@ def key_figures(memory: Memory) -> list[tuple[str, str, str]]:
 
 
 def _figures(memory: Memory) -> str:
-    cells = [tuple(map(html.escape, cell)) for cell in key_figures(memory)]
-    return "".join(
-        f'<div><dt>{name}</dt><dd>{size}</dd><dd title="{note}">{note}</dd></div>' for name, size, note in cells
+    cells = [tuple(map(html.escape, (*cell, _MEANINGS[cell[0]]))) for cell in key_figures(memory)]
+    shown = "".join(
+        f'<div title="{meaning}"><dt>{name}</dt><dd>{size}</dd><dd title="{note}">{note}</dd></div>'
+        for name, size, note, meaning in cells
     )
+    return f'<dl class="figures">{shown}</dl>'

@@ -149,10 +149,15 @@ function toFront(k) {
   P = plans[k];
   B = P.buffers;
   hover = -1;
-  $("front").textContent = `In front: ${P.label}`;
+  drawFront();
   drawLegend();
   search($("search").value);
   pick(-1, P.peak);
+}
+function drawFront() {
+  $("front").textContent = `In front: ${P.label}`;
+  if (plans.length > 1)
+    document.querySelectorAll(".front").forEach((each, k) => { each.textContent = plans[k] === P ? "In front: " : "Behind: "; });
 }
 function setTheme(name) {
   document.documentElement.dataset.theme = name;
@@ -217,7 +222,7 @@ $("axis").addEventListener("click", otherAxis);
 $("front").addEventListener("click", otherPlan);
 $("axis").hidden = !plans.every((p) => p.edges.time);
 $("front").hidden = plans.length < 2;
-$("front").textContent = `In front: ${P.label}`;
+drawFront();
 document.addEventListener("keydown", (event) => {
   if (event.target === $("search")) {
     if (event.key === "Escape") { search(""); event.target.blur(); }

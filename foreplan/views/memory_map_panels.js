@@ -58,7 +58,7 @@ function listOf(title, rows) {
 function drawPicked() {
   const panel = $("picked");
   if (picked < 0) {
-    panel.replaceChildren(make("h2", step(cursor)), liveFacts(cursor));
+    panel.replaceChildren(make("h2", P.length ? `instruction ${step(cursor)}` : "no instructions"), liveFacts(cursor));
     return;
   }
   const lives = livesWith(picked), readers = readersOf(picked), parts = [heading("h2", picked), facts(picked)];
@@ -155,8 +155,8 @@ function drawAlive() {
     const row = make("tr", undefined, i === picked ? "on" : ""), name = make("td"), box = make("span", undefined, "name");
     box.append(swatch(B.category[i]), make("span", nameOf(i)));
     name.append(box);
-    row.append(name, make("td", shapeOf(i), "quiet"), make("td", iec(B.nbytes[i]), "bytes"),
-      make("td", `[${B.lower[i]}, ${B.upper[i]})`), make("td", B.written[i] >= 0 ? stepName(B.written[i]) : "", "quiet"));
+    row.append(name, make("td", shapeOf(i), "quiet whole"), make("td", iec(B.nbytes[i]), "bytes"),
+      make("td", `[${B.lower[i]}, ${B.upper[i]})`, "whole"), make("td", B.written[i] >= 0 ? stepName(B.written[i]) : "", "quiet"));
     row.addEventListener("click", () => { reveal(i); pick(i, cursor); });
     return row;
   });
@@ -220,5 +220,5 @@ function drawLegend() {
 }
 function drawNotes() {
   $("notes").hidden = D.notes.length === 0;
-  $("notes").append(make("h2", "Notes"), ...D.notes.map((note) => make("p", note)));
+  $("notes").append(make("h2", plans.length > 1 ? `Notes on ${plans[0].label}` : "Notes"), ...D.notes.map((note) => make("p", note)));
 }

@@ -52,6 +52,13 @@ class Timeline:
         """Predicted time of the step; 0 where the target predicts none."""
         return int(self.edges[-1])
 
+    @property
+    def clock(self) -> tuple[np.ndarray, str]:
+        """Edges for viewers that need a time, in nanoseconds, and what they are, for people."""
+        if self.nanoseconds:
+            return self.edges, "predicted time"
+        return np.arange(len(self.edges)) * 1000, "one microsecond an instruction: the target predicts no time"
+
 
 def _phases(problem: Problem, plan: Plan) -> tuple[Phase, ...]:
     found, written = [], set[int]()

@@ -20,7 +20,7 @@ from foreplan.views.memory import Memory, printable
 from foreplan.views.timeline import Timeline
 
 _PROCESS = {"pid": 1}
-_INSTRUCTIONS, _MODULES = 1, 2
+_INSTRUCTIONS, _MODULES = 2, 3  # viewers take a thread with the number of its process for the main one
 
 
 def trace_text(memory: Memory, title: str) -> str:
@@ -30,7 +30,7 @@ def trace_text(memory: Memory, title: str) -> str:
     Where the target predicts no time, each instruction takes a microsecond, and the trace says so.
     """
     line = Timeline.of(memory.problem, memory.plan)
-    edges, clock = _edges(line)
+    edges, clock = line.clock
     events = [
         {"ph": "M", "name": "process_name", "args": {"name": printable(title)}} | _PROCESS,
         *(
@@ -44,12 +44,6 @@ def trace_text(memory: Memory, title: str) -> str:
     ]
     told = {"producer": f"foreplan {VERSION}", "clock": clock, "arena_bytes": memory.arena}
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": told}, separators=(",", ":")) + "\n"
-
-
-def _edges(line: Timeline) -> tuple[np.ndarray, str]:
-    if line.nanoseconds:
-        return line.edges, "predicted time"
-    return np.arange(len(line.edges)) * 1000, "one microsecond an instruction: the target predicts no time"
 
 
 def _instructions(memory: Memory, line: Timeline, edges: np.ndarray) -> Iterator[dict[str, Any]]:
@@ -90,11 +84,13 @@ def _common(first: Sequence[object], second: Sequence[object]) -> int:
 
 
 def _counters(memory: Memory, edges: np.ndarray) -> Iterator[dict[str, Any]]:
+    """Perfetto draws a row for each pair of a counter and a key, and calls it by both."""
     shown = {category: series for category, series in memory.series.items() if series.any()}
     for i in range(len(edges) - 1):
-        args = {str(category): int(series[i]) for category, series in shown.items()}
-        yield {"ph": "C", "name": "live bytes", "ts": int(edges[i]) / 1000, "args": args} | _PROCESS
-        yield {"ph": "C", "name": "arena bytes", "ts": int(edges[i]) / 1000, "args": {"arena": memory.arena}} | _PROCESS
+        parts = {category.replace("_", " "): int(series[i]) for category, series in shown.items()}
+        counters = {"arena": {"bytes": memory.arena}, "live": {"bytes": int(memory.live[i])}, "live bytes of": parts}
+        for name, args in counters.items():
+            yield {"ph": "C", "name": name, "ts": int(edges[i]) / 1000, "args": args} | _PROCESS
 
 
 def _lives(memory: Memory, edges: np.ndarray) -> Iterator[dict[str, Any]]:
@@ -117,7 +113,7 @@ def _lives(memory: Memory, edges: np.ndarray) -> Iterator[dict[str, Any]]:
 def speedscope_text(memory: Memory, title: str) -> str:
     """Two profiles over the modules: predicted time from first to last, and the bytes alive at the peak."""
     line = Timeline.of(memory.problem, memory.plan)
-    edges, clock = _edges(line)
+    edges, clock = line.clock
     frames = _Frames()
     alive = [b for b in memory.at(memory.peak_step) if b.on_device]
     ends = {"startValue": 0, "endValue": int(edges[-1])}

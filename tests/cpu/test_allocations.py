@@ -83,8 +83,10 @@ print(json.dumps([ctypes.c_long.in_dll(counter, name).value for name in ("most_h
 """
 pytestmark = [
     needs_onednn(),
-    pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the functions that count call glibc's own"),
-    pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler for the functions that count"),
+    pytest.mark.skipif(
+        platform.libc_ver()[0] != "glibc", reason="counts by functions of glibc, which this Linux does not have"
+    ),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler that is called cc: install gcc"),
 ]
 
 

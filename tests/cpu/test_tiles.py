@@ -18,7 +18,10 @@ from tests.cpu import products
 from tests.cpu.check import needs_onednn, scratch, type_of
 from tests.cpu.products import EPSILON, check_what_is_made, normal, turned, window
 
-pytestmark = [needs_onednn(), pytest.mark.skipif(not available(), reason="this processor has no tile registers")]
+pytestmark = [
+    needs_onednn(),
+    pytest.mark.skipif(not available(), reason="needs a processor with tile registers: Intel's, with AMX"),
+]
 HUGE = 3.396e38  # would be rounded to infinity as a bfloat16
 
 

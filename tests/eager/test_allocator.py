@@ -7,7 +7,7 @@ import pytest
 import foreplan as fp
 from foreplan.eager import Variant, as_pytorch
 from foreplan.eager.allocator import CachingAllocator
-from tests.eager.measured import MIB, of_card, steps
+from tests.eager.card import MIB, of_card, steps
 
 
 def test_small_blocks_share_segments_of_two_mebibytes() -> None:

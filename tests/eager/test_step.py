@@ -12,19 +12,9 @@ from foreplan.errors import UnsupportedError, UsageError
 from foreplan.frontend import nn, spec, trace
 from foreplan.frontend.tracing.elementwise import apply
 from foreplan.ops.expr import erf
+from tests.eager.measured import MEASURED
 
 MIB = 2**20
-# MiB of live tensors at the peak of a step, float32, Nesterov momentum, as measured on a CPU.
-MEASURED = {
-    "conv_chain": 2569,
-    "resnet50:batch=32": 2849,
-    "resnet101:batch=20": 2785,
-    "gpt2_small:batch=4,seq=1024": 5636,
-    "bert_base:batch=8,seq=512": 4633,
-    "unet:batch=4,size=256": 1676,
-    "vit_b16:batch=32": 4334,
-    "mobilenet_v2:batch=32": 2434,
-}
 
 
 def counted(name: str, by: str = "cross_entropy", **variant: Any) -> Eager:

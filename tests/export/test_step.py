@@ -131,6 +131,12 @@ def test_the_file_says_where_the_plan_puts_what(tmp_path):
                 assert facts["plan.written"] == str(number) and facts["plan.offset"] == str(offset)
                 assert int(facts["plan.bytes"]) == program.values[value].nbytes
     assert seen > len(plan.steps) / 2
+    for each in (
+        *model.graph.value_info,
+        *model.graph.output,
+    ):  # viewers show this, where they show no metadata of values
+        if offset := told[each.name].get("plan.offset"):
+            assert f"offset {offset}, written {told[each.name]['plan.written']}" in each.doc_string
     names = {program.actions[step.action].name: str(number) for number, step in enumerate(plan.steps)}
     for node in model.graph.node:  # which has the instruction of the longest name that it begins with
         scope = max((name for name in names if node.name.startswith(f"{name}/")), key=len, default="")

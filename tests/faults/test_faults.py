@@ -30,7 +30,7 @@ CASES = [
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("needs a C compiler")
+        pytest.skip("needs a C compiler that is called cc: install gcc")
     made = tmp_path_factory.mktemp("shim") / "shim.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", made, HERE / "shim.c", "-ldl"], check=True)
     return made

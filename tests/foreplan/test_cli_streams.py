@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -78,3 +81,21 @@ def test_names_that_no_encoding_has(tmp_path: Path) -> None:
         for arguments in (["plan", MODEL, "-o", plan], ["verify", plan]):
             done = shell('"$@"', *arguments, **environment)
             assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_is_told_which_function_is_compiled(tmp_path: Path) -> None:
+    """Here by a process whose cache is empty."""
+    terminal, end = pty.openpty()
+    environment = {**os.environ, "FOREPLAN_CACHE_DIR": str(tmp_path), "COLUMNS": "200", "TERM": "xterm"}
+    command = [*PROGRAM, "estimate", MODEL]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=end, env=environment)
+    os.close(end)
+    told = b""
+    with contextlib.suppress(OSError):  # how a terminal says that the other end has been closed
+        while piece := os.read(terminal, 4096):
+            told += piece
+    os.close(terminal)
+    assert process.wait() == 0
+    numbers = re.findall(rb"compiling the planner for this machine, once, some seconds: function (\d+)", told)
+    made = {path.name for path in tmp_path.glob("*.o")}
+    assert numbers and int(numbers[-1]) <= len(made)

@@ -133,7 +133,7 @@ def test_a_file_that_others_may_write_is_not_used(mode: int, folder: Path) -> No
     assert disk_cache.kept("a") == b"content"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_a_file_of_another_user_is_not_used(folder: Path) -> None:
     disk_cache.keep("a", b"content")
     os.chown(folder / "a", 54321, 54321)
@@ -162,7 +162,7 @@ disk_cache.keep("b", b"mine")
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("mask, read", [(0o022, "b'content'"), (0o077, "None")])
 def test_all_users_read_what_root_has_filled(mask: int, read: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in an image: they use what lies there, and write nothing. The rights are those that root's umask gives."""

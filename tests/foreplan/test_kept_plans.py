@@ -18,6 +18,7 @@ from foreplan.planner import driver
 def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The questions that are planned from now on; all plans are kept, in a folder of their own."""
     asked: list[object] = []
+    monkeypatch.setattr(kept_plans, "in_use", True)
     monkeypatch.setattr(kept_plans, "LEAST", 0)
     monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path / "kept")
 
@@ -98,6 +99,24 @@ def test_plans_that_are_found_soon_are_not_kept(
     monkeypatch.setattr(kept_plans, "LEAST", 100.0)
     kept_plan(program(), None, "auto")
     assert not list((tmp_path / "kept").glob("*.json"))
+
+
+def test_where_plans_are_not_in_use_each_is_found_and_none_is_kept(
+    found: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that processes that are measured are alike, whatever ran before them."""
+    kept_plan(program(), None, "auto")
+    monkeypatch.setattr(kept_plans, "in_use", False)
+    for width in (8, 16):
+        kept_plan(program(width), None, "auto")
+    assert len(found) == 3 and file(tmp_path)
+
+
+def test_what_lies_outside_the_arena_is_told_as_for_a_process_that_plans(found: list[object]) -> None:
+    """A process that reads its plan holds less; the figure is one that a container's limit may be set by, each time."""
+    graph = fp.models.build("mlp:batch=4,width=8,layers=2")
+    told = [fp.compile(graph, fp.losses.cross_entropy, fp.optim.SGD(0.1)).memory.outside for _ in range(2)]
+    assert len(found) == 1 and told[0] == told[1] and {"LLVM", "planner"} <= {part.name for part in told[1]}
 
 
 def test_what_does_not_fit_is_told_each_time(found: list[object]) -> None:

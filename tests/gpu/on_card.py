@@ -27,7 +27,9 @@ def opened_or_skipped() -> Card:
         ctypes.CDLL("libcuda.so.1")
         return driver.card()
     except OSError as error:  # what opening a card says as well, once CuPy is imported
-        pytest.skip(f"there is no driver for an NVIDIA card in this machine: {error}", allow_module_level=True)
+        pytest.skip(
+            f"needs an NVIDIA card and its driver (`make gpu-check` runs this there): {error}", allow_module_level=True
+        )
     except TargetError as error:
         pytest.skip(str(error), allow_module_level=True)
 

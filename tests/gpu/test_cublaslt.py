@@ -42,7 +42,7 @@ def headers() -> list[str]:
 
 
 def with_headers(test: Any) -> Any:
-    missing = pytest.mark.skipif(not headers(), reason="there is no header of cuBLASLt: make setup-cuda")
+    missing = pytest.mark.skipif(not headers(), reason="the header of cuBLASLt is not installed: make setup-cuda")
     return pytest.mark.cuda_wheels(needs_gcc(missing(test)))
 
 

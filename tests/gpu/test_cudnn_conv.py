@@ -96,7 +96,7 @@ def test_plans_are_priced_as_they_were_measured() -> None:
                 assert kernel.nanoseconds is not None
                 ratios.append(kernel.nanoseconds / 1e6 / float(row["milliseconds"]))
     if len(ratios) < 50:
-        pytest.skip(f"this cuDNN has other plans: {len(ratios)} of those that were measured")
+        pytest.skip(f"needs cuDNN 9.19, whose plans were measured: make setup-cuda; this one has {len(ratios)} of them")
     logs = np.log(ratios)
     assert np.mean(np.abs(logs) < np.log(3)) >= 0.95 and abs(np.median(logs)) < np.log(1.25)
 

@@ -284,7 +284,10 @@ def test_a_compiler_that_fails_is_no_answer(monkeypatch: pytest.MonkeyPatch, tmp
     assert attention_plans(Attention(0.25), *windows, device_named("h100"))
 
 
-@pytest.mark.skipif(not stand_in.can_stand_in(), reason="the stand-in for the driver's library is for Linux on x86-64")
+@pytest.mark.skipif(
+    not stand_in.can_stand_in(),
+    reason="needs Linux on x86-64, for which the stand-in for the driver's library is written",
+)
 def test_the_stand_in_is_found_by_the_name_of_the_drivers_library() -> None:
     """Whatever the process does with it, in one of its own: handles where they are asked for, else an error."""
     code = (

@@ -267,7 +267,7 @@ def cupys() -> Any:
     """CuPy, where it is installed and there is no driver: it then says so at every call whose arguments it can take."""
     cuda = pytest.importorskip("cupy.cuda", reason="CuPy is not installed: make setup-cuda")
     if cuda.runtime.driverGetVersion():
-        pytest.skip("there is a driver: tests marked cuda try the same")
+        pytest.skip("needs a machine without a driver; where there is one, tests marked cuda try the same")
     return cuda
 
 

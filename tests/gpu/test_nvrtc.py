@@ -52,7 +52,8 @@ def missing() -> str:
 
 needs_compiler = pytest.mark.skipif(bool(missing()), reason=missing())
 by_nvrtc = pytest.mark.skipif(
-    not missing() and isinstance(compiler(), Nvcc), reason="nvcc takes twenty minutes for all of it: make setup-cuda"
+    not missing() and isinstance(compiler(), Nvcc),
+    reason="needs NVRTC, as nvcc takes twenty minutes for all of it: make setup-cuda",
 )
 pytestmark = [pytest.mark.cuda_wheels, needs_compiler]
 ARCHITECTURES = ["sm_80", "sm_90a", "sm_100"]
@@ -91,9 +92,9 @@ def without_a_path(tmp_path: Path) -> Path:
     """A folder with a copy of NVRTC that, like that of CUDA 13.0's wheel, looks for no library beside it."""
     found = compiler()
     if not isinstance(found, Nvrtc):
-        pytest.skip("there is no NVRTC")
+        pytest.skip("needs NVRTC, and only nvcc is here: make setup-cuda")
     whole = Path(found.path).read_bytes()
-    assert whole.count(b"$ORIGIN") == 1
+    assert whole.count(b"$ORIGIN") <= 1  # that wheel itself has none
     (tmp_path / Path(found.path).name).write_bytes(whole.replace(b"$ORIGIN", b"/no/one"))
     return tmp_path
 

@@ -18,7 +18,6 @@ def small() -> Graph:
 
 
 def test_edges_follow_the_data() -> None:
-    pytest.importorskip("networkx")
     graph = small()
     (node,) = graph.nodes
     found = graph.to_networkx()

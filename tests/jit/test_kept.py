@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from foreplan import disk_cache
+from foreplan.jit import compiled, machine
 
 SOURCE = """
 import sys
@@ -136,9 +141,33 @@ def test_what_others_may_write_is_not_used(module: Path, folder: Path) -> None:
         path.chmod(before)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 def test_a_folder_of_another_user_is_not_used(module: Path, folder: Path) -> None:
     run(module, folder)
     os.chown(folder, 12345, 12345)
     result, compilations, said = run(module, folder)
     assert (result, compilations) == (18, 1) and "others may write there" in said
+
+
+@pytest.mark.parametrize("store", [True, False], ids=["kept", "not kept"])
+def test_threads_that_need_the_same_function_at_once_compile_it_once(
+    store: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the planner's do, of which each works on another candidate."""
+    monkeypatch.setattr(disk_cache, "_folder", lambda: folder if store else None)
+    made: list[object] = []
+    both = threading.Barrier(2)
+    make = machine._machine_code
+    monkeypatch.setattr(machine, "_machine_code", lambda *given: made.append(given) or make(*given))
+
+    @compiled
+    def tripled(x: int) -> int:
+        return 3 * x
+
+    def call(x: int) -> int:
+        both.wait()
+        return tripled(x)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(call, (1, 2))) == [3, 6]
+    assert len(made) == 1

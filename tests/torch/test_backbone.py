@@ -9,7 +9,7 @@ import pytest
 
 import foreplan as fp
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
 nn = torch.nn
 
 

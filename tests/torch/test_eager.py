@@ -361,7 +361,7 @@ def test_pytorchs_own_viewer_reads_snapshots(which: str) -> None:
     from foreplan.views.snapshot import eager_snapshot, plan_snapshot
 
     step = fp.compile(of_mlp()[0], "cross_entropy", fp.optim.Nesterov(0.1))
-    made = plan_snapshot(step.memory) if which == "plan" else eager_snapshot(step.as_pytorch().eager)
+    made = plan_snapshot(step.memory, "mlp") if which == "plan" else eager_snapshot(step.as_pytorch().eager)
     snapshot = pickle.loads(pickle.dumps(made))
     held = sum(each["requested_size"] for each in snapshot["segments"])
     assert f"total_allocated: {viewer.Bytes(held)}" in viewer.segsum(snapshot)

@@ -11,7 +11,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
 pytest.importorskip("onnxscript", reason="PyTorch's exporter is not installed: make setup-torch")
-pytest.importorskip("sklearn")
 
 ROOT = Path(__file__).resolve().parents[2]
 

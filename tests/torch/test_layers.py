@@ -114,7 +114,9 @@ def test_other_layers(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rotary_embedding_is_that_of_llama(seed: int) -> None:
-    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    llama = pytest.importorskip(
+        "transformers.models.llama.modeling_llama", reason="transformers is not installed: make setup-torch"
+    )
     rng = np.random.default_rng(seed)
     b, h, t, d = (*(int(n) for n in rng.integers(1, 5, 3)), 2 * int(rng.integers(1, 6)))
     config = llama.LlamaConfig(hidden_size=h * d, num_attention_heads=h, head_dim=d)

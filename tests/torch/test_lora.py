@@ -13,9 +13,12 @@ from safetensors.numpy import load_file
 
 import foreplan as fp
 
-torch = pytest.importorskip("torch")
-peft = pytest.importorskip("peft")
-Conv1D = pytest.importorskip("transformers.pytorch_utils").Conv1D
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
+peft = pytest.importorskip("peft", reason="PEFT is not installed: make setup-torch")
+pytorch_utils = pytest.importorskip(
+    "transformers.pytorch_utils", reason="transformers is not installed: make setup-torch"
+)
+Conv1D = pytorch_utils.Conv1D
 nn = torch.nn
 warnings.filterwarnings("ignore", module="peft")
 

@@ -126,7 +126,7 @@ def test_muon_is_that_of_pytorch(adjust: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["lion", "lamb"])
 def test_steps_are_those_of_optax(name: str, seed: int) -> None:
-    optax = pytest.importorskip("optax")
+    optax = pytest.importorskip("optax", reason="Optax is not installed: make setup-torch")
     import jax
 
     rng = np.random.default_rng(seed)

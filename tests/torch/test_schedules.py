@@ -64,7 +64,7 @@ def test_those_of_pytorch(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_those_of_optax(seed: int) -> None:
-    optax = pytest.importorskip("optax")
+    optax = pytest.importorskip("optax", reason="Optax is not installed: make setup-torch")
     import jax
 
     rng = np.random.default_rng(seed)
@@ -108,6 +108,6 @@ def test_those_of_optax(seed: int) -> None:
 
 
 def test_that_of_hugging_face() -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: make setup-torch")
     theirs = in_torch(lambda o: transformers.get_inverse_sqrt_schedule(o, 7), 50, 0.3)
     check(optim.inverse_sqrt(0.3, warmup=7), theirs)

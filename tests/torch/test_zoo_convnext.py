@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
-theirs = pytest.importorskip("torchvision.models.convnext", reason="make setup-torch")
+theirs = pytest.importorskip("torchvision.models.convnext", reason="torchvision is not installed: make setup-torch")
 
 from foreplan import models  # noqa: E402
 from tests.torch.zoo import beside, drawn  # noqa: E402

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
-theirs = pytest.importorskip("torchvision.models.efficientnet", reason="make setup-torch")
+theirs = pytest.importorskip("torchvision.models.efficientnet", reason="torchvision is not installed: make setup-torch")
 
 from foreplan import models  # noqa: E402
 from foreplan.graph import parse_graph  # noqa: E402

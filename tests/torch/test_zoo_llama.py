@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
-modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
+modeling = pytest.importorskip(
+    "transformers.models.llama.modeling_llama", reason="transformers is not installed: make setup-torch"
+)
 
 import foreplan as fp  # noqa: E402
 from foreplan.models.llama import frequencies  # noqa: E402

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
-pytest.importorskip("safetensors")
 
 import foreplan as fp  # noqa: E402
 from tests.torch.zoo import beside, drawn  # noqa: E402

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make setup-torch")
-modeling = pytest.importorskip("transformers.models.t5.modeling_t5")
+modeling = pytest.importorskip(
+    "transformers.models.t5.modeling_t5", reason="transformers is not installed: make setup-torch"
+)
 
 import foreplan as fp  # noqa: E402
 from foreplan.models.t5 import position_buckets  # noqa: E402

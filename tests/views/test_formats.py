@@ -121,8 +121,10 @@ def test_a_trace_has_instructions_modules_counters_and_lives(tmp_path: Path) -> 
     assert [(event["name"], event["ts"]) for event in found["E"]] == [
         ("block.a", 3), ("block.a", 6), ("block", 6), ("block", 9),
     ]  # fmt: skip
-    live = {event["ts"]: sum(event["args"].values()) for event in found["C"] if event["name"] == "live bytes"}
-    assert list(live.values()) == [5 * KIB, 5 * KIB, 2 * KIB, 6 * KIB, 7 * KIB, 3 * KIB, 6 * KIB, 6 * KIB]
+    counters = {name: [e["args"] for e in found["C"] if e["name"] == name] for name in ("live", "live bytes of")}
+    live = [args["bytes"] for args in counters["live"]]
+    assert live == [sum(args.values()) for args in counters["live bytes of"]]
+    assert live == [5 * KIB, 5 * KIB, 2 * KIB, 6 * KIB, 7 * KIB, 3 * KIB, 6 * KIB, 6 * KIB]
     # Each arrow leads from the writing of a life to that of the next.
     arrows = [(begin["ts"], end["ts"]) for begin, end in zip(found["s"], found["f"], strict=True)]
     assert arrows == [(0.5, 2), (2, 5), (5, 8.5)]
@@ -146,8 +148,36 @@ def test_a_trace_of_a_real_step(tmp_path: Path, step: Any) -> None:
     total = sum(step.program.actions[each.action].nanoseconds for each in step.plan.steps)
     last = max(event["ts"] + event["dur"] for event in found["X"])
     assert last == pytest.approx(total / 1000) and total > 0
-    assert max(sum(e["args"].values()) for e in found["C"] if e["name"] == "live bytes") == step.memory.lower_bound
+    assert max(e["args"]["bytes"] for e in found["C"] if e["name"] == "live") == step.memory.lower_bound
     assert any(event["cat"] == "recompute" for event in found["X"])
+
+
+# The fields of each phase in the Trace Event Format (tests/views/test_perfetto.py has its reader).
+FIELDS = {
+    "M": {"name", "ph", "pid", "args"},
+    "X": {"name", "ph", "pid", "tid", "cat", "ts", "dur", "args"},
+    "B": {"name", "ph", "pid", "tid", "cat", "ts"},
+    "E": {"name", "ph", "pid", "tid", "cat", "ts"},
+    "C": {"name", "ph", "pid", "ts", "args"},
+    "s": {"name", "ph", "pid", "tid", "cat", "ts", "id"},
+    "f": {"name", "ph", "pid", "tid", "cat", "ts", "id", "bp"},
+}
+
+
+@pytest.mark.parametrize("memory", [Memory(*small()), Memory(*many_lives()), nasty()], ids=["small", "lives", "nasty"])
+def test_every_event_of_a_trace_is_of_the_format(memory: Memory) -> None:
+    trace = json.loads(trace_text(memory, NASTY))
+    assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"} and trace["displayTimeUnit"] in ("ms", "ns")
+    for event in trace["traceEvents"]:
+        assert set(event) - {"tid"} == FIELDS[event["ph"]] - {"tid"} and ("tid" in event) >= (
+            "tid" in FIELDS[event["ph"]]
+        )
+        assert event["name"].isprintable() and isinstance(event["pid"], int)
+        assert event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0
+        if event["ph"] == "C":
+            assert event["args"] and all(type(value) is int for value in event["args"].values())
+    arrows = [(event["name"], event["cat"], event["id"]) for event in trace["traceEvents"] if event["ph"] in "sf"]
+    assert arrows[::2] == arrows[1::2]  # an arrow ends under the name, the category and the number that it began with
 
 
 def test_a_trace_without_predicted_times_says_so() -> None:
@@ -161,6 +191,13 @@ def test_speedscope_profiles_are_balanced(tmp_path: Path, step: Any) -> None:
     profile = json.loads((tmp_path / "step.speedscope.json").read_text())
     frames = profile["shared"]["frames"]
     time, memory = profile["profiles"]
+    # As speedscope's schema has it (`file-format-schema.json`).
+    assert set(profile) >= {"$schema", "shared", "profiles"} and all(set(frame) == {"name"} for frame in frames)
+    shared = {"type", "name", "unit", "startValue", "endValue"}
+    assert set(time) == shared | {"events"} and (time["type"], time["unit"]) == ("evented", "nanoseconds")
+    assert set(memory) == shared | {"samples", "weights"} and memory["type"] == "sampled"
+    assert all(set(event) == {"type", "frame", "at"} and event["type"] in "OC" for event in time["events"])
+    assert len(memory["samples"]) == len(memory["weights"]) and min(memory["weights"]) > 0
     stack, at, seen = [], 0, []
     for event in time["events"]:
         if at < event["at"]:
@@ -197,6 +234,8 @@ def test_onnx_has_offsets_and_lifetimes(tmp_path: Path) -> None:
     assert {key: values["block.a#2"][f"plan.{key}"] for key in ("offset", "lower", "upper", "region")} == {
         "offset": str(KIB), "lower": "3", "upper": "5", "region": "arena",
     }  # fmt: skip
+    told = {each.name: each.doc_string for each in model.graph.value_info}
+    assert told["block.a#2"] == "arena, bytes 1,024 to 5,119; alive from instruction 3 to 4"
     assert metadata(model.graph.node[1])["plan.phase"] == "copy"
     assert [each.name for each in model.graph.output] == ["y"]
     onnx.checker.check_model(onnx.load(written(tmp_path, nasty(), ".onnx")))

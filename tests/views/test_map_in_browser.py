@@ -220,6 +220,28 @@ def test_two_plans_over_one_another(screen: Screen) -> None:
     screen.until("!pending")
     assert colours(page)[GREEN] > 2 * behind[GREEN]  # a has three times the bytes
     assert page.locator(".figures").count() == 2
+    assert page.locator(".subtitle").all_inner_texts() == [
+        "Behind: 3 instructions · 5 buffers",
+        "In front: 3 instructions · 5 buffers",
+    ]
+
+
+def test_the_text_of_a_level_is_whole_where_the_level_is_at_the_edge(screen: Screen) -> None:
+    screen.open(map_html([Memory(*small())]))
+    screen.state("look({ y0: 0, y1: P.arena })")
+    places = screen.state(
+        """(() => {
+          const g = map.getContext("2d"), write = g.fillText, found = [];
+          g.fillText = (text, x, y) => { found.push([text, y]); write.call(g, text, x, y); };
+          drawMap();
+          delete g.fillText;
+          return found;
+        })()"""
+    )
+    upper = screen.state("UPPER")
+    assert [y - upper >= 9 for text, y in places if text == "arena 17.00 KiB"] == [True]
+    screen.state("look({ y0: 0, y1: P.arena / 2 })")
+    assert screen.state("sy(P.arena) < UPPER")  # it is not in view, and neither is its text
 
 
 def test_dark_and_light(screen: Screen) -> None:

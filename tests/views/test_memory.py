@@ -7,7 +7,8 @@ import json
 import pytest
 
 from foreplan.outside import Part
-from foreplan.planner.problem import Category
+from foreplan.planner import plan
+from foreplan.planner.problem import Action, Category, Overwrite, Problem, Region, Role, Value
 from foreplan.planner.verify.verifier import verify
 from foreplan.views.memory import Memory, does_not_fit
 from tests.views.small import KIB, small
@@ -121,3 +122,18 @@ def test_a_compiled_model_adds_up():
         for b in memory.buffers[:i]:
             together = a.region == b.region and a.lower < b.upper and b.lower < a.upper
             assert not (together and a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes), (a, b)
+
+
+def test_a_stored_value_whose_update_comes_first_is_one_buffer_throughout():
+    values = (
+        Value("step", 8, region=0, category=Category.OPTIMIZER_STATE, role=Role.STORED),
+        Value("step/next", 8, region=0, category=Category.OPTIMIZER_STATE, role=Role.OUTPUT, home=0),
+        Value("rate", 4, region=1),
+    )
+    count = Action("count", (0,), (1,), overwrites=(Overwrite(0, 0, required=True),), effect=True)
+    actions = (count, Action("rate", (1,), (2,)), Action("use", (2,), (), effect=True))
+    problem = Problem(values, actions, (Region("persistent"), Region("arena")))
+    (found, rate) = Memory.of(problem, plan(problem)).buffers
+    assert (found.name, found.nbytes, found.lower, found.upper) == ("step", 8, 0, 3)
+    assert (found.producer, found.written, found.readers) == ("count", 0, (0, 1))
+    assert (rate.name, rate.lower, rate.upper) == ("rate", 1, 3)

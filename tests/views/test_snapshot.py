@@ -12,8 +12,10 @@ import pytest
 import foreplan as fp
 from foreplan.errors import UsageError
 from foreplan.views.compare import Comparison
+from foreplan.views.memory import Memory
 from foreplan.views.read_snapshot import read_snapshot
 from foreplan.views.snapshot import eager_snapshot, plan_snapshot, snapshot_bytes
+from tests.views.small import EVIL, KIB, many_lives, small
 
 MODEL = "resnet18:batch=2,size=32"
 
@@ -56,13 +58,64 @@ def check_segments(snapshot: dict[str, Any]) -> None:
 
 
 def test_of_a_plan(step: fp.Compiled) -> None:
-    snapshot = plan_snapshot(step.memory)
+    snapshot = plan_snapshot(step.memory, "resnet18")
     check_segments(snapshot)
     assert sum(segment["total_size"] for segment in snapshot["segments"]) == step.arena_bytes
     assert 0.99 * step.plan.lower_bound_bytes < highest(snapshot) <= step.plan.lower_bound_bytes
     parameters = {value.name for value in fp.models.build(MODEL).parameters}
     names = {event["frames"][0]["name"] for event in snapshot["device_traces"][0] if event["frames"]}
     assert parameters <= names
+
+
+def test_a_block_says_what_it_is() -> None:
+    """Worked out by hand: tests/views/small.py has the table."""
+    snapshot = plan_snapshot(Memory(*many_lives()), "many lives")
+    trace = snapshot["device_traces"][0]
+    taken = [event for event in trace if event["action"] == "alloc"]
+    assert [
+        (each["frames"][0]["name"], each["frames"][0]["filename"], each["frames"][0]["line"]) for each in taken
+    ] == [
+        ("x", "there before the step", 0),
+        ("block.a", "block.f", 0),
+        ("block.b", "block.g", 2),
+        ("block.a", "block.a/back", 3),
+        ("c", "use", 4),
+        ("d", "rest", 5),
+        ("block.a", "block.f", 6),
+        ("y", "end", 7),
+    ]
+    assert [each["time_us"] for each in taken] == [0, 0, 3, 4, 6, 7, 8, 9]
+    assert [each["addr"] - taken[0]["addr"] for each in taken] == [k * KIB for k in (0, 1, 5, 1, 6, 5, 1, 6)]
+    assert taken[3]["user_metadata"] == {
+        "phase": "copy",
+        "alive": "instructions 3 to 4; the step has 8",
+        "read by": "instruction 4",
+        "place": "arena, offset 1,024",
+    }
+    # `annotate_snapshot` of the page fails where events have categories and none of them is "unknown".
+    assert {event.get("category") for event in trace} == {
+        None, "segments", "inputs", "activations", "outputs", "unknown",
+    }  # fmt: skip
+    assert all(event["frames"] for event in trace)  # the page tells of damage where there are none
+    assert snapshot["allocator_settings"]["arena bytes"] == 7 * KIB
+
+
+def test_a_plan_is_plain_data_under_any_name(tmp_path: Path) -> None:
+    path = tmp_path / "plan.pickle"
+    path.write_bytes(snapshot_bytes(plan_snapshot(Memory(*small(evil=True)), EVIL)))
+    found = read_snapshot(path)
+    # The weight has an update, and is there before it.
+    assert [each.name for each in found.alive if each.nbytes == 4 * KIB] == ["w (there before the step:0)"]
+    assert (found.reserved, found.peak) == (17 * KIB, 17 * KIB)
+    assert [each.nbytes for each in found.alive] == [8 * KIB, 4 * KIB, 3 * KIB, 2 * KIB]
+
+
+def test_regions_of_any_height_lie_apart() -> None:
+    step = Memory(*small(scale=1 << 20))
+    segments = plan_snapshot(step, "large")["segments"]
+    low, high = sorted((each["address"], each["total_size"]) for each in segments)
+    assert high[1] > 8 << 30 and high[0] >= low[0] + low[1]
+    assert high[0] % (1 << 33) == 0  # the last digits are the offset
 
 
 def test_of_pytorchs_step(step: fp.Compiled) -> None:

@@ -222,7 +222,7 @@ def test_one_number_that_a_module_trains_is_no_part_of_an_expression() -> None:
     assert not graph.stored
 
 
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts what a process reads as Linux does")
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs /proc/self/io, where Linux counts what is read")
 def test_most_of_a_large_weight_stays_unread(tmp_path: Path) -> None:
     path, n = tmp_path / "model.onnx", 1024
     onnx.save(model([node("MatMul", "x net.weight", "y")], {"x": (3, n)}, ["y"], {"net.weight": random(n, n)}), path)

@@ -2,7 +2,7 @@
 
 However it was planned, it gives bit for bit what its calls give in memory apart, also as a plan file and from a
 checkpoint on; and its parameters are those of a loop written out here, whose gradients come from a step in float64
-without any option.
+without any option. What its session keeps is in the list of its buffers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import foreplan as fp
 from foreplan.errors import DoesNotFitError
 from foreplan.graph import Graph
 from foreplan.passes import differentiate
+from foreplan.planner import Role
 from foreplan.runtime.session import Session
 from tests.fuzz.plan_files import apart
 from tests.passes.test_optimizer import CASES, Rule
@@ -75,6 +76,7 @@ def judge(seed: str) -> int:
     step = _compiled(graph, drawn)
     given = [_micro_batches(graph, step.accumulate, 10 * i) for i in range(STEPS)]
     session = step.bind(seed=1)
+    _held(step, session, str(drawn))
     begun = {name: session.parameters[name] for name in session.parameters}
     left = _steps(session, given)
     assert _bytes(left) == _bytes(_steps(apart(step), given)), f"{drawn}: the plan gives other bits than memory apart"
@@ -100,6 +102,15 @@ def _micro_batches(graph: Graph, count: int, seed: int) -> dict[str, np.ndarray]
     """One batch, or several along a further axis."""
     each = [batch(graph, seed + i) for i in range(count)]
     return each[0] if count == 1 else {name: np.stack([one[name] for one in each]) for name in each[0]}
+
+
+def _held(step: fp.Compiled, session: Session, about: str) -> None:
+    """The values that a session keeps are in the list of buffers, each once and throughout."""
+    values, steps = step.memory.problem.values, len(step.memory.plan.steps)
+    listed = [b for b in step.memory.buffers if b.value >= 0 and values[b.value].role is Role.STORED]
+    kept = {(name, session.stored[name].nbytes, 0, steps) for name in session.stored}
+    assert kept <= {(b.name, b.nbytes, b.lower, b.upper) for b in listed}, about
+    assert sum(b.nbytes for b in listed) == step.memory.persistent, about  # constants and slots for inputs besides
 
 
 def _steps(session: Session, given: Batches) -> list[Arrays]:
