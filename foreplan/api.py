@@ -176,6 +176,7 @@ def _forward(graph: Graph, options: Options, watch: Watch | None = None) -> Grap
         selection=options.selection,
         loops=_has_loops(options),
         split=options.parts,
+        fission=options.fission == "auto" and not options.split,
     )
     return _formed(graph, settings, options, watch)
 
@@ -202,6 +203,7 @@ def _training(graph: Graph, options: Options) -> passes.Settings:
         dtype=passes.PRECISIONS[options.precision],
         loops=_has_loops(options),
         split=options.parts,
+        fission=options.fission == "auto" and not options.split,
     )
 
 
@@ -292,11 +294,29 @@ def compile_with(graph: Graph | Callable[..., Graph], options: Options) -> Compi
         if after is not None and options.prefetch:
             after = with_prefetch(after, program)
         if after is None:
-            planned, update = plan(program, options.budget, options.remat, entries), None
+            step, program, planned = _planned(step, program, options)
+            update = None
         else:
             planned, update = _planned_halves(program, after, options)
         once = seconds_spent() - before
         return Compiled(program, planned, step, time.perf_counter() - started - once, once, update, options, graph)
+
+
+def _planned(step: Graph, program: Program, options: Options) -> tuple[Graph, Program, Plan]:
+    """The plan of a step; of inference that does not meet its budget as it is, that of the model in parts."""
+    entries = tuple(options.checkpoint)
+    try:
+        return step, program, plan(program, options.budget, options.remat, entries)
+    except DoesNotFitError as error:
+        if step.loss is not None or options.fission == "off" or options.split:
+            raise
+        from foreplan.fission import in_less
+
+        def planned(graph: Graph, allowed: int) -> tuple[Program, Plan]:
+            lowered = _lowered(graph, options, options.prefetch)
+            return lowered, plan(lowered, allowed, options.remat)
+
+        return in_less(step, error, planned)
 
 
 def _planned_halves(body: Program, update: Program, options: Options) -> tuple[Plan, Update]:

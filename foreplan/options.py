@@ -227,12 +227,23 @@ class Options:
         default=(),
         metadata=_says(
             "Run these segments in so many parts, one after the other: 'h.*.mlp=4', or conv1..conv2=8.",
-            more="In Python also a mapping, `split={'h.*.mlp': 4}`. Names are as for `checkpoint`. A part is a range of "
-            "items, positions, channels or whatever axis keeps the most bytes from being whole; results of parts lie "
-            "side by side, or are added up in place. What only the segment reads then exists a part at a time.",
+            more="In Python also a mapping, `split={'h.*.mlp': 4}`. Names are as for `checkpoint`. A part is a range "
+            "of items, positions, channels or whatever axis keeps the most bytes from being whole. Results of parts "
+            "lie side by side, or are added up in place. What only the segment reads then exists a part at a time.",
             check=_parts,
             flag="--split",
             value="SCOPE=K",
+        ),
+    )
+    fission: str = field(
+        default="auto",
+        metadata=_says(
+            "Let the planner run parts of the model one after the other, too (auto), or only what --split names (off).",
+            more="A training step runs what lies between two convolutions in parts, where one activation dominates. "
+            "Inference that does not meet its budget runs the stretch in which most is alive in parts: some images, "
+            "rows or channels at a time, with as little more work as that takes. With `split`, nothing else is split.",
+            flag="--fission",
+            choices=("auto", "off"),
         ),
     )
     accumulate: int | str = field(

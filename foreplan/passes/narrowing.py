@@ -13,15 +13,16 @@ from dataclasses import dataclass, replace
 from foreplan.graph import Node, Op
 from foreplan.graph.types import Shape
 from foreplan.ops.attention.ops import Attention
-from foreplan.ops.conv.ops import Conv
+from foreplan.ops.conv.ops import Conv, ConvDataGrad
 from foreplan.ops.index import Gather
-from foreplan.ops.join import Concat
+from foreplan.ops.join import Concat, Pad
 from foreplan.ops.map import Map
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.norm.batch import BatchNorm, BatchNormTrain, ChannelMoments
 from foreplan.ops.norm.rows import LayerNorm, RMSNorm
 from foreplan.ops.pool import AvgPool, MaxPool
 from foreplan.ops.reduce import Reduce
+from foreplan.ops.resize import Resize
 from foreplan.ops.shape import Broadcast, Reshape, Slice, Transpose
 from foreplan.ops.softmax import LogSoftmax, Softmax
 
@@ -217,6 +218,38 @@ def _conv(node: Node, box: Slice) -> _Found:
     return replace(op, pads=pads, groups=groups), [image, weights, *summands]
 
 
+def _transposed_conv(node: Node, box: Slice) -> _Found:
+    """Items, and channels of a single group."""
+    assert isinstance(node.op, ConvDataGrad)
+    cut = touched(box, node.outputs[0].shape)
+    if max(cut, default=0) > 1 or (1 in cut and node.op.groups > 1):
+        return None
+    g, w = (value.shape for value in node.inputs[:2])
+    channels = [None, 1 if 1 in cut else None, *[None] * (len(w) - 2)]
+    images = _axes(box, [0, *[None] * (len(g) - 1)], g)
+    return node.op, [images, _axes(box, channels, w), *[box] * (len(node.inputs) - 2)]
+
+
+def _resize(node: Node, box: Slice) -> _Found:
+    """Along the axes that stay as they are."""
+    assert isinstance(node.op, Resize)
+    before, after, scales = node.inputs[0].shape, node.outputs[0].shape, node.op.scales
+    if any(before[i] != after[i] or (scales and scales[i] != 1) for i in touched(box, after)):
+        return None
+    axes = [i if before[i] == after[i] else None for i in range(len(after))]
+    return replace(node.op, shape=box.shape), [_axes(box, axes, before)]
+
+
+def _pad(node: Node, box: Slice) -> _Found:
+    """Along the axes that get nothing."""
+    assert isinstance(node.op, Pad)
+    pads = node.op.pads
+    if any(pads[i] != (0, 0) for i in touched(box, node.outputs[0].shape)):
+        return None
+    axes = [i if pair == (0, 0) else None for i, pair in enumerate(pads)]
+    return node.op, [_axes(box, axes, node.inputs[0].shape)]
+
+
 def _pool(node: Node, box: Slice) -> _Found:
     assert isinstance(node.op, MaxPool | AvgPool)
     op, (x,) = node.op, node.inputs
@@ -313,7 +346,10 @@ RULES: dict[type[Op], Callable[[Node, Slice], _Found]] = {
     Concat: _concat,
     Reduce: _reduce,
     Gather: _gather,
+    Pad: _pad,
     Conv: _conv,
+    ConvDataGrad: _transposed_conv,
+    Resize: _resize,
     MaxPool: _pool,
     AvgPool: _pool,
     BatchNorm: _norm,

@@ -76,6 +76,7 @@ class Settings:
         frozen_statistics: whether all batch normalisation keeps and uses its running statistics.
         loops: whether the target has loops.
         split: segments that run in parts: scopes, and the number of parts of each.
+        fission: whether what dominates runs in parts, too.
     """
 
     outputs: tuple[str, ...] | None = None
@@ -91,6 +92,7 @@ class Settings:
     frozen_statistics: bool = False
     loops: bool = True
     split: tuple[tuple[str, int], ...] = ()
+    fission: bool = True
 
 
 def _always(settings: Settings) -> bool:
@@ -195,7 +197,7 @@ PASSES: tuple[Pass, ...] = (
     _plain(chunk_losses, Stage.MEMORY, lambda s: s.trains and not is_scaled(s.dtype)),
     _plain(split_concats, Stage.MEMORY),
     Pass("split_segments", Stage.MEMORY, lambda g, s: split_segments(g, dict(s.split)), lambda s: bool(s.split)),
-    _plain(split_channels, Stage.MEMORY, _trains),
+    _plain(split_channels, Stage.MEMORY, lambda s: s.trains and s.fission),
     *_simplify(Stage.MEMORY, _infers),
     Pass("with_precision", Stage.MEMORY, lambda g, s: with_precision(g, s.dtype), lambda s: s.dtype != FLOAT32),
     Pass(

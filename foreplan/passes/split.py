@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from foreplan.errors import UsageError
 from foreplan.graph import Builder, Graph, Node, Value
-from foreplan.ops.conv.ops import Conv
+from foreplan.ops.conv.ops import Conv, ConvDataGrad
 from foreplan.ops.join import Concat, concat
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.shape import Slice
 from foreplan.passes.narrowing import Narrowed, narrowed, touched, whole
 from foreplan.passes.rewrite import rewrite
 from foreplan.patterns import close_names, matching_scope, scopes_of
+from foreplan.units import format_bytes
 
 TO = ".."
 
@@ -49,10 +50,13 @@ class Parts:
                 yield value, [way.outputs[i] for way in self.members[node]]
 
     def __str__(self) -> str:
-        """`h.0.mlp.c_proj/matmul in 4 parts along the axis 1`, with what is never whole."""
-        count = len(self.members[self.target])
-        along = "what it sums over, " if self.sums else ""
-        return f"{self.target.name!r} in {count} parts along {along}axis {self.axis}"
+        """`3 operations up to 'h.0.mlp.c_proj/matmul' run in 4 parts, along axis 1 of its result`."""
+        count, whole = (
+            len(self.members[self.target]),
+            "its first input, which are added up" if self.sums else "its result",
+        )
+        what = f"{len(self.members)} operations up to {self.target.name!r}"
+        return f"{what} run in {count} parts, along axis {self.axis} of {whole}"
 
 
 def split_segments(graph: Graph, entries: Mapping[str, int]) -> Graph:
@@ -114,25 +118,32 @@ def _matches(graph: Graph, text: str, entry: str) -> list[tuple[int, str]]:
 
 def best_parts(graph: Graph, nodes: Sequence[Node], count: int) -> Parts | None:
     """The best way to run a segment in a number of parts; None: there is none."""
-    return max(all_parts(graph, nodes, count), key=lambda parts: _worth(graph, parts), default=None)
+    products = [node for node in nodes if summed_axis(node) is not None]
+    found = ways_to_split(graph, nodes, count, [*products, nodes[-1]])
+    return max(found, key=lambda parts: _worth(graph, parts), default=None)
 
 
-def all_parts(graph: Graph, nodes: Sequence[Node], count: int) -> Iterator[Parts]:
-    """All ways to run a segment in a number of parts of which something is never whole."""
-    inside = set(nodes)
-    ordered = [node for node in graph.nodes if node in inside]
-    last = ordered[-1]
-    for axis, extent in enumerate(last.outputs[0].shape):
-        if extent >= count:
-            yield from _ways(graph, inside, last, axis, count, sums=False)
-    for node in ordered:
-        axis = summed_axis(node)
-        if axis is not None and node.inputs[0].shape[axis] >= count:
-            yield from _ways(graph, inside, node, axis, count, sums=True)
+def ways_to_split(graph: Graph, nodes: Sequence[Node], count: int, targets: Iterable[Node]) -> Iterator[Parts]:
+    """The ways to run a segment in a number of parts of which something is never whole.
+
+    Args:
+        nodes: the segment, as the graph lists it.
+        targets: those of its nodes that may be the last to run in parts: the last one along any axis of its result,
+            products along what they sum over.
+    """
+    inside, last = set(nodes), nodes[-1]
+    for target in dict.fromkeys(targets):
+        summed = summed_axis(target)
+        if target is last:
+            for axis, extent in enumerate(target.outputs[0].shape):
+                if extent >= count:
+                    yield from _ways(graph, inside, target, axis, count, sums=False)
+        if summed is not None and target.inputs[0].shape[summed] >= count:
+            yield from _ways(graph, inside, target, summed, count, sums=True)
 
 
 def _worth(graph: Graph, parts: Parts) -> tuple[int, int]:
-    """Bytes that are never whole, less those that parts of results take beside the result; and (negative) bytes moved."""
+    """Bytes that are never whole, less what parts of results take beside the result; and (negative) bytes moved."""
     saved = sum(value.type.nbytes for value in never_whole(graph, parts))
     moved = 0
     for node, ways in parts.members.items():
@@ -241,7 +252,7 @@ def summed_axis(node: Node) -> int | None:
     op = node.op
     if isinstance(op, MatMul) and not op.wide:
         return len(node.inputs[0].shape) - (2 if op.transpose_a else 1)
-    if isinstance(op, Conv) and op.groups == 1:
+    if isinstance(op, Conv | ConvDataGrad) and op.groups == 1:
         return 1
     return None
 
@@ -251,7 +262,10 @@ def _summed(node: Node, start: int, number: int) -> Narrowed:
     axis, op = summed_axis(node), node.op
     assert axis is not None
     x, w = node.inputs[:2]
-    other = 1 if isinstance(op, Conv) else len(w.shape) - (1 if isinstance(op, MatMul) and op.transpose_b else 2)
+    if isinstance(op, MatMul):
+        other = len(w.shape) - (1 if op.transpose_b else 2)
+    else:
+        other = 1 if isinstance(op, Conv) else 0
     cuts: list[Slice | None] = [_range_of(x, axis, start, number), _range_of(w, other, start, number)]
     return Narrowed(op, [*cuts, *[None] * (len(node.inputs) - 2)], [whole(value.shape) for value in node.outputs])
 
@@ -277,6 +291,8 @@ def in_parts(graph: Graph, parts: Parts) -> Graph:
         if node not in parts.members:
             return None
         if not made:
+            saved = sum(value.type.nbytes for value in never_whole(graph, parts))
+            b.note(f"{parts}: {format_bytes(saved)} of its activations are never whole")
             made.update(_Emission(b, graph, parts).run())
         return [made.get(value, value) for value in node.outputs]
 

@@ -1,0 +1,135 @@
+"""Models in parts: by hand, and where a budget of inference asks for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import foreplan as fp
+from foreplan.compiled import Compiled
+from foreplan.options import Options
+from tests.foreplan.shell import answer, foreplan
+
+CHAIN = "conv_chain:size=64"
+GPT = "gpt2_small:batch=2,seq=16,layers=2,width=32,heads=2,vocabulary=64"
+
+
+def outputs(step: Compiled, seed: int = 0) -> dict[str, np.ndarray]:
+    assert step.model is not None
+    rng = np.random.default_rng(seed)
+    given = {x.name: rng.normal(size=x.shape).astype(x.dtype.numpy) for x in step.model.inputs}
+    return {name: np.array(y) for name, y in step.bind(seed=3).step(given).outputs.items()}
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu"])
+@pytest.mark.parametrize(
+    ("model", "share"), [(CHAIN, 0.6), ("resnet18:batch=8,size=96", 0.8), ("vgg16:batch=4,size=64", 0.7)]
+)
+def test_inference_within_a_budget(model: str, share: float, target: str) -> None:
+    graph = fp.models.build(model)
+    whole = fp.compile(graph, target=target)
+    with pytest.raises(fp.DoesNotFitError) as least:
+        fp.compile(graph, target=target, budget=1, fission="off")
+    persistent = whole.memory.persistent
+    budget = persistent + int(share * (least.value.needed - persistent))
+    parts = fp.compile(graph, target=target, budget=budget)
+    assert parts.arena_bytes <= budget
+    assert any("run in" in note and "never whole" in note for note in parts.program.notes)
+    for name, y in outputs(whole).items():
+        np.testing.assert_allclose(outputs(parts)[name], y, rtol=1e-4, atol=1e-4 * np.abs(y).max())
+
+
+# MiB of plans of whole tensors: 1,540, 1,315, 318 and 281.
+@pytest.mark.parametrize(
+    ("model", "mebibytes"),
+    [("conv_chain", 560), ("vgg16:batch=32", 700), ("resnet50:batch=32", 220), ("unet:batch=4,size=256", 200)],
+)
+def test_budgets_that_whole_tensors_do_not_meet(model: str, mebibytes: int) -> None:
+    assert fp.compile(fp.models.build(model), budget=f"{mebibytes}MiB").arena_bytes <= mebibytes << 20
+
+
+def test_a_budget_that_is_met_changes_nothing() -> None:
+    graph = fp.models.build(CHAIN)
+    whole = fp.compile(graph)
+    assert fp.compile(graph, budget=whole.arena_bytes).program.digest == whole.program.digest
+
+
+def test_what_no_way_meets_is_refused_with_the_least() -> None:
+    with pytest.raises(fp.DoesNotFitError) as told:
+        fp.compile(fp.models.build(CHAIN), budget="2MiB")
+    whole = fp.compile(fp.models.build(CHAIN))
+    assert told.value.capacity == 2 << 20 < told.value.needed < whole.arena_bytes
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu"])
+@pytest.mark.parametrize(
+    ("model", "split"),
+    [
+        (GPT, {"h.*.mlp": 4}),
+        (GPT, {"h.0": 2, "h.1.attn": 2}),
+        ("conv_chain:size=16", {"conv1..conv2": 8}),
+        ("conv_chain:size=16,batch=2", {"conv1..conv4": 2, "conv6..conv8": 3}),
+        ("resnet18:batch=4,size=64", {"conv1..max_pool": 4}),
+    ],
+)
+def test_a_split_step_trains_as_the_whole(model: str, split: dict[str, int], target: str) -> None:
+    graph, loss = fp.models.build(model), fp.models.default_loss(model)
+    steps = [fp.compile(graph, loss, fp.optim.SGD(0.05), target=target, split=s, fission="off") for s in ({}, split)]
+    assert steps[0].graph is not None
+    rng = np.random.default_rng(0)
+    given = {
+        x.name: rng.normal(size=x.shape).astype("f4") if x.dtype.is_float else rng.integers(0, 8, x.shape)
+        for x in steps[0].graph.inputs
+        if x.init is None
+    }
+    losses = []
+    for step in steps:
+        session = step.bind(seed=3)
+        losses.append([session.step(given).loss for _ in range(3)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=2e-4)
+    assert steps[1].program.digest != steps[0].program.digest
+
+
+def test_parts_of_a_split_model_are_checkpointed_by_name() -> None:
+    """A local micro-batch: some rows at a time, forward and again for backward."""
+    graph, loss = fp.models.build(GPT), fp.losses.cross_entropy
+    step = fp.compile(graph, loss, fp.optim.SGD(0.1), split={"h.*.mlp": 4}, checkpoint=["h.*.mlp"])
+    again = [run.action for run in step.plan.steps]
+    twice = {step.program.actions[action].name for action in again if again.count(action) > 1}
+    assert any(name.startswith("h.0.mlp") and "/part" in name for name in twice)
+
+
+@pytest.mark.parametrize(
+    ("split", "kept"),
+    [({"h.*": 2}, ("h.*=2",)), (["a=2", "b..c=3"], ("a=2", "b..c=3")), ((), ()), ({"a=b": 4}, ("a=b=4",))],
+)
+def test_split_is_kept_as_text(split: object, kept: tuple[str, ...]) -> None:
+    options = Options(split=split)  # type: ignore[arg-type]
+    assert options.split == kept
+    assert Options.from_json(options.to_json()) == options
+
+
+@pytest.mark.parametrize(
+    ("split", "told"),
+    [
+        ("h=2", "split takes a list of names"),
+        (["h"], "split says in how many parts"),
+        (["h=x"], "split of 'h' must be a whole number"),
+        ({"h": 1}, "split of 'h' must be a whole number of at least 2"),
+        ({3: 2}, "split says in how many parts"),
+        (7, "split takes a list of names"),
+    ],
+)
+def test_what_is_no_split(split: object, told: str) -> None:
+    with pytest.raises(fp.UsageError, match=told):
+        Options(split=split)  # type: ignore[arg-type]
+
+
+def test_commands_split() -> None:
+    whole = answer("estimate", CHAIN, "--infer")
+    parts = answer("estimate", CHAIN, "--infer", "--split", "conv1..conv4=4")
+    assert parts["arena_bytes"] < whole["arena_bytes"]
+    within = answer("estimate", CHAIN, "--infer", "--budget", parts["arena_bytes"])
+    assert within["arena_bytes"] <= parts["arena_bytes"]
+    answer("estimate", CHAIN, "--infer", "--budget", parts["arena_bytes"], "--fission", "off", code=3)
+    assert "cannot run in 70 parts" in foreplan("estimate", CHAIN, "--infer", "--split", "conv3=70", code=2).stderr

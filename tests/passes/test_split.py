@@ -1,0 +1,175 @@
+"""Segments in parts: the same results, from graphs in which what a segment alone reads is never whole."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import numpy as np
+import pytest
+
+import foreplan as fp
+from foreplan.graph import Graph, parse_graph
+from foreplan.passes import PASSES, Settings, Stage, run_passes, simplified
+from foreplan.passes.expand_gradients import expand_gradients
+from foreplan.passes.split import best_parts, in_parts, never_whole, split_segments, ways_to_split
+from foreplan.passes.training import training_form
+from tests.ops.check import evaluate
+from tests.profile import pick
+
+SMALL = "width=16,heads=2"
+NETS = (
+    f"gpt2_small:batch=2,seq=8,layers=2,vocabulary=32,{SMALL}",
+    f"bert_base:batch=2,seq=8,layers=2,vocabulary=32,{SMALL}",
+    f"llama:batch=2,seq=8,layers=2,kv_heads=1,features=24,vocabulary=32,{SMALL}",
+    f"vit_b16:batch=3,size=32,layers=2,{SMALL}",
+    f"t5_small:batch=2,seq=8,decoder_seq=6,layers=1,depth=8,features=24,vocabulary=32,{SMALL}",
+    "conv_chain:batch=2,size=16",
+    "convnext_tiny:batch=3,size=64,blocks=1,width=8",
+    "unet:batch=2,size=32,width=4",
+    "mlp:batch=8,width=16,inputs=8,classes=4",
+    "mobile",
+)
+
+
+@pytest.fixture(scope="module")
+def mobile() -> Graph:
+    """Depth-wise convolutions, strides, residuals, pools, groups, and images that grow again."""
+
+    def model(images: fp.Tensor) -> fp.Tensor:
+        x = fp.nn.relu(fp.nn.batch_norm(fp.nn.conv(images, 8, 3, stride=2, padding=1, name="stem"), name="bn"))
+        x = fp.nn.max_pool(x, 3, stride=2, padding=1)
+        y = fp.nn.conv(x, 8, 3, padding=1, groups=8, name="deep")
+        y = fp.nn.relu6(fp.nn.batch_norm(y, name="bn2"))
+        x = x + fp.nn.conv(y, 8, 1, name="point")
+        y = fp.nn.conv(x, 12, (3, 5), stride=(1, 2), padding=(0, 3), dilation=(2, 1), groups=4, name="grouped")
+        y = fp.nn.upsample(fp.nn.silu(y), 2)
+        return fp.nn.linear(fp.nn.global_avg_pool(y), 5, name="head")
+
+    return fp.trace(model, fp.spec((4, 3, 37, 29)), name="mobile")
+
+
+def forward(model: Graph, trains: bool) -> Graph:
+    """A net as the pass sees it, in float64."""
+    until = [each.name for each in PASSES].index("split_segments")
+    graph = run_passes(model, Settings(), {Stage.FORWARD, Stage.MEMORY}, passes=PASSES[:until])
+    graph = simplified(expand_gradients(training_form(graph))) if trains else graph
+    return parse_graph(re.sub(r"array\(crc32=\w+\)", "fill(1)", graph.as_text().replace("float32", "float64")))
+
+
+def results(graph: Graph, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    given = {
+        x.name: rng.normal(size=x.shape) if x.dtype.is_float else rng.integers(0, 3, x.shape).astype(x.dtype.numpy)
+        for x in graph.inputs
+    }
+    found = evaluate(graph, given, hard=False)
+    updates = {old.name: new for old, new in graph.updates.items()}
+    return [found[value] for value in (*graph.outputs.values(), *(updates[name] for name in sorted(updates)))]
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_drawn_segments_give_the_same(name: str, mobile: Graph) -> None:
+    """Up to the order of additions; to normalise a few numbers makes more of a rounding."""
+    rng = Random(name)
+    graph = forward(mobile if name == "mobile" else fp.models.build(name), trains=rng.random() < 0.5)
+    expected = results(graph)
+    tried = 0
+    for _ in range(pick(4, 10, 60)):
+        begin = rng.randrange(len(graph.nodes))
+        nodes = [n for n in graph.nodes[begin : begin + rng.choice((2, 3, 5, 8, 20))] if rng.random() < 0.9]
+        ways = list(ways_to_split(graph, nodes, rng.choice((2, 3, 4)), nodes)) if nodes else []
+        for parts in rng.sample(ways, min(len(ways), 2)):
+            split = in_parts(graph, parts)
+            gone = {value.name for value in never_whole(graph, parts)}
+            assert gone.isdisjoint(value.name for node in split.nodes for value in node.outputs), parts
+            for new, old in zip(results(split), expected, strict=True):
+                np.testing.assert_allclose(new, old, rtol=1e-7, atol=1e-7 * max(1, np.abs(old).max(initial=0)))
+            tried += 1
+    assert tried
+
+
+PAIR = """graph %g
+input %x: float64[6,4]
+parameter %v: float64[4,8] = fill(0.5)
+parameter %w: float64[8,3] = fill(0.5)
+parameter %c: float64[3] = fill(0.1)
+%a.p: float64[6,8] = matmul() [%x, %v] as %a.p
+%a.t: float64[6,8] = map(exprs=('tanh(a0)',)) [%a.p] as %a.t
+%a.q: float64[6,3] = matmul() [%a.t, %w] as %a.q
+%a.s: float64[6,3] = map(exprs=('(a0 + a1)',)) [%a.q, %c] as %a.s
+output %a.s = %a.s
+"""
+
+
+def lines(graph: Graph) -> list[str]:
+    return [line for line in graph.as_text().splitlines() if " as %" in line]
+
+
+def test_along_rows() -> None:
+    """Rows of both products and both maps; what the parts give lies side by side."""
+    graph = parse_graph(PAIR)
+    (rows, *_) = [way for way in ways_to_split(graph, graph.nodes, 2, graph.nodes[-1:]) if way.axis == 0]
+    assert [value.name for value in never_whole(graph, rows)] == ["a.p", "a.t", "a.q"]
+    split = in_parts(graph, rows)
+    assert [line.split(" as ")[1] for line in lines(split)] == [
+        *("%x/part", "%a.p/part", "%a.t/part", "%a.q/part", "%a.s/part"),
+        *("%x/part.1", "%a.p/part.1", "%a.t/part.1", "%a.q/part.1", "%a.s/part.1", "%concat"),
+    ]
+    assert split.notes == (
+        "4 operations up to 'a.s' run in 2 parts, along axis 0 of its result: 912 B of its activations are never whole",
+    )
+
+
+def test_along_what_is_summed() -> None:
+    """Columns of the first product, and the rows of the second matrix that belong to them; the last map is whole."""
+    graph = parse_graph(PAIR)
+    (summed,) = [
+        way
+        for way in ways_to_split(graph, graph.nodes, 2, graph.nodes)
+        if way.sums and way.axis == 1 and len(way.members) > 1
+    ]
+    split = in_parts(graph, summed)
+    assert [value.name for value in never_whole(graph, summed)] == ["a.p", "a.t"]
+    assert [line.split(" as ")[1] for line in lines(split)] == [
+        *("%v/part", "%a.p/part", "%a.t/part", "%w/part", "%a.q/part"),
+        *("%v/part.1", "%a.p/part.1", "%a.t/part.1", "%w/part.1", "%a.q/part.1", "%a.s"),
+    ]
+    assert "matmul() [%a.t/part.1, %w/part.1, %a.q/part]" in split.as_text()
+
+
+def test_parts_need_not_be_equal() -> None:
+    graph = parse_graph(PAIR)
+    (rows, *_) = [way for way in ways_to_split(graph, graph.nodes, 4, graph.nodes[-1:]) if way.axis == 0]
+    assert [way.outputs[0].shape for way in rows.members[rows.target]] == [(1, 3), (2, 3), (1, 3), (2, 3)]
+
+
+def test_the_best_way_keeps_most_from_being_whole() -> None:
+    graph = parse_graph(PAIR)
+    best = best_parts(graph, graph.nodes, 2)
+    assert best is not None and (best.axis, best.sums) == (0, False)
+    read = parse_graph(PAIR + "output %a.t = %a.t\n")  # and then it is no use
+    assert all(
+        "a.t" not in {x.name for x in never_whole(read, way)} for way in ways_to_split(read, read.nodes, 2, read.nodes)
+    )
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ({"b": 2}, "'b' names no operation of the model; close names are 'a'"),
+        ({"a.q..a.p": 2}, "the model has 'a.p' before 'a.q'"),
+        ({"a.p": 2}, "'a.p' cannot run in 2 parts"),
+        ({"a": 9}, "'a' cannot run in 9 parts"),
+    ],
+)
+def test_what_cannot_be_split(entries: dict[str, int], told: str) -> None:
+    with pytest.raises(fp.UsageError, match=re.escape(told)):
+        split_segments(parse_graph(PAIR), entries)
+
+
+def test_a_range_and_a_pattern_name_segments() -> None:
+    graph = parse_graph(PAIR)
+    whole = split_segments(graph, {"a": 2})
+    assert split_segments(graph, {"a.p..a.s": 2}).as_text() == whole.as_text()
+    assert len(split_segments(graph, {"a.[pt]..a.s": 2}).nodes) == len(whole.nodes)
