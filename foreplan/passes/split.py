@@ -30,20 +30,25 @@ class Parts:
     """How a segment runs in parts.
 
     Attributes:
-        target: the last node.
-        axis: of its result; or, if it sums, of its first input.
+        targets: the last node; or all products of one tensor whose parts are added up.
+        axis: of the last node's result; or of that tensor.
         sums: whether the parts' results are added up.
         members: by node that runs in parts, in the graph's order: what each part runs.
     """
 
-    target: Node
+    targets: tuple[Node, ...]
     axis: int
     sums: bool
     members: Mapping[Node, Sequence[Narrowed]]
 
+    @property
+    def count(self) -> int:
+        """How many parts there are."""
+        return len(self.members[self.targets[-1]])
+
     def ends(self, graph: Graph, node: Node) -> Iterator[tuple[Value, list[Slice]]]:
         """What others read of a member, with the boxes that are joined; what is added up has none."""
-        if self.sums and node is self.target:
+        if self.sums and node in self.targets:
             return
         for i, value in enumerate(node.outputs):
             if value in graph.returned or any(reader not in self.members for reader in graph.readers[value]):
@@ -51,12 +56,9 @@ class Parts:
 
     def __str__(self) -> str:
         """`3 operations up to 'h.0.mlp.c_proj/matmul' run in 4 parts, along axis 1 of its result`."""
-        count, whole = (
-            len(self.members[self.target]),
-            "its first input, which are added up" if self.sums else "its result",
-        )
-        what = f"{len(self.members)} operations up to {self.target.name!r}"
-        return f"{what} run in {count} parts, along axis {self.axis} of {whole}"
+        whole = "its first input, which are added up" if self.sums else "its result"
+        what = f"{len(self.members)} operations up to {self.targets[-1].name!r}"
+        return f"{what} run in {self.count} parts, along axis {self.axis} of {whole}"
 
 
 def split_segments(graph: Graph, entries: Mapping[str, int]) -> Graph:
@@ -132,14 +134,20 @@ def ways_to_split(graph: Graph, nodes: Sequence[Node], count: int, targets: Iter
             products along what they sum over.
     """
     inside, last = set(nodes), nodes[-1]
+    done: set[Node] = set()
     for target in dict.fromkeys(targets):
-        summed = summed_axis(target)
         if target is last:
             for axis, extent in enumerate(target.outputs[0].shape):
                 if extent >= count:
-                    yield from _ways(graph, inside, target, axis, count, sums=False)
-        if summed is not None and target.inputs[0].shape[summed] >= count:
-            yield from _ways(graph, inside, target, summed, count, sums=True)
+                    yield from _ways(graph, inside, (target,), axis, count, sums=False)
+        summed = summed_axis(target)
+        if summed is not None and target not in done and target.inputs[0].shape[summed] >= count:
+            value = target.inputs[0]
+            alike = [
+                n for n in graph.readers[value] if n in inside and n.inputs[0] is value and summed_axis(n) == summed
+            ]
+            done.update(alike)
+            yield from _ways(graph, inside, tuple(alike), summed, count, sums=True)
 
 
 def _worth(graph: Graph, parts: Parts) -> tuple[int, int]:
@@ -163,31 +171,34 @@ def never_whole(graph: Graph, parts: Parts) -> list[Value]:
     """What exists only in parts."""
     made = [value for node in parts.members if not node.op.is_view for value in node.outputs]
     ends = {value for node in parts.members for value, _ in parts.ends(graph, node)}
-    return [value for value in made if value not in ends and value not in parts.target.outputs]
+    whole = {value for node in parts.targets for value in node.outputs}
+    return [value for value in made if value not in ends and value not in whole]
 
 
-def _ways(graph: Graph, inside: Collection[Node], target: Node, axis: int, count: int, sums: bool) -> Iterator[Parts]:
+def _ways(
+    graph: Graph, inside: Collection[Node], targets: tuple[Node, ...], axis: int, count: int, sums: bool
+) -> Iterator[Parts]:
     """The way to split along one axis, if there is one."""
-    members = _members(graph, inside, target, axis, count, sums)
+    members = _members(graph, inside, targets, axis, count, sums)
     if members:
-        parts = Parts(target, axis, sums, members)
+        parts = Parts(targets, axis, sums, members)
         ends = [end for node in members for end in parts.ends(graph, node)]
         if all(_tile_axis(*end) is not None for end in ends) and never_whole(graph, parts):
             yield parts
 
 
 def _members(
-    graph: Graph, inside: Collection[Node], target: Node, axis: int, count: int, sums: bool
+    graph: Graph, inside: Collection[Node], targets: Sequence[Node], axis: int, count: int, sums: bool
 ) -> dict[Node, list[Narrowed]]:
-    """What runs in parts, from the target back; empty: nothing."""
+    """What runs in parts, from the targets back; empty: nothing."""
     boxes: dict[Value, list[Slice]] = {}  # what parts read, or compute
     before: set[Value] = set()  # what is there before any part begins
     found: dict[Node, list[Narrowed]] = {}
-    for node in reversed(graph.nodes[: graph.nodes.index(target) + 1]):
+    for node in reversed(graph.nodes[: graph.nodes.index(targets[-1]) + 1]):
         ways: list[Narrowed] = []
-        if node is target:
+        if node in targets:
             ways = _target_ways(node, axis, count, sums)
-            if not ways:
+            if not ways or not before.isdisjoint(node.outputs):
                 return {}
         elif node in inside and node.outputs[0] in boxes and before.isdisjoint(node.outputs):
             tried = [narrowed(node, box) for box in boxes[node.outputs[0]]]
@@ -304,7 +315,7 @@ def _together(graph: Graph, parts: Parts) -> Graph:
     behind: set[Value] = set()
     first: list[Node] = []
     later: list[Node] = []
-    end = graph.nodes.index(parts.target) + 1
+    end = graph.nodes.index(parts.targets[-1]) + 1
     for node in graph.nodes[:end]:
         if node in parts.members or not behind.isdisjoint(node.inputs):
             behind.update(node.outputs)
@@ -326,24 +337,25 @@ class _Emission:
 
     def run(self) -> dict[Value, Value]:
         """What others read of the members."""
-        members, pieces, total = self.parts.members, dict[Value, list[Value]](), None
+        members, pieces, totals = self.parts.members, dict[Value, list[Value]](), dict[Value, Value]()
+        summing = self.parts.targets if self.parts.sums else ()
         ends = {value: boxes for node in members for value, boxes in self.parts.ends(self.graph, node)}
-        for part in range(len(members[self.parts.target])):
+        for part in range(self.parts.count):
             own: dict[Value, tuple[Value, Slice]] = {}
             for node, ways in members.items():
                 way = ways[part]
                 inputs = [self._input(own, value, cut) for value, cut in zip(node.inputs, way.inputs)]
-                if self.parts.sums and node is self.parts.target and total is not None:
-                    inputs = [*inputs[:2], total]
+                if node.outputs[0] in totals:
+                    inputs = [*inputs[:2], totals[node.outputs[0]]]
                 self.b.kind, self.b.source = node.outputs[0].kind, node.source
                 outputs = self.b.node(way.op, *inputs, name=f"{node.name}/part")
                 own.update((old, (new, box)) for old, new, box in zip(node.outputs, outputs, way.outputs))
-                if self.parts.sums and node is self.parts.target:
-                    (total,) = outputs
+                if node in summing:
+                    totals[node.outputs[0]] = outputs[0]
             for value, boxes in ends.items():
                 pieces.setdefault(value, []).append(self._piece(value, own[value], boxes, part))
         found = {value: concat(self.b, some, self._axis(value, ends[value])) for value, some in pieces.items()}
-        return found | ({self.parts.target.outputs[0]: total} if total is not None else {})
+        return found | totals
 
     def _input(self, own: Mapping[Value, tuple[Value, Slice]], value: Value, cut: Slice | None) -> Value:
         """What a part reads: of a member, what the part has of it; else a box of the whole."""

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from foreplan.graph import Builder, Graph, Node, Value
+from foreplan.graph import Graph, Node, Value
 from foreplan.ops.conv.ops import Conv
 from foreplan.ops.map import Map
-from foreplan.ops.shape import slice_axis
-from foreplan.passes.rewrite import rewrite_groups
+from foreplan.ops.norm.batch import BatchNorm, BatchNormTrain
+from foreplan.passes.split import Parts, in_parts, ways_to_split
 
-PARTS = 4  # ranges of channels; each more costs one more pass over the second convolution's output
+PARTS, FEW = 8, 4  # ranges of channels; each more costs one more pass over the second convolution's output
+CHANNELS = 16  # of a part, at least, of more than FEW: a product over fewer is slow
 SHARE = 10  # an activation dominates if it has at least 1 / SHARE of the bytes that the forward pass makes
 CHEAPER = 4  # it is computed again if that takes at most 1 / CHEAPER of the flops of what reads it
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """conv → element-wise maps → conv.
-
-    Attributes:
-        first: makes the activation.
-        maps: what is done to each of its elements, in order; nobody else reads what they make.
-        second: reads it.
-    """
-
-    first: Node
-    maps: tuple[Node, ...]
-    second: Node
 
 
 def split_channels(graph: Graph) -> Graph:
@@ -39,69 +24,61 @@ def split_channels(graph: Graph) -> Graph:
     then ever whole, once the planner drops the ranges and recomputes each when it is needed.
 
     This serves networks in which one activation is a large part of a step, such as `conv_chain`. In others, such as
-    VGG-16, it lets recomputation save a little more, and takes time: four small convolutions take longer than a large
-    one.
+    VGG-16, it lets recomputation save a little more, and takes time: small convolutions take longer than a large one.
 
     Requires: a simplified forward graph that is about to be differentiated. Ensures: the same results, up to the order
-    of additions. Only where nobody else reads the activation, the first convolution is cheap beside the second, and
-    both have one group of channels.
+    of additions. Only where element-wise maps and normalisations of channels lie between the two, nobody else reads
+    what they make, the first convolution is cheap beside the second, and both have one group of channels.
     """
-    pairs = {pair.second: pair for pair in _pairs(graph)}
-    absorbed = {node for pair in pairs.values() for node in (pair.first, *pair.maps)}
-    return rewrite_groups(graph, pairs, absorbed, _split)
-
-
-def _pairs(graph: Graph) -> Iterator[_Pair]:
-    """Those worth it, the first ones first, none of which has a convolution of another."""
-    total = sum(value.type.nbytes for node in graph.nodes if not node.op.is_view for value in node.outputs)
-    taken: set[Node] = set()
+    taken: set[str] = set()  # names: the graph changes
     for node in graph.nodes:
-        if node in taken or not _is_plain(node) or node.outputs[0].type.nbytes * SHARE < total:
-            continue
-        pair = _pair_from(graph, node)
-        if pair is not None and _flops(pair.first) * CHEAPER <= _flops(pair.second):
-            taken.update((pair.first, pair.second))
-            yield pair
+        parts = _worth_it(graph, node, taken)
+        if parts is not None:
+            taken.update(member.name for member in parts.members)
+            graph = in_parts(graph, parts)
+    return graph
 
 
-def _pair_from(graph: Graph, first: Node) -> _Pair | None:
-    maps: list[Node] = []
-    node = first
+def _worth_it(graph: Graph, first: Node, taken: set[str]) -> Parts | None:
+    """How to split what lies between a convolution and the next one, if that is worth it."""
+    total = sum(value.type.nbytes for node in graph.nodes if not node.op.is_view for value in node.outputs)
+    if first.name in taken or not _is_plain(first) or first.outputs[0].type.nbytes * SHARE < total:
+        return None
+    found = list(_until_conv(graph, first))
+    second = found[-1]
+    if len(found) < 2 or not _is_plain(second) or _flops(first) * CHEAPER > _flops(second):
+        return None
+    channels = second.inputs[0].shape[1]
+    count = PARTS if channels >= PARTS * CHANNELS else FEW
+    ways = [way for way in ways_to_split(graph, found, count, [second]) if way.sums] if channels >= FEW else []
+    return next((way for way in ways if first in way.members), None)
+
+
+def _until_conv(graph: Graph, node: Node) -> Iterator[Node]:
+    """A convolution, what only channels of its result pass through, and the next convolution."""
+    yield node
     while True:
-        (value, *others), readers = node.outputs, graph.readers[node.outputs[0]]
-        if others or len(readers) != 1 or value in graph.results:
-            return None
+        value = node.outputs[0]
+        readers = graph.readers[value]
+        if len(readers) != 1 or value in graph.returned:
+            return
         (node,) = readers
-        if isinstance(node.op, Map) and all(x is value or x.type.size == 1 for x in node.inputs):
-            maps.append(node)
-        else:
-            alone = node.inputs[0] is value and value not in node.inputs[1:]
-            return _Pair(first, tuple(maps), node) if _is_plain(node) and alone else None
+        yield node
+        if not isinstance(node.op, BatchNorm | BatchNormTrain) and not _is_map_of(node, value):
+            return
+
+
+def _is_map_of(node: Node, value: Value) -> bool:
+    """Whether a node does the same to each element of a value."""
+    return isinstance(node.op, Map) and all(x is value or x.type.size == 1 for x in node.inputs)
 
 
 def _is_plain(node: Node) -> bool:
-    """A convolution with one group of channels and enough of them that adds to nothing but a bias."""
-    if not isinstance(node.op, Conv) or node.op.groups != 1 or node.outputs[0].shape[1] < PARTS:
+    """A convolution with one group of channels that adds to nothing but a bias."""
+    if not isinstance(node.op, Conv) or node.op.groups != 1:
         return False
     return all(value.shape == node.inputs[1].shape[:1] for value in node.inputs[2:])
 
 
 def _flops(node: Node) -> int:
     return node.op.cost([value.type for value in node.inputs], [value.type for value in node.outputs]).flops
-
-
-def _split(b: Builder, pair: _Pair, now: Mapping[Value, Value]) -> list[Value]:
-    x, w, *bias = (now[value] for value in pair.first.inputs)
-    _, weights, *added = (now[value] for value in pair.second.inputs)
-    channels = w.shape[0]
-    for part in range(PARTS):
-        start, stop = channels * part // PARTS, channels * (part + 1) // PARTS
-        cut = [slice_axis(b, value, 0, start, stop - start) for value in (w, *bias)]
-        made = b.apply(pair.first.op, x, *cut, name=f"{pair.first.name}/part")
-        before = pair.first.outputs[0]
-        for node in pair.maps:
-            inputs = [made if value is before else now[value] for value in node.inputs]
-            made, before = b.apply(node.op, *inputs, name=f"{node.name}/part"), node.outputs[0]
-        columns = slice_axis(b, weights, 1, start, stop - start)
-        added = [b.apply(pair.second.op, made, columns, *added, name=f"{pair.second.name}/part")]
-    return added[:1]

@@ -141,7 +141,7 @@ def test_along_what_is_summed() -> None:
 def test_parts_need_not_be_equal() -> None:
     graph = parse_graph(PAIR)
     (rows, *_) = [way for way in ways_to_split(graph, graph.nodes, 4, graph.nodes[-1:]) if way.axis == 0]
-    assert [way.outputs[0].shape for way in rows.members[rows.target]] == [(1, 3), (2, 3), (1, 3), (2, 3)]
+    assert [way.outputs[0].shape for way in rows.members[rows.targets[-1]]] == [(1, 3), (2, 3), (1, 3), (2, 3)]
 
 
 def test_the_best_way_keeps_most_from_being_whole() -> None:
