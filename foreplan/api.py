@@ -19,6 +19,7 @@ from foreplan.lower import Program, engine_info, lower, target_named
 from foreplan.lower.outside import Use, beside
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.once import seconds_spent
+from foreplan.ops.conv.ops import Conv
 from foreplan.options import Options, taking_options
 from foreplan.passes.optimizer import Optimizer
 from foreplan.patterns import Selection
@@ -27,6 +28,7 @@ from foreplan.planner import verify as verify
 from foreplan.units import parse_budget
 
 if TYPE_CHECKING:
+    from foreplan.fission import Planned
     from foreplan.runtime.update import Update
 
 Watch = Callable[[passes.Ran], None]
@@ -147,8 +149,8 @@ def step_graphs(graph: Graph, options: Options, watch: Watch | None = None) -> t
         return step, last
 
 
-def _training_step(graph: Graph, options: Options, watch: Watch | None = None) -> Graph:
-    settings = _training(graph, options)
+def _training_step(graph: Graph, options: Options, watch: Watch | None = None, *, pieces: bool = False) -> Graph:
+    settings = replace(_training(graph, options), pieces=pieces)
     with without_collection():
         return _formed(graph, settings, options, watch)
 
@@ -294,7 +296,7 @@ def compile_with(graph: Graph | Callable[..., Graph], options: Options) -> Compi
         if after is not None and options.prefetch:
             after = with_prefetch(after, program)
         if after is None:
-            step, program, planned = _planned(step, program, options)
+            step, program, planned = _planned(graph, step, program, options)
             update = None
         else:
             planned, update = _planned_halves(program, after, options)
@@ -302,21 +304,34 @@ def compile_with(graph: Graph | Callable[..., Graph], options: Options) -> Compi
         return Compiled(program, planned, step, time.perf_counter() - started - once, once, update, options, graph)
 
 
-def _planned(step: Graph, program: Program, options: Options) -> tuple[Graph, Program, Plan]:
-    """The plan of a step; of inference that does not meet its budget as it is, that of the model in parts."""
-    entries = tuple(options.checkpoint)
+def _planned(graph: Graph, step: Graph, program: Program, options: Options) -> Planned:
+    """The plan of a step; within a budget, in parts where that serves.
+
+    Args:
+        graph: the model that the step was made of.
+    """
+
+    def planned(other: Graph, allowed: int) -> tuple[Program, Plan]:
+        lowered = _lowered(other, options, options.prefetch)
+        return lowered, plan(lowered, allowed, options.remat)
+
+    whole: Planned | DoesNotFitError
     try:
-        return step, program, plan(program, options.budget, options.remat, entries)
+        whole = step, program, plan(program, options.budget, options.remat, options.checkpoint)
     except DoesNotFitError as error:
-        if step.loss is not None or options.fission == "off" or options.split:
-            raise
-        from foreplan.fission import in_less
+        whole = error
+    splits = options.fission == "auto" and not options.split and options.budget is not None
+    if splits and step.loss is not None and any(isinstance(node.op, Conv) for node in graph.nodes):
+        from foreplan.fission import training_in_pieces
 
-        def planned(graph: Graph, allowed: int) -> tuple[Program, Plan]:
-            lowered = _lowered(graph, options, options.prefetch)
-            return lowered, plan(lowered, allowed, options.remat)
+        return training_in_pieces(whole, lambda: _training_step(graph, options, pieces=True), planned)
+    if not isinstance(whole, DoesNotFitError):
+        return whole
+    if not splits or step.loss is not None:
+        raise whole
+    from foreplan.fission import inference_in_less
 
-        return in_less(step, error, planned)
+    return inference_in_less(step, whole, planned)
 
 
 def _planned_halves(body: Program, update: Program, options: Options) -> tuple[Plan, Update]:

@@ -1,4 +1,4 @@
-"""Inference within a budget that whole tensors do not meet: the model in parts, with as little more work as can be."""
+"""Steps in parts, where a budget asks for them: with as little more time as can be."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from foreplan.graph import Graph
 from foreplan.lower import Program
 from foreplan.passes.pipeline import simplified
 from foreplan.passes.split_dominant import ways_in_parts
-from foreplan.planner import Plan
+from foreplan.planner import Plan, totals
 
-EXTRA = 0.5  # the most that parts may add to the work
+EXTRA = 0.5  # the most that parts may add to the work of inference
 TRIES = 4  # ways that are planned
+DEAR = 0.02  # recomputation of a step that adds more to its time is held against parts
+
+Planned = tuple[Graph, Program, Plan]
 
 
-def in_less(
+def inference_in_less(
     graph: Graph, refused: DoesNotFitError, planned: Callable[[Graph, int], tuple[Program, Plan]]
-) -> tuple[Graph, Program, Plan]:
+) -> Planned:
     """A forward graph in parts, lowered and planned within the budget that it did not meet as it is.
 
     Args:
@@ -40,3 +43,43 @@ def in_less(
         else:
             return split, program, replace(plan, budget=refused.capacity)
     raise refused
+
+
+def training_in_pieces(
+    whole: Planned | DoesNotFitError, pieces: Callable[[], Graph], planned: Callable[[Graph, int], tuple[Program, Plan]]
+) -> Planned:
+    """A training step within a budget: as it is or, where that takes less time, with activations in pieces.
+
+    Args:
+        whole: as it is; or why not.
+        pieces: the step with what is large between convolutions in pieces.
+        planned: lowers a graph, and plans it within bytes.
+
+    Raises:
+        DoesNotFitError: neither is within the budget; of the one that needs less.
+    """
+    refused = whole if isinstance(whole, DoesNotFitError) else None
+    if not isinstance(whole, DoesNotFitError) and _extra(whole) <= DEAR:
+        return whole
+    graph = pieces()
+    if not isinstance(whole, DoesNotFitError) and graph.as_text() == whole[0].as_text():
+        return whole
+    budget = refused.capacity if refused is not None else whole[2].budget
+    try:
+        found = graph, *planned(graph, budget)
+    except DoesNotFitError as error:
+        if refused is None:
+            return whole
+        raise min(refused, error, key=lambda one: one.needed) from None
+    return found if refused is not None or _seconds(found) < _seconds(whole) else whole
+
+
+def _extra(step: Planned) -> float:
+    """What recomputation adds to the time of a step, as a share."""
+    _, program, plan = step
+    return totals(program, [[run.action for run in plan.steps]])[0].extra_seconds_ratio
+
+
+def _seconds(step: Planned) -> float:
+    _, program, plan = step
+    return totals(program, [[run.action for run in plan.steps]])[0].nanoseconds / 1e9

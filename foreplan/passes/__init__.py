@@ -29,7 +29,7 @@ from foreplan.passes.precision import PRECISIONS, narrow_type, with_precision
 from foreplan.passes.push_slices import push_slices
 from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
-from foreplan.passes.split_channels import split_channels
+from foreplan.passes.split_channels import split_channels, split_pieces
 from foreplan.passes.split_concats import split_concats
 from foreplan.passes.training import training_form
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
@@ -66,6 +66,7 @@ __all__ = [
     "share_common",
     "simplified",
     "split_channels",
+    "split_pieces",
     "split_concats",
     "training_form",
     "updating",

@@ -42,7 +42,7 @@ from foreplan.passes.push_slices import push_slices
 from foreplan.passes.select import select_outputs
 from foreplan.passes.simplify import fold_constants, fuse_maps, share_common
 from foreplan.passes.split import split_segments
-from foreplan.passes.split_channels import split_channels
+from foreplan.passes.split_channels import split_channels, split_pieces
 from foreplan.passes.split_concats import split_concats
 from foreplan.passes.training import training_form, without_marks
 from foreplan.passes.wide_gradients import wide_gradients, wide_maps
@@ -77,6 +77,7 @@ class Settings:
         loops: whether the target has loops.
         split: segments that run in parts: scopes, and the number of parts of each.
         fission: whether what dominates runs in parts, too.
+        pieces: whether everything that is large between convolutions lies in pieces.
     """
 
     outputs: tuple[str, ...] | None = None
@@ -93,6 +94,7 @@ class Settings:
     loops: bool = True
     split: tuple[tuple[str, int], ...] = ()
     fission: bool = True
+    pieces: bool = False
 
 
 def _always(settings: Settings) -> bool:
@@ -197,7 +199,8 @@ PASSES: tuple[Pass, ...] = (
     _plain(chunk_losses, Stage.MEMORY, lambda s: s.trains and not is_scaled(s.dtype)),
     _plain(split_concats, Stage.MEMORY),
     Pass("split_segments", Stage.MEMORY, lambda g, s: split_segments(g, dict(s.split)), lambda s: bool(s.split)),
-    _plain(split_channels, Stage.MEMORY, lambda s: s.trains and s.fission),
+    _plain(split_channels, Stage.MEMORY, lambda s: s.trains and s.fission and not s.pieces),
+    _plain(split_pieces, Stage.MEMORY, lambda s: s.trains and s.pieces),
     *_simplify(Stage.MEMORY, _infers),
     Pass("with_precision", Stage.MEMORY, lambda g, s: with_precision(g, s.dtype), lambda s: s.dtype != FLOAT32),
     Pass(

@@ -1,8 +1,6 @@
-"""A dominant activation between two convolutions → ranges of its channels, each made, used and dropped by itself."""
+"""Dominant activations between convolutions → ranges of their channels, each made, used and dropped by itself."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from foreplan.graph import Graph, Node, Value
 from foreplan.ops.conv.ops import Conv
@@ -10,10 +8,12 @@ from foreplan.ops.map import Map
 from foreplan.ops.norm.batch import BatchNorm, BatchNormTrain
 from foreplan.passes.split import Parts, in_parts, ways_to_split
 
-PARTS, FEW = 8, 4  # ranges of channels; each more costs one more pass over the second convolution's output
-CHANNELS = 16  # of a part, at least, of more than FEW: a product over fewer is slow
+PARTS = 8  # most ranges of channels; each more costs one more pass over the second convolution's output
+CHANNELS = 16  # of a range, at least, where there are more than FEW: a product over fewer is slow
+FEW = 4
 SHARE = 10  # an activation dominates if it has at least 1 / SHARE of the bytes that the forward pass makes
 CHEAPER = 4  # it is computed again if that takes at most 1 / CHEAPER of the flops of what reads it
+PIECE = 32  # an activation is in pieces if it has at least 1 / PIECE of those bytes
 
 
 def split_channels(graph: Graph) -> Graph:
@@ -30,42 +30,76 @@ def split_channels(graph: Graph) -> Graph:
     of additions. Only where element-wise maps and normalisations of channels lie between the two, nobody else reads
     what they make, the first convolution is cheap beside the second, and both have one group of channels.
     """
-    taken: set[str] = set()  # names: the graph changes
+    total, taken = _made(graph), set[str]()  # names: the graph changes
     for node in graph.nodes:
-        parts = _worth_it(graph, node, taken)
-        if parts is not None:
-            taken.update(member.name for member in parts.members)
-            graph = in_parts(graph, parts)
+        if node.name in taken or node.outputs[0].type.nbytes * SHARE < total:
+            continue
+        chain, readers = _between(graph, node)
+        if len(readers) == 1 and _flops(node) * CHEAPER <= _flops(readers[0]):
+            parts = _over_channels(graph, chain, readers)
+            if parts is not None:
+                taken.update(member.name for member in parts.members)
+                graph = in_parts(graph, parts)
     return graph
 
 
-def _worth_it(graph: Graph, first: Node, taken: set[str]) -> Parts | None:
-    """How to split what lies between a convolution and the next one, if that is worth it."""
-    total = sum(value.type.nbytes for node in graph.nodes if not node.op.is_view for value in node.outputs)
-    if first.name in taken or not _is_plain(first) or first.outputs[0].type.nbytes * SHARE < total:
-        return None
-    found = list(_until_conv(graph, first))
-    second = found[-1]
-    if len(found) < 2 or not _is_plain(second) or _flops(first) * CHEAPER > _flops(second):
-        return None
-    channels = second.inputs[0].shape[1]
-    count = PARTS if channels >= PARTS * CHANNELS else FEW
-    ways = [way for way in ways_to_split(graph, found, count, [second]) if way.sums] if channels >= FEW else []
-    return next((way for way in ways if first in way.members), None)
+def split_pieces(graph: Graph) -> Graph:
+    """Let every convolution add up what ranges of channels of a large activation give, from the last one back.
+
+    A convolution before another one then makes each of these ranges by itself. So its result lies in pieces, each of
+    which dies when its own gradient takes its bytes; whole, it would be there beside its whole gradient. The planner
+    need recompute nothing for that; what is cheap to make again, such as the first activation, need not be kept at all.
+
+    This serves where `split_channels` does not meet a budget. Requires, ensures: as `split_channels`.
+    """
+    total = _made(graph)
+    for name in reversed([node.name for node in graph.nodes if _is_plain(node)]):
+        node = next(node for node in graph.nodes if node.name == name)
+        if node.outputs[0].type.nbytes * PIECE >= total:
+            chain, readers = _between(graph, node)
+            parts = _over_channels(graph, chain, readers) if readers else None
+            graph = graph if parts is None else in_parts(graph, parts)
+    return graph
 
 
-def _until_conv(graph: Graph, node: Node) -> Iterator[Node]:
-    """A convolution, what only channels of its result pass through, and the next convolution."""
-    yield node
-    while True:
+def _made(graph: Graph) -> int:
+    return sum(value.type.nbytes for node in graph.nodes if not node.op.is_view for value in node.outputs)
+
+
+def _between(graph: Graph, first: Node) -> tuple[list[Node], list[Node]]:
+    """A convolution with what only channels of its result pass through; and the convolutions that read what comes of
+    that. None: what it makes is read otherwise, too.
+    """
+    chain, node = [first], first
+    while _is_plain(first) and node.outputs[0] not in graph.returned:
         value = node.outputs[0]
-        readers = graph.readers[value]
-        if len(readers) != 1 or value in graph.returned:
-            return
+        readers = list(graph.readers[value])
+        if readers and all(_is_plain(reader) and _reads_only(reader, value) for reader in readers):
+            return chain, readers
+        if len(readers) != 1 or not (
+            isinstance(readers[0].op, BatchNorm | BatchNormTrain) or _is_map_of(readers[0], value)
+        ):
+            break
         (node,) = readers
-        yield node
-        if not isinstance(node.op, BatchNorm | BatchNormTrain) and not _is_map_of(node, value):
-            return
+        chain.append(node)
+    return chain, []
+
+
+def _over_channels(graph: Graph, chain: list[Node], readers: list[Node]) -> Parts | None:
+    """How the readers add up ranges of channels that a convolution makes, if all of the chain can run in parts."""
+    channels = readers[0].inputs[0].shape[1]
+    if channels < FEW:
+        return None
+    count = FEW
+    while 2 * count <= PARTS and channels >= 2 * count * CHANNELS:
+        count *= 2
+    ways = ways_to_split(graph, [*chain, *readers], count, readers)
+    return next((way for way in ways if way.sums and set(chain) <= way.members.keys()), None)
+
+
+def _reads_only(node: Node, value: Value) -> bool:
+    """Whether a convolution reads a value as its images, and nothing else of it."""
+    return node.inputs[0] is value and value not in node.inputs[1:]
 
 
 def _is_map_of(node: Node, value: Value) -> bool:
@@ -74,10 +108,8 @@ def _is_map_of(node: Node, value: Value) -> bool:
 
 
 def _is_plain(node: Node) -> bool:
-    """A convolution with one group of channels that adds to nothing but a bias."""
-    if not isinstance(node.op, Conv) or node.op.groups != 1:
-        return False
-    return all(value.shape == node.inputs[1].shape[:1] for value in node.inputs[2:])
+    """A convolution with one group of channels."""
+    return isinstance(node.op, Conv) and node.op.groups == 1
 
 
 def _flops(node: Node) -> int:
