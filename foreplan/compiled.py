@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +82,7 @@ class Compiled:
             return self.program, self.plan
         return self.update.program, self.update.plan
 
-    @cached_property
+    @property
     def memory(self) -> Memory:
         """Where the bytes are: peak, bounds, categories, what is alive when, and what lies outside the arena. Of a step
         in two halves, that of the half that needs more.
