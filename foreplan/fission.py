@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from foreplan.errors import DoesNotFitError
@@ -58,20 +59,21 @@ def training_in_pieces(
     Raises:
         DoesNotFitError: neither is within the budget; of the one that needs less.
     """
-    refused = whole if isinstance(whole, DoesNotFitError) else None
     if not isinstance(whole, DoesNotFitError) and _extra(whole) <= DEAR:
         return whole
     graph = pieces()
-    if not isinstance(whole, DoesNotFitError) and graph.as_text() == whole[0].as_text():
+    if isinstance(whole, DoesNotFitError):
+        try:
+            return graph, *planned(graph, whole.capacity)
+        except DoesNotFitError as error:
+            raise min(whole, error, key=lambda one: one.needed) from None
+    budget = whole[2].budget
+    if budget is None or graph.as_text() == whole[0].as_text():
         return whole
-    budget = refused.capacity if refused is not None else whole[2].budget
-    try:
+    with suppress(DoesNotFitError):
         found = graph, *planned(graph, budget)
-    except DoesNotFitError as error:
-        if refused is None:
-            return whole
-        raise min(refused, error, key=lambda one: one.needed) from None
-    return found if refused is not None or _seconds(found) < _seconds(whole) else whole
+        return min(whole, found, key=_seconds)
+    return whole
 
 
 def _extra(step: Planned) -> float:

@@ -79,7 +79,7 @@ def _spread(box: Slice, shape: Shape) -> Slice:
     return _axes(box, [None if extent == 1 else lead + i for i, extent in enumerate(shape)], shape)
 
 
-_Found = tuple[Op, list[Slice | None]] | tuple[Op, list[Slice | None], list[Slice]] | None
+_Found = tuple[Op, Sequence[Slice | None]] | tuple[Op, Sequence[Slice | None], Sequence[Slice]] | None
 
 
 def _map(node: Node, box: Slice) -> _Found:
