@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from foreplan.lower.program import Program
 from foreplan.planner import Curve, Plan, Problem, plan_curve, totals
 from foreplan.views.memory import Memory
 
-SHARES = (0.01, 0.05, 0.20)  # the lowest plans within these shares of added flops and time are always points
+SHARES = (0.01, 0.05, 0.20)  # the lowest plans within these shares of added time are always points
 APART = 0.96  # other points are at least this much lower than the one before
 BISECT = 3  # consecutive answers on one side, after which the limit is sought in the middle
 FARTHEST = 16  # the next count tried is at most this many times one that fits
@@ -47,20 +48,19 @@ def host_bytes(problem: Problem, found: Plan) -> int:
 
 
 def pareto(problem: Problem, floor: int = 0) -> tuple[Point, ...]:
-    """The curve by descending arena: no recomputation, the lowest plans found within +1 %, +5 % and +20 % of flops and
-    of predicted time, the least possible found, and points between.
+    """The curve that budgets choose from, by descending arena: no recomputation, the lowest plans found within +1 %,
+    +5 % and +20 % of predicted time, the least possible found, and points between. No other is as low and as fast.
 
     Args:
         problem: the problem to plan.
         floor: bytes of arena that another program needs at another time.
     """
     counted = beside(problem) if isinstance(problem, Program) else None
+    curve = plan_curve(problem)
     plans: dict[int, Plan] = {}
-    for cost in ("nanoseconds", "flops"):
-        curve = plan_curve(problem, cost)
-        for index in _chosen(curve, cost):
-            found = curve.plan(index)
-            plans.setdefault(max(found.arena_bytes, floor), found)
+    for index in _chosen(curve):
+        found = curve.plan(index)
+        plans.setdefault(max(found.arena_bytes, floor), found)
     points = []
     orders = [[step.action for step in found.steps] for found in plans.values()]
     for (arena, found), costs in zip(plans.items(), totals(problem, orders)):
@@ -69,30 +69,23 @@ def pareto(problem: Problem, floor: int = 0) -> tuple[Point, ...]:
         points.append(
             Point(whole, Memory.of(problem, found).peak, arena, host, found.lower_bound_bytes, *extra, len(found.steps))
         )
-    points.sort(key=lambda point: -point.arena_bytes)
-    return tuple(point for i, point in enumerate(points) if not any(_beats(other, point) for other in points[i + 1 :]))
+    points.sort(key=lambda point: (point.extra_seconds_ratio, point.arena_bytes))
+    lowest = itertools.accumulate((point.arena_bytes for point in points), min)
+    before = itertools.chain([points[0].arena_bytes + 1], lowest)
+    return tuple(point for point, least in zip(points, before) if point.arena_bytes < least)
 
 
-def _chosen(curve: Curve, cost: str) -> list[int]:
-    costs = totals(curve.problem, [point.order for point in curve.points])
-    ratios = [each.extra_flops_ratio if cost == "flops" else each.extra_seconds_ratio for each in costs]
+def _chosen(curve: Curve) -> list[int]:
+    ratios = [each.extra_seconds_ratio for each in totals(curve.problem, [point.order for point in curve.points])]
     chosen = {0, len(curve) - 1}
     for share in SHARES:
         chosen.add(max((i for i, ratio in enumerate(ratios, 1) if ratio <= share), default=0))
     last = curve.base.arena
     for i, point in enumerate(curve.points, 1):
-        if cost == "nanoseconds" and point.bound <= APART * last:
+        if point.bound <= APART * last:
             chosen.add(i)
             last = point.bound
     return sorted(chosen)
-
-
-def _beats(a: Point, b: Point) -> bool:
-    return (
-        a.arena_bytes <= b.arena_bytes
-        and a.extra_flops_ratio <= b.extra_flops_ratio
-        and a.extra_seconds_ratio <= b.extra_seconds_ratio
-    )
 
 
 def affordable(problem: Problem, most: float | None = None) -> Curve:

@@ -52,13 +52,13 @@ def pareto(model: str, as_json: bool, **options: Any) -> None:
     most = points[0].arena_bytes
     offload = bool(compiled.program.copies)
     head = f"{'host':>12}  " if offload else ""
-    echo(f"{'arena':>12}  {head}{'flops':>8}  {'time':>8}  instructions")
+    echo(f"{'arena':>12}  {head}{'time':>8}  {'flops':>8}  instructions")
     for point in points:
         bar = "█" * max(1, round(BAR * point.arena_bytes / most))
         host = f"{format_bytes(point.host_bytes):>12}  " if offload else ""
         echo(
-            f"{format_bytes(point.arena_bytes):>12}  {host}{point.extra_flops_ratio:>+8.2%}  "
-            f"{point.extra_seconds_ratio:>+8.2%}  {point.instructions:>12,}  {bar}"
+            f"{format_bytes(point.arena_bytes):>12}  {host}{point.extra_seconds_ratio:>+8.2%}  "
+            f"{point.extra_flops_ratio:>+8.2%}  {point.instructions:>12,}  {bar}"
         )
 
 

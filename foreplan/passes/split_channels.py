@@ -8,9 +8,8 @@ from foreplan.ops.map import Map
 from foreplan.ops.norm.batch import BatchNorm, BatchNormTrain
 from foreplan.passes.split import Parts, in_parts, ways_to_split
 
-PARTS = 8  # most ranges of channels; each more costs one more pass over the second convolution's output
-CHANNELS = 16  # of a range, at least, where there are more than FEW: a product over fewer is slow
-FEW = 4
+PARTS, PIECES = 4, 8  # ranges of channels; each more costs one more pass over the second convolution's output
+CHANNELS = 16  # of a range, at least, where there are more than PARTS: a product over fewer is slow
 SHARE = 10  # an activation dominates if it has at least 1 / SHARE of the bytes that the forward pass makes
 CHEAPER = 4  # it is computed again if that takes at most 1 / CHEAPER of the flops of what reads it
 PIECE = 32  # an activation is in pieces if it has at least 1 / PIECE of those bytes
@@ -36,7 +35,7 @@ def split_channels(graph: Graph) -> Graph:
             continue
         chain, readers = _between(graph, node)
         if len(readers) == 1 and _flops(node) * CHEAPER <= _flops(readers[0]):
-            parts = _over_channels(graph, chain, readers)
+            parts = _over_channels(graph, chain, readers, PARTS)
             if parts is not None:
                 taken.update(member.name for member in parts.members)
                 graph = in_parts(graph, parts)
@@ -57,7 +56,7 @@ def split_pieces(graph: Graph) -> Graph:
         node = next(node for node in graph.nodes if node.name == name)
         if node.outputs[0].type.nbytes * PIECE >= total:
             chain, readers = _between(graph, node)
-            parts = _over_channels(graph, chain, readers) if readers else None
+            parts = _over_channels(graph, chain, readers, PIECES) if readers else None
             graph = graph if parts is None else in_parts(graph, parts)
     return graph
 
@@ -85,13 +84,12 @@ def _between(graph: Graph, first: Node) -> tuple[list[Node], list[Node]]:
     return chain, []
 
 
-def _over_channels(graph: Graph, chain: list[Node], readers: list[Node]) -> Parts | None:
+def _over_channels(graph: Graph, chain: list[Node], readers: list[Node], most: int) -> Parts | None:
     """How the readers add up ranges of channels that a convolution makes, if all of the chain can run in parts."""
-    channels = readers[0].inputs[0].shape[1]
-    if channels < FEW:
+    channels, count = readers[0].inputs[0].shape[1], PARTS
+    if channels < count:
         return None
-    count = FEW
-    while 2 * count <= PARTS and channels >= 2 * count * CHANNELS:
+    while 2 * count <= most and channels >= 2 * count * CHANNELS:
         count *= 2
     ways = ways_to_split(graph, [*chain, *readers], count, readers)
     return next((way for way in ways if way.sums and set(chain) <= way.members.keys()), None)
