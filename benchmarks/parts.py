@@ -1,6 +1,6 @@
 """Steps in parts beside whole ones on the cpu engine: arena in MiB, and processor time of one thread as a ratio.
 
-`python benchmarks/parts.py` prints the rows of the table in docs/parts.md. Turns of both steps are interleaved.
+`python -m benchmarks.parts` prints the rows of the table in docs/parts.md. Turns of both steps are interleaved.
 """
 
 from __future__ import annotations
@@ -11,29 +11,14 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from pages import MIB
 
 import foreplan as fp
 from foreplan.compiled import Compiled
-from foreplan.models.chain import CHANNELS
+from tests.foreplan.chains import chain
 
+MIB = 1 << 20
 TURNS = 4  # of which the first warms up
 TARGET = "cpu:threads=1"
-
-
-def chain(activation: str, size: int = 512) -> fp.Graph:
-    """The chain of convolutions with something between them."""
-
-    def model(x: fp.Tensor) -> fp.Tensor:
-        for i, channels in enumerate(CHANNELS, 1):
-            x = fp.nn.conv(x, channels, 3, padding=1, name=f"conv{i}")
-            if activation == "batch norm and ReLU":
-                x = fp.nn.batch_norm(x, name=f"bn{i}")
-            if channels > 1:
-                x = fp.nn.gelu(x) if activation == "GELU" else fp.nn.relu(x)
-        return x
-
-    return fp.trace(model, fp.spec((1, 1, size, size)), name="chain")
 
 
 def row(name: str, compile_with: Callable[..., Compiled], budget: str) -> str:
@@ -68,7 +53,7 @@ def main() -> None:
             row(f"`{name}`, inference", partial(fp.compile, fp.models.build(name), target=TARGET), budget), flush=True
         )
     for activation, budget in (("ReLU", "265MiB"), ("GELU", "295MiB"), ("batch norm and ReLU", "300MiB")):
-        arguments = chain(activation), fp.losses.mse, fp.optim.Nesterov(0.01)
+        arguments = chain(activation, 512), fp.losses.mse, fp.optim.Nesterov(0.01)
         made = partial(fp.compile, *arguments, target=TARGET)
         print(row(f"chain with {activation}, 512 × 512, training", made, budget), flush=True)
 

@@ -19,7 +19,6 @@ from foreplan.lower import Program, engine_info, lower, target_named
 from foreplan.lower.outside import Use, beside
 from foreplan.lower.prefetch import with_prefetch
 from foreplan.once import seconds_spent
-from foreplan.ops.conv.ops import Conv
 from foreplan.options import Options, taking_options
 from foreplan.passes.optimizer import Optimizer
 from foreplan.patterns import Selection
@@ -178,7 +177,7 @@ def _forward(graph: Graph, options: Options, watch: Watch | None = None) -> Grap
         selection=options.selection,
         loops=_has_loops(options),
         split=options.parts,
-        fission=options.fission == "auto" and not options.split,
+        fission=options.splits,
     )
     return _formed(graph, settings, options, watch)
 
@@ -205,7 +204,7 @@ def _training(graph: Graph, options: Options) -> passes.Settings:
         dtype=passes.PRECISIONS[options.precision],
         loops=_has_loops(options),
         split=options.parts,
-        fission=options.fission == "auto" and not options.split,
+        fission=options.splits,
     )
 
 
@@ -311,27 +310,20 @@ def _planned(graph: Graph, step: Graph, program: Program, options: Options) -> P
         graph: the model that the step was made of.
     """
 
-    def planned(other: Graph, allowed: int) -> tuple[Program, Plan]:
+    def whole() -> Planned:
+        return step, program, plan(program, options.budget, options.remat, options.checkpoint)
+
+    def planned(other: Graph, allowed: int) -> Planned:
         lowered = _lowered(other, options, options.prefetch)
-        return lowered, plan(lowered, allowed, options.remat)
+        return other, lowered, plan(lowered, allowed, options.remat)
 
-    whole: Planned | DoesNotFitError
-    try:
-        whole = step, program, plan(program, options.budget, options.remat, options.checkpoint)
-    except DoesNotFitError as error:
-        whole = error
-    splits = options.fission == "auto" and not options.split and options.budget is not None
-    if splits and step.loss is not None and any(isinstance(node.op, Conv) for node in graph.nodes):
-        from foreplan.fission import training_in_pieces
+    if options.budget is None or not options.splits:
+        return whole()
+    from foreplan.fission import inference_in_parts, training_in_pieces
 
-        return training_in_pieces(whole, lambda: _training_step(graph, options, pieces=True), planned)
-    if not isinstance(whole, DoesNotFitError):
-        return whole
-    if not splits or step.loss is not None:
-        raise whole
-    from foreplan.fission import inference_in_less
-
-    return inference_in_less(step, whole, planned)
+    if step.loss is None:
+        return inference_in_parts(step, whole, planned)
+    return training_in_pieces(step, whole, lambda: _training_step(graph, options, pieces=True), planned)
 
 
 def _planned_halves(body: Program, update: Program, options: Options) -> tuple[Plan, Update]:

@@ -4,84 +4,87 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 
 from foreplan.errors import DoesNotFitError
 from foreplan.graph import Graph
 from foreplan.lower import Program
+from foreplan.ops.conv.ops import Conv
 from foreplan.passes.pipeline import simplified
 from foreplan.passes.split_dominant import ways_in_parts
-from foreplan.planner import Plan, totals
+from foreplan.planner import Plan, Totals, totals
 
 EXTRA = 0.5  # the most that parts may add to the work of inference
 TRIES = 4  # ways that are planned
 DEAR = 0.02  # recomputation of a step that adds more to its time is held against parts
 
 Planned = tuple[Graph, Program, Plan]
+Within = Callable[[Graph, int], Planned]  # lowers a graph, and plans it within bytes
 
 
-def inference_in_less(
-    graph: Graph, refused: DoesNotFitError, planned: Callable[[Graph, int], tuple[Program, Plan]]
-) -> Planned:
-    """A forward graph in parts, lowered and planned within the budget that it did not meet as it is.
+def inference_in_parts(graph: Graph, whole: Callable[[], Planned], planned: Within) -> Planned:
+    """A forward graph within a budget: as it is or, where it does not meet the budget, in parts.
 
     Args:
-        refused: says the budget, and what the graph needs.
-        planned: lowers a graph, and plans it within bytes.
+        whole: plans it as it is.
 
     Raises:
-        DoesNotFitError: no way that was found meets it either; of the one that needs the least.
+        DoesNotFitError: no way that was found meets the budget; of the one that needs the least.
     """
+    try:
+        return whole()
+    except DoesNotFitError as error:
+        refused = error
     stored = sum(value.type.nbytes for value in graph.stored)
     ways = ways_in_parts(graph, EXTRA)
     fitting = [way for way in ways if stored + way.peak <= refused.capacity]
     for way in [*reversed(fitting)][:TRIES] if fitting else ways[:1]:
-        split = simplified(way.graph)
         try:
-            program, plan = planned(split, refused.capacity)
+            return planned(simplified(way.graph), refused.capacity)
         except DoesNotFitError as error:
             refused = min(refused, error, key=lambda one: one.needed)
-        else:
-            return split, program, replace(plan, budget=refused.capacity)
     raise refused
 
 
 def training_in_pieces(
-    whole: Planned | DoesNotFitError, pieces: Callable[[], Graph], planned: Callable[[Graph, int], tuple[Program, Plan]]
+    step: Graph, whole: Callable[[], Planned], pieces: Callable[[], Graph], planned: Within
 ) -> Planned:
     """A training step within a budget: as it is or, where that takes less time, with activations in pieces.
 
     Args:
-        whole: as it is; or why not.
-        pieces: the step with what is large between convolutions in pieces.
-        planned: lowers a graph, and plans it within bytes.
+        whole: plans it as it is.
+        pieces: makes the step with what is large between convolutions in pieces.
 
     Raises:
         DoesNotFitError: neither is within the budget; of the one that needs less.
     """
-    if not isinstance(whole, DoesNotFitError) and _extra(whole) <= DEAR:
-        return whole
-    graph = pieces()
-    if isinstance(whole, DoesNotFitError):
+    try:
+        found = whole()
+    except DoesNotFitError as refused:
+        split = _in_pieces(step, pieces)
+        if split is None:
+            raise
         try:
-            return graph, *planned(graph, whole.capacity)
+            return planned(split, refused.capacity)
         except DoesNotFitError as error:
-            raise min(whole, error, key=lambda one: one.needed) from None
-    budget = whole[2].budget
-    if budget is None or graph.as_text() == whole[0].as_text():
-        return whole
+            raise min(refused, error, key=lambda one: one.needed) from None
+    budget = found[2].budget
+    if budget is None or _costs(found).extra_seconds_ratio <= DEAR:
+        return found
+    split = _in_pieces(step, pieces)
     with suppress(DoesNotFitError):
-        found = graph, *planned(graph, budget)
-        return min(whole, found, key=_seconds)
-    return whole
+        if split is not None:
+            return min(found, planned(split, budget), key=lambda one: _costs(one).nanoseconds)
+    return found
 
 
-def _extra(step: Planned) -> float:
-    """What recomputation adds to the time of a step, as a share."""
+def _in_pieces(step: Graph, pieces: Callable[[], Graph]) -> Graph | None:
+    """The step in pieces; None: nothing of it is."""
+    if not any(isinstance(node.op, Conv) for node in step.nodes):
+        return None
+    split = pieces()
+    return None if split.as_text() == step.as_text() else split
+
+
+def _costs(step: Planned) -> Totals:
     _, program, plan = step
-    return totals(program, [[run.action for run in plan.steps]])[0].extra_seconds_ratio
-
-
-def _seconds(step: Planned) -> float:
-    _, program, plan = step
-    return totals(program, [[run.action for run in plan.steps]])[0].nanoseconds / 1e9
+    return totals(program, [[run.action for run in plan.steps]])[0]

@@ -355,6 +355,11 @@ class Options:
         pairs = (str(text).rpartition("=") for text in self.split)
         return tuple((scope, int(count)) for scope, _, count in pairs)
 
+    @property
+    def splits(self) -> bool:
+        """Whether the planner may choose what runs in parts."""
+        return self.fission == "auto" and not self.split
+
     def to_json(self) -> dict[str, Any]:
         """All but loss, optimizer and passes, by name. A target is its name, sizes are as given."""
         found = {each.name: getattr(self, each.name) for each in _WITH_FLAG}

@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from foreplan.errors import UsageError
 
 SEPARATORS = "./"
+TO = ".."  # between the two scopes of a range
 
 
 def scopes_of(name: str) -> Iterator[str]:
@@ -22,6 +23,25 @@ def scopes_of(name: str) -> Iterator[str]:
     own = name.lstrip("/")
     yield from (own[:i] for i, char in enumerate(own) if char in SEPARATORS and i)
     yield own
+
+
+def all_scopes(names: Iterable[str]) -> tuple[str, ...]:
+    """The scopes of an operation that goes by several names: of each name in turn."""
+    return tuple(scope for name in dict.fromkeys(names) for scope in scopes_of(name))
+
+
+def by_scope(scopes: Mapping[int, Iterable[str]], pattern: str) -> dict[str, list[int]]:
+    """What a pattern means, by the outermost scope that it matches.
+
+    Args:
+        scopes: `all_scopes` of each thing that has a number.
+    """
+    found: dict[str, list[int]] = {}
+    for number, names in scopes.items():
+        match = matching_scope(names, pattern)
+        if match is not None:
+            found.setdefault(match, []).append(number)
+    return found
 
 
 def matching_scope(scopes: Iterable[str], pattern: str) -> str | None:

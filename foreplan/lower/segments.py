@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from foreplan.errors import UsageError
 from foreplan.lower.program import Program
-from foreplan.patterns import close_names, matching_scope, scopes_of
+from foreplan.patterns import TO, all_scopes, by_scope, close_names
 from foreplan.planner import Category
-
-TO = ".."
 
 
 @dataclass(frozen=True)
@@ -93,13 +91,11 @@ def backward_actions(program: Program) -> set[int]:
 def _scopes(program: Program, index: int) -> tuple[str, ...]:
     """Of an operation's name, then of the names of its results; outer ones first."""
     action = program.actions[index]
-    names = dict.fromkeys([action.name, *(program.values[v].name for v in action.writes)])
-    return tuple(scope for name in names for scope in scopes_of(name))
+    return all_scopes([action.name, *(program.values[v].name for v in action.writes)])
 
 
 def _matches(program: Program, scopes: dict[int, tuple[str, ...]], entry: str) -> dict[str, list[int]]:
     """Actions by segment that one entry means."""
-    found: dict[str, list[int]] = {}
     first, to, last = entry.partition(TO)
     if to:
         forward = forward_actions(program)
@@ -109,10 +105,7 @@ def _matches(program: Program, scopes: dict[int, tuple[str, ...]], entry: str) -
             raise UsageError(f"checkpoint {entry!r}: the model has {last.strip()!r} before {first.strip()!r}")
         return {entry: [action for action in scopes if min(ends[0]) <= action <= max(ends[1])]}
     pattern = entry.strip().lstrip("/")
-    for action, names in scopes.items():
-        match = matching_scope(names, pattern)
-        if match is not None:
-            found.setdefault(match, []).append(action)
+    found = by_scope(scopes, pattern)
     if not found:
         raise _unknown(scopes, pattern, entry)
     return found

@@ -30,7 +30,7 @@ def live_bytes(graph: Graph) -> list[int]:
         change[begin] += sizes[root]
         change[last.get(root, begin) + 1] -= sizes[root]
     for at, node in enumerate(graph.nodes):
-        change[at] -= (shared := _in_place(graph, node, at, storage, first, last, sizes))
+        change[at] -= (shared := _in_place(node, at, storage, first, last, sizes))
         change[at + 1] += shared
     live, total = [], 0
     for step in change[:count]:
@@ -59,7 +59,6 @@ def _storage(graph: Graph) -> dict[Value, Value]:
 
 
 def _in_place(
-    graph: Graph,
     node: Node,
     at: int,
     storage: dict[Value, Value],

@@ -7,7 +7,7 @@ than the whole, has no rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from foreplan.graph import Node, Op
@@ -53,9 +53,15 @@ def narrowed(node: Node, box: Slice) -> Narrowed | None:
     return Narrowed(op, cut, [box, *(others[0] if others else [box] * (len(node.outputs) - 1))])
 
 
+def box_of(places: Iterable[tuple[int, int, int]]) -> Slice:
+    """The box of a first index, an extent and a step along each axis."""
+    starts, extents, steps = tuple(zip(*places)) or ((), (), ())
+    return Slice(starts, extents, steps)
+
+
 def whole(shape: Shape) -> Slice:
     """The box that is all of a tensor."""
-    return Slice((0,) * len(shape), shape, (1,) * len(shape))
+    return box_of((0, extent, 1) for extent in shape)
 
 
 def touched(box: Slice, shape: Shape) -> list[int]:
@@ -65,8 +71,7 @@ def touched(box: Slice, shape: Shape) -> list[int]:
 
 def _axes(box: Slice, axes: Sequence[int | None], shape: Shape) -> Slice:
     """The box of a tensor of this shape whose axes are those of another box, or None: whole."""
-    places = [(0, extent, 1) if i is None else _place(box, i) for i, extent in zip(axes, shape)]
-    return Slice(*(tuple(column) for column in zip(*places))) if places else Slice((), (), ())
+    return box_of((0, extent, 1) if i is None else _place(box, i) for i, extent in zip(axes, shape))
 
 
 def _place(box: Slice, axis: int) -> tuple[int, int, int]:
@@ -126,7 +131,7 @@ def _reshape(node: Node, box: Slice) -> _Found:
         if step != 1 and not same:
             return None
         places[at] = first, extent, step
-    cut = Slice(*(tuple(column) for column in zip(*places))) if places else Slice((), (), ())
+    cut = box_of(places)
     # Axes of several touched ones must stay apart: the number of elements tells.
     return (Reshape(box.shape), [cut]) if math.prod(cut.shape) == math.prod(box.shape) else None
 
@@ -211,7 +216,7 @@ def _conv(node: Node, box: Slice) -> _Found:
     if found is None:
         return None
     places, pads = found
-    image = Slice(*(tuple(column) for column in zip(items, read, *places)))
+    image = box_of([items, read, *places])
     rank = len(w.shape)
     weights = _axes(box, [1, *[None] * (rank - 1)], w.shape)
     summands = [box if value.shape == node.outputs[0].shape else _axes(box, [1], value.shape) for value in added]
@@ -260,7 +265,7 @@ def _pool(node: Node, box: Slice) -> _Found:
     if found is None:
         return None
     places, pads = found
-    image = Slice(*(tuple(column) for column in zip(_place(box, 0), _place(box, 1), *places)))
+    image = box_of([_place(box, 0), _place(box, 1), *places])
     return replace(op, pads=pads), [image]
 
 

@@ -20,8 +20,7 @@ def push_slices(graph: Graph) -> Graph:
     attention; and language models that are asked for the last position's logits.
 
     Ensures: the same results, up to the blocks in which products are computed. Only where all readers read the same
-    slice, of at most half of the elements, through element-wise maps, products of rows, normalisations of rows,
-    reshapes, and attention that is neither causal nor masked.
+    slice, of at most half of the elements, and through ops that have a rule in `narrowing`.
     """
     plans: dict[Node, Narrowed] = {}
     for node in reversed(graph.nodes):

@@ -17,12 +17,10 @@ from foreplan.ops.conv.ops import Conv, ConvDataGrad
 from foreplan.ops.join import Concat, concat
 from foreplan.ops.matmul import MatMul
 from foreplan.ops.shape import Slice
-from foreplan.passes.narrowing import Narrowed, narrowed, touched, whole
+from foreplan.passes.narrowing import Narrowed, box_of, narrowed, touched, whole
 from foreplan.passes.rewrite import rewrite
-from foreplan.patterns import close_names, matching_scope, scopes_of
+from foreplan.patterns import TO, all_scopes, by_scope, close_names
 from foreplan.units import format_bytes
-
-TO = ".."
 
 
 @dataclass(frozen=True)
@@ -92,30 +90,24 @@ def split_segments(graph: Graph, entries: Mapping[str, int]) -> Graph:
 
 def _segments(graph: Graph, entry: str) -> dict[str, list[Node]]:
     """The nodes of each scope that an entry means."""
+    scopes = {at: all_scopes([n.name, *(value.name for value in n.outputs)]) for at, n in enumerate(graph.nodes)}
+
+    def named(text: str) -> dict[str, list[int]]:
+        """The places of the nodes that a pattern means, by scope."""
+        pattern = text.strip().lstrip("/")
+        found = by_scope(scopes, pattern)
+        if not found:
+            close = close_names(pattern, [node.name for node in graph.nodes])
+            raise UsageError(f"split {entry!r}: {pattern!r} names no operation of the model; close names are {close}")
+        return found
+
     first, to, last = entry.partition(TO)
     if not to:
-        found: dict[str, list[Node]] = {}
-        for at, scope in _matches(graph, entry, entry):
-            found.setdefault(scope, []).append(graph.nodes[at])
-        return found
-    begin, end = (min(_matches(graph, first, entry))[0], max(_matches(graph, last, entry))[0])
+        return {scope: [graph.nodes[at] for at in places] for scope, places in named(entry).items()}
+    begin, end = min(map(min, named(first).values())), max(map(max, named(last).values()))
     if begin > end:
         raise UsageError(f"split {entry!r}: the model has {last.strip()!r} before {first.strip()!r}")
     return {entry: list(graph.nodes[begin : end + 1])}
-
-
-def _matches(graph: Graph, text: str, entry: str) -> list[tuple[int, str]]:
-    """The places of nodes that a pattern means, with their scopes."""
-    pattern, found = text.strip().lstrip("/"), list[tuple[int, str]]()
-    for at, node in enumerate(graph.nodes):
-        names = dict.fromkeys([node.name, *(value.name for value in node.outputs)])
-        match = matching_scope((scope for name in names for scope in scopes_of(name)), pattern)
-        if match is not None:
-            found.append((at, match))
-    if not found:
-        close = close_names(pattern, [node.name for node in graph.nodes])
-        raise UsageError(f"split {entry!r}: {pattern!r} names no operation of the model; close names are {close}")
-    return found
 
 
 def best_parts(graph: Graph, nodes: Sequence[Node], count: int) -> Parts | None:
@@ -242,10 +234,7 @@ def _ranges(extent: int, count: int) -> list[tuple[int, int]]:
 
 
 def _range_of(value: Value, axis: int, start: int, number: int) -> Slice:
-    full = whole(value.shape)
-    starts, shape = list(full.starts), list(full.shape)
-    starts[axis], shape[axis] = start, number
-    return Slice(tuple(starts), tuple(shape), full.steps)
+    return box_of((start, number, 1) if i == axis else (0, extent, 1) for i, extent in enumerate(value.shape))
 
 
 def _target_ways(node: Node, axis: int, count: int, sums: bool) -> list[Narrowed]:

@@ -67,7 +67,7 @@ def _made(graph: Graph) -> int:
 
 def _between(graph: Graph, first: Node) -> tuple[list[Node], list[Node]]:
     """A convolution with what only channels of its result pass through; and the convolutions that read what comes of
-    that. None: what it makes is read otherwise, too.
+    that; none, where what it makes is read otherwise, too.
     """
     chain, node = [first], first
     while _is_plain(first) and node.outputs[0] not in graph.returned:

@@ -10,8 +10,8 @@ import pytest
 import foreplan as fp
 from foreplan import passes
 from foreplan.compiled import Compiled
-from foreplan.models.chain import CHANNELS
 from foreplan.options import Options
+from tests.foreplan.chains import chain
 from tests.foreplan.shell import answer, foreplan
 
 CHAIN = "conv_chain:size=64"
@@ -139,27 +139,12 @@ def test_commands_split() -> None:
     assert "cannot run in 70 parts" in foreplan("estimate", CHAIN, "--infer", "--split", "conv3=70", code=2).stderr
 
 
-def chain(activation: str) -> fp.Graph:
-    """The chain of convolutions, with something between them."""
-
-    def model(x: fp.Tensor) -> fp.Tensor:
-        for i, channels in enumerate(CHANNELS):
-            x = fp.nn.conv(x, channels, 3, padding=1, name=f"conv{i}")
-            if activation == "batch norm and relu":
-                x = fp.nn.batch_norm(x, name=f"bn{i}")
-            if channels > 1:
-                x = fp.nn.gelu(x) if activation == "gelu" else fp.nn.relu(x)
-        return x
-
-    return fp.trace(model, fp.spec((1, 1, 1024, 1024)), name="chain")
-
-
 # MiB, and percent of predicted time; of whole tensors 1,534, 2,638 and 2,706, and no less than 1,160 of the last two.
 @pytest.mark.parametrize(
-    ("activation", "mebibytes", "percent"), [("relu", 1050, 2), ("gelu", 1160, 3), ("batch norm and relu", 1160, 3)]
+    ("activation", "mebibytes", "percent"), [("ReLU", 1050, 2), ("GELU", 1160, 3), ("batch norm and ReLU", 1160, 3)]
 )
 def test_chains_with_activations(activation: str, mebibytes: int, percent: int) -> None:
-    step = fp.compile(chain(activation), fp.losses.mse, fp.optim.Nesterov(0.1), budget=f"{mebibytes}MiB")
+    step = fp.compile(chain(activation, 1024), fp.losses.mse, fp.optim.Nesterov(0.1), budget=f"{mebibytes}MiB")
     assert step.arena_bytes <= mebibytes << 20
     assert step.estimate()["extra_seconds_ratio"] <= percent / 100
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from foreplan import disk_cache
 from foreplan.graph import Op, TensorType, Window
 from foreplan.runtime.cuda.device import device_named
 from foreplan.runtime.cuda.kernels import linear_cross_entropy, lt
@@ -28,6 +31,19 @@ _gathered: list[Instruction] | None = None  # within `gathering`
 def needs_cudnn() -> pytest.MarkDecorator:
     """Skip where cuDNN is not installed, which is loaded to see that."""
     return pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def asking_anew(cached: Any) -> Any:
+    """A fixture for a module whose tests ask cuDNN anew: no answers on disk, and none in a cached function."""
+
+    @pytest.fixture(autouse=True)
+    def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path / "kept")
+        cached.cache_clear()
+        yield
+        cached.cache_clear()
+
+    return nothing_kept
 
 
 def with_cudnn(test: Callable[..., None]) -> Callable[..., None]:

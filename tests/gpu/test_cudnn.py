@@ -8,7 +8,6 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 
 import foreplan as fp
-from foreplan import disk_cache
 from foreplan.errors import TargetError
 from foreplan.graph import Op, TensorType, Window
 from foreplan.graph.layouts import channels_last
@@ -26,7 +24,7 @@ from foreplan.runtime.cuda.device import device_named, devices
 from foreplan.runtime.cuda.libraries import cudnn, cudnn_conv_plans
 from foreplan.runtime.cuda.libraries.cudnn import CudnnPlan, library, missing, workspace_of
 from foreplan.runtime.cuda.libraries.cudnn_conv_plans import convolution_plans
-from tests.gpu.check import with_cudnn
+from tests.gpu.check import asking_anew, with_cudnn
 
 MIB = 1 << 20
 CAPS = (None, 64 * MIB, 0)
@@ -34,13 +32,7 @@ H100 = device_named("h100")
 SAME = ((1, 1), ((1, 1), (1, 1)), (1, 1))  # strides, pads and dilations of 3 x 3 taps that keep the extent
 
 
-@pytest.fixture(autouse=True)
-def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test asks cuDNN anew."""
-    monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path / "kept")
-    cudnn_conv_plans._answers.cache_clear()
-    yield
-    cudnn_conv_plans._answers.cache_clear()
+nothing_kept = asking_anew(cudnn_conv_plans._answers)
 
 
 def plans(op: Op, *types: str, lie: Any = channels_last, device: Any = H100, **options: Any) -> tuple[CudnnPlan, ...]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import foreplan as fp
-from foreplan import disk_cache
 from foreplan.eager import Eager, Variant, Workspaces, as_pytorch
 from foreplan.errors import TargetError
 from foreplan.graph import Op, TensorType, Window
@@ -22,7 +20,7 @@ from foreplan.runtime.cuda.libraries.cudnn import library
 from foreplan.runtime.cuda.workspaces import asked, winograd_bytes
 from tests.eager.card import MIB, of_card, steps
 from tests.foreplan.shell import answer, foreplan
-from tests.gpu.check import with_cudnn
+from tests.gpu.check import asking_anew, with_cudnn
 from tests.test_outputs import MADE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "beside-pytorch.md"
@@ -30,13 +28,7 @@ SAME = ((1, 1), ((1, 1), (1, 1)), (1, 1))  # strides, pads and dilations of 3 x 
 CHAIN = ("estimate", "conv_chain", "--loss", "mean", "--target")
 
 
-@pytest.fixture(autouse=True)
-def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test asks cuDNN anew."""
-    monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path / "kept")
-    workspaces._told.cache_clear()
-    yield
-    workspaces._told.cache_clear()
+nothing_kept = asking_anew(workspaces._told)
 
 
 def on_h100(name: str, loss: str) -> Eager:
@@ -159,7 +151,10 @@ def test_the_outputs_on_the_page() -> None:
     assert len(blocks) == 2
     for block in blocks:
         command, _, rest = block.partition("```")[0].partition("\n")
-        printed = foreplan(*command.removeprefix("$ foreplan ").split()).stdout
+        arguments = command.removeprefix("$ foreplan ").split()
+        printed = foreplan(*arguments).stdout
+        if MADE["ONCE"] in printed:  # the first in this process had to compile the planner, and says so
+            printed = foreplan(*arguments).stdout
         if f"cuDNN {library().version}" not in rest:
             pytest.skip(f"the page is of another version than {library().version}")
         assert MADE["masked"](rest) == MADE["masked"](printed)

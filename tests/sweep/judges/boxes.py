@@ -10,7 +10,7 @@ import numpy as np
 from foreplan.graph import Builder
 from foreplan.graph.op import registered_ops
 from foreplan.ops.shape import Slice, slices
-from foreplan.passes.narrowing import RULES, narrowed, touched
+from foreplan.passes.narrowing import RULES, box_of, narrowed, touched
 from tests.ops.check import type_of
 from tests.sweep.bounds import complaint, expectation, widened
 from tests.sweep.case import Case
@@ -56,7 +56,7 @@ def drawn_box(rng: Random, shape: tuple[int, ...]) -> Slice:
         start, step = rng.randrange(extent) if extent else 0, rng.choice((1, 1, 1, 2))
         most = -(-(extent - start) // step)
         places[axis] = start, rng.randint(1, most) if most else 0, step
-    return Slice(*(tuple(column) for column in zip(*places))) if places else Slice((), (), ())
+    return box_of(places)
 
 
 def _of(box: Slice) -> tuple[slice, ...]:
